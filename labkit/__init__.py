@@ -1,0 +1,45 @@
+"""Five techniques for training neural networks with MindSpore, as importable step cells.
+
+``labkit.start`` comes first in every program. The names below are loaded when first used, so that
+``start`` can still set what MindSpore reads at its own import.
+"""
+
+import importlib
+from importlib import metadata
+
+_NAMES = {
+    "labkit.accumulation": ("AccumulatedStep",),
+    "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
+    "labkit.compat": (
+        "GradientAccumulation",
+        "TrainClear",
+        "TrainForwardBackward",
+        "TrainOptim",
+        "_clear_grad_sum",
+        "_clear_op",
+        "_cumulative_grad",
+        "_sum_op",
+    ),
+    "labkit.errors": ("InputError",),
+    "labkit.gradients": ("DynamicLossScale",),
+    "labkit.losses": ("LossNet", "TokenLossNet"),
+    "labkit.nets.lenet": ("LeNet5",),
+    "labkit.presets": ("choose",),
+    "labkit.run": ("Run",),
+    "labkit.runtime": ("start",),
+    "labkit.training": ("EndOfEpoch", "evaluate", "fit"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__version__ = metadata.version("labkit")
+__all__ = sorted(name for name in _HOME if not name.startswith("_"))
+
+
+def __getattr__(name):
+    if name not in _HOME:
+        raise AttributeError(f"module 'labkit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__():
+    return [*__all__, "__version__"]

@@ -1,0 +1,178 @@
+r"""Gradient accumulation: one update from k micro-batches, equal to one from the whole batch.
+
+    G <- G + w_i grad L_i(w),  W <- W + w_i       for i = 1 .. k, w unchanged
+    w <- update(w, G / W),  G <- 0,  W <- 0
+
+With w_i the number of samples in micro-batch i, G / W is the gradient of the mean loss over all
+samples of the group, whatever the micro-batches' sizes. It is not so where a layer mixes samples
+(BatchNorm).
+
+Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. Departures:
+- the mean over samples, not the sum of the micro-batches' means (``reduction="sum"`` gives that:
+  k times the gradient, which is k times the learning rate);
+- the last, partly filled group of an epoch is applied with its real weight (``tail="flush"``), not
+  carried into the next epoch's first update (``tail="carry"``);
+- the loss of an update is the mean over its micro-batches (``last_update.loss``), not the last one's;
+- one buffer, not two: it is cleared by writing zeros, not by copying a second buffer of zeros;
+- a micro-batch that is not finite is left out of the group, or drops it.
+"""
+
+import warnings
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, nn, ops
+from mindspore.common.initializer import initializer
+
+from labkit.algorithms.plain import PlainUpdate
+from labkit.errors import InputError, refuse_unknown
+from labkit.gradients import state
+from labkit.step import Step, trainable_batch_norms
+
+TAILS = ("flush", "drop", "carry")
+
+
+class AccumulatedStep(Step):
+    """One update per ``micro_steps`` micro-batches. ``options`` are those of ``GradientStage``.
+
+    loss_net     see ``GradientStage``; called once per micro-batch
+    optimizer    any ``nn.Optimizer``; called once per update, so its schedules count updates
+    micro_steps  micro-batches per update: an integer >= 1, or a function of the number of updates
+                 applied so far that returns one
+    update       update stage; the optimizer alone by default
+    tail         what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its
+                 real weight, ``drop`` forgets it, ``carry`` leaves it for the next epoch
+    nonfinite    ``drop_micro`` leaves a non-finite micro-batch out of its group; ``drop_group``
+                 forgets the whole group; ``propagate`` checks nothing. ``dropped`` counts the
+                 micro-batches, parameters and running statistics stay as they were
+
+    >>> step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps=4)
+    >>> for images, labels in micro_batches:
+    ...     loss = step(images, labels)
+    >>> step.end_epoch()
+
+    Raises ``InputError`` for values that are none of these, and warns once where the network holds
+    a trainable BatchNorm.
+    """
+
+    def __init__(
+        self,
+        loss_net,
+        optimizer,
+        micro_steps,
+        *,
+        update=None,
+        tail="flush",
+        nonfinite="drop_micro",
+        **options,
+    ):
+        refuse_unknown("tail", tail, TAILS)
+        self.schedule = micro_steps if callable(micro_steps) else None
+        first = check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
+        super().__init__(
+            loss_net, optimizer, update or PlainUpdate(optimizer), nonfinite=nonfinite, **options
+        )
+        self.tail = tail
+        self.drops_group = nonfinite == "drop_group"
+        # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far.
+        # micro_step: micro-batches seen in the group, dropped ones too; 0 .. group_size - 1.
+        # spoiled: non-finite micro-batches in the group. All are 0 right after an update.
+        self.gradient_sum = ParameterTuple(_buffer(p) for p in optimizer.parameters)
+        self.loss_sum = state("loss_sum", 0.0)
+        self.weight_sum = state("weight_sum", 0.0)
+        self.images = state("images", 0)
+        self.micro_step = state("micro_step", 0)
+        self.spoiled = state("spoiled", 0)
+        self.group_size = state("group_size", first)
+        self._flush = _Flush(self)
+        if (self.schedule or first > 1) and trainable_batch_norms(loss_net):
+            warnings.warn(
+                "the network holds a trainable BatchNorm: it normalises each micro-batch by its "
+                "own statistics and updates its running statistics once per micro-batch, so "
+                "accumulated gradients are not those of the whole batch (GroupNorm has no such "
+                "coupling)",
+                stacklevel=2,
+            )
+
+    def construct(self, *batch):
+        loss, weight, gradients, finite = self.contribution(*batch)
+        if finite:
+            self.map(ops.assign_add, self.gradient_sum, gradients)
+            ops.assign_add(self.loss_sum, loss * weight)
+            ops.assign_add(self.weight_sum, weight)
+            ops.assign_add(self.images, batch[0].shape[0])
+        else:
+            ops.assign_add(self.spoiled, 1)
+        ops.assign_add(self.micro_step, 1)
+        done = False
+        if self.micro_step >= self.group_size:
+            done = self.close_group()
+        return ops.depend(loss, done)
+
+    def close_group(self):
+        """Apply what the group has gathered, if anything, and clear it."""
+        weight = self.gradient.over_ranks(self.weight_sum)
+        if self.drops_group:
+            weight = ops.select(self.gradient.over_ranks(self.spoiled) > 0, 0.0 * weight, weight)
+        done = False
+        if weight > 0:
+            done = self.apply(self.gradient_sum, self.loss_sum, weight, self.images)
+        return ops.depend(self.clear(), done)
+
+    def clear(self):
+        """Forget the group's sums."""
+        self.map(_set_to_zero, self.gradient_sum)
+        ops.assign(self.loss_sum, 0.0)
+        ops.assign(self.weight_sum, 0.0)
+        ops.assign(self.images, 0)
+        ops.assign(self.micro_step, 0)
+        ops.assign(self.spoiled, 0)
+        return True
+
+    def __call__(self, *batch):
+        loss = super().__call__(*batch)
+        self._follow_schedule()
+        return loss
+
+    def end_epoch(self) -> None:
+        """Apply, drop or carry a partly filled group, as ``tail`` says."""
+        if self.tail != "carry" and int(self.micro_step.asnumpy()) > 0:
+            if self.tail == "drop":
+                self.weight_sum.set_data(ms.Tensor(0.0, ms.float32))
+            self._flush()
+            self._follow_schedule()
+
+    def _follow_schedule(self):
+        """Set the size of the group that starts now; runs between compiled graphs."""
+        if self.schedule is not None and int(self.micro_step.asnumpy()) == 0:
+            size = check_micro_steps(self.schedule(int(self.updates.asnumpy())))
+            self.group_size.set_data(ms.Tensor(size, ms.int32))
+
+
+class _Flush(nn.Cell):
+    """The second compiled graph of an ``AccumulatedStep``: close the group without a batch."""
+
+    def __init__(self, step):
+        super().__init__(auto_prefix=False)
+        self.close_group = step.close_group
+
+    def construct(self):
+        return self.close_group()
+
+
+def check_micro_steps(value) -> int:
+    """Return ``value`` if it is an integer >= 1, else raise ``InputError``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputError(
+            f"micro_steps is {value!r}; expected an integer >= 1, or a function of the number of "
+            "updates that returns one"
+        )
+    return value
+
+
+def _buffer(parameter):
+    zeros = initializer("zeros", parameter.shape, ms.float32)
+    return Parameter(zeros, name=f"grad_sum.{parameter.name}", requires_grad=False)
+
+
+def _set_to_zero(buffer):
+    return ops.assign(buffer, ops.zeros_like(buffer))

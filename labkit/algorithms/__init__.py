@@ -1,0 +1,1 @@
+"""Update stages: one technique, one file."""

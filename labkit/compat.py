@@ -1,0 +1,190 @@
+"""The names of MindSpore's gradient accumulation tutorial (r1.0), on the cells of ``labkit``.
+
+Right by default: gradients are averaged over samples and an epoch's tail is flushed. The
+tutorial's exact behaviour, k times the gradient and the tail carried into the next epoch, comes
+with ``reduction="sum", tail="carry"``.
+"""
+
+import warnings
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import Callback, Model
+
+from labkit import checkpoint
+from labkit.accumulation import TAILS, AccumulatedStep, check_micro_steps
+from labkit.errors import InputError, refuse_unknown
+from labkit.gradients import REDUCTION, GradientStage
+from labkit.losses import LossNet
+from labkit.training import EndOfEpoch
+
+_sum_op = ops.MultitypeFuncGraph("grad_sum_op")
+_clear_op = ops.MultitypeFuncGraph("clear_op")
+
+
+@_sum_op.register("Tensor", "Tensor")
+def _cumulative_grad(grad_sum, grad):
+    """Add a gradient to its sum."""
+    return ops.assign_add(grad_sum, grad)
+
+
+@_clear_op.register("Tensor", "Tensor")
+def _clear_grad_sum(grad_sum, zero):
+    """Set a sum to zero."""
+    return ops.depend(True, ops.assign(grad_sum, zero))
+
+
+class TrainForwardBackward(nn.Cell):
+    """Add one micro-batch's gradients to ``grad_sum`` and return its loss.
+
+    network    loss_net: batch -> mean loss
+    optimizer  whose parameters ``grad_sum`` holds the sums for
+    grad_sum   ParameterTuple, as ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``
+    sens       loss scale; unscaled once with ``mean``, left in with ``sum`` as in the tutorial
+    """
+
+    def __init__(self, network, optimizer, grad_sum, sens=1.0, *, reduction="mean"):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.network.set_grad()
+        self.network.add_flags(defer_inline=True)
+        self.optimizer = optimizer
+        self.grad_sum = grad_sum
+        self.gradient = GradientStage(
+            network,
+            optimizer.parameters,
+            reduction=reduction,
+            loss_scale=sens,
+            nonfinite="propagate",
+        )
+        self.left_in = sens if reduction == "sum" else 1.0
+        self.weight_sum = _weight_beside(grad_sum)
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self, *inputs):
+        loss, weight, gradients, _ = self.gradient.contribution(*inputs)
+        if self.left_in != 1.0:
+            gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
+        ops.assign_add(self.weight_sum, weight)
+        return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, gradients))
+
+
+class TrainOptim(nn.Cell):
+    """Update from ``grad_sum``: its mean over samples, or the plain sum."""
+
+    def __init__(self, optimizer, grad_sum, *, reduction="mean"):
+        super().__init__(auto_prefix=False)
+        refuse_unknown("reduction", reduction, REDUCTION)
+        self.optimizer = optimizer
+        self.grad_sum = grad_sum
+        self.mean = reduction == "mean"
+        self.weight_sum = _weight_beside(grad_sum)
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self):
+        if not self.mean:
+            return self.optimizer(self.grad_sum)
+        return self.optimizer(
+            self.hyper_map(ops.partial(ops.mul, 1.0 / self.weight_sum), self.grad_sum)
+        )
+
+
+class TrainClear(nn.Cell):
+    """Set ``grad_sum`` to ``zeros``, a ParameterTuple of the same shapes."""
+
+    def __init__(self, grad_sum, zeros):
+        super().__init__(auto_prefix=False)
+        self.grad_sum = grad_sum
+        self.zeros = zeros
+        self.weight_sum = _weight_beside(grad_sum)
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self):
+        ops.assign(self.weight_sum, 0.0)
+        return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
+
+
+class GradientAccumulation:
+    """The tutorial's training executor, on ``AccumulatedStep``.
+
+    network    images -> logits; loss_fn  (logits, labels) -> mean loss; optimizer  nn.Optimizer
+    reduction  ``mean``, or ``sum`` as in the tutorial
+    tail       ``flush``, ``drop``, or ``carry`` as in the tutorial
+    """
+
+    def __init__(self, network, loss_fn, optimizer, *, reduction="mean", tail="flush"):
+        refuse_unknown("reduction", reduction, REDUCTION)
+        refuse_unknown("tail", tail, TAILS)
+        self._loss_net = LossNet(network, loss_fn)
+        self._optimizer = optimizer
+        self._reduction, self._tail = reduction, tail
+        self._step = None
+        if (reduction, tail) == ("mean", "flush"):
+            warnings.warn(
+                "unlike the tutorial's GradientAccumulation, this one averages gradients over "
+                "samples (the tutorial sums: mini_steps times the learning rate), flushes an "
+                "epoch's last micro-batches and prints the mean loss of each update; for the "
+                "tutorial's exact behaviour give reduction='sum', tail='carry'",
+                stacklevel=2,
+            )
+
+    def train_process(self, epoch, train_dataset, mini_steps=None, *, path="gradient_accumulation.ckpt"):
+        """Train ``epoch`` epochs, print one line per update, write the checkpoint ``path``.
+
+        mini_steps  micro-batches per update, an integer >= 1
+        """
+        check_micro_steps(mini_steps)
+        if self._step is None:
+            self._step = AccumulatedStep(
+                self._loss_net,
+                self._optimizer,
+                mini_steps,
+                reduction=self._reduction,
+                tail=self._tail,
+                nonfinite="propagate",
+            )
+        self._step.group_size.set_data(Tensor(mini_steps, ms.int32))
+        last_loss_only = self._reduction == "sum"
+        callbacks = [EndOfEpoch(self._step), _PrintUpdates(self._step, last_loss_only)]
+        Model(self._step).train(epoch, train_dataset, callbacks, dataset_sink_mode=False)
+        checkpoint.write(self._step, path)
+
+
+class _PrintUpdates(Callback):
+    """Print ``epoch: 1 step: 1 loss is  2.302572``, the tutorial's line, for each update."""
+
+    def __init__(self, step, last_loss_only):
+        super().__init__()
+        self._step, self._last_loss_only = step, last_loss_only
+        self._updates = step.last_update.number
+        self._in_epoch = 0
+
+    def on_train_epoch_begin(self, run_context):
+        self._in_epoch = 0
+
+    def on_train_step_end(self, run_context):
+        arguments = run_context.original_args()
+        self._print(arguments.cur_epoch_num, arguments.net_outputs)
+
+    def on_train_epoch_end(self, run_context):
+        self.on_train_step_end(run_context)
+
+    def _print(self, epoch, micro_batch_loss):
+        last = self._step.last_update
+        if last.number == self._updates:
+            return
+        self._updates = last.number
+        self._in_epoch += 1
+        loss = micro_batch_loss if self._last_loss_only else last.loss
+        print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
+
+
+def _weight_beside(grad_sum):
+    """Return the sum of weights that belongs to ``grad_sum``: one for all cells that share it."""
+    if not len(grad_sum):
+        raise InputError("grad_sum is empty; expected one Parameter per trainable parameter")
+    first = grad_sum[0]
+    if not hasattr(first, "labkit_weight_sum"):
+        name = f"{first.name}.weight_sum"
+        first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
+    return first.labkit_weight_sum

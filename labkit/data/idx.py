@@ -1,0 +1,197 @@
+"""IDX files, the format of MNIST and Fashion-MNIST: read strictly, checked cheaply, written whole.
+
+An IDX file is a header of big-endian 32-bit numbers, then unsigned bytes and nothing else:
+`2051, count, rows, columns` for images, `2049, count` for labels. Files may be gzipped (`.gz`).
+Source of the format: the MNIST pages of Y. LeCun, C. Cortes and C. Burges.
+
+Every fault raises ``InputError`` with the file, what came and what was expected. NumPy only.
+"""
+
+import gzip
+import math
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from labkit.errors import InputError
+
+# The low byte of the magic number is the number of dimensions, 0x08 stands for unsigned bytes.
+IMAGES_MAGIC = 2051
+LABELS_MAGIC = 2049
+CLASSES = 10
+# A gzip file of 1 MB can unpack to 1 GB: refuse a header that promises more than real sets hold.
+MAX_BYTES = 1 << 30
+
+_DIMENSIONS = {IMAGES_MAGIC: 3, LABELS_MAGIC: 1}
+_CONTENT = {IMAGES_MAGIC: "images", LABELS_MAGIC: "labels"}
+_GZIP_FAULTS = (EOFError, gzip.BadGzipFile, zlib.error)
+
+
+def read_images(path: str | os.PathLike) -> np.ndarray:
+    """Return the images of an IDX file: uint8, (count, rows, columns)."""
+    return _read(Path(path), IMAGES_MAGIC)
+
+
+def read_labels(path: str | os.PathLike, classes: int = CLASSES) -> np.ndarray:
+    """Return the labels of an IDX file: uint8, (count,), each below ``classes``."""
+    labels = _read(Path(path), LABELS_MAGIC)
+    wrong = np.flatnonzero(labels >= classes)
+    if wrong.size:
+        raise InputError(
+            f"{path}: label {labels[wrong[0]]} at position {wrong[0]} "
+            f"({wrong.size} such labels); expected 0 to {classes - 1}"
+        )
+    return labels
+
+
+def read_pair(
+    images_path: str | os.PathLike, labels_path: str | os.PathLike, classes: int = CLASSES
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return images, uint8 (count, rows, columns), and labels, uint8 (count,), of one set."""
+    images, labels = read_images(images_path), read_labels(labels_path, classes)
+    _same_length(images_path, len(images), labels_path, len(labels))
+    return images, labels
+
+
+def check_pair(
+    images_path: str | os.PathLike, labels_path: str | os.PathLike, classes: int = CLASSES
+) -> tuple[int, int, int]:
+    """Check two IDX files that belong together; return the images' (count, rows, columns).
+
+    Everything `read_pair` checks is checked here too. The pixels of a plain file are not read,
+    its size tells: 0.1 ms instead of 30 ms for the 60 000 images of MNIST.
+    """
+    images_path = Path(images_path)
+    if _is_gzip(images_path):
+        shape = read_images(images_path).shape
+    else:
+        shape = _checked_shape(images_path, IMAGES_MAGIC)
+    _same_length(images_path, shape[0], labels_path, len(read_labels(labels_path, classes)))
+    return shape
+
+
+def write_idx(path: str | os.PathLike, array: np.ndarray) -> Path:
+    """Write uint8 images (count, rows, columns) or labels (count,) as an IDX file; return its path.
+
+    A name ending in `.gz` is gzipped, without name and time, so equal arrays give equal files. The
+    file appears under its name whole or not at all.
+    """
+    path, array = Path(path), np.ascontiguousarray(array)
+    magics = {count: magic for magic, count in _DIMENSIONS.items()}
+    if array.dtype != np.uint8 or array.ndim not in magics or not array.size:
+        raise InputError(
+            f"{path}: got {array.dtype} of shape {array.shape}; expected uint8 images "
+            "(count, rows, columns) or labels (count,)"
+        )
+    header = np.array([magics[array.ndim], *array.shape], dtype=">u4").tobytes()
+    content = header + array.tobytes()
+    if _is_gzip(path):
+        content = gzip.compress(content, mtime=0)
+    _write_whole(path, content)
+    return path
+
+
+def _read(path: Path, magic: int) -> np.ndarray:
+    try:
+        with _open(path) as file:
+            if not _is_gzip(path):
+                _checked_size(file, path, magic)
+                file.seek(0)
+            shape = _header(file, path, magic)
+            wanted = math.prod(shape)
+            # One byte more than promised shows bytes too many without reading all of them.
+            content = file.read(wanted + 1)
+    except _GZIP_FAULTS as error:
+        raise InputError(f"{path}: the gzip file is cut short or damaged ({error})") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if len(content) != wanted:
+        came = f"more than {wanted}" if len(content) > wanted else f"only {len(content)}"
+        raise _wrong_size(path, magic, shape, f"{came} bytes follow the header")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
+
+
+def _checked_shape(path: Path, magic: int) -> tuple[int, ...]:
+    try:
+        with _open(path) as file:
+            return _checked_size(file, path, magic)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _checked_size(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
+    shape = _header(file, path, magic)
+    came = os.fstat(file.fileno()).st_size - file.tell()
+    if came != math.prod(shape):
+        raise _wrong_size(path, magic, shape, f"{came} bytes follow the header")
+    return shape
+
+
+def _header(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
+    size = 4 * (1 + _DIMENSIONS[magic])
+    raw = file.read(size)
+    if len(raw) >= 4 and int.from_bytes(raw[:4], "big") != magic:
+        came = int.from_bytes(raw[:4], "big")
+        hint = f" (a file of {_CONTENT[came]})" if came in _CONTENT else ""
+        if raw[:2] == b"\x1f\x8b":
+            hint = " (a gzip file; its name should end in .gz)"
+        raise InputError(
+            f"{path}: magic number {came}{hint}; expected {magic} for IDX {_CONTENT[magic]}"
+        )
+    if len(raw) < size:
+        raise InputError(f"{path}: {len(raw)} bytes in all; expected a header of {size} bytes")
+    shape = tuple(int(number) for number in np.frombuffer(raw, dtype=">u4")[1:])
+    if not 0 < math.prod(shape) <= MAX_BYTES:
+        raise InputError(
+            f"{path}: the header says {' x '.join(map(str, shape))} bytes; "
+            f"expected at least 1 and at most {MAX_BYTES}"
+        )
+    return shape
+
+
+def _wrong_size(path: Path, magic: int, shape: tuple[int, ...], came: str) -> InputError:
+    return InputError(
+        f"{path}: {came}; expected {math.prod(shape)}, "
+        f"because the header says {shape[0]} {_CONTENT[magic]}"
+        + (f" of {shape[1]} x {shape[2]}" if len(shape) == 3 else "")
+    )
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be read ({error.strerror or error}); expected an IDX file")
+
+
+def _same_length(images_path, images: int, labels_path, labels: int) -> None:
+    if images != labels:
+        raise InputError(
+            f"{images_path} has {images} images and {labels_path} has {labels} labels; "
+            "expected one label for each image"
+        )
+
+
+def _is_gzip(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+def _open(path: Path) -> BinaryIO:
+    return gzip.open(path, "rb") if _is_gzip(path) else open(path, "rb")
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        # mkstemp gives 0600: a data set on a shared disk is there to be read.
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)

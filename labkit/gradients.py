@@ -1,0 +1,235 @@
+r"""The gradient stage of a step: from micro-batches to one averaged gradient.
+
+For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all ranks,
+
+    g = sum_i w_i grad L_i / sum_i w_i          (``normalise`` says what w_i is)
+    g <- g * min(1, clip_norm / |g|)            (once per update, after averaging)
+
+The order is fixed: scale the loss, differentiate, check for non-finite values, unscale (exactly
+once, into float32), accumulate, sum over ranks, divide, clip.
+"""
+
+import math
+from dataclasses import dataclass
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore.communication import GlobalComm, get_group_size
+
+from labkit.errors import InputError, refuse_unknown
+
+NORMALISE = ("samples", "tokens", "steps")
+REDUCTION = ("mean", "sum")
+PRECISION = ("O0", "O2")
+NONFINITE = ("drop_micro", "drop_group", "propagate")
+
+
+@dataclass(frozen=True)
+class DynamicLossScale:
+    """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
+
+    initial   scale at the start, >= 1
+    factor    divides the scale on a non-finite micro-batch, multiplies it after ``interval``
+              finite ones in a row, > 1
+    interval  >= 1
+    """
+
+    initial: float = 2.0**16
+    factor: float = 2.0
+    interval: int = 2000
+
+    def __post_init__(self):
+        if not (self.initial >= 1 and self.factor > 1 and self.interval >= 1):
+            raise InputError(f"{self} came; expected initial >= 1, factor > 1, interval >= 1")
+
+
+class GradientStage(nn.Cell):
+    """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
+
+    loss_net    Cell: batch -> scalar mean loss; for ``normalise="tokens"`` -> (loss sum, count)
+    parameters  what to differentiate by, in this order
+    normalise   w_i is the number of ``samples`` (rows of the batch's first tensor), of ``tokens``,
+                or 1 (``steps``: the mean of the micro-batches' means)
+    reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
+    precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
+                the loss and everything after the gradients stay float32
+    loss_scale  number > 0, or ``DynamicLossScale``
+    nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
+    clip_norm   largest global norm of the averaged gradient, or None
+    weighted    False only where one micro-batch on one rank is the whole update
+
+    Raises ``InputError`` for values that are none of these.
+    """
+
+    def __init__(
+        self,
+        loss_net,
+        parameters,
+        *,
+        normalise="samples",
+        reduction="mean",
+        precision="O0",
+        loss_scale=1.0,
+        nonfinite="drop_micro",
+        clip_norm=None,
+        weighted=True,
+    ):
+        super().__init__(auto_prefix=False)
+        refuse_unknown("normalise", normalise, NORMALISE)
+        refuse_unknown("reduction", reduction, REDUCTION)
+        refuse_unknown("precision", precision, PRECISION)
+        refuse_unknown("nonfinite", nonfinite, NONFINITE)
+        if reduction == "sum" and normalise == "tokens":
+            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
+        self.ranks = get_group_size() if GlobalComm.INITED else 1
+        self.all_reduce = ops.AllReduce() if self.ranks > 1 else None
+        self.normalise = normalise
+        self.mean = reduction == "mean"
+        self.weighted = weighted or self.ranks > 1
+        self.checked = nonfinite != "propagate"
+        self.clip_norm = None if clip_norm is None else _positive("clip_norm", clip_norm)
+        self._set_loss_scale(loss_scale)
+        if precision == "O2":
+            _use_float16(loss_net)
+        self.loss_net = loss_net
+        self.loss_net.set_grad()
+        self.value_and_grad = ops.value_and_grad(self._objective, None, parameters, has_aux=True)
+        self.map = ops.HyperMap()
+
+    def _set_loss_scale(self, loss_scale):
+        self.dynamic = isinstance(loss_scale, DynamicLossScale)
+        if self.dynamic and not self.checked:
+            raise InputError(
+                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
+            )
+        initial = loss_scale.initial if self.dynamic else _positive("loss_scale", loss_scale)
+        self.scaled = self.dynamic or initial != 1
+        if self.scaled:
+            self.loss_scale = state("loss_scale", initial)
+        if self.dynamic:
+            self.growth = loss_scale.factor
+            self.interval = loss_scale.interval
+            # finite_run: finite micro-batches since the scale last changed.
+            self.finite_run = state("finite_run", 0)
+
+    def _objective(self, *batch):
+        """Return (what is differentiated, mean loss, weight w_i)."""
+        loss = self.loss_net(*batch)
+        weight = ops.cast(1.0, ms.float32)
+        if self.normalise == "tokens":
+            if not isinstance(loss, tuple):
+                raise TypeError(
+                    "normalise='tokens' needs a loss_net that returns the pair (loss sum, token "
+                    "count); it returned one tensor"
+                )
+            weight = ops.cast(loss[1], ms.float32)
+            loss = loss[0] / ops.maximum(weight, 1.0)
+        elif isinstance(loss, tuple):
+            raise TypeError(
+                "loss_net returned a tuple; expected one scalar mean loss (a pair of loss sum and "
+                "token count goes with normalise='tokens')"
+            )
+        if self.normalise == "samples" and self.mean:
+            weight = ops.cast(batch[0].shape[0], ms.float32)
+        loss = ops.cast(loss, ms.float32)
+        if self.scaled:
+            # The weight waits for float32: times 32 it would cost float16 five of its 30 binades.
+            return loss * self.loss_scale, loss, weight
+        if self.weighted:
+            return loss * weight, loss, weight
+        return loss, loss, weight
+
+    def contribution(self, *batch):
+        """Return (L_i, w_i, gradients, finite) of one micro-batch.
+
+        The gradients are w_i grad L_i, unscaled, float32, shaped as the parameters (grad L_i where
+        not ``weighted``). ``finite`` covers loss and gradients; True where unchecked.
+        """
+        (_, loss, weight), gradients = self.value_and_grad(*batch)
+        finite = True
+        if self.checked:
+            finite = amp.all_finite(gradients + (loss,))
+        if self.scaled:
+            factor = 1.0 / self.loss_scale
+            if self.weighted:
+                factor = weight * factor
+            gradients = self.map(ops.partial(_times, factor), gradients)
+        else:
+            gradients = self.map(_float32, gradients)
+        return loss, weight, gradients, finite
+
+    def adjust_loss_scale(self, finite):
+        """Let a dynamic loss scale shrink or grow after a micro-batch."""
+        if self.dynamic:
+            if finite:
+                run = ops.assign_add(self.finite_run, 1)
+                if run >= self.interval:
+                    ops.assign(self.loss_scale, self.loss_scale * self.growth)
+                    ops.assign(self.finite_run, 0)
+            else:
+                ops.assign(self.loss_scale, ops.maximum(self.loss_scale / self.growth, 1.0))
+                ops.assign(self.finite_run, 0)
+        return True
+
+    def over_ranks(self, value):
+        """Return the sum of a tensor over all ranks."""
+        if self.all_reduce is None:
+            return value
+        return self.all_reduce(value)
+
+    def finish(self, total, weight):
+        """Return (mean gradients, clipped; their global norm before clipping), float32.
+
+        total   sum of w_i grad L_i over this rank's micro-batches
+        weight  sum of w_i over micro-batches and ranks, > 0
+        """
+        if self.all_reduce is not None:
+            total = self.map(self.all_reduce, total)
+        scale = 1.0 / weight
+        if not self.mean:
+            scale = ops.cast(1.0 / self.ranks, ms.float32)
+        norm = ops.sqrt(ops.addn(self.map(_squared_norm, total)))
+        if self.weighted:
+            norm = norm * scale
+        else:
+            scale = ops.cast(1.0, ms.float32)
+        if self.clip_norm is not None:
+            scale = scale * (self.clip_norm / ops.maximum(norm, self.clip_norm))
+        elif not self.weighted:
+            return total, norm
+        return self.map(ops.partial(_times, scale), total), norm
+
+
+def _float32(gradient):
+    return ops.cast(gradient, ms.float32)
+
+
+def _times(factor, gradient):
+    return ops.cast(gradient, ms.float32) * factor
+
+
+def _squared_norm(gradient):
+    # Not ops.L2Loss: its CPU kernel sums in one float32 and is 0.6 % off at 5 million elements.
+    return ops.reduce_sum(ops.square(gradient))
+
+
+def state(name, value):
+    """Return a named scalar Parameter of a step's state: int32 for an int, float32 for a float."""
+    dtype = ms.int32 if isinstance(value, int) else ms.float32
+    return Parameter(Tensor(value, dtype), name=f"step.{name}", requires_grad=False)
+
+
+def _positive(name, value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise InputError(f"{name} is {value!r}; expected a finite number > 0")
+    if math.isinf(value):
+        raise InputError(f"{name} is {value!r}; expected a finite number > 0")
+    return float(value)
+
+
+def _use_float16(loss_net):
+    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone."""
+    for name, cell in loss_net.name_cells().items():
+        if not isinstance(cell, nn.LossBase) and cell._amp_level in ("", "O0"):
+            # Through _cells, as amp itself does: setattr would prefix the parameters' names.
+            loss_net._cells[name] = amp.auto_mixed_precision(cell, "O2")

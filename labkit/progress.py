@@ -1,0 +1,60 @@
+"""One progress display: a bar where a person watches, a plain line every few seconds elsewhere."""
+
+import os
+import sys
+import time
+
+_SECONDS_BETWEEN_LINES = 5.0
+
+
+def is_headless() -> bool:
+    """Return whether progress goes to a log: under ``labkit run``, or without notebook or terminal."""
+    if os.environ.get("LABKIT_HEADLESS"):
+        return True
+    return "ipykernel" not in sys.modules and not sys.stderr.isatty()
+
+
+class Progress:
+    """Progress through ``total`` steps; a context manager.
+
+    name      what is under way
+    done      steps done before this process (a resumed run)
+    headless  plain lines on standard output; by default as ``is_headless`` says
+    """
+
+    def __init__(self, name, total, done=0, headless=None):
+        self.name, self.total, self.done = name, total, done
+        self._bar = None
+        if not (is_headless() if headless is None else headless):
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=total, initial=done, desc=name)
+        self._start = self._last = time.monotonic()
+
+    def advance(self, text="", steps=1) -> None:
+        """Count ``steps`` more; ``text`` is shown behind the count (a function: made when shown)."""
+        self.done += steps
+        now = time.monotonic()
+        due = now - self._last >= (0.5 if self._bar is not None else _SECONDS_BETWEEN_LINES)
+        if self._bar is not None:
+            self._bar.update(steps)
+        if due or self.done == self.total:
+            self._last = now
+            self._show(text() if callable(text) else text, now - self._start)
+
+    def _show(self, text, seconds):
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+        else:
+            print(f"{self.name} {self.done}/{self.total} {text} {seconds:.0f} s", flush=True)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.close()

@@ -1,0 +1,129 @@
+"""Device, seeds, graph mode: the one place that sets global state, through ``start``.
+
+MindSpore is imported inside the functions, so that ``start`` can set what MindSpore reads once,
+at its own import (its log level), when it is called first.
+"""
+
+import os
+import platform
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.errors import InputError, refuse_unknown
+
+DEVICES = ("auto", "Ascend", "GPU", "CPU")
+_ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"
+# oneDNN 3.10, bundled since MindSpore 2.9, has no fast kernel for plain-layout convolutions where
+# AVX-512 is present: 1.6-1.9 s for a 64 -> 64 3x3 convolution on (32, 64, 32, 32) instead of 0.02 s.
+_SLOW_CONVOLUTION_SINCE = (2, 9)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What ``start`` chose. ``onednn`` is the value of ONEDNN_MAX_CPU_ISA in force, or ``default``."""
+
+    device: str
+    reason: str
+    seed: int
+    mindspore: str
+    onednn: str
+
+    def __str__(self) -> str:
+        onednn = f", oneDNN up to {self.onednn}" if self.device == "CPU" else ""
+        return (
+            f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode, "
+            f"seed {self.seed}{onednn}"
+        )
+
+
+def available_devices() -> tuple[str, ...]:
+    """Return the devices that this process can really use, best first; always ends with ``CPU``."""
+    _quieten()
+    from mindspore._c_expression import MSContext
+
+    # hal.is_available asks the same question and prints plugin loader warnings besides.
+    handle = MSContext.get_instance()
+    return tuple(name for name in DEVICES[1:] if handle.is_pkg_support_device(name))
+
+
+def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None = None) -> bool:
+    """Return whether convolutions take the slow reference kernel on this CPU and version."""
+    version = tuple(int(part) for part in mindspore_version.split(".")[:2])
+    flags = cpu_flags if cpu_flags is not None else _cpu_flags()
+    return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
+
+
+def start(device: str = "auto", seed: int = 1) -> Runtime:
+    """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
+
+    device  ``auto`` takes the first of Ascend, GPU, CPU that is there; a device named is used or
+            refused, never replaced by another one.
+    seed    of the framework, of NumPy, of Python and of the data pipeline; 0 .. 2**32 - 1.
+
+    Call it first, before anything is built and before the first convolution. Raises ``InputError``
+    for an unknown device, one that is not there, and a seed that is not an integer in range.
+    """
+    refuse_unknown("device", device, DEVICES)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise InputError(f"seed is {seed!r}; expected an integer from 0 to 2**32 - 1")
+    present = available_devices()
+    if device != "auto" and device not in present:
+        raise InputError(
+            f"device {device} was asked for and is not here; this MindSpore can use: "
+            f"{', '.join(present)}. `labkit doctor` says more"
+        )
+    chosen = present[0] if device == "auto" else device
+    reason = "asked for" if device != "auto" else f"first of {', '.join(present)}"
+    if device == "auto" and len(present) == 1:
+        reason = "no Ascend or GPU that MindSpore can use"
+    onednn = _apply_onednn_workaround() if chosen == "CPU" else "default"
+    version = _set_global_state(chosen, seed)
+    runtime = Runtime(chosen, reason, seed, version, onednn)
+    print(runtime, flush=True)
+    return runtime
+
+
+def _set_global_state(device: str, seed: int) -> str:
+    import mindspore
+    import numpy
+
+    mindspore.set_context(mode=mindspore.GRAPH_MODE)
+    mindspore.set_device(device)
+    mindspore.set_seed(seed)
+    numpy.random.seed(seed)
+    random.seed(seed)
+    mindspore.dataset.config.set_seed(seed)
+    # Fast recovery (MindSpore's default) skips augmentation while it skips rows, so that random
+    # augmentation after a resume differs from the uninterrupted run.
+    mindspore.dataset.config.set_fast_recovery(False)
+    return mindspore.__version__
+
+
+def _apply_onednn_workaround() -> str:
+    import mindspore
+
+    if _ONEDNN_VARIABLE not in os.environ and needs_onednn_workaround(mindspore.__version__):
+        os.environ[_ONEDNN_VARIABLE] = "AVX2"
+    return os.environ.get(_ONEDNN_VARIABLE, "default")
+
+
+def _quieten() -> None:
+    """Lower MindSpore's log before its first import, unless the user has chosen a level.
+
+    In a notebook the compiler looks for the cell's source file and logs "[ERROR] Get realpath
+    failed" for every Cell, although it compiles: only CRITICAL is shown there. Real failures raise.
+    """
+    if "mindspore" not in sys.modules:
+        os.environ.setdefault("GLOG_v", "4" if "ipykernel" in sys.modules else "3")
+
+
+def _cpu_flags() -> set[str]:
+    path = Path("/proc/cpuinfo")
+    if platform.machine() != "x86_64" or not path.exists():
+        return set()
+    for line in path.read_text().splitlines():
+        if line.startswith("flags"):
+            return set(line.split(":", 1)[1].split())
+    return set()

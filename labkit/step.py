@@ -1,0 +1,182 @@
+"""What every step cell is made of: a gradient stage, an update stage, and the state between them.
+
+A step is called as ``loss = step(*batch)`` and returns that micro-batch's mean loss before any
+update. What belongs to an update as a whole is in ``step.last_update``.
+
+Hazard: inside a compiled graph, MindSpore 2.10 drops the assignments of a method that returns None
+when it is called behind an ``if``. Every method here that assigns returns a value, and its caller
+uses it.
+"""
+
+from dataclasses import dataclass
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
+from mindspore.nn.layer.normalization import _BatchNorm
+
+from labkit.errors import InputError
+from labkit.gradients import GradientStage, state
+
+_BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class LastUpdate:
+    """The most recent update of a step.
+
+    number         updates applied so far; 0 before the first
+    loss           mean loss over the update's micro-batches, weighted as their gradients are
+    gradient_norm  global norm of the averaged gradient, before clipping
+    learning_rate  the rates it used, one per parameter group
+    images         rows that went into it, over all ranks
+    """
+
+    number: int
+    loss: float
+    gradient_norm: float
+    learning_rate: tuple[float, ...]
+    images: int
+
+
+class Step(nn.Cell):
+    """Base of the step cells: owns the two stages and all state, as named Parameters.
+
+    loss_net   see ``GradientStage``
+    optimizer  any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be 1
+    update     update stage: a Cell called with the averaged gradients, shaped and typed as
+               ``optimizer.parameters``
+    options    of ``GradientStage``
+
+    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself.
+    """
+
+    def __init__(self, loss_net, optimizer, update, *, nonfinite="drop_micro", **options):
+        super().__init__(auto_prefix=False)
+        if not isinstance(optimizer, nn.Optimizer):
+            raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
+        if optimizer.loss_scale != 1:
+            raise InputError(
+                f"the optimizer has loss_scale={optimizer.loss_scale} and would unscale a second "
+                "time; give loss_scale to the step and leave the optimizer's at 1"
+            )
+        self.optimizer = optimizer
+        self.gradient = GradientStage(
+            loss_net, optimizer.parameters, nonfinite=nonfinite, **options
+        )
+        self.update = update
+        self.map = ops.HyperMap()
+        # updates: optimizer calls so far. dropped: micro-batches that were not finite.
+        # last_*: what the most recent update was; change only when one is applied.
+        self.updates = state("updates", 0)
+        self.dropped = state("dropped", 0)
+        self.last_loss = state("last_loss", 0.0)
+        self.last_norm = state("last_norm", 0.0)
+        self.last_images = state("last_images", 0)
+        self._group_starts = _group_starts(optimizer)
+        rates = Tensor([0.0] * len(self._group_starts), ms.float32)
+        self.last_rates = Parameter(rates, name="step.last_rates", requires_grad=False)
+        # kept: BatchNorm's running statistics as they were before the micro-batch.
+        self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
+        if self.statistics:
+            self.kept = ParameterTuple(_copy(statistic, "kept") for statistic in self.statistics)
+
+    def contribution(self, *batch):
+        """``GradientStage.contribution``; a non-finite micro-batch is counted and leaves no trace."""
+        if self.statistics:
+            self.map(ops.assign, self.kept, self.statistics)
+        loss, weight, gradients, finite = self.gradient.contribution(*batch)
+        if self.gradient.checked:
+            adjusted = self.gradient.adjust_loss_scale(finite)
+            if not finite:
+                ops.assign_add(self.dropped, 1)
+                if self.statistics:
+                    self.map(ops.assign, self.statistics, self.kept)
+            loss = ops.depend(loss, adjusted)
+        return loss, weight, gradients, finite
+
+    def apply(self, total, loss_sum, weight, images):
+        """Average, clip and update, and note what was done.
+
+        total     sum of w_i grad L_i on this rank, float32
+        loss_sum  sum of w_i L_i, likewise; weight  sum of w_i over ranks, > 0
+        images    rows on this rank, int32
+        """
+        gradients, norm = self.gradient.finish(total, weight)
+        ops.assign(self.last_loss, self.gradient.over_ranks(loss_sum) / weight)
+        ops.assign(self.last_norm, norm)
+        ops.assign(self.last_images, self.gradient.over_ranks(images))
+        noted = self._note_rates()
+        done = self.update(self.map(_cast_like, gradients, self.optimizer.parameters))
+        ops.assign_add(self.updates, 1)
+        return ops.depend(True, (noted, done))
+
+    def _note_rates(self):
+        if self.optimizer.dynamic_lr:
+            rates = self.optimizer.get_lr()
+            if not self.optimizer.is_group_lr:
+                rates = (rates,)
+            ops.assign(self.last_rates, ops.stack([rates[i] for i in self._group_starts]))
+        return True
+
+    @property
+    def last_update(self) -> LastUpdate:
+        """The most recent update, read from the device."""
+        if self.optimizer.dynamic_lr:
+            rates = tuple(float(rate) for rate in self.last_rates.asnumpy())
+        elif self.optimizer.is_group_lr:
+            rates = tuple(
+                float(self.optimizer.learning_rate[i].asnumpy()) for i in self._group_starts
+            )
+        else:
+            rates = (float(self.optimizer.learning_rate.asnumpy()),)
+        return LastUpdate(
+            number=int(self.updates.asnumpy()),
+            loss=float(self.last_loss.asnumpy()),
+            gradient_norm=float(self.last_norm.asnumpy()),
+            learning_rate=rates,
+            images=int(self.last_images.asnumpy()),
+        )
+
+    def end_epoch(self) -> None:
+        """Say that the epoch is over; a step that holds a part of an update acts on it here."""
+
+
+def trainable_batch_norms(network) -> list:
+    """Return the BatchNorm cells of ``network`` that use each micro-batch's own statistics."""
+    cells = (cell for _, cell in network.cells_and_names())
+    return [
+        cell
+        for cell in cells
+        if isinstance(cell, _BATCH_NORMS) and getattr(cell, "use_batch_statistics", None) is not False
+    ]
+
+
+def running_statistics(network) -> tuple[Parameter, ...]:
+    """Return the Parameters of ``network`` that a forward pass changes: BatchNorm's statistics."""
+    return tuple(
+        parameter
+        for cell in trainable_batch_norms(network)
+        for parameter in cell.get_parameters(expand=False)
+        if not parameter.requires_grad
+    )
+
+
+def _group_starts(optimizer):
+    """Return the index of the first parameter of each parameter group with its own rate."""
+    if not optimizer.is_group_lr:
+        return (0,)
+    first = {}
+    for index, rate in enumerate(optimizer.learning_rate):
+        first.setdefault(id(rate), index)
+    return tuple(first.values())
+
+
+def _copy(parameter, prefix):
+    copy = parameter.clone()
+    copy.name = f"{prefix}.{parameter.name}"
+    copy.requires_grad = False
+    return copy
+
+
+def _cast_like(gradient, parameter):
+    return ops.cast(gradient, parameter.dtype)

@@ -1,0 +1,297 @@
+"""``fit`` and ``evaluate`` over ``mindspore.train.Model``, with records, progress and resume."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import nn
+from mindspore.train import Accuracy, Callback, Metric, Model
+
+from labkit import checkpoint
+from labkit.errors import InputError
+from labkit.progress import Progress
+from labkit.records import Records, read_records
+
+CHECKPOINTS, RECORDS = "checkpoint", "records.csv"
+
+
+def fit(
+    step,
+    dataset,
+    epochs,
+    *,
+    folder=None,
+    resume=False,
+    checkpoint_every=None,
+    keep=2,
+    progress="training",
+    callbacks=(),
+) -> Records:
+    """Train ``step`` on ``dataset`` up to epoch ``epochs`` and return one record per update.
+
+    step              a step cell: called with each batch; its ``end_epoch`` after each epoch
+    dataset           MindSpore dataset; one epoch is one pass
+    epochs            of the whole training, those before a resume included
+    folder            where records.csv and checkpoint/ are written; None writes nothing
+    resume            continue from the newest checkpoint in ``folder``, where there is one. On CPU
+                      the parameters are then bit-identical to those of an uninterrupted run
+    checkpoint_every  micro-batches between checkpoints; one is written after each epoch anyway
+    keep              checkpoints kept
+    progress          name on the progress display, None for none
+    callbacks         further MindSpore callbacks, called after labkit's own
+
+    A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
+    column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
+
+    Raises ``InputError`` for bad arguments, and for a checkpoint of another network, seed, batch
+    size or number of data workers.
+    """
+    _check_counts(epochs=epochs, keep=keep)
+    if checkpoint_every is not None:
+        _check_counts(checkpoint_every=checkpoint_every)
+    if folder is None and (resume or checkpoint_every):
+        raise InputError("resume and checkpoint_every need a folder; folder is None")
+    run = _Training(step, dataset, epochs, folder)
+    if resume:
+        run.resume()
+    elif folder is not None:
+        run.start_anew()
+    if run.micro_batches >= epochs * run.epoch_size:
+        return run.records
+    own = [_Recorder(run, progress)]
+    if folder is not None:
+        own.append(_Checkpointer(run, checkpoint_every, keep))
+    try:
+        _train(step, dataset, epochs, run.micro_batches, own + list(callbacks))
+    finally:
+        run.records.close()
+    return run.records
+
+
+def _train(step, dataset, epochs, done, callbacks):
+    # A fresh iterator replays the first epoch's order each time, so all epochs are one call; this
+    # makes the iterator start at batch `done` of the whole training.
+    dataset.set_init_step(done)
+    try:
+        Model(step).train(
+            epochs,
+            dataset,
+            callbacks=callbacks,
+            dataset_sink_mode=False,
+            initial_epoch=done // dataset.get_dataset_size(),
+        )
+    finally:
+        dataset.set_init_step(0)
+
+
+def evaluate(network, loss_fn, dataset) -> dict[str, float]:
+    """Return ``accuracy`` and mean ``loss`` of ``network`` over every row of ``dataset``.
+
+    network  inputs -> logits (B, classes); loss_fn  (logits, labels) -> mean loss
+    """
+    metrics = {"accuracy": Accuracy(), "loss": MeanLoss()}
+    metrics["accuracy"].set_indexes([1, 2])  # of (loss, logits, labels); MeanLoss takes all three
+    model = Model(network, eval_network=nn.WithEvalCell(network, loss_fn), metrics=metrics)
+    found = model.eval(dataset, dataset_sink_mode=False)
+    return {name: float(value) for name, value in found.items()}
+
+
+class MeanLoss(Metric):
+    """Mean loss over rows; MindSpore's ``Loss`` takes the mean of batch means, which is another
+    number where the last batch is smaller."""
+
+    def __init__(self):
+        super().__init__()
+        self.clear()
+
+    def clear(self):
+        self._total, self._rows = 0.0, 0
+
+    def update(self, *inputs):
+        loss, labels = float(inputs[0].asnumpy()), inputs[2]
+        self._total += loss * labels.shape[0]
+        self._rows += labels.shape[0]
+
+    def eval(self):
+        if not self._rows:
+            raise InputError("there was nothing to evaluate: the dataset is empty")
+        return self._total / self._rows
+
+
+class EndOfEpoch(Callback):
+    """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
+
+    Put it first, so that the flushed update comes before any save.
+    """
+
+    def __init__(self, step):
+        super().__init__()
+        self._step = step
+
+    def on_train_begin(self, run_context):
+        if run_context.original_args().get("dataset_sink_mode"):
+            raise InputError("dataset sink mode came; a step is more than one graph: train without")
+
+    def on_train_epoch_end(self, run_context):
+        self._step.end_epoch()
+
+
+class _Training:
+    """What is known of one training: position, records, folder."""
+
+    def __init__(self, step, dataset, epochs, folder):
+        self.step, self.dataset, self.epochs = step, dataset, epochs
+        self.folder = None if folder is None else Path(folder)
+        self.epoch_size = dataset.get_dataset_size()
+        self.batch_size = dataset.get_batch_size()
+        if not self.epoch_size:
+            raise InputError("the dataset holds no batch; expected at least one")
+        self.micro_batches = 0
+        self.seconds_before = 0.0
+        self.started = time.monotonic()
+        self.records = Records(None if folder is None else self.folder / RECORDS)
+
+    def start_anew(self):
+        """Make sure that nothing of an earlier training in the folder is mixed with this one."""
+        found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
+        if found or (self.folder / RECORDS).exists():
+            raise InputError(
+                f"{self.folder} holds an earlier training; give resume=True to continue it, or "
+                "another folder"
+            )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot write to {self.folder}: {error}") from error
+
+    def resume(self):
+        """Take up the newest checkpoint of the folder; start anew where there is none."""
+        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS)
+        if position is None:
+            (self.folder / RECORDS).unlink(missing_ok=True)
+            return
+        for name in ("epoch_size", "batch_size", "seed", "workers"):
+            came, expected = getattr(self.position(), name), getattr(position, name)
+            if came != expected:
+                raise InputError(f"cannot resume: {name} is {came}, the checkpoint's {expected}")
+        self.micro_batches, self.seconds_before = position.micro_batches, position.seconds
+        self.records.rows = read_records(self.folder / RECORDS).rows
+        if len(self.records) < position.records:
+            raise InputError(
+                f"{self.folder / RECORDS} holds {len(self.records)} rows; the checkpoint was "
+                f"written after {position.records}"
+            )
+        self.records.keep_first(position.records)
+        print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+
+    def seconds(self):
+        return self.seconds_before + time.monotonic() - self.started
+
+    def position(self):
+        return checkpoint.Position(
+            micro_batches=self.micro_batches,
+            epoch_size=self.epoch_size,
+            batch_size=self.batch_size,
+            seed=ms.get_seed() or 0,
+            workers=data_workers(self.dataset),
+            seconds=self.seconds(),
+            records=len(self.records),
+        )
+
+
+def data_workers(dataset) -> int:
+    """Return the largest number of workers in a pipeline: it decides random augmentation."""
+    own = dataset.num_parallel_workers or ms.dataset.config.get_num_parallel_workers()
+    return max([own, *(data_workers(child) for child in dataset.children)])
+
+
+class _Recorder(Callback):
+    """Count micro-batches, close epochs, add one record per update, show progress."""
+
+    def __init__(self, run, progress):
+        super().__init__()
+        self._run, self._name = run, progress
+        self._progress = None
+
+    def on_train_begin(self, run_context):
+        run = self._run
+        self._updates = run.step.last_update.number
+        if self._name is not None:
+            self._progress = Progress(self._name, run.epochs * run.epoch_size, run.micro_batches)
+
+    def on_train_step_end(self, run_context):
+        run = self._run
+        run.micro_batches += 1
+        self._record((run.micro_batches - 1) // run.epoch_size + 1)
+        if self._progress is not None:
+            self._progress.advance(self._text)
+
+    def on_train_epoch_end(self, run_context):
+        self._run.step.end_epoch()
+        self._record(self._run.micro_batches // self._run.epoch_size)
+
+    def on_train_end(self, run_context):
+        if self._progress is not None:
+            self._progress.close()
+
+    def _record(self, epoch):
+        run = self._run
+        if int(run.step.updates.asnumpy()) == self._updates:
+            return
+        last = run.step.last_update
+        self._updates = last.number
+        rates = {
+            "learning_rate" if group == 0 else f"learning_rate_{group}": rate
+            for group, rate in enumerate(last.learning_rate)
+        }
+        run.records.add(
+            epoch=epoch,
+            update=last.number,
+            images=last.images,
+            loss=last.loss,
+            gradient_norm=last.gradient_norm,
+            **rates,
+            seconds=round(run.seconds(), 3),
+            peak_memory_mb=round(peak_memory_mb(), 1),
+        )
+
+    def _text(self):
+        if not self._run.records.rows:
+            return ""
+        row = self._run.records.rows[-1]
+        return f"epoch {row['epoch']} update {row['update']} loss {row['loss']:.4f}"
+
+
+class _Checkpointer(Callback):
+    """Write checkpoints; after ``_Recorder``, so that a flushed update comes before the save."""
+
+    def __init__(self, run, every, keep):
+        super().__init__()
+        self._run, self._every, self._keep = run, every, keep
+
+    def on_train_step_end(self, run_context):
+        done = self._run.micro_batches
+        # Not at an epoch's last micro-batch: its tail is not yet flushed.
+        if self._every and done % self._every == 0 and done % self._run.epoch_size:
+            self._save()
+
+    def on_train_epoch_end(self, run_context):
+        self._save()
+
+    def _save(self):
+        run = self._run
+        checkpoint.save(run.step, run.position(), run.folder / CHECKPOINTS, self._keep)
+
+
+def peak_memory_mb() -> float:
+    """Return the largest resident memory of this process so far, in MB (10^6 bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def _check_counts(**counts):
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"{name} is {value!r}; expected an integer >= 1")
