@@ -25,7 +25,7 @@ from mindspore.common.initializer import initializer
 
 from labkit.algorithms.plain import PlainUpdate
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import state
+from labkit.gradients import set_state, state
 from labkit.step import Step, trainable_batch_norms
 
 TAILS = ("flush", "drop", "carry")
@@ -40,7 +40,9 @@ class AccumulatedStep(Step):
                  applied so far that returns one
     update       update stage; the optimizer alone by default
     tail         what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its
-                 real weight, ``drop`` forgets it, ``carry`` leaves it for the next epoch
+                 real weight, ``drop`` forgets it, ``carry`` leaves its sums in the buffer and
+                 counts anew: the next epoch's first update holds them too (k = 4 and 1875
+                 micro-batches: 7 of them), as in the tutorial
     nonfinite    ``drop_micro`` leaves a non-finite micro-batch out of its group; ``drop_group``
                  forgets the whole group; ``propagate`` checks nothing. ``dropped`` counts the
                  micro-batches, parameters and running statistics stay as they were
@@ -71,11 +73,12 @@ class AccumulatedStep(Step):
         super().__init__(
             loss_net, optimizer, update or PlainUpdate(optimizer), nonfinite=nonfinite, **options
         )
+        self.settings |= {"tail": tail, "micro_steps": "a schedule" if self.schedule else first}
         self.tail = tail
         self.drops_group = nonfinite == "drop_group"
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far.
-        # micro_step: micro-batches seen in the group, dropped ones too; 0 .. group_size - 1.
-        # spoiled: non-finite micro-batches in the group. All are 0 right after an update.
+        # micro_step: micro-batches counted in the group, dropped ones too; 0 .. group_size - 1.
+        # spoiled: non-finite micro-batches in the group. All are 0 right after a group.
         self.gradient_sum = ParameterTuple(_buffer(p) for p in optimizer.parameters)
         self.loss_sum = state("loss_sum", 0.0)
         self.weight_sum = state("weight_sum", 0.0)
@@ -135,17 +138,21 @@ class AccumulatedStep(Step):
 
     def end_epoch(self) -> None:
         """Apply, drop or carry a partly filled group, as ``tail`` says."""
-        if self.tail != "carry" and int(self.micro_step.asnumpy()) > 0:
-            if self.tail == "drop":
-                self.weight_sum.set_data(ms.Tensor(0.0, ms.float32))
-            self._flush()
-            self._follow_schedule()
+        if int(self.micro_step.asnumpy()) == 0:
+            return
+        if self.tail == "carry":
+            set_state(self.micro_step, 0)
+            return
+        if self.tail == "drop":
+            set_state(self.weight_sum, 0.0)
+        self._flush()
+        self._follow_schedule()
 
     def _follow_schedule(self):
         """Set the size of the group that starts now; runs between compiled graphs."""
         if self.schedule is not None and int(self.micro_step.asnumpy()) == 0:
             size = check_micro_steps(self.schedule(int(self.updates.asnumpy())))
-            self.group_size.set_data(ms.Tensor(size, ms.int32))
+            set_state(self.group_size, size)
 
 
 class _Flush(nn.Cell):

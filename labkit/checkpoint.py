@@ -15,6 +15,7 @@ from pathlib import Path
 import mindspore as ms
 
 from labkit.errors import InputError
+from labkit.gradients import set_state
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _POSITION = "labkit_position"
@@ -30,6 +31,7 @@ class Position:
     seed, workers   of the data pipeline: both decide the order and the augmentation of its rows
     seconds         training time so far
     records         rows of the record so far
+    settings        of the step: its class, micro_steps and other options
     """
 
     micro_batches: int
@@ -39,6 +41,7 @@ class Position:
     workers: int
     seconds: float
     records: int
+    settings: dict
 
 
 def save(step, position: Position, folder, keep=2) -> Path:
@@ -136,7 +139,8 @@ def load_into(cell, values: dict, origin="the checkpoint") -> None:
                 f"{origin} is of another network: {name} is {came.dtype} {came.shape}, expected "
                 f"{expected.dtype} {expected.shape}"
             )
-    ms.load_param_into_net(cell, values, strict_load=True)
+    for name, parameter in own.items():
+        set_state(parameter, values[name])
 
 
 def _few(names):

@@ -92,10 +92,13 @@ def run(
     """Execute labs headlessly; each leaves its notebook, results.json, records and figures."""
     from labkit import console, request, runner
 
-    # SIGTERM ends Python at once and would leave the kernel to find that out by itself.
-    signal.signal(signal.SIGTERM, _terminate)
     wanted = request.check(labs or (), preset=preset, device=device, parameters=parameter or ())
-    outcomes = runner.run(wanted, out, say=console.line, cell_timeout=cell_timeout)
+    # SIGTERM ends Python at once and would leave the kernel to find that out by itself.
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        outcomes = runner.run(wanted, out, say=console.line, cell_timeout=cell_timeout)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     console.outcomes(outcomes)
     raise typer.Exit(runner.exit_code(outcomes))
 

@@ -14,7 +14,7 @@ from mindspore.train import Callback, Model
 from labkit import checkpoint
 from labkit.accumulation import TAILS, AccumulatedStep, check_micro_steps
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import REDUCTION, GradientStage
+from labkit.gradients import REDUCTION, GradientStage, set_state
 from labkit.losses import LossNet
 from labkit.training import EndOfEpoch
 
@@ -143,7 +143,7 @@ class GradientAccumulation:
                 tail=self._tail,
                 nonfinite="propagate",
             )
-        self._step.group_size.set_data(Tensor(mini_steps, ms.int32))
+        set_state(self._step.group_size, mini_steps)
         last_loss_only = self._reduction == "sum"
         callbacks = [EndOfEpoch(self._step), _PrintUpdates(self._step, last_loss_only)]
         Model(self._step).train(epoch, train_dataset, callbacks, dataset_sink_mode=False)

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from labkit.doctor import Check
@@ -26,7 +27,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     rows = [list(row) for row in rows]
     console = Console()
     if console.is_terminal:
-        drawn = Table(*head)
+        # Folded, not cut off with an ellipsis: a path must stay whole.
+        drawn = Table(*(Column(name, overflow="fold") for name in head), box=box.SIMPLE_HEAD)
         for row in rows:
             drawn.add_row(*(Text(cell, style=_STYLE.get(cell, "")) for cell in row))
         console.print(drawn)
@@ -46,9 +48,10 @@ def outcomes(found: Sequence[Outcome]) -> None:
             print(f"labkit: {outcome.lab.name}: {outcome.failure.message}", file=sys.stderr)
         elif outcome.failure:
             failure = outcome.failure
+            reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
             print(
-                f"labkit: {outcome.lab.name} failed in cell {failure.cell}: "
-                f"{failure.name}: {failure.message}\n    {_near(outcome.notebook)} shows where",
+                f"labkit: {outcome.lab.name} failed in cell {failure.cell}: {reason}\n"
+                f"    {_near(outcome.notebook)} shows where",
                 file=sys.stderr,
             )
 

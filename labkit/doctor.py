@@ -14,7 +14,7 @@ from labkit.probes import in_child
 from labkit.run import installed_version
 
 _PYTHONS = ((3, 11), (3, 12))
-# Measured: 0.9-1.1 with the fast kernel, 90-130 with the slow one; 10 allows for a busy machine.
+# Measured: 0.9-1.1 with the fast kernel, 90-230 with the slow one; 10 allows for a busy machine.
 _SLOWEST_CONVOLUTION = 10.0
 _GIB = 2**30
 _FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work

@@ -1,5 +1,7 @@
 """One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
 
+import logging
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -14,11 +16,14 @@ _START_TIMEOUT = 180
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a notebook stopped: exception ``name``, its message, and ``cell`` n as in ``In [n]``."""
+    """Why a notebook stopped: exception ``name``, its message, and ``cell`` n as in ``In [n]``.
+
+    ``cell`` is None where it was stopped from outside.
+    """
 
     name: str
     message: str
-    cell: int
+    cell: int | None
 
 
 class Progress:
@@ -93,10 +98,13 @@ def execute(
 
     The kernel works in the folder of ``source``, as in JupyterLab, with ``environment`` added to
     its variables. ``cell_timeout`` is in seconds for each cell. ``output`` is saved after every
-    cell and can be opened again. On KeyboardInterrupt the kernel is stopped first.
+    cell and can be opened again; beside it, after a failure, lies kernel.log: what the kernel's
+    process wrote outside the cells. On KeyboardInterrupt the kernel is stopped first.
     """
     import papermill
 
+    _silence_papermill()
+    log = output.with_name("kernel.log")
     cells = _prepare(source, output)
     # papermill fills {name} in paths with parameters: a brace in a folder's name is doubled.
     path = str(output).replace("{", "{{").replace("}", "}}")
@@ -114,7 +122,7 @@ def execute(
                 execution_timeout=cell_timeout,
                 coalesce_streams=True,
                 on_cell_start=progress.cell_started,
-                kernel_manager_class=_own_kernel(environment),
+                kernel_manager_class=_own_kernel(environment, log),
                 resources={"metadata": {"path": str(source.parent)}},
             )
         except papermill.PapermillExecutionError as error:
@@ -123,6 +131,7 @@ def execute(
         # lab's failure: it is reported, and the other labs still run.
         except Exception as error:
             return Failure(type(error).__name__, str(error), progress.cell)
+    log.unlink(missing_ok=True)
     return None
 
 
@@ -141,12 +150,21 @@ def _prepare(source: Path, output: Path) -> int:
     return sum(is_executed(cell) for cell in notebook.cells)
 
 
-def _own_kernel(environment: Mapping[str, str]) -> type:
+def _silence_papermill() -> None:
+    """Keep papermill's own lines off stderr: what they say is in the ``Failure``."""
+    logger = logging.getLogger("papermill")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+
+
+def _own_kernel(environment: Mapping[str, str], log: Path) -> type:
     """Return a kernel manager class whose kernels run this interpreter with ``environment`` added.
 
-    Jupyter looks a kernel up by name in the user's folders first, so that another environment's
-    "python3" can stand before this one's: the notebook would run with other packages.
+    What their processes write goes to ``log``. Jupyter looks a kernel up by name in the user's
+    folders first, so that another environment's "python3" can stand before this one's: the
+    notebook would run with other packages.
     """
+    import zmq
     from ipykernel.kernelspec import get_kernel_dict
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
@@ -164,5 +182,14 @@ def _own_kernel(environment: Mapping[str, str]) -> type:
         @default("kernel_spec_manager")
         def _own_interpreter(self) -> KernelSpecManager:
             return OwnKernelSpecManager()
+
+        @default("transport_encryption")
+        def _encrypted(self) -> str:
+            # Else the kernel warns that others on this machine could listen.
+            return "auto" if zmq.has("curve") else "disabled"
+
+        async def start_kernel(self, **options: Any) -> None:
+            with log.open("wb") as file:
+                await super().start_kernel(stdout=file, stderr=subprocess.STDOUT, **options)
 
     return OwnKernelManager

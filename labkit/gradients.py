@@ -219,6 +219,16 @@ def state(name, value):
     return Parameter(Tensor(value, dtype), name=f"step.{name}", requires_grad=False)
 
 
+def set_state(parameter, value):
+    """Set a Parameter from outside a graph.
+
+    Hazard: ``set_data`` and ``load_param_into_net`` are lost on a graph that has run before and
+    holds two conditions in a row (MindSpore 2.10 on CPU: it goes on with the old value, while
+    ``asnumpy`` shows the new one). An assignment reaches it.
+    """
+    ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
 def _positive(name, value):
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise InputError(f"{name} is {value!r}; expected a finite number > 0")

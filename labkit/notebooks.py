@@ -20,6 +20,7 @@ from labkit import notebook_rules as rules
 from labkit import runner
 from labkit.errors import InputError
 from labkit.labs import Lab, find_labs, find_project, pick
+from labkit.request import check
 
 PRESET = "lab"
 # The refresh itself is no input: a change to it does not change what a notebook prints.
@@ -137,7 +138,7 @@ def _execute(project: Path, lab: Lab, say: Callable[[str], None]) -> runner.Outc
     out = project / "runs" / "notebooks"
     if (out / lab.name).exists():
         shutil.rmtree(out / lab.name)
-    request = runner.check([lab.name], preset=PRESET, start=project)
+    request = check([lab.name], preset=PRESET, start=project)
     outcome = runner.run(request, out, say=say)[0]
     if outcome.failure:
         failure = outcome.failure

@@ -80,12 +80,15 @@ def _run_lab(
     parameters = {"preset": request.preset, "device": request.device, **request.parameters}
     started = time.monotonic()
     say(f"{lab.name}: preset {request.preset}, device {request.device}")
-    failure = Failure("KeyboardInterrupt", "stopped from outside", 0)
+    failure = None
     try:
         environment = _kernel_environment(request.preset, folder)
         failure = execute(lab.path, notebook, parameters, environment, say, cell_timeout)
+    except BaseException as error:
+        # Ctrl-C passes through here: the folder must say that it holds no whole run.
+        failure = Failure(type(error).__name__, str(error) or "stopped from outside", None)
+        raise
     finally:
-        # Also when Ctrl-C passes through here: the folder then says what it holds.
         results = _complete_results(lab, request, folder, failure, time.monotonic() - started)
     ending = f"failed in cell {failure.cell} ({failure.name})" if failure else "passed"
     say(f"{lab.name}: {ending} after {results['total_seconds']:.1f} s")
@@ -98,7 +101,7 @@ def _kernel_environment(preset: str, folder: Path) -> dict[str, str]:
         "LABKIT_RUN": str(folder),
         "LABKIT_HEADLESS": "1",
         # A bar would leave hundreds of lines in the executed notebook.
-        "TQDM_DISABLE": "1",
+        
         # A user's MPLBACKEND=Agg would leave the figures out of the executed notebook.
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }

@@ -65,6 +65,9 @@ class Step(nn.Cell):
         )
         self.update = update
         self.map = ops.HyperMap()
+        # settings: plain values that a resumed training must share with the interrupted one.
+        self.settings = {"step": type(self).__name__, "nonfinite": nonfinite}
+        self.settings |= {name: repr(value) for name, value in options.items()}
         # updates: optimizer calls so far. dropped: micro-batches that were not finite.
         # last_*: what the most recent update was; change only when one is applied.
         self.updates = state("updates", 0)
@@ -79,6 +82,8 @@ class Step(nn.Cell):
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
             self.kept = ParameterTuple(_copy(statistic, "kept") for statistic in self.statistics)
+        # Cells start in evaluation mode: BatchNorm would use its running statistics.
+        self.set_train()
 
     def contribution(self, *batch):
         """``GradientStage.contribution``; a non-finite micro-batch is counted and leaves no trace."""

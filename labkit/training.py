@@ -45,8 +45,8 @@ def fit(
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
     column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
 
-    Raises ``InputError`` for bad arguments, and for a checkpoint of another network, seed, batch
-    size or number of data workers.
+    Raises ``InputError`` for bad arguments, and for a checkpoint of another network, step, seed,
+    batch size or number of data workers.
     """
     _check_counts(epochs=epochs, keep=keep)
     if checkpoint_every is not None:
@@ -94,7 +94,11 @@ def evaluate(network, loss_fn, dataset) -> dict[str, float]:
     metrics = {"accuracy": Accuracy(), "loss": MeanLoss()}
     metrics["accuracy"].set_indexes([1, 2])  # of (loss, logits, labels); MeanLoss takes all three
     model = Model(network, eval_network=nn.WithEvalCell(network, loss_fn), metrics=metrics)
-    found = model.eval(dataset, dataset_sink_mode=False)
+    was_training = network.training
+    try:
+        found = model.eval(dataset, dataset_sink_mode=False)
+    finally:
+        network.set_train(was_training)
     return {name: float(value) for name, value in found.items()}
 
 
@@ -172,7 +176,7 @@ class _Training:
         if position is None:
             (self.folder / RECORDS).unlink(missing_ok=True)
             return
-        for name in ("epoch_size", "batch_size", "seed", "workers"):
+        for name in ("settings", "epoch_size", "batch_size", "seed", "workers"):
             came, expected = getattr(self.position(), name), getattr(position, name)
             if came != expected:
                 raise InputError(f"cannot resume: {name} is {came}, the checkpoint's {expected}")
@@ -198,6 +202,7 @@ class _Training:
             workers=data_workers(self.dataset),
             seconds=self.seconds(),
             records=len(self.records),
+            settings=self.step.settings,
         )
 
 

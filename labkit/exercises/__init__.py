@@ -1,0 +1,1 @@
+"""The exercises of the labs, one file a lab."""

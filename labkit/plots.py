@@ -1,0 +1,62 @@
+"""Rows of numbers to figures. No MindSpore import."""
+
+import numpy as np
+
+# Okabe and Ito's colours: told apart by people with any colour vision, and in grey.
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+
+
+def axes(rows=1, columns=1, width=4.6, height=3.2):
+    """Return (figure, axes) in the labs' style, laid out so that labels do not overlap."""
+    from matplotlib import pyplot
+
+    figure, grid = pyplot.subplots(
+        rows, columns, figsize=(width * columns, height * rows), layout="constrained"
+    )
+    for one in np.atleast_1d(grid).ravel():
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(alpha=0.25)
+    return figure, grid
+
+
+def smooth(values, window=25):
+    """Return the running mean over ``window`` values, shorter at the ends."""
+    values = np.asarray(values, dtype=float)
+    kernel = np.ones(min(window, len(values)))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
+
+
+def training_curve(records, title="Training"):
+    """Loss of each update and its running mean, over images seen; records as ``fit`` returns."""
+    figure, axis = axes(width=6.0)
+    images = np.cumsum(records.column("images"))
+    axis.plot(images, records.column("loss"), color=BLUE, alpha=0.25, label="each update")
+    axis.plot(images, smooth(records.column("loss")), color=BLUE, label="running mean of 25")
+    axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
+    axis.legend(frameon=False)
+    return figure
+
+
+def images_grid(images, labels, columns=10):
+    """A row or grid of grey images (N, H, W) with their labels as titles."""
+    rows = -(-len(images) // columns)
+    figure, grid = axes(rows, columns, width=0.8, height=0.95)
+    for axis in np.atleast_1d(grid).ravel():
+        axis.set_axis_off()
+    for axis, image, label in zip(np.atleast_1d(grid).ravel(), images, labels, strict=False):
+        axis.imshow(image, cmap="gray_r")
+        axis.set_title(str(label), fontsize=9)
+    return figure
+
+
+def show(figure, alt):
+    """Display ``figure`` in a notebook as PNG with the alternative text ``alt``, and close it."""
+    import io
+
+    from IPython.display import Image, display
+    from matplotlib import pyplot
+
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=90)
+    pyplot.close(figure)
+    display(Image(buffer.getvalue(), alt=alt, embed=True))
