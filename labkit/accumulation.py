@@ -18,6 +18,7 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 """
 
 import warnings
+from numbers import Integral
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, nn, ops
@@ -71,7 +72,12 @@ class AccumulatedStep(Step):
         self.schedule = micro_steps if callable(micro_steps) else None
         first = check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
         super().__init__(
-            loss_net, optimizer, update or PlainUpdate(optimizer), nonfinite=nonfinite, **options
+            loss_net,
+            optimizer,
+            update or PlainUpdate(optimizer),
+            nonfinite=nonfinite,
+            weighted=True,
+            **options,
         )
         self.settings |= {"tail": tail, "micro_steps": "a schedule" if self.schedule else first}
         self.tail = tail
@@ -168,12 +174,12 @@ class _Flush(nn.Cell):
 
 def check_micro_steps(value) -> int:
     """Return ``value`` if it is an integer >= 1, else raise ``InputError``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise InputError(
             f"micro_steps is {value!r}; expected an integer >= 1, or a function of the number of "
             "updates that returns one"
         )
-    return value
+    return int(value)
 
 
 def _buffer(parameter):

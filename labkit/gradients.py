@@ -11,6 +11,7 @@ once, into float32), accumulate, sum over ranks, divide, clip.
 
 import math
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, amp, nn, ops
@@ -22,16 +23,20 @@ NORMALISE = ("samples", "tokens", "steps")
 REDUCTION = ("mean", "sum")
 PRECISION = ("O0", "O2")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
+# A dynamic loss scale stops growing here: doubled to infinity it would never come back.
+_LARGEST_SCALE = 2.0**120
+# What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
+_LOSS_NAMES = ("loss_fn", "_loss_fn")
 
 
 @dataclass(frozen=True)
 class DynamicLossScale:
     """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
 
-    initial   scale at the start, >= 1
+    initial   scale at the start, 1 .. 2**120; it stays between them
     factor    divides the scale on a non-finite micro-batch, multiplies it after ``interval``
               finite ones in a row, > 1
-    interval  >= 1
+    interval  integer >= 1
     """
 
     initial: float = 2.0**16
@@ -39,8 +44,19 @@ class DynamicLossScale:
     interval: int = 2000
 
     def __post_init__(self):
-        if not (self.initial >= 1 and self.factor > 1 and self.interval >= 1):
-            raise InputError(f"{self} came; expected initial >= 1, factor > 1, interval >= 1")
+        numbers = isinstance(self.initial, Real) and isinstance(self.factor, Real)
+        integer = isinstance(self.interval, Integral) and not isinstance(self.interval, bool)
+        if not (
+            numbers
+            and integer
+            and 1 <= self.initial <= _LARGEST_SCALE
+            and 1 < self.factor < math.inf
+            and self.interval >= 1
+        ):
+            raise InputError(
+                f"{self} came; expected initial from 1 to 2**120, factor > 1, and an integer "
+                "interval >= 1"
+            )
 
 
 class GradientStage(nn.Cell):
@@ -88,27 +104,31 @@ class GradientStage(nn.Cell):
         self.weighted = weighted or self.ranks > 1
         self.checked = nonfinite != "propagate"
         self.clip_norm = None if clip_norm is None else _positive("clip_norm", clip_norm)
-        self._set_loss_scale(loss_scale)
+        half = precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
+        self._set_loss_scale(loss_scale, half)
         if precision == "O2":
             _use_float16(loss_net)
+        else:
+            _refuse_float16(loss_net)
         self.loss_net = loss_net
         self.loss_net.set_grad()
         self.value_and_grad = ops.value_and_grad(self._objective, None, parameters, has_aux=True)
         self.map = ops.HyperMap()
 
-    def _set_loss_scale(self, loss_scale):
+    def _set_loss_scale(self, loss_scale, half):
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
         if self.dynamic and not self.checked:
             raise InputError(
                 "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
             )
-        initial = loss_scale.initial if self.dynamic else _positive("loss_scale", loss_scale)
-        self.scaled = self.dynamic or initial != 1
+        initial = _positive("loss_scale", loss_scale.initial if self.dynamic else loss_scale)
+        # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
+        self.scaled = self.dynamic or half or initial != 1
         if self.scaled:
             self.loss_scale = state("loss_scale", initial)
         if self.dynamic:
-            self.growth = loss_scale.factor
-            self.interval = loss_scale.interval
+            self.growth = float(loss_scale.factor)
+            self.interval = int(loss_scale.interval)
             # finite_run: finite micro-batches since the scale last changed.
             self.finite_run = state("finite_run", 0)
 
@@ -131,6 +151,10 @@ class GradientStage(nn.Cell):
             )
         if self.normalise == "samples" and self.mean:
             weight = ops.cast(batch[0].shape[0], ms.float32)
+        if loss.ndim != 0:
+            raise TypeError(
+                f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
+            )
         loss = ops.cast(loss, ms.float32)
         if self.scaled:
             # The weight waits for float32: times 32 it would cost float16 five of its 30 binades.
@@ -164,7 +188,8 @@ class GradientStage(nn.Cell):
             if finite:
                 run = ops.assign_add(self.finite_run, 1)
                 if run >= self.interval:
-                    ops.assign(self.loss_scale, self.loss_scale * self.growth)
+                    grown = ops.minimum(self.loss_scale * self.growth, _LARGEST_SCALE)
+                    ops.assign(self.loss_scale, grown)
                     ops.assign(self.finite_run, 0)
             else:
                 ops.assign(self.loss_scale, ops.maximum(self.loss_scale / self.growth, 1.0))
@@ -172,10 +197,17 @@ class GradientStage(nn.Cell):
         return True
 
     def over_ranks(self, value):
-        """Return the sum of a tensor over all ranks."""
+        """Return the sum of a float32 or int32 tensor over all ranks."""
         if self.all_reduce is None:
             return value
-        return self.all_reduce(value)
+        # Through float32, exact up to 2**24: the CPU's AllReduce takes no integers.
+        return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
+
+    def on_all_ranks(self, finite):
+        """Return whether ``finite`` holds on every rank: the same answer on all of them."""
+        if self.all_reduce is None:
+            return finite
+        return self.all_reduce(ops.cast(finite, ms.float32)) > self.ranks - 0.5
 
     def finish(self, total, weight):
         """Return (mean gradients, clipped; their global norm before clipping), float32.
@@ -230,16 +262,37 @@ def set_state(parameter, value):
 
 
 def _positive(name, value):
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise InputError(f"{name} is {value!r}; expected a finite number > 0")
-    if math.isinf(value):
-        raise InputError(f"{name} is {value!r}; expected a finite number > 0")
+    """Return ``value`` as a float if float32 holds it and its reciprocal, else raise."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 1e-37 <= value <= 1e37:
+        raise InputError(f"{name} is {value!r}; expected a finite number > 0, 1e-37 to 1e37")
     return float(value)
 
 
 def _use_float16(loss_net):
     """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone."""
-    for name, cell in loss_net.name_cells().items():
-        if not isinstance(cell, nn.LossBase) and cell._amp_level in ("", "O0"):
+    networks = {
+        name: cell
+        for name, cell in loss_net.name_cells().items()
+        if name not in _LOSS_NAMES and not isinstance(cell, nn.LossBase)
+    }
+    if not networks:
+        raise InputError(
+            f"precision='O2' finds no network inside the loss_net, a {type(loss_net).__name__}; "
+            "expected a Cell that holds the network as a Cell, as LossNet(network, loss_fn) does"
+        )
+    for name, cell in networks.items():
+        # A Cell's _amp_level is "" until amp sets it.
+        if cell._amp_level in ("", "O0"):
             # Through _cells, as amp itself does: setattr would prefix the parameters' names.
             loss_net._cells[name] = amp.auto_mixed_precision(cell, "O2")
+            cell.float16_by_step = True
+
+
+def _refuse_float16(loss_net):
+    """Refuse a network that an earlier O2 step changed in place: O0 would compute in float16."""
+    if any(getattr(cell, "float16_by_step", False) for _, cell in loss_net.cells_and_names()):
+        raise InputError(
+            "precision is 'O0', but an earlier step with precision='O2' put this network into "
+            "float16 for good; expected precision='O2', or a newly built network"
+        )

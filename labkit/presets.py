@@ -4,7 +4,10 @@
 4 minutes on two cores), ``paper`` is the source document's own full-scale setting.
 """
 
-from labkit.errors import refuse_unknown
+import math
+from collections.abc import Callable
+
+from labkit.errors import InputError, refuse_unknown
 
 PRESETS = ("smoke", "lab", "paper")
 
@@ -29,13 +32,17 @@ _GRADIENT_ACCUMULATION["smoke"] = {
     "train_images": 2_080,
 }
 
-LABS = {"00_start_here": {name: {} for name in PRESETS}, "01_gradient_accumulation": _GRADIENT_ACCUMULATION}
+LABS = {
+    "00_start_here": {name: {} for name in PRESETS},
+    "01_gradient_accumulation": _GRADIENT_ACCUMULATION,
+}
 
 
 def choose(lab: str, preset: str, **named) -> dict:
     """Return the settings of ``lab`` at ``preset``; a named value that is not None beats the preset.
 
-    Raises ``InputError`` for an unknown lab, preset or setting name.
+    Raises ``InputError`` for an unknown lab, preset or setting name, and for a value that the lab
+    cannot run with.
     """
     refuse_unknown("lab", lab, LABS)
     refuse_unknown("preset", preset, PRESETS)
@@ -44,4 +51,42 @@ def choose(lab: str, preset: str, **named) -> dict:
         refuse_unknown("parameter", name, settings)
         if value is not None:
             settings[name] = value
+    for name, value in settings.items():
+        expected, is_right = _VALUES[name]
+        if not is_right(value):
+            raise InputError(f"{name} is {value!r}; expected {expected}")
+    if settings and settings["batch_size"] > settings["train_images"]:
+        raise InputError(
+            f"batch_size {settings['batch_size']} is larger than the data: "
+            f"train_images {settings['train_images']}"
+        )
     return settings
+
+
+def _integer(low: int, high: float = math.inf) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    )
+
+
+def _number(is_right: Callable[[float], bool]) -> Callable[[object], bool]:
+    return lambda value: (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and is_right(value)
+    )
+
+
+_COUNT = ("an integer >= 1", _integer(1))
+# More data workers than cores are no error: the pipeline fits them, and says so.
+_VALUES = {
+    "epochs": _COUNT,
+    "batch_size": _COUNT,
+    "micro_steps": _COUNT,
+    "workers": _COUNT,
+    "train_images": ("an integer from 1 to 60000", _integer(1, 60_000)),
+    "seed": ("an integer from 0 to 2**32 - 1", _integer(0, 2**32 - 1)),
+    "learning_rate": ("a finite number > 0", _number(lambda value: value > 0)),
+    "momentum": ("a number from 0 to below 1", _number(lambda value: 0 <= value < 1)),
+}

@@ -11,7 +11,7 @@ import yaml
 from labkit import labs as lab_files
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs import Lab
-from labkit.presets import PRESETS
+from labkit.presets import LABS, PRESETS, choose
 from labkit.runtime import DEVICES, available_devices
 
 
@@ -40,7 +40,8 @@ def check(
     start       a folder of the project; the working folder if not given.
 
     Raises ``InputError`` for an unknown lab, preset, device or parameter, for a preset or parameter
-    that one of the labs does not have, and for a device that is not here. Creates nothing.
+    that one of the labs does not have or a value that it cannot run with, and for a device that is
+    not here. Creates nothing.
     """
     project = lab_files.find_project(start)
     chosen = lab_files.pick(lab_files.find_labs(project), names)
@@ -52,8 +53,15 @@ def check(
         known = [n for n in lab_files.parameter_names(lab) if n not in ("preset", "device")]
         for name in named:
             refuse_unknown(f"parameter of lab {lab.name}", name, known)
+        if lab.name in LABS:
+            choose(lab.name, preset, **named)
     if device not in ("auto", "CPU"):
-        refuse_unknown("device on this machine", device, available_devices())
+        present = available_devices()
+        if device not in present:
+            raise InputError(
+                f"device {device} was asked for and is not here; MindSpore can use: "
+                f"{', '.join(present)}"
+            )
     return Request(project, chosen, preset, device, named)
 
 

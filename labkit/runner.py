@@ -99,9 +99,8 @@ def _kernel_environment(preset: str, folder: Path) -> dict[str, str]:
     return {
         "LABKIT_PRESET": preset,
         "LABKIT_RUN": str(folder),
+        # labkit.progress then prints plain lines and draws no bar.
         "LABKIT_HEADLESS": "1",
-        # A bar would leave hundreds of lines in the executed notebook.
-        
         # A user's MPLBACKEND=Agg would leave the figures out of the executed notebook.
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
     }

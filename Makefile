@@ -1,0 +1,51 @@
+# The project's commands; `make help` lists them.
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lab notebooks bench clean distclean
+
+VENV ?= .venv
+PYTHON ?=
+PRESET ?= lab
+LABS ?=
+ARGS ?=
+export VENV PYTHON
+
+ENVIRONMENT := sh scripts/environment.sh
+BIN := $(VENV)/bin
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "PYTHON=/path/to/python3.12 chooses the Python that .venv is made with (3.11 or 3.12)."
+	@echo "ARGS=... is handed on: make run ARGS='--device CPU', make test ARGS='-k packaging'."
+
+run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS="01 02" (all)
+	@$(ENVIRONMENT) base
+	@$(BIN)/labkit run --preset $(PRESET) $(ARGS) $(LABS)
+
+test: ## install if needed, then all tests, and every notebook at preset smoke
+	@$(ENVIRONMENT) test
+	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks --nbval-lax --nbval-current-env \
+	    --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300 $(ARGS)
+
+lab: ## open JupyterLab on the first notebook, on this machine only
+	@$(ENVIRONMENT) base
+	$(BIN)/python -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. \
+	    --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
+
+notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force: all of them)
+	@$(ENVIRONMENT) base
+	@$(BIN)/python -m labkit.notebooks $(ARGS)
+
+bench: ## run every program in benchmarks/; the figures go to runs/bench
+	@$(ENVIRONMENT) test
+	@status=0; for program in benchmarks/[a-z]*.py; do \
+	    echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || status=1; done; exit $$status
+
+clean: ## remove what runs and tools left behind: runs, datasets, caches; not .venv
+	rm -rf runs datasets build dist labkit.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . \( -name .git -o -name '.venv*' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \
+	    -o -name kernel_meta -o -name 'rank_[0-9]*' \) -type d -prune -exec rm -rf {} +
+
+distclean: clean ## clean, and remove .venv as well
+	@[ ! -e $(VENV)/pyvenv.cfg ] || rm -rf $(VENV)

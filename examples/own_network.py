@@ -1,0 +1,52 @@
+"""Your own network and data with gradient accumulation: the whole program.
+
+    python examples/own_network.py
+
+Replace `Network` and `my_dataset`; the rest stays.
+"""
+
+import tempfile
+
+import mindspore.dataset as ds
+import numpy as np
+from mindspore import nn
+
+import labkit
+from labkit import AccumulatedStep, LossNet, evaluate, fit
+
+
+class Network(nn.Cell):
+    """Points (B, 2) -> logits (B, 2)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Dense(2, 32), nn.ReLU(), nn.Dense(32, 2))
+
+    def construct(self, x):
+        return self.layers(x)
+
+
+def my_dataset(rows, seed):
+    """Return points inside (label 1) and outside (label 0) of a circle, in batches of 16."""
+    points = np.random.default_rng(seed).uniform(-1, 1, (rows, 2)).astype(np.float32)
+    labels = (np.square(points).sum(1) < 0.6).astype(np.int32)
+    return ds.NumpySlicesDataset((points, labels), ["points", "label"]).batch(16)
+
+
+def main(folder):
+    """Train, evaluate on other points, and return the accuracy."""
+    labkit.start()
+    network = Network()
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
+    step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps=4)
+    # Stopped at any moment, the same call continues where the last checkpoint was.
+    fit(step, my_dataset(2000, seed=1), epochs=5, folder=folder, resume=True)
+    found = evaluate(network, loss_fn, my_dataset(1000, seed=2))
+    print(f"accuracy on other points: {found['accuracy']:.3f}")
+    return found["accuracy"]
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        main(scratch)

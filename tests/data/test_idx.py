@@ -1,0 +1,177 @@
+"""The IDX reader takes what the format allows and names the fault of everything else."""
+
+import gzip
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit.data import idx
+from labkit.errors import InputError
+
+IMAGES = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+LABELS = np.array([0, 9, 3, 3, 7], dtype=np.uint8)
+
+
+def header(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(4, "big") for number in numbers)
+
+
+def store(path, content: bytes):
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture(params=["", ".gz"], ids=["plain", "gzip"])
+def suffix(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def pair(tmp_path, suffix):
+    images = idx.write_idx(tmp_path / f"images{suffix}", IMAGES)
+    return images, idx.write_idx(tmp_path / f"labels{suffix}", LABELS)
+
+
+def test_what_is_written_is_read_back(pair):
+    images, labels = idx.read_pair(*pair)
+    np.testing.assert_array_equal(images, IMAGES)
+    np.testing.assert_array_equal(labels, LABELS)
+    assert images.dtype == labels.dtype == np.uint8
+    assert idx.check_pair(*pair) == (5, 4, 3)
+
+
+def test_bytes_on_disk_are_those_of_the_format(tmp_path):
+    assert idx.write_idx(tmp_path / "i", IMAGES).read_bytes() == (
+        header(2051, 5, 4, 3) + IMAGES.tobytes()
+    )
+    assert idx.write_idx(tmp_path / "l", LABELS).read_bytes() == header(2049, 5) + LABELS.tobytes()
+
+
+def test_equal_arrays_give_equal_gzip_files(tmp_path):
+    one, two = (idx.write_idx(tmp_path / name, LABELS) for name in ("a.gz", "b.gz"))
+    assert one.read_bytes() == two.read_bytes()
+
+
+BROKEN_IMAGES = {
+    "wrong magic number": (header(2052, 5, 4, 3) + bytes(60), "magic number 2052; expected 2051"),
+    "labels for images": (header(2049, 5) + bytes(60), "2049 .a file of labels.; expected 2051"),
+    "count too large": (header(2051, 6, 4, 3) + bytes(60), "60.*expected 72"),
+    "count too small": (header(2051, 4, 4, 3) + bytes(60), "expected 48.*header says 4 images"),
+    "truncated": (header(2051, 5, 4, 3) + bytes(59), "59.*expected 60"),
+    "trailing byte": (header(2051, 5, 4, 3) + bytes(61), "expected 60"),
+    "no pixels": (header(2051, 5, 4, 3), "expected 60"),
+    "no images": (header(2051, 0, 4, 3), "0 x 4 x 3"),
+    "absurd count": (header(2051, 2**32 - 1, 4, 3) + bytes(60), "4294967295 x 4 x 3"),
+    "half a header": (header(2051, 5), "8 bytes in all; expected a header of 16"),
+    "empty": (b"", "0 bytes in all"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_IMAGES)
+@pytest.mark.parametrize("read", ["read_pair", "check_pair"])
+def test_broken_images_are_refused(tmp_path, suffix, pair, fault, read):
+    content, message = BROKEN_IMAGES[fault]
+    path = store(tmp_path / f"broken{suffix}", content)
+    with pytest.raises(InputError, match=message) as caught:
+        getattr(idx, read)(path, pair[1])
+    assert str(path) in str(caught.value)
+
+
+BROKEN_LABELS = {
+    "wrong magic number": (header(2051, 5) + bytes(5), "magic number 2051.*expected 2049"),
+    "count too large": (header(2049, 6) + bytes(5), "5.*expected 6"),
+    "trailing byte": (header(2049, 5) + bytes(6), "expected 5"),
+    "label 10": (header(2049, 5) + bytes([0, 1, 10, 11, 2]), "label 10 at position 2 .2 such"),
+    "one label too few": (header(2049, 4) + bytes(4), "5 images and .* has 4 labels"),
+    "one label too many": (header(2049, 6) + bytes(6), "5 images and .* has 6 labels"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN_LABELS)
+@pytest.mark.parametrize("read", ["read_pair", "check_pair"])
+def test_broken_labels_are_refused(tmp_path, suffix, pair, fault, read):
+    content, message = BROKEN_LABELS[fault]
+    path = store(tmp_path / f"broken{suffix}", content)
+    with pytest.raises(InputError, match=message) as caught:
+        getattr(idx, read)(pair[0], path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("read", ["read_pair", "check_pair"])
+@pytest.mark.parametrize("keep", [5, 30, -9, -1])
+def test_gzip_cut_short_is_refused(tmp_path, keep, read):
+    noise = np.random.default_rng(0).integers(0, 256, (5, 4, 3), dtype=np.uint8)
+    whole = idx.write_idx(tmp_path / "whole.gz", noise)
+    labels = idx.write_idx(tmp_path / "labels.gz", LABELS)
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(whole.read_bytes()[:keep])
+    with pytest.raises(InputError, match="cut.gz: the gzip file is cut short or damaged"):
+        getattr(idx, read)(cut, labels)
+
+
+def test_gzip_with_a_wrong_byte_is_refused(tmp_path):
+    content = bytearray(idx.write_idx(tmp_path / "images.gz", IMAGES).read_bytes())
+    content[-6] ^= 1  # in the checksum
+    (tmp_path / "images.gz").write_bytes(content)
+    with pytest.raises(InputError, match="damaged"):
+        idx.read_images(tmp_path / "images.gz")
+
+
+def test_gzip_content_without_its_suffix_says_so(tmp_path):
+    (tmp_path / "images").write_bytes(gzip.compress(header(2051, 5, 4, 3) + bytes(60)))
+    with pytest.raises(InputError, match="a gzip file; its name should end in .gz"):
+        idx.read_images(tmp_path / "images")
+
+
+def test_plain_content_named_gz_is_refused(tmp_path):
+    (tmp_path / "images.gz").write_bytes(header(2051, 5, 4, 3) + bytes(60))
+    with pytest.raises(InputError, match="damaged"):
+        idx.read_images(tmp_path / "images.gz")
+
+
+@pytest.mark.parametrize("read", [idx.read_images, idx.read_labels])
+def test_missing_file_and_folder_are_refused(tmp_path, suffix, read):
+    with pytest.raises(InputError, match="No such file"):
+        read(tmp_path / f"absent{suffix}")
+    (tmp_path / f"folder{suffix}").mkdir()
+    with pytest.raises(InputError, match="directory"):
+        read(tmp_path / f"folder{suffix}")
+
+
+def test_size_of_the_images_is_checked_where_it_is_given(pair):
+    assert idx.check_pair(*pair, size=(4, 3)) == (5, 4, 3)
+    with pytest.raises(InputError, match="images of 4 x 3; expected 28 x 28"):
+        idx.check_pair(*pair, size=(28, 28))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [IMAGES.astype(np.int64), IMAGES[0], IMAGES[:0], LABELS.astype(np.float32)],
+    ids=["int64", "two dimensions", "nothing", "float"],
+)
+def test_only_what_can_be_read_again_is_written(tmp_path, array):
+    with pytest.raises(InputError, match="expected uint8"):
+        idx.write_idx(tmp_path / "file", array)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    path = idx.write_idx(tmp_path / "labels", LABELS)
+
+    def full(temporary, _):
+        # A rename is only atomic within one file system.
+        assert Path(temporary).parent == tmp_path
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(InputError, match="No space left"):
+        idx.write_idx(path, LABELS[:2])
+    assert list(tmp_path.iterdir()) == [path]
+    np.testing.assert_array_equal(idx.read_labels(path), LABELS)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="cannot be written"):
+        idx.write_idx(tmp_path / "absent" / "labels", LABELS)

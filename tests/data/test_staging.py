@@ -1,0 +1,70 @@
+"""A temporary folder beside the final place leaves nothing of itself behind."""
+
+import os
+import time
+
+import pytest
+
+from labkit.data.staging import PREFIX, STALE_SECONDS, staging
+from labkit.errors import InputError
+
+
+def test_the_folder_is_inside_and_gone_afterwards(tmp_path):
+    out = tmp_path / "a" / "b"
+    with staging(out) as folder:
+        assert folder.parent == out
+        (folder / "file").write_text("x")
+        os.replace(folder / "file", out / "file")
+    assert [path.name for path in out.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [InputError("bad"), KeyboardInterrupt()])
+def test_after_a_failure_no_new_folder_is_left(tmp_path, error):
+    with pytest.raises(type(error)), staging(tmp_path / "a" / "b") as folder:
+        (folder / "file").write_text("x")
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_after_a_failure_what_was_there_stays(tmp_path):
+    (tmp_path / "old").write_text("x")
+    with pytest.raises(InputError), staging(tmp_path):
+        raise InputError("bad")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("x")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(InputError, match="expected a folder that can be written"):
+            with staging(out):
+                pass
+    assert (tmp_path / "file").read_text() == "x"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a read-only folder")
+def test_a_read_only_folder_is_refused(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(InputError, match="Permission denied"), staging(tmp_path / "out"):
+            pass
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_full_disk_is_bad_input(tmp_path):
+    with pytest.raises(InputError, match="No space left"), staging(tmp_path / "out"):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_that_no_live_program_can_own_are_removed(tmp_path):
+    stale, fresh = tmp_path / f"{PREFIX}old", tmp_path / f"{PREFIX}new"
+    for folder in (stale, fresh):
+        folder.mkdir()
+        (folder / "half").write_text("x")
+    long_ago = time.time() - STALE_SECONDS - 60
+    os.utime(stale, (long_ago, long_ago))
+    with staging(tmp_path):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [fresh.name]

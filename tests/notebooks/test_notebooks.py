@@ -1,0 +1,61 @@
+"""Every committed notebook keeps the rules that papermill, nbval and a reader rely on."""
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from labkit import notebook_rules as rules
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def test_notebooks_are_numbered_in_reading_order():
+    names = [path.stem for path in NOTEBOOKS]
+    assert names and names[0] == "00_start_here"
+    assert all(re.fullmatch(r"\d\d_[a-z0-9_]+", name) for name in names), names
+    assert [int(name[:2]) for name in names] == list(range(len(names)))
+
+
+@each_notebook
+def test_source_keeps_the_rules(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert rules.source_faults(notebook) == []
+    assert notebook.cells[0].source.startswith(f"# {path.stem[:2]} · ")
+
+
+@each_notebook
+def test_outputs_can_be_committed(path):
+    assert rules.output_faults(nbformat.read(path, as_version=4)) == []
+    assert path.stat().st_size <= rules.MAX_BYTES
+
+
+@each_notebook
+def test_outputs_are_those_of_the_lab_preset(path):
+    """Whether they are up to date is for `make notebooks`: it takes minutes, and may wait."""
+    notebook = nbformat.read(path, as_version=4)
+    stamp = notebook.metadata.get("labkit", {})
+    assert stamp.get("preset") == "lab", "not executed by `make notebooks`"
+    assert stamp["outputs"] == rules.output_digest(notebook), "outputs edited: `make notebooks`"
+
+
+@each_notebook
+def test_some_output_is_compared(path):
+    cells = nbformat.read(path, as_version=4).cells
+    assert any(rules.COMPARED in rules.tags(cell) for cell in cells)
+
+
+@each_notebook
+def test_no_trace_of_the_execution_is_kept(path):
+    """papermill's and JupyterLab's times would make a difference out of every refresh."""
+    text = path.read_text(encoding="utf-8")
+    notebook = json.loads(text)
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info", "labkit"}
+    keys = {key for cell in notebook["cells"] for key in cell["metadata"]}
+    assert not keys & {"papermill", "execution", "ExecuteTime", "collapsed"}
+    assert text == nbformat.writes(nbformat.from_dict(notebook)).rstrip("\n") + "\n"

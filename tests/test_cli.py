@@ -1,0 +1,227 @@
+"""The command: exit codes, what goes to which stream, tables for people and for pipes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from labkit import cli, console, doctor, runner
+from labkit.execution import Failure
+from labkit.labs import find_labs
+
+ROOT = Path(cli.__file__).resolve().parents[1]
+
+
+def write_lab(project, name, source):
+    parameters = 'preset = "lab"\ndevice = "auto"\nepochs = None'
+    cells = [
+        {"cell_type": "markdown", "metadata": {}, "source": f"# {name[:2]} · The {name[3:]}"},
+        {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": parameters},
+        {"cell_type": "code", "metadata": {}, "source": source},
+    ]
+    for number, cell in enumerate(cells):
+        cell |= {"id": f"cell-{number}"}
+        if cell["cell_type"] == "code":
+            cell |= {"execution_count": None, "outputs": []}
+    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
+    (project / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    write_lab(tmp_path, "01_sums", "from labkit.errors import InputError\nraise InputError('bad!')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("LABKIT_PRESET", "LABKIT_RUN"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli.app, arguments)
+
+
+def start(*arguments):
+    command = [sys.executable, "-m", "labkit.cli", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def outcome(project, failure=None, **results):
+    (lab,) = find_labs(project)
+    found = {"status": "failed" if failure else "passed", "device": "CPU", "total_seconds": 3.14}
+    found |= {"metrics": {}, "headline": []} | results
+    return runner.Outcome(lab, found, project / "out" / "01_sums.ipynb", failure)
+
+
+def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
+    code = (
+        "import sys, time; began = time.perf_counter(); from labkit.cli import app\n"
+        "try: app(['list'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'mindspore', 'papermill', 'nbformat', 'numpy'} & sys.modules.keys()\n"
+        "print(time.perf_counter() - began, *heavy)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    # 0.15 s here; the imports that are left out take 1.4 s each.
+    seconds, *heavy = done.stdout.splitlines()[-1].split()
+    assert heavy == []
+    assert float(seconds) < 1
+
+
+def test_list_shows_the_labs_as_plain_columns(project):
+    write_lab(project, "02_second_order", "")
+    done = call("list")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "number  lab              title             presets          minutes",
+        "01      01_sums          The sums          smoke lab paper",
+        "02      02_second_order  The second_order  smoke lab paper",
+    ]
+
+
+def test_version():
+    done = call("--version")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("labkit ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "7"], "unknown lab '7'"),
+        (["run", "--preset", "big"], "unknown preset 'big'"),
+        (["run", "--device", "TPU"], "unknown device 'TPU'"),
+        (["run", "-p", "epoch=2"], "Did you mean 'epochs'?"),
+        (["run", "--out", "pyproject.toml"], "is not a folder"),
+        (["run", "--cell-timeout", "0"], "--cell-timeout"),
+        (["rum"], "Did you mean 'run'?"),
+        (["run", "--presett", "lab"], "--preset"),
+    ],
+)
+def test_bad_usage_is_exit_2_on_stderr_with_nothing_created(project, arguments, said):
+    before = sorted(project.rglob("*"))
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert sorted(project.rglob("*")) == before
+
+
+def test_an_unknown_preset_from_the_environment_is_refused_too(project, monkeypatch):
+    monkeypatch.setenv("LABKIT_PRESET", "smoek")
+    assert "Did you mean 'smoke'?" in call("run").stderr
+
+
+def test_bad_input_found_by_the_notebook_is_exit_2(project):
+    with start("run", "--preset", "smoke", "--out", "out") as process:
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert stderr == "labkit: 01_sums: bad!\n"
+    head, row = stdout.splitlines()[-2:]
+    assert head.split() == ["lab", "status", "device", "seconds", "headline", "notebook"]
+    assert row.split()[:3] == ["01_sums", "failed", "-"]
+    assert row.endswith(os.path.join("out", "01_sums", "01_sums.ipynb"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_the_kernel_too(project, number, code):
+    source = "import os, time\nopen('pid', 'w').write(f'{os.getpid()}.')\ntime.sleep(100)"
+    write_lab(project, "01_sums", source)
+    # A test started in the background ignores SIGINT, and so would what it starts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    pid = project / "notebooks" / "pid"
+    try:
+        with start("run", "--out", "out") as process:
+            wait_for(lambda: pid.exists() and pid.read_text().endswith("."))
+            process.send_signal(number)
+            _, stderr = process.communicate(timeout=30)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == code
+    assert "Traceback" not in stderr
+    wait_for(lambda: not Path("/proc", pid.read_text().rstrip(".")).exists())
+    results = json.loads((project / "out" / "01_sums" / "results.json").read_text())
+    assert results["status"] == "failed"
+
+
+def wait_for(condition):
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until, "waited 30 s in vain"
+        time.sleep(0.05)
+
+
+def test_run_hands_everything_on(project, monkeypatch):
+    seen = {}
+
+    def pretend(request, out, **options):
+        seen.update(options, out=out, request=request)
+        return [outcome(project)]
+
+    monkeypatch.setattr(runner, "run", pretend)
+    done = call("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2",
+                "--out", "there", "--cell-timeout", "9")  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert seen["out"] == Path("there")
+    assert seen["cell_timeout"] == 9
+    asked = seen["request"]
+    assert ([lab.name for lab in asked.labs], asked.preset, asked.device, asked.parameters) == (
+        ["01_sums"],
+        "smoke",
+        "CPU",
+        {"epochs": 2},
+    )
+
+
+def test_the_closing_table_shows_the_headline(project, capsys):
+    metrics = {"test accuracy": 0.981234, "updates": 1407, "equal": True, "other": 1}
+    console.outcomes([outcome(project, metrics=metrics, headline=list(metrics)[:3])])
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "01_sums  passed  CPU     3.1      test accuracy 0.9812, updates 1407, equal True  "
+        + os.path.join("out", "01_sums.ipynb")
+    )
+
+
+def test_a_failed_lab_is_explained_in_two_lines(project, capsys):
+    console.outcomes([outcome(project, Failure("ValueError", "no\nand no", 7))])
+    assert capsys.readouterr().err.splitlines() == [
+        "labkit: 01_sums failed in cell 7: ValueError: no",
+        "    out/01_sums.ipynb shows where",
+    ]
+
+
+def test_a_terminal_gets_a_drawn_table(project, monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    console.outcomes([outcome(project)])
+    drawn = capsys.readouterr().out
+    assert "───" in drawn and "01_sums" in drawn and "\x1b[32mpassed" in drawn
+
+
+def test_the_doctor_exits_1_on_any_fail_and_says_the_remedy(monkeypatch):
+    good = doctor.Check("Disk", True, "[9] GiB", "buy one")
+    bad = doctor.Check("msrun", False, "not found", "install it")
+    monkeypatch.setattr(doctor, "checks", lambda: [lambda: good])
+    done = call("doctor")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed")
+    assert "buy one" not in done.stdout
+    monkeypatch.setattr(doctor, "checks", lambda: [lambda: good, lambda: bad])
+    done = call("doctor")
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        "pass  Disk          [9] GiB",
+        "fail  msrun         not found",
+        "                    remedy: install it",
+        "1 of 2 checks passed",
+    ]

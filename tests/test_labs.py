@@ -1,0 +1,123 @@
+"""Labs are found, named and read; a notebook that cannot be one is refused with the reason."""
+
+import json
+
+import pytest
+
+from labkit import labs
+from labkit.errors import InputError
+
+PARAMETERS = 'preset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"\nepochs = None\n'
+
+
+def write(folder, name, card, *sources, tagged=1):
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": card}]
+    for index, source in enumerate(sources):
+        tags = ["parameters"] if index < tagged else []
+        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": source})
+    (folder / "notebooks").mkdir(parents=True, exist_ok=True)
+    place = folder / "notebooks" / f"{name}.ipynb"
+    place.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5}))
+    return place
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    write(tmp_path, "02_thor", "# 02 · THOR", PARAMETERS)
+    write(tmp_path, "01_accumulation", "# 01 · Sums\n\n*about 3 minutes*", PARAMETERS, "MNIST()")
+    write(tmp_path, "scratch", "# Mine", PARAMETERS)
+    return tmp_path
+
+
+def test_labs_come_in_reading_order_with_their_header_card(project):
+    first, second = labs.find_labs(project)
+    assert (first.number, first.name, first.title) == ("01", "01_accumulation", "Sums")
+    assert (first.minutes, second.minutes) == ("3", "")
+    assert second.presets == ("smoke", "lab", "paper")
+
+
+@pytest.mark.parametrize("name", ["01", "1", "01_accumulation", "accumulation"])
+def test_a_lab_answers_to_each_of_its_names(project, name):
+    assert [lab.number for lab in labs.pick(labs.find_labs(project), [name])] == ["01"]
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        ([], ["01", "02"]),
+        (["02,01"], ["02", "01"]),
+        (["2 1", "thor"], ["02", "01"]),
+        ([","], ["01", "02"]),
+    ],
+)
+def test_several_labs_run_once_each_in_the_order_given(project, names, numbers):
+    assert [lab.number for lab in labs.pick(labs.find_labs(project), names)] == numbers
+
+
+def test_unknown_lab_is_refused_with_the_nearest_name(project):
+    with pytest.raises(InputError, match="unknown lab 'acumulation'.*Did you mean 'accumulation'"):
+        labs.pick(labs.find_labs(project), ["acumulation"])
+    with pytest.raises(InputError, match="unknown lab '7'; expected one of: 01_accumulation"):
+        labs.pick(labs.find_labs(project), ["7"])
+
+
+def test_a_number_used_twice_is_refused(project):
+    write(project, "01_other", "# 01 · Other", PARAMETERS)
+    with pytest.raises(InputError, match="could be 01_accumulation and 01_other"):
+        labs.pick(labs.find_labs(project), ["1"])
+
+
+def test_no_labs_at_all_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no lab found"):
+        labs.pick(labs.find_labs(tmp_path), [])
+
+
+def test_parameter_names_come_from_the_syntax_tree(project):
+    # Two "=" in a line: papermill's own line reader leaves such a parameter out.
+    source = PARAMETERS + "check: bool = 1 == 1\nsizes = [\n    1,\n]\nx.y = 3\n# z = 1\n"
+    write(project, "01_accumulation", "# 01 · Sums", source)
+    found = labs.parameter_names(labs.find_labs(project)[0])
+    assert found == ("preset", "device", "epochs", "check", "sizes")
+
+
+@pytest.mark.parametrize(
+    ("sources", "tagged", "said"),
+    [
+        ([PARAMETERS], 0, "has 0 cells tagged 'parameters'"),
+        ([PARAMETERS, PARAMETERS], 2, "has 2 cells tagged 'parameters'"),
+        (["epochs = 3"], 1, "does not set preset and device"),
+        (["%time epochs = 3"], 1, "not plain Python"),
+    ],
+)
+def test_a_notebook_without_its_parameters_is_refused(project, sources, tagged, said):
+    write(project, "01_accumulation", "# 01 · Sums", *sources, tagged=tagged)
+    with pytest.raises(InputError, match=said):
+        labs.parameter_names(labs.find_labs(project)[0])
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "cannot read"), ("[]", "not a notebook")])
+def test_a_broken_notebook_is_named(project, text, said):
+    (project / "notebooks" / "03_broken.ipynb").write_text(text)
+    with pytest.raises(InputError, match=f"{said}.*03_broken|03_broken.*{said}"):
+        labs.find_labs(project)
+
+
+def test_a_data_set_is_needed_where_the_code_names_it(project):
+    first, second = labs.find_labs(project)
+    assert labs.mentions(first, "mnist")
+    assert not labs.mentions(second, "mnist")
+
+
+def test_the_project_is_the_nearest_one_above(project):
+    inner = project / "a" / "b"
+    inner.mkdir(parents=True)
+    (project / "a" / "pyproject.toml").write_text('[project]\nname = "other"\n')
+    (inner / "pyproject.toml").write_text("not toml")
+    assert labs.find_project(inner) == project.resolve()
+
+
+def test_outside_a_checkout_the_message_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    with pytest.raises(InputError, match="Change into the cloned project"):
+        labs.find_project(tmp_path)

@@ -1,0 +1,142 @@
+"""Each rule about notebooks finds its fault, and lets alone what only looks like one."""
+
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from labkit.notebook_rules import COMPARED, file_digest, output_faults, source_faults
+
+
+def good():
+    parameters = new_code_cell("batch = 32", execution_count=1)
+    parameters.metadata["tags"] = ["parameters"]
+    compared = new_code_cell("print(1)", execution_count=2)
+    compared.metadata["tags"] = [COMPARED]
+    compared.outputs = [new_output("stream", name="stdout", text="4 steps, shape (2, 3): True\n")]
+    made = new_notebook(cells=[new_markdown_cell("# 03 · Adasum"), parameters, compared])
+    made.metadata["kernelspec"] = {"name": "python3"}
+    made.metadata["language_info"] = {"name": "python"}
+    return made
+
+
+def printed(text, *tags):
+    made = new_code_cell("print(1)", execution_count=3)
+    made.metadata["tags"] = list(tags)
+    made.outputs = [new_output("stream", name="stdout", text=text)]
+    return made
+
+
+def shown(kind, content, about=None):
+    made = new_code_cell("show()", execution_count=3)
+    made.outputs = [new_output("display_data", data={kind: content}, metadata=about or {})]
+    return made
+
+
+def test_a_good_notebook_has_no_fault():
+    assert source_faults(good()) == []
+    assert output_faults(good()) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda n: n.metadata.pop("kernelspec"), "no kernelspec"),
+        (lambda n: n.metadata.pop("language_info"), "no language_info"),
+        (lambda n: n.metadata["kernelspec"].update(name="my-env"), "'my-env'"),
+        (lambda n: n.cells[1].metadata.update(tags=[]), "0 cells are tagged"),
+        (lambda n: n.cells[2].metadata.tags.append("parameters"), "2 cells are tagged"),
+        (lambda n: n.cells[0].update(source="# Adasum"), "'# NN · Title'"),
+        (lambda n: n.cells.pop(0), "'# NN · Title'"),
+        (lambda n: n.cells[2].update(id=n.cells[1].id), "an id of their own"),
+        (lambda n: n.cells[2].pop("id"), "an id of their own"),
+        (lambda n: n.cells[2].update(source="x = 1\n" * 21), "cell 2: 21 lines"),
+        (lambda n: n.cells[2].update(source='open("/home/ann/x")'), "cell 2: a path of one"),
+        (lambda n: n.cells.append(new_markdown_cell("![](a.png)")), "cell 3: a picture"),
+        (lambda n: n.cells.append(new_markdown_cell('<img src="a">')), "cell 3: a picture"),
+    ],
+)
+def test_a_fault_of_the_source_is_found(spoil, said):
+    notebook = good()
+    spoil(notebook)
+    assert len(source_faults(notebook)) == 1
+    assert said in source_faults(notebook)[0]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        new_code_cell("x = 1\n" * 20),
+        new_code_cell("a / tmp / b"),
+        new_markdown_cell("![a curve](a.png) and <img src='a' alt='a curve'>"),
+        new_markdown_cell("See https://example.org/home/page."),
+    ],
+)
+def test_what_is_no_fault_of_the_source(cell):
+    notebook = good()
+    notebook.cells.append(cell)
+    assert source_faults(notebook) == []
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (new_code_cell("x = 1"), "not executed"),
+        (printed("saved in /home/ann/runs"), "/home/ann"),
+        (printed("see file:///root/x.log"), "/root/x.log"),
+        (printed("in C:\\Users\\ann"), "C:\\U"),
+        (printed("in /project-of-ann/x"), "/project-of-ann"),
+        (shown("text/html", "<a href='/tmp/x'>"), "/tmp/x"),
+        (shown("text/html", "<img src='x'>"), "a picture without"),
+        (shown("image/png", "aGk="), "a PNG without"),
+        (shown("image/png", "aGk=", {"image/png": {"alt": " "}}), "a PNG without"),
+        (printed("took 3 s", COMPARED), "'3 s'"),
+        (printed("peak 812.5 MiB", COMPARED), "'812.5 MiB'"),
+        (printed("on 2026-01-02", COMPARED), "'2026-01-02'"),
+        (printed("loss 2.302572", COMPARED), "'2.302572'"),
+        (printed("", COMPARED), "no text to compare"),
+    ],
+)
+def test_a_fault_of_the_outputs_is_found(cell, said):
+    notebook = good()
+    notebook.cells.append(cell)
+    faults = output_faults(notebook, ["/project-of-ann"])
+    assert len(faults) == 1, faults
+    assert faults[0].startswith("cell 3: ") and said in faults[0]
+
+
+def test_an_error_output_is_found():
+    notebook = good()
+    error = new_output("error", ename="ValueError", evalue="no", traceback=[])
+    notebook.cells[1].outputs = [error]
+    assert output_faults(notebook) == ["cell 1: an error: ValueError"]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        printed("took 3 s, loss 2.302572"),
+        printed("https://example.org/home/page and runs/home/x and 1/tmp/2"),
+        printed("10 000 images, lr 0.0125, 4 steps, 2 hidden", COMPARED),
+        shown("image/png", "aGk=", {"image/png": {"alt": "loss over updates"}}),
+        new_code_cell(""),
+    ],
+)
+def test_what_is_no_fault_of_the_outputs(cell):
+    notebook = good()
+    notebook.cells.append(cell)
+    assert output_faults(notebook) == []
+
+
+def test_a_digest_is_of_names_and_bytes(tmp_path):
+    def digest():
+        return file_digest(tmp_path, "**/*", without=("left_out.py",))
+
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / "b.py").write_text("2")
+    first = digest()
+    (tmp_path / "__pycache__").mkdir()
+    for name in ("__pycache__/a.pyc", ".hidden", "left_out.py"):
+        (tmp_path / name).write_text("3")
+    assert digest() == first
+    (tmp_path / "a.py").write_text("2")
+    (tmp_path / "b.py").write_text("1")
+    assert digest() != first

@@ -1,0 +1,246 @@
+"""`make notebooks`: what is executed, what is written, and what leaves the committed file alone."""
+
+import shutil
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from labkit import notebooks
+from labkit.notebook_rules import COMPARED, output_faults, source_faults
+from labkit.notebooks import inputs, main, refresh, why_stale
+
+PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
+PNG = (
+    "from IPython.display import Image\nimport base64\n"
+    'Image(base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk'
+    '+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="), alt="one red point")'
+)
+
+
+def cell(source, *tags):
+    made = new_code_cell(source)
+    made.metadata["tags"] = list(tags)
+    return made
+
+
+def tiny(*cells):
+    title = new_markdown_cell("# 01 · Tiny\n\n1 minute")
+    made = new_notebook(cells=[title, cell(PARAMETERS, "parameters"), *cells])
+    made.metadata["kernelspec"] = {"display_name": "old", "language": "python", "name": "python3"}
+    made.metadata["language_info"] = {"name": "python", "version": "3.0.0"}
+    return made
+
+
+@pytest.fixture(scope="module")
+def refreshed(tmp_path_factory):
+    """A project whose one notebook was refreshed once; tests work on copies of it."""
+    project = tmp_path_factory.mktemp("refreshed") / "project"
+    for folder in ("notebooks", "labkit", "data_scripts"):
+        (project / folder).mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (project / "constraints.txt").write_text("numpy==1.26.4\n")
+    (project / "labkit" / "step.py").write_text("rate = 1\n")
+    (project / "data_scripts" / "digits.gz").write_bytes(b"\x1f\x8b")
+    cells = [
+        cell("from pathlib import Path"),
+        cell('print("shape", (2, 3))\nprint("preset", preset)', COMPARED),
+        cell("import time\ntime.time()"),
+        cell(PNG),
+        cell(""),
+        cell('print("outside:", Path("../note.txt").exists())', COMPARED),
+    ]
+    nbformat.write(tiny(*cells), project / "notebooks" / "01_tiny.ipynb")
+    assert refresh(project) == []
+    return project
+
+
+@pytest.fixture
+def project(refreshed, tmp_path, monkeypatch):
+    copy = tmp_path / "project"
+    shutil.copytree(refreshed, copy, ignore=shutil.ignore_patterns("runs"))
+    monkeypatch.chdir(copy)
+    return copy
+
+
+def path_of(project):
+    return project / "notebooks" / "01_tiny.ipynb"
+
+
+def read(project):
+    return nbformat.read(path_of(project), as_version=4)
+
+
+def edit(project, change):
+    notebook = read(project)
+    change(notebook)
+    nbformat.write(notebook, path_of(project))
+    return path_of(project).read_bytes()
+
+
+@pytest.fixture
+def no_execution(monkeypatch):
+    def refuse(*arguments, **named):
+        raise AssertionError("a notebook was executed")
+
+    monkeypatch.setattr(notebooks.runner, "run", refuse)
+
+
+def test_outputs_come_back_clean(project):
+    notebook = read(project)
+    code = [each for each in notebook.cells if each.cell_type == "code"]
+    assert [each.execution_count for each in code] == [1, 2, 3, 4, 5, None, 6]
+    assert code[2].outputs[0].text == "shape (2, 3)\npreset lab\n"
+    assert code[3].outputs[0].execution_count == 4
+    assert code[4].outputs[0].metadata["image/png"]["alt"] == "one red point"
+    assert set(notebook.metadata) == {"kernelspec", "language_info", "labkit"}
+    assert notebook.metadata.kernelspec.display_name == "Python 3 (ipykernel)"
+    assert "version" not in notebook.metadata.language_info
+    # No injected parameters, no times of papermill: the source is what the author wrote.
+    assert all(set(each.metadata) <= {"tags"} for each in notebook.cells)
+    assert code[0].source == PARAMETERS
+    assert source_faults(notebook) == [] and output_faults(notebook) == []
+
+
+def test_the_stamp_says_what_was_executed(project):
+    stamp = read(project).metadata["labkit"]
+    assert set(stamp["inputs"]) == {"notebook", "labkit", "data", "versions"}
+    assert stamp["preset"] == "lab"
+    assert stamp["versions"]["numpy"].startswith("1.26") and "platform" not in stamp["versions"]
+
+
+def test_without_a_change_nothing_is_executed_or_written(project, no_execution):
+    before = path_of(project).read_bytes()
+    assert refresh(project) == []
+    assert path_of(project).read_bytes() == before
+    assert main(["--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("labkit/step.py", "labkit"),
+        ("labkit/nets/new.py", "labkit"),
+        ("data_scripts/digits.gz", "data"),
+        ("benchmarks/tables/tuning.csv", "data"),
+        ("constraints.txt", "versions"),
+    ],
+)
+def test_a_changed_input_is_named(project, name, kind, capsys):
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    with (project / name).open("ab") as file:
+        file.write(b"# more\n")
+    assert why_stale(project, read(project)) == f"changed: {kind}"
+    assert main(["--check"]) == 1
+    assert f"01_tiny: changed: {kind}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["labkit/__pycache__/step.pyc", "labkit/notebooks.py", "data_scripts/.part", "README.md"],
+)
+def test_what_is_no_input_does_not_count(project, name):
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text("anything")
+    assert why_stale(project, read(project)) == ""
+
+
+def test_a_moved_line_between_two_files_is_a_change(project):
+    before = inputs(project, read(project))["labkit"]
+    (project / "labkit" / "step.py").rename(project / "labkit" / "other.py")
+    assert inputs(project, read(project))["labkit"] != before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda notebook: notebook.cells[3].update(source="print(1)"), "changed: notebook"),
+        (lambda notebook: notebook.cells[3].metadata.update(tags=[]), "changed: notebook"),
+        (lambda notebook: notebook.cells[3].update(outputs=[]), "its outputs are not"),
+        (lambda notebook: notebook.metadata.pop("labkit"), "it has no stamp"),
+    ],
+)
+def test_an_edited_notebook_is_stale(project, change, reason):
+    edit(project, change)
+    assert why_stale(project, read(project)).startswith(reason)
+
+
+def test_only_the_stale_notebook_is_executed(project):
+    shutil.copy(path_of(project), project / "notebooks" / "02_other.ipynb")
+    other = (project / "notebooks" / "02_other.ipynb").read_bytes()
+    edit(project, lambda notebook: notebook.cells[3].update(source='print("shape", 7)'))
+    said = []
+    assert refresh(project, say=said.append) == []
+    assert read(project).cells[3].outputs[0].text == "shape 7\n"
+    assert (project / "notebooks" / "02_other.ipynb").read_bytes() == other
+    assert "02_other: up to date" in said
+    # The stale one was not forced: what its compared cells print now is said, and written.
+    assert any("cell 3: compared output was" in line for line in said)
+    assert why_stale(project, read(project)) == ""
+
+
+def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, capsys):
+    (project / "note.txt").write_text("now there is one")
+    before = path_of(project).read_bytes()
+    assert main(["--force"]) == 1
+    assert path_of(project).read_bytes() == before
+    said = capsys.readouterr().out
+    assert "cell 7: compared output was 'outside: False' and is 'outside: True'" in said
+    assert main(["--force", "--accept"]) == 0
+    assert read(project).cells[7].outputs[0].text == "outside: True\n"
+    # The untagged time differs between two executions, and that is allowed.
+    assert read(project).cells[4].outputs != nbformat.reads(before, 4).cells[4].outputs
+
+
+@pytest.mark.parametrize(
+    ("source", "tags", "reason"),
+    [
+        ("1 / 0", (), "In [5]: ZeroDivisionError: division by zero"),
+        ("print(Path.cwd())", (), "a path of this machine: "),
+        ('print("took 1.5 s")', (COMPARED,), "differs between runs: '1.5 s'"),
+        (PNG.replace(', alt="one red point"', ""), (), "a PNG without alternative text"),
+        ('print(("x" * 99 + "\\n") * 5_000)', (), "expected at most 500000"),
+    ],
+)
+def test_a_notebook_that_may_not_be_committed_stays_as_it_was(project, source, tags, reason):
+    before = edit(project, lambda notebook: notebook.cells.__setitem__(4, cell(source, *tags)))
+    said = []
+    assert refresh(project, say=said.append) == ["01_tiny"]
+    assert path_of(project).read_bytes() == before
+    assert any("left as it was" in line and reason in line for line in said), said
+    assert [each.name for each in path_of(project).parent.iterdir()] == ["01_tiny.ipynb"]
+
+
+def test_an_edit_during_the_execution_is_not_overwritten(project, monkeypatch):
+    edit(project, lambda notebook: notebook.cells[3].update(source="print(2)"))
+    run = notebooks.runner.run
+
+    def run_and_edit(*arguments, **named):
+        outcomes = run(*arguments, **named)
+        edit(project, lambda notebook: notebook.cells[3].update(source="print(3)"))
+        return outcomes
+
+    monkeypatch.setattr(notebooks.runner, "run", run_and_edit)
+    assert refresh(project) == ["01_tiny"]
+    assert read(project).cells[3].source == "print(3)"
+
+
+def test_bad_arguments_exit_with_2(project, capsys):
+    assert main(["01_tinny"]) == 2
+    assert "Did you mean '01_tiny'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["--accept"])
+    assert stopped.value.code == 2
+
+
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(project, monkeypatch):
+    before = path_of(project).read_bytes()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(notebooks.os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        notebooks._write(path_of(project), "{}\n")
+    assert path_of(project).read_bytes() == before
+    assert [each.name for each in path_of(project).parent.iterdir()] == ["01_tiny.ipynb"]

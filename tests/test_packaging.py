@@ -1,0 +1,221 @@
+"""pyproject.toml, constraints.txt, environment.yml and what is installed say the same versions."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)")
+# The CUDA build of PyTorch fixes the versions of these itself.
+CUDA = ("nvidia-", "cuda-", "triton")
+
+
+def lines_of(name):
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def constraints():
+    return dict(PIN.fullmatch(line).groups() for line in lines_of("constraints.txt"))
+
+
+def required(extra=None):
+    """Return the named requirements of pyproject.toml: name -> Requirement."""
+    project = PROJECT["project"]
+    texts = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    parsed = [Requirement(text) for text in texts]
+    return {canonicalize_name(requirement.name): requirement for requirement in parsed}
+
+
+def conda():
+    return yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+
+
+def test_constraints_are_exact_sorted_and_without_local_suffix():
+    lines = lines_of("constraints.txt")
+    assert len(lines) > 100
+    assert [line for line in lines if not PIN.fullmatch(line)] == []
+    names = [PIN.fullmatch(line)[1] for line in lines]
+    assert names == sorted(set(names))
+
+
+def test_every_requirement_is_pinned_to_a_version_it_allows():
+    pins = constraints()
+    build = {r.name: r for r in map(Requirement, PROJECT["build-system"]["requires"])}
+    for name, requirement in {**required(), **required("test"), **build}.items():
+        assert requirement.specifier.contains(pins[name]), f"{requirement} against {pins[name]}"
+
+
+def test_what_the_labs_rest_on():
+    pins = constraints()
+    assert pins["mindspore"] == "2.10.0" and pins["torch"] == "2.13.0"
+    assert Version(pins["numpy"]) < Version("2")
+    assert not required()["numpy"].specifier.contains("2.0.0")
+    assert str(required("test")["torch"]) == "torch==2.13.0"
+    assert "torch" not in required()
+
+
+def test_the_conda_environment_has_the_same_pins():
+    *conda_lines, pip = conda()["dependencies"]
+    options, pins = pip["pip"][:2], pip["pip"][2:]
+    # constraints.txt holds what the named packages bring along to the same versions too.
+    assert options == ["-c constraints.txt", "-e ."]
+    assert pins == [f"{name}=={constraints()[name]}" for name in sorted(required())]
+    python = next(line for line in conda_lines if line.startswith("python="))
+    supported = PROJECT["project"]["requires-python"]
+    assert Requirement(f"python{supported}").specifier.contains(python.partition("=")[2])
+
+
+@pytest.mark.parametrize("minor", ["3.11", "3.12"])
+def test_both_pythons_are_supported_and_no_other(minor):
+    supported = Requirement(f"python{PROJECT['project']['requires-python']}").specifier
+    assert supported.contains(minor)
+    assert not supported.contains("3.10") and not supported.contains("3.13")
+    assert f"Programming Language :: Python :: {minor}" in PROJECT["project"]["classifiers"]
+
+
+def installed_closure(names):
+    """Return name -> version of what ``names`` bring along, as it is installed here."""
+    found, waiting = {}, [(name, frozenset({""})) for name in names]
+    seen = set()
+    while waiting:
+        name, extras = waiting.pop()
+        if (name, extras) in seen:
+            continue
+        seen.add((name, extras))
+        found[name] = metadata.version(name).partition("+")[0]
+        for text in metadata.requires(name) or []:
+            requirement = Requirement(text)
+            marker = requirement.marker
+            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
+                wanted = frozenset({"", *requirement.extras})
+                waiting.append((canonicalize_name(requirement.name), wanted))
+    return found
+
+
+def test_what_is_installed_is_what_is_pinned():
+    installed = installed_closure([*required(), *required("test")])
+    assert {"mindspore", "torch", "tornado"} <= set(installed)
+    pins = constraints()
+    wrong = {
+        name: f"installed {version}, pinned {pins.get(name)}"
+        for name, version in installed.items()
+        if not name.startswith(CUDA) and pins.get(name) != version
+    }
+    assert wrong == {}
+
+
+def test_the_version_is_stated_once():
+    """labkit reads it from its metadata; an installed labkit that differs is not this one."""
+    import labkit
+
+    assert labkit.__version__ == PROJECT["project"]["version"]
+    assert f"## [{labkit.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_torch_is_not_imported_by_labkit():
+    modules = list((ROOT / "labkit").rglob("*.py"))
+    assert modules
+    imports = re.compile(r"^\s*(?:import|from)\s+torch\b", re.MULTILINE)
+    assert [str(path) for path in modules if imports.search(path.read_text("utf-8"))] == []
+
+
+def committed_files():
+    """Return the files git knows or would add; outside a checkout, what is not hidden."""
+    command = ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return [ROOT / name for name in done.stdout.splitlines() if (ROOT / name).is_file()]
+    return [path for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
+
+
+def test_no_generated_file_is_committed():
+    files = [path.relative_to(ROOT).as_posix() for path in committed_files()]
+    assert "pyproject.toml" in files
+    generated = re.compile(r"(^|/)(runs|datasets|__pycache__|kernel_meta|rank_\d+|\.venv)/|\.ckpt$")
+    assert [name for name in files if generated.search(name)] == []
+
+
+def test_no_committed_file_names_this_machine_or_a_package_index():
+    # In two halves: this file is read as well.
+    unwanted = [f"{ROOT}/", "python" + "hosted", "index" + "-url", "find" + "-links"]
+    for path in committed_files():
+        content = path.read_bytes().decode("utf-8", "replace")
+        assert [text for text in unwanted if text in content] == [], path
+
+
+@pytest.mark.parametrize("command", [["check"], ["format", "--check"]], ids=["check", "format"])
+def test_ruff(command):
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_licence_is_apache_2():
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+    assert PROJECT["project"]["license"] == "Apache-2.0"
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "make test" in script
+    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
+
+
+needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+
+
+def make(*arguments):
+    # A make above this one hands its flags on in the environment.
+    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "ARGS", "VENV", "PYTHON", "PRESET", "LABS")
+    done = subprocess.run(
+        ["make", *arguments],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in outer},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+@needs_make
+def test_help_is_the_default_and_lists_every_target():
+    listed = re.findall(r"^make (\w+) +\S", make(), re.MULTILINE)
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert listed == phony.split()
+    assert {"run", "test", "lab", "notebooks", "bench", "clean", "help"} <= set(listed)
+
+
+@needs_make
+def test_what_make_run_executes():
+    assert ".venv/bin/labkit run --preset lab" in make("-n", "run")
+    narrowed = make("-n", "run", "PRESET=smoke", "LABS=01 02").split("labkit run ")[1].split()
+    assert narrowed == ["--preset", "smoke", "01", "02"]
+
+
+@needs_make
+def test_make_test_covers_unit_tests_and_notebooks_in_one_call():
+    command = make("-n", "test")
+    assert "LABKIT_PRESET=smoke" in command and command.count("-m pytest") == 1
+    assert "pytest tests notebooks --nbval-lax" in command

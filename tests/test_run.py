@@ -1,0 +1,145 @@
+"""A run folder is where it should be, holds what was written, and never half of it."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from labkit import run
+from labkit.errors import InputError
+from labkit.run import Run
+
+
+@dataclass(frozen=True)
+class FakeRuntime:
+    device: str = "CPU"
+    seed: int = 1
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.delenv("LABKIT_RUN", raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def opened(project):
+    return Run.open("01_sums", preset="smoke", parameters={"epochs": 1}, runtime=FakeRuntime())
+
+
+def files(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+
+
+def test_the_folder_is_in_the_project_and_new_each_time(project, opened):
+    again = Run.open("01_sums", preset="smoke", parameters={})
+    assert opened.folder.parent == again.folder.parent == project / "runs"
+    assert opened.folder.name.startswith("01_sums-smoke-20")
+    assert opened.folder != again.folder
+
+
+def test_the_runner_names_the_folder(project, monkeypatch):
+    monkeypatch.setenv("LABKIT_RUN", str(project / "here" / "01_sums"))
+    opened = Run.open("01_sums", preset="smoke", parameters={})
+    assert opened.folder == project / "here" / "01_sums"
+    assert opened.folder.is_dir()
+
+
+def test_a_file_in_the_folders_place_is_refused(project, monkeypatch):
+    monkeypatch.setenv("LABKIT_RUN", str(project / "pyproject.toml"))
+    with pytest.raises(InputError, match="cannot use LABKIT_RUN"):
+        Run.open("01_sums", preset="smoke", parameters={})
+    monkeypatch.delenv("LABKIT_RUN")
+    (project / "runs").write_text("in the way")
+    with pytest.raises(InputError, match="cannot make a run folder"):
+        Run.open("01_sums", preset="smoke", parameters={})
+
+
+def test_results_hold_what_was_run_and_what_came_out(opened):
+    metrics = {"test accuracy": np.float32(0.5), "curve": np.arange(2), "equal": np.bool_(True)}
+    place = opened.finish({**metrics, "lost": float("nan")}, headline=["test accuracy"])
+    found = json.loads(place.read_text())
+    assert found["metrics"] == {
+        "test accuracy": 0.5,
+        "curve": [0, 1],
+        "equal": True,
+        "lost": "nan",
+    }
+    assert (found["lab"], found["preset"], found["device"]) == ("01_sums", "smoke", "CPU")
+    assert (found["parameters"], found["status"]) == ({"epochs": 1}, "passed")
+    assert found["runtime"] == {"device": "CPU", "seed": 1}
+    assert found["headline"] == ["test accuracy"]
+    assert found["versions"]["numpy"] == np.__version__
+    assert {"python", "mindspore", "labkit", "platform"} < found["versions"].keys()
+    assert 0 <= found["seconds"] < 60
+    assert files(opened.folder) == ["results.json"]
+
+
+def test_a_metric_that_json_cannot_hold_leaves_nothing_behind(opened):
+    with pytest.raises(TypeError, match=r"metrics\['net'\] is a object"):
+        opened.finish({"net": object()})
+    with pytest.raises(InputError, match="headline metric 'acuracy'.*Did you mean 'accuracy'"):
+        opened.finish({"accuracy": 1.0}, headline=["acuracy"])
+    assert files(opened.folder) == []
+
+
+def test_a_crash_while_writing_keeps_the_old_results(opened, monkeypatch):
+    opened.finish({"accuracy": 1.0})
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        opened.finish({"accuracy": 2.0})
+    assert json.loads((opened.folder / "results.json").read_text())["metrics"]["accuracy"] == 1.0
+    assert files(opened.folder) == ["results.json"]
+
+
+def test_a_figure_is_a_png_or_nothing(opened):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2, 1))
+    figure.subplots().plot([1, 2])
+    place = opened.figure(figure, "loss")
+    assert place == opened.folder / "figures" / "loss.png"
+    assert place.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(AttributeError):
+        opened.figure(None, "nothing")
+    assert files(opened.folder) == ["figures", "figures/loss.png"]
+
+
+def test_files_stay_inside_the_folder(opened):
+    assert opened.path("checkpoints/a.ckpt").parent.is_dir()
+    for name in ("../a", "/tmp/a", "", "."):
+        with pytest.raises(InputError, match="inside the run folder"):
+            opened.path(name)
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_revision_says_whether_the_checkout_was_changed(project):
+    assert run.git_revision(project) is None
+    git(project, "init", "-q")
+    git(project, "commit", "-q", "--allow-empty", "-m", "somebody's own")
+    # Inside a repository, not under its control: that revision would say nothing about labkit.
+    assert run.git_revision(project) is None
+    git(project, "add", ".")
+    git(project, "commit", "-q", "-m", "first")
+    clean = run.git_revision(project / "notebooks")
+    assert clean and len(clean) == 40
+    (project / "new.py").write_text("1")
+    assert run.git_revision(project) == clean + "+"
+
+
+def test_the_module_does_not_import_mindspore():
+    code = "import sys, labkit.run; sys.exit('mindspore' in sys.modules)"
+    root = Path(run.__file__).parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0

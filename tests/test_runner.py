@@ -1,0 +1,273 @@
+"""Labs run in their own kernels and leave whole folders; one lab's failure is its own."""
+
+import json
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from labkit import request, runner
+from labkit.errors import InputError
+from labkit.execution import Failure, Progress
+
+ROOT = Path(runner.__file__).resolve().parents[1]
+PARAMETERS = """import os
+preset = os.environ.get("LABKIT_PRESET", "lab")
+device = "auto"
+rate = None
+sizes = None"""
+OPEN = """import sys
+from labkit.run import Run
+run = Run.open("lab", preset=preset, parameters={"rate": rate})
+print("half a", end=" ")
+print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
+FINISH = """from matplotlib import pyplot as plt
+figure = plt.figure(figsize=(2, 1))
+plt.plot([1, 2])
+run.figure(figure, "loss")
+run.finish({"rate": rate, "sizes": sizes, "preset": preset, "device": device,
+            "python": sys.executable, "folder": os.getcwd(), "run": os.environ["LABKIT_RUN"],
+            "headless": os.environ["LABKIT_HEADLESS"]}, headline=["rate"])"""
+LABS = {
+    "01_good": [OPEN, FINISH],
+    "02_late": [OPEN, FINISH, "1 / 0"],
+    "03_input": ['from labkit.errors import InputError\nraise InputError("batch is 0")'],
+    "04_killed": ['import sys\nsys.__stderr__.write("bad kernel")\nos._exit(9)'],
+    "05_plain": ["1 + 1"],
+}
+
+
+def write_labs(project, labs):
+    (project / "notebooks").mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    for name, sources in labs.items():
+        cells = [new_markdown_cell(f"# {name[:2]} · {name[3:]}"), new_code_cell(PARAMETERS)]
+        cells[1].metadata["tags"] = ["parameters"]
+        cells += [new_code_cell(source) for source in sources]
+        # No kernelspec and no language: papermill alone would refuse such a notebook.
+        nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """All LABS, run once: (project, outcomes by name, lines said)."""
+    # What papermill and Jupyter would fill in paths and variables must stay as it is.
+    project = tmp_path_factory.mktemp("project") / "a {preset} $HOME"
+    write_labs(project, LABS)
+    shadow = project / "jupyter" / "kernels" / "python3"
+    shadow.mkdir(parents=True)
+    (shadow / "kernel.json").write_text(
+        json.dumps({"argv": ["/bin/false"], "display_name": "other", "language": "python"})
+    )
+    lines = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))
+        # Another environment's kernel of the same name, found before this one's.
+        patch.setenv("JUPYTER_PATH", str(project / "jupyter"))
+        patch.setenv("MPLBACKEND", "Agg")
+        patch.setenv("LABKIT_RUN", "/nowhere")
+        asked = request.check(
+            preset="smoke", device="CPU", parameters=["rate=1e-3", "sizes=[1, a]"], start=project
+        )
+        outcomes = runner.run(asked, say=lines.append)
+    return project, {outcome.lab.name: outcome for outcome in outcomes}, lines
+
+
+def test_parameters_and_variables_reach_the_notebook(ran):
+    project, outcomes, _ = ran
+    metrics = outcomes["01_good"].results["metrics"]
+    assert (metrics["rate"], metrics["sizes"]) == (0.001, [1, "a"])
+    assert (metrics["preset"], metrics["device"]) == ("smoke", "CPU")
+    assert metrics["headless"] == "1"
+    assert metrics["folder"] == str(project / "notebooks")
+    assert metrics["run"] == str(outcomes["01_good"].notebook.parent)
+
+
+def test_the_kernel_is_this_interpreter_whatever_kernels_are_installed(ran):
+    assert ran[1]["01_good"].results["metrics"]["python"] == sys.executable
+
+
+def test_a_passed_lab_leaves_a_whole_folder(ran):
+    project, outcomes, _ = ran
+    folder = outcomes["01_good"].notebook.parent
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    assert names == ["01_good.ipynb", "figures", "figures/loss.png", "results.json"]
+    results = json.loads((folder / "results.json").read_text())
+    assert results == outcomes["01_good"].results
+    assert results["status"] == "passed"
+    assert results["notebook"] == "01_good.ipynb"
+    assert results["total_seconds"] > results["seconds"] > 0
+    assert (project / "runs" / "latest").resolve() == folder.parent
+
+
+def test_the_executed_notebook_opens_again_and_shows_its_figure(ran):
+    notebook = nbformat.read(ran[1]["01_good"].notebook, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.language_info.name == "python"
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
+    assert any("image/png" in out.get("data", {}) for out in outputs)
+    assert not any(out.get("name") == "stderr" for out in outputs), "the kernel itself warned"
+
+
+def test_a_failure_after_the_results_were_written_still_counts(ran):
+    results = ran[1]["02_late"].results
+    assert results["status"] == "failed"
+    error = {"name": "ZeroDivisionError", "message": "division by zero", "cell": 5}
+    assert results["error"] == error
+    assert results["metrics"]["rate"] == 0.001
+    executed = nbformat.read(ran[1]["02_late"].notebook, as_version=4)
+    assert [cell for cell in executed.cells if cell.get("execution_count") == error["cell"]]
+
+
+def test_failures_of_every_kind_are_recorded_and_the_next_lab_runs(ran):
+    outcomes = ran[1]
+    assert outcomes["03_input"].failure == Failure("InputError", "batch is 0", 3)
+    assert outcomes["03_input"].refused
+    assert outcomes["04_killed"].failure.name == "DeadKernelError"
+    killed = outcomes["04_killed"].results
+    assert (killed["status"], killed["device"], killed["preset"]) == ("failed", "CPU", "smoke")
+    log = outcomes["04_killed"].notebook.with_name("kernel.log")
+    assert "bad kernel" in log.read_text()
+    assert outcomes["05_plain"].results["status"] == "passed"
+    assert outcomes["05_plain"].results["metrics"] == {}
+
+
+def test_printed_lines_are_passed_on_whole(ran):
+    lines = ran[2]
+    start = lines.index("01_good: preset smoke, device CPU")
+    assert lines[start + 1 : start + 4] == ["    half a line", "        bar 2%", "    the end"]
+    assert lines[start + 4].startswith("01_good: passed after ")
+    assert any(line.startswith("02_late: failed in cell 5 (ZeroDivisionError)") for line in lines)
+
+
+def test_the_exit_code_is_2_only_if_bad_input_is_all_that_was_wrong(ran):
+    outcomes = ran[1]
+    assert runner.exit_code([outcomes["01_good"], outcomes["05_plain"]]) == 0
+    assert runner.exit_code([outcomes["01_good"], outcomes["03_input"]]) == 2
+    assert runner.exit_code([outcomes["02_late"], outcomes["03_input"]]) == 1
+    assert runner.exit_code([outcomes["04_killed"]]) == 1
+
+
+def test_a_cell_that_takes_too_long_is_stopped(tmp_path):
+    write_labs(tmp_path / "project", {"01_slow": ["import time\ntime.sleep(100)"]})
+    asked = request.check(start=tmp_path / "project")
+    (outcome,) = runner.run(asked, tmp_path / "out", say=lambda _: None, cell_timeout=1)
+    assert outcome.failure.name == "CellTimeoutError"
+    assert outcome.results["error"]["cell"] == 3
+
+
+def test_progress_says_which_cell_is_running():
+    import threading
+
+    lines, said = [], threading.Event()
+
+    def say(line):
+        lines.append(line)
+        said.set()
+
+    with Progress("01_x", 7, say, every=0.05) as progress:
+        progress.cell_started({"cell_type": "markdown", "source": "text"}, 0)
+        progress.cell_started({"cell_type": "code", "source": ""}, 1)
+        progress.cell_started({"cell_type": "code", "source": "1"}, 2)
+        assert said.wait(10)
+    assert lines[0] == "01_x: cell 1/7, 0 s"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose one lab needs MNIST, with the execution itself left out."""
+    project = tmp_path / "project"
+    write_labs(project, {"01_data": ["Mnist()"]})
+    monkeypatch.setattr(runner, "execute", lambda *_: None)
+    return project
+
+
+def data_script(project, source):
+    (project / "data_scripts").mkdir()
+    (project / "data_scripts" / "mnist.py").write_text(source)
+
+
+def test_data_is_prepared_first_and_said_so(project):
+    data_script(project, "open('prepared', 'w').close()")
+    lines = []
+    runner.run(request.check(start=project), say=lines.append)
+    assert lines[0] == "data: preparing mnist with data_scripts/mnist.py"
+    assert (project / "prepared").exists()
+
+
+def test_bad_data_is_bad_input_and_nothing_is_created(project):
+    data_script(project, "import sys\nsys.exit(sys.stderr.write('mnist.py: cut short') and 2)")
+    with pytest.raises(InputError, match="mnist.py: cut short"):
+        runner.run(request.check(start=project))
+    assert not (project / "runs").exists()
+
+
+def test_a_broken_data_script_is_no_bad_input(project):
+    data_script(project, "1 / 0")
+    with pytest.raises(RuntimeError, match="(?s)exited with 1.*ZeroDivisionError"):
+        runner.run(request.check(start=project))
+
+
+def out_is_a_file(project):
+    (project / "out").write_text("")
+    return project / "out"
+
+
+def out_is_below_a_file(project):
+    return out_is_a_file(project) / "deeper"
+
+
+def out_is_nowhere_to_write(project):
+    return Path("/proc/labkit")
+
+
+def out_is_a_broken_link(project):
+    (project / "out").symlink_to(project / "gone")
+    return project / "out"
+
+
+def out_holds_another_run(project):
+    (project / "out" / "01_data").mkdir(parents=True)
+    (project / "out" / "01_data" / "results.json").write_text("{}")
+    return project / "out"
+
+
+@pytest.mark.parametrize(
+    ("out", "said"),
+    [
+        (out_is_a_file, "is not a folder"),
+        (out_is_below_a_file, "is not a folder"),
+        (out_is_nowhere_to_write, "cannot write to"),
+        (out_is_a_broken_link, "is not a folder"),
+        (out_holds_another_run, "already holds files"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_an_output_folder_that_cannot_be_used_is_refused(project, out, said):
+    folder = out(project)
+    before = sorted(project.rglob("*"))
+    with pytest.raises(InputError, match=said):
+        runner.run(request.check(start=project), folder)
+    assert sorted(project.rglob("*")) == before
+
+
+def test_latest_is_never_put_over_a_users_folder(project):
+    (project / "runs" / "latest").mkdir(parents=True)
+    with pytest.raises(InputError, match="latest is in the way"):
+        runner.run(request.check(start=project))
+    assert list((project / "runs").iterdir()) == [project / "runs" / "latest"]
+
+
+def test_an_interrupted_lab_says_so_in_its_results(project, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "execute", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(request.check(start=project), project / "out")
+    results = json.loads((project / "out" / "01_data" / "results.json").read_text())
+    assert results["status"] == "failed"
+    assert results["error"]["name"] == "KeyboardInterrupt"
