@@ -12,8 +12,8 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
   k times the gradient, which is k times the learning rate);
 - the last, partly filled group of an epoch is applied with its real weight (``tail="flush"``), not
   carried into the next epoch's first update (``tail="carry"``);
-- the loss of an update is the mean over its micro-batches (``last_update.loss``), not the last one's;
-- one buffer, not two: it is cleared by writing zeros, not by copying a second buffer of zeros;
+- the loss of an update is its micro-batches' mean (``last_update.loss``), not the last one's;
+- one buffer: a group's first gradients overwrite it, no second buffer of zeros clears it;
 - a micro-batch that is not finite is left out of the group, or drops it.
 """
 
@@ -84,7 +84,8 @@ class AccumulatedStep(Step):
         self.drops_group = nonfinite == "drop_group"
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far.
         # micro_step: micro-batches counted in the group, dropped ones too; 0 .. group_size - 1.
-        # spoiled: non-finite micro-batches in the group. All are 0 right after a group.
+        # spoiled: non-finite micro-batches in the group. All are 0 right after a group, but for
+        # gradient_sum, which is what it was and counts for nothing while weight_sum is 0.
         self.gradient_sum = ParameterTuple(_buffer(p) for p in optimizer.parameters)
         self.loss_sum = state("loss_sum", 0.0)
         self.weight_sum = state("weight_sum", 0.0)
@@ -105,7 +106,10 @@ class AccumulatedStep(Step):
     def construct(self, *batch):
         loss, weight, gradients, finite = self.contribution(*batch)
         if finite:
-            self.map(ops.assign_add, self.gradient_sum, gradients)
+            if self.weight_sum > 0:
+                self.map(ops.assign_add, self.gradient_sum, gradients)
+            else:
+                self.map(ops.assign, self.gradient_sum, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
             ops.assign_add(self.images, batch[0].shape[0])
@@ -129,7 +133,8 @@ class AccumulatedStep(Step):
 
     def clear(self):
         """Forget the group's sums."""
-        self.map(_set_to_zero, self.gradient_sum)
+        # gradient_sum is overwritten by the next group's first gradients. Writing zeros took one
+        # more copy of the weights: MindSpore folds them into constants that stay in memory.
         ops.assign(self.loss_sum, 0.0)
         ops.assign(self.weight_sum, 0.0)
         ops.assign(self.images, 0)
@@ -185,7 +190,3 @@ def check_micro_steps(value) -> int:
 def _buffer(parameter):
     zeros = initializer("zeros", parameter.shape, ms.float32)
     return Parameter(zeros, name=f"grad_sum.{parameter.name}", requires_grad=False)
-
-
-def _set_to_zero(buffer):
-    return ops.assign(buffer, ops.zeros_like(buffer))

@@ -124,7 +124,7 @@ def read(path) -> dict:
 
 
 def load_into(cell, values: dict, origin="the checkpoint") -> None:
-    """Set all Parameters of ``cell`` from ``values``, which must match in names, shapes and types."""
+    """Set all Parameters of ``cell`` from ``values``: the same names, shapes and types."""
     own = {parameter.name: parameter for parameter in cell.get_parameters()}
     missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
     if missing or unknown:

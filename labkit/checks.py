@@ -1,4 +1,4 @@
-"""Check a learner's function against a slow specification, and say what is wrong without saying how.
+"""Check a learner's function against a slow specification; say what is wrong, not what is right.
 
 A check is found by the exercise's name. It tries the function on public cases; an unsolved exercise
 (``raise NotImplementedError``) is reported and does not stop a notebook.
@@ -31,9 +31,9 @@ class Exercise:
 
 
 def check(exercises: Sequence[Exercise], name: str, attempt: Callable) -> bool:
-    """Try ``attempt`` on every case of exercise ``name``, print what was found, return the verdict.
+    """Try ``attempt`` on all cases of exercise ``name``, print what was found, return the verdict.
 
-    Raises ``InputError`` for an exercise that there is not; whatever ``attempt`` raises is reported.
+    """Try ``attempt`` on the cases of exercise ``name``; print and return the verdict.
     """
     by_name = {exercise.name: exercise for exercise in exercises}
     refuse_unknown("exercise", name, by_name)
@@ -90,7 +90,8 @@ def _size_of_error(came, expected):
 def _close(came, expected, rtol):
     if came.shape != expected.shape:
         return False
-    return bool(np.abs(came - expected).max(initial=0.0) <= rtol * np.abs(expected).max(initial=0.0))
+    off = np.abs(came - expected).max(initial=0.0)
+    return bool(off <= rtol * np.abs(expected).max(initial=0.0))
 
 
 def _copy(case):

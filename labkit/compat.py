@@ -128,7 +128,9 @@ class GradientAccumulation:
                 stacklevel=2,
             )
 
-    def train_process(self, epoch, train_dataset, mini_steps=None, *, path="gradient_accumulation.ckpt"):
+    def train_process(
+        self, epoch, train_dataset, mini_steps=None, *, path="gradient_accumulation.ckpt"
+    ):
         """Train ``epoch`` epochs, print one line per update, write the checkpoint ``path``.
 
         mini_steps  micro-batches per update, an integer >= 1

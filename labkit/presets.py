@@ -39,7 +39,7 @@ LABS = {
 
 
 def choose(lab: str, preset: str, **named) -> dict:
-    """Return the settings of ``lab`` at ``preset``; a named value that is not None beats the preset.
+    """Return the settings of ``lab`` at ``preset``; a named value, not None, beats the preset.
 
     Raises ``InputError`` for an unknown lab, preset or setting name, and for a value that the lab
     cannot run with.

@@ -8,7 +8,7 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 
 def is_headless() -> bool:
-    """Return whether progress goes to a log: under ``labkit run``, or without notebook or terminal."""
+    """Return whether progress goes to a log: under ``labkit run``, or where nobody watches."""
     if os.environ.get("LABKIT_HEADLESS"):
         return True
     return "ipykernel" not in sys.modules and not sys.stderr.isatty()
@@ -32,7 +32,7 @@ class Progress:
         self._start = self._last = time.monotonic()
 
     def advance(self, text="", steps=1) -> None:
-        """Count ``steps`` more; ``text`` is shown behind the count (a function: made when shown)."""
+        """Count ``steps`` more; ``text`` (or a function that returns it) is shown behind them."""
         self.done += steps
         now = time.monotonic()
         due = now - self._last >= (0.5 if self._bar is not None else _SECONDS_BETWEEN_LINES)

@@ -30,7 +30,10 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
             "as gradients, at least one, with a sum > 0"
         )
     return [
-        sum(w * np.asarray(g[leaf], dtype=np.float64) for w, g in zip(weights, gradients, strict=True))
+        sum(
+            w * np.asarray(g[leaf], dtype=np.float64)
+            for w, g in zip(weights, gradients, strict=True)
+        )
         / sum(weights)
         for leaf in range(len(gradients[0]))
     ]
@@ -38,7 +41,9 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
 
 def global_norm(gradients: Arrays) -> float:
     """Return the Euclidean norm of all entries of all arrays together."""
-    return float(np.linalg.norm(np.concatenate([np.ravel(g).astype(np.float64) for g in gradients])))
+    return float(
+        np.linalg.norm(np.concatenate([np.ravel(g).astype(np.float64) for g in gradients]))
+    )
 
 
 def clip_by_global_norm(gradients: Arrays, clip_norm: float) -> Arrays:
@@ -167,7 +172,9 @@ class Accumulation:
         return Update(gradients, norm, loss, sum(one.rows for one in members))
 
     def _next_size(self):
-        return self.micro_steps(len(self.updates)) if callable(self.micro_steps) else self.micro_steps
+        return (
+            self.micro_steps(len(self.updates)) if callable(self.micro_steps) else self.micro_steps
+        )
 
 
 def linear_regression(weights, bias, inputs, targets):

@@ -86,7 +86,7 @@ class Step(nn.Cell):
         self.set_train()
 
     def contribution(self, *batch):
-        """``GradientStage.contribution``; a non-finite micro-batch is counted and leaves no trace."""
+        """``GradientStage.contribution``; one that is not finite is counted, leaves no trace."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         loss, weight, gradients, finite = self.gradient.contribution(*batch)
@@ -152,7 +152,8 @@ def trainable_batch_norms(network) -> list:
     return [
         cell
         for cell in cells
-        if isinstance(cell, _BATCH_NORMS) and getattr(cell, "use_batch_statistics", None) is not False
+        if isinstance(cell, _BATCH_NORMS)
+        and getattr(cell, "use_batch_statistics", None) is not False
     ]
 
 

@@ -6,4 +6,14 @@ smaller; the measured figures (two cores, MindSpore 2.10 on CPU) stand beside th
 """
 
 TOLERANCE = {
+    # Sums of at most 1e3 products of order 1 in float32, against float64.
+    "one float32 gradient": dict(rtol=1e-5, atol=1e-6),
+    # One rounding of a weight of order 1 (6e-8) and of its gradient.
+    "float32, one update": dict(rtol=1e-5, atol=1e-6),
+    # The same sums in another order; five to ten updates deep.
+    "float32, a few updates": dict(rtol=1e-5, atol=1e-6),
+    # Momentum stops where float32 gradients no longer move the weights.
+    "trained to the optimum": dict(rtol=1e-4, atol=1e-5),
+    # 11 bits: 5e-4 of each product.
+    "float16 network": dict(rtol=5e-3, atol=5e-3),
 }

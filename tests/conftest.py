@@ -25,7 +25,9 @@ def runtime():
 @pytest.fixture(scope="session")
 def mnist(tmp_path_factory) -> Path:
     """The bundled MNIST, unpacked: a folder with train/ and test/."""
-    spec = importlib.util.spec_from_file_location("data_scripts_mnist", ROOT / "data_scripts/mnist.py")
+    spec = importlib.util.spec_from_file_location(
+        "data_scripts_mnist", ROOT / "data_scripts/mnist.py"
+    )
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     return script.prepare(out=tmp_path_factory.mktemp("datasets") / "MNIST_Data")

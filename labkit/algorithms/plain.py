@@ -1,6 +1,6 @@
 """The plain update stage: the optimizer alone; and the step that updates at every batch.
 
-    w <- optimizer(w, g),     g = grad L(w; batch)
+w <- optimizer(w, g),     g = grad L(w; batch)
 """
 
 import mindspore as ms

@@ -94,7 +94,7 @@ EXERCISES = (
         "normalise",
         normalise,
         [(np.array([0, 255]),), (np.arange(0, 256, 15),)],
-        ((_rescales_swapped, "the constants are for pixels between 0 and 1: which step is first?"),),
+        ((_rescales_swapped, "the constants are for pixels from 0 to 1: which step is first?"),),
     ),
     Exercise(
         "updates_per_epoch",
@@ -130,8 +130,10 @@ EXERCISES = (
                 "the sum was clipped, so the limit depends on the number of micro-batches",
             ),
             (
-                lambda gradients, sizes, norm: mean_gradient(gradients, sizes)
-                * (norm / np.linalg.norm(mean_gradient(gradients, sizes))),
+                lambda gradients, sizes, norm: (
+                    mean_gradient(gradients, sizes)
+                    * (norm / np.linalg.norm(mean_gradient(gradients, sizes)))
+                ),
                 "a gradient shorter than the limit was made longer",
             ),
         ),

@@ -1,0 +1,134 @@
+"""Small networks and batches that the tests of the step cells share. Distinct rows, fixed seeds."""
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.plain import PlainStep
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+
+INPUTS, OUTPUTS = 3, 2
+
+
+def linear(seed=0):
+    """Dense network (B, 3) -> (B, 2) with weights of order 1."""
+    random = np.random.default_rng(seed)
+    network = nn.Dense(INPUTS, OUTPUTS)
+    set_state(network.weight, random.normal(size=(OUTPUTS, INPUTS)).astype(np.float32))
+    set_state(network.bias, random.normal(size=OUTPUTS).astype(np.float32))
+    return network
+
+
+def rows(count, seed=0):
+    """Inputs (count, 3) and targets (count, 2), float32 arrays."""
+    random = np.random.default_rng(1000 + seed)
+    return (
+        random.normal(size=(count, INPUTS)).astype(np.float32),
+        random.normal(size=(count, OUTPUTS)).astype(np.float32),
+    )
+
+
+def tensors(*arrays):
+    """The arrays, or parts of them, as Tensors."""
+    return tuple(Tensor(np.ascontiguousarray(array)) for array in arrays)
+
+
+def split(arrays, sizes):
+    """Cut arrays along their rows into tuples of Tensors of the given sizes."""
+    ends = np.cumsum(sizes)
+    assert ends[-1] == len(arrays[0]), (ends, len(arrays[0]))
+    return [
+        tensors(*(array[end - size : end] for array in arrays))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def digits(count, seed=0):
+    """Images (count, 1, 32, 32) and labels (count,) that a network can learn: ten noisy patterns."""
+    patterns = np.random.default_rng(7).normal(size=(10, 1, 32, 32))
+    random = np.random.default_rng(2000 + seed)
+    labels = random.integers(0, 10, count)
+    noise = random.normal(size=(count, 1, 32, 32))
+    return (0.5 * patterns[labels] + noise).astype(np.float32), labels.astype(np.int32)
+
+
+def regression(network=None):
+    """A linear network with mean squared error: (network, loss_net)."""
+    network = network or linear()
+    return network, LossNet(network, nn.MSELoss())
+
+
+def momentum(network, learning_rate=0.05):
+    """Momentum 0.9 over the network's trainable parameters."""
+    return nn.Momentum(network.trainable_params(), learning_rate, 0.9)
+
+
+def snapshot(cell):
+    """Every Parameter of a cell by name, copied."""
+    return {parameter.name: parameter.asnumpy().copy() for parameter in cell.get_parameters()}
+
+
+def restore(cell, values):
+    """Set every Parameter of a cell to what ``snapshot`` gave."""
+    for parameter in cell.get_parameters():
+        set_state(parameter, values[parameter.name])
+
+
+def assert_bit_equal(came, expected):
+    """Two snapshots hold the same names and the same bits; an empty one fails."""
+    assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))
+    for name in expected:
+        np.testing.assert_array_equal(came[name], expected[name], err_msg=name)
+
+
+def assert_close(came, expected, **tolerance):
+    """Two dicts of arrays hold the same names and close values; an empty one fails."""
+    assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))
+    for name in expected:
+        np.testing.assert_allclose(came[name], expected[name], err_msg=name, **tolerance)
+
+
+class Offset(nn.Cell):
+    """Loss net whose loss is the mean squared error plus an offset given with the batch."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets, offset):
+        return ops.mean(ops.square(self.network(inputs) - targets)) + ops.mean(offset)
+
+
+class Distance(nn.Cell):
+    """Loss net whose loss is the Euclidean distance to the targets: no gradient at distance 0."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets):
+        return ops.sqrt(ops.reduce_sum(ops.square(self.network(inputs) - targets)))
+
+
+class Scalar(nn.Cell):
+    """One parameter of shape (): inputs (B, 1) -> inputs * parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = Parameter(Tensor(2.0), name="slope")
+
+    def construct(self, inputs):
+        return inputs * self.slope
+
+
+def plain(loss_net, optimizer, **options):
+    return PlainStep(loss_net, optimizer, **options)
+
+
+def accumulated(loss_net, optimizer, **options):
+    return AccumulatedStep(loss_net, optimizer, micro_steps=2, **options)
+
+
+# Every step cell passes the battery of test_step.py; a new one adds a line here.
+STEPS = {"plain": plain, "accumulated": accumulated}

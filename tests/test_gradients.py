@@ -1,0 +1,503 @@
+"""The gradient stage: one micro-batch's contribution, and the mean of several."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from labkit import reference
+from labkit.algorithms.plain import PlainStep
+from labkit.compare import largest_differences, relative_error
+from labkit.errors import InputError
+from labkit.gradients import DynamicLossScale, GradientStage, set_state
+from labkit.losses import LossNet, TokenLossNet
+from labkit.nets.lenet import LeNet5
+from labkit.nets.small import NextToken
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import (
+    OUTPUTS,
+    Distance,
+    Offset,
+    Scalar,
+    digits,
+    linear,
+    regression,
+    rows,
+    split,
+    tensors,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class Contribution(nn.Cell):
+    """``GradientStage.contribution`` as a compiled graph."""
+
+    def __init__(self, loss_net, network, **options):
+        super().__init__(auto_prefix=False)
+        self.parameters = ParameterTuple(network.trainable_params())
+        self.stage = GradientStage(loss_net, self.parameters, **options)
+
+    def construct(self, *batch):
+        return self.stage.contribution(*batch)
+
+    def by_name(self, gradients):
+        return {p.name: g.asnumpy() for p, g in zip(self.parameters, gradients, strict=True)}
+
+    def means(self, batches):
+        """Return (loss, weight, gradient / weight by name) of each batch."""
+        results = []
+        for batch in batches:
+            loss, weight, gradients, finite = self(*batch)
+            assert bool(finite)
+            weight = float(weight)
+            gradients = {n: g / weight for n, g in self.by_name(gradients).items()}
+            results.append((float(loss), weight, gradients))
+        return results
+
+
+class Finish(nn.Cell):
+    """``GradientStage.finish`` as a compiled graph."""
+
+    def __init__(self, stage):
+        super().__init__(auto_prefix=False)
+        self.stage = stage
+
+    def construct(self, weight, *total):
+        return self.stage.finish(total, weight)
+
+
+def mean_of(results, weights=None):
+    """The mean of gradients by name, weighted as the stage weighs them unless told otherwise."""
+    weights = weights or [weight for _, weight, _ in results]
+    names = list(results[0][2])
+    leaves = reference.weighted_mean([[g[n] for n in names] for _, _, g in results], weights)
+    return dict(zip(names, leaves, strict=True))
+
+
+@pytest.fixture(scope="module")
+def lenet():
+    network = LeNet5()
+    return Contribution(LossNet(network, nn.CrossEntropyLoss()), network)
+
+
+@pytest.fixture(scope="module")
+def full_batch(lenet):
+    return lenet.means([tensors(*digits(128))])[0][2]
+
+
+def test_mean_of_four_micro_batches_is_the_full_batch_gradient(lenet, full_batch):
+    four = lenet.means(split(digits(128), [32] * 4))
+    off = largest_differences(mean_of(four), full_batch)
+    assert len(off) == 8 and max(off.values()) <= 1e-6, off
+
+
+def test_sum_of_four_micro_batches_is_four_times_the_full_batch_gradient(lenet, full_batch):
+    four = lenet.means(split(digits(128), [32] * 4))
+    summed = {name: sum(g[name] for _, _, g in four) for name in full_batch}
+    flat = np.concatenate([summed[name].ravel() for name in full_batch])
+    full = np.concatenate([full_batch[name].ravel() for name in full_batch])
+    assert np.linalg.norm(flat) / np.linalg.norm(full) == pytest.approx(4, abs=1e-4)
+
+
+def test_uneven_micro_batches_need_their_weights(lenet, full_batch):
+    """Sizes 64/32/16/16: weighted by samples it is the full batch, the mean of means is not."""
+    uneven = lenet.means(split(digits(128), [64, 32, 16, 16]))
+    assert [weight for _, weight, _ in uneven] == [64, 32, 16, 16]
+    assert max(largest_differences(mean_of(uneven), full_batch).values()) <= 1e-6
+    assert relative_error(mean_of(uneven), full_batch) <= 1e-6
+    assert 0.05 < relative_error(mean_of(uneven, [1, 1, 1, 1]), full_batch) < 0.5
+
+
+def test_padded_sequences_need_the_weights_of_their_tokens():
+    """By tokens it is the full batch; the mean of the micro-batches' means is not."""
+    random = np.random.default_rng(3)
+    tokens = random.integers(0, 12, (6, 9)).astype(np.int32)
+    labels = random.integers(0, 12, (6, 9)).astype(np.int32)
+    for row, length in enumerate([9, 9, 8, 7, 2, 1]):
+        labels[row, length:] = -1
+    network = NextToken()
+    cell = Contribution(TokenLossNet(network), network, normalise="tokens")
+    parts = cell.means(split((tokens, labels), [2] * 3))
+    loss, weight, full = cell.means([tensors(tokens, labels)])[0]
+    assert [w for _, w, _ in parts] == [18, 15, 3] and weight == 36
+    assert max(largest_differences(mean_of(parts), full).values()) <= 1e-6
+    assert relative_error(mean_of(parts, [1, 1, 1]), full) > 0.1
+    assert loss == pytest.approx(sum(w * value for value, w, _ in parts) / 36, rel=1e-6)
+    total, count = reference.token_cross_entropy(network(Tensor(tokens)).asnumpy(), labels)
+    assert count == 36 and loss == pytest.approx(total / count, rel=1e-5)
+
+
+def closed_form(network, inputs, targets):
+    """Mean squared error of a linear network and its gradients in float64, by name."""
+    weights, bias = (p.asnumpy().astype(np.float64) for p in (network.weight, network.bias))
+    loss, gradients = reference.linear_regression(
+        weights, bias, inputs.astype(np.float64), targets.astype(np.float64)
+    )
+    return loss, dict(zip(["weight", "bias"], gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "weight", "factor"),
+    [
+        ({}, 5, 5),
+        ({"normalise": "steps"}, 1, 1),
+        ({"reduction": "sum"}, 1, 1),
+        ({"weighted": False}, 5, 1),
+        ({"loss_scale": 1024}, 5, 5),
+        ({"loss_scale": 3.0, "weighted": False}, 5, 1),
+        ({"loss_scale": DynamicLossScale(2**10)}, 5, 5),
+    ],
+    ids=str,
+)
+def test_contribution_is_the_weight_times_the_closed_form_gradient(options, weight, factor):
+    network, loss_net = regression()
+    inputs, targets = rows(5)
+    cell = Contribution(loss_net, network, **options)
+    loss, came, gradients, finite = cell(*tensors(inputs, targets))
+    expected, slopes = closed_form(network, inputs, targets)
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+    assert float(came) == weight and bool(finite)
+    for name, gradient in cell.by_name(gradients).items():
+        assert gradient.dtype == np.float32
+        expected = factor * slopes[name]
+        np.testing.assert_allclose(gradient, expected, **TOLERANCE["one float32 gradient"])
+
+
+def test_a_power_of_two_loss_scale_is_unscaled_exactly_once():
+    """Scaling float32 by 2**n is exact, so the gradients are those without a scale, bit for bit."""
+    network, loss_net = regression()
+    batch = tensors(*rows(4))
+    without = Contribution(loss_net, network)(*batch)
+    scaled = Contribution(loss_net, network, loss_scale=2.0**12)(*batch)
+    assert float(without[0]) == float(scaled[0])
+    for came, expected in zip(scaled[2], without[2], strict=True):
+        np.testing.assert_array_equal(came.asnumpy(), expected.asnumpy())
+
+
+class TestFloat16:
+    """``precision="O2"``."""
+
+    def test_the_network_computes_in_float16_and_its_loss_does_not(self):
+        network, loss_net = regression()
+        inputs, targets = rows(4)
+        half = inputs.astype(np.float16) @ network.weight.asnumpy().astype(np.float16).T
+        half = half + network.bias.asnumpy().astype(np.float16)
+        expected, _ = closed_form(network, inputs, targets)
+        loss, _, gradients, _ = Contribution(loss_net, network, precision="O2")(
+            *tensors(inputs, targets)
+        )
+        outputs = loss_net.network(Tensor(inputs)).asnumpy()
+        assert (outputs == outputs.astype(np.float16)).all()
+        np.testing.assert_allclose(outputs, half, **TOLERANCE["float16 network"])
+        assert 1e-6 < abs(float(loss) - expected) < 1e-2
+        assert all(gradient.dtype == ms.float32 for gradient in gradients)
+
+    def test_a_custom_loss_cell_stays_float32(self):
+        """4e8 does not fit into float16, whose largest number is 65 504."""
+        network = linear()
+        loss_net = LossNet(network, Large())
+        loss, _, _, _ = Contribution(loss_net, network, precision="O2", loss_scale=2.0**-20)(
+            *tensors(*rows(4))
+        )
+        assert 1e7 < float(loss) < 1e10
+
+    def test_the_gradient_does_not_depend_on_the_loss_scale(self):
+        network, inputs = linear(), tensors(*rows(8))
+        came = [
+            Contribution(
+                LossNet(network, nn.MSELoss()), network, precision="O2", loss_scale=scale
+            )(*inputs)[2]
+            for scale in (1.0, 1024.0, DynamicLossScale(64.0))
+        ]
+        for other in came[1:]:
+            for gradient, expected in zip(other, came[0], strict=True):
+                np.testing.assert_allclose(
+                    gradient.asnumpy(), expected.asnumpy(), **TOLERANCE["float16 network"]
+                )
+
+    def test_a_small_gradient_survives_with_a_loss_scale_only(self):
+        """1e-9 underflows float16, whose smallest number is 6e-8; times 2**16 it does not."""
+        network, (inputs, targets) = linear(), rows(8)
+        off = (targets * 1e-9).astype(np.float32)
+        norms = {}
+        for scale in (1.0, 2.0**16):
+            cell = Contribution(LossNet(network, Product()), network, precision="O2", loss_scale=scale)
+            gradients = cell(*tensors(inputs, off))[2]
+            norms[scale] = reference.global_norm([g.asnumpy() / 8 for g in gradients])
+        exact = reference.global_norm([off.T @ inputs / off.size, off.sum(axis=0) / off.size])
+        assert norms[1.0] < 0.5 * exact
+        assert norms[2.0**16] == pytest.approx(exact, rel=0.02)
+
+    def test_parameter_names_and_dtypes_stay(self):
+        network = LeNet5()
+        before = [(p.name, p.dtype) for p in network.get_parameters()]
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
+        for _ in range(2):
+            GradientStage(loss_net, ParameterTuple(network.trainable_params()), precision="O2")
+        assert [(p.name, p.dtype) for p in network.get_parameters()] == before
+        assert [(p.name, p.dtype) for p in loss_net.get_parameters()] == before
+
+    def test_the_weight_does_not_overflow_float16(self):
+        """The gradient of one sample's loss is 1e4; times 64 samples it is beyond float16."""
+        network = Scalar()
+        cell = Contribution(LossNet(network, nn.L1Loss()), network, precision="O2")
+        inputs = np.full((64, 1), 1e4, np.float32)
+        _, weight, gradients, finite = cell(*tensors(inputs, -inputs))
+        assert bool(finite)
+        np.testing.assert_allclose(gradients[0].asnumpy() / float(weight), 1e4, rtol=1e-3)
+
+    def test_a_float32_step_refuses_a_network_that_is_in_float16_for_good(self):
+        network, loss_net = regression()
+        GradientStage(loss_net, ParameterTuple(network.trainable_params()), precision="O2")
+        with pytest.raises(InputError, match="newly built network"):
+            GradientStage(
+                LossNet(network, nn.MSELoss()), ParameterTuple(network.trainable_params())
+            )
+
+    def test_a_loss_net_without_a_network_is_refused(self):
+        loss_net = Bare()
+        with pytest.raises(InputError, match="finds no network inside the loss_net, a Bare"):
+            GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), precision="O2")
+
+
+class Large(nn.Cell):
+    """A loss cell that is not an ``nn.LossBase``."""
+
+    def construct(self, outputs, targets):
+        return 1e8 * ops.mean(ops.square(outputs - targets))
+
+
+class Product(nn.Cell):
+    """Loss whose gradient by the outputs is the targets over their number."""
+
+    def construct(self, outputs, targets):
+        return ops.mean(outputs * targets)
+
+
+class Bare(nn.Cell):
+    """A loss net with parameters of its own and no cell inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = Parameter(Tensor(1.0), name="slope")
+
+    def construct(self, inputs, targets):
+        return ops.mean(ops.square(inputs * self.slope - targets))
+
+
+class TestFiniteCheck:
+    @pytest.mark.parametrize("offset", [np.nan, np.inf, -np.inf])
+    def test_a_loss_alone_can_be_it(self, offset):
+        network = linear()
+        cell = Contribution(Offset(network), network)
+        clean = cell(*tensors(*rows(2), np.float32([0.0])))
+        loss, _, gradients, finite = cell(*tensors(*rows(2), np.float32([offset])))
+        assert bool(clean[3]) and not bool(finite)
+        assert not np.isfinite(float(loss))
+        assert all(np.isfinite(g.asnumpy()).all() for g in gradients)
+
+    def test_a_gradient_alone_can_be_it(self):
+        network = linear()
+        cell = Contribution(Distance(network), network)
+        inputs, _ = rows(2)
+        targets = network(Tensor(inputs)).asnumpy()
+        loss, _, gradients, finite = cell(*tensors(inputs, targets))
+        assert float(loss) == 0 and not bool(finite)
+        assert not all(np.isfinite(g.asnumpy()).all() for g in gradients)
+
+    def test_it_is_off_with_propagate(self):
+        network = linear()
+        cell = Contribution(Offset(network), network, nonfinite="propagate")
+        assert cell(*tensors(*rows(2), np.float32([np.nan])))[3] is True
+
+
+@pytest.fixture(scope="module")
+def dynamic_scale():
+    network = linear()
+    scale = DynamicLossScale(initial=4, factor=2, interval=3)
+    return PlainStep(Offset(network), nn.SGD(network.trainable_params(), 0.0), loss_scale=scale)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=15))
+@example([False] * 4 + [True] * 7)
+def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, finite):
+    stage = dynamic_scale.gradient
+    set_state(stage.loss_scale, 4.0)
+    set_state(stage.finite_run, 0)
+    set_state(dynamic_scale.dropped, 0)
+    set_state(dynamic_scale.updates, 0)
+    scales = []
+    for one in finite:
+        dynamic_scale(*tensors(*rows(2), np.float32([0.0 if one else np.nan])))
+        scales.append(float(stage.loss_scale.asnumpy()))
+    assert scales == reference.dynamic_loss_scale(finite, initial=4, factor=2, interval=3)
+    assert int(dynamic_scale.dropped.asnumpy()) == finite.count(False)
+    assert int(dynamic_scale.updates.asnumpy()) == finite.count(True)
+
+
+def test_an_overflow_in_float16_halves_the_scale_until_the_gradient_fits():
+    """Found by itself from 2**24: the first micro-batches are dropped, then every one counts."""
+    network, loss_net = regression()
+    step = PlainStep(
+        loss_net,
+        nn.SGD(network.trainable_params(), 0.01),
+        precision="O2",
+        loss_scale=DynamicLossScale(2.0**24),
+    )
+    batch = tensors(*rows(8))
+    for _ in range(20):
+        step(*batch)
+    dropped = int(step.dropped.asnumpy())
+    assert 5 <= dropped <= 15 and step.last_update.number == 20 - dropped
+    assert float(step.gradient.loss_scale.asnumpy()) == 2.0 ** (24 - dropped)
+
+
+def test_a_dynamic_scale_never_grows_to_infinity():
+    """With gradients of zero nothing overflows, and infinity times zero would never be finite."""
+    network = linear()
+    inputs, _ = rows(2)
+    step = PlainStep(
+        LossNet(network, Product()),
+        nn.SGD(network.trainable_params(), 0.1),
+        loss_scale=DynamicLossScale(2.0**118, interval=1),
+    )
+    for _ in range(12):
+        step(*tensors(inputs, np.zeros((2, OUTPUTS), np.float32)))
+    assert float(step.gradient.loss_scale.asnumpy()) == 2.0**120
+    assert int(step.dropped.asnumpy()) == 0 and step.last_update.number == 12
+
+
+class TestFinish:
+    """The mean, its norm, and clipping."""
+
+    total = (np.float32([[3, 0], [0, 4]]), np.float32([12]))  # norm 13
+
+    def finish(self, weight, **options):
+        network, loss_net = regression()
+        stage = GradientStage(loss_net, ParameterTuple(network.trainable_params()), **options)
+        gradients, norm = Finish(stage)(Tensor(weight, ms.float32), *tensors(*self.total))
+        return [g.asnumpy() for g in gradients], float(norm)
+
+    @pytest.mark.parametrize(
+        ("weight", "options", "factor", "norm"),
+        [
+            (2.0, {}, 1 / 2, 6.5),
+            (2.0, {"reduction": "sum"}, 1, 13),
+            (2.0, {"weighted": False}, 1, 13),
+            (2.0, {"clip_norm": 6.5}, 1 / 2, 6.5),
+            (2.0, {"clip_norm": 7}, 1 / 2, 6.5),
+            (2.0, {"clip_norm": 1}, 1 / 13, 6.5),
+            (2.0, {"clip_norm": 1, "weighted": False}, 1 / 13, 13),
+            (2.0, {"clip_norm": 1, "reduction": "sum"}, 1 / 13, 13),
+        ],
+        ids=str,
+    )
+    def test_divides_by_the_weight_and_then_clips(self, weight, options, factor, norm):
+        gradients, came = self.finish(weight, **options)
+        assert came == pytest.approx(norm, rel=1e-6)
+        for gradient, total in zip(gradients, self.total, strict=True):
+            np.testing.assert_allclose(gradient, factor * total, rtol=1e-6)
+
+    def test_a_gradient_of_zero_is_not_divided_by_its_norm(self):
+        self.total = tuple(0 * part for part in TestFinish.total)
+        gradients, norm = self.finish(2.0, clip_norm=1.0)
+        assert norm == 0 and all((g == 0).all() for g in gradients)
+
+    def test_norm_of_five_million_entries(self):
+        """One float32 sum in order would be off by more than 0.1 % at this size."""
+        large = np.random.default_rng(0).normal(1.0, 0.1, 5_000_000).astype(np.float32)
+        self.total = (large,)
+        _, norm = self.finish(1.0)
+        assert norm == pytest.approx(reference.global_norm([large]), rel=1e-5)
+
+
+def test_a_single_parameter_of_shape_nothing():
+    network = Scalar()
+    cell = Contribution(LossNet(network, nn.MSELoss()), network)
+    inputs = np.float32([[1], [2]])
+    _, _, gradients, _ = cell(*tensors(inputs, inputs))
+    np.testing.assert_allclose(gradients[0].asnumpy(), 2 * np.mean(2 * inputs * inputs), rtol=1e-6)
+    (mean,), norm = Finish(cell.stage)(Tensor(2.0), gradients[0])
+    assert float(mean) == pytest.approx(5.0) and float(norm) == pytest.approx(5.0)
+
+
+class TestBadInput:
+    def build(self, loss_net=None, **options):
+        network = linear()
+        loss_net = loss_net(network) if loss_net else LossNet(network, nn.MSELoss())
+        return Contribution(loss_net, network, **options)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "nearest"),
+        [
+            ("normalise", "sample", "samples"),
+            ("normalise", "token", "tokens"),
+            ("reduction", "means", "mean"),
+            ("precision", "o2", "O2"),
+            ("nonfinite", "drop_micro_batch", "drop_micro"),
+        ],
+    )
+    def test_unknown_names_point_to_the_nearest(self, name, value, nearest):
+        with pytest.raises(InputError, match=f"unknown {name} '{value}'.*Did you mean '{nearest}'"):
+            self.build(**{name: value})
+
+    @pytest.mark.parametrize("name", ["loss_scale", "clip_norm"])
+    @pytest.mark.parametrize("value", [0, -1, np.inf, np.nan, 1e300, True, "1024"])
+    def test_numbers_out_of_range(self, name, value):
+        with pytest.raises(InputError, match=f"{name} is .*expected a finite number > 0"):
+            self.build(**{name: value})
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {"initial": 0.5},
+            {"initial": np.inf},
+            {"initial": np.nan},
+            {"initial": "2**16"},
+            {"factor": 1},
+            {"factor": np.inf},
+            {"interval": 0},
+            {"interval": 2.5},
+            {"interval": True},
+        ],
+        ids=str,
+    )
+    def test_dynamic_loss_scale(self, values):
+        with pytest.raises(InputError, match="came; expected initial from 1"):
+            DynamicLossScale(**values)
+
+    def test_a_dynamic_scale_needs_the_check(self):
+        with pytest.raises(InputError, match="needs the finite check"):
+            self.build(nonfinite="propagate", loss_scale=DynamicLossScale())
+
+    def test_sums_do_not_go_with_tokens(self):
+        with pytest.raises(InputError, match="cannot go with tokens"):
+            self.build(normalise="tokens", reduction="sum")
+
+    def test_tokens_need_the_pair(self):
+        with pytest.raises(TypeError, match="the pair .loss sum, token count.; it returned one"):
+            self.build(normalise="tokens")(*tensors(*rows(2)))
+
+    def test_a_pair_needs_tokens(self):
+        with pytest.raises(TypeError, match="goes with normalise='tokens'"):
+            self.build(Pair)(*tensors(*rows(2)))
+
+    def test_a_loss_must_be_scalar(self):
+        """Differentiated, a vector of losses would count as their sum: B times the gradient."""
+        with pytest.raises(TypeError, match=r"loss of shape \(2, 2\); expected a scalar"):
+            self.build(lambda n: LossNet(n, nn.MSELoss(reduction="none")))(*tensors(*rows(2)))
+
+
+class Pair(nn.Cell):
+    """Loss net that returns (sum, count)."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets):
+        return ops.reduce_sum(ops.square(self.network(inputs) - targets)), Tensor(4.0)

@@ -1,0 +1,441 @@
+"""What every step cell must do, whichever its update stage."""
+
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
+
+from labkit import reference
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.plain import PlainStep
+from labkit.compare import parameter_values
+from labkit.errors import InputError
+from labkit.losses import LossNet
+from labkit.step import running_statistics, trainable_batch_norms
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import (
+    INPUTS,
+    OUTPUTS,
+    STEPS,
+    assert_bit_equal,
+    assert_close,
+    linear,
+    momentum,
+    regression,
+    rows,
+    snapshot,
+    split,
+    tensors,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture
+def pynative():
+    """PyNative mode for one test."""
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    yield
+    ms.set_context(mode=ms.GRAPH_MODE)
+
+
+def train(make_step, seed=0, calls=8, **options):
+    """Train a linear network on micro-batches of 4 rows; return (step, losses)."""
+    network, loss_net = regression(linear(seed))
+    step = make_step(loss_net, momentum(network), **options)
+    return step, [step(*tensors(*rows(4, seed=call))) for call in range(calls)]
+
+
+class TestEveryStep:
+    """The battery."""
+
+    @pytest.fixture(params=STEPS.values(), ids=STEPS.keys())
+    def make_step(self, request):
+        return request.param
+
+    def test_returns_the_scalar_loss_before_the_update(self, make_step):
+        network, loss_net = regression()
+        step = make_step(loss_net, momentum(network))
+        for call in range(4):
+            weights = [p.asnumpy() for p in (network.weight, network.bias)]
+            inputs, targets = rows(4, seed=call)
+            loss = step(*tensors(inputs, targets))
+            expected, _ = reference.linear_regression(*weights, inputs, targets)
+            assert loss.shape == () and loss.dtype == ms.float32
+            assert float(loss) == pytest.approx(expected, rel=1e-5)
+
+    def test_reaches_the_least_squares_solution(self, make_step):
+        network, loss_net = regression()
+        step = make_step(loss_net, nn.Momentum(network.trainable_params(), 0.1, 0.8))
+        inputs, targets = rows(16)
+        for _ in range(300):
+            step(*tensors(inputs, targets))
+        padded = np.hstack([inputs, np.ones((16, 1))])
+        solution = np.linalg.lstsq(padded, targets, rcond=None)[0].T
+        came = np.hstack([network.weight.asnumpy(), network.bias.asnumpy()[:, None]])
+        np.testing.assert_allclose(came, solution, **TOLERANCE["trained to the optimum"])
+
+    def test_two_runs_with_one_seed_are_bit_equal(self, make_step):
+        states = []
+        for _ in range(2):
+            ms.set_seed(3)
+            network, loss_net = regression(nn.Dense(INPUTS, OUTPUTS))
+            step = make_step(loss_net, momentum(network))
+            for call in range(5):
+                step(*tensors(*rows(4, seed=call)))
+            states.append(snapshot(step))
+        assert_bit_equal(*states)
+
+    def test_graph_and_pynative_mode_agree(self, make_step, pynative):
+        eager, eager_losses = train(make_step, calls=5)
+        ms.set_context(mode=ms.GRAPH_MODE)
+        graph, losses = train(make_step, calls=5)
+        tolerance = TOLERANCE["float32, a few updates"]
+        assert_close(snapshot(eager), snapshot(graph), **tolerance)
+        np.testing.assert_allclose(
+            [float(loss) for loss in eager_losses], [float(loss) for loss in losses], **tolerance
+        )
+
+    def test_runs_in_mindspore_model_with_its_callbacks(self, make_step, tmp_path, capfd):
+        network, loss_net = regression()
+        step = make_step(loss_net, momentum(network))
+        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
+        keeper = ModelCheckpoint("step", str(tmp_path))
+        Model(step).train(
+            2, data, [LossMonitor(4), TimeMonitor(4), keeper], dataset_sink_mode=False
+        )
+        printed = capfd.readouterr().out
+        assert printed.count("loss is") == 2 and printed.count("per step time") == 2
+        assert step.last_update.number in (4, 8)
+        kept = ms.load_checkpoint(keeper.latest_ckpt_file_name)
+        assert_bit_equal({n: p.asnumpy() for n, p in kept.items()}, snapshot(step))
+        bare = linear(seed=9)
+        assert not ms.load_param_into_net(bare, kept)[0]
+        assert_bit_equal(parameter_values(bare), parameter_values(network))
+
+    def test_state_is_named_and_the_networks_names_stay(self, make_step):
+        network, loss_net = regression()
+        names = [p.name for p in network.get_parameters()]
+        for options in ({}, {"precision": "O2", "loss_scale": 1024.0}):
+            step = make_step(loss_net, momentum(network), **options)
+            assert [p.name for p in network.get_parameters()] == names
+            state = [p.name for p in step.get_parameters()]
+            assert len(set(state)) == len(state) and set(names) < set(state)
+            optimizer = {p.name for p in step.optimizer.get_parameters()}
+            own = set(state) - optimizer - set(names)
+            assert own and all(n.startswith(("step.", "grad_sum.", "kept.")) for n in own)
+
+    def test_two_steps_over_one_network_take_turns(self, make_step):
+        network, loss_net = regression()
+        sgd = nn.SGD(network.trainable_params(), 0.1)
+        first, second = make_step(loss_net, sgd), make_step(loss_net, sgd)
+        for call in range(4):
+            for step in (first, second):
+                step(*tensors(*rows(4, seed=call)))
+        alone_network, alone_net = regression()
+        alone = make_step(alone_net, nn.SGD(alone_network.trainable_params(), 0.1))
+        turns = 1 if make_step is STEPS["plain"] else 2
+        for call in range(0, 4, turns):
+            for _ in range(2):
+                for part in range(turns):
+                    alone(*tensors(*rows(4, seed=call + part)))
+        assert first.last_update.number == second.last_update.number == 4 // turns
+        assert_bit_equal(parameter_values(network), parameter_values(alone_network))
+
+    def test_starts_with_no_update(self, make_step):
+        network, loss_net = regression()
+        last = make_step(loss_net, momentum(network)).last_update
+        assert (last.number, last.loss, last.gradient_norm, last.images) == (0, 0, 0, 0)
+
+    @pytest.mark.parametrize("nonfinite", ["drop_micro", "drop_group"])
+    def test_a_batch_that_is_not_finite_moves_no_parameter(self, make_step, nonfinite):
+        network, loss_net = regression()
+        step = make_step(loss_net, momentum(network), nonfinite=nonfinite)
+        inputs, targets = rows(4)
+        for call in range(2):
+            step(*tensors(inputs, targets))
+        before = snapshot(step)
+        loss = step(*tensors(inputs, np.full_like(targets, np.inf)))
+        after = snapshot(step)
+        assert not np.isfinite(float(loss))
+        moved = {name for name in before if not np.array_equal(before[name], after[name])}
+        assert moved <= {"step.dropped", "step.micro_step", "step.spoiled"}
+        assert after["step.dropped"] == 1
+
+    def test_not_an_optimizer(self, make_step):
+        network, loss_net = regression()
+        for wrong in (network, None, "Momentum"):
+            with pytest.raises(InputError, match=f"a {type(wrong).__name__}; expected an nn.Opt"):
+                make_step(loss_net, wrong)
+
+    def test_an_optimizer_that_unscales_itself(self, make_step):
+        network, loss_net = regression()
+        optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
+        with pytest.raises(InputError, match="loss_scale=1024.*unscale a second time"):
+            make_step(loss_net, optimizer)
+
+    def test_unknown_options_are_refused(self, make_step):
+        network, loss_net = regression()
+        with pytest.raises(TypeError, match="los_scale"):
+            make_step(loss_net, momentum(network), los_scale=2.0)
+        with pytest.raises(TypeError, match="weighted"):
+            make_step(loss_net, momentum(network), weighted=False)
+
+
+class Product(nn.Cell):
+    """Loss with the same gradient at all weights, so that an update shows its learning rate."""
+
+    def construct(self, outputs, targets):
+        return ops.mean(outputs * targets)
+
+
+RATES = [0.5, 0.25, 0.125, 0.0625]
+
+
+def static(parameters):
+    return parameters, 0.5, [0.5] * 4
+
+
+def listed(parameters):
+    return parameters, RATES, RATES
+
+
+def schedule(parameters):
+    return parameters, nn.ExponentialDecayLR(0.5, 0.5, 1), RATES
+
+
+def groups(parameters):
+    """The weight at a fifth of the bias's rate, decayed; handed over bias first."""
+    weight, bias = parameters
+    grouped = [{"params": [weight], "lr": 0.1}, {"params": [bias]}, {"order_params": [bias, weight]}]
+    return grouped, 0.5, [(0.5, 0.1)] * 4
+
+
+def scheduled_groups(parameters):
+    weight, bias = parameters
+    grouped = [{"params": [weight], "lr": RATES[1:] + [0.0]}, {"params": [bias]}]
+    rates = list(zip(RATES[1:] + [0.0], RATES, strict=True))
+    return grouped, nn.ExponentialDecayLR(0.5, 0.5, 1), rates
+
+
+def decayed_groups(parameters):
+    """Groups that differ in weight decay alone share one rate."""
+    weight, bias = parameters
+    return [{"params": [weight], "weight_decay": 0.0}, {"params": [bias]}], RATES, RATES
+
+
+class TestLearningRates:
+    """Schedules count updates: the rate of update n is the same for every k."""
+
+    @pytest.mark.parametrize("micro_steps", [None, 1, 3])
+    @pytest.mark.parametrize(
+        "case", [static, listed, schedule, groups, scheduled_groups, decayed_groups]
+    )
+    def test_rate_of_update_n(self, case, micro_steps):
+        network = linear()
+        weight, bias = network.trainable_params()
+        parameters, rate, expected = case([weight, bias])
+        optimizer = nn.SGD(parameters, rate)
+        loss_net = LossNet(network, Product())
+        if micro_steps is None:
+            step = PlainStep(loss_net, optimizer)
+        else:
+            step = AccumulatedStep(loss_net, optimizer, micro_steps)
+        inputs, targets = rows(4)
+        slope = {
+            "weight": targets.T @ inputs / targets.size,
+            "bias": targets.sum(axis=0) / targets.size,
+        }
+        for number, rates in enumerate(expected, 1):
+            before = parameter_values(network)
+            for _ in range(micro_steps or 1):
+                step(*tensors(inputs, targets))
+            rates = rates if isinstance(rates, tuple) else (rates,)
+            assert step.last_update.number == number
+            assert step.last_update.learning_rate == pytest.approx(rates)
+            by_name = dict.fromkeys(slope, rates[0])
+            if len(rates) == 2:
+                order = [p.name for p in optimizer.parameters]
+                by_name = dict(zip(order, rates, strict=True))
+            moved = {n: before[n] - value for n, value in parameter_values(network).items()}
+            expected_moves = {n: by_name[n] * slope[n] for n in slope}
+            assert_close(moved, expected_moves, **TOLERANCE["float32, one update"])
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: nn.SGD(p, 0.1),
+    "SGD, decay and Nesterov": lambda p: nn.SGD(
+        p, 0.1, momentum=0.9, weight_decay=0.01, nesterov=True
+    ),
+    "Momentum": lambda p: nn.Momentum(p, 0.1, 0.9),
+    "Adam": lambda p: nn.Adam(p, 0.1),
+    "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.1, weight_decay=0.1),
+    "RMSProp": lambda p: nn.RMSProp(p, 0.1),
+    "Adagrad": lambda p: nn.Adagrad(p, learning_rate=0.1),
+    "Lamb": lambda p: nn.Lamb(p, 0.1),
+    "Momentum, groups": lambda p: nn.Momentum(
+        [
+            {"params": p[:1], "weight_decay": 0.1, "lr": 0.05},
+            {"params": p[1:]},
+            {"order_params": p[::-1]},
+        ],
+        0.1,
+        0.9,
+    ),
+}
+
+
+class TestAnyOptimizer:
+    @pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+    def make_optimizer(self, request, runtime):
+        if "Lamb" in request.node.callspec.id and runtime.device == "CPU":
+            pytest.skip("MindSpore has no Lamb kernel for CPU")
+        return request.param
+
+    def test_plain_step_is_the_optimizer_itself(self, make_optimizer):
+        """Bit for bit what MindSpore's own TrainOneStepCell does; the step adds nothing."""
+        ours, loss_net = regression()
+        step = PlainStep(loss_net, make_optimizer(ours.trainable_params()))
+        theirs, loss_net = regression()
+        builtin = nn.TrainOneStepCell(loss_net, make_optimizer(theirs.trainable_params()))
+        builtin.set_train()
+        for call in range(3):
+            batch = tensors(*rows(4, seed=call))
+            assert float(step(*batch)) == float(builtin(*batch))
+        assert_bit_equal(parameter_values(ours), parameter_values(theirs))
+
+    def test_two_half_batches_are_the_batch(self, make_optimizer):
+        whole, loss_net = regression()
+        plain = PlainStep(loss_net, make_optimizer(whole.trainable_params()))
+        halves, loss_net = regression()
+        step = AccumulatedStep(loss_net, make_optimizer(halves.trainable_params()), 2)
+        for call in range(3):
+            arrays = rows(8, seed=call)
+            plain(*tensors(*arrays))
+            for part in split(arrays, [6, 2]):
+                step(*part)
+        assert step.last_update.number == plain.last_update.number == 3
+        assert step.last_update.images == plain.last_update.images == 8
+        assert_close(
+            parameter_values(halves),
+            parameter_values(whole),
+            **TOLERANCE["float32, a few updates"],
+        )
+
+
+class Normalised(nn.Cell):
+    """Dense, normalisation, dense."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.first = nn.Dense(INPUTS, 4)
+        self.norm = norm
+        self.second = nn.Dense(4, OUTPUTS)
+
+    def construct(self, inputs):
+        return self.second(self.norm(self.first(inputs)))
+
+
+class TestBatchNorm:
+    """Running statistics are state of a forward pass: a dropped micro-batch leaves no trace there."""
+
+    STATISTICS = ["norm.moving_mean", "norm.moving_variance"]
+
+    def build(self, make_step, norm=None, **options):
+        network = Normalised(norm or nn.BatchNorm1d(4))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return network, make_step(LossNet(network, nn.MSELoss()), momentum(network), **options)
+
+    def moved(self, step, *arrays):
+        before = snapshot(step)
+        step(*tensors(*arrays))
+        return {n for n, now in snapshot(step).items() if not np.array_equal(now, before[n])}
+
+    @pytest.mark.parametrize("nonfinite", ["drop_micro", "drop_group"])
+    @pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
+    def test_nan_leaves_no_trace(self, make_step, nonfinite):
+        network, step = self.build(make_step, nonfinite=nonfinite)
+        inputs, targets = rows(8)
+        assert set(self.STATISTICS) <= self.moved(step, inputs, targets)
+        step(*tensors(*rows(8, seed=1)))
+        broken = inputs.copy()
+        broken[3] = np.nan
+        before = snapshot(network)
+        moved = self.moved(step, broken, targets)
+        assert_bit_equal(snapshot(network), before)
+        kept = {f"kept.{name}" for name in self.STATISTICS}
+        assert moved - kept <= {"step.dropped", "step.micro_step", "step.spoiled"}
+        assert "step.dropped" in moved
+        for call in range(2):
+            step(*tensors(*rows(8, seed=2 + call)))
+        assert all(np.isfinite(value).all() for value in snapshot(step).values())
+
+    def test_nan_in_the_middle_of_a_group_leaves_the_buffer(self):
+        _, step = self.build(STEPS["accumulated"])
+        inputs, targets = rows(8)
+        step(*tensors(inputs, targets))
+        sums = {n: v for n, v in snapshot(step).items() if n.startswith("grad_sum.")}
+        assert all(np.any(v != 0) for v in sums.values())
+        ms.ops.assign(step.group_size, 4)
+        step(*tensors(inputs * np.nan, targets))
+        assert_bit_equal({n: v for n, v in snapshot(step).items() if n in sums}, sums)
+
+    def test_nan_leaves_no_trace_in_pynative_mode(self, pynative):
+        network, step = self.build(STEPS["accumulated"])
+        inputs, targets = rows(8)
+        step(*tensors(inputs, targets))
+        before = snapshot(network)
+        step.group_size.set_data(Tensor(4, ms.int32))
+        step(*tensors(inputs * np.nan, targets))
+        assert_bit_equal(snapshot(network), before)
+
+    @pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
+    def test_propagate_lets_nan_through(self, make_step):
+        network, step = self.build(make_step, nonfinite="propagate")
+        inputs, targets = rows(8)
+        moved = self.moved(step, inputs * np.nan, targets)
+        assert set(self.STATISTICS) <= moved and "step.dropped" not in moved
+        assert np.isnan(network.norm.moving_mean.asnumpy()).all()
+        step(*tensors(inputs, targets))
+        assert np.isnan(network.second.weight.asnumpy()).all()
+
+    def test_a_network_with_an_unused_batch_norm(self):
+        """Its statistics are kept and restored like the others, without being touched."""
+        network, step = self.build(STEPS["plain"])
+        assert len(step.statistics) == 2
+        assert [cell is network.norm for cell in trainable_batch_norms(network)] == [True]
+
+    @pytest.mark.parametrize(
+        ("norm", "trainable"),
+        [
+            (lambda: nn.BatchNorm1d(4), True),
+            (lambda: nn.SyncBatchNorm(4), True),
+            (lambda: nn.BatchNorm1d(4, use_batch_statistics=True), True),
+            (lambda: nn.BatchNorm1d(4, use_batch_statistics=False), False),
+            (lambda: ms.mint.nn.BatchNorm1d(4), True),
+            (lambda: nn.GroupNorm(2, 4), False),
+            (lambda: nn.LayerNorm((4,)), False),
+        ],
+    )
+    def test_which_layers_mix_samples(self, norm, trainable):
+        network = Normalised(norm())
+        assert len(trainable_batch_norms(network)) == trainable
+        statistics = running_statistics(network)
+        assert {p.name for p in statistics} <= {p.name for p in network.get_parameters()}
+        assert bool(statistics) == trainable
+        assert not any(p.requires_grad for p in statistics)
+
+
+def test_optimizer_over_some_parameters_leaves_the_others():
+    network, loss_net = regression()
+    step = AccumulatedStep(loss_net, nn.SGD(ParameterTuple([network.bias]), 0.1), 2)
+    before = parameter_values(network)
+    for call in range(2):
+        step(*tensors(*rows(4, seed=call)))
+    after = parameter_values(network)
+    np.testing.assert_array_equal(after["weight"], before["weight"])
+    assert (after["bias"] != before["bias"]).all()
