@@ -33,7 +33,7 @@ class Exercise:
 def check(exercises: Sequence[Exercise], name: str, attempt: Callable) -> bool:
     """Try ``attempt`` on all cases of exercise ``name``, print what was found, return the verdict.
 
-    """Try ``attempt`` on the cases of exercise ``name``; print and return the verdict.
+    Raises ``InputError`` for an unknown exercise; whatever ``attempt`` raises is reported.
     """
     by_name = {exercise.name: exercise for exercise in exercises}
     refuse_unknown("exercise", name, by_name)
