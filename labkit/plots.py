@@ -53,10 +53,10 @@ def show(figure, alt):
     """Display ``figure`` in a notebook as PNG with the alternative text ``alt``, and close it."""
     import io
 
-    from IPython.display import Image, display
+    from IPython import display
     from matplotlib import pyplot
 
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     pyplot.close(figure)
-    display(Image(buffer.getvalue(), alt=alt, embed=True))
+    display.display(display.Image(buffer.getvalue(), alt=alt))

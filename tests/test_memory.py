@@ -1,0 +1,47 @@
+"""Memory of trainings in child processes: accumulation is flat, the full batch is not."""
+
+import numpy as np
+import pytest
+
+from labkit import memory
+from labkit.errors import InputError
+
+PARAMETERS = 3 * (2880 * 2880 + 2880) + 2880 * 10 + 10
+
+
+def test_the_sampler_sees_a_peak_that_is_gone_at_the_end():
+    with memory._Peak() as peak:
+        before = memory.anonymous_mb()
+        block = np.ones(20_000_000)  # 160 MB
+        block += block
+        del block
+    assert 155 < peak.value - before < 175
+    assert memory.anonymous_mb() < before + 80
+
+
+def test_accumulation_is_flat_and_the_full_batch_is_not():
+    rows = memory.sweep([32, 1024])
+    assert [row["batch"] for row in rows] == [32, 1024]
+    small, large = rows
+    assert large["accumulated_mb"] < 1.05 * small["accumulated_mb"]
+    assert large["accumulated_mb"] < 1.05 * small["full_mb"]
+    assert large["full_mb"] > small["full_mb"] + 40
+
+
+def test_accumulation_adds_at_most_1_1_copies_of_25_million_weights():
+    copy = PARAMETERS * 4 / 1e6
+    assert 99 < copy < 101
+    plain = memory.peak_memory_mb("dense", 8)
+    accumulated = memory.peak_memory_mb("dense", 32, 8)
+    assert 0 < accumulated - plain < 1.1 * copy
+
+
+@pytest.mark.parametrize("micro_batch", [0, -1, 5, 64])
+def test_micro_batches_must_make_up_the_batch(micro_batch):
+    with pytest.raises(InputError, match="not made of"):
+        memory.peak_memory_mb("lenet", 32, micro_batch)
+
+
+def test_an_unknown_network_is_refused_by_name():
+    with pytest.raises(InputError, match="Did you mean 'lenet'"):
+        memory.peak_memory_mb("lenet5", 32)
