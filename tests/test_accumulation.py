@@ -1,0 +1,645 @@
+"""Accumulated steps: k micro-batches make the update of one batch, and nothing between."""
+
+import warnings
+from itertools import pairwise
+
+import mindspore as ms
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mindspore import Tensor, nn, ops
+
+from labkit import reference
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.plain import PlainStep
+from labkit.compare import largest_differences, parameter_values, relative_error
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.losses import LossNet, TokenLossNet
+from labkit.nets.lenet import LeNet5
+from labkit.nets.small import NextToken, NormNet
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import (
+    Scalar,
+    assert_bit_equal,
+    assert_close,
+    digits,
+    linear,
+    momentum,
+    regression,
+    restore,
+    rows,
+    snapshot,
+    split,
+    tensors,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+UPDATES, MICRO_BATCH, MICRO_STEPS = 50, 16, 4
+
+
+def lenet(initial=None):
+    """LeNet with given initial weights, and its loss_net."""
+    network = LeNet5()
+    if initial:
+        restore(network, initial)
+    return network, LossNet(network, nn.CrossEntropyLoss())
+
+
+@pytest.fixture(scope="module")
+def stream():
+    """Digits for 50 updates of 64 images."""
+    return digits(UPDATES * MICRO_BATCH * MICRO_STEPS)
+
+
+@pytest.fixture(scope="module")
+def initial(runtime):
+    return snapshot(LeNet5())
+
+
+@pytest.fixture(scope="module")
+def by_batch(initial, stream):
+    """Parameters and losses of 50 updates, each from one batch of 64."""
+    network, loss_net = lenet(initial)
+    step = PlainStep(loss_net, momentum(network, 0.01))
+    losses = [float(step(*b)) for b in split(stream, [MICRO_BATCH * MICRO_STEPS] * UPDATES)]
+    return parameter_values(network), losses
+
+
+def accumulate(initial, stream, learning_rate=0.01, **options):
+    """Parameters and losses of 50 updates, each from four micro-batches of 16."""
+    network, loss_net = lenet(initial)
+    step = AccumulatedStep(loss_net, momentum(network, learning_rate), MICRO_STEPS, **options)
+    losses = []
+    for number, batch in enumerate(split(stream, [MICRO_BATCH] * MICRO_STEPS * UPDATES), 1):
+        step(*batch)
+        if number % MICRO_STEPS == 0:
+            losses.append(step.last_update.loss)
+    assert step.last_update.number == UPDATES
+    return parameter_values(network), losses
+
+
+@pytest.fixture(scope="module")
+def by_micro_batches(initial, stream):
+    return accumulate(initial, stream)
+
+
+class TestTrainingOfLeNet:
+    """Four micro-batches of 16 against batches of 64: 50 updates, Momentum 0.01/0.9."""
+
+    def test_parameters_are_those_of_the_full_batch(self, by_micro_batches, by_batch, initial):
+        off = largest_differences(by_micro_batches[0], by_batch[0])
+        assert len(off) == 8 and max(off.values()) <= 1e-5, off
+        assert all(np.abs(by_batch[0][n] - initial[n]).max() > 1e-2 for n in off)
+
+    def test_losses_are_those_of_the_full_batch(self, by_micro_batches, by_batch):
+        np.testing.assert_allclose(by_micro_batches[1], by_batch[1], rtol=1e-4)
+        assert by_batch[1][-1] < 0.5 * by_batch[1][0]
+
+    def test_the_sum_is_four_times_the_learning_rate(self, initial, stream, by_batch):
+        """The tutorial's sum at a quarter of the rate is the mean; at the same rate it is not."""
+        quarter, _ = accumulate(initial, stream, 0.01 / 4, reduction="sum")
+        assert max(largest_differences(quarter, by_batch[0]).values()) <= 1e-5
+        same, _ = accumulate(initial, stream, 0.01, reduction="sum")
+        assert max(largest_differences(same, by_batch[0]).values()) > 1e-2
+
+    def test_losses_are_those_of_pytorch(self, initial, stream, by_micro_batches):
+        """Same weights, data and order; PyTorch accumulates by ``(loss / 4).backward()``."""
+        torch = pytest.importorskip("torch")
+        network = torch_lenet(torch, initial)
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+        images, labels = (torch.from_numpy(part) for part in stream)
+        losses = []
+        for batch in torch.arange(len(images)).split(MICRO_BATCH * MICRO_STEPS):
+            optimizer.zero_grad()
+            parts = []
+            for micro in batch.split(MICRO_BATCH):
+                outputs = network(images[micro])
+                loss = torch.nn.functional.cross_entropy(outputs, labels[micro].long())
+                (loss / MICRO_STEPS).backward()
+                parts.append(loss.item())
+            optimizer.step()
+            losses.append(np.mean(parts))
+        assert len(losses) == UPDATES
+        np.testing.assert_allclose(by_micro_batches[1], losses, rtol=1e-4)
+        came = dict(zip(initial, (p.detach().numpy() for p in network.parameters()), strict=True))
+        assert_close(by_micro_batches[0], came, **TOLERANCE["against PyTorch, 50 updates"])
+
+
+def torch_lenet(torch, values):
+    """The same LeNet in PyTorch, with given weights."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 5, bias=False),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(6, 16, 5, bias=False),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(400, 120),
+        torch.nn.ReLU(),
+        torch.nn.Linear(120, 84),
+        torch.nn.ReLU(),
+        torch.nn.Linear(84, 10),
+    )
+    with torch.no_grad():
+        for parameter, value in zip(network.parameters(), values.values(), strict=True):
+            parameter.copy_(torch.from_numpy(value))
+    return network
+
+
+class TestUnevenMicroBatches:
+    """64/32/16/16 images: the step's mean over samples is the full batch's gradient."""
+
+    def gradient(self, sizes, **options):
+        """The averaged gradient, read off an SGD update at rate 1; weights times 1e-3 to see it."""
+        random = np.random.default_rng(5)
+        network, loss_net = regression()
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        step = AccumulatedStep(loss_net, optimizer, len(sizes), **options)
+        before = parameter_values(network)
+        inputs, targets = rows(128)
+        inputs = inputs * random.permutation(np.linspace(0.1, 3, 128)).astype(np.float32)[:, None]
+        for batch in split((inputs, targets), sizes):
+            step(*batch)
+        assert step.last_update.number == 1 and step.last_update.images == 128
+        return {n: before[n] - now for n, now in parameter_values(network).items()}
+
+    def test_samples_agree_and_the_mean_of_means_does_not(self):
+        full = self.gradient([128])
+        assert relative_error(self.gradient([64, 32, 16, 16]), full) <= 1e-6
+        naive = relative_error(self.gradient([64, 32, 16, 16], normalise="steps"), full)
+        assert naive > 0.02
+        assert relative_error(self.gradient([32] * 4, normalise="steps"), full) <= 1e-6
+
+
+class TestPaddedSequences:
+    def train(self, initial, sizes, normalise, loss_net=TokenLossNet):
+        network = NextToken()
+        restore(network, initial)
+        loss_net = loss_net(network)
+        step = AccumulatedStep(
+            loss_net, momentum(network, 0.5), len(sizes), normalise=normalise
+        )
+        random = np.random.default_rng(4)
+        tokens = random.integers(0, 12, (12, 8)).astype(np.int32)
+        labels = ((tokens + 1) % 12).astype(np.int32)
+        for row, length in enumerate([8, 8, 8, 8, 8, 7, 2, 1, 1, 1, 1, 0]):
+            labels[row, length:] = -1
+        for _ in range(3):
+            for batch in split((tokens, labels), sizes):
+                step(*batch)
+        assert step.last_update.number == 3
+        return parameter_values(network), step.last_update.loss
+
+    def test_tokens_agree_and_steps_do_not(self):
+        initial = snapshot(NextToken())
+        full, loss = self.train(initial, [12], "tokens")
+        by_tokens, token_loss = self.train(initial, [4, 4, 4], "tokens")
+        assert max(largest_differences(by_tokens, full).values()) <= 1e-6
+        assert token_loss == pytest.approx(loss, rel=1e-6)
+        for wrong in ("steps", "samples"):
+            by_means, mean_loss = self.train(initial, [4, 4, 4], wrong, MeanOverTokens)
+            assert relative_error(by_means, full) > 1e-3
+            assert abs(mean_loss - loss) > 1e-2
+
+    def test_a_micro_batch_of_padding_counts_for_nothing(self):
+        network = NextToken()
+        step = AccumulatedStep(
+            TokenLossNet(network), momentum(network), 2, normalise="tokens"
+        )
+        tokens = np.zeros((2, 4), np.int32)
+        before = parameter_values(network)
+        for _ in range(2):
+            assert float(step(*tensors(tokens, tokens - 1))) == 0
+        assert step.last_update.number == 0 and int(step.dropped.asnumpy()) == 0
+        assert_bit_equal(parameter_values(network), before)
+
+
+class MeanOverTokens(nn.Cell):
+    """The mean over a micro-batch's tokens: what most training scripts differentiate."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.pair = TokenLossNet(network)
+
+    def construct(self, tokens, labels):
+        loss, count = self.pair(tokens, labels)
+        return loss / ops.maximum(count, 1.0)
+
+
+SIZES = (1, 2, 4)
+FAULTS = {"finite": 0.0, "nan": np.nan, "inf": np.inf}
+
+
+class Twin:
+    """The NumPy twin of an ``AccumulatedStep`` over a linear network with Momentum 0.9."""
+
+    def __init__(self, values, learning_rate, **options):
+        self.weights = [values[n].astype(np.float64) for n in ("weight", "bias")]
+        self.velocities = [np.zeros_like(w) for w in self.weights]
+        self.rate = learning_rate
+        self.reduction = options.get("reduction", "mean")
+        self.group = reference.Accumulation(**options)
+
+    def __call__(self, inputs, targets):
+        loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
+        weight = reference.weight(len(inputs), reduction=self.reduction)
+        finite = bool(np.isfinite(loss))
+        one = reference.MicroBatch(loss, weight, gradients, len(inputs), finite)
+        self.apply(self.group.micro_batch(one))
+        return loss
+
+    def end_epoch(self):
+        self.apply(self.group.end_epoch())
+
+    def apply(self, update):
+        if update:
+            self.weights, self.velocities = reference.momentum_update(
+                self.weights, self.velocities, update.gradients, self.rate
+            )
+
+    def assert_same(self, step, network):
+        last, updates = step.last_update, self.group.updates
+        tolerance = TOLERANCE["float32, many updates"]
+        for came, expected in zip((network.weight, network.bias), self.weights, strict=True):
+            np.testing.assert_allclose(came.asnumpy(), expected, **tolerance)
+        assert last.number == int(step.updates.asnumpy()) == len(updates)
+        assert int(step.dropped.asnumpy()) == self.group.dropped
+        assert int(step.micro_step.asnumpy()) == self.group.micro_step
+        if updates:
+            np.testing.assert_allclose(last.loss, updates[-1].loss, **tolerance)
+            np.testing.assert_allclose(last.gradient_norm, updates[-1].norm, **tolerance)
+            assert last.images == updates[-1].images
+
+
+@pytest.fixture(scope="module")
+def cells(runtime):
+    """One compiled step for each pair (nonfinite, reduction), with its state before any call."""
+    made = {}
+    for nonfinite in ("drop_micro", "drop_group", "propagate"):
+        for reduction, options in (("mean", {}), ("sum", {"clip_norm": 1.5})):
+            if nonfinite == "propagate":
+                options = {}
+            network, loss_net = regression()
+            options |= {"nonfinite": nonfinite, "reduction": reduction}
+            step = AccumulatedStep(loss_net, momentum(network, 0.02), 1, **options)
+            made[nonfinite, reduction] = step, network, snapshot(step), options
+    return made
+
+
+EVENTS = st.lists(
+    st.one_of(
+        st.just("end of epoch"),
+        st.tuples(st.sampled_from(SIZES), st.sampled_from(["finite", "finite", "nan", "inf"])),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    events=EVENTS,
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    tail=st.sampled_from(["flush", "drop", "carry"]),
+    nonfinite=st.sampled_from(["drop_micro", "drop_group", "propagate"]),
+    reduction=st.sampled_from(["mean", "sum"]),
+)
+def test_every_sequence_is_what_the_reference_says(cells, events, sizes, tail, nonfinite, reduction):
+    """Parameters and counters after every call, for any sizes, faults, tails and schedules.
+
+    Parameters move at the end of a group and nowhere else: in between they keep their bits.
+    """
+    step, network, state, options = cells[nonfinite, reduction]
+    restore(step, state)
+    micro_steps = sizes[0] if len(sizes) == 1 else lambda updates: sizes[updates % len(sizes)]
+    # What the constructor does with these two, without compiling the step again.
+    step.tail, step.schedule = tail, micro_steps if callable(micro_steps) else None
+    set_state(step.group_size, sizes[0])
+    twin = Twin(state, 0.02, micro_steps=micro_steps, tail=tail, **options)
+    for call, event in enumerate(events):
+        before, updates = parameter_values(network), len(twin.group.updates)
+        if event == "end of epoch":
+            step.end_epoch()
+            twin.end_epoch()
+        else:
+            size, fault = event
+            inputs, targets = rows(size, seed=call)
+            if fault != "finite":
+                targets = np.full_like(targets, np.nan if nonfinite == "propagate" else FAULTS[fault])
+            loss = step(*tensors(inputs, targets))
+            np.testing.assert_allclose(
+                float(loss), twin(inputs, targets), **TOLERANCE["float32, many updates"]
+            )
+        twin.assert_same(step, network)
+        if len(twin.group.updates) == updates:
+            assert_bit_equal(parameter_values(network), before)
+        else:
+            assert all((before[n] != now).any() for n, now in parameter_values(network).items())
+
+
+def build(micro_steps, learning_rate=0.05, **options):
+    network, loss_net = regression()
+    return network, AccumulatedStep(loss_net, momentum(network, learning_rate), micro_steps, **options)
+
+
+class TestTails:
+    """An epoch of 7 micro-batches of 4 rows, k = 4."""
+
+    def images_of_updates(self, tail, epochs=2):
+        network, step = build(4, tail=tail)
+        twin = Twin(snapshot(network), 0.05, micro_steps=4, tail=tail)
+        images = []
+        for _ in range(epochs):
+            for call in range(7):
+                arrays = rows(4, seed=call)
+                number = step.last_update.number
+                step(*tensors(*arrays))
+                twin(*arrays)
+                images += [step.last_update.images] * (step.last_update.number - number)
+            number = step.last_update.number
+            step.end_epoch()
+            twin.end_epoch()
+            images += [step.last_update.images] * (step.last_update.number - number)
+            twin.assert_same(step, network)
+        return images
+
+    @pytest.mark.parametrize(
+        ("tail", "images"),
+        [
+            ("flush", [16, 12, 16, 12]),
+            ("drop", [16, 16]),
+            ("carry", [16, 28]),
+        ],
+    )
+    def test_images_that_went_into_each_update(self, tail, images):
+        assert self.images_of_updates(tail) == images
+
+    def test_more_micro_steps_than_an_epoch_has_make_one_flushed_update(self):
+        network, step = build(100)
+        before = parameter_values(network)
+        for call in range(3):
+            step(*tensors(*rows(4, seed=call)))
+        assert_bit_equal(parameter_values(network), before)
+        step.end_epoch()
+        assert (step.last_update.number, step.last_update.images) == (1, 12)
+
+    def test_the_end_of_a_full_group_changes_nothing(self):
+        for tail in ("flush", "drop", "carry"):
+            _, step = build(2, tail=tail)
+            for call in range(2):
+                step(*tensors(*rows(4, seed=call)))
+            before = snapshot(step)
+            step.end_epoch()
+            assert_bit_equal(snapshot(step), before)
+
+
+class TestSchedule:
+    def test_group_sizes_follow_the_number_of_updates(self):
+        asked = []
+
+        def growing(updates):
+            asked.append(updates)
+            return np.int64(updates + 1)
+
+        _, step = build(growing)
+        numbers = []
+        for call in range(10):
+            step(*tensors(*rows(2, seed=call)))
+            numbers.append(step.last_update.number)
+        assert numbers == [1, 1, 2, 2, 2, 3, 3, 3, 3, 4]
+        assert sorted(set(asked)) == [0, 1, 2, 3, 4]
+
+    def test_a_dropped_group_asks_for_the_same_update_again(self):
+        _, step = build(lambda updates: [2, 1][min(updates, 1)])
+        inputs, targets = rows(2)
+        for _ in range(2):
+            step(*tensors(inputs, targets * np.nan))
+        assert step.last_update.number == 0 and int(step.group_size.asnumpy()) == 2
+        for _ in range(2):
+            step(*tensors(inputs, targets))
+        assert step.last_update.number == 1 and int(step.group_size.asnumpy()) == 1
+
+    def test_a_flush_moves_it_on(self):
+        _, step = build(lambda updates: [3, 1][min(updates, 1)])
+        step(*tensors(*rows(2)))
+        step.end_epoch()
+        assert step.last_update.number == 1 and int(step.group_size.asnumpy()) == 1
+
+
+class TestReports:
+    """The numbers of an update are those of its samples, however they were cut."""
+
+    @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}], ids=str)
+    def test_loss_norm_and_parameters_do_not_depend_on_micro_steps(self, options):
+        arrays, results = rows(32), []
+        for micro_steps in (1, 2, 4, 8):
+            network, step = build(micro_steps, **options)
+            for batch in split(arrays, [32 // micro_steps] * micro_steps):
+                step(*batch)
+            results.append((step.last_update, parameter_values(network)))
+        expected_loss, gradients = reference.linear_regression(
+            *(parameter_values(linear())[n] for n in ("weight", "bias")), *arrays
+        )
+        assert reference.global_norm(gradients) > 0.5
+        for last, parameters in results:
+            assert last.loss == pytest.approx(expected_loss, rel=1e-6)
+            assert last.gradient_norm == pytest.approx(reference.global_norm(gradients), rel=1e-5)
+            assert (last.number, last.images) == (1, 32)
+            assert_close(parameters, results[0][1], **TOLERANCE["float32, one update"])
+
+    def test_the_loss_of_an_update_is_not_the_last_micro_batch_s(self):
+        network, step = build(4)
+        losses = [float(step(*batch)) for batch in split(rows(16), [4] * 4)]
+        assert step.last_update.loss == pytest.approx(np.mean(losses), rel=1e-6)
+        assert abs(step.last_update.loss - losses[-1]) > 1e-2
+
+
+def test_clipping_comes_once_and_after_averaging():
+    """Two gradients far above the limit whose mean is below it: nothing is clipped."""
+    network = Scalar()
+    loss_net = LossNet(network, Slope())
+    step = AccumulatedStep(loss_net, nn.SGD(network.trainable_params(), 1.0), 2, clip_norm=1.0)
+    ones = np.ones((1, 1), np.float32)
+    for slope in (10.0, -9.0):
+        step(*tensors(ones, slope * ones))
+    assert float(network.slope.asnumpy()) == 1.5 and step.last_update.gradient_norm == 0.5
+    for slope in (10.0, 8.0):
+        step(*tensors(ones, slope * ones))
+    assert float(network.slope.asnumpy()) == 0.5 and step.last_update.gradient_norm == 9
+
+
+class Slope(nn.Cell):
+    """Loss whose gradient by a ``Scalar`` network's parameter is the mean of the targets."""
+
+    def construct(self, outputs, targets):
+        return ops.mean(outputs * targets)
+
+
+class TestNonfinite:
+    def run(self, nonfinite, bad, groups=1):
+        network, step = build(3, nonfinite=nonfinite)
+        before = parameter_values(network)
+        inputs, targets = rows(4)
+        for call in range(3 * groups):
+            step(*tensors(inputs, targets * (np.nan if call in bad else 1.0)))
+        moved = any((before[n] != now).any() for n, now in parameter_values(network).items())
+        last = step.last_update
+        assert moved == (last.number > 0)
+        calls = int(step.optimizer.global_step.asnumpy()[0])
+        assert calls == last.number
+        return last.number, last.images, int(step.dropped.asnumpy())
+
+    @pytest.mark.parametrize(
+        ("nonfinite", "bad", "expected"),
+        [
+            ("drop_micro", [], (1, 12, 0)),
+            ("drop_micro", [0], (1, 8, 1)),
+            ("drop_micro", [2], (1, 8, 1)),
+            ("drop_micro", [0, 2], (1, 4, 2)),
+            ("drop_micro", [0, 1, 2], (0, 0, 3)),
+            ("drop_group", [], (1, 12, 0)),
+            ("drop_group", [0], (0, 0, 1)),
+            ("drop_group", [1, 2], (0, 0, 2)),
+        ],
+    )
+    def test_what_is_left_of_a_group(self, nonfinite, bad, expected):
+        assert self.run(nonfinite, bad) == expected
+
+    def test_the_group_after_a_dropped_one_is_whole(self):
+        assert self.run("drop_group", [1], groups=2) == (1, 12, 1)
+
+
+class TestFloat16Parameters:
+    def test_a_thousand_small_contributions_are_not_lost(self):
+        """1 + 1e-4 is 1 in float16: a float16 buffer would end where it began."""
+        network = Scalar()
+        network.slope.set_dtype(ms.float16)
+        loss_net = LossNet(network, Slope())
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        step = AccumulatedStep(loss_net, optimizer, 2000, reduction="sum")
+        ones = np.ones((1, 1), np.float16)
+        for slope in [1.0] + [1e-4] * 1000:
+            step(*tensors(ones, np.float32(slope * ones)))
+        assert [buffer.dtype for buffer in step.gradient_sum] == [ms.float32]
+        np.testing.assert_allclose(step.gradient_sum[0].asnumpy(), 1.1, rtol=1e-3)
+        step.end_epoch()
+        assert network.slope.dtype == ms.float16
+        np.testing.assert_allclose(network.slope.asnumpy(), 2.0 - 1.1, rtol=2e-3)
+
+    def test_o2_keeps_the_buffer_in_float32(self):
+        network, step = build(2, precision="O2", loss_scale=1024.0)
+        inputs, targets = rows(4)
+        for _ in range(2):
+            step(*tensors(inputs, targets))
+        assert {buffer.dtype for buffer in step.gradient_sum} == {ms.float32}
+        exact, _ = build(2)[0], None
+        loss, gradients = reference.linear_regression(
+            *(parameter_values(exact)[n] for n in ("weight", "bias")), inputs, targets
+        )
+        norm = reference.global_norm(gradients)
+        assert step.last_update.gradient_norm == pytest.approx(norm, rel=5e-3)
+        assert step.last_update.gradient_norm != pytest.approx(norm, rel=1e-6)
+
+
+class TestBatchNorm:
+    def train(self, norm, micro_steps):
+        ms.set_seed(11)
+        network = NormNet(norm)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step = AccumulatedStep(
+                LossNet(network, nn.CrossEntropyLoss()), momentum(network, 0.1), micro_steps
+            )
+        for _ in range(2):
+            for batch in split(digits(32), [32 // micro_steps] * micro_steps):
+                step(*batch)
+        assert step.last_update.number == 2
+        return parameter_values(network)
+
+    def test_group_norm_keeps_the_equality(self):
+        off = largest_differences(self.train("group", 4), self.train("group", 1))
+        assert max(off.values()) <= 1e-5
+
+    def test_batch_norm_breaks_it(self):
+        off = largest_differences(self.train("batch", 4), self.train("batch", 1))
+        assert max(off.values()) > 1e-3
+
+    @pytest.mark.parametrize(
+        ("norm", "micro_steps", "warned"),
+        [
+            ("batch", 2, 1),
+            ("batch", lambda updates: 1, 1),
+            ("batch", 1, 0),
+            ("group", 2, 0),
+            ("none", 2, 0),
+        ],
+    )
+    def test_warns_once_of_what_it_changes(self, norm, micro_steps, warned):
+        network = NormNet(norm)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step = AccumulatedStep(
+                LossNet(network, nn.CrossEntropyLoss()), momentum(network), micro_steps
+            )
+            step(*tensors(*digits(4)))
+            step(*tensors(*digits(4)))
+        ours = [w for w in caught if "trainable BatchNorm" in str(w.message)]
+        assert len(ours) == warned
+        assert all(w.filename == __file__ for w in ours)
+
+
+class TestBadInput:
+    @pytest.mark.parametrize("micro_steps", [0, -1, 2.5, True, "4", None, 4.0, np.nan])
+    def test_micro_steps(self, micro_steps):
+        for value in (micro_steps, lambda updates: micro_steps):
+            with pytest.raises(InputError, match="micro_steps is .*expected an integer >= 1"):
+                build(value)
+
+    def test_a_schedule_that_goes_wrong_later(self):
+        _, step = build(lambda updates: 1 - updates)
+        with pytest.raises(InputError, match="micro_steps is 0; expected"):
+            step(*tensors(*rows(2)))
+
+    def test_an_unknown_tail(self):
+        with pytest.raises(InputError, match="unknown tail 'flushed'.*Did you mean 'flush'"):
+            build(2, tail="flushed")
+
+
+def test_group_boundaries_do_not_depend_on_the_length_of_an_epoch():
+    """The count is the group's own: no group is longer than k (R-GA4)."""
+    for length in (3, 4, 5):
+        _, step = build(4, tail="flush")
+        sizes, before = [], 0
+        for _ in range(3):
+            for call in range(length):
+                step(*tensors(*rows(1, seed=call)))
+                if step.last_update.number > before:
+                    sizes.append(step.last_update.images)
+                    before = step.last_update.number
+            step.end_epoch()
+            if step.last_update.number > before:
+                sizes.append(step.last_update.images)
+                before = step.last_update.number
+        assert sum(sizes) == 3 * length and max(sizes) <= 4
+        assert all(a != b or length % 4 == 0 or length < 4 for a, b in pairwise(sizes))
+
+
+def test_numpy_integers_are_integers():
+    _, step = build(np.int64(2))
+    assert step.group_size.dtype == ms.int32
+    for call in range(2):
+        step(*tensors(*rows(2, seed=call)))
+    assert step.last_update.number == 1
+
+
+def test_a_new_shape_needs_no_new_step():
+    """A partial last micro-batch recompiles and counts by its rows."""
+    _, step = build(2)
+    for size in (4, 3):
+        loss = step(*(Tensor(array) for array in rows(size)))
+        assert loss.shape == ()
+    assert step.last_update.images == 7
