@@ -28,7 +28,7 @@ class Position:
     micro_batches   batches consumed since the start, over all epochs
     epoch_size      batches in one epoch
     batch_size      rows in one batch
-    seed, workers   of the data pipeline: both decide the order and the augmentation of its rows
+    seed, workers   of the data pipeline: they decide the order and the augmentation of its rows
     seconds         training time so far
     records         rows of the record so far
     settings        of the step: its class, micro_steps and other options
@@ -38,7 +38,7 @@ class Position:
     epoch_size: int
     batch_size: int
     seed: int
-    workers: int
+    workers: list[int]
     seconds: float
     records: int
     settings: dict
@@ -77,8 +77,10 @@ def checkpoints(folder) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def load(step, path) -> Position:
+def load(step, path, accept=None) -> Position:
     """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
+
+    accept  function of the position that raises to refuse it
 
     Raises ``InputError`` for a missing or damaged file and for a checkpoint of another network or
     step, naming what differs; ``step`` is then as it was.
@@ -86,20 +88,27 @@ def load(step, path) -> Position:
     values = read(path)
     if _POSITION not in values:
         raise InputError(f"{path} holds no position; expected a checkpoint written by labkit's fit")
-    position = Position(**json.loads(str(values.pop(_POSITION))))
+    try:
+        position = Position(**json.loads(str(values.pop(_POSITION))))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the position in {path} is of another version of labkit") from error
+    if accept is not None:
+        accept(position)
     load_into(step, values, path)
     return position
 
 
-def load_latest(step, folder) -> Position | None:
+def load_latest(step, folder, accept=None) -> Position | None:
     """Load the newest readable checkpoint of ``folder``, or return None where there is none.
+
+    accept  as in ``load``
 
     A damaged one is passed over, and said; if all are damaged the last error is raised.
     """
     error = None
     for path in reversed(checkpoints(folder)):
         try:
-            return load(step, path)
+            return load(step, path, accept)
         except DamagedCheckpoint as damage:
             print(f"labkit: {damage}; trying the one before it", flush=True)
             error = damage

@@ -8,6 +8,7 @@ with ``reduction="sum", tail="carry"``.
 import warnings
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback, Model
 
@@ -177,7 +178,7 @@ class _PrintUpdates(Callback):
             return
         self._updates = last.number
         self._in_epoch += 1
-        loss = micro_batch_loss if self._last_loss_only else last.loss
+        loss = micro_batch_loss if self._last_loss_only else np.float32(last.loss)
         print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
 
 

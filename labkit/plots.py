@@ -50,7 +50,11 @@ def images_grid(images, labels, columns=10):
 
 
 def show(figure, alt):
-    """Display ``figure`` in a notebook as PNG with the alternative text ``alt``, and close it."""
+    """Display ``figure`` in a notebook as PNG, and close it.
+
+    alt  what is to be seen: alternative text of the picture, and its form where only text is shown
+    """
+    import base64
     import io
 
     from IPython import display
@@ -59,4 +63,5 @@ def show(figure, alt):
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=90)
     pyplot.close(figure)
-    display.display(display.Image(buffer.getvalue(), alt=alt))
+    data = {"image/png": base64.b64encode(buffer.getvalue()).decode(), "text/plain": alt}
+    display.display(data, metadata={"image/png": {"alt": alt}}, raw=True)

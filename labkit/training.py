@@ -2,11 +2,14 @@
 
 import resource
 import sys
+import tempfile
 import time
+from numbers import Integral
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import nn
+from mindspore.dataset.engine.datasets import MapDataset
 from mindspore.train import Accuracy, Callback, Metric, Model
 
 from labkit import checkpoint
@@ -36,7 +39,9 @@ def fit(
     epochs            of the whole training, those before a resume included
     folder            where records.csv and checkpoint/ are written; None writes nothing
     resume            continue from the newest checkpoint in ``folder``, where there is one. On CPU
-                      the parameters are then bit-identical to those of an uninterrupted run
+                      the parameters are then bit-identical to those of an uninterrupted run, but
+                      not where the network draws random numbers (Dropout): MindSpore's kernels
+                      show their state to nobody, and draw from the start again
     checkpoint_every  micro-batches between checkpoints; one is written after each epoch anyway
     keep              checkpoints kept
     progress          name on the progress display, None for none
@@ -158,37 +163,54 @@ class _Training:
         self.records = Records(None if folder is None else self.folder / RECORDS)
 
     def start_anew(self):
-        """Make sure that nothing of an earlier training in the folder is mixed with this one."""
+        """Make sure that the folder can be written and holds nothing of an earlier training."""
         found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
         if found or (self.folder / RECORDS).exists():
             raise InputError(
                 f"{self.folder} holds an earlier training; give resume=True to continue it, or "
                 "another folder"
             )
+        self._make_folder()
+
+    def _make_folder(self):
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.folder).close()
         except OSError as error:
             raise InputError(f"cannot write to {self.folder}: {error}") from error
 
     def resume(self):
         """Take up the newest checkpoint of the folder; start anew where there is none."""
-        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS)
+        self._make_folder()
+        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, self._accept)
         if position is None:
-            (self.folder / RECORDS).unlink(missing_ok=True)
+            if (self.folder / RECORDS).exists():
+                print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
+                (self.folder / RECORDS).unlink()
             return
-        for name in ("settings", "epoch_size", "batch_size", "seed", "workers"):
-            came, expected = getattr(self.position(), name), getattr(position, name)
-            if came != expected:
-                raise InputError(f"cannot resume: {name} is {came}, the checkpoint's {expected}")
         self.micro_batches, self.seconds_before = position.micro_batches, position.seconds
-        self.records.rows = read_records(self.folder / RECORDS).rows
-        if len(self.records) < position.records:
-            raise InputError(
-                f"{self.folder / RECORDS} holds {len(self.records)} rows; the checkpoint was "
-                f"written after {position.records}"
-            )
+        self.records.rows = self._rows()
         self.records.keep_first(position.records)
         print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+
+    def _accept(self, position):
+        """Refuse a checkpoint that would not continue as an uninterrupted run."""
+        if ms.dataset.config.get_fast_recovery():
+            raise InputError("cannot resume: labkit.start was not called, which sets the data order")
+        own = self.position()
+        for name in ("settings", "epoch_size", "batch_size", "seed", "workers"):
+            came, expected = getattr(own, name), getattr(position, name)
+            if came != expected:
+                raise InputError(f"cannot resume: {name} is {came}, the checkpoint's {expected}")
+        if len(self._rows()) < position.records:
+            raise InputError(
+                f"{self.folder / RECORDS} holds {len(self._rows())} rows; the checkpoint was "
+                f"written after {position.records}"
+            )
+
+    def _rows(self):
+        path = self.folder / RECORDS
+        return read_records(path).rows if path.exists() else []  # no file before the first update
 
     def seconds(self):
         return self.seconds_before + time.monotonic() - self.started
@@ -198,7 +220,7 @@ class _Training:
             micro_batches=self.micro_batches,
             epoch_size=self.epoch_size,
             batch_size=self.batch_size,
-            seed=ms.get_seed() or 0,
+            seed=ms.dataset.config.get_seed(),
             workers=data_workers(self.dataset),
             seconds=self.seconds(),
             records=len(self.records),
@@ -206,10 +228,17 @@ class _Training:
         )
 
 
-def data_workers(dataset) -> int:
-    """Return the largest number of workers in a pipeline: it decides random augmentation."""
-    own = dataset.num_parallel_workers or ms.dataset.config.get_num_parallel_workers()
-    return max([own, *(data_workers(child) for child in dataset.children)])
+def data_workers(dataset) -> list[int]:
+    """Return the numbers of workers of a pipeline's sources and maps, from its end to its start.
+
+    They decide random augmentation, each for itself: a map with one worker draws other numbers
+    than the same map with two.
+    """
+    found = [workers for child in dataset.children for workers in data_workers(child)]
+    if not dataset.children or isinstance(dataset, MapDataset):
+        default = ms.dataset.config.get_num_parallel_workers()
+        found.insert(0, dataset.num_parallel_workers or default)
+    return found
 
 
 class _Recorder(Callback):
@@ -298,5 +327,5 @@ def peak_memory_mb() -> float:
 
 def _check_counts(**counts):
     for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InputError(f"{name} is {value!r}; expected an integer >= 1")

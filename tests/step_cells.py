@@ -49,8 +49,8 @@ def digits(count, seed=0):
     patterns = np.random.default_rng(7).normal(size=(10, 1, 32, 32))
     random = np.random.default_rng(2000 + seed)
     labels = random.integers(0, 10, count)
-    noise = random.normal(size=(count, 1, 32, 32))
-    return (0.5 * patterns[labels] + noise).astype(np.float32), labels.astype(np.int32)
+    noise = 0.5 * random.normal(size=(count, 1, 32, 32))
+    return (patterns[labels] + noise).astype(np.float32), labels.astype(np.int32)
 
 
 def regression(network=None):

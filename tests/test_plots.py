@@ -36,8 +36,10 @@ def test_the_training_curve_is_over_images_seen():
 
 def test_a_shown_figure_is_a_png_with_its_alternative_text(monkeypatch):
     shown = []
-    monkeypatch.setattr("IPython.display.display", shown.append)
+    monkeypatch.setattr(
+        "IPython.display.display", lambda data, **options: shown.append((data, options))
+    )
     plots.show(plots.axes()[0], "what is to be seen")
-    data, metadata = shown[0]._repr_mimebundle_()
+    ((data, options),) = shown
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
-    assert metadata["image/png"]["alt"] == "what is to be seen"
+    assert options["metadata"]["image/png"]["alt"] == data["text/plain"] == "what is to be seen"

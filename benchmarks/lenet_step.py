@@ -1,0 +1,264 @@
+"""One training step of LeNet, side by side: labkit, MindSpore as installed, PyTorch eager.
+
+    python benchmarks/lenet_step.py [--batch 32] [--processes 5] [--rounds 10]
+
+Same network (no bias in the convolutions), batch, optimizer (momentum) and number of threads.
+Within a process the contestants take turns; medians over rounds, then over processes.
+"""
+
+import argparse
+import json
+import sys
+
+from side_by_side import in_child, interleaved_ms, medians, print_table, write_json
+
+STEPS = 40
+AS_INSTALLED = {"ONEDNN_MAX_CPU_ISA": None}
+NAMES = {
+    "accumulated": "AccumulatedStep(4), no finite check",
+    "accumulated, checked": "AccumulatedStep(4), finite check",
+    "plain": "PlainStep, no finite check",
+    "plain, checked": "PlainStep, finite check",
+    "bare, if": "bare cell with a data-dependent if",
+    "bare": "bare cell",
+    "TrainOneStepCell": "nn.TrainOneStepCell, oneDNN mended",
+    "TrainOneStepCell as installed": "nn.TrainOneStepCell, as installed",
+    "ms.jit as installed": "ms.jit function, as installed",
+    "torch": "PyTorch eager",
+}
+PLAIN = ("plain", "bare, if", "bare", "TrainOneStepCell")
+
+
+def main():
+    """Run all children and print both tables; or, as a child, measure and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--child", choices=CHILDREN)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(CHILDREN[given.child](given.batch, given.rounds)))
+        return
+    arguments = ("--batch", str(given.batch), "--rounds", str(given.rounds), "--child")
+    runs = []
+    for number in range(given.processes):
+        run = in_child(__file__, *arguments, "labkit") | in_child(__file__, *arguments, "torch")
+        if number == 0:  # 20 to 40 times slower: once is enough
+            slow = in_child(__file__, *arguments, "installed", environment=AS_INSTALLED)
+        runs.append(run | slow)
+        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    steps = medians(runs)
+    fastest = min(PLAIN, key=steps.get)
+    header = ["per micro-batch", "ms", "/ fastest plain", "/ PyTorch"]
+    rows = [[NAMES[n], ms, ms / steps[fastest], ms / steps["torch"]] for n, ms in steps.items()]
+    print(f"LeNet, batch {given.batch}; the fastest plain step is: {NAMES[fastest]}\n")
+    print_table(header, rows)
+    parts = {name: in_child(__file__, *arguments, name) for name in ("parts", "torch-parts")}
+    print("\nforward and backward of one part alone, ms (calls included)\n")
+    mine, theirs = parts["parts"], parts["torch-parts"]
+    part_rows = [[name, mine[name], theirs[name], mine[name] - theirs[name]] for name in mine]
+    print_table(["part", "MindSpore", "PyTorch", "difference"], part_rows)
+    write_json("lenet_step", {"batch": given.batch, "steps_ms": steps, "runs": runs, **parts})
+
+
+def _data(batch):
+    import numpy as np
+
+    images = np.random.default_rng(0).standard_normal((batch, 1, 32, 32), dtype=np.float32)
+    return images, (np.arange(batch) % 10).astype(np.int32)
+
+
+def _mindspore_setting(batch):
+    from mindspore import Tensor, nn
+
+    from labkit.losses import LossNet
+    from labkit.nets.lenet import LeNet5
+
+    images, labels = (Tensor(part) for part in _data(batch))
+
+    def fresh():
+        network = LeNet5()
+        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+        return LossNet(network, loss_fn), optimizer
+
+    return fresh, lambda step: lambda: float(step(images, labels).asnumpy())
+
+
+def labkit_steps(batch, rounds):
+    """Steps of labkit, and every plain step that could be faster."""
+    from labkit import AccumulatedStep, PlainStep, start
+
+    start()
+    from mindspore import Parameter, Tensor, nn, ops
+
+    class Bare(nn.Cell):
+        def __init__(self, loss_net, optimizer, branch):
+            super().__init__(auto_prefix=False)
+            self.optimizer, self.branch = optimizer, branch
+            self.always = Parameter(Tensor(True), name="always", requires_grad=False)
+            self.value_and_grad = ops.value_and_grad(loss_net, None, optimizer.parameters)
+
+        def construct(self, *batch):
+            loss, gradients = self.value_and_grad(*batch)
+            if self.branch:
+                if self.always:
+                    loss = ops.depend(loss, self.optimizer(gradients))
+                return loss
+            return ops.depend(loss, self.optimizer(gradients))
+
+    fresh, calls = _mindspore_setting(batch)
+    unchecked = {"nonfinite": "propagate"}
+    steps = {
+        "accumulated": AccumulatedStep(*fresh(), 4, **unchecked),
+        "accumulated, checked": AccumulatedStep(*fresh(), 4),
+        "plain": PlainStep(*fresh(), **unchecked),
+        "plain, checked": PlainStep(*fresh()),
+        "bare, if": Bare(*fresh(), branch=True).set_train(),
+        "bare": Bare(*fresh(), branch=False).set_train(),
+        "TrainOneStepCell": nn.TrainOneStepCell(*fresh()).set_train(),
+    }
+    return interleaved_ms({name: calls(step) for name, step in steps.items()}, rounds, STEPS)
+
+
+def installed_steps(batch, rounds):
+    """MindSpore as it comes: no labkit.start, nothing set but graph mode; LeNet5 is the same."""
+    import mindspore as ms
+    from mindspore import nn, ops
+
+    ms.set_context(mode=ms.GRAPH_MODE)
+    fresh, calls = _mindspore_setting(batch)
+    loss_net, optimizer = fresh()
+    value_and_grad = ms.value_and_grad(loss_net, None, optimizer.parameters)
+
+    @ms.jit
+    def jit_step(images, labels):
+        loss, gradients = value_and_grad(images, labels)
+        return ops.depend(loss, optimizer(gradients))
+
+    cell = nn.TrainOneStepCell(*fresh()).set_train()
+    steps = {"TrainOneStepCell as installed": calls(cell), "ms.jit as installed": calls(jit_step)}
+    return interleaved_ms(steps, min(rounds, 3), 5)
+
+
+def _torch_setting(batch):
+    import torch
+    from torch import nn
+
+    images, labels = (torch.from_numpy(part) for part in _data(batch))
+    network = nn.Sequential(
+        nn.Conv2d(1, 6, 5, bias=False), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5, bias=False), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(),
+        nn.Linear(84, 10),
+    )  # fmt: skip
+    return network, images, labels.long()
+
+
+def torch_steps(batch, rounds):
+    """PyTorch's eager step, as its tutorials write it."""
+    import torch
+
+    network, images, labels = _torch_setting(batch)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    loss_fn = torch.nn.CrossEntropyLoss()
+
+    def step():
+        optimizer.zero_grad()
+        loss = loss_fn(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return interleaved_ms({"torch": step}, rounds, STEPS)
+
+
+_PARTS = {
+    "conv1, weight gradient": ("conv1", (1, 32, 32), False),
+    "conv2, weight and input": ("conv2", (6, 14, 14), True),
+    "max-pool 1": ("pool", (6, 28, 28), True),
+    "max-pool 2": ("pool", (16, 10, 10), True),
+    "ReLU 1": ("relu", (6, 28, 28), True),
+    "dense layers": ("dense", (400,), True),
+}
+
+
+def mindspore_parts(batch, rounds):
+    """Forward and backward of single parts in compiled cells."""
+    from labkit import start
+
+    start()
+    import numpy as np
+    from mindspore import Parameter, Tensor, nn, ops
+
+    class Part(nn.Cell):
+        def __init__(self, layer, by_input):
+            super().__init__()
+            weights = layer.trainable_params() or None
+            self.always = Parameter(Tensor(True), name="always", requires_grad=False)
+            self.total = Parameter(Tensor(0.0), name="total", requires_grad=False)
+            position = 0 if by_input else None
+            self.grad = ops.value_and_grad(lambda_free(layer), position, weights)
+
+        def construct(self, x):
+            value, _ = self.grad(x)
+            if self.always:
+                ops.assign(self.total, value)
+            return value
+
+    class lambda_free(nn.Cell):  # noqa: N801 - a function would not compile inside value_and_grad
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def construct(self, x):
+            return ops.reduce_sum(self.layer(x))
+
+    layers = {
+        "conv1": nn.Conv2d(1, 6, 5, pad_mode="valid"),
+        "conv2": nn.Conv2d(6, 16, 5, pad_mode="valid"),
+        "pool": nn.MaxPool2d(2, 2),
+        "relu": nn.ReLU(),
+        "dense": nn.SequentialCell(
+            nn.Dense(400, 120), nn.ReLU(), nn.Dense(120, 84), nn.ReLU(), nn.Dense(84, 10)
+        ),
+    }
+    calls = {}
+    for name, (layer, shape, by_input) in _PARTS.items():
+        x = Tensor(np.ones((batch, *shape), np.float32))
+        part = Part(layers[layer], by_input)
+        calls[name] = lambda part=part, x=x: float(part(x).asnumpy())
+    return interleaved_ms(calls, rounds, STEPS)
+
+
+def torch_parts(batch, rounds):
+    """The same parts in PyTorch."""
+    import torch
+
+    network, _, _ = _torch_setting(batch)
+    layers = {"conv1": network[0], "relu": network[1], "pool": network[2], "conv2": network[3],
+              "dense": network[7:]}  # fmt: skip
+    calls = {}
+    for name, (layer, shape, by_input) in _PARTS.items():
+        x = torch.ones((batch, *shape), requires_grad=by_input)
+
+        def call(layer=layers[layer], x=x):
+            value = layer(x).sum()
+            value.backward()
+            return value.item()
+
+        calls[name] = call
+    return interleaved_ms(calls, rounds, STEPS)
+
+
+CHILDREN = {
+    "labkit": labkit_steps,
+    "installed": installed_steps,
+    "torch": torch_steps,
+    "parts": mindspore_parts,
+    "torch-parts": torch_parts,
+}
+
+if __name__ == "__main__":
+    main()

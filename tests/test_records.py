@@ -1,0 +1,105 @@
+"""Rows of numbers in memory and in a CSV file."""
+
+import os
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.records import Records, read_records
+
+ROWS = [
+    {"update": 1, "loss": 0.1, "rate": 1e-12},
+    {"update": 2, "loss": 1 / 3, "rate": 2.5},
+    {"update": 3, "loss": float("inf"), "rate": 0.05000000074505806},
+]
+
+
+def filled(path=None, rows=ROWS):
+    records = Records(path)
+    for row in rows:
+        records.add(**row)
+    records.close()
+    return records
+
+
+def test_what_is_written_is_read_back_to_the_last_bit(tmp_path):
+    filled(tmp_path / "records.csv")
+    rows = read_records(tmp_path / "records.csv").rows
+    assert rows == ROWS
+    assert [type(value) for value in rows[0].values()] == [int, float, float]
+
+
+def test_a_row_is_in_the_file_at_once(tmp_path):
+    records = Records(tmp_path / "deep" / "records.csv")
+    records.add(**ROWS[0])
+    assert (tmp_path / "deep" / "records.csv").read_text() == "update,loss,rate\n1,0.1,1e-12\n"
+
+
+def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = filled()
+    records.keep_first(1)
+    assert records.column("update") == [1] and len(records) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_columns_are_refused_and_leave_no_trace(tmp_path):
+    records = filled(tmp_path / "records.csv")
+    for other in ({"update": 4}, {"update": 4, "loss": 1.0, "norm": 2.0}):
+        with pytest.raises(InputError, match="came; expected .'update', 'loss', 'rate'"):
+            records.add(**other)
+    assert records.rows == ROWS and read_records(tmp_path / "records.csv").rows == ROWS
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_line_cut_short_by_a_kill_is_left_out(tmp_path, cut):
+    path = tmp_path / "records.csv"
+    filled(path)
+    path.write_bytes(path.read_bytes()[:-cut])
+    assert read_records(path).rows == ROWS[:2]
+
+
+@pytest.mark.parametrize("text", ["", "upda", "update,loss,rate\n"])
+def test_a_file_cut_short_before_its_first_row_holds_none(tmp_path, text):
+    path = tmp_path / "records.csv"
+    path.write_text(text)
+    assert read_records(path).rows == []
+
+
+@pytest.mark.parametrize("line", ["1,two,3.0", "1,2.0", "1,2.0,3.0,4.0", ",,"])
+def test_a_row_that_is_not_numbers_is_refused_with_its_line(tmp_path, line):
+    path = tmp_path / "records.csv"
+    path.write_text(f"update,loss,rate\n1,2.0,3.0\n{line}\n")
+    with pytest.raises(InputError, match="line 3: .*expected numbers"):
+        read_records(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no records at"):
+        read_records(tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_first_rows_are_kept_and_more_can_follow(tmp_path, count):
+    path = tmp_path / "records.csv"
+    records = filled(path)
+    records.keep_first(count)
+    assert read_records(path).rows == ROWS[:count] == records.rows
+    records.add(**ROWS[2])
+    records.close()
+    assert read_records(path).rows == [*ROWS[:count], ROWS[2]]
+    assert path.read_text().count("update,loss,rate") == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["records.csv"]
+
+
+def test_a_kill_while_rows_are_dropped_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "records.csv"
+    records = filled(path)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        records.keep_first(1)
+    assert read_records(path).rows == ROWS
