@@ -8,6 +8,7 @@ in 10 of 10 tries).
 import json
 import os
 import re
+import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from labkit.gradients import set_state
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _POSITION = "labkit_position"
+_PART = ".part-"
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def save(step, position: Position, folder, keep=2) -> Path:
     """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path."""
     folder = Path(folder)
     path = folder / f"step-{position.micro_batches:09d}.ckpt"
+    for unfinished in folder.glob(f"{_PART}*"):  # of a process killed while it wrote
+        shutil.rmtree(unfinished, ignore_errors=True)
     write(step, path, {_POSITION: json.dumps(asdict(position))})
     for old in checkpoints(folder)[:-keep]:
         old.unlink()
@@ -59,7 +63,7 @@ def write(cell, path, extra=None) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".part-", dir=path.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_PART, dir=path.parent) as scratch:
             temporary = os.path.join(scratch, "part.ckpt")
             ms.save_checkpoint(cell, temporary, append_dict=extra, crc_check=True)
             with open(temporary, "rb") as file:

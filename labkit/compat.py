@@ -6,18 +6,19 @@ with ``reduction="sum", tail="carry"``.
 """
 
 import warnings
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.train import Callback, Model
+from mindspore.train import Callback
 
 from labkit import checkpoint
 from labkit.accumulation import TAILS, AccumulatedStep, check_micro_steps
 from labkit.errors import InputError, refuse_unknown
 from labkit.gradients import REDUCTION, GradientStage, set_state
 from labkit.losses import LossNet
-from labkit.training import EndOfEpoch
+from labkit.training import EndOfEpoch, check_counts, make_folder, train
 
 _sum_op = ops.MultitypeFuncGraph("grad_sum_op")
 _clear_op = ops.MultitypeFuncGraph("clear_op")
@@ -59,7 +60,7 @@ class TrainForwardBackward(nn.Cell):
             nonfinite="propagate",
         )
         self.left_in = sens if reduction == "sum" else 1.0
-        self.weight_sum = _weight_beside(grad_sum)
+        self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
     def construct(self, *inputs):
@@ -79,15 +80,15 @@ class TrainOptim(nn.Cell):
         self.optimizer = optimizer
         self.grad_sum = grad_sum
         self.mean = reduction == "mean"
-        self.weight_sum = _weight_beside(grad_sum)
+        self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
     def construct(self):
         if not self.mean:
             return self.optimizer(self.grad_sum)
-        return self.optimizer(
-            self.hyper_map(ops.partial(ops.mul, 1.0 / self.weight_sum), self.grad_sum)
-        )
+        # At least 1, the weight of one sample: no micro-batch yet is a gradient of 0, not NaN.
+        scale = 1.0 / ops.maximum(self.weight_sum, 1.0)
+        return self.optimizer(self.hyper_map(ops.partial(ops.mul, scale), self.grad_sum))
 
 
 class TrainClear(nn.Cell):
@@ -136,7 +137,12 @@ class GradientAccumulation:
 
         mini_steps  micro-batches per update, an integer >= 1
         """
-        check_micro_steps(mini_steps)
+        try:
+            mini_steps = check_micro_steps(mini_steps)
+        except InputError:
+            raise InputError(f"mini_steps is {mini_steps!r}; expected an integer >= 1") from None
+        check_counts(epoch=epoch)
+        make_folder(Path(path).parent)
         if self._step is None:
             self._step = AccumulatedStep(
                 self._loss_net,
@@ -149,7 +155,10 @@ class GradientAccumulation:
         set_state(self._step.group_size, mini_steps)
         last_loss_only = self._reduction == "sum"
         callbacks = [EndOfEpoch(self._step), _PrintUpdates(self._step, last_loss_only)]
-        Model(self._step).train(epoch, train_dataset, callbacks, dataset_sink_mode=False)
+        train(self._step, train_dataset, epoch, callbacks)
+        if not float(self._step.weight_sum.asnumpy()):
+            for buffer in self._step.gradient_sum:  # holds what is used up; the tutorial's is zero
+                set_state(buffer, np.zeros(buffer.shape, np.float32))
         checkpoint.write(self._step, path)
 
 
@@ -166,28 +175,32 @@ class _PrintUpdates(Callback):
         self._in_epoch = 0
 
     def on_train_step_end(self, run_context):
-        arguments = run_context.original_args()
-        self._print(arguments.cur_epoch_num, arguments.net_outputs)
-
-    def on_train_epoch_end(self, run_context):
-        self.on_train_step_end(run_context)
-
-    def _print(self, epoch, micro_batch_loss):
         last = self._step.last_update
         if last.number == self._updates:
             return
         self._updates = last.number
         self._in_epoch += 1
-        loss = micro_batch_loss if self._last_loss_only else np.float32(last.loss)
+        arguments = run_context.original_args()
+        loss = arguments.net_outputs if self._last_loss_only else np.float32(last.loss)
+        epoch = arguments.cur_epoch_num
         print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
 
 
-def _weight_beside(grad_sum):
-    """Return the sum of weights that belongs to ``grad_sum``: one for all cells that share it."""
+def _weight_beside(grad_sum, reduction=None):
+    """Return the sum of weights that belongs to ``grad_sum``: one for all cells that share it.
+
+    Their ``reduction`` must be one, too: what one cell adds by weight the other divides by it.
+    """
     if not len(grad_sum):
         raise InputError("grad_sum is empty; expected one Parameter per trainable parameter")
     first = grad_sum[0]
     if not hasattr(first, "labkit_weight_sum"):
         name = f"{first.name}.weight_sum"
         first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
+    shared = getattr(first, "labkit_reduction", None) or reduction
+    if reduction not in (None, shared):
+        raise InputError(
+            f"reduction is {reduction!r}, and {shared!r} in the other cell on this grad_sum"
+        )
+    first.labkit_reduction = shared
     return first.labkit_weight_sum

@@ -26,8 +26,8 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
     """Return sum_i w_i g_i / sum_i w_i for micro-batches i, each a list of arrays."""
     if not len(gradients) or len(gradients) != len(weights) or not sum(weights) > 0:
         raise InputError(
-            f"{len(gradients)} gradients and weights {list(weights)} came; expected as many weights "
-            "as gradients, at least one, with a sum > 0"
+            f"{len(gradients)} gradients and weights {list(weights)} came; expected as many "
+            "weights as gradients, at least one, with a sum > 0"
         )
     return [
         sum(

@@ -9,6 +9,7 @@ import platform
 import random
 import sys
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 from labkit.errors import InputError, refuse_unknown
@@ -66,8 +67,9 @@ def start(device: str = "auto", seed: int = 1) -> Runtime:
     for an unknown device, one that is not there, and a seed that is not an integer in range.
     """
     refuse_unknown("device", device, DEVICES)
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise InputError(f"seed is {seed!r}; expected an integer from 0 to 2**32 - 1")
+    seed = int(seed)
     present = available_devices()
     if device != "auto" and device not in present:
         raise InputError(

@@ -53,9 +53,9 @@ def fit(
     Raises ``InputError`` for bad arguments, and for a checkpoint of another network, step, seed,
     batch size or number of data workers.
     """
-    _check_counts(epochs=epochs, keep=keep)
+    check_counts(epochs=epochs, keep=keep)
     if checkpoint_every is not None:
-        _check_counts(checkpoint_every=checkpoint_every)
+        check_counts(checkpoint_every=checkpoint_every)
     if folder is None and (resume or checkpoint_every):
         raise InputError("resume and checkpoint_every need a folder; folder is None")
     run = _Training(step, dataset, epochs, folder)
@@ -69,13 +69,14 @@ def fit(
     if folder is not None:
         own.append(_Checkpointer(run, checkpoint_every, keep))
     try:
-        _train(step, dataset, epochs, run.micro_batches, own + list(callbacks))
+        train(step, dataset, int(epochs), own + list(callbacks), run.micro_batches)
     finally:
         run.records.close()
     return run.records
 
 
-def _train(step, dataset, epochs, done, callbacks):
+def train(step, dataset, epochs, callbacks, done=0) -> None:
+    """Let ``Model`` train ``step`` up to epoch ``epochs``, from micro-batch ``done`` on."""
     # A fresh iterator replays the first epoch's order each time, so all epochs are one call; this
     # makes the iterator start at batch `done` of the whole training.
     dataset.set_init_step(done)
@@ -89,6 +90,8 @@ def _train(step, dataset, epochs, done, callbacks):
         )
     finally:
         dataset.set_init_step(0)
+        # Model claims a dataset for itself, and would refuse it to the next Model.
+        dataset.__dict__.pop("__model_hash__", None)
 
 
 def evaluate(network, loss_fn, dataset) -> dict[str, float]:
@@ -96,7 +99,7 @@ def evaluate(network, loss_fn, dataset) -> dict[str, float]:
 
     network  inputs -> logits (B, classes); loss_fn  (logits, labels) -> mean loss
     """
-    metrics = {"accuracy": Accuracy(), "loss": MeanLoss()}
+    metrics = {"loss": MeanLoss(), "accuracy": Accuracy()}
     metrics["accuracy"].set_indexes([1, 2])  # of (loss, logits, labels); MeanLoss takes all three
     model = Model(network, eval_network=nn.WithEvalCell(network, loss_fn), metrics=metrics)
     was_training = network.training
@@ -104,7 +107,7 @@ def evaluate(network, loss_fn, dataset) -> dict[str, float]:
         found = model.eval(dataset, dataset_sink_mode=False)
     finally:
         network.set_train(was_training)
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(found[name]) for name in ("accuracy", "loss")}
 
 
 class MeanLoss(Metric):
@@ -132,7 +135,8 @@ class MeanLoss(Metric):
 class EndOfEpoch(Callback):
     """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
-    Put it first, so that the flushed update comes before any save.
+    Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
+    before any save. ``ModelCheckpoint`` saves there, not at the end of the epoch.
     """
 
     def __init__(self, step):
@@ -140,11 +144,15 @@ class EndOfEpoch(Callback):
         self._step = step
 
     def on_train_begin(self, run_context):
-        if run_context.original_args().get("dataset_sink_mode"):
+        arguments = run_context.original_args()
+        if arguments.get("dataset_sink_mode"):
             raise InputError("dataset sink mode came; a step is more than one graph: train without")
+        self._done = arguments.train_dataset.get_init_step()
 
-    def on_train_epoch_end(self, run_context):
-        self._step.end_epoch()
+    def on_train_step_end(self, run_context):
+        self._done += 1
+        if self._done % run_context.original_args().batch_num == 0:
+            self._step.end_epoch()
 
 
 class _Training:
@@ -170,18 +178,11 @@ class _Training:
                 f"{self.folder} holds an earlier training; give resume=True to continue it, or "
                 "another folder"
             )
-        self._make_folder()
-
-    def _make_folder(self):
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=self.folder).close()
-        except OSError as error:
-            raise InputError(f"cannot write to {self.folder}: {error}") from error
+        make_folder(self.folder)
 
     def resume(self):
         """Take up the newest checkpoint of the folder; start anew where there is none."""
-        self._make_folder()
+        make_folder(self.folder)
         position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, self._accept)
         if position is None:
             if (self.folder / RECORDS).exists():
@@ -196,7 +197,9 @@ class _Training:
     def _accept(self, position):
         """Refuse a checkpoint that would not continue as an uninterrupted run."""
         if ms.dataset.config.get_fast_recovery():
-            raise InputError("cannot resume: labkit.start was not called, which sets the data order")
+            raise InputError(
+                "cannot resume: call labkit.start first, it sets the order of the data"
+            )
         own = self.position()
         for name in ("settings", "epoch_size", "batch_size", "seed", "workers"):
             came, expected = getattr(own, name), getattr(position, name)
@@ -251,6 +254,8 @@ class _Recorder(Callback):
 
     def on_train_begin(self, run_context):
         run = self._run
+        # MindSpore counts from 0 after a resume, and its callbacks would.
+        run_context.original_args().cur_step_num = run.micro_batches
         self._updates = run.step.last_update.number
         if self._name is not None:
             self._progress = Progress(self._name, run.epochs * run.epoch_size, run.micro_batches)
@@ -258,13 +263,12 @@ class _Recorder(Callback):
     def on_train_step_end(self, run_context):
         run = self._run
         run.micro_batches += 1
+        # Now, not in on_train_epoch_end: ModelCheckpoint saves in this very event.
+        if run.micro_batches % run.epoch_size == 0:
+            run.step.end_epoch()
         self._record((run.micro_batches - 1) // run.epoch_size + 1)
         if self._progress is not None:
             self._progress.advance(self._text)
-
-    def on_train_epoch_end(self, run_context):
-        self._run.step.end_epoch()
-        self._record(self._run.micro_batches // self._run.epoch_size)
 
     def on_train_end(self, run_context):
         if self._progress is not None:
@@ -307,7 +311,7 @@ class _Checkpointer(Callback):
 
     def on_train_step_end(self, run_context):
         done = self._run.micro_batches
-        # Not at an epoch's last micro-batch: its tail is not yet flushed.
+        # Not at an epoch's last micro-batch: the epoch's own checkpoint follows.
         if self._every and done % self._every == 0 and done % self._run.epoch_size:
             self._save()
 
@@ -325,7 +329,17 @@ def peak_memory_mb() -> float:
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 
 
-def _check_counts(**counts):
+def make_folder(folder: Path) -> None:
+    """Make a folder, or make sure that files can be made in it; else ``InputError``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error}") from error
+
+
+def check_counts(**counts) -> None:
+    """Raise ``InputError`` for a named value that is not an integer >= 1."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise InputError(f"{name} is {value!r}; expected an integer >= 1")

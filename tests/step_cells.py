@@ -45,7 +45,7 @@ def split(arrays, sizes):
 
 
 def digits(count, seed=0):
-    """Images (count, 1, 32, 32) and labels (count,) that a network can learn: ten noisy patterns."""
+    """Images (count, 1, 32, 32) and labels (count,) to be learnt: ten noisy patterns."""
     patterns = np.random.default_rng(7).normal(size=(10, 1, 32, 32))
     random = np.random.default_rng(2000 + seed)
     labels = random.integers(0, 10, count)

@@ -207,9 +207,9 @@ class TestFloat16:
     def test_the_gradient_does_not_depend_on_the_loss_scale(self):
         network, inputs = linear(), tensors(*rows(8))
         came = [
-            Contribution(
-                LossNet(network, nn.MSELoss()), network, precision="O2", loss_scale=scale
-            )(*inputs)[2]
+            Contribution(LossNet(network, nn.MSELoss()), network, precision="O2", loss_scale=scale)(
+                *inputs
+            )[2]
             for scale in (1.0, 1024.0, DynamicLossScale(64.0))
         ]
         for other in came[1:]:
@@ -224,7 +224,9 @@ class TestFloat16:
         off = (targets * 1e-9).astype(np.float32)
         norms = {}
         for scale in (1.0, 2.0**16):
-            cell = Contribution(LossNet(network, Product()), network, precision="O2", loss_scale=scale)
+            cell = Contribution(
+                LossNet(network, Product()), network, precision="O2", loss_scale=scale
+            )
             gradients = cell(*tensors(inputs, off))[2]
             norms[scale] = reference.global_norm([g.asnumpy() / 8 for g in gradients])
         exact = reference.global_norm([off.T @ inputs / off.size, off.sum(axis=0) / off.size])

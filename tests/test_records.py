@@ -33,6 +33,7 @@ def test_a_row_is_in_the_file_at_once(tmp_path):
     records = Records(tmp_path / "deep" / "records.csv")
     records.add(**ROWS[0])
     assert (tmp_path / "deep" / "records.csv").read_text() == "update,loss,rate\n1,0.1,1e-12\n"
+    records.close()
 
 
 def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):

@@ -1,0 +1,166 @@
+"""The plain update: the optimizer alone, one update per batch."""
+
+import warnings
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit import reference
+from labkit.algorithms.plain import PlainStep
+from labkit.compare import parameter_values
+from labkit.losses import LossNet, TokenLossNet
+from labkit.nets.small import NextToken, NormNet
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import (
+    assert_bit_equal,
+    assert_close,
+    digits,
+    linear,
+    momentum,
+    regression,
+    rows,
+    snapshot,
+    tensors,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nonfinite": "propagate"},
+        {"clip_norm": 0.5},
+        {"loss_scale": 128.0},
+        {"loss_scale": 128.0, "clip_norm": 0.5, "nonfinite": "propagate"},
+        {"reduction": "sum"},
+        {"normalise": "steps"},
+    ],
+    ids=str,
+)
+def test_updates_are_those_of_the_reference(options):
+    """w <- w - rate v, v <- 0.9 v + clipped gradient, in float64; with reports of each update."""
+    network, loss_net = regression()
+    step = PlainStep(loss_net, momentum(network, 0.05), **options)
+    weights = [parameter_values(network)[n].astype(np.float64) for n in ("weight", "bias")]
+    velocities = [np.zeros_like(w) for w in weights]
+    for call in range(5):
+        arrays = rows(4, seed=call)
+        step(*tensors(*arrays))
+        loss, gradients = reference.linear_regression(*weights, *arrays)
+        norm = reference.global_norm(gradients)
+        if "clip_norm" in options:
+            gradients = reference.clip_by_global_norm(gradients, options["clip_norm"])
+        weights, velocities = reference.momentum_update(weights, velocities, gradients, 0.05)
+        expected = dict(zip(("weight", "bias"), weights, strict=True))
+        assert_close(parameter_values(network), expected, **TOLERANCE["float32, a few updates"])
+        last = step.last_update
+        assert (last.number, last.images) == (call + 1, 4)
+        assert last.loss == pytest.approx(loss, rel=1e-5)
+        assert last.gradient_norm == pytest.approx(norm, rel=1e-5)
+
+
+def test_the_finite_check_changes_no_bit():
+    states = []
+    for nonfinite in ("drop_micro", "drop_group", "propagate"):
+        network, loss_net = regression()
+        step = PlainStep(loss_net, momentum(network), nonfinite=nonfinite)
+        for call in range(4):
+            step(*tensors(*rows(4, seed=call)))
+        states.append(snapshot(step))
+    assert_bit_equal(states[0], states[1])
+    assert_bit_equal(states[0], states[2])
+
+
+@pytest.mark.parametrize("fault", [np.nan, np.inf])
+def test_a_batch_that_is_not_finite_is_no_update(fault):
+    """Neither parameters nor momentum nor the optimizer's own count move; the next batch counts."""
+    network, loss_net = regression()
+    step = PlainStep(loss_net, momentum(network))
+    inputs, targets = rows(4)
+    step(*tensors(inputs, targets))
+    before = snapshot(step)
+    step(*tensors(inputs, targets * fault))
+    after = snapshot(step)
+    assert after.pop("step.dropped") == 1 and before.pop("step.dropped") == 0
+    assert_bit_equal(after, before)
+    step(*tensors(inputs, targets))
+    assert step.last_update.number == 2 and int(step.optimizer.global_step.asnumpy()[0]) == 2
+
+
+def test_propagate_lets_nan_into_the_parameters():
+    network, loss_net = regression()
+    step = PlainStep(loss_net, momentum(network), nonfinite="propagate")
+    inputs, targets = rows(4)
+    step(*tensors(inputs, targets * np.nan))
+    assert all(np.isnan(value).all() for value in parameter_values(network).values())
+    assert step.last_update.number == 1 and np.isnan(step.last_update.loss)
+
+
+def test_tokens_are_averaged_over_those_that_count():
+    """The update of the mean over the tokens that count, and none where no token counts."""
+    network = NextToken()
+    step = PlainStep(
+        TokenLossNet(network), nn.SGD(network.trainable_params(), 1.0), normalise="tokens"
+    )
+    tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
+    labels = np.int32([[1, 2, -1, -1], [5, -1, -1, -1]])
+    logits = network(*tensors(tokens)).asnumpy().astype(np.float64)
+    probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    slope = probability - np.eye(12)[np.maximum(labels, 0)]
+    slope[labels == -1] = 0
+    before = parameter_values(network)["dense.bias"]
+    step(*tensors(tokens, labels))
+    moved = before - parameter_values(network)["dense.bias"]
+    expected = slope.sum((0, 1)) / 3
+    np.testing.assert_allclose(moved, expected, **TOLERANCE["float32, one update"])
+    total, count = reference.token_cross_entropy(logits, labels)
+    assert count == 3 and step.last_update.loss == pytest.approx(total / 3, rel=1e-5)
+    kept = snapshot(network)
+    step(*tensors(tokens, np.full_like(labels, -1)))
+    assert_bit_equal(snapshot(network), kept)
+    assert step.last_update.number == 1 and np.isfinite(step.last_update.loss)
+
+
+def test_batch_norm_is_no_matter_for_a_warning():
+    network = NormNet("batch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step = PlainStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network))
+    step(*tensors(*digits(4)))
+    assert step.last_update.number == 1
+
+
+def test_update_stage_is_called_with_the_averaged_gradients():
+    """Another update stage takes the optimizer's place, with gradients as its parameters."""
+
+    network = linear()
+    optimizer = nn.SGD(network.trainable_params(), 0.0)
+    update = Descent(optimizer.parameters)
+    step = PlainStep(LossNet(network, nn.MSELoss()), optimizer, update=update)
+    before = parameter_values(network)
+    arrays = rows(4)
+    step(*tensors(*arrays))
+    _, gradients = reference.linear_regression(before["weight"], before["bias"], *arrays)
+    moved = {n: before[n] - now for n, now in parameter_values(network).items()}
+    assert_close(
+        moved,
+        dict(zip(("weight", "bias"), gradients, strict=True)),
+        **TOLERANCE["float32, one update"],
+    )
+
+
+class Descent(nn.Cell):
+    """Gradient descent at rate 1, as an update stage of a user's own."""
+
+    def __init__(self, parameters):
+        super().__init__(auto_prefix=False)
+        self.weights = parameters
+
+    def construct(self, gradients):
+        done = True
+        for weight, gradient in zip(self.weights, gradients):  # noqa: B905 (no strict in a graph)
+            weight -= gradient
+        return done

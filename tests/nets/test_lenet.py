@@ -1,0 +1,69 @@
+"""LeNet-5 as the tutorials write it."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from labkit.nets.lenet import LeNet5
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import digits, restore, snapshot
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+SHAPES = {
+    "conv1.weight": (6, 1, 5, 5),
+    "conv2.weight": (16, 6, 5, 5),
+    "fc1.weight": (120, 400),
+    "fc1.bias": (120,),
+    "fc2.weight": (84, 120),
+    "fc2.bias": (84,),
+    "fc3.weight": (10, 84),
+    "fc3.bias": (10,),
+}
+
+
+def size(network):
+    return sum(p.size for p in network.trainable_params())
+
+
+def test_parameters_of_the_tutorial():
+    network = LeNet5()
+    assert {p.name: p.shape for p in network.trainable_params()} == SHAPES
+    assert size(network) == 61_684
+    assert size(LeNet5(conv_bias=True)) == 61_706
+    assert size(LeNet5(num_class=5, num_channel=3)) == 61_684 + 2 * 150 - 5 * 85
+
+
+def test_dense_layers_begin_with_normal_0_02():
+    ms.set_seed(1)
+    for name, value in snapshot(LeNet5()).items():
+        if name.startswith("fc") and name.endswith("weight"):
+            assert value.std() == pytest.approx(0.02, rel=0.1), name
+            assert abs(value.mean()) < 0.003, name
+
+
+@pytest.mark.parametrize("conv_bias", [False, True])
+def test_logits_are_those_of_pytorch(conv_bias):
+    torch = pytest.importorskip("torch")
+    functional = torch.nn.functional
+    random = np.random.default_rng(2)
+    network = LeNet5(conv_bias=conv_bias)
+    values = {
+        name: (random.normal(size=value.shape) / np.sqrt(max(value[0].size, 1))).astype(np.float32)
+        for name, value in snapshot(network).items()
+    }
+    restore(network, values)
+    images, _ = digits(6)
+    logits = network(Tensor(images))
+    w = {name: torch.from_numpy(value) for name, value in values.items()}
+    x = torch.from_numpy(images)
+    for layer in ("conv1", "conv2"):
+        x = functional.conv2d(x, w[f"{layer}.weight"], w.get(f"{layer}.bias"))
+        x = functional.max_pool2d(x.relu(), 2)
+    x = x.flatten(1)
+    for layer in ("fc1", "fc2", "fc3"):
+        x = functional.linear(x, w[f"{layer}.weight"], w[f"{layer}.bias"])
+        x = x if layer == "fc3" else x.relu()
+    assert logits.shape == (6, 10) and float(x.std()) > 0.1
+    np.testing.assert_allclose(logits.asnumpy(), x.numpy(), **TOLERANCE["logits against PyTorch"])

@@ -1,0 +1,141 @@
+"""Two processes with a part of the samples each are one process with all of them."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from labkit import reference
+from labkit.tolerances import TOLERANCE
+from tests.on_ranks import CASES, LEARNING_RATE, batch
+from tests.step_cells import linear
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
+
+SECONDS = 170
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def ranks(root, tmp_path_factory):
+    """What both ranks found; fails where one of them fails, hangs or stays behind."""
+    out = tmp_path_factory.mktemp("ranks")
+    programs = Path(sys.executable).parent
+    command = [
+        programs / "msrun",
+        *("--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
+        *("--cluster_time_out", "60", "--log_dir", out / "log", "--master_port", free_port()),
+        *(root / "tests" / "on_ranks.py", out),
+    ]
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(root),
+    }
+    with (out / "msrun.log").open("w") as log:
+        child = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=out,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        code = child.wait(SECONDS)
+    finally:
+        left = processes_about(out)
+        if left:
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    logs = "\n".join(log.read_text(errors="replace")[-3000:] for log in out.rglob("*.log"))
+    assert code == 0, logs
+    assert not left, f"still running: {left}"
+    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)]
+
+
+def processes_about(folder):
+    """Command lines of the processes that name a folder, this one aside."""
+    lines = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        if str(folder) in line and process.info["pid"] != os.getpid():
+            lines.append(line)
+    return lines
+
+
+def one_process(case):
+    """Yield (weights, reference.Accumulation) after every call, all samples in one process."""
+    kind, options, sizes, nan, calls = CASES[case]
+    options = {name: value for name, value in options.items() if name != "loss_scale"}
+    normalise = options.pop("normalise", "samples")
+    reduction = options.get("reduction", "mean")
+    # A plain step has one micro-batch a rank, and one that is not finite drops them all.
+    plain = kind == "plain"
+    options |= {"nonfinite": "drop_group"} if plain else {}
+    group = reference.Accumulation(micro_steps=2 if plain else 4, **options)
+    network = linear()
+    weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+    velocities = [np.zeros_like(w) for w in weights]
+    for call in range(calls + 1):
+        made = []
+        for rank in range(2):
+            if call == calls:
+                made.append(group.end_epoch())
+                continue
+            arrays = batch(rank, call, sizes, nan)
+            loss, gradients = reference.linear_regression(*weights, *arrays)
+            weight = reference.weight(len(arrays[0]), normalise=normalise, reduction=reduction)
+            made.append(
+                group.micro_batch(
+                    reference.MicroBatch(loss, weight, gradients, len(arrays[0]), np.isfinite(loss))
+                )
+            )
+        for update in filter(None, made):
+            # Over ranks it is always the mean.
+            share = 0.5 if reduction == "sum" else 1.0
+            weights, velocities = reference.momentum_update(
+                weights, velocities, [share * g for g in update.gradients], LEARNING_RATE
+            )
+        yield weights, group
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_are_one_process(ranks, case):
+    """Parameters, number, loss, norm and images of every update, on both ranks."""
+    share = 0.5 if "sum" in case else 1.0
+    calls = 0
+    for call, (weights, group) in enumerate(one_process(case)):
+        calls += 1
+        for found in ranks:
+            for name, expected in zip(("weight", "bias"), weights, strict=True):
+                came = found[f"{case}/{call}/{name}"]
+                np.testing.assert_allclose(came, expected, **TOLERANCE["float32, many updates"])
+            number, loss, norm, images = found[f"{case}/{call}/last"]
+            assert number == len(group.updates)
+            if group.updates:
+                last = group.updates[-1]
+                assert loss == pytest.approx(last.loss, rel=1e-5)
+                assert norm == pytest.approx(share * last.norm, rel=1e-5)
+                assert images == last.images
+        for name in ("weight", "bias"):
+            key = f"{case}/{call}/{name}"
+            np.testing.assert_array_equal(ranks[0][key], ranks[1][key])
+    assert calls == CASES[case][-1] + 1 and group.updates
+
+
+def test_each_rank_counts_what_it_dropped(ranks):
+    for case, (_, _, _, nan, calls) in CASES.items():
+        for rank in range(2):
+            expected = sum(1 for at, _ in nan if at == rank)
+            assert ranks[rank][f"{case}/{calls}/dropped"] == expected, case

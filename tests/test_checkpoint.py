@@ -1,0 +1,240 @@
+"""Checkpoint files: complete or not there, verified when read, refused where they do not fit."""
+
+import json
+import os
+import random
+from dataclasses import asdict, replace
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+from labkit import checkpoint
+from labkit.checkpoint import DamagedCheckpoint, Position
+from labkit.errors import InputError
+from tests.step_cells import assert_bit_equal, snapshot
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+POSITION = Position(
+    micro_batches=7,
+    epoch_size=11,
+    batch_size=4,
+    seed=1,
+    workers=[1, 2],
+    seconds=0.1 + 0.2,
+    records=1,
+    settings={"step": "Net", "tail": "flush", "micro_steps": 4},
+)
+
+
+class Net(nn.Cell):
+    """Parameters of several types and shapes, without a graph."""
+
+    def __init__(self, seed=0, width=5):
+        super().__init__()
+        draw = np.random.default_rng(seed)
+        self.weight = Parameter(Tensor(draw.normal(size=(3, width)).astype(np.float32)))
+        self.half = Parameter(Tensor(draw.normal(size=4).astype(np.float16)))
+        self.count = Parameter(Tensor(seed + 3, ms.int32))
+        self.ready = Parameter(Tensor(seed % 2 == 0))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A checkpoint of ``Net()`` in a folder of its own."""
+    return checkpoint.save(Net(), POSITION, tmp_path / "run" / "checkpoint")
+
+
+def at(micro_batches):
+    return replace(POSITION, micro_batches=micro_batches)
+
+
+def test_what_was_saved_is_loaded_to_the_last_bit(saved):
+    other = Net(seed=1)
+    assert checkpoint.load(other, saved) == POSITION
+    assert_bit_equal(snapshot(other), snapshot(Net()))
+
+
+def test_a_network_that_has_run_takes_up_what_is_loaded(saved):
+    class Read(Net):
+        def construct(self):
+            return self.weight.sum() + self.count
+
+    net = Read(seed=1)
+    before = float(net().asnumpy())
+    checkpoint.load(net, saved)
+    expected = Net().weight.asnumpy().sum() + 3
+    assert float(net().asnumpy()) == pytest.approx(expected, rel=1e-6) != before
+
+
+def test_the_newest_are_kept_by_their_number(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "step-1.ckpt").write_text("not ours")
+    for done in (3, 20, 100, 1000):
+        checkpoint.save(Net(), at(done), tmp_path, keep=3)
+    names = [path.name for path in checkpoint.checkpoints(tmp_path)]
+    assert names == ["step-000000020.ckpt", "step-000000100.ckpt", "step-000001000.ckpt"]
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "notes.txt", "step-1.ckpt"}
+
+
+def test_there_are_none_where_there_is_no_folder(tmp_path):
+    assert checkpoint.checkpoints(tmp_path / "none") == []
+    assert checkpoint.load_latest(Net(), tmp_path / "none") is None
+
+
+@pytest.mark.parametrize("interrupt", ["while_writing", "after_writing"])
+def test_an_interrupted_write_leaves_the_file_as_it_was(saved, monkeypatch, interrupt):
+    def killed(cell, path, **options):
+        with open(path, "wb") as file:
+            file.write(b"half")
+        raise KeyboardInterrupt
+
+    def not_renamed(*_):
+        raise KeyboardInterrupt
+
+    if interrupt == "while_writing":
+        monkeypatch.setattr(ms, "save_checkpoint", killed)
+    else:
+        monkeypatch.setattr(os, "replace", not_renamed)
+    before = saved.read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(Net(seed=1), POSITION, saved.parent)
+    assert saved.read_bytes() == before
+    assert list(saved.parent.iterdir()) == [saved]
+
+
+def test_what_a_killed_process_left_half_written_is_removed(saved):
+    part = saved.parent / ".part-abc"
+    part.mkdir()
+    (part / "part.ckpt").write_bytes(b"half")
+    assert checkpoint.load_latest(Net(), saved.parent) == POSITION
+    checkpoint.save(Net(), at(8), saved.parent)
+    assert sorted(path.name for path in saved.parent.iterdir()) == [
+        "step-000000007.ckpt",
+        "step-000000008.ckpt",
+    ]
+
+
+def test_a_flipped_bit_is_found(saved):
+    data = saved.read_bytes()
+    draw = random.Random(1)
+    # Anywhere, and in each of the last bytes: they hold the check itself.
+    places = draw.sample(range(len(data)), 80) + list(range(len(data) - 20, len(data)))
+    net = Net(seed=1)
+    before = snapshot(net)
+    for place in places:
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << draw.randrange(8)
+        saved.write_bytes(flipped)
+        with pytest.raises(DamagedCheckpoint, match="is damaged and cannot be read"):
+            checkpoint.load(net, saved)
+    assert_bit_equal(snapshot(net), before)
+
+
+def test_a_truncated_file_is_found(saved):
+    data = saved.read_bytes()
+    for length in (0, 1, 10, len(data) // 2, len(data) - 12, len(data) - 1):
+        saved.write_bytes(data[:length])
+        with pytest.raises(DamagedCheckpoint, match="is damaged"):
+            checkpoint.load(Net(), saved)
+
+
+def test_a_damaged_one_is_passed_over_and_said(saved, capsys):
+    checkpoint.save(Net(seed=1), at(8), saved.parent).write_bytes(b"")
+    net = Net(seed=1)
+    assert checkpoint.load_latest(net, saved.parent) == POSITION
+    assert_bit_equal(snapshot(net), snapshot(Net()))
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1
+    assert said.startswith("labkit: the checkpoint ") and "step-000000008.ckpt is damaged" in said
+
+
+def test_if_all_are_damaged_it_is_an_error(saved):
+    saved.write_bytes(b"")
+    checkpoint.save(Net(), at(8), saved.parent).write_bytes(b"x")
+    with pytest.raises(DamagedCheckpoint, match="step-000000007.ckpt is damaged"):
+        checkpoint.load_latest(Net(), saved.parent)
+
+
+class Renamed(Net):
+    def __init__(self):
+        super().__init__(seed=1)
+        self.weight.name = "kernel"
+
+
+class Retyped(Net):
+    def __init__(self):
+        super().__init__(seed=1)
+        self.half = Parameter(Tensor(np.zeros(4, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Net(1, width=6), r"another network: weight is Float32 \(3, 5\), .* \(3, 6\)"),
+        (Renamed, "another network or step: it lacks kernel and holds weight beside"),
+        (Retyped, r"another network: half is Float16 \(4,\), expected Float32 \(4,\)"),
+        (lambda: nn.Dense(2, 2), "lacks bias and holds count, half, ready beside"),
+        (lambda: nn.ReLU(), "lacks nothing and holds count, half, ready and 1 more beside"),
+    ],
+)
+def test_another_network_is_refused_and_left_alone(saved, make, words):
+    net = make()
+    before = snapshot(net)
+    with pytest.raises(InputError, match=words):
+        checkpoint.load(net, saved)
+    assert {name: value.tobytes() for name, value in snapshot(net).items()} == {
+        name: value.tobytes() for name, value in before.items()
+    }
+
+
+def test_a_refused_position_leaves_the_step_alone(saved):
+    net = Net(seed=1)
+    before = snapshot(net)
+
+    def refuse(position):
+        assert position == POSITION
+        raise InputError("another seed")
+
+    for load in (checkpoint.load, checkpoint.load_latest):
+        with pytest.raises(InputError, match="another seed"):
+            load(net, saved if load is checkpoint.load else saved.parent, refuse)
+    assert_bit_equal(snapshot(net), before)
+
+
+def test_a_refused_checkpoint_is_not_passed_over(saved):
+    """The one before it may fit, and would silently lose what came since."""
+    checkpoint.save(Net(width=6), at(8), saved.parent)
+    with pytest.raises(InputError, match="another network"):
+        checkpoint.load_latest(Net(), saved.parent)
+
+
+def test_files_that_fit_is_not_the_writer_of(tmp_path):
+    net = Net()
+    checkpoint.write(net, tmp_path / "bare.ckpt")
+    with pytest.raises(InputError, match="holds no position"):
+        checkpoint.load(net, tmp_path / "bare.ckpt")
+    fields = {**asdict(POSITION), "planet": "Mars"}
+    checkpoint.write(net, tmp_path / "later.ckpt", {"labkit_position": json.dumps(fields)})
+    with pytest.raises(InputError, match="of another version of labkit"):
+        checkpoint.load(net, tmp_path / "later.ckpt")
+    with pytest.raises(InputError, match="no checkpoint at"):
+        checkpoint.load(net, tmp_path / "none.ckpt")
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", "/proc/self"):
+        with pytest.raises(InputError, match="cannot write the checkpoint"):
+            checkpoint.write(Net(), f"{folder}/x.ckpt")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_mindspore_reads_it_too(saved):
+    net = Net(seed=1)
+    values = ms.load_checkpoint(str(saved))
+    missing, _ = ms.load_param_into_net(net, values)
+    assert missing == []
+    assert_bit_equal(snapshot(net), snapshot(Net()))

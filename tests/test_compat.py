@@ -1,0 +1,434 @@
+"""The tutorial's names: against the tutorial's own code, and against ``AccumulatedStep``.
+
+``Tutorial*`` below is the code of the MindSpore tutorial "Applying a Gradient Accumulation
+Algorithm" (r1.0, Apache-2.0), cells 4 to 8, typed anew as an independent reference. It still runs
+as it stands; only the prints are collected.
+"""
+
+import re
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import DatasetHelper, ParameterTuple, Tensor, nn, ops, save_checkpoint
+from mindspore.nn import Cell
+
+import labkit
+from labkit import (
+    GradientAccumulation,
+    TrainClear,
+    TrainForwardBackward,
+    TrainOptim,
+    compat,
+)
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.plain import PlainStep
+from labkit.errors import InputError
+from labkit.losses import LossNet
+from labkit.nets.lenet import LeNet5
+from labkit.tolerances import TOLERANCE
+from labkit.training import fit
+from tests.step_cells import assert_bit_equal, assert_close, snapshot
+from tests.trainings import dataset, loss_fn, network
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+_sum_op = ops.MultitypeFuncGraph("grad_sum_op")
+_clear_op = ops.MultitypeFuncGraph("clear_op")
+
+
+@_sum_op.register("Tensor", "Tensor")
+def _cumulative_grad(grad_sum, grad):
+    add = ops.AssignAdd()
+    return add(grad_sum, grad)
+
+
+@_clear_op.register("Tensor", "Tensor")
+def _clear_grad_sum(grad_sum, zero):
+    success = True
+    success = ops.depend(success, ops.assign(grad_sum, zero))
+    return success
+
+
+class TutorialForwardBackward(Cell):
+    def __init__(self, network, optimizer, grad_sum, sens=1.0):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.network.set_grad()
+        self.network.add_flags(defer_inline=True)
+        self.weights = ParameterTuple(network.trainable_params())
+        self.optimizer = optimizer
+        self.grad_sum = grad_sum
+        self.grad = ops.GradOperation(get_by_list=True, sens_param=True)
+        self.sens = sens
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self, *inputs):
+        weights = self.weights
+        loss = self.network(*inputs)
+        sens = ops.Fill()(ops.DType()(loss), ops.Shape()(loss), self.sens)
+        grads = self.grad(self.network, weights)(*inputs, sens)
+        return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, grads))
+
+
+class TutorialOptim(Cell):
+    def __init__(self, optimizer, grad_sum):
+        super().__init__(auto_prefix=False)
+        self.optimizer = optimizer
+        self.grad_sum = grad_sum
+
+    def construct(self):
+        return self.optimizer(self.grad_sum)
+
+
+class TutorialClear(Cell):
+    def __init__(self, grad_sum, zeros):
+        super().__init__(auto_prefix=False)
+        self.grad_sum = grad_sum
+        self.zeros = zeros
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self):
+        success = self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
+        return success
+
+
+class TutorialGradientAccumulation:
+    def __init__(self, network, loss_fn, optimizer, loss_scale=1.0):
+        self._network = network
+        self._loss_fn = loss_fn
+        self._optimizer = optimizer
+
+        params = self._optimizer.parameters
+        self._grad_sum = params.clone(prefix="grad_sum", init="zeros")
+        self._zeros = params.clone(prefix="zeros", init="zeros")
+        network = nn.WithLossCell(self._network, self._loss_fn)
+        self._train_forward_backward = TutorialForwardBackward(
+            network, self._optimizer, self._grad_sum, loss_scale
+        ).set_train()
+        self._train_optim = TutorialOptim(self._optimizer, self._grad_sum).set_train()
+        self._train_clear = TutorialClear(self._grad_sum, self._zeros).set_train()
+
+    def train_process(self, epoch, train_dataset, mini_steps=None, path=None):
+        dataset_helper = DatasetHelper(train_dataset, dataset_sink_mode=False, epoch_num=epoch)
+
+        for i in range(epoch):
+            step = 0
+            for k, next_element in enumerate(dataset_helper):
+                loss = self._train_forward_backward(*next_element)
+                if (k + 1) % mini_steps == 0:
+                    step += 1
+                    print("epoch:", i + 1, "step:", step, "loss is ", loss)
+                    self._train_optim()
+                    self._train_clear()
+
+            train_dataset.reset()
+
+        save_checkpoint(self._train_forward_backward, str(path))
+
+
+def momentum(net, rate=0.02):
+    return nn.Momentum(net.trainable_params(), rate, 0.9)
+
+
+def data(**options):
+    """44 rows in micro-batches of 4: 11, which 4 does not divide."""
+    return dataset(rows=44, **options)
+
+
+def exact(net, rate=0.02):
+    return GradientAccumulation(net, loss_fn(), momentum(net, rate), reduction="sum", tail="carry")
+
+
+class TestTheTutorialExactly:
+    """``reduction="sum", tail="carry"``: the tutorial's parameters, lines and checkpoint."""
+
+    @pytest.mark.parametrize(("mini_steps", "batch"), [(4, 4), (4, 8), (11, 4), (3, 4), (20, 4)])
+    def test_parameters_and_lines(self, tmp_path, capsys, mini_steps, batch):
+        """Also where the tutorial never updates: k larger than an epoch."""
+        found = {}
+        for make in (TutorialGradientAccumulation, GradientAccumulation):
+            net = network()
+            ours = make is GradientAccumulation
+            model = exact(net) if ours else make(net, loss_fn(), momentum(net))
+            model.train_process(
+                2, data(batch=batch, drop=False), mini_steps, path=tmp_path / "x.ckpt"
+            )
+            found[make] = (snapshot(net), capsys.readouterr().out)
+        (ours, our_lines), (theirs, their_lines) = (
+            found[GradientAccumulation],
+            found[TutorialGradientAccumulation],
+        )
+        assert_close(ours, theirs, rtol=0, atol=1e-6)
+        assert our_lines.count("\n") == 2 * (-(-44 // batch) // mini_steps)
+        assert our_lines == their_lines
+        started = snapshot(network())
+        moved = max(np.abs(ours[name] - started[name]).max() for name in ours)
+        assert (moved > 1e-3) == (mini_steps < 20)
+
+    def test_a_second_call_goes_on(self, tmp_path, capsys):
+        """The carried tail, the moments and another number of mini-steps."""
+        found = []
+        for make in (TutorialGradientAccumulation, lambda *a: exact(a[0])):
+            net = network()
+            model = make(net, loss_fn(), momentum(net))
+            for epochs, mini_steps in ((1, 4), (2, 3)):
+                model.train_process(epochs, data(), mini_steps, path=tmp_path / "x.ckpt")
+            found.append((snapshot(net), capsys.readouterr().out))
+        assert_close(found[1][0], found[0][0], rtol=0, atol=1e-6)
+        assert found[1][1] == found[0][1]
+
+    @pytest.mark.parametrize("mini_steps", [4, 11])
+    def test_the_checkpoint_holds_what_the_tutorials_does(self, tmp_path, capsys, mini_steps):
+        for name, make in (("theirs", TutorialGradientAccumulation), ("ours", None)):
+            net = network()
+            model = make(net, loss_fn(), momentum(net)) if make else exact(net)
+            model.train_process(1, data(), mini_steps, path=tmp_path / f"{name}.ckpt")
+        theirs = ms.load_checkpoint(str(tmp_path / "theirs.ckpt"))
+        ours = ms.load_checkpoint(str(tmp_path / "ours.ckpt"))
+        assert {"grad_sum.1.weight", "1.weight", "moments.1.weight"} <= theirs.keys() <= ours.keys()
+        # Among them the sum of the micro-batches that are left over: three, or none.
+        for name, value in theirs.items():
+            came, expected = ours[name].asnumpy(), value.asnumpy()
+            np.testing.assert_allclose(came, expected, rtol=0, atol=1e-6, err_msg=name)
+        left = np.abs(ours["grad_sum.1.weight"].asnumpy()).max()
+        assert left > 1e-3 if mini_steps == 4 else left == 0
+
+    def test_no_notice(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            exact(network())
+
+
+class TestRightByDefault:
+    def trained(self, tmp_path, mini_steps=4, **named):
+        net = network()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = GradientAccumulation(net, loss_fn(), momentum(net), **named)
+        model.train_process(2, data(), mini_steps, path=tmp_path / "x.ckpt")
+        return snapshot(net)
+
+    def test_it_is_the_accumulated_step(self, tmp_path):
+        net = network()
+        step = AccumulatedStep(LossNet(net, loss_fn()), momentum(net), 4)
+        fit(step, data(), 2, progress=None)
+        assert_bit_equal(self.trained(tmp_path), snapshot(net))
+
+    def test_it_is_the_large_batch(self, tmp_path):
+        net = network()
+        step = PlainStep(LossNet(net, loss_fn()), momentum(net))
+        # 16, 16 and 12 rows: as the groups of 4, 4 and 3 micro-batches of 4.
+        fit(step, data(batch=16, drop=False), 2, progress=None)
+        assert_close(self.trained(tmp_path), snapshot(net), **TOLERANCE["float32, a few updates"])
+
+    def test_the_tutorials_sum_is_another_training(self, tmp_path):
+        mean, total = self.trained(tmp_path), self.trained(tmp_path, reduction="sum")
+        assert max(np.abs(mean[name] - total[name]).max() for name in mean) > 1e-2
+
+    def test_one_notice_that_says_how_to_get_the_tutorials(self):
+        net = network()
+        with pytest.warns(UserWarning) as notices:
+            GradientAccumulation(net, loss_fn(), momentum(net))
+        assert len(notices) == 1 and notices[0].filename == __file__
+        words = str(notices[0].message)
+        assert "reduction='sum', tail='carry'" in words and "averages" in words
+
+    def test_lines_of_the_tutorials_form_one_for_each_update(self, tmp_path, capsys):
+        self.trained(tmp_path)
+        lines = capsys.readouterr().out.splitlines()
+        form = r"epoch: (\d) step: (\d) loss is  \d\.\d{4,9}"
+        found = [tuple(map(int, re.fullmatch(form, line).groups())) for line in lines]
+        # The third of each epoch is the flushed tail.
+        assert found == [(epoch, step) for epoch in (1, 2) for step in (1, 2, 3)]
+
+    def test_the_line_says_the_mean_loss_of_the_update(self, tmp_path, capsys):
+        self.trained(tmp_path)
+        printed = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+        net = network()
+        step = AccumulatedStep(LossNet(net, loss_fn()), momentum(net), 4)
+        expected = fit(step, data(), 2, progress=None).column("loss")
+        assert printed == pytest.approx(expected, rel=1e-6)
+
+
+class TestRefused:
+    @pytest.fixture
+    def model(self):
+        return exact(network())
+
+    @pytest.mark.parametrize("mini_steps", [None, 0, -4, 2.5, "4", True, lambda updates: 4])
+    def test_mini_steps_that_are_no_count(self, model, tmp_path, mini_steps):
+        with pytest.raises(InputError, match="mini_steps is .*; expected an integer >= 1$"):
+            model.train_process(1, data(), mini_steps, path=tmp_path / "x.ckpt")
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("epoch", [0, 1.5, None])
+    def test_epochs_that_are_no_count(self, model, tmp_path, epoch):
+        with pytest.raises(InputError, match="epoch is .*; expected an integer >= 1"):
+            model.train_process(epoch, data(), 4, path=tmp_path / "x.ckpt")
+        assert not list(tmp_path.iterdir())
+
+    def test_a_path_that_cannot_be_written_before_the_training(self, model, tmp_path, capsys):
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(InputError, match="cannot write to"):
+            model.train_process(1, data(), 4, path=tmp_path / "file" / "x.ckpt")
+        assert capsys.readouterr().out == ""
+
+    def test_unknown_names_with_the_nearest(self):
+        net = network()
+        for named, words in (
+            ({"reduction": "summ"}, "unknown reduction 'summ'.*Did you mean 'sum'"),
+            ({"tail": "flash"}, "unknown tail 'flash'.*Did you mean 'flush'"),
+        ):
+            with pytest.raises(InputError, match=words):
+                GradientAccumulation(net, loss_fn(), momentum(net), **named)
+        with pytest.raises(InputError, match="unknown reduction"):
+            TrainOptim(momentum(net), net.trainable_params(), reduction="man")
+
+    def test_cells_on_one_sum_that_mean_different_things(self):
+        net = network()
+        optimizer = momentum(net)
+        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+        TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
+        with pytest.raises(InputError, match="reduction is 'mean', and 'sum' in the other cell"):
+            TrainOptim(optimizer, grad_sum)
+
+    def test_an_empty_sum(self):
+        with pytest.raises(InputError, match="grad_sum is empty"):
+            TrainClear(ParameterTuple([]), ParameterTuple([]))
+
+
+class TestTheThreeCells:
+    """Composed by hand, as the tutorial does."""
+
+    def trained(self, cells, epochs=2, k=4, sens=1.0, wrap=nn.WithLossCell, rate=0.02, **named):
+        forward_backward, optim, clear = cells
+        net = network()
+        optimizer = momentum(net, rate)
+        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+        zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
+        loss_net = wrap(net, loss_fn())
+        first = forward_backward(loss_net, optimizer, grad_sum, sens, **named).set_train()
+        second = optim(optimizer, grad_sum, **named).set_train()
+        third = clear(grad_sum, zeros).set_train()
+        losses = []
+        for _ in range(epochs):
+            for number, batch in enumerate(data().create_tuple_iterator(num_epochs=1)):
+                losses.append(float(first(*batch).asnumpy()))
+                if (number + 1) % k == 0:
+                    second()
+                    third()
+        return snapshot(net), losses, [one.asnumpy().copy() for one in grad_sum]
+
+    OURS = (TrainForwardBackward, TrainOptim, TrainClear)
+    THEIRS = (TutorialForwardBackward, TutorialOptim, TutorialClear)
+
+    @pytest.mark.parametrize("sens", [1.0, 1024.0])
+    def test_sum_is_the_tutorial(self, sens):
+        """The tutorial leaves ``sens`` in the gradients, and so does ``sum``."""
+        rate = 0.02 / sens
+        ours = self.trained(self.OURS, sens=sens, rate=rate, reduction="sum")
+        theirs = self.trained(self.THEIRS, sens=sens, rate=rate)
+        assert_close(ours[0], theirs[0], rtol=0, atol=1e-6)
+        assert ours[1] == pytest.approx(theirs[1], abs=1e-6)
+        for came, expected in zip(ours[2], theirs[2], strict=True):
+            assert np.abs(expected).max() > 1e-3 * sens  # three micro-batches are left in it
+            np.testing.assert_allclose(came, expected, rtol=1e-5, atol=1e-6 * sens)
+
+    @pytest.mark.parametrize("sens", [1.0, 1024.0])
+    def test_mean_is_the_accumulated_step(self, sens):
+        """``sens`` is taken out again, exactly: it is a power of two."""
+        ours = self.trained(self.OURS, epochs=1, k=11, sens=sens)
+        net = network()
+        step = AccumulatedStep(LossNet(net, loss_fn()), momentum(net), 11)
+        fit(step, data(), 1, progress=None)
+        assert_close(ours[0], snapshot(net), rtol=0, atol=1e-7)
+        for left in ours[2]:
+            np.testing.assert_array_equal(left, 0)
+
+    def test_mean_divides_what_was_gathered(self):
+        """Three micro-batches carried and four more: a mean over 28 samples, not 16."""
+        net = network()
+        optimizer = momentum(net)
+        grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+        first = TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum)
+        second = TrainOptim(optimizer, grad_sum)
+        batches = list(data().create_tuple_iterator(num_epochs=1))[:7]
+        for batch in batches:
+            first(*batch)
+        second()
+        other = network()
+        step = PlainStep(LossNet(other, loss_fn()), momentum(other))
+        step(*(ops.concat([batch[i] for batch in batches]) for i in range(2)))
+        assert_close(snapshot(net), snapshot(other), rtol=1e-5, atol=1e-6)
+
+    def test_an_update_of_nothing_is_an_update_by_zero(self):
+        for cells, named in ((self.OURS, {}), (self.THEIRS, {})):
+            net = network()
+            optimizer = momentum(net)
+            grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
+            before = snapshot(net)
+            cells[1](optimizer, grad_sum, **named)()
+            assert_bit_equal(snapshot(net), before)
+
+
+def test_the_checkpoint_loads_into_a_bare_lenet(tmp_path, capsys):
+    net = LeNet5()
+    draw = np.random.default_rng(0)
+    images = draw.normal(size=(12, 1, 32, 32)).astype(np.float32)
+    batches = ms.dataset.NumpySlicesDataset(
+        (images, draw.integers(0, 10, 12).astype(np.int32)), ["image", "label"]
+    ).batch(4)
+    exact(net).train_process(1, batches, 2, path=tmp_path / "gradient_accumulation.ckpt")
+    values = ms.load_checkpoint(str(tmp_path / "gradient_accumulation.ckpt"))
+    bare = LeNet5()
+    missing, _ = ms.load_param_into_net(bare, values)
+    assert missing == []
+    np.testing.assert_array_equal(bare(Tensor(images)).asnumpy(), net(Tensor(images)).asnumpy())
+    sums = {name for name in values if name.startswith("grad_sum.")}
+    assert sums == {f"grad_sum.{parameter.name}" for parameter in bare.trainable_params()}
+    assert len(sums) == 8
+
+
+def test_it_is_saved_under_the_tutorials_name(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exact(network()).train_process(1, data(), mini_steps=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["gradient_accumulation.ckpt"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_sum_op",
+        "_clear_op",
+        "_cumulative_grad",
+        "_clear_grad_sum",
+        "TrainForwardBackward",
+        "TrainOptim",
+        "TrainClear",
+        "GradientAccumulation",
+    ],
+)
+def test_every_name_of_the_tutorial_is_there(name):
+    assert getattr(labkit, name) is getattr(compat, name)
+
+
+def test_the_two_operations_add_and_clear():
+    buffer = ms.Parameter(Tensor([1.0, 2.0]), name="buffer")
+
+    class Both(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.buffer = buffer
+
+        def construct(self, gradient, clear):
+            if clear:
+                return labkit_clear(self.buffer, gradient)
+            return labkit_sum(self.buffer, gradient)
+
+    labkit_sum, labkit_clear = labkit._sum_op, labkit._clear_op
+    Both()(Tensor([0.5, 0.25]), False)
+    np.testing.assert_array_equal(buffer.asnumpy(), [1.5, 2.25])
+    Both()(Tensor([0.0, 0.0]), True)
+    np.testing.assert_array_equal(buffer.asnumpy(), [0, 0])

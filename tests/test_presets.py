@@ -1,0 +1,95 @@
+"""The settings of the labs."""
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.presets import LABS, PRESETS, choose
+
+LAB = "01_gradient_accumulation"
+
+
+def test_every_lab_has_every_preset_with_the_same_names():
+    for lab, presets in LABS.items():
+        assert tuple(sorted(presets)) == tuple(sorted(PRESETS)), lab
+        assert len({tuple(sorted(settings)) for settings in presets.values()}) == 1, lab
+
+
+def test_lab_and_paper_are_the_source_documents_setting():
+    for preset in ("lab", "paper"):
+        settings = choose(LAB, preset)
+        source = {"epochs": 3, "batch_size": 32, "micro_steps": 4, "train_images": 60_000}
+        assert source.items() <= settings.items()
+        assert (settings["learning_rate"], settings["momentum"]) == (0.01, 0.9)
+
+
+def test_smoke_is_smaller_and_holds_a_tail():
+    smoke, lab = choose(LAB, "smoke"), choose(LAB, "lab")
+    assert smoke["epochs"] < lab["epochs"] and smoke["train_images"] < lab["train_images"] / 10
+    # What the notebook says of an epoch's last group needs one that is not full, as in the source.
+    for settings in (smoke, lab):
+        assert settings["train_images"] // settings["batch_size"] % settings["micro_steps"]
+
+
+def test_a_named_value_beats_the_preset_and_none_does_not():
+    settings = choose(LAB, "smoke", epochs=7, batch_size=None, seed=0)
+    assert settings == {**choose(LAB, "smoke"), "epochs": 7, "seed": 0}
+
+
+def test_what_is_chosen_is_a_copy():
+    choose(LAB, "lab")["epochs"] = 99
+    assert choose(LAB, "lab")["epochs"] == 3
+    choose(LAB, "lab", epochs=5)
+    assert choose(LAB, "lab")["epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "words"),
+    [
+        (("01_gradient_acumulation", "lab"), {}, f"unknown lab .*Did you mean '{LAB}'"),
+        ((LAB, "labb"), {}, "unknown preset 'labb'; expected one of: smoke, lab, paper. Did you"),
+        ((LAB, None), {}, "unknown preset None"),
+        ((LAB, "lab"), {"epoch": 1}, "unknown parameter 'epoch'.*Did you mean 'epochs'"),
+        ((LAB, "lab"), {"epoch": None}, "unknown parameter 'epoch'"),
+        (("00_start_here", "lab"), {"epochs": 1}, "unknown parameter 'epochs'; expected .*: none"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(arguments, named, words):
+    with pytest.raises(InputError, match=words):
+        choose(*arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        *[
+            (name, (0, -1, 2.5, "4", True), "expected an integer >= 1")
+            for name in ("epochs", "batch_size", "micro_steps", "workers")
+        ],
+        ("train_images", (0, 60_001, 1e4), "expected an integer from 1 to 60000"),
+        ("seed", (-1, 2**32, 1.0, False), r"expected an integer from 0 to 2\*\*32 - 1"),
+        ("learning_rate", (0, -0.1, float("nan"), float("inf"), "0.1"), "expected a finite number"),
+        ("momentum", (-0.1, 1, 1.5, float("nan")), "expected a number from 0 to below 1"),
+    ],
+)
+def test_values_a_lab_cannot_run_with_are_refused(name, values, words):
+    for value in values:
+        with pytest.raises(InputError, match=f"{name} is .*; {words}"):
+            choose(LAB, "lab", **{name: value})
+
+
+def test_values_at_the_limits_are_taken():
+    for name, values in {
+        "train_images": (32, 60_000),
+        "seed": (0, 2**32 - 1),
+        "momentum": (0, 0.999),
+        "learning_rate": (1, 1e-9),
+        "micro_steps": (1, 10**6),
+    }.items():
+        for value in values:
+            assert choose(LAB, "lab", **{name: value})[name] == value
+
+
+def test_a_batch_larger_than_the_data_is_refused():
+    with pytest.raises(InputError, match="batch_size 64 is larger than the data: train_images 63"):
+        choose(LAB, "lab", batch_size=64, train_images=63)
+    assert choose(LAB, "lab", batch_size=64, train_images=64)["batch_size"] == 64

@@ -1,0 +1,179 @@
+"""The NumPy twins themselves: finite differences, hand-made sequences, and PyTorch."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit import reference
+from labkit.errors import InputError
+from labkit.reference import Accumulation, MicroBatch
+
+RANDOM = np.random.default_rng(0)
+
+
+def slopes(function, values, leaf, step=1e-6):
+    """Central differences of a function of arrays by one of them."""
+    gradient = np.zeros_like(values[leaf])
+    for index in np.ndindex(gradient.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = [value.copy() for value in values]
+            moved[leaf][index] += sign * step
+            ends.append(function(*moved)[0])
+        gradient[index] = (ends[0] - ends[1]) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        (reference.linear_regression, RANDOM.normal(size=(7, 4))),
+        (reference.softmax_regression, RANDOM.integers(0, 4, 7)),
+    ],
+)
+def test_gradients_are_the_slopes_of_the_loss(model, targets):
+    inputs = RANDOM.normal(size=(7, 3))
+    values = [RANDOM.normal(size=(4, 3)), RANDOM.normal(size=4)]
+    _, gradients = model(*values, inputs, targets)
+    for leaf in range(2):
+        expected = slopes(lambda *v: model(*v, inputs, targets), values, leaf)
+        np.testing.assert_allclose(gradients[leaf], expected, atol=1e-8)
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_weighted_mean_of_the_parts_is_the_whole(sizes):
+    inputs, labels = RANDOM.normal(size=(sum(sizes), 3)), RANDOM.integers(0, 4, sum(sizes))
+    values = [RANDOM.normal(size=(4, 3)), RANDOM.normal(size=4)]
+    ends = np.cumsum(sizes)
+    parts = [
+        reference.softmax_regression(*values, inputs[e - s : e], labels[e - s : e])[1]
+        for s, e in zip(sizes, ends, strict=True)
+    ]
+    _, whole = reference.softmax_regression(*values, inputs, labels)
+    for came, expected in zip(reference.weighted_mean(parts, sizes), whole, strict=True):
+        np.testing.assert_allclose(came, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_weighted_mean_refuses_nothing_to_average():
+    for gradients, weights in ([], []), ([[1.0]], [0.0]), ([[1.0]], [1.0, 2.0]):
+        with pytest.raises(InputError, match="expected as many weights"):
+            reference.weighted_mean(gradients, weights)
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "normalise", "reduction", "expected"),
+    [
+        (8, 30, "samples", "mean", 8),
+        (8, 30, "tokens", "mean", 30),
+        (8, 30, "steps", "mean", 1),
+        (8, 30, "samples", "sum", 1),
+    ],
+)
+def test_weights(rows, tokens, normalise, reduction, expected):
+    came = reference.weight(rows, tokens=tokens, normalise=normalise, reduction=reduction)
+    assert came == expected
+
+
+def test_clipping_keeps_the_direction_and_the_limit():
+    gradients = [np.array([3.0, 0.0]), np.array([[4.0]])]
+    assert reference.global_norm(gradients) == 5
+    first, second = reference.clip_by_global_norm(gradients, 1.0)
+    np.testing.assert_allclose(first, [0.6, 0])
+    np.testing.assert_allclose(second, [[0.8]])
+    first, second = reference.clip_by_global_norm(gradients, 5.0)
+    np.testing.assert_array_equal(first, gradients[0])
+    np.testing.assert_array_equal(second, gradients[1])
+
+
+def test_momentum_is_that_of_pytorch():
+    torch = pytest.importorskip("torch")
+    start = RANDOM.normal(size=(3, 2))
+    parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    weights, velocities = [start], [np.zeros_like(start)]
+    for gradient in RANDOM.normal(size=(5, 3, 2)):
+        parameter.grad = torch.from_numpy(gradient)
+        optimizer.step()
+        weights, velocities = reference.momentum_update(weights, velocities, [gradient], 0.1)
+    np.testing.assert_allclose(weights[0], parameter.detach().numpy(), rtol=1e-12)
+
+
+def test_dynamic_loss_scale_by_hand():
+    finite = [True, True, False, True, True, True, True, False, False, False, False, False, True]
+    expected = [8, 16, 8, 8, 16, 16, 32, 16, 8, 4, 2, 1, 1]
+    assert reference.dynamic_loss_scale(finite, initial=8, factor=2, interval=2) == expected
+    assert reference.dynamic_loss_scale([True] * 3, 2.0**119, 2.0, 1) == [2.0**120] * 3
+
+
+def micro(value, rows=2, finite=True):
+    return MicroBatch(float(value), rows, [np.array([value])], rows, finite)
+
+
+def images(group, epochs, length):
+    """Rows that went into each update."""
+    for _ in range(epochs):
+        for _ in range(length):
+            group.micro_batch(micro(1.0, rows=1))
+        group.end_epoch()
+    return [update.images for update in group.updates]
+
+
+def test_tails_of_the_tutorial():
+    """1875 micro-batches by 4: three are left, which the tutorial carries into the next update."""
+    assert images(Accumulation(4, tail="flush"), 1, 1875) == [4] * 468 + [3]
+    assert images(Accumulation(4, tail="drop"), 2, 1875) == [4] * 936
+    carried = images(Accumulation(4, tail="carry"), 2, 1875)
+    assert carried == [4] * 468 + [7] + [4] * 467
+
+
+def test_an_update_is_the_weighted_mean():
+    group = Accumulation(2)
+    assert group.micro_batch(micro(1.0, rows=3)) is None
+    update = group.micro_batch(micro(5.0, rows=1))
+    assert (update.loss, update.images, update.gradients[0][0], update.norm) == (2.0, 4, 2.0, 2.0)
+
+
+def test_a_sum_adds_the_means():
+    group = Accumulation(2, reduction="sum")
+    group.micro_batch(MicroBatch(1.0, 1.0, [np.array([1.0])], rows=3))
+    update = group.micro_batch(MicroBatch(5.0, 1.0, [np.array([5.0])], rows=1))
+    assert (update.loss, update.gradients[0][0]) == (3.0, 6.0)
+
+
+def test_nonfinite_micro_batches():
+    for nonfinite, expected in (("drop_micro", [2.0]), ("drop_group", []), ("propagate", [np.nan])):
+        group = Accumulation(2, nonfinite=nonfinite)
+        group.micro_batch(micro(np.nan, finite=False))
+        group.micro_batch(micro(2.0))
+        np.testing.assert_array_equal([u.gradients[0][0] for u in group.updates], expected)
+        assert group.dropped == (nonfinite != "propagate") and group.micro_step == 0
+
+
+def test_clipping_comes_after_averaging():
+    group = Accumulation(2, clip_norm=1.0)
+    group.micro_batch(micro(10.0))
+    assert group.micro_batch(micro(-9.0)).gradients[0][0] == 0.5
+    group.micro_batch(micro(10.0))
+    update = group.micro_batch(micro(-20.0))
+    assert update.gradients[0][0] == -1 and update.norm == 5
+
+
+def test_a_schedule_counts_updates():
+    group = Accumulation(lambda updates: updates + 1)
+    made = [group.micro_batch(micro(1.0)) is not None for _ in range(6)]
+    assert made == [True, False, True, False, False, True]
+
+
+def test_token_cross_entropy_by_hand():
+    logits = np.log(np.array([[[1.0, 3.0], [1.0, 1.0], [7.0, 1.0]]]))
+    total, count = reference.token_cross_entropy(logits, np.array([[1, 0, -1]]))
+    assert count == 2 and total == pytest.approx(-np.log(3 / 4) - np.log(1 / 2))
+
+
+def test_does_not_import_mindspore(root):
+    program = "import sys, labkit.reference as _; assert 'mindspore' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=root)

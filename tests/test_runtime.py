@@ -1,0 +1,217 @@
+"""``start``: device, seeds, graph mode, the oneDNN workaround, and what it prints."""
+
+import os
+import random
+import re
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+
+from labkit import runtime
+from labkit.errors import InputError
+from labkit.runtime import available_devices, needs_onednn_workaround, start
+from tests.trainings import ROOT, python
+
+LINE = r"labkit: CPU \(.+\), MindSpore 2\.10\.0, graph mode, seed (\d+), oneDNN up to (\w+)"
+AVX512 = {"avx", "avx2", "avx512f"}
+
+
+@pytest.fixture
+def mindspore(runtime):
+    """MindSpore, started anew for the tests that follow."""
+    import mindspore
+
+    yield mindspore
+    start("CPU", seed=1)
+
+
+class TestInAProcessOfItsOwn:
+    def test_one_line_and_nothing_else(self):
+        code = "import labkit; r = labkit.start(seed=5); assert r.device == 'CPU'"
+        done = python(code, ONEDNN_MAX_CPU_ISA=None, GLOG_v=None)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.count("\n") == 1
+        seed, onednn = re.fullmatch(LINE, done.stdout.strip()).groups()
+        assert seed == "5" and "(no Ascend or GPU that MindSpore can use)" in done.stdout
+        slow = needs_onednn_workaround("2.10.0")
+        assert onednn == ("AVX2" if slow else "default")
+
+    def test_importing_labkit_does_nothing(self):
+        """No MindSpore, no line, no variable: ``start`` sets what MindSpore reads at its import."""
+        code = (
+            "import os, sys; before = dict(os.environ); import labkit, labkit.runtime\n"
+            "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
+            "assert dict(os.environ) == before"
+        )
+        done = python(code)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    def test_what_the_user_has_set_is_respected(self):
+        code = (
+            "import os, labkit; r = labkit.start()\n"
+            "assert os.environ['ONEDNN_MAX_CPU_ISA'] == r.onednn == 'SSE41'\n"
+            "assert os.environ['GLOG_v'] == '2'"
+        )
+        done = python(code, ONEDNN_MAX_CPU_ISA="SSE41", GLOG_v="2")
+        assert done.returncode == 0, done.stderr
+        assert "oneDNN up to SSE41" in done.stdout
+
+    def test_a_cell_defined_in_a_notebook_prints_no_errors(self, tmp_path):
+        define = """
+from mindspore import Tensor, nn
+
+class Double(nn.Cell):
+    def construct(self, x):
+        if x.sum() > 0:
+            x = x * 2
+        return x
+
+print(Double()(Tensor([1.0, 2.0])))
+"""
+        cells = [new_code_cell("import labkit\nlabkit.start()"), new_code_cell(define)]
+        notebook = new_notebook(cells=cells)
+        variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+        variables.pop("GLOG_v", None)
+        client = NotebookClient(notebook, timeout=120, kernel_name="python3")
+        client.execute(cwd=str(tmp_path), env=variables)
+        nbformat.validate(notebook)
+        first, second = (cell.outputs for cell in notebook.cells)
+        assert [output.get("name", output.output_type) for output in first] == [
+            "stdout",
+            "execute_result",
+        ]
+        assert [(output.name, output.text) for output in second] == [("stdout", "[2. 4.]\n")]
+
+
+class TestDevice:
+    @pytest.mark.parametrize(
+        ("device", "words"),
+        [
+            (
+                "cpu",
+                "unknown device 'cpu'; expected one of: auto, Ascend, GPU, CPU. Did you .*'CPU'",
+            ),
+            ("Ascent", "Did you mean 'Ascend'"),
+            ("TPU", "unknown device 'TPU'"),
+            (None, "unknown device None"),
+        ],
+    )
+    def test_unknown(self, device, words, capsys):
+        with pytest.raises(InputError, match=words):
+            start(device)
+        assert capsys.readouterr().out == ""
+
+    @pytest.mark.parametrize("device", ["Ascend", "GPU"])
+    def test_not_there_is_an_error_and_changes_nothing(
+        self, mindspore, monkeypatch, device, capsys
+    ):
+        monkeypatch.setattr(runtime, "available_devices", lambda: ("CPU",))
+        mindspore.set_seed(77)
+        words = f"device {device} was asked for and is not here; this MindSpore can use: CPU"
+        with pytest.raises(InputError, match=words):
+            start(device)
+        assert mindspore.get_seed() == 77 and capsys.readouterr().out == ""
+        assert mindspore.get_context("device_target") == "CPU"
+
+    def test_auto_takes_the_best_and_says_why(self, monkeypatch, capsys):
+        chosen = []
+        monkeypatch.setattr(runtime, "available_devices", lambda: ("GPU", "CPU"))
+        monkeypatch.setattr(
+            runtime, "_set_global_state", lambda device, seed: chosen.append(device) or "2.10.0"
+        )
+        assert start().device == start("GPU").device == "GPU"
+        assert start("CPU").device == "CPU"
+        assert chosen == ["GPU", "GPU", "CPU"]
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0].startswith("labkit: GPU (first of GPU, CPU), MindSpore")
+        assert "oneDNN" not in lines[0]  # of the CPU only
+        assert lines[1].startswith("labkit: GPU (asked for)")
+
+    def test_the_cpu_is_always_there_and_last(self):
+        found = available_devices()
+        assert found[-1] == "CPU" and set(found) <= {"Ascend", "GPU", "CPU"}
+
+
+class TestSeed:
+    @pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "1", None, True])
+    def test_not_in_range(self, seed):
+        with pytest.raises(InputError, match=r"seed is .*; expected an integer from 0 to 2\*\*32"):
+            start("CPU", seed=seed)
+
+    @pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, np.int64(7)])
+    def test_every_generator_is_seeded(self, mindspore, seed):
+        drawn = []
+        for _ in range(2):
+            assert start("CPU", seed=seed).seed == seed
+            assert mindspore.get_seed() == mindspore.dataset.config.get_seed() == seed
+            data = mindspore.dataset.NumpySlicesDataset(list(range(50)), shuffle=True)
+            order = [int(row[0].asnumpy()) for row in data.create_tuple_iterator(num_epochs=1)]
+            weights = mindspore.common.initializer.initializer("normal", (5,)).init_data()
+            drawn.append((order, weights.asnumpy().tolist(), np.random.random(), random.random()))
+        assert drawn[0] == drawn[1]
+
+    def test_another_seed_is_another_order(self, mindspore):
+        drawn = []
+        for seed in (1, 2):
+            start("CPU", seed=seed)
+            drawn.append((np.random.random(), random.random()))
+        assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1]
+
+
+def test_graph_mode_and_exact_resume_of_data(mindspore):
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    mindspore.dataset.config.set_fast_recovery(True)
+    start("CPU")
+    assert mindspore.get_context("mode") == mindspore.GRAPH_MODE
+    assert not mindspore.dataset.config.get_fast_recovery()
+
+
+class TestOneDnn:
+    @pytest.mark.parametrize(
+        ("version", "flags", "needed"),
+        [
+            ("2.10.0", AVX512, True),
+            ("2.9.0", AVX512, True),
+            ("3.0.0", AVX512, True),
+            ("2.10.0rc1", AVX512, True),
+            ("2.8.0", AVX512, False),
+            ("2.7.1", AVX512, False),
+            ("1.10.0", AVX512, False),
+            ("2.10.0", {"avx", "avx2"}, False),
+            ("2.10.0", set(), False),
+            ("2.8.0", set(), False),
+        ],
+    )
+    def test_needed_since_2_9_where_there_is_avx512(self, version, flags, needed):
+        assert needs_onednn_workaround(version, flags) is needed
+
+    @pytest.mark.parametrize(
+        ("flags", "user", "expected"),
+        [
+            (AVX512, None, "AVX2"),
+            (AVX512, "AVX512_CORE", "AVX512_CORE"),
+            ({"avx2"}, None, "default"),
+            ({"avx2"}, "SSE41", "SSE41"),
+        ],
+    )
+    def test_applied_where_needed_and_not_set(self, mindspore, monkeypatch, flags, user, expected):
+        monkeypatch.setattr(runtime, "_cpu_flags", lambda: flags)
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", user or "")
+        if user is None:
+            monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+        assert start("CPU").onednn == expected
+        assert os.environ.get("ONEDNN_MAX_CPU_ISA", "default") == expected
+
+    def test_flags_are_those_of_this_machine(self):
+        flags = runtime._cpu_flags()
+        path = Path("/proc/cpuinfo")
+        text = path.read_text() if path.exists() else ""
+        assert ("avx512f" in flags) == ("avx512f" in text)
+
+    def test_other_processors_have_none(self, monkeypatch):
+        monkeypatch.setattr(runtime.platform, "machine", lambda: "aarch64")
+        assert runtime._cpu_flags() == set()
