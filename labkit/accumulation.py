@@ -26,7 +26,7 @@ from mindspore.common.initializer import initializer
 
 from labkit.algorithms.plain import PlainUpdate
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import set_state, state
+from labkit.gradients import set_state, state, times
 from labkit.step import Step, trainable_batch_norms
 
 TAILS = ("flush", "drop", "carry")
@@ -128,7 +128,12 @@ class AccumulatedStep(Step):
             weight = ops.select(self.gradient.over_ranks(self.spoiled) > 0, 0.0 * weight, weight)
         done = False
         if weight > 0:
-            done = self.apply(self.gradient_sum, self.loss_sum, weight, self.images)
+            total = self.gradient_sum
+            if self.gradient.ranks > 1:
+                # A rank that has dropped its whole group still holds the sum of the one before.
+                held = ops.cast(self.weight_sum > 0, ms.float32)
+                total = self.map(ops.partial(times, held), total)
+            done = self.apply(total, self.loss_sum, weight, self.images)
         return ops.depend(self.clear(), done)
 
     def clear(self):

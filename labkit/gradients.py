@@ -177,7 +177,7 @@ class GradientStage(nn.Cell):
             factor = 1.0 / self.loss_scale
             if self.weighted:
                 factor = weight * factor
-            gradients = self.map(ops.partial(_times, factor), gradients)
+            gradients = self.map(ops.partial(times, factor), gradients)
         else:
             gradients = self.map(_float32, gradients)
         return loss, weight, gradients, finite
@@ -229,14 +229,15 @@ class GradientStage(nn.Cell):
             scale = scale * (self.clip_norm / ops.maximum(norm, self.clip_norm))
         elif not self.weighted:
             return total, norm
-        return self.map(ops.partial(_times, scale), total), norm
+        return self.map(ops.partial(times, scale), total), norm
 
 
 def _float32(gradient):
     return ops.cast(gradient, ms.float32)
 
 
-def _times(factor, gradient):
+def times(factor, gradient):
+    """Return ``factor`` times a gradient, in float32."""
     return ops.cast(gradient, ms.float32) * factor
 
 

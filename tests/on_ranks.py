@@ -17,7 +17,9 @@ CASES = {
     "uneven by steps": ("accumulated", {"normalise": "steps"}, (6, 2), (), 4),
     "sum": ("accumulated", {"reduction": "sum"}, (6, 2), (), 4),
     "clipped": ("accumulated", {"clip_norm": 0.5, "loss_scale": 1024.0}, (6, 2), (), 4),
-    "drop_micro": ("accumulated", {}, (6, 2), ((1, 0), (0, 2), (0, 3), (1, 2), (1, 3)), 6),
+    "drop_micro": ("accumulated", {}, (6, 2), ((1, 0), (0, 4), (1, 4), (0, 5), (1, 5)), 6),
+    # The second group of rank 0 holds nothing: it must add nothing, not what it held before.
+    "nothing on one rank": ("accumulated", {}, (4, 4), ((0, 2), (0, 3)), 6),
     "drop_group": ("accumulated", {"nonfinite": "drop_group"}, (4, 4), ((1, 0),), 4),
     "plain": ("plain", {}, (6, 2), (), 3),
     "plain, not finite on one rank": ("plain", {}, (4, 4), ((0, 1),), 3),

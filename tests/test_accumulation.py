@@ -269,7 +269,8 @@ class Twin:
         self.group = reference.Accumulation(**options)
 
     def __call__(self, inputs, targets):
-        loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
+        with np.errstate(invalid="ignore"):
+            loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
         weight = reference.weight(len(inputs), reduction=self.reduction)
         finite = bool(np.isfinite(loss))
         one = reference.MicroBatch(loss, weight, gradients, len(inputs), finite)

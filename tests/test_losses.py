@@ -46,6 +46,18 @@ def test_loss_net_is_the_loss_of_the_network():
     assert loss.shape == () and float(loss) == pytest.approx(expected, rel=1e-6)
 
 
+def absolute_error(outputs, targets):
+    """A loss that is a plain function."""
+    return ops.mean(ops.abs(outputs - targets))
+
+
+def test_a_function_is_a_loss_too():
+    network, (inputs, targets) = linear(), rows(5)
+    loss = LossNet(network, absolute_error)(*tensors(inputs, targets))
+    outputs = network(Tensor(inputs)).asnumpy()
+    assert float(loss) == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-6)
+
+
 def test_the_last_of_the_batch_is_the_labels():
     first, second = rows(3)
     loss = LossNet(Sum(), nn.MSELoss())(*tensors(first[:, :2], second, second))

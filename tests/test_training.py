@@ -238,6 +238,16 @@ class TestContinuing:
             assert comparable(records.rows) == done.rows and not called
             assert_bit_equal(snapshot(step), done.final)
 
+    def test_the_seconds_go_on_from_those_before(self, done, tmp_path):
+        folder = done.interrupted(done.paths[12], tmp_path / "run")
+        values = checkpoint.read(done.paths[12])
+        position = {**position_of(done.paths[12]), "seconds": 1000.0}
+        values.pop("labkit_position")
+        restore(done.step, {name: value.asnumpy() for name, value in values.items()})
+        checkpoint.save(done.step, checkpoint.Position(**position), folder / "checkpoint")
+        seconds = quiet_fit(done.step, dataset(), folder=folder, resume=True).column("seconds")
+        assert seconds[3] < 100 and 1000 < seconds[4] < 1100 and seconds[4:] == sorted(seconds[4:])
+
     def test_the_dataset_starts_at_its_beginning_again(self, done, tmp_path):
         data = dataset()
         first = next(data.create_tuple_iterator(num_epochs=1))[0].asnumpy()
