@@ -95,7 +95,9 @@ def test_a_preset_that_a_lab_does_not_have_is_refused(project, monkeypatch):
 
 def test_a_device_that_is_not_here_is_refused(project, monkeypatch):
     monkeypatch.setattr(request, "available_devices", lambda: ("CPU",))
-    with pytest.raises(InputError, match="GPU was asked for and is not here; MindSpore can use: CPU"):
+    with pytest.raises(
+        InputError, match="GPU was asked for and is not here; MindSpore can use: CPU"
+    ):
         request.check(device="GPU", start=project)
 
 
