@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 
-from side_by_side import in_child, interleaved_ms, medians, print_table, write_json
+from _side_by_side import in_child, interleaved_ms, medians, print_table, write_json
 
 STEPS = 40
 AS_INSTALLED = {"ONEDNN_MAX_CPU_ISA": None}

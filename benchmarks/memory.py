@@ -8,7 +8,7 @@ adds to a network of 25 million parameters.
 
 from statistics import median
 
-from side_by_side import print_table, write_json
+from _side_by_side import print_table, write_json
 
 from labkit.memory import peak_memory_mb, sweep
 
