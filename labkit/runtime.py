@@ -4,6 +4,7 @@ MindSpore is imported inside the functions, so that ``start`` can set what MindS
 at its own import (its log level), when it is called first.
 """
 
+import contextlib
 import os
 import platform
 import random
@@ -37,6 +38,19 @@ class Runtime:
             f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode, "
             f"seed {self.seed}{onednn}"
         )
+
+
+@contextlib.contextmanager
+def pynative():
+    """Run what is inside operator by operator (PyNative mode), to look at what is in between."""
+    import mindspore
+
+    before = mindspore.get_context("mode")
+    mindspore.set_context(mode=mindspore.PYNATIVE_MODE)
+    try:
+        yield
+    finally:
+        mindspore.set_context(mode=before)
 
 
 def available_devices() -> tuple[str, ...]:

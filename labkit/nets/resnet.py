@@ -65,6 +65,16 @@ def _downsample(in_channels, out_channels, stride, differences):
     return nn.SequentialCell(conv, _bn(out_channels))
 
 
+class GlobalAveragePool(nn.Cell):
+    """The mean over all positions, (B, C, H, W) -> (B, C, 1, 1): AdaptiveAvgPool2d(1).
+
+    By ReduceMean, as the source document does; MindSpore had no AdaptiveAvgPool2d then.
+    """
+
+    def construct(self, x):
+        return ops.mean(x, (2, 3), keep_dims=True)
+
+
 class ResidualBlockBase(nn.Cell):
     """Two 3x3 convolutions (ResNet-18 and -34): (B, in, H, W) -> (B, out, H/stride, W/stride)."""
 
@@ -145,13 +155,14 @@ class ResNet(nn.Cell):
             for numbers in zip(layer_nums, in_channels, out_channels, strides, strict=True)
         ]
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.avgpool = GlobalAveragePool()
+        self.flatten = nn.Flatten()
         self.fc = _fc(out_channels[3], num_classes)
 
     def construct(self, x):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        # torchvision's AdaptiveAvgPool2d(1): the mean over all positions.
-        return self.fc(ops.mean(x, (2, 3)))
+        return self.fc(self.flatten(self.avgpool(x)))
 
 
 def _stage(block, layer_num, in_channel, out_channel, stride, differences):

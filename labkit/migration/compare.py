@@ -1,0 +1,141 @@
+"""Hold one step against another, stage by stage, tensor by tensor."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.errors import InputError, refuse_unknown
+from labkit.migration.recorded import Digest
+from labkit.migration.trace import STAGES, Trace
+
+# Largest difference of a tensor over the largest value of the reference's. Weights are carried over
+# bit by bit. The others are bounds of the requirement or about ten times what was measured over
+# ResNet-18 and -50 against float64.
+STEP_TOLERANCE = {
+    "preprocessing": 1e-6,
+    "weights": 0.0,
+    "forward": 1e-4,
+    "loss": 1e-5,
+    "gradients": 1e-3,
+    "update": 1e-3,
+    "statistics": 1e-4,
+}
+# Where a tensor's largest value is below this part of its stage's, it is rounding: a convolution's
+# bias before BatchNorm has no gradient but noise.
+_NOISE = 1e-6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One tensor of one stage.
+
+    difference  largest absolute difference over the largest value of the reference; infinite
+                where shapes differ, a value is not finite, or one side lacks the tensor
+    note        what else there is to say, or an empty text
+    """
+
+    stage: str
+    name: str
+    difference: float
+    tolerance: float
+    passed: bool
+    note: str = ""
+
+
+def compare_step(
+    came: Trace, reference: Trace, tolerance: Mapping[str, float] | None = None
+) -> list[Row]:
+    """Return a ``Row`` for each tensor of each stage, in the order in which a fault spreads.
+
+    came       of ``trace``
+    reference  of ``torch_trace``, ``recorded.load`` or ``trace``
+    tolerance  stage -> tolerance, for those that differ from ``STEP_TOLERANCE``
+
+    In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
+    the others. In every other stage a tensor that one side lacks is a failed row.
+    """
+    tolerance = dict(tolerance or {})
+    for stage in tolerance:
+        refuse_unknown("stage", stage, STAGES)
+    limits = STEP_TOLERANCE | tolerance
+    rows = [row for stage in STAGES for row in _stage(stage, came, reference, limits[stage])]
+    if not rows:
+        raise InputError(f"nothing to compare between {came.origin} and {reference.origin}")
+    return rows
+
+
+def first_difference(rows: Sequence[Row]) -> Row | None:
+    """Return the first row that failed: where to look; None if all passed."""
+    return next((row for row in rows if not row.passed), None)
+
+
+def not_compared(came: Trace, reference: Trace) -> list[str]:
+    """Return the cells of the forward pass that only one side has."""
+    ours, theirs = came.stages["forward"], reference.stages["forward"]
+    here = [f"{name} (only {came.origin})" for name in ours if name not in theirs]
+    return here + [f"{name} (only {reference.origin})" for name in theirs if name not in ours]
+
+
+def stage_table(rows: Sequence[Row]) -> str:
+    """Return one line a stage: how many tensors, the worst of them, and the verdict."""
+    lines = [
+        f"{'stage':14}{'tensors':>8}{'failed':>8}  {'largest difference':>18}  {'tolerance':>9}  at"
+    ]
+    for stage in dict.fromkeys(row.stage for row in rows):
+        own = [row for row in rows if row.stage == stage]
+        failed = [row for row in own if not row.passed]
+        # Of a failed stage the first fault is what one wants to see, of a sound one the worst.
+        shown = failed[0] if failed else max(own, key=lambda row: row.difference)
+        note = f" ({shown.note})" if shown.note else ""
+        lines.append(
+            f"{stage:14}{len(own):>8}{len(failed):>8}  {shown.difference:>18.1e}  "
+            f"{shown.tolerance:>9.0e}  {shown.name}{note}"
+        )
+    return "\n".join(lines)
+
+
+def _stage(stage, came, reference, tolerance):
+    ours, theirs = came.stages.get(stage, {}), reference.stages.get(stage, {})
+    floor = _NOISE * max((_largest(value) for value in theirs.values()), default=0.0)
+    names = [name for name in theirs if name in ours] if stage == "forward" else list(theirs)
+    for name in names:
+        if name not in ours:
+            yield Row(stage, name, np.inf, tolerance, False, f"{came.origin} lacks it")
+            continue
+        slack = _spacing(reference.stages["weights"].get(name)) if stage == "update" else 0.0
+        difference, note = _difference(ours[name], theirs[name], floor, slack)
+        yield Row(stage, name, difference, tolerance, bool(difference <= tolerance), note)
+    if stage != "forward":
+        for name in ours.keys() - theirs.keys():
+            yield Row(stage, name, np.inf, tolerance, False, f"{reference.origin} lacks it")
+
+
+def _difference(came, expected, floor, slack):
+    came = np.asarray(came)
+    shape = expected.shape if isinstance(expected, Digest) else np.shape(expected)
+    if came.shape != shape:
+        hint = ": transposed?" if came.shape == shape[::-1] else ""
+        return np.inf, f"shape {came.shape}, expected {shape}{hint}"
+    if not np.isfinite(came).all():
+        return np.inf, "not finite"
+    scale = max(_largest(expected), floor) or 1.0
+    if isinstance(expected, Digest):
+        off = expected.distance(came)
+    else:
+        off = np.abs(came.astype(np.float64) - np.asarray(expected, np.float64)).max(initial=0.0)
+    return max(float(off) - slack, 0.0) / scale, ""
+
+
+def _spacing(weight):
+    """Return the distance of two float32 numbers of a weight's size: an update is known no better.
+
+    A BatchNorm weight of 1 that changes by 1e-5 tells its update to 1 %.
+    """
+    return 0.0 if weight is None else float(np.spacing(np.float32(_largest(weight))))
+
+
+def _largest(value):
+    if isinstance(value, Digest):
+        return value.largest
+    return float(np.abs(np.asarray(value, np.float64)).max(initial=0.0))

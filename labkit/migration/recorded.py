@@ -1,0 +1,117 @@
+"""Steps that PyTorch computed once, small enough to ship: for use where PyTorch is not installed.
+
+Of each tensor a digest is kept: some of its numbers, and a few sums of all of its numbers with
+random signs. What the digest cannot see is an error in few numbers of a large tensor that misses
+the kept ones and is small beside sqrt(size) times the tolerance.
+
+Weights and batch are those of ``labkit.migration.rule``; ``data_scripts/record_steps.py`` made the
+files, in float64, so that they say the same on every machine.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from labkit.errors import refuse_unknown
+from labkit.migration import rule
+from labkit.migration.trace import Trace
+
+FOLDER = Path(__file__).parent / "steps"
+KEPT, SUMS = 24, 4
+
+
+@dataclass(frozen=True)
+class Digest:
+    """Of a tensor: its ``shape``, ``largest`` absolute value, ``kept`` numbers, ``sums``.
+
+    sums  sum_i s_i x_i / sqrt(n) with signs s_i = +-1: of the size of one number's error where
+          errors are independent of one another
+    """
+
+    shape: tuple[int, ...]
+    largest: float
+    kept: np.ndarray
+    sums: np.ndarray
+
+    @classmethod
+    def of(cls, value) -> "Digest":
+        """Return the digest of an array."""
+        value = np.asarray(value, np.float64)
+        flat = value.ravel()
+        largest = float(np.abs(flat).max(initial=0.0))
+        return cls(value.shape, largest, flat[_positions(flat.size)], _sums(flat))
+
+    def distance(self, value) -> float:
+        """Return the largest difference found between an array of this shape and the original."""
+        other = Digest.of(value)
+        found = [abs(other.largest - self.largest)]
+        found += [float(np.abs(other.kept - self.kept).max(initial=0.0))]
+        off = float(np.abs(other.sums - self.sums).max(initial=0.0))
+        # Equal tensors: float64 sums may be taken in another order on another machine.
+        found += [off if off > 1e-12 * self.largest else 0.0]
+        return max(found)
+
+
+def _positions(size):
+    """Return which numbers are kept: all of a small tensor, else evenly spread with a jitter."""
+    if size <= KEPT:
+        return np.arange(size)
+    step = size / KEPT
+    return (np.arange(KEPT) * step + rule.uniform("positions", (KEPT,)) * step).astype(int)
+
+
+def _sums(flat):
+    signs = np.random.PCG64(flat.size).random_raw(flat.size)
+    rows = [1.0 - 2.0 * ((signs >> np.uint64(bit)) & np.uint64(1)) for bit in range(20, 20 + SUMS)]
+    return np.array([row @ flat for row in rows]) / math.sqrt(max(flat.size, 1))
+
+
+def names() -> list[str]:
+    """Return the recorded steps: ``resnet18``, ``resnet50``."""
+    return sorted(path.stem for path in FOLDER.glob("*.npz"))
+
+
+def load(name: str) -> Trace:
+    """Return a recorded step; its ``settings`` are those of ``settings(name)``."""
+    header, arrays = _read(name)
+    stages: dict[str, dict[str, object]] = {}
+    start = 0
+    for stage, tensor, shape, largest in header["tensors"]:
+        size = min(math.prod(shape), KEPT)
+        kept, sums = np.split(arrays[start : start + size + SUMS], [size])
+        stages.setdefault(stage, {})[tensor] = Digest(tuple(shape), largest, kept, sums)
+        start += size + SUMS
+    return Trace(header["origin"], stages)
+
+
+def settings(name: str) -> dict:
+    """Return with what a step was recorded, and ``losses``, those of its first ten steps.
+
+    Network, depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning
+    rates, momentum, weight decay (of weights with more than one dimension).
+    """
+    return _read(name)[0]["settings"]
+
+
+def save(name: str, trace: Trace, settings: dict) -> Path:
+    """Write a step of PyTorch as ``name``; return the file."""
+    tensors, arrays = [], []
+    for stage, values in trace.stages.items():
+        for tensor, value in values.items():
+            digest = Digest.of(value)
+            tensors.append([stage, tensor, list(digest.shape), digest.largest])
+            arrays += [digest.kept, digest.sums]
+    header = {"origin": trace.origin, "settings": settings, "tensors": tensors}
+    FOLDER.mkdir(exist_ok=True)
+    path = FOLDER / f"{name}.npz"
+    np.savez_compressed(path, header=np.array(json.dumps(header)), numbers=np.concatenate(arrays))
+    return path
+
+
+def _read(name):
+    refuse_unknown("recorded step", name, names())
+    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
+        return json.loads(str(file["header"])), file["numbers"]

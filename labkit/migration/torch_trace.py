@@ -1,0 +1,60 @@
+"""The same step in PyTorch; see ``labkit.migration.trace``. Needs PyTorch."""
+
+import torch
+
+from labkit.migration.trace import Trace, add_call
+
+_STATISTICS = ("running_mean", "running_var")
+
+
+def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
+    """Take one training step with a PyTorch module and return what it computed.
+
+    module     images -> logits; the step changes it. Its type (float32, float64) is that of the
+               trace, and of its arrays
+    loss_fn    (logits, labels) -> mean loss
+    optimizer  over ``module.parameters()``
+    images     (B, ...); labels  (B,): arrays
+    """
+    kind = next(module.parameters()).dtype
+    batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
+    before = _values(module)
+    module.train()
+    forward, handles = {}, []
+    for name, part in module.named_modules():
+        if name:
+            handles.append(part.register_forward_hook(_note(forward, name)))
+    try:
+        loss = loss_fn(module(batch[0]), batch[1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    optimizer.zero_grad()
+    loss.backward()
+    gradients = {name: p.grad.numpy().copy() for name, p in module.named_parameters()}
+    optimizer.step()
+    after = _values(module)
+    stages = {
+        "preprocessing": {"images": images, "labels": labels},
+        "weights": before,
+        "forward": forward,
+        "loss": {"loss": loss.detach().numpy()},
+        "gradients": gradients,
+        "update": {name: after[name] - before[name] for name in gradients},
+        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in _STATISTICS},
+    }
+    return Trace(f"PyTorch {torch.__version__}, {str(kind).removeprefix('torch.')}", stages)
+
+
+def _values(module):
+    tensors = module.state_dict().items()
+    return {name: t.numpy().copy() for name, t in tensors if t.is_floating_point()}
+
+
+def _note(found, name):
+    def hook(module, inputs, output):
+        if isinstance(output, torch.Tensor):
+            # A copy: the next module may work in place, as torchvision's ReLUs do.
+            add_call(found, name, output.detach().numpy().copy())
+
+    return hook

@@ -1,0 +1,139 @@
+"""What one training step computes, stage by stage, under PyTorch's names.
+
+    preprocessing   the batch as it enters the network
+    weights         parameters and running statistics before the step
+    forward         the output of every cell, in the order of the calls
+    loss            the mean loss of the batch
+    gradients       of every trainable parameter
+    update          w_after - w_before of every trainable parameter
+    statistics      BatchNorm's running statistics after the step
+
+Stages are in the order in which a fault spreads: the first one that differs is where to look.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.migration.names import pairs, renamed
+from labkit.runtime import pynative
+
+STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One step of one framework.
+
+    origin  which framework, version and precision it was
+    stages  stage -> name -> array (or ``recorded.Digest``)
+    """
+
+    origin: str
+    stages: dict[str, dict[str, object]]
+
+
+class _OneStep(nn.Cell):
+    """One plain training step that also returns its gradients."""
+
+    def __init__(self, network, loss_fn, optimizer):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
+        self.value_and_grad = ops.value_and_grad(self._loss, None, optimizer.parameters)
+
+    def _loss(self, images, labels):
+        return self.loss_fn(self.network(images), labels)
+
+    def construct(self, images, labels):
+        loss, gradients = self.value_and_grad(images, labels)
+        return ops.depend(loss, self.optimizer(gradients)), gradients
+
+
+def trace(network, loss_fn, optimizer, images, labels, *, renames=None) -> Trace:
+    """Take one training step with a MindSpore network, in graph mode, and return what it computed.
+
+    network    Cell, images -> logits; the step changes its parameters, as training does
+    loss_fn    (logits, labels) -> mean loss
+    optimizer  over ``network.trainable_params()``
+    images     float32 (B, ...); labels  int32 (B,): arrays
+    renames    see ``names.pairs``; cell paths are renamed likewise
+
+    The forward pass is looked at in PyNative mode first; BatchNorm's statistics are put back.
+    Raises ``InputError`` for an optimizer of other parameters than the network's.
+    """
+    trainable = {id(p): p.name for p in network.trainable_params()}
+    if {id(p) for p in optimizer.parameters} != set(trainable):
+        raise InputError(
+            "the optimizer does not hold exactly the network's trainable parameters; expected "
+            "optimizer(network.trainable_params())"
+        )
+    batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
+    names = {pair.mindspore: pair for pair in pairs(network, renames)}
+    before = _values(network, names)
+    network.set_train()
+    forward = _forward(network, batch[0], renames or {})
+    step = _OneStep(network, loss_fn, optimizer).set_train()
+    loss, gradients = step(*batch)
+    after = _values(network, names)
+    trained = [names[p.name].torch for p in optimizer.parameters]
+    shapes = [names[p.name].torch_shape for p in optimizer.parameters]
+    stages = {
+        "preprocessing": {"images": np.asarray(images), "labels": np.asarray(labels)},
+        "weights": before,
+        "forward": forward,
+        "loss": {"loss": loss.asnumpy()},
+        "gradients": {
+            name: gradient.asnumpy().reshape(shape)
+            for name, gradient, shape in zip(trained, gradients, shapes, strict=True)
+        },
+        "update": {name: after[name] - before[name] for name in trained},
+        "statistics": {name: after[name] for name in before if name not in set(trained)},
+    }
+    return Trace(f"MindSpore {ms.__version__}, float32", stages)
+
+
+def _values(network, names):
+    values = {p.name: p.asnumpy() for p in network.get_parameters()}
+    return {p.torch: values[p.mindspore].reshape(p.torch_shape).copy() for p in names.values()}
+
+
+def _forward(network, images, renames: Mapping[str, str]):
+    """Return the output of every cell in the order of the calls, statistics left as they were."""
+    frozen = [p for p in network.get_parameters() if not p.requires_grad]
+    kept = [p.asnumpy().copy() for p in frozen]
+    found: dict[str, np.ndarray] = {}
+    handles = []
+    for path, cell in network.cells_and_names():
+        if path:
+            name = renamed(path, renames)[0]
+            handles.append(cell.register_forward_hook(_note(found, name)))
+    try:
+        with pynative():
+            network(images)
+            for parameter, value in zip(frozen, kept, strict=True):
+                set_state(parameter, value)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _note(found, name):
+    def hook(cell, inputs, output):
+        if isinstance(output, ms.Tensor):
+            add_call(found, name, output.asnumpy().copy())
+
+    return hook
+
+
+def add_call(found: dict, name: str, value) -> None:
+    """Note the output of a call; a cell's second call in a pass is called ``name#2``."""
+    number = 1
+    while (key := name if number == 1 else f"{name}#{number}") in found:
+        number += 1
+    found[key] = value
