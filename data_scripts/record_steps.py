@@ -17,8 +17,10 @@ SETTINGS = {
     "batch": 8,
     "side": 64,
     "smoothing": 0.1,
-    # A warm-up: off by one step is another rate.
-    "learning_rates": [5e-6 * (step + 1) for step in range(10)],
+    # A warm-up: off by one step is another rate. Large, so that the update is far above the spacing
+    # of float32 numbers; for ten steps on one batch of these steep networks, small.
+    "learning_rates": [0.01 * (step + 1) for step in range(10)],
+    "learning_rates_of_losses": [5e-6 * (step + 1) for step in range(10)],
     "momentum": 0.9,
     "weight_decay": 1e-4,
 }
@@ -52,7 +54,7 @@ def losses(module, loss_fn, optimizer, images, labels) -> list[float]:
     dtype = next(module.parameters()).dtype
     batch = torch.from_numpy(images).to(dtype), torch.from_numpy(labels).long()
     found = []
-    for rate in SETTINGS["learning_rates"]:
+    for rate in SETTINGS["learning_rates_of_losses"]:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()

@@ -88,10 +88,10 @@ def load(name: str) -> Trace:
 
 
 def settings(name: str) -> dict:
-    """Return with what a step was recorded, and ``losses``, those of its first ten steps.
+    """Return with what a step was recorded, and ``losses``, those of ten steps on its batch.
 
-    Network, depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning
-    rates, momentum, weight decay (of weights with more than one dimension).
+    Depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning rates (of
+    the step, and of the ten), momentum, weight decay (of weights with more than one dimension).
     """
     return _read(name)[0]["settings"]
 
