@@ -49,6 +49,57 @@ def images_grid(images, labels, columns=10):
     return figure
 
 
+def color_images(images, titles, columns=10):
+    """A grid of colour images, (N, H, W, 3) in 0 .. 1 or uint8, with titles."""
+    rows = -(-len(images) // columns)
+    figure, grid = axes(rows, columns, width=0.85, height=1.0)
+    for axis in np.atleast_1d(grid).ravel():
+        axis.set_axis_off()
+    for axis, image, title in zip(np.atleast_1d(grid).ravel(), images, titles, strict=False):
+        axis.imshow(image)
+        axis.set_title(str(title), fontsize=9)
+    return figure
+
+
+def step_figure(rows, title):
+    """Every row of ``labkit.migration.compare_step`` as a dot over its stage, with the tolerances.
+
+    Equal tensors are drawn at 1e-9, those that are no number or of another shape at 10.
+    """
+    figure, axis = axes(width=7.2, height=3.6)
+    stages = list(dict.fromkeys(row.stage for row in rows))
+    for number, stage in enumerate(stages):
+        own = [row for row in rows if row.stage == stage]
+        heights = np.clip([row.difference for row in own], 1e-9, 10)
+        spread = number + 0.6 * (np.arange(len(own)) + 0.5) / len(own) - 0.3
+        for passed, color in ((True, GREEN), (False, RED)):
+            chosen = [row.passed is passed for row in own]
+            axis.plot(spread[chosen], heights[chosen], ".", color=color, markersize=4)
+        limit = max(own[0].tolerance, 1e-9)
+        axis.plot([number - 0.4, number + 0.4], [limit, limit], color="black", linewidth=1)
+    axis.set_xticks(range(len(stages)), stages, rotation=20)
+    axis.set(yscale="log", ylim=(4e-10, 20), ylabel="difference / largest value", title=title)
+    return figure
+
+
+def verdict_grid(verdicts, stages, title):
+    """Which stages pass, as a grid: ``verdicts`` is row name -> {stage: number of failed rows}."""
+    height = 0.45 * len(verdicts) + 1.1
+    figure, axis = axes(width=7.6, height=height)
+    failed = np.array([[found[stage] for stage in stages] for found in verdicts.values()])
+    from matplotlib.colors import ListedColormap
+
+    axis.imshow(failed > 0, cmap=ListedColormap([GREEN, RED]), vmin=0, vmax=1, aspect="auto")
+    for (row, column), count in np.ndenumerate(failed):
+        text = str(count) if count else "ok"
+        axis.text(column, row, text, ha="center", va="center", color="white", fontsize=9)
+    axis.set_xticks(range(len(stages)), stages, rotation=20)
+    axis.set_yticks(range(len(verdicts)), list(verdicts))
+    axis.set_title(title)
+    axis.grid(False)
+    return figure
+
+
 def show(figure, alt):
     """Display ``figure`` in a notebook as PNG, and close it.
 
