@@ -20,7 +20,6 @@ official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), 
 documents import them. No MindSpore import.
 """
 
-import math
 from numbers import Integral, Real
 
 import numpy as np
@@ -232,7 +231,8 @@ def _positive(name, value):
 
 def _rate(name, value):
     number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or not 0 <= value <= _LARGEST:
+    # False for NaN and infinity as well.
+    if not number or not 0 <= value <= _LARGEST:
         raise InputError(f"{name} is {value!r}; expected a finite number >= 0 that float32 holds")
     return float(value)
 

@@ -203,6 +203,15 @@ def test_targets_instead_of_labels():
         np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.float16])
+def test_targets_of_another_type(dtype):
+    logits, labels = smoothed(5)
+    targets = np.eye(5, dtype=dtype)[labels]
+    came = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)[0]
+    expected, _ = reference.smoothed_cross_entropy(logits, labels, 1.0, 0.0)
+    np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+
+
 def test_huge_logits_and_int64_labels():
     logits, labels = smoothed(4, scale=1e4)
     value, slope = loss_and_slope(

@@ -66,8 +66,8 @@ def ones(random, shape, weight_shape):
 
 
 # Attributes of the layers of nn and of mint.nn, with the running statistics.
-_NORM_RULES = dict.fromkeys(("gamma", "weight", "moving_variance", "variance", "running_var"), ones)
-_NORM_RULES |= dict.fromkeys(("beta", "bias", "moving_mean", "mean", "running_mean"), zeros)
+_NORM_RULES = dict.fromkeys(("gamma", "weight", "moving_variance", "running_var"), ones)
+_NORM_RULES |= dict.fromkeys(("beta", "bias", "moving_mean", "running_mean"), zeros)
 _NORM_RULES |= {"num_batches_tracked": zeros}
 _FAN_IN_RULES = {"weight": uniform_fan_in, "bias": uniform_fan_in}
 _PYTORCH = ((CONVOLUTIONS + DENSE, _FAN_IN_RULES), (NORMS, _NORM_RULES))
@@ -134,7 +134,7 @@ def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initia
                 )
     for parameter, rule, weight_shape in chosen.values():
         value = rule(_random(seed, parameter.name), parameter.shape, weight_shape)
-        # Not set_data: it is lost on a graph that has already run; see labkit.gradients.set_state.
+        # As labkit.gradients.set_state, which says when set_data is lost on a graph that has run.
         ops.assign(parameter, Tensor(value, parameter.dtype))
     return Initialised(
         scheme,

@@ -10,9 +10,14 @@ from mindspore import Parameter, Tensor, mint, nn
 from mindspore.common.initializer import HeNormal, TruncatedNormal, XavierUniform, initializer
 from scipy import stats
 
+from labkit import reference
+from labkit.accumulation import AccumulatedStep
 from labkit.errors import InputError
+from labkit.gradients import DynamicLossScale
+from labkit.losses import LossNet
 from labkit.nets.initialisers import SCHEMES, Initialised, initialise
 from labkit.nets.small import NextToken, NormNet
+from tests.step_cells import linear, momentum, rows, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -257,6 +262,18 @@ def test_no_seed_is_the_seed_of_the_start_and_is_told():
     seven = initialise(NormNet(), "pytorch").seed
     ms.set_seed(1)
     assert seven == 7
+
+
+def test_a_step_that_has_run_goes_on_with_the_new_weights():
+    network, (inputs, targets) = linear(), rows(5)
+    options = dict(micro_steps=2, loss_scale=DynamicLossScale())
+    step = AccumulatedStep(LossNet(network, nn.MSELoss()), momentum(network), **options)
+    step(*tensors(inputs, targets))
+    initialise(network, "pytorch", seed=5)
+    expected, _ = reference.linear_regression(
+        network.weight.asnumpy(), network.bias.asnumpy(), inputs, targets
+    )
+    assert float(step(*tensors(inputs, targets))) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_network_that_has_run_computes_with_the_new_weights():
