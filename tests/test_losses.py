@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 
 from labkit import reference
-from labkit.losses import LossNet, TokenLossNet
+from labkit.errors import InputError
+from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.nets.small import NextToken
 from labkit.tolerances import TOLERANCE
-from tests.step_cells import linear, rows, tensors
+from tests.step_cells import linear, plain, rows, snapshot, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -113,3 +114,211 @@ def test_padding_has_no_gradient():
     gradient = ms.grad(loss_sum)(logits).asnumpy()
     counts = labels.asnumpy() != -1
     assert (gradient[~counts] == 0).all() and (gradient[counts] != 0).all()
+
+
+def smoothed(classes, rows=6, seed=0, scale=3.0):
+    """Logits (rows, classes) float32 and labels (rows,) int32."""
+    random = np.random.default_rng(seed)
+    logits = scale * random.normal(size=(rows, classes))
+    return logits.astype(np.float32), random.integers(0, classes, rows).astype(np.int32)
+
+
+def loss_and_slope(loss, logits, labels):
+    """The loss and its gradient by the logits, as arrays, from one compiled graph."""
+    value, slope = ms.value_and_grad(LossNet(Same(), loss))(*tensors(logits, labels))
+    return value.asnumpy(), slope.asnumpy()
+
+
+def on_and_off(convention, factor, classes):
+    """The two values as the two definitions write them."""
+    if convention == "mindspore":
+        return 1 - factor, factor / (classes - 1)
+    return 1 - factor + factor / classes, factor / classes
+
+
+@pytest.mark.parametrize("convention", ["mindspore", "pytorch"])
+@pytest.mark.parametrize(("factor", "classes"), [(0.1, 10), (0.0, 10), (0.3, 2), (1.0, 5)])
+def test_smoothed_cross_entropy_is_the_reference(convention, factor, classes):
+    logits, labels = smoothed(classes)
+    on, off = on_and_off(convention, factor, classes)
+    loss = CrossEntropySmooth(True, "mean", factor, classes, convention=convention)
+    assert float(loss.on_value) == np.float32(on)
+    assert float(loss.off_value) == pytest.approx(np.float32(off), rel=1e-7)
+    value, slope = loss_and_slope(loss, logits, labels)
+    expected, slopes = reference.smoothed_cross_entropy(logits, labels, on, off)
+    np.testing.assert_allclose(value, expected, **TOLERANCE["one float32 gradient"])
+    np.testing.assert_allclose(slope, slopes, **TOLERANCE["one float32 gradient"])
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.1, 0.5])
+def test_the_pytorch_convention_is_pytorch_s(factor):
+    torch = pytest.importorskip("torch")
+    logits, labels = smoothed(11, seed=1)
+    theirs = torch.tensor(logits, requires_grad=True)
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=factor)(
+        theirs, torch.tensor(labels).long()
+    )
+    expected.backward()
+    # The same through the other convention, with the factor of the docstring.
+    losses = [
+        CrossEntropySmooth(smooth_factor=factor, num_classes=11, convention="pytorch"),
+        CrossEntropySmooth(smooth_factor=factor * 10 / 11, num_classes=11),
+    ]
+    for loss in losses:
+        value, slope = loss_and_slope(loss, logits, labels)
+        np.testing.assert_allclose(value, expected.item(), **TOLERANCE["one float32 gradient"])
+        np.testing.assert_allclose(slope, theirs.grad, **TOLERANCE["one float32 gradient"])
+
+
+def test_the_two_conventions_differ():
+    """By 0.01 of the 5 between the logits of the label and of the others."""
+    logits, labels = 5 * np.eye(10, dtype=np.float32), np.arange(10, dtype=np.int32)
+    ours, theirs = (
+        loss_and_slope(CrossEntropySmooth(True, "mean", 0.1, 10, convention=one), logits, labels)
+        for one in ("mindspore", "pytorch")
+    )
+    assert ours[0] - theirs[0] == pytest.approx(0.05, rel=1e-4)
+    assert np.abs(ours[1] - theirs[1]).max() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_the_other_reductions(reduction):
+    logits, labels = smoothed(4)
+    each = [
+        reference.smoothed_cross_entropy(logits[i : i + 1], labels[i : i + 1], 0.85, 0.05)[0]
+        for i in range(len(labels))
+    ]
+    came = CrossEntropySmooth(True, reduction, 0.15, 4)(*tensors(logits, labels)).asnumpy()
+    expected = sum(each) if reduction == "sum" else each
+    np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+
+
+def test_targets_instead_of_labels():
+    logits, labels = smoothed(5)
+    targets = np.full((6, 5), 0.05, np.float32)
+    targets[np.arange(6), labels] = 0.8
+    dense = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)
+    sparse = loss_and_slope(CrossEntropySmooth(True, "mean", 0.2, 5), logits, labels)
+    for came, expected in zip(dense, sparse, strict=True):
+        np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float16])
+def test_targets_of_another_type(dtype):
+    logits, labels = smoothed(5)
+    targets = np.eye(5, dtype=dtype)[labels]
+    came = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)[0]
+    expected, _ = reference.smoothed_cross_entropy(logits, labels, 1.0, 0.0)
+    np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+
+
+def test_huge_logits_and_int64_labels():
+    logits, labels = smoothed(4, scale=1e4)
+    value, slope = loss_and_slope(
+        CrossEntropySmooth(smooth_factor=0.1, num_classes=4), logits, labels.astype(np.int64)
+    )
+    expected, slopes = reference.smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 3)
+    np.testing.assert_allclose(value, expected, **TOLERANCE["one float32 gradient"])
+    np.testing.assert_allclose(slope, slopes, **TOLERANCE["one float32 gradient"])
+
+
+def test_float16_logits_are_taken_in_float32():
+    """exp(20) does not fit into float16; and the loss alone, without LossNet, casts as well."""
+    logits, labels = (20 * np.eye(3)).astype(np.float16), np.int32([1, 1, 2])
+    value = CrossEntropySmooth(num_classes=3)(*tensors(logits, labels))
+    expected, _ = reference.smoothed_cross_entropy(logits.astype(np.float64), labels, 1.0, 0.0)
+    assert value.dtype == ms.float32
+    np.testing.assert_allclose(float(value), expected, **TOLERANCE["one float32 gradient"])
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.1])
+@pytest.mark.parametrize("label", [4, -1, -100, 1000])
+def test_a_label_out_of_range_is_nan_and_not_free(label, factor):
+    logits, labels = smoothed(4)
+    labels[2] = label
+    value, slope = loss_and_slope(
+        CrossEntropySmooth(smooth_factor=factor, num_classes=4), logits, labels
+    )
+    assert np.isnan(value) and np.isnan(slope[2]).all()
+    assert np.isfinite(np.delete(slope, 2, axis=0)).all()
+    # MindSpore alone: a row that costs nothing.
+    one_hot = ops.one_hot(*tensors(labels), 4, Tensor(1.0, ms.float32), Tensor(0.0, ms.float32))
+    assert float(nn.SoftmaxCrossEntropyWithLogits()(Tensor(logits), one_hot)[2]) == 0
+
+
+def test_a_step_drops_the_micro_batch_with_a_wrong_label():
+    network = nn.Dense(3, 4)
+    loss_net = LossNet(network, CrossEntropySmooth(smooth_factor=0.1, num_classes=4))
+    step = plain(loss_net, nn.Momentum(network.trainable_params(), 0.1, 0.9))
+    before = snapshot(network)
+    step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 4])))
+    assert int(step.dropped.asnumpy()) == 1 and int(step.updates.asnumpy()) == 0
+    for name, value in snapshot(network).items():
+        np.testing.assert_array_equal(value, before[name])
+    step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 3])))
+    assert int(step.updates.asnumpy()) == 1
+
+
+def test_a_dynamic_batch():
+    """One graph for any number of rows."""
+    loss = CrossEntropySmooth(smooth_factor=0.1, num_classes=4)
+    loss.set_inputs(
+        Tensor(shape=(None, 4), dtype=ms.float32), Tensor(shape=(None,), dtype=ms.int32)
+    )
+    for count in (3, 5):
+        logits, labels = smoothed(4, rows=count)
+        expected, _ = reference.smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 3)
+        assert float(loss(*tensors(logits, labels))) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shapes", "words"),
+    [
+        ({}, ((6, 5), (6,)), r"logits have shape \(6, 5\); expected \(B, 4\), num_classes"),
+        ({}, ((6, 4, 1), (6,)), r"logits have shape \(6, 4, 1\); expected \(B, 4\)"),
+        ({}, ((6, 4), (5,)), r"labels have shape \(5,?\), the logits \(6, 4\); expected one label"),
+        ({}, ((6, 4), (6, 1)), r"labels have shape \(6, 1\)"),
+        ({"sparse": False}, ((6, 4), (6,)), r"targets have shape \(6,?\), the logits \(6, 4\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused_when_compiled(arguments, shapes, words):
+    loss = CrossEntropySmooth(num_classes=4, **arguments)
+    logits, labels = np.zeros(shapes[0], np.float32), np.zeros(shapes[1], np.int32)
+    with pytest.raises(ValueError, match=words):
+        LossNet(Same(), loss)(*tensors(logits, labels))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"smooth_factor": -0.1}, "smooth_factor is -0.1; expected a number from 0 to 1"),
+        ({"smooth_factor": 1.1}, "smooth_factor is 1.1"),
+        ({"smooth_factor": float("nan")}, "smooth_factor is nan"),
+        ({"smooth_factor": "0.1"}, "smooth_factor is '0.1'"),
+        ({"smooth_factor": True}, "smooth_factor is True"),
+        ({"num_classes": 1}, "num_classes is 1; expected a whole number, 2 or more"),
+        ({"num_classes": 10.0}, "num_classes is 10.0"),
+        ({"num_classes": True}, "num_classes is True"),
+        ({"sparse": 1}, "sparse is 1; expected True or False"),
+        ({"reduction": "average"}, "unknown reduction 'average'"),
+        ({"convention": "torch"}, "unknown convention 'torch'.*Did you mean 'pytorch'"),
+        ({"sparse": False, "smooth_factor": 0.1}, "used as they are; expected smooth_factor=0"),
+    ],
+)
+def test_arguments_of_the_smoothed_cross_entropy_are_checked(arguments, words):
+    with pytest.raises(InputError, match=words):
+        CrossEntropySmooth(**arguments)
+
+
+def test_the_documents_call():
+    """Positional and by name as they write it; the defaults are theirs."""
+    loss = CrossEntropySmooth(sparse=True, reduction="mean", smooth_factor=0.1, num_classes=1001)
+    assert float(loss.on_value) == np.float32(0.9)
+    assert float(loss.off_value) == np.float32(1e-4)
+    default = CrossEntropySmooth()
+    assert default.sparse and default.num_classes == 1000
+    assert float(default.on_value) == 1 and float(default.off_value) == 0
+    logits, labels = smoothed(1000)
+    assert default(*tensors(logits, labels)).shape == ()
+    each = CrossEntropySmooth(True, "none", 0.1, 1000)(*tensors(logits, labels))
+    assert each.shape == (6,)

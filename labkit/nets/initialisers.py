@@ -1,0 +1,177 @@
+r"""Initial weights by the name of a scheme, from a seed and the Parameter's own name.
+
+fan_in and fan_out of a weight (out, in, k...) are in * prod(k) and out * prod(k), with grouped
+convolutions' in per group, as PyTorch and MindSpore both count them. U(b) is uniform in [-b, b),
+N(s) normal with standard deviation s.
+
+    scheme       weight of Conv2d                 everything else
+    seed         U(sqrt(6 / (fan_in + fan_out)))  dense weights N(0.01); the rest untouched
+    seed_table   N(sqrt(2 / fan_in))              normalisation 1 and 0; the rest untouched
+    torchvision  N(sqrt(2 / fan_out))             as pytorch
+    pytorch      U(1 / sqrt(fan_in))              convolutions and dense layers U(1 / sqrt(fan_in)),
+                                                  also their biases; normalisation 1 and 0
+
+``seed`` is what the migration document's train.py does: XavierUniform and TruncatedNormal() (which
+is cut off at -2 and 2, not at two of its standard deviations of 0.01: it is a normal distribution).
+``seed_table`` is what its table says instead: kaiming_normal_ is HeNormal, constant_ is Constant.
+HeNormal's default is fan_in, torchvision's ResNet asks for fan_out (He et al. 2015, eq. 14): in a
+1x1 convolution from 64 to 256 channels the table's weights are twice as large. ``pytorch`` is what
+torch.nn's layers begin with: kaiming_uniform_(a=sqrt(5)); MindSpore's nn.Conv2d and nn.Dense do as
+well, except that they leave it to the global random state.
+"""
+
+import hashlib
+import math
+import secrets
+from collections import Counter
+from dataclasses import dataclass
+from numbers import Integral
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit.errors import InputError, refuse_unknown
+from labkit.nets.kinds import CONVOLUTIONS, CONVOLUTIONS_2D, DENSE, NORMS
+
+
+def xavier_uniform(random, shape, weight_shape):
+    bound = math.sqrt(6 / sum(_fans(weight_shape)))
+    return random.uniform(-bound, bound, shape)
+
+
+def kaiming_normal_fan_in(random, shape, weight_shape):
+    return random.normal(0, math.sqrt(2 / _fans(weight_shape)[0]), shape)
+
+
+def kaiming_normal_fan_out(random, shape, weight_shape):
+    return random.normal(0, math.sqrt(2 / _fans(weight_shape)[1]), shape)
+
+
+def uniform_fan_in(random, shape, weight_shape):
+    bound = 1 / math.sqrt(_fans(weight_shape)[0])
+    return random.uniform(-bound, bound, shape)
+
+
+def normal_001(random, shape, weight_shape):
+    return random.normal(0, 0.01, shape)
+
+
+def zeros(random, shape, weight_shape):
+    return np.zeros(shape)
+
+
+def ones(random, shape, weight_shape):
+    return np.ones(shape)
+
+
+# Attributes of the layers of nn and of mint.nn, with the running statistics.
+_NORM_RULES = dict.fromkeys(("gamma", "weight", "moving_variance", "running_var"), ones)
+_NORM_RULES |= dict.fromkeys(("beta", "bias", "moving_mean", "running_mean"), zeros)
+_NORM_RULES |= {"num_batches_tracked": zeros}
+_FAN_IN_RULES = {"weight": uniform_fan_in, "bias": uniform_fan_in}
+_PYTORCH = ((CONVOLUTIONS + DENSE, _FAN_IN_RULES), (NORMS, _NORM_RULES))
+# For each scheme (kinds of layers, {attribute: rule}); the first that fits a layer is taken.
+SCHEMES = {
+    "seed": ((CONVOLUTIONS_2D, {"weight": xavier_uniform}), (DENSE, {"weight": normal_001})),
+    "seed_table": ((CONVOLUTIONS_2D, {"weight": kaiming_normal_fan_in}), (NORMS, _NORM_RULES)),
+    "torchvision": (
+        (CONVOLUTIONS_2D, _FAN_IN_RULES | {"weight": kaiming_normal_fan_out}),
+        *_PYTORCH,
+    ),
+    "pytorch": _PYTORCH,
+}
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """What ``initialise`` did.
+
+    scheme, seed  what it used
+    rules         name of a Parameter -> name of its rule
+    untouched     names of the Parameters that no rule covers; they are as they were
+    """
+
+    scheme: str
+    seed: int
+    rules: dict[str, str]
+    untouched: tuple[str, ...]
+
+    def __str__(self) -> str:
+        counts = Counter(self.rules.values())
+        done = ", ".join(f"{count} {rule}" for rule, count in counts.items()) or "nothing"
+        left = f"; untouched: {', '.join(self.untouched)}" if self.untouched else ""
+        return f"{self.scheme}, seed {self.seed}: {done}{left}"
+
+
+def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initialised:
+    """Set the Parameters of ``network`` by ``scheme``, in place, and say which by what rule.
+
+    scheme  a name of ``SCHEMES``; see the head of this module
+    seed    0 .. 2**32 - 1; None: the one given to ``labkit.start``, or where there is none, a new
+            one, which is in what is returned
+
+    A Parameter's values follow from the seed, its name (as it is now: a Cell around the network may
+    prefix it) and its shape alone: not from the global random state, nor from other layers.
+    Frozen Parameters are set as well. Parameters that no rule covers (embeddings, recurrent and
+    transposed layers, a Cell's own Parameters) are left as they are, and listed.
+
+    Raises ``InputError`` for an unknown scheme, a seed out of range, what is no Cell, and a
+    Parameter that two layers share whose rules differ.
+    """
+    refuse_unknown("scheme", scheme, SCHEMES)
+    if not isinstance(network, nn.Cell):
+        raise InputError(f"network is a {type(network).__name__}; expected a Cell")
+    seed = _seed(seed)
+    chosen = {}
+    for _, cell in network.cells_and_names():
+        for parameter, rule, weight_shape in _rules_of(cell, SCHEMES[scheme]):
+            _, other, _ = chosen.setdefault(id(parameter), (parameter, rule, weight_shape))
+            if other is not rule:
+                raise InputError(
+                    f"{parameter.name!r} is shared by layers of different rules, {other.__name__} "
+                    f"and {rule.__name__}; expected one rule for each Parameter"
+                )
+    for parameter, rule, weight_shape in chosen.values():
+        value = rule(_random(seed, parameter.name), parameter.shape, weight_shape)
+        # As labkit.gradients.set_state, which says when set_data is lost on a graph that has run.
+        ops.assign(parameter, Tensor(value, parameter.dtype))
+    return Initialised(
+        scheme,
+        seed,
+        {parameter.name: rule.__name__ for parameter, rule, _ in chosen.values()},
+        tuple(p.name for p in network.get_parameters() if id(p) not in chosen),
+    )
+
+
+def _rules_of(cell, scheme):
+    """Yield (Parameter, rule, shape of the layer's weight) for what ``cell`` itself holds."""
+    for kinds, rules in scheme:
+        if isinstance(cell, kinds):
+            weight = getattr(cell, "weight", None)
+            for attribute, rule in rules.items():
+                parameter = getattr(cell, attribute, None)
+                if isinstance(parameter, Parameter):
+                    yield parameter, rule, getattr(weight, "shape", None)
+            return
+
+
+def _fans(shape):
+    """Return (fan_in, fan_out) of a weight (out, in, k...)."""
+    area = math.prod(shape[2:])
+    return shape[1] * area, shape[0] * area
+
+
+def _random(seed, name):
+    """Return a generator of its own for a seed and a name."""
+    words = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint32)
+    return np.random.default_rng([seed, *words.tolist()])
+
+
+def _seed(seed):
+    if seed is None:
+        known = ms.get_seed()
+        return secrets.randbits(32) if known is None else int(known)
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
+        raise InputError(f"seed is {seed!r}; expected an integer from 0 to 2**32 - 1")
+    return int(seed)

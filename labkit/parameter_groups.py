@@ -1,0 +1,95 @@
+r"""Weight decay for the weights alone: no decay on normalisation layers and on biases.
+
+With a group's weight decay d an optimizer of MindSpore, like torch.optim.SGD, updates by g + d w.
+"""
+
+import math
+from collections.abc import Iterable
+from numbers import Real
+
+from mindspore import Parameter, nn
+
+from labkit.errors import InputError
+from labkit.nets.kinds import NORMS
+
+# Biases of rank 3: vectors that are appended to keys and values.
+_RANK_3_BIASES = {nn.MultiheadAttention: ("bias_k", "bias_v")}
+
+
+def decay_groups(
+    network: nn.Cell, weight_decay: float, *, exempt: Iterable[Parameter | nn.Cell] = ()
+) -> list[dict]:
+    """Return parameter groups for any ``nn.Optimizer``, in the order of ``trainable_params()``.
+
+    network       Cell; its trainable Parameters, each once
+    weight_decay  d >= 0 of the weights; everything else has 0.0, said explicitly
+    exempt        Parameters and Cells of the network that are not decayed either
+
+    A Parameter is not decayed if a normalisation layer owns it (batch, layer, group, instance;
+    ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1. Every other one is. A
+    Parameter that a Cell of one's own holds follows the same rule of rank: a vector or a scalar (a
+    scale, a slope, a bias) is not decayed, a matrix is; for a vector of shape (1, C, 1, 1), use
+    ``exempt``. One that two layers share is decayed only if neither exempts it. Names decide
+    nothing.
+
+    The usual list, ``[{"params": a, "weight_decay": d}, {"params": b}, ...]`` by names with 'beta',
+    'gamma' or 'bias', has two traps: it misses mint.nn's normalisation layers (``weight``) and
+    takes a layer called ``bias_net`` for a bias; and its second group has not 0 but the
+    ``weight_decay`` given to the optimizer itself.
+
+    Raises ``InputError`` for a network without trainable Parameters, a weight_decay that is
+    negative or not finite, and an ``exempt`` that is not part of the network.
+    """
+    if not isinstance(network, nn.Cell):
+        raise InputError(f"network is a {type(network).__name__}; expected a Cell")
+    parameters = network.trainable_params()
+    if not parameters:
+        raise InputError(f"the network, a {type(network).__name__}, has no trainable Parameter")
+    number = isinstance(weight_decay, Real) and not isinstance(weight_decay, bool)
+    if not number or not math.isfinite(weight_decay) or weight_decay < 0:
+        raise InputError(f"weight_decay is {weight_decay!r}; expected a finite number >= 0")
+    kept = _owned_by_norms(network) | _exempted(network, exempt)
+    groups = {float(weight_decay): [], 0.0: []}
+    for parameter in parameters:
+        decays = parameter.ndim > 1 and id(parameter) not in kept
+        groups[float(weight_decay) if decays else 0.0].append(parameter)
+    # MindSpore refuses a group without parameters.
+    filled = [
+        {"params": members, "weight_decay": decay} for decay, members in groups.items() if members
+    ]
+    return [*filled, {"order_params": parameters}]
+
+
+def _owned_by_norms(network):
+    """Return the ids of Parameters that the kind of their owner exempts."""
+    kept = set()
+    for _, cell in network.cells_and_names():
+        if isinstance(cell, NORMS):
+            kept |= {id(parameter) for parameter in cell.get_parameters(expand=False)}
+        for kind, attributes in _RANK_3_BIASES.items():
+            if isinstance(cell, kind):
+                kept |= {id(getattr(cell, attribute)) for attribute in attributes}
+    return kept
+
+
+def _exempted(network, exempt):
+    """Return the ids of the Parameters that ``exempt`` names, all of them the network's."""
+    if isinstance(exempt, Parameter | nn.Cell | str) or not isinstance(exempt, Iterable):
+        raise InputError(
+            f"exempt is a {type(exempt).__name__}; expected a list of Parameters and Cells"
+        )
+    there = {id(parameter) for parameter in network.get_parameters()}
+    found = set()
+    for one in exempt:
+        if not isinstance(one, Parameter | nn.Cell):
+            raise InputError(
+                f"exempt holds {one!r}, a {type(one).__name__}; expected Parameters and Cells"
+            )
+        members = [one] if isinstance(one, Parameter) else one.get_parameters()
+        for parameter in members:
+            if id(parameter) not in there:
+                raise InputError(
+                    f"exempt names {parameter.name!r}, which is not a Parameter of the network"
+                )
+            found.add(id(parameter))
+    return found

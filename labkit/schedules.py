@@ -1,0 +1,244 @@
+r"""The learning rates of the five source documents, one for every update of the whole training.
+
+Update i = 0 .. N-1, N = epochs * steps_per_epoch, of which the first W = warmup_epochs *
+steps_per_epoch warm up. Every function computes in float64 and returns a float32 array (N,).
+
+    document                              function
+    ResNet-50 migration, as meant         cosine
+    ResNet-50 migration, as it trains     cosine_as_in_the_blog
+    dimension reduction, Adasum           get_lr(..., lr_decay_mode="linear")
+    THOR                                  get_thor_lr, get_thor_damping
+    gradient accumulation                 a constant: give the optimizer the number
+
+Hand it to an optimizer as ``Tensor(cosine(...))``; an update of a step counts, a micro-batch does
+not. Where the array is too short, the training stops in its middle with "For 'Gather', the
+'input_indices' should be in the range" (measured on the CPU; MindSpore's documentation says the
+same of the GPU, and that the rate is undefined on Ascend): ``check_length`` asks beforehand.
+
+``get_lr``, ``get_thor_lr`` and ``get_thor_damping`` have the names and arguments of
+official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), from which the
+documents import them. No MindSpore import.
+"""
+
+from numbers import Integral, Real
+
+import numpy as np
+
+from labkit.errors import InputError, refuse_unknown
+
+LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
+# lr_generator's cosine runs through 0.47 of a period, and never ends at zero.
+_PERIODS = 0.47
+_FLOOR = 1e-5
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def cosine(
+    lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
+) -> np.ndarray:
+    r"""Return a linear warm-up to ``lr`` and a cosine from there down towards ``lr_end``.
+
+        i < W:   lr (i + 1) / W
+        i >= W:  lr_end + (lr - lr_end) (1 + cos(pi (i - W) / (N - W))) / 2
+
+    The last update of the warm-up and the first after it have the rate ``lr``; ``lr_end`` would be
+    reached one update after the last. As PyTorch's SequentialLR of LinearLR(start_factor=1/W,
+    total_iters=W-1) and CosineAnnealingLR(T_max=N-W), milestone W.
+
+    Raises ``InputError`` for counts that are not positive, a warm-up longer than the training, and
+    rates that are negative or not finite.
+    """
+    lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
+    total, warmup = _lengths(epochs, steps_per_epoch, warmup_epochs)
+    falling = _half_cosine(np.arange(total - warmup) / max(total - warmup, 1))
+    rising = lr * np.arange(1, warmup + 1) / max(warmup, 1)
+    return _float32(rising, lr_end + (lr - lr_end) * falling)
+
+
+def cosine_as_in_the_blog(
+    lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int
+) -> np.ndarray:
+    r"""Return what the migration document trains with: no warm-up, and a floor too early.
+
+        lr_end + (lr - lr_end) (1 + cos(pi min(e, warmup_epochs) / warmup_epochs)) / 2,
+        e = floor(i / steps_per_epoch)
+
+    Its train.py calls ``nn.dynamic_lr.cosine_decay_lr(lr_end, lr, N, steps_per_epoch, warmup)``,
+    whose last argument is ``decay_epoch``. So the first epoch already has the full rate, and from
+    epoch ``warmup_epochs`` to the end the rate is ``lr_end``: with 5 of 90, 94 % of the training.
+    That function is a staircase besides: it changes the rate once an epoch, not once an update.
+
+    Raises ``InputError`` as ``cosine`` does, for a warm-up of 0, and unless lr_end < lr; MindSpore
+    refuses these too.
+    """
+    lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
+    if not lr_end < lr:
+        raise InputError(f"lr is {lr} and lr_end {lr_end}; expected lr_end < lr, as MindSpore does")
+    warmup_epochs = _positive("warmup_epochs", warmup_epochs)
+    total, _ = _lengths(epochs, steps_per_epoch, warmup_epochs)
+    epoch = np.arange(total) // int(steps_per_epoch)
+    falling = _half_cosine(np.minimum(epoch, warmup_epochs) / warmup_epochs)
+    return _float32(lr_end + (lr - lr_end) * falling)
+
+
+def get_lr(
+    lr_init: float,
+    lr_end: float,
+    lr_max: float,
+    warmup_epochs: int,
+    total_epochs: int,
+    steps_per_epoch: int,
+    lr_decay_mode: str = "linear",
+) -> np.ndarray:
+    r"""Return lr_generator's rates: a warm-up from ``lr_init`` to ``lr_max``, then a decay.
+
+    With p = (i - W) / (N - W), for i < W and for i >= W:
+
+        linear  lr_init + (lr_max - lr_init) i / W          lr_max - (lr_max - lr_end) p
+        poly    as linear                                   lr_max (1 - p)^2
+        steps   as linear                                   lr_max, and a tenth of it each time at
+                                                            0.3 N, 0.6 N and 0.8 N
+        cosine  lr_init + (lr_max - lr_init) (i + 1) / W    lr_max ((1 - p) c + 1e-5),
+                c = (1 + cos(0.94 pi i / (N - W))) / 2
+
+    Only ``linear`` looks at ``lr_end``. In its ``cosine`` the argument has i, not i - W: the rate
+    drops at the end of the warm-up (from 0.8 to 0.794 for 5 of 90 epochs, to 0.67 for 20). The
+    ``cosine`` of this module does not.
+
+    The first rate of epoch e is at i = e * steps_per_epoch: with the documents' 0, 0, 0.8, 5, 90,
+    epoch 70 (counted from 0) starts at 0.188. The original takes any other mode for linear.
+
+    Raises ``InputError`` as ``cosine`` does, and for an unknown mode.
+    """
+    refuse_unknown("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
+    lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
+    lr_max = _rate("lr_max", lr_max)
+    total, warmup = _lengths(total_epochs, steps_per_epoch, warmup_epochs, of="total_epochs")
+    ahead = 1 if lr_decay_mode == "cosine" else 0
+    rising = lr_init + (lr_max - lr_init) * (np.arange(warmup) + ahead) / max(warmup, 1)
+    update = np.arange(warmup, total)
+    progress = (update - warmup) / max(total - warmup, 1)
+    if lr_decay_mode == "linear":
+        falling = lr_max - (lr_max - lr_end) * progress
+    elif lr_decay_mode == "poly":
+        falling = lr_max * (1 - progress) ** 2
+    elif lr_decay_mode == "steps":
+        passed = sum((update >= part * total).astype(int) for part in (0.3, 0.6, 0.8))
+        falling = lr_max * np.float64(10.0) ** -passed
+    else:
+        wave = _half_cosine(2 * _PERIODS * update / max(total - warmup, 1))
+        falling = lr_max * ((1 - progress) * wave + _FLOOR)
+    return _float32(rising, falling)
+
+
+def get_thor_lr(
+    global_step: int,
+    lr_init: float,
+    decay: float,
+    total_epochs: int,
+    steps_per_epoch: int,
+    decay_epochs: int = 39,
+) -> np.ndarray:
+    r"""Return THOR's learning rates from update ``global_step`` on.
+
+        lr_init (1 - e / total_epochs)^decay h,   e = (i + 1) / steps_per_epoch
+        h = 1, 1/2 once e >= decay_epochs, 1/4 once e >= decay_epochs + 1
+
+    global_step   updates already made; 0 for a whole training
+    total_epochs  where the rate would be 0 (the documents' lr_end_epoch): 53 of which they train 45
+    decay_epochs  39 as the document has it; where it is left out, the original takes 100
+
+    Raises ``InputError`` as ``cosine`` does, for a decay that is negative or not finite, and a
+    global_step at or beyond the end.
+    """
+    lr_init, decay = _rate("lr_init", lr_init), _rate("decay", decay)
+    decay_epochs = _positive("decay_epochs", decay_epochs)
+    epoch = _thor_epochs(global_step, total_epochs, steps_per_epoch)
+    halvings = (epoch >= decay_epochs).astype(int) + (epoch >= decay_epochs + 1)
+    return _float32(lr_init * (1 - epoch / total_epochs) ** decay * 0.5**halvings)
+
+
+def get_thor_damping(
+    global_step: int,
+    damping_init: float,
+    decay_rate: float,
+    total_epochs: int,
+    steps_per_epoch: int,
+) -> np.ndarray:
+    r"""Return THOR's dampings from update ``global_step`` on.
+
+        damping_init decay_rate^(e / 10),   e = (i + 1) / steps_per_epoch
+
+    decay_rate  factor over ten epochs, > 0
+
+    Raises ``InputError`` as ``get_thor_lr`` does, and for a decay_rate of 0.
+    """
+    damping_init, decay_rate = _rate("damping_init", damping_init), _rate("decay_rate", decay_rate)
+    if decay_rate == 0:
+        raise InputError("decay_rate is 0; expected a number > 0, the factor over ten epochs")
+    epoch = _thor_epochs(global_step, total_epochs, steps_per_epoch)
+    return _float32(damping_init * decay_rate ** (epoch / 10))
+
+
+def check_length(schedule, updates: int) -> None:
+    """Raise ``InputError`` unless ``schedule``, rates of shape (N,), lasts for ``updates``."""
+    updates = _positive("updates", updates)
+    shape = np.shape(schedule)
+    if len(shape) != 1:
+        raise InputError(f"the schedule has shape {shape}; expected one rate an update, (N,)")
+    if shape[0] < updates:
+        raise InputError(
+            f"the schedule has {shape[0]} rates for {updates} updates; expected at least as many: "
+            "the training would stop in its middle, or go on with an undefined rate"
+        )
+
+
+def _half_cosine(progress):
+    """Return 1 .. 0 for progress 0 .. 1."""
+    return (1 + np.cos(np.pi * progress)) / 2
+
+
+def _thor_epochs(global_step, total_epochs, steps_per_epoch):
+    total, _ = _lengths(total_epochs, steps_per_epoch, 0, of="total_epochs")
+    if not _is_integer(global_step) or not 0 <= global_step < total:
+        raise InputError(
+            f"global_step is {global_step!r}; expected the number of updates made, 0 to "
+            f"{total - 1}: the schedule has {total}"
+        )
+    return np.arange(global_step + 1, total + 1) / steps_per_epoch
+
+
+def _lengths(epochs, steps_per_epoch, warmup_epochs, of="epochs"):
+    """Return (updates of the training, updates of the warm-up), checked."""
+    epochs = _positive(of, epochs)
+    steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
+    if not _is_integer(warmup_epochs) or not 0 <= warmup_epochs <= epochs:
+        raise InputError(
+            f"warmup_epochs is {warmup_epochs!r}; expected a whole number from 0 to {of}, {epochs}"
+        )
+    return epochs * steps_per_epoch, int(warmup_epochs) * steps_per_epoch
+
+
+def _is_integer(value):
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _positive(name, value):
+    if not _is_integer(value) or value < 1:
+        raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
+    return int(value)
+
+
+def _rate(name, value):
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    # False for NaN and infinity as well.
+    if not number or not 0 <= value <= _LARGEST:
+        raise InputError(f"{name} is {value!r}; expected a finite number >= 0 that float32 holds")
+    return float(value)
+
+
+def _float32(*parts):
+    rates = np.concatenate(parts)
+    if not (rates <= _LARGEST).all():
+        raise InputError(f"the rates grow to {rates.max():.3g}; expected what float32 holds")
+    return rates.astype(np.float32)

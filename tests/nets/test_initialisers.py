@@ -1,0 +1,340 @@
+"""Initial weights: their distributions against the formulas, PyTorch's and MindSpore's own."""
+
+import subprocess
+import sys
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn
+from mindspore.common.initializer import HeNormal, TruncatedNormal, XavierUniform, initializer
+from scipy import stats
+
+from labkit import reference
+from labkit.accumulation import AccumulatedStep
+from labkit.errors import InputError
+from labkit.gradients import DynamicLossScale
+from labkit.losses import LossNet
+from labkit.nets.initialisers import SCHEMES, Initialised, initialise
+from labkit.nets.small import NextToken, NormNet
+from tests.step_cells import linear, momentum, rows, tensors
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+# Seeds are fixed, so a p-value is a number, not a chance: far below this, the formula is wrong.
+UNLIKELY = 1e-3
+IN, OUT, KERNEL = 24, 96, 3
+# The wrong fan is then off by a factor of 2 in the standard deviation.
+FAN_IN, FAN_OUT = IN * KERNEL**2, OUT * KERNEL**2
+
+
+class Layers(nn.Cell):
+    """One of each, of nn or of mint.nn; sizes that no two layers share."""
+
+    def __init__(self, mint_layers=False):
+        super().__init__()
+        if mint_layers:
+            self.conv = mint.nn.Conv2d(IN, OUT, KERNEL, bias=True)
+            self.norm = mint.nn.BatchNorm2d(OUT)
+            self.dense = mint.nn.Linear(400, 50)
+        else:
+            self.conv = nn.Conv2d(IN, OUT, KERNEL, has_bias=True)
+            self.norm = nn.BatchNorm2d(OUT)
+            self.dense = nn.Dense(400, 50)
+        for parameter in self.norm.get_parameters():
+            parameter.set_data(Tensor(np.full(parameter.shape, 7), parameter.dtype))
+
+
+def uniform(bound):
+    return stats.uniform(-bound, 2 * bound)
+
+
+def values(cell, name):
+    return dict(cell.parameters_and_names())[name].asnumpy()
+
+
+def assert_from(distribution, sample):
+    """Kolmogorov and Smirnov, one sample; and the first moments at five standard errors."""
+    flat = sample.reshape(-1).astype(np.float64)
+    assert stats.kstest(flat, distribution.cdf).pvalue > UNLIKELY
+    assert abs(flat.mean()) < 5 * distribution.std() / np.sqrt(flat.size)
+    # The variance of a variance is at most 2 sigma^4 / n for both distributions.
+    assert abs(flat.var() / distribution.var() - 1) < 5 * np.sqrt(2 / flat.size)
+
+
+FORMULAS = {
+    ("seed", "conv.weight"): uniform(np.sqrt(6 / (FAN_IN + FAN_OUT))),
+    ("seed", "dense.weight"): stats.norm(0, 0.01),
+    ("seed_table", "conv.weight"): stats.norm(0, np.sqrt(2 / FAN_IN)),
+    ("torchvision", "conv.weight"): stats.norm(0, np.sqrt(2 / FAN_OUT)),
+    ("torchvision", "conv.bias"): uniform(1 / np.sqrt(FAN_IN)),
+    ("torchvision", "dense.weight"): uniform(1 / np.sqrt(400)),
+    ("torchvision", "dense.bias"): uniform(1 / np.sqrt(400)),
+    ("pytorch", "conv.weight"): uniform(1 / np.sqrt(FAN_IN)),
+    ("pytorch", "conv.bias"): uniform(1 / np.sqrt(FAN_IN)),
+    ("pytorch", "dense.weight"): uniform(1 / np.sqrt(400)),
+    ("pytorch", "dense.bias"): uniform(1 / np.sqrt(400)),
+}
+
+
+@pytest.mark.parametrize("mint_layers", [False, True], ids=["nn", "mint"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_its_formula_and_leaves_the_rest(scheme, mint_layers):
+    network = Layers(mint_layers)
+    before = {p.name: p.asnumpy().copy() for p in network.get_parameters()}
+    report = initialise(network, scheme, seed=3)
+    drawn = {name for one, name in FORMULAS if one == scheme}
+    for name in drawn:
+        assert_from(FORMULAS[scheme, name], values(network, name))
+    norms = {name for name in before if name.startswith("norm")} if scheme != "seed" else set()
+    for name in norms:
+        ones = name.endswith(("gamma", "weight", "moving_variance", "running_var"))
+        assert (values(network, name) == (1 if ones else 0)).all(), name
+    assert set(report.rules) == drawn | norms
+    assert set(report.untouched) == set(before) - drawn - norms
+    for name in report.untouched:
+        np.testing.assert_array_equal(values(network, name), before[name])
+
+
+def test_pytorch_s_own_layers_have_these_distributions():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    theirs = {"conv": torch.nn.Conv2d(IN, OUT, KERNEL), "dense": torch.nn.Linear(400, 50)}
+    network = Layers()
+    initialise(network, "pytorch", seed=3)
+    for layer, module in theirs.items():
+        for role, tensor in module.named_parameters():
+            assert_same_law(values(network, f"{layer}.{role}"), tensor.detach().numpy())
+    # What torchvision's ResNet does to a convolution.
+    torch.nn.init.kaiming_normal_(theirs["conv"].weight, mode="fan_out", nonlinearity="relu")
+    initialise(network, "torchvision", seed=3)
+    assert_same_law(values(network, "conv.weight"), theirs["conv"].weight.detach().numpy())
+    norm = torch.nn.BatchNorm2d(OUT)
+    for ours, name in [("gamma", "weight"), ("beta", "bias"), ("moving_variance", "running_var")]:
+        expected = getattr(norm, name).detach().numpy()
+        np.testing.assert_array_equal(values(network, f"norm.{ours}"), expected)
+
+
+def assert_same_law(came, expected):
+    """Kolmogorov and Smirnov, two samples."""
+    assert came.shape == expected.shape and came.size > 40
+    assert stats.ks_2samp(came.reshape(-1), expected.reshape(-1)).pvalue > UNLIKELY
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "theirs"),
+    [
+        ("seed", "conv.weight", XavierUniform()),
+        ("seed", "dense.weight", TruncatedNormal()),
+        ("seed_table", "conv.weight", HeNormal()),
+        ("pytorch", "conv.weight", None),
+        ("pytorch", "conv.bias", None),
+        ("pytorch", "dense.weight", None),
+    ],
+)
+def test_mindspore_s_own_initialisers_have_these_distributions(scheme, name, theirs):
+    """None: what MindSpore's layers begin with when told nothing, which is PyTorch's default."""
+    network = Layers()
+    built = values(network, name).copy()
+    initialise(network, scheme, seed=3)
+    expected = built if theirs is None else initializer(theirs, built.shape).init_data().asnumpy()
+    assert_same_law(values(network, name), expected)
+    if scheme == "seed" and name == "dense.weight":
+        # Not cut off at two standard deviations: 4.6 % of a normal distribution lie beyond.
+        for sample in (values(network, name), expected):
+            assert np.mean(np.abs(sample) > 0.02) == pytest.approx(0.0455, abs=0.01)
+
+
+def test_the_document_s_table_makes_a_widening_convolution_twice_too_large():
+    table, real = nn.Conv2d(64, 256, 1), nn.Conv2d(64, 256, 1)
+    initialise(table, "seed_table", seed=0)
+    initialise(real, "torchvision", seed=0)
+    np.testing.assert_allclose(table.weight.asnumpy(), 2 * real.weight.asnumpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("layer", "bound"),
+    [
+        (lambda: nn.Conv2d(16, 64, 3, group=4, has_bias=True), 1 / np.sqrt(4 * 9)),
+        (lambda: nn.Conv1d(16, 64, 5, has_bias=True), 1 / np.sqrt(16 * 5)),
+        (lambda: nn.Conv3d(8, 64, (1, 2, 3), has_bias=True), 1 / np.sqrt(8 * 6)),
+        (lambda: mint.nn.Conv1d(16, 64, 5), 1 / np.sqrt(16 * 5)),
+        (lambda: mint.nn.Conv3d(8, 64, 2), 1 / np.sqrt(8 * 8)),
+        (lambda: nn.Conv2d(16, 64, (3, 5), has_bias=True), 1 / np.sqrt(16 * 15)),
+    ],
+)
+def test_other_convolutions(layer, bound):
+    for scheme in ("pytorch", "torchvision"):
+        network = layer()
+        assert initialise(network, scheme, seed=1).untouched == ()
+        assert_from(uniform(bound), network.bias.asnumpy())
+        if scheme == "pytorch" or not isinstance(network, nn.Conv2d):
+            assert_from(uniform(bound), network.weight.asnumpy())
+
+
+def test_other_norms_and_what_no_rule_covers():
+    cells = nn.SequentialCell(
+        nn.GroupNorm(2, 4),
+        mint.nn.GroupNorm(2, 4),
+        nn.LayerNorm((3, 4)),
+        mint.nn.LayerNorm((3, 4)),
+        nn.InstanceNorm2d(4),
+        nn.BatchNorm3d(4),
+        nn.SyncBatchNorm(4),
+    )
+    assert initialise(cells, "pytorch", seed=1).untouched == ()
+    network = NextToken()
+    network.own = Parameter(Tensor(np.ones(3, np.float32)), name="own")
+    report = initialise(network, "pytorch", seed=1)
+    assert set(report.untouched) == {"embedding.embedding_table", "own"}
+    assert initialise(nn.Conv2dTranspose(2, 4, 3), "pytorch", seed=1).untouched == ("weight",)
+    assert initialise(nn.LSTM(2, 3), "torchvision", seed=1).rules == {}
+
+
+def weights(network, seed, scheme="torchvision"):
+    initialise(network, scheme, seed)
+    return {p.name: p.asnumpy().copy() for p in network.get_parameters()}
+
+
+def test_a_seed_decides_everything_and_nothing_else_does():
+    first = weights(NormNet(), 5)
+    ms.set_seed(99)
+    np.random.seed(99)
+    np.random.uniform(size=3)
+    again = weights(NormNet(), 5)
+    ms.set_seed(1)
+    assert first.keys() == again.keys() and len(first) == 7
+    for name in first:
+        np.testing.assert_array_equal(first[name], again[name])
+    other = weights(NormNet(), 6)
+    assert all((first[name] != other[name]).any() for name in ("conv.weight", "dense.bias"))
+
+
+def test_the_global_random_state_is_left_alone():
+    np.random.seed(4)
+    expected = np.random.uniform(size=3)
+    network = NormNet()
+    np.random.seed(4)
+    initialise(network, "torchvision", seed=5)
+    np.testing.assert_array_equal(np.random.uniform(size=3), expected)
+
+
+class Order(nn.Cell):
+    """Two layers of one shape, in either order, with another between them or not."""
+
+    def __init__(self, names, between=False):
+        super().__init__()
+        for name in names:
+            setattr(self, name, nn.Dense(30, 40))
+            if between:
+                self.extra = nn.Dense(30, 40)
+                between = False
+
+
+def test_neither_the_order_nor_other_layers_matter_and_names_do():
+    first, other = weights(Order("ab"), 5), weights(Order("ba", between=True), 5)
+    assert set(other) - set(first) == {"extra.weight", "extra.bias"}
+    for name in first:
+        np.testing.assert_array_equal(first[name], other[name])
+    drawn = [first[name].reshape(-1)[:40] for name in ("a.weight", "b.weight", "a.bias")]
+    correlations = np.corrcoef(drawn)[np.triu_indices(3, 1)]
+    assert np.abs(correlations).max() < 0.5
+
+
+def test_another_process_draws_the_same():
+    """Python's own hash of a name differs from process to process."""
+    code = (
+        "from mindspore import nn\nfrom labkit.nets.initialisers import initialise\n"
+        "layer = nn.Dense(2, 2)\ninitialise(layer, 'pytorch', 5)\n"
+        "print(layer.weight.asnumpy().tobytes().hex())"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout
+    layer = nn.Dense(2, 2)
+    initialise(layer, "pytorch", 5)
+    assert layer.weight.asnumpy().tobytes().hex() == answer.split()[-1]
+
+
+def test_no_seed_is_the_seed_of_the_start_and_is_told():
+    assert initialise(NormNet(), "pytorch").seed == ms.get_seed() == 1
+    ms.set_seed(7)
+    seven = initialise(NormNet(), "pytorch").seed
+    ms.set_seed(1)
+    assert seven == 7
+
+
+def test_a_step_that_has_run_goes_on_with_the_new_weights():
+    network, (inputs, targets) = linear(), rows(5)
+    options = dict(micro_steps=2, loss_scale=DynamicLossScale())
+    step = AccumulatedStep(LossNet(network, nn.MSELoss()), momentum(network), **options)
+    step(*tensors(inputs, targets))
+    initialise(network, "pytorch", seed=5)
+    expected, _ = reference.linear_regression(
+        network.weight.asnumpy(), network.bias.asnumpy(), inputs, targets
+    )
+    assert float(step(*tensors(inputs, targets))) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_network_that_has_run_computes_with_the_new_weights():
+    network = nn.Dense(3, 2)
+    inputs = Tensor(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
+    before = network(inputs).asnumpy()
+    initialise(network, "pytorch", seed=5)
+    weight, bias = network.weight.asnumpy(), network.bias.asnumpy()
+    after = network(inputs).asnumpy()
+    np.testing.assert_allclose(after, inputs.asnumpy() @ weight.T + bias, rtol=1e-5, atol=1e-6)
+    assert np.abs(after - before).max() > 0.01
+
+
+def test_dtypes_stay_and_frozen_parameters_are_set():
+    network = nn.Dense(30, 40, dtype=ms.float16)
+    network.weight.requires_grad = False
+    initialise(network, "pytorch", seed=5)
+    assert network.weight.dtype == network.bias.dtype == ms.float16
+    whole = weights(nn.Dense(30, 40), 5, "pytorch")
+    np.testing.assert_allclose(network.weight.asnumpy(), whole["weight"], rtol=1e-3, atol=1e-6)
+    assert not network.weight.requires_grad
+
+
+def test_the_report_says_what_was_done():
+    report = initialise(NormNet(), "seed", seed=3)
+    assert isinstance(report, Initialised) and report.scheme == "seed" and report.seed == 3
+    assert report.rules == {"conv.weight": "xavier_uniform", "dense.weight": "normal_001"}
+    assert str(report) == (
+        "seed, seed 3: 1 xavier_uniform, 1 normal_001; untouched: norm.moving_mean, "
+        "norm.moving_variance, norm.gamma, norm.beta, dense.bias"
+    )
+    assert str(initialise(nn.ReLU(), "seed", seed=3)) == "seed, seed 3: nothing"
+
+
+class Shared(nn.Cell):
+    """One weight in two layers."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.first, self.second = first, second
+        self.second.weight = self.first.weight
+
+
+def test_shared_parameters():
+    same = Shared(nn.Dense(3, 3), nn.Dense(3, 3))
+    assert initialise(same, "pytorch", seed=1).rules["first.weight"] == "uniform_fan_in"
+    clash = Shared(mint.nn.LayerNorm((3, 3)), nn.Dense(3, 3))
+    before = clash.first.weight.asnumpy().copy()
+    with pytest.raises(InputError, match="'first.weight' is shared .* ones and uniform_fan_in"):
+        initialise(clash, "pytorch", seed=1)
+    np.testing.assert_array_equal(clash.first.weight.asnumpy(), before)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "1", True])
+def test_bad_seeds(seed):
+    with pytest.raises(InputError, match="seed is .*; expected an integer from 0 to"):
+        initialise(nn.Dense(2, 2), "pytorch", seed)
+
+
+def test_bad_schemes_and_networks():
+    with pytest.raises(InputError, match="unknown scheme 'torch'.*Did you mean"):
+        initialise(nn.Dense(2, 2), "torch", 1)
+    with pytest.raises(InputError, match="network is a list; expected a Cell"):
+        initialise([], "pytorch", 1)

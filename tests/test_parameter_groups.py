@@ -1,0 +1,284 @@
+"""Weight decay by the owner of a Parameter: which are decayed, and what the update then is."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, mint, nn
+
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.nets.lenet import LeNet5
+from labkit.nets.small import NORMS, NormNet
+from labkit.parameter_groups import decay_groups
+from labkit.tolerances import TOLERANCE
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def decayed(groups):
+    """Names of the Parameters with a weight decay > 0."""
+    return {
+        parameter.name
+        for group in groups
+        if group.get("weight_decay", 0) > 0
+        for parameter in group["params"]
+    }
+
+
+def by_name(network, weight_decay):
+    """The groups as the migration document makes them."""
+    first, second = [], []
+    for parameter in network.trainable_params():
+        name = parameter.name
+        plain = "beta" not in name and "gamma" not in name and "bias" not in name
+        (first if plain else second).append(parameter)
+    return [
+        {"params": first, "weight_decay": weight_decay},
+        {"params": second},
+        {"order_params": network.trainable_params()},
+    ]
+
+
+class Misleading(nn.Cell):
+    """Names say one thing, Cells another."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias_net = nn.Dense(3, 4)
+        self.alphabeta = nn.Conv2d(3, 4, 1, has_bias=True)
+        self.norm = mint.nn.BatchNorm2d(4)
+        self.scale = Parameter(Tensor(np.ones(4, np.float32)), name="scale")
+
+
+def test_names_mislead_and_owners_do_not():
+    network = Misleading()
+    ours, document = decayed(decay_groups(network, 0.1)), decayed(by_name(network, 0.1))
+    assert ours == {"bias_net.weight", "alphabeta.weight"}
+    # Of its own two layers nothing is decayed; BatchNorm's scale and a bare vector are.
+    assert document == {"norm.weight", "scale"}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_where_names_do_not_mislead_both_agree(norm):
+    for network in (NormNet(norm), LeNet5()):
+        assert decayed(decay_groups(network, 0.1)) == decayed(by_name(network, 0.1)) != set()
+
+
+LAYERS = {
+    nn.Conv1d: (dict(in_channels=2, out_channels=4, kernel_size=3, has_bias=True), {"weight"}),
+    nn.Conv2d: (dict(in_channels=2, out_channels=4, kernel_size=3, has_bias=True), {"weight"}),
+    nn.Conv3d: (dict(in_channels=2, out_channels=4, kernel_size=3, has_bias=True), {"weight"}),
+    nn.Conv2dTranspose: (
+        dict(in_channels=2, out_channels=4, kernel_size=3, has_bias=True),
+        {"weight"},
+    ),
+    nn.Dense: (dict(in_channels=1, out_channels=1), {"weight"}),
+    nn.BiDense: (dict(in1_channels=2, in2_channels=3, out_channels=4), {"weight"}),
+    nn.Embedding: (dict(vocab_size=5, embedding_size=3), {"embedding_table"}),
+    nn.PReLU: (dict(), set()),
+    nn.BatchNorm1d: (dict(num_features=4), set()),
+    nn.BatchNorm2d: (dict(num_features=4), set()),
+    nn.BatchNorm3d: (dict(num_features=4), set()),
+    nn.SyncBatchNorm: (dict(num_features=4), set()),
+    nn.InstanceNorm2d: (dict(num_features=4), set()),
+    nn.GroupNorm: (dict(num_groups=2, num_channels=4), set()),
+    # Of rank 2: only its owner tells that it is a scale and not a weight.
+    nn.LayerNorm: (dict(normalized_shape=(3, 4)), set()),
+    nn.LSTM: (dict(input_size=3, hidden_size=4), {"weight_ih_l0", "weight_hh_l0"}),
+    nn.MultiheadAttention: (
+        dict(embed_dim=4, num_heads=2, add_bias_kv=True),
+        {"in_proj_weight", "out_proj.weight"},
+    ),
+    mint.nn.Conv2d: (dict(in_channels=2, out_channels=4, kernel_size=3), {"weight"}),
+    mint.nn.Conv3d: (dict(in_channels=2, out_channels=4, kernel_size=3), {"weight"}),
+    mint.nn.Linear: (dict(in_features=1, out_features=1), {"weight"}),
+    mint.nn.Embedding: (dict(num_embeddings=5, embedding_dim=3), {"weight"}),
+    mint.nn.BatchNorm1d: (dict(num_features=4), set()),
+    mint.nn.BatchNorm2d: (dict(num_features=4), set()),
+    mint.nn.BatchNorm3d: (dict(num_features=4), set()),
+    mint.nn.SyncBatchNorm: (dict(num_features=4), set()),
+    mint.nn.GroupNorm: (dict(num_groups=2, num_channels=4), set()),
+    mint.nn.LayerNorm: (dict(normalized_shape=(3, 4)), set()),
+    mint.nn.PReLU: (dict(), set()),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_every_kind_of_layer(kind):
+    arguments, weights = LAYERS[kind]
+    network = kind(**arguments)
+    groups = decay_groups(network, 0.1)
+    assert decayed(groups) == weights
+    in_groups = [p.name for group in groups for p in group.get("params", ())]
+    assert sorted(in_groups) == sorted(p.name for p in network.trainable_params())
+    nn.Momentum(groups, 0.1, 0.9)
+
+
+class Own(nn.Cell):
+    """A Cell of one's own, with bare Parameters of ranks 0 to 4."""
+
+    def __init__(self):
+        super().__init__()
+        for rank, shape in enumerate([(), (4,), (4, 4), (2, 2, 2), (1, 4, 1, 1)]):
+            value = Tensor(np.ones(shape, np.float32))
+            setattr(self, f"rank_{rank}", Parameter(value, name=f"rank_{rank}"))
+
+
+def test_bare_parameters_go_by_their_rank():
+    network = Own()
+    assert decayed(decay_groups(network, 0.1)) == {"rank_2", "rank_3", "rank_4"}
+    assert decayed(decay_groups(network, 0.1, exempt=[network.rank_4])) == {"rank_2", "rank_3"}
+
+
+def test_a_cell_can_be_exempt():
+    network = LeNet5()
+    exempt = [network.conv1, network.fc1.weight]
+    left = {"conv2.weight", "fc2.weight", "fc3.weight"}
+    assert decayed(decay_groups(network, 0.1, exempt=exempt)) == left
+
+
+class Tied(nn.Cell):
+    """One Parameter in two layers."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.first = nn.LayerNorm((4, 3)) if norm else nn.Embedding(4, 3)
+        self.dense = nn.Dense(3, 4, has_bias=False)
+        self.dense.weight = self.first.gamma if norm else self.first.embedding_table
+
+
+def test_a_shared_parameter_is_there_once_and_exempt_if_one_owner_says_so():
+    groups = decay_groups(Tied(norm=False), 0.1)
+    assert [len(group["params"]) for group in groups[:-1]] == [1]
+    assert decayed(groups) == {"first.embedding_table"}
+    assert decayed(decay_groups(Tied(norm=True), 0.1)) == set()
+
+
+def test_frozen_parameters_are_left_out():
+    network = LeNet5()
+    network.conv1.weight.requires_grad = False
+    groups = decay_groups(network, 0.1)
+    assert decayed(groups) == {"conv2.weight", "fc1.weight", "fc2.weight", "fc3.weight"}
+    assert len(groups[-1]["order_params"]) == len(network.trainable_params()) == 7
+
+
+def test_the_order_is_kept_and_zero_is_said():
+    network = NormNet()
+    groups = decay_groups(network, 0.1)
+    assert [sorted(group) for group in groups] == [["params", "weight_decay"]] * 2 + [
+        ["order_params"]
+    ]
+    assert [group["weight_decay"] for group in groups[:2]] == [0.1, 0.0]
+    optimizer = nn.Momentum(groups, 0.1, 0.9)
+    names = [parameter.name for parameter in network.trainable_params()]
+    assert [parameter.name for parameter in optimizer.parameters] == names
+
+
+def test_no_weight_decay_at_all():
+    groups = decay_groups(NormNet(), 0)
+    assert [group.get("weight_decay") for group in groups] == [0.0, None]
+    assert len(groups[0]["params"]) == 5
+
+
+def update_once(network, groups, **options):
+    """One update with gradients of zero: what moves is the decay, times the rate of 1."""
+    before = {p.name: p.asnumpy().copy() for p in network.trainable_params()}
+    for parameter in network.trainable_params():
+        set_state(parameter, before[parameter.name] + 1)
+    optimizer = nn.Momentum(groups, 1.0, 0.0, **options)
+    optimizer(tuple(ms.ops.zeros_like(p) for p in optimizer.parameters))
+    return {
+        p.name: float(np.max(np.abs(before[p.name] + 1 - p.asnumpy())))
+        for p in network.trainable_params()
+    }
+
+
+def test_the_document_s_second_group_takes_the_optimizer_s_own_decay():
+    network = NormNet()
+    moved = update_once(network, by_name(network, 0.1), weight_decay=0.5)
+    assert moved["norm.gamma"] == pytest.approx(0.5 * 2) and moved["dense.bias"] > 0.4
+    network = NormNet()
+    moved = update_once(network, decay_groups(network, 0.1), weight_decay=0.5)
+    assert moved["norm.gamma"] == moved["norm.beta"] == moved["dense.bias"] == 0
+    assert moved["dense.weight"] > 0.09
+
+
+GRADIENTS = 4
+SETTING = dict(learning_rate=0.1, momentum=0.9)
+
+
+def gradients_for(parameters):
+    random = np.random.default_rng(3)
+    return [
+        [random.normal(size=p.shape).astype(np.float32) for p in parameters]
+        for _ in range(GRADIENTS)
+    ]
+
+
+def trained(network, groups):
+    """The parameters after four updates with given gradients, and what they were before."""
+    parameters = network.trainable_params()
+    before = {p.name: p.asnumpy().copy() for p in parameters}
+    optimizer = nn.Momentum(groups, **SETTING)
+    for gradients in gradients_for(parameters):
+        optimizer(tuple(Tensor(g) for g in gradients))
+    return before, {p.name: p.asnumpy() for p in parameters}
+
+
+# Large enough that a decay in the wrong place shows: 0.1 moves a weight of 1 by 0.03.
+@pytest.mark.parametrize("decay", [1e-4, 0.1])
+def test_the_update_is_that_of_float64(decay):
+    """v <- 0.9 v + (g + d w), w <- w - 0.1 v."""
+    network = NormNet()
+    weights = {"conv.weight", "dense.weight"}
+    before, after = trained(network, decay_groups(network, decay))
+    assert len(before) == 5
+    gradients = gradients_for(network.trainable_params())
+    for leaf, name in enumerate(before):
+        weight, velocity = before[name].astype(np.float64), 0.0
+        for each in gradients:
+            velocity = 0.9 * velocity + each[leaf] + (decay * weight if name in weights else 0)
+            weight = weight - 0.1 * velocity
+        np.testing.assert_allclose(after[name], weight, **TOLERANCE["float32, a few updates"])
+
+
+@pytest.mark.parametrize("decay", [1e-4, 0.1])
+def test_the_update_is_that_of_pytorch_s_sgd(decay):
+    torch = pytest.importorskip("torch")
+    network = NormNet()
+    before, after = trained(network, decay_groups(network, decay))
+    theirs = {name: torch.tensor(value, requires_grad=True) for name, value in before.items()}
+    weights = [theirs["conv.weight"], theirs["dense.weight"]]
+    rest = [theirs["norm.gamma"], theirs["norm.beta"], theirs["dense.bias"]]
+    groups = [{"params": weights, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=False)
+    for gradients in gradients_for(network.trainable_params()):
+        for parameter, gradient in zip(theirs.values(), gradients, strict=True):
+            parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    assert len(after) == 5
+    for name in after:
+        expected = theirs[name].detach().numpy()
+        np.testing.assert_allclose(after[name], expected, **TOLERANCE["float32, a few updates"])
+
+
+@pytest.mark.parametrize("decay", [-1e-4, float("nan"), float("inf"), "0.1", None, True])
+def test_bad_weight_decay(decay):
+    with pytest.raises(InputError, match="weight_decay is .*; expected a finite number >= 0"):
+        decay_groups(LeNet5(), decay)
+
+
+def test_bad_networks_and_exemptions():
+    network = LeNet5()
+    with pytest.raises(InputError, match="network is a list; expected a Cell"):
+        decay_groups(network.trainable_params(), 0.1)
+    with pytest.raises(InputError, match="a ReLU, has no trainable Parameter"):
+        decay_groups(nn.ReLU(), 0.1)
+    with pytest.raises(InputError, match="exempt is a Parameter; expected a list"):
+        decay_groups(network, 0.1, exempt=network.conv1.weight)
+    with pytest.raises(InputError, match="exempt is a str; expected a list"):
+        decay_groups(network, 0.1, exempt="conv1")
+    with pytest.raises(InputError, match="exempt holds 'conv1', a str; expected Parameters"):
+        decay_groups(network, 0.1, exempt=["conv1"])
+    with pytest.raises(InputError, match="exempt names 'weight', which is not a Parameter of"):
+        decay_groups(network, 0.1, exempt=[nn.Dense(2, 2)])

@@ -1,0 +1,276 @@
+"""Learning rates: against loops in float64, against PyTorch, MindSpore and the sources' numbers."""
+
+import subprocess
+import sys
+
+import mindspore as ms
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mindspore import Parameter, Tensor, nn
+
+from labkit import reference, schedules
+from labkit.errors import InputError
+from labkit.schedules import (
+    check_length,
+    cosine,
+    cosine_as_in_the_blog,
+    get_lr,
+    get_thor_damping,
+    get_thor_lr,
+)
+from labkit.tolerances import TOLERANCE
+
+RATES = st.floats(1e-4, 10.0)
+EPOCHS = st.integers(1, 12)
+STEPS = st.integers(1, 9)
+# The documents' settings: ImageNet on eight devices, batch 256.
+STAGE_1 = dict(lr_init=0, lr_end=0.0, lr_max=0.8, warmup_epochs=5, total_epochs=90)
+
+
+def assert_rates(came, expected):
+    """Same length and rates, in float32; an empty schedule fails."""
+    assert came.dtype == np.float32 and came.shape == (len(expected),) and len(expected)
+    np.testing.assert_allclose(came, expected, **TOLERANCE["a rate in float32"])
+
+
+@given(lr=RATES, part=st.floats(0, 1), epochs=EPOCHS, steps=STEPS, data=st.data())
+def test_cosine_is_the_reference(lr, part, epochs, steps, data):
+    arguments = (lr, part * lr, epochs, steps, data.draw(st.integers(0, epochs)))
+    assert_rates(cosine(*arguments), reference.cosine_schedule(*arguments))
+
+
+@pytest.mark.parametrize(("epochs", "steps", "warmup"), [(6, 5, 2), (3, 4, 1), (9, 7, 8)])
+def test_cosine_is_pytorch_s_linear_warmup_and_cosine(epochs, steps, warmup):
+    torch = pytest.importorskip("torch")
+    scheduler = torch.optim.lr_scheduler
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    total, rising = epochs * steps, warmup * steps
+    parts = [
+        scheduler.LinearLR(optimizer, start_factor=1 / rising, total_iters=rising - 1),
+        scheduler.CosineAnnealingLR(optimizer, T_max=total - rising, eta_min=0.01),
+    ]
+    schedule = scheduler.SequentialLR(optimizer, parts, milestones=[rising])
+    assert_rates(cosine(0.4, 0.01, epochs, steps, warmup), torch_rates(optimizer, schedule, total))
+
+
+def test_without_a_warmup_cosine_is_pytorch_s_cosine():
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.01)
+    assert_rates(cosine(0.4, 0.01, 6, 5), torch_rates(optimizer, schedule, 30))
+
+
+def torch_rates(optimizer, schedule, updates):
+    """The rates that PyTorch uses in so many updates."""
+    rates = []
+    for _ in range(updates):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    return rates
+
+
+def test_cosine_is_mindspore_s_where_both_change_once_an_epoch():
+    expected = nn.dynamic_lr.cosine_decay_lr(0.01, 0.4, 8, 1, 8)
+    assert_rates(cosine(0.4, 0.01, 8, 1), expected)
+    warmed = nn.dynamic_lr.warmup_lr(0.4, 12, 1, 4)
+    # MindSpore's warm-up starts at 0, one update behind: its first update does nothing.
+    assert_rates(cosine(0.4, 0.01, 12, 1, 4)[:4], [*warmed[1:4], 0.4])
+
+
+def test_the_warmup_rises_evenly_to_the_rate_and_the_cosine_falls():
+    rates = cosine(0.8, 0.1, 10, 6, 3)
+    np.testing.assert_allclose(np.diff(rates[:18]), 0.8 / 18, rtol=1e-5)
+    assert rates[17] == rates[18] == np.float32(0.8)
+    assert (np.diff(rates[18:]) < 0).all() and 0.1 < rates[-1] < 0.102
+
+
+@given(lr=RATES, part=st.floats(0, 0.99), epochs=EPOCHS, steps=STEPS, data=st.data())
+def test_the_blog_s_call_is_reproduced(lr, part, epochs, steps, data):
+    warmup = data.draw(st.integers(1, epochs))
+    came = cosine_as_in_the_blog(lr, part * lr, epochs, steps, warmup)
+    assert_rates(came, reference.stairs_schedule(lr, part * lr, epochs, steps, warmup))
+    called = nn.dynamic_lr.cosine_decay_lr(part * lr, lr, epochs * steps, steps, warmup)
+    assert_rates(came, called)
+
+
+def test_the_blog_has_no_warmup_a_floor_too_early_and_stairs():
+    blog, meant = cosine_as_in_the_blog(0.4, 0.01, 90, 7, 5), cosine(0.4, 0.01, 90, 7, 5)
+    assert blog[0] == blog[:35].max() == np.float32(0.4)
+    assert (blog[35:] == np.float32(0.01)).all() and (blog[:35] > 0.01).all()
+    assert len(blog[35:]) / len(blog) == pytest.approx(0.944, abs=1e-3)
+    assert (blog.reshape(90, 7) == blog.reshape(90, 7)[:, :1]).all()
+    assert meant[0] < 0.012 and meant[34] == np.float32(0.4) and len(set(meant[35:])) == 595
+
+
+@given(
+    rates=st.tuples(RATES, RATES, RATES),
+    epochs=EPOCHS,
+    steps=STEPS,
+    mode=st.sampled_from(schedules.LR_DECAY_MODES),
+    data=st.data(),
+)
+def test_get_lr_is_the_reference(rates, epochs, steps, mode, data):
+    arguments = (*rates, data.draw(st.integers(0, epochs)), epochs, steps, mode)
+    assert_rates(get_lr(*arguments), reference.resnet_schedule(*arguments))
+
+
+def test_linear_is_the_default_mode():
+    came = get_lr(**STAGE_1, steps_per_epoch=3)
+    assert_rates(came, reference.resnet_schedule(*STAGE_1.values(), 3, "linear"))
+
+
+def test_stage_1_stops_where_its_rate_is_still_0_188():
+    """Of a schedule for 90 epochs; the first update does nothing, the last is nearly 0."""
+    rates = get_lr(**STAGE_1, steps_per_epoch=625, lr_decay_mode="linear")
+    assert len(rates) == 90 * 625 and rates[0] == 0 and 0 < rates[-1] < 2e-5
+    assert rates[5 * 625] == rates.max() == np.float32(0.8)
+    assert rates[70 * 625] == pytest.approx(0.8 * 20 / 85, rel=1e-6)
+    assert round(float(rates[70 * 625]), 3) == round(float(rates[70 * 625 - 1]), 3) == 0.188
+
+
+def test_lr_generator_s_cosine_drops_at_the_end_of_its_warmup():
+    for warmup, after in [(5, 0.794), (20, 0.666)]:
+        setting = STAGE_1 | dict(warmup_epochs=warmup)
+        rates = get_lr(**setting, steps_per_epoch=50, lr_decay_mode="cosine")
+        assert rates[warmup * 50 - 1] == np.float32(0.8)
+        assert float(rates[warmup * 50]) == pytest.approx(after, abs=5e-4)
+
+
+@given(lr=RATES, decay=st.floats(0, 6), total=EPOCHS, steps=STEPS, halved=st.integers(1, 14))
+def test_thor_s_rate_is_the_reference(lr, decay, total, steps, halved):
+    came = get_thor_lr(0, lr, decay, total, steps, decay_epochs=halved)
+    assert_rates(came, reference.thor_schedule(lr, decay, total, steps, halved))
+
+
+@given(damping=RATES, rate=st.floats(0.01, 1.5), total=EPOCHS, steps=STEPS)
+def test_thor_s_damping_is_the_reference(damping, rate, total, steps):
+    came = get_thor_damping(0, damping, rate, total, steps)
+    assert_rates(came, reference.thor_damping(damping, rate, total, steps))
+
+
+def test_thor_halves_at_39_and_again_at_40():
+    """With the document's numbers; as its call, the default for decay_epochs is 39."""
+    steps = 10
+    rates = get_thor_lr(0, 0.05803, 4.0839, 53, steps)
+    smooth = 0.05803 * (1 - np.arange(1, 53 * steps + 1) / steps / 53) ** 4.0839
+    np.testing.assert_array_equal(rates, get_thor_lr(0, 0.05803, 4.0839, 53, steps, 39))
+    # Update 390 ends epoch 39: its rate is the first that is halved.
+    np.testing.assert_allclose(rates[:389], smooth[:389], rtol=1e-6)
+    np.testing.assert_allclose(rates[389:399], smooth[389:399] / 2, rtol=1e-6)
+    np.testing.assert_allclose(rates[399:], smooth[399:] / 4, rtol=1e-6)
+    assert rates[-1] == 0
+
+
+def test_thor_s_damping_falls_by_its_rate_in_ten_epochs():
+    damping = get_thor_damping(0, 0.03, 0.50036, 70, 10)
+    assert damping[99] == pytest.approx(0.03 * 0.50036) and len(damping) == 700
+    assert damping[299] == pytest.approx(0.03 * 0.50036**3)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda step: get_thor_lr(step, 0.1, 2, 4, 5, 2), lambda step: damping_from(step)]
+)
+def test_thor_goes_on_from_an_update(function):
+    np.testing.assert_array_equal(function(7), function(0)[7:])
+    assert len(function(19)) == 1
+    for step in (20, -1, 1.0, True):
+        with pytest.raises(InputError, match=rf"global_step is {step}; expected .* 0 to 19"):
+            function(step)
+
+
+def damping_from(step):
+    return get_thor_damping(step, 0.1, 0.5, 4, 5)
+
+
+CALLS = {
+    cosine: dict(lr=0.1, lr_end=0.0, epochs=3, steps_per_epoch=2, warmup_epochs=1),
+    cosine_as_in_the_blog: dict(lr=0.1, lr_end=0.0, epochs=3, steps_per_epoch=2, warmup_epochs=1),
+    get_lr: dict(STAGE_1, steps_per_epoch=2),
+    get_thor_lr: dict(global_step=0, lr_init=0.1, decay=2.0, total_epochs=3, steps_per_epoch=2),
+    get_thor_damping: dict(
+        global_step=0, damping_init=0.1, decay_rate=0.5, total_epochs=3, steps_per_epoch=2
+    ),
+}
+BAD = {
+    "epochs": (0, -1, 2.0, True, None, "3"),
+    "total_epochs": (0, -1, 2.0, True, None),
+    "steps_per_epoch": (0, -5, 1.5, False, None),
+    "warmup_epochs": (-1, 91, 0.5, True, None),
+    "decay_epochs": (0, -1, 0.5),
+    "rates": (-0.1, float("nan"), float("inf"), 1e39, "0.1", None, True),
+}
+COUNTS = ("epochs", "total_epochs", "steps_per_epoch", "warmup_epochs", "decay_epochs")
+
+
+@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
+def test_bad_input_is_refused_and_named(function):
+    function(**CALLS[function])
+    for name in CALLS[function]:
+        if name == "global_step":
+            continue
+        for value in BAD[name if name in COUNTS else "rates"]:
+            with pytest.raises(InputError, match=rf"^{name} is .*; expected .+"):
+                function(**CALLS[function] | {name: value})
+
+
+def test_the_other_refusals():
+    with pytest.raises(InputError, match="warmup_epochs is 4; expected .* 0 to epochs, 3"):
+        cosine(0.1, 0.0, 3, 2, 4)
+    with pytest.raises(InputError, match="warmup_epochs is 0; expected"):
+        cosine_as_in_the_blog(0.1, 0.0, 3, 2, 0)
+    with pytest.raises(InputError, match="lr is 0.1 and lr_end 0.1; expected lr_end < lr"):
+        cosine_as_in_the_blog(0.1, 0.1, 3, 2, 1)
+    with pytest.raises(InputError, match="unknown lr_decay_mode 'liner'.*mean 'linear'"):
+        get_lr(**STAGE_1, steps_per_epoch=2, lr_decay_mode="liner")
+    with pytest.raises(InputError, match="decay_rate is 0"):
+        get_thor_damping(0, 0.1, 0, 3, 2)
+    with pytest.raises(InputError, match="rates grow to"):
+        get_thor_damping(0, 0.1, 1e30, 20, 2)
+    with pytest.raises(InputError, match="decay_epochs is 0"):
+        get_thor_lr(0, 0.1, 2.0, 3, 2, decay_epochs=0)
+
+
+def test_numpy_s_numbers_are_numbers():
+    came = cosine(np.float32(0.5), np.float64(0.25), np.int64(3), np.int32(2), np.int64(1))
+    np.testing.assert_array_equal(came, cosine(0.5, 0.25, 3, 2, 1))
+
+
+def test_a_training_that_is_all_warmup():
+    assert_rates(cosine(1.0, 0.0, 2, 2, 2), [0.25, 0.5, 0.75, 1.0])
+    assert_rates(get_lr(0, 0, 1.0, 2, 2, 2), [0, 0.25, 0.5, 0.75])
+
+
+def test_check_length():
+    check_length(np.zeros(5), 5)
+    check_length([0.1, 0.2], 1)
+    with pytest.raises(InputError, match="has 5 rates for 6 updates; expected at least as many"):
+        check_length(np.zeros(5), 6)
+    for schedule in (0.1, np.zeros((2, 3))):
+        with pytest.raises(InputError, match=r"has shape .*; expected one rate an update"):
+            check_length(schedule, 2)
+    with pytest.raises(InputError, match="updates is 0"):
+        check_length(np.zeros(5), 0)
+
+
+@pytest.mark.usefixtures("runtime")
+def test_the_optimizer_uses_rate_i_in_update_i_and_stops_where_they_end():
+    weight = Parameter(Tensor(np.zeros(1, np.float32)), name="weight")
+    rates = cosine(0.5, 0.1, 3, 2, 1)
+    optimizer = nn.Momentum([weight], Tensor(rates), 0.0)
+    gradient = (Tensor(np.ones(1, np.float32)),)
+    moved = [0.0]
+    for _ in rates:
+        optimizer(gradient)
+        moved.append(float(weight.asnumpy()[0]))
+    np.testing.assert_allclose(-np.diff(moved), rates, rtol=1e-6)
+    with pytest.raises(RuntimeError, match=r"'input_indices' should be in the range \[0, 6\)"):
+        optimizer(gradient)
+        ms.runtime.synchronize()
+
+
+def test_no_mindspore_is_imported():
+    check = "import labkit.schedules, sys; assert 'mindspore' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check], check=True)
