@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from labkit.errors import InputError, refuse_unknown
 
-NETWORKS = ("lenet", "dense")
+NETWORKS = ("lenet", "dense", "resnet18")
 _UPDATES = 3
 _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 
@@ -22,7 +22,8 @@ _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
-    network      ``lenet`` (images 32×32) or ``dense`` (25 million parameters)
+    network      ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18``
+                 (images 3×32×32)
     batch        images in an update
     micro_batch  images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
                  through ``PlainStep``
@@ -89,9 +90,14 @@ def _measure(network, batch, micro_batch):
     from mindspore import Tensor, nn
 
     from labkit import AccumulatedStep, LeNet5, LossNet, PlainStep, start
+    from labkit.nets.resnet import resnet
 
-    start()
-    shape, build = ((1, 32, 32), LeNet5) if network == "lenet" else ((_DENSE_WIDTH,), _dense)
+    start("CPU")
+    shape, build = {
+        "lenet": ((1, 32, 32), LeNet5),
+        "dense": ((_DENSE_WIDTH,), _dense),
+        "resnet18": ((3, 32, 32), lambda: resnet(18, 10)),
+    }[network]
     rows = micro_batch or batch
     with _Peak() as peak:
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
