@@ -129,27 +129,40 @@ def create_datasets(
     *,
     train: str = "train",
     val: str = "val",
+    augment: bool = True,
+    backend: str = "mindspore",
     cache_session_id: int | None = None,
     repeat_size: int = 1,
     **options,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder of both.
 
-    train, val  names of their folders. ``cache_session_id`` is for validation, ``repeat_size``
-                for training, everything else, as in ``create_dataset``, for both; validation has
-                no augmentation. Raises ``InputError`` where their classes are not the same.
+    train, val  names of their folders. ``augment`` and ``repeat_size`` are for training,
+                ``cache_session_id`` is for validation, ``backend`` too where training is
+                augmented; everything else, as in ``create_dataset``, is for both.
+
+    Raises ``InputError`` where their classes are not the same, and as ``create_dataset`` does.
     """
     if not isinstance(folder, str | os.PathLike):
         raise InputError(f"folder is {folder!r}; expected the path of a folder")
     names = check_same_classes(Path(folder) / train, Path(folder) / val)
     shared = dict(batch_size=batch_size, rank_size=rank_size, rank_id=rank_id, **options)
-    return (
-        create_dataset(Path(folder) / train, do_train=True, repeat_size=repeat_size, **shared),
-        create_dataset(
-            Path(folder) / val, do_train=False, cache_session_id=cache_session_id, **shared
-        ),
-        names,
+    train_set = create_dataset(
+        Path(folder) / train,
+        do_train=True,
+        augment=augment,
+        backend="mindspore" if augment else backend,
+        repeat_size=repeat_size,
+        **shared,
     )
+    val_set = create_dataset(
+        Path(folder) / val,
+        do_train=False,
+        backend=backend,
+        cache_session_id=cache_session_id,
+        **shared,
+    )
+    return train_set, val_set, names
 
 
 def classes(dataset_path: str | os.PathLike) -> tuple[str, ...]:
