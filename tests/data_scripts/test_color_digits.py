@@ -100,10 +100,12 @@ def test_the_digit_is_mnists_digit(script, mnist_pair, size):
         assert mask.shape == (size, size) and 0 <= mask.min() and mask.max() <= 1
         mass = mask.sum() / size**2 / (digit.sum() / 255 / 28**2)
         assert 0.8**2 * 0.97 <= mass <= 1.03
-        # Its extent, measured by second moments, is 80 to 100 % of the digit's.
+        # Its extent, measured by second moments in units of 1/28 of the side, is 80 to 100 % of
+        # the digit's, wider by the triangle that it is seen through (variance reach^2 / 6).
+        reach = max(28 / (0.8 * size), 1)
         for axis in (0, 1):
-            spread = [moment(one, axis) / one.shape[axis] for one in (mask, digit.astype(float))]
-            assert 0.78 <= spread[0] / spread[1] <= 1.06
+            spread, own = moment(mask, axis) * 28 / size, moment(digit.astype(float), axis)
+            assert 0.78 * own <= spread <= 1.03 * np.sqrt(own**2 + reach**2 / 6)
 
 
 def moment(image, axis):
@@ -127,20 +129,32 @@ def test_ink_and_ground_are_apart_in_every_pixel(script, mnist_pair):
     brighter = []
     for row in range(300):
         digit = mnist_pair[0][row]
-        image = script.draw(digit, 32, np.random.default_rng(row)) @ script.LUMINANCE
+        image = script.draw(digit, 64, np.random.default_rng(row)) @ script.LUMINANCE
         random = np.random.default_rng(row)
         # The mask is drawn last, after the same numbers.
         script.colours(random)
         random.uniform(size=(5, 5, 3))
-        random.uniform(size=(2, 32, 32, 3))
-        mask = script.place(digit, 32, random)
-        ink, ground = image[mask > 0.999], image[mask < 1e-9]
+        random.uniform(size=(2, 64, 64, 3))
+        mask = script.place(digit, 64, random)
+        ink, ground = image[mask > 0.98], image[mask < 1e-9]
         if len(ink) == 0:
             continue
         gap = ink.min() - ground.max() if ink.mean() > ground.mean() else ground.min() - ink.max()
-        assert gap >= 48 - 1  # rounding to whole grey levels
+        # Rounding to whole grey levels; 2 % of the ground in the ink, which is 191 away at most.
+        assert gap >= 48 - 1 - 4
         brighter.append(ink.mean() > ground.mean())
     assert len(brighter) > 250 and 0.35 < np.mean(brighter) < 0.65
+
+
+def test_colours_are_88_grey_levels_of_luminance_apart(script):
+    random = np.random.default_rng(0)
+    pairs = np.array([script.colours(random) for _ in range(2000)])
+    apart = np.abs((pairs[:, 0] - pairs[:, 1]) @ [0.299, 0.587, 0.114])
+    assert 88 <= apart.min() < 88.5
+    # All of the range that the texture leaves is used, by both, and every hue.
+    for colours in (pairs[:, 0], pairs[:, 1]):
+        assert (colours.min(axis=0) < 35).all() and (colours.max(axis=0) > 220).all()
+        assert np.bincount(colours.argmax(axis=1)).min() > 400
 
 
 def test_ink_and_ground_are_apart_in_the_files_too(folder):
@@ -219,15 +233,13 @@ def test_the_same_parameters_give_the_same_bytes(script, folder, tmp_path):
 
 def test_pixels_are_a_function_of_seed_set_row_and_size(script, mnist_pair):
     digit = mnist_pair[0][0]
-    # Of this drawing, version 1. The sum is over whole numbers: the same on every machine.
-    assert script.draw(digit, 32, script.generator(1, "train", 0)).astype(int).sum() == DRAWN
+    # Of version 1 of the drawing. Processors may round a pixel or two in another way.
+    total = script.draw(digit, 32, script.generator(1, "train", 0)).astype(int).sum()
+    assert abs(total - 515742) <= 3 and script._VERSION == 1
     keys = [(1, "train", 0), (2, "train", 0), (1, "val", 0), (1, "train", 1)]
     drawn = [script.draw(digit, 32, script.generator(*key)).tobytes() for key in keys]
     assert len(set(drawn)) == 4
     assert script.draw(digit, 32, script.generator(1, "train", 0)).tobytes() == drawn[0]
-
-
-DRAWN = 0
 
 
 def test_fewer_images_are_the_first_of_more(script, folder, tmp_path):
@@ -425,24 +437,24 @@ def test_the_command_makes_a_folder_and_says_its_checksum(tmp_path):
     assert f"20 + 10 JPEG files of 20 x 20  SHA-256 {manifest['sha256']}" in done.stdout
 
 
-def test_bad_input_ends_the_command_with_2_and_a_message(tmp_path):
+def test_bad_input_ends_the_command_with_2_and_a_message():
     for arguments, message in {
         ("--train", 15): "color_digits.py: train is 15; expected a multiple of 10",
         ("--size", "big"): "invalid int value: 'big'",
         ("--out", SCRIPT.parent): "holds other data (no manifest.json",
     }.items():
-        done = command(*({"--out": tmp_path / "out"}.items() if False else ()), *arguments)
+        done = command(*arguments)
         assert done.returncode == 2 and message in done.stderr, arguments
         assert "Traceback" not in done.stderr and done.stdout == ""
 
 
 def test_seven_thousand_images_take_seconds(script, tmp_path):
-    start = time.perf_counter()
+    start = time.process_time()
     out = script.prepare(out=tmp_path / "out", say=lambda line: None)
-    drawn = time.perf_counter() - start
+    drawn = time.process_time() - start
     script.prepare(out=out, say=lambda line: None)
-    # 2.5 to 4 s and 0.3 s measured on two busy cores.
-    assert drawn < 30 and time.perf_counter() - start - drawn < 5
+    # 2.4 s and 0.25 s of the processor measured; more where other programs share its caches.
+    assert drawn < 15 and time.process_time() - start - drawn < 2
 
 
 def test_the_folders_name_has_the_parameters():
