@@ -128,5 +128,6 @@ def numbered(root: Path, counts: dict[str, int]) -> Path:
             flat = Image.fromarray(np.full((16, 16, 3), number, np.uint8))
             files[f"{index:04d}.png"] = encode(flat, "PNG")
             number += 1
-        store(root / name, files)
+        # Not in order, so that none comes from the file system.
+        store(root / name, dict(sorted(files.items(), key=lambda one: one[0][::-1])))
     return root

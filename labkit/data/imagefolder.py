@@ -27,11 +27,12 @@ from pathlib import Path
 
 import mindspore as ms
 import mindspore.dataset as ds
-import numpy as np
 from mindspore.dataset import transforms, vision
 
 from labkit.data.arguments import fit_workers, positive, switch
+from labkit.data.cache import open_cache
 from labkit.data.imagefiles import ImageFolder, class_names, read_folder
+from labkit.data.shards import choose_images
 from labkit.errors import InputError, refuse_unknown
 
 MEAN = (0.485, 0.456, 0.406)
@@ -87,26 +88,28 @@ def create_dataset(
     """
     do_train, augment = switch("do_train", do_train), switch("augment", augment)
     refuse_unknown("backend", backend, BACKENDS)
-    batch_size, repeat_size = (
-        positive("batch_size", batch_size),
-        positive("repeat_size", repeat_size),
-    )
-    image_size = positive("image_size", image_size)
+    batch_size = positive("batch_size", batch_size)
+    repeat_size = positive("repeat_size", repeat_size)
+    length = resize_length(image_size, resize)
     random = do_train and augment
     if random and backend == "pillow":
         raise InputError(
             'backend is "pillow" with augmentation, which no seed makes repeatable there; expected '
             'augment=False, do_train=False or backend="mindspore"'
         )
+    if cache_session_id is not None and (do_train or backend == "pillow"):
+        raise InputError(
+            f"cache_session_id came with do_train={do_train} and backend {backend!r}; expected it "
+            "with do_train=False and backend 'mindspore' only, MindSpore caches nothing else"
+        )
     folder = read_folder(dataset_path, check=switch("check", check), deep=backend == "mindspore")
     if random:
         operations = augmenting_operations(image_size, mean, std)
     else:
-        length = resize_length(image_size, resize)
         _refuse_small(folder, image_size, length)
         operations = plain_operations(image_size, length, mean, std, backend)
-    sampler = _sampler(folder, batch_size, rank_size, rank_id, do_train)
-    cache = _cache(cache_session_id, folder, do_train, backend)
+    sampler = choose_images(folder, batch_size, rank_size, rank_id, do_train)
+    cache = None if cache_session_id is None else open_cache(cache_session_id, folder)
     workers = fit_workers(num_parallel_workers)
 
     dataset = ds.ImageFolderDataset(
@@ -232,6 +235,8 @@ def _three(name: str, values: Sequence[float]) -> list[float]:
 
 
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
+    """Return the length of the shorter side that ``resize`` means: a number, "auto" or None."""
+    image_size = positive("image_size", image_size)
     if resize is None:
         return None
     if isinstance(resize, str):
@@ -249,63 +254,3 @@ def _refuse_small(folder: ImageFolder, image_size: int, length: int | None) -> N
             f"image folder {folder.path} holds images of {folder.sizes[0]} rows or "
             f"{folder.sizes[1]} columns; without resize, expected at least {image_size} of both"
         )
-
-
-def _sampler(
-    folder: ImageFolder, batch_size: int, rank_size: int, rank_id: int, do_train: bool
-) -> ds.Sampler:
-    """Choose this rank's images, see ``create_dataset``."""
-    rank_size = positive("rank_size", rank_size)
-    if isinstance(rank_id, bool) or not isinstance(rank_id, int | np.integer):
-        raise InputError(f"rank_id is {rank_id!r}; expected a whole number")
-    if not 0 <= rank_id < rank_size:
-        raise InputError(f"rank_id is {rank_id}; expected 0 to {rank_size - 1}, below rank_size")
-    count, of = folder.images, f" of {rank_size} ranks" if rank_size > 1 else ""
-    share = count // rank_size
-    if do_train and batch_size > share:
-        raise InputError(
-            f"batch_size {batch_size} is larger than the data: {share} images{of} in {folder.path}"
-        )
-    if share == 0:  # SequentialSampler would take 0 images for all
-        raise InputError(f"{count} images in {folder.path} are fewer than {rank_size} ranks")
-    if do_train and rank_size == 1:
-        return ds.RandomSampler()
-    if do_train:
-        # Without num_samples shards are filled up with images of other ones.
-        return ds.DistributedSampler(rank_size, int(rank_id), shuffle=True, num_samples=share)
-    first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
-    return ds.SequentialSampler(int(first), int(last - first))
-
-
-def _cache(
-    session_id: int | None, folder: ImageFolder, do_train: bool, backend: str
-) -> ds.DatasetCache | None:
-    """Return the dataset cache of a session, after asking the server whether it has it."""
-    if session_id is None:
-        return None
-    if do_train or backend == "pillow":
-        raise InputError(
-            f"cache_session_id came with do_train={do_train} and backend {backend!r}; expected it "
-            "with do_train=False and backend 'mindspore' only, MindSpore caches nothing else"
-        )
-    expected = (
-        "expected the number that `dataset-cache --generate_session` prints, after "
-        "`dataset-cache --start`"
-    )
-    if isinstance(session_id, bool) or not isinstance(session_id, int | np.integer):
-        raise InputError(
-            f"A cache session_id must be provided to use cache: {session_id!r} came; {expected}"
-        )
-    try:
-        cache = ds.DatasetCache(session_id=int(session_id), size=0)
-        # The session is first asked for when rows are: one file costs 40 ms, and fails here.
-        probe = ds.ImageFolderDataset(
-            str(folder.path), sampler=ds.SequentialSampler(0, 1), cache=cache
-        )
-        next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
-        return ds.DatasetCache(session_id=int(session_id), size=0)
-    except (ValueError, RuntimeError) as error:
-        # MindSpore's reason is one line among headings and places in its source.
-        reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
-        came = reason.strip().partition("\n")[0]
-        raise InputError(f"cache_session_id is {session_id} ({came}); {expected}") from error
