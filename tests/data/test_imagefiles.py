@@ -56,6 +56,7 @@ def test_16_bit_grayscale_is_refused_for_pillow_alone(root):
 def test_the_smallest_rows_and_columns_are_those_of_any_image(root):
     store(root / "dog", {"d.jpg": encode(Image.fromarray(picture(20, 90)), "JPEG")})
     store(root / "cat", {"d.png": encode(Image.fromarray(picture(70, 30)), "PNG")})
+    store(root / "dog", {"e.png": encode(Image.fromarray(picture(99, 99)), "PNG")})
     assert read_folder(root).sizes == (20, 30)
 
 
@@ -65,6 +66,11 @@ def test_five_faults_are_named_and_the_rest_counted(root):
         read_folder(root)
     assert str(caught.value).count("is empty (0 bytes)") == 5
     assert "; and 2 more. Expected FOLDER/CLASS/FILE" in str(caught.value)
+    for n in (0, 1):
+        (root / "cat" / f"{n}.jpg").unlink()
+    with pytest.raises(InputError) as caught:
+        read_folder(root)
+    assert str(caught.value).count("is empty (0 bytes)") == 5 and "more" not in str(caught.value)
 
 
 def test_places_are_checked_too(root):

@@ -375,6 +375,12 @@ def test_different_classes_are_refused_with_their_names(both):
         create_datasets(3)
 
 
+def test_as_many_classes_of_other_names_are_refused(both):
+    (both / "val" / "cow").rename(both / "val" / "dog")
+    with pytest.raises(InputError, match="only in .*train: cow; only in .*val: dog"):
+        check_same_classes(both / "train", both / "val")
+
+
 # ---- what is refused
 
 
@@ -417,6 +423,16 @@ def test_different_classes_are_refused_with_their_names(both):
 def test_arguments_that_do_not_fit_are_refused(folder, arguments, message):
     with pytest.raises(InputError, match=message):
         create_dataset(folder, **({"batch_size": 4} | SMALL | arguments))
+
+
+def test_images_too_small_on_one_side_are_refused_without_resize(tmp_path):
+    store(tmp_path / "a", {"wide.png": encode(Image.fromarray(picture(20, 90)), "PNG")})
+    with pytest.raises(InputError, match="20 rows or 90 columns; without resize, expected at leas"):
+        create_dataset(tmp_path, 1, do_train=False, image_size=21, resize=None)
+    create_dataset(tmp_path, 1, do_train=False, image_size=20, resize=None)
+    create_dataset(tmp_path, 1, do_train=False, image_size=21, resize=24)
+    # A random crop is enlarged in any case.
+    create_dataset(tmp_path, 1, image_size=21, resize=None)
 
 
 def test_evaluation_takes_a_batch_larger_than_the_data(folder):
