@@ -21,13 +21,14 @@ _NAMES = {
         "_sum_op",
     ),
     "labkit.errors": ("InputError",),
+    "labkit.evaluation": ("evaluate",),
     "labkit.gradients": ("DynamicLossScale",),
     "labkit.losses": ("LossNet", "TokenLossNet"),
     "labkit.nets.lenet": ("LeNet5",),
     "labkit.presets": ("choose",),
     "labkit.run": ("Run",),
     "labkit.runtime": ("start",),
-    "labkit.training": ("EndOfEpoch", "evaluate", "fit"),
+    "labkit.training": ("EndOfEpoch", "fit"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

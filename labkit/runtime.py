@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
+from labkit import cluster
 from labkit.errors import InputError, refuse_unknown
 
 DEVICES = ("auto", "Ascend", "GPU", "CPU")
@@ -24,20 +25,29 @@ _SLOW_CONVOLUTION_SINCE = (2, 9)
 
 @dataclass(frozen=True)
 class Runtime:
-    """What ``start`` chose; ``onednn`` is ONEDNN_MAX_CPU_ISA as it is in force, or ``default``."""
+    """What ``start`` chose.
+
+    onednn       ONEDNN_MAX_CPU_ISA as it is in force, or ``default``
+    rank, ranks  which process this is of how many; 0 of 1 where it has joined no others
+    """
 
     device: str
     reason: str
     seed: int
     mindspore: str
     onednn: str
+    rank: int = 0
+    ranks: int = 1
 
     def __str__(self) -> str:
         onednn = f", oneDNN up to {self.onednn}" if self.device == "CPU" else ""
         return (
             f"labkit: {self.device} ({self.reason}), MindSpore {self.mindspore}, graph mode, "
-            f"seed {self.seed}{onednn}"
+            f"seed {self.seed}{onednn}{self._of_ranks()}"
         )
+
+    def _of_ranks(self):
+        return f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""
 
 
 @contextlib.contextmanager
@@ -70,20 +80,30 @@ def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None =
     return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
 
 
-def start(device: str = "auto", seed: int = 1) -> Runtime:
+def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
 
     device  ``auto`` takes the first of Ascend, GPU, CPU that is there; a device named is used or
             refused, never replaced by another one.
     seed    of the framework, of NumPy, of Python and of the data pipeline; 0 .. 2**32 - 1.
+    distribute  join the other ranks that msrun, mpirun or a script with a rank table has started.
+            The parallel mode stays MindSpore's stand-alone one: the gradient stage of a step
+            averages over ranks itself, and nothing may do it a second time.
 
+    On Ascend and GPU the number of the device is the environment's DEVICE_ID, where it has one.
     Call it first, before anything is built and before the first convolution. Raises ``InputError``
-    for an unknown device, one that is not there, and a seed that is not an integer in range.
+    for an unknown device, one that is not there, a seed that is not an integer in range, and for
+    ``distribute`` where the environment speaks of no ranks.
     """
     refuse_unknown("device", device, DEVICES)
     if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
         raise InputError(f"seed is {seed!r}; expected an integer from 0 to 2**32 - 1")
     seed = int(seed)
+    if distribute and not _started_as_rank():
+        raise InputError(
+            "distribute came, but this process was started alone: RANK_SIZE is not in its "
+            "environment. msrun --worker_num=N python ... starts N ranks"
+        )
     present = available_devices()
     if device != "auto" and device not in present:
         raise InputError(
@@ -96,7 +116,8 @@ def start(device: str = "auto", seed: int = 1) -> Runtime:
         reason = "no Ascend or GPU that MindSpore can use"
     onednn = _apply_onednn_workaround() if chosen == "CPU" else "default"
     version = _set_global_state(chosen, seed)
-    runtime = Runtime(chosen, reason, seed, version, onednn)
+    rank, ranks = _join() if distribute else (0, 1)
+    runtime = Runtime(chosen, reason, seed, version, onednn, rank, ranks)
     print(runtime, flush=True)
     return runtime
 
@@ -106,7 +127,10 @@ def _set_global_state(device: str, seed: int) -> str:
     import numpy
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    mindspore.set_device(device)
+    if device != "CPU" and os.environ.get("DEVICE_ID"):
+        mindspore.set_device(device, cluster.environment_number("DEVICE_ID"))
+    else:
+        mindspore.set_device(device)
     mindspore.set_seed(seed)
     numpy.random.seed(seed)
     random.seed(seed)
@@ -115,6 +139,26 @@ def _set_global_state(device: str, seed: int) -> str:
     # augmentation after a resume differs from the uninterrupted run.
     mindspore.dataset.config.set_fast_recovery(False)
     return mindspore.__version__
+
+
+def _started_as_rank():
+    return any(os.environ.get(name) for name in cluster.SIZES)
+
+
+def _join():
+    """Join the other ranks, once in a process; return (rank, ranks)."""
+    import mindspore
+    from mindspore.communication import init
+
+    mode = mindspore.get_auto_parallel_context("parallel_mode")
+    if mode != "stand_alone":
+        raise InputError(
+            f"the parallel mode is {mode}; expected stand_alone, MindSpore's default: the steps "
+            "average gradients over ranks themselves, and nothing may do it a second time"
+        )
+    if not cluster.joined():
+        init()
+    return cluster.rank_and_size()
 
 
 def _apply_onednn_workaround() -> str:

@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate`` over ``mindspore.train.Model``, with records, progress and resume."""
+"""``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
 import resource
 import sys
@@ -8,9 +8,8 @@ from numbers import Integral
 from pathlib import Path
 
 import mindspore as ms
-from mindspore import nn
 from mindspore.dataset.engine.datasets import MapDataset
-from mindspore.train import Accuracy, Callback, Metric, Model
+from mindspore.train import Callback, Model
 
 from labkit import checkpoint
 from labkit.errors import InputError
@@ -28,7 +27,9 @@ def fit(
     folder=None,
     resume=False,
     checkpoint_every=None,
+    checkpoint_epochs=1,
     keep=2,
+    write=True,
     progress="training",
     callbacks=(),
 ) -> Records:
@@ -42,8 +43,14 @@ def fit(
                       the parameters are then bit-identical to those of an uninterrupted run, but
                       not where the network draws random numbers (Dropout): MindSpore's kernels
                       show their state to nobody, and draw from the start again
-    checkpoint_every  micro-batches between checkpoints; one is written after each epoch anyway
+    checkpoint_every  micro-batches between checkpoints within an epoch; None writes none there
+    checkpoint_epochs epochs between checkpoints, the last epoch has one anyway; None: no checkpoint
+                      after any epoch
     keep              checkpoints kept
+    write             False: ``folder`` is only read from, on all ranks but the one that writes. All
+                      must see the same folder. What a rank alone holds, the part of a group that
+                      an ``AccumulatedStep`` has gathered, is lost to the others: checkpoints
+                      between micro-batches are for one rank
     progress          name on the progress display, None for none
     callbacks         further MindSpore callbacks, called after labkit's own
 
@@ -56,9 +63,11 @@ def fit(
     check_counts(epochs=epochs, keep=keep)
     if checkpoint_every is not None:
         check_counts(checkpoint_every=checkpoint_every)
+    if checkpoint_epochs is not None:
+        check_counts(checkpoint_epochs=checkpoint_epochs)
     if folder is None and (resume or checkpoint_every):
         raise InputError("resume and checkpoint_every need a folder; folder is None")
-    run = _Training(step, dataset, epochs, folder)
+    run = _Training(step, dataset, epochs, folder, write)
     if resume:
         run.resume()
     elif folder is not None:
@@ -66,8 +75,8 @@ def fit(
     if run.micro_batches >= epochs * run.epoch_size:
         return run.records
     own = [_Recorder(run, progress)]
-    if folder is not None:
-        own.append(_Checkpointer(run, checkpoint_every, keep))
+    if folder is not None and write:
+        own.append(_Checkpointer(run, checkpoint_every, checkpoint_epochs, keep))
     try:
         train(step, dataset, int(epochs), own + list(callbacks), run.micro_batches)
     finally:
@@ -92,44 +101,6 @@ def train(step, dataset, epochs, callbacks, done=0) -> None:
         dataset.set_init_step(0)
         # Model claims a dataset for itself, and would refuse it to the next Model.
         dataset.__dict__.pop("__model_hash__", None)
-
-
-def evaluate(network, loss_fn, dataset) -> dict[str, float]:
-    """Return ``accuracy`` and mean ``loss`` of ``network`` over every row of ``dataset``.
-
-    network  inputs -> logits (B, classes); loss_fn  (logits, labels) -> mean loss
-    """
-    metrics = {"loss": MeanLoss(), "accuracy": Accuracy()}
-    metrics["accuracy"].set_indexes([1, 2])  # of (loss, logits, labels); MeanLoss takes all three
-    model = Model(network, eval_network=nn.WithEvalCell(network, loss_fn), metrics=metrics)
-    was_training = network.training
-    try:
-        found = model.eval(dataset, dataset_sink_mode=False)
-    finally:
-        network.set_train(was_training)
-    return {name: float(found[name]) for name in ("accuracy", "loss")}
-
-
-class MeanLoss(Metric):
-    """Mean loss over rows; MindSpore's ``Loss`` takes the mean of batch means, which is another
-    number where the last batch is smaller."""
-
-    def __init__(self):
-        super().__init__()
-        self.clear()
-
-    def clear(self):
-        self._total, self._rows = 0.0, 0
-
-    def update(self, *inputs):
-        loss, labels = float(inputs[0].asnumpy()), inputs[2]
-        self._total += loss * labels.shape[0]
-        self._rows += labels.shape[0]
-
-    def eval(self):
-        if not self._rows:
-            raise InputError("there was nothing to evaluate: the dataset is empty")
-        return self._total / self._rows
 
 
 class EndOfEpoch(Callback):
@@ -158,8 +129,8 @@ class EndOfEpoch(Callback):
 class _Training:
     """What is known of one training: position, records, folder."""
 
-    def __init__(self, step, dataset, epochs, folder):
-        self.step, self.dataset, self.epochs = step, dataset, epochs
+    def __init__(self, step, dataset, epochs, folder, write):
+        self.step, self.dataset, self.epochs, self.write = step, dataset, epochs, write
         self.folder = None if folder is None else Path(folder)
         self.epoch_size = dataset.get_dataset_size()
         self.batch_size = dataset.get_batch_size()
@@ -168,7 +139,7 @@ class _Training:
         self.micro_batches = 0
         self.seconds_before = 0.0
         self.started = time.monotonic()
-        self.records = Records(None if folder is None else self.folder / RECORDS)
+        self.records = Records(self.folder / RECORDS if folder is not None and write else None)
 
     def start_anew(self):
         """Make sure that the folder can be written and holds nothing of an earlier training."""
@@ -178,14 +149,16 @@ class _Training:
                 f"{self.folder} holds an earlier training; give resume=True to continue it, or "
                 "another folder"
             )
-        make_folder(self.folder)
+        if self.write:
+            make_folder(self.folder)
 
     def resume(self):
         """Take up the newest checkpoint of the folder; start anew where there is none."""
-        make_folder(self.folder)
+        if self.write:
+            make_folder(self.folder)
         position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, self._accept)
         if position is None:
-            if (self.folder / RECORDS).exists():
+            if self.write and (self.folder / RECORDS).exists():
                 print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
                 (self.folder / RECORDS).unlink()
             return
@@ -305,9 +278,9 @@ class _Recorder(Callback):
 class _Checkpointer(Callback):
     """Write checkpoints; after ``_Recorder``, so that a flushed update comes before the save."""
 
-    def __init__(self, run, every, keep):
+    def __init__(self, run, every, epochs, keep):
         super().__init__()
-        self._run, self._every, self._keep = run, every, keep
+        self._run, self._every, self._epochs, self._keep = run, every, epochs, keep
 
     def on_train_step_end(self, run_context):
         done = self._run.micro_batches
@@ -316,7 +289,9 @@ class _Checkpointer(Callback):
             self._save()
 
     def on_train_epoch_end(self, run_context):
-        self._save()
+        epoch = self._run.micro_batches // self._run.epoch_size
+        if self._epochs and (epoch % self._epochs == 0 or epoch == self._run.epochs):
+            self._save()
 
     def _save(self):
         run = self._run

@@ -14,10 +14,11 @@ from labkit import checkpoint
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
 from labkit.errors import InputError
+from labkit.evaluation import MeanLoss, evaluate
 from labkit.gradients import DynamicLossScale
 from labkit.losses import LossNet
 from labkit.records import read_records
-from labkit.training import EndOfEpoch, MeanLoss, data_workers, evaluate, fit
+from labkit.training import EndOfEpoch, data_workers, fit
 from tests.step_cells import assert_bit_equal, restore, snapshot
 from tests.trainings import (
     OF_THE_PROCESS,

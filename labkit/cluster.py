@@ -1,0 +1,130 @@
+"""Ranks: how many were started, what all of them hold, and whether they hold the same.
+
+A rank is one process of a distributed training (one device each). ``labkit.start`` with
+``distribute=True`` joins them; what is here can be called after it, on every rank alike.
+"""
+
+import hashlib
+import os
+
+from labkit.errors import InputError
+
+# Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
+SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
+
+
+def ranks_started() -> int:
+    """Return how many ranks the environment of this process speaks of; 1 where it says nothing.
+
+    Raises ``InputError`` for a variable that is no positive number.
+    """
+    for name in SIZES:
+        if os.environ.get(name):
+            return environment_number(name, low=1)
+    return 1
+
+
+def environment_number(name: str, low: int = 0) -> int:
+    """Return an environment variable, set, as a number; ``InputError`` unless it is >= ``low``."""
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit()) or int(text) < low:
+        raise InputError(f"the environment has {name}={text!r}; expected a number >= {low}")
+    return int(text)
+
+
+def joined() -> bool:
+    """Return whether this process has joined others (or itself alone, as a cluster of one)."""
+    from mindspore.communication import GlobalComm
+
+    return bool(GlobalComm.INITED)
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return this rank and how many there are; (0, 1) in a process that has joined no other."""
+    if not joined():
+        return 0, 1
+    from mindspore.communication import get_group_size, get_rank
+
+    return get_rank(), get_group_size()
+
+
+def gather(values):
+    """Return what every rank holds, (ranks, n) float64, bit-exact; ``values`` (n,) on each.
+
+    Call it on every rank: each waits for all others.
+    """
+    import numpy as np
+
+    values = np.ascontiguousarray(values, np.float64)
+    if values.ndim != 1 or not values.size:
+        raise InputError(f"values have shape {values.shape}; expected (n,), n >= 1")
+    _, ranks = rank_and_size()
+    if ranks == 1:
+        return values[None]
+    # Byte by byte in float32: the CPU's collectives take no float64 and no integers.
+    carried = np.frombuffer(values.tobytes(), np.uint8).astype(np.float32)
+    found = _all_gather(carried).astype(np.uint8)
+    return np.frombuffer(found.tobytes(), np.float64).reshape(ranks, values.size)
+
+
+def agree(**values: object) -> None:
+    """Raise ``InputError`` on every rank unless each of ``values``, as text, is the same on all.
+
+    Call it on every rank with the same names, before anything that would make them diverge.
+    """
+    rank, ranks = rank_and_size()
+    if ranks == 1:
+        return
+    digests = [hashlib.sha256(str(value).encode()).digest() for value in values.values()]
+    found = gather(list(b"".join(digests)))
+    for index, (name, value) in enumerate(values.items()):
+        part = found[:, 32 * index : 32 * (index + 1)]
+        others = [other for other in range(ranks) if (part[other] != part[0]).any()]
+        if others:
+            raise InputError(
+                f"rank {others[0]} has another {name} than rank 0 ({value} on this rank, {rank}); "
+                "expected the same on all ranks"
+            )
+
+
+def take_from_first(parameters) -> None:
+    """Set float32 Parameters, the same on every rank in name and shape, to the first rank's values.
+
+    BatchNorm's running statistics are of each rank's own images; a checkpoint holds the first
+    rank's, and evaluation over ranks has to use the same ones everywhere.
+    """
+    parameters = list(parameters)
+    rank, ranks = rank_and_size()
+    if ranks == 1 or not parameters:
+        return
+    import numpy as np
+    from mindspore import Tensor, ops
+
+    own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])
+    first = gather(own)[0].astype(np.float32)
+    ends = np.cumsum([parameter.size for parameter in parameters])
+    if rank:
+        for parameter, values in zip(parameters, np.split(first, ends[:-1]), strict=True):
+            ops.assign(parameter, Tensor(values.reshape(parameter.shape)))
+
+
+def digest(cell) -> str:
+    """Return the SHA-256 of names and bytes of every Parameter of ``cell``."""
+    found = hashlib.sha256()
+    for parameter in sorted(cell.get_parameters(), key=lambda one: one.name):
+        found.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return found.hexdigest()
+
+
+def _all_gather(values):
+    from mindspore import Tensor, nn, ops
+
+    class Gather(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.gather = ops.AllGather()
+
+        def construct(self, values):
+            return self.gather(values)
+
+    return Gather()(Tensor(values)).asnumpy()

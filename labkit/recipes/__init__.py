@@ -1,0 +1,1 @@
+"""Full training programs, one per technique, for one device or many."""

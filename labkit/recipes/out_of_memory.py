@@ -1,0 +1,50 @@
+"""What to do where a device's memory is not enough: said beside MindSpore's own error."""
+
+import contextlib
+
+# MindSpore 2.10 on CPU says "Memory isn't enough and alloc failed", r1.6 on a device
+# "Device(id:0) memory isn't enough and alloc failed"; Ascend and the allocators the others.
+_PHRASES = (
+    "memory isn't enough",
+    "memory not enough",
+    "out of memory",
+    "malloc device memory failed",
+    "allocate memory failed",
+    "alloc failed",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error is one of a device or a process whose memory is not enough."""
+    text = str(error).lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    return isinstance(error, MemoryError) or any(phrase in text for phrase in _PHRASES)
+
+
+@contextlib.contextmanager
+def advice(batch_size: int, micro_steps: int):
+    """Add to an error about memory what to do; it stays the error that it is.
+
+    batch_size   images in a micro-batch; micro_steps  micro-batches in an update
+
+    A traceback shows the advice below the error (``__notes__``).
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_out_of_memory(error):
+            error.add_note(_advice(batch_size, micro_steps))
+        raise
+
+
+def _advice(batch_size, micro_steps):
+    came = f"labkit: memory was not enough for micro-batches of {batch_size} images."
+    if batch_size == 1:
+        return f"{came} Smaller ones there are not: a smaller image_size or depth is left."
+    half = batch_size // 2
+    less = f"{came} A smaller batch_size needs less: --set batch_size={half}"
+    parts = next(k for k in range(2, batch_size + 1) if batch_size % k == 0)
+    return (
+        f"{less} (half the images in an update). Or --set batch_size={batch_size // parts} --set "
+        f"micro_steps={micro_steps * parts}: {batch_size * micro_steps} images in an update as "
+        "before, the same update but for BatchNorm, which sees micro-batches."
+    )

@@ -1,0 +1,244 @@
+"""ResNet-50 on an image folder: the migration document's whole training, and its evaluation.
+
+    python -m labkit.recipes.resnet50 train --dataset_path FOLDER --set epoch_size=90
+    python -m labkit.recipes.resnet50 eval --dataset_path FOLDER --checkpoint_path FILE
+
+FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
+(the document's; there is no evaluation after training then). ``labkit.recipes.resnet50_config``
+says what can be set, with its default. On several ranks, msrun or scripts/resnet50 start one such
+command each, with --run_distribute True.
+
+Source: "ResNet-50 migration", train.py and eval.py. Departures: a real warm-up, augmentation, exact
+shards, no decay for biases whatever they are called, the network as torchvision builds it; the
+document's own way can be had by name, but for its network.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit import cluster, runtime
+from labkit.errors import InputError
+from labkit.recipes import out_of_memory, run_folder, settings
+from labkit.recipes.resnet50_config import Config
+from labkit.recipes.resnet50_parts import (
+    build_loss,
+    build_network,
+    build_step,
+    datasets,
+    load_network,
+    with_classes,
+)
+from labkit.records import Records
+
+# What a resumed training may change: where and how often it writes, and what is fitted anyway.
+_MAY_CHANGE = (
+    "save_checkpoint",
+    "save_checkpoint_epochs",
+    "save_checkpoint_steps",
+    "keep_checkpoint_max",
+    "save_checkpoint_path",
+    "num_parallel_workers",
+)
+TOP = (1, 5)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What ``train`` did: the run folder, one record per update, and the evaluation, or None."""
+
+    folder: Path
+    records: Records
+    evaluation: dict[str, float] | None
+
+
+def train(
+    config: Config,
+    dataset_path: str | Path,
+    *,
+    device: str = "auto",
+    distribute: bool = False,
+    device_num: int | None = None,
+    resume: bool = False,
+) -> Trained:
+    """Train on this device, or as one rank of several, and evaluate where there is a val/.
+
+    device, distribute  as for ``labkit.start``
+    device_num          how many ranks there must be; None: as many as were started
+    resume              continue from the newest checkpoint in config.save_checkpoint_path
+
+    On several ranks, each trains on its part of the images; the first writes. Raises
+    ``InputError`` for a folder, a number of ranks or an earlier training that does not fit, and
+    where ranks hold different weights, data or settings.
+    """
+    started = start(config, device, distribute, device_num)
+    train_set, val_set, classes = datasets(config, dataset_path, started.rank, started.ranks)
+    config = with_classes(config, classes)
+    folder = Path(config.save_checkpoint_path)
+    if resume:
+        run_folder.check_resume(config, classes, folder, _MAY_CHANGE)
+    network = build_network(config)
+    step = build_step(config, network, train_set.get_dataset_size())
+    cluster.agree(
+        config=config,
+        classes=classes,
+        steps=train_set.get_dataset_size(),
+        weights=cluster.digest(network),
+        checkpoint=run_folder.newest(folder) if resume else None,
+    )
+    first = started.rank == 0
+    if first:
+        print(f"labkit: ResNet-{config.depth} into {folder}\n{settings.lines(config)}", flush=True)
+    with out_of_memory.advice(config.batch_size, config.micro_steps):
+        records = _fit(config, step, train_set, folder, classes, first, resume)
+        found = None if val_set is None else _evaluate(config, network, val_set, started.ranks)
+    if first and found is not None:
+        print(f"labkit: {summary(found)}", flush=True)
+    return Trained(folder, records, found)
+
+
+def evaluate_checkpoint(
+    config: Config,
+    dataset_path: str | Path,
+    checkpoint_path: str | Path,
+    *,
+    device: str = "auto",
+    distribute: bool = False,
+    device_num: int | None = None,
+) -> dict[str, float]:
+    """Return accuracies and loss of a checkpoint over every image of the folder.
+
+    checkpoint_path  of ``train``, or of the network alone (`labkit convert` makes one of PyTorch's)
+
+    Raises ``InputError`` as ``train`` does, for a checkpoint of another network, and for classes
+    other than those of the training.
+    """
+    started = start(config, device, distribute, device_num)
+    _, val_set, classes = datasets(
+        config, dataset_path, started.rank, started.ranks, only_evaluate=True
+    )
+    run_folder.check_classes(classes, run_folder.beside(checkpoint_path, run_folder.CLASSES))
+    config = with_classes(config, classes)
+    network = build_network(config)
+    load_network(network, checkpoint_path)
+    cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
+    with out_of_memory.advice(config.batch_size, config.micro_steps):
+        found = _evaluate(config, network, val_set, started.ranks)
+    if started.rank == 0:
+        print(f"labkit: {summary(found)}, checkpoint {checkpoint_path}", flush=True)
+    return found
+
+
+def start(config: Config, device: str, distribute: bool, device_num: int | None):
+    """Call ``labkit.start`` and make sure that the ranks are as many as were asked for."""
+    ranks = cluster.ranks_started()
+    if not distribute and (ranks > 1 or (device_num or 1) > 1):
+        raise InputError(
+            f"{ranks} ranks were started and device_num is {device_num}, with run_distribute "
+            "False; expected --run_distribute True, or one rank"
+        )
+    if device_num is not None and device_num != ranks:
+        raise InputError(
+            f"device_num is {device_num}, and {ranks} ranks were started; expected the same number"
+        )
+    if config.save_checkpoint_steps and config.micro_steps > 1 and ranks > 1:
+        raise InputError(
+            "save_checkpoint_steps came with micro_steps > 1 on several ranks: a checkpoint holds "
+            "the gradients that one rank has gathered; expected save_checkpoint_epochs alone"
+        )
+    started = runtime.start(device, config.seed, distribute=distribute)
+    if started.ranks != ranks:
+        raise InputError(f"{started.ranks} ranks have met; the environment speaks of {ranks}")
+    return started
+
+
+def summary(found: dict[str, float]) -> str:
+    """Return an evaluation as one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+
+
+def _fit(config, step, train_set, folder, classes, first, resume):
+    from labkit.training import fit
+
+    return fit(
+        step,
+        train_set,
+        config.epoch_size,
+        folder=folder,
+        resume=resume,
+        checkpoint_every=config.save_checkpoint_steps,
+        checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
+        keep=config.keep_checkpoint_max,
+        write=first,
+        progress=f"ResNet-{config.depth}" if first else None,
+        callbacks=[run_folder.description(config, classes, folder)] if first else [],
+    )
+
+
+def _evaluate(config, network, val_set, ranks):
+    from labkit.evaluation import evaluate
+    from labkit.step import running_statistics
+
+    cluster.take_from_first(running_statistics(network))
+    found = evaluate(network, build_loss(config), val_set, top=TOP, over_ranks=ranks > 1)
+    return {name: found[name] for name in (*(f"top_{k}_accuracy" for k in TOP), "loss")}
+
+
+def _truth(text):
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False")
+    return text.lower() == "true"
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="python -m labkit.recipes.resnet50",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, words in (("train", "train and evaluate"), ("eval", "evaluate a checkpoint")):
+        one = commands.add_parser(name, help=words, allow_abbrev=False)
+        one.add_argument("--dataset_path", required=True, help="train/ and val/, or class folders")
+        one.add_argument("--run_distribute", type=_truth, default=False, help="True or False")
+        one.add_argument("--device_num", type=int, help="ranks there must be")
+        one.add_argument("--device_target", default="auto", choices=runtime.DEVICES)
+        one.add_argument("--config", metavar="FILE", help="YAML file of settings")
+        one.add_argument("--set", metavar="NAME=VALUE", action="append", default=[])
+        if name == "train":
+            one.add_argument("--resume", action="store_true", help="from the newest checkpoint")
+        else:
+            one.add_argument("--checkpoint_path", required=True)
+    return parser
+
+
+def _run(given):
+    shared = dict(
+        device=given.device_target, distribute=given.run_distribute, device_num=given.device_num
+    )
+    if given.command == "train":
+        config = settings.read(Config, given.config, given.set)
+        train(config, given.dataset_path, resume=given.resume, **shared)
+        return
+    # The training's own settings, where its run folder is around the checkpoint.
+    found = run_folder.beside(given.checkpoint_path, run_folder.CONFIG)
+    base = None if found is None else settings.read(Config, found)
+    config = settings.read(Config, given.config, given.set, base)
+    evaluate_checkpoint(config, given.dataset_path, given.checkpoint_path, **shared)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 2 for bad input with its message on stderr."""
+    given = _parser().parse_args(arguments)
+    try:
+        _run(given)
+    except InputError as error:
+        print(f"resnet50: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The parts of ``labkit.recipes.resnet50``: data, network, loss and step as a ``Config`` says.
+
+What needs MindSpore is imported when it is called, after ``labkit.start``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from labkit.errors import InputError
+from labkit.recipes.resnet50_config import Config
+
+
+def datasets(config: Config, dataset_path, rank: int, ranks: int, *, only_evaluate=False) -> tuple:
+    """Return (training set or None, evaluation set or None, class names)."""
+    from labkit.data import imagefolder
+
+    root, train_folder, val_folder = _folders(dataset_path)
+    share = (config.batch_size, ranks, rank)
+    options = dict(image_size=config.image_size, num_parallel_workers=config.num_parallel_workers)
+    if only_evaluate:
+        val_set = imagefolder.create_dataset(val_folder, *share, do_train=False, **options)
+        return None, val_set, imagefolder.classes(val_folder)
+    if train_folder == root:
+        train_set = imagefolder.create_dataset(root, *share, augment=config.augment, **options)
+        return train_set, None, imagefolder.classes(root)
+    return imagefolder.create_datasets(root, *share, augment=config.augment, **options)
+
+
+def _folders(dataset_path):
+    """Return (the folder, its training folder, its evaluation folder)."""
+    root = Path(dataset_path)
+    there = [name for name in ("train", "val") if (root / name).is_dir()]
+    if len(there) == 2:
+        return root, root / "train", root / "val"
+    if there and sum(entry.is_dir() for entry in root.iterdir()) == 1:
+        raise InputError(
+            f"{root} holds {there[0]}/ alone; expected train/ and val/, or one folder a class"
+        )
+    return root, root, root
+
+
+def with_classes(config: Config, classes: Sequence[str]) -> Config:
+    """Return ``config`` with a class_num that the data's classes fit into."""
+    wanted = config.class_num
+    if wanted is not None and wanted < len(classes):
+        raise InputError(
+            f"class_num is {wanted}, and the data has {len(classes)} classes; expected as many, or "
+            "None, which counts them"
+        )
+    return replace(config, class_num=wanted or len(classes))
+
+
+def build_network(config: Config):
+    """Return the ResNet with its initial weights, a function of the seed on every rank."""
+    from labkit.nets import resnet
+    from labkit.nets.initialisers import initialise
+
+    network = resnet.resnet(config.depth, config.class_num)
+    initialise(network, config.initialiser, config.seed)
+    return network
+
+
+def build_loss(config: Config):
+    """Return the loss: cross entropy against smoothed labels."""
+    from labkit.losses import CrossEntropySmooth
+
+    return CrossEntropySmooth(
+        smooth_factor=config.label_smooth_factor,
+        num_classes=config.class_num,
+        convention=config.label_smooth_convention,
+    )
+
+
+def build_step(config: Config, network, epoch_size: int):
+    """Return the step cell, its optimizer and rates; ``epoch_size`` is in micro-batches."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit import AccumulatedStep, LossNet, PlainStep, schedules
+    from labkit.parameter_groups import decay_groups
+
+    updates = -(-epoch_size // config.micro_steps)
+    make = getattr(schedules, config.lr_schedule)
+    rates = make(config.lr, config.lr_end, config.epoch_size, updates, config.warmup)
+    schedules.check_length(rates, config.epoch_size * updates)
+    groups = decay_groups(network, config.weight_decay)
+    optimizer = nn.Momentum(groups, ms.Tensor(rates), config.momentum)
+    loss_net = LossNet(network, build_loss(config))
+    if config.micro_steps > 1:
+        return AccumulatedStep(loss_net, optimizer, config.micro_steps)
+    return PlainStep(loss_net, optimizer)
+
+
+def load_network(network, checkpoint_path) -> None:
+    """Set the network's Parameters from a checkpoint that may hold more (an optimizer's, a step's).
+
+    Raises ``InputError`` where one is missing or of another shape; the network is as it was then.
+    """
+    from labkit import checkpoint
+
+    values = checkpoint.read(checkpoint_path)
+    own = {parameter.name for parameter in network.get_parameters()}
+    kept = {name: value for name, value in values.items() if name in own}
+    checkpoint.load_into(network, kept, checkpoint_path)

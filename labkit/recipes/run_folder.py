@@ -1,0 +1,86 @@
+"""What a run folder says of its training: config.json and classes.json beside the checkpoints."""
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import InputError
+from labkit.recipes import settings
+
+CONFIG, CLASSES = "config.json", "classes.json"
+
+
+def description(config: Any, classes: Sequence[str], folder: Path):
+    """Return a callback that writes both files once a training begins.
+
+    Not before: ``fit`` refuses a folder of another training, whose files must stay.
+    """
+    from mindspore.train import Callback
+
+    class Describe(Callback):
+        def on_train_begin(self, run_context):
+            settings.write(config, folder / CONFIG)
+            settings.write_json(list(classes), folder / CLASSES)
+
+    return Describe()
+
+
+def check_resume(
+    config: Any, classes: Sequence[str], folder: Path, may_change: Collection[str]
+) -> None:
+    """Raise ``InputError`` where ``config`` would not continue the training in ``folder``.
+
+    may_change  names of settings that decide nothing about the weights
+    """
+    before = _json(folder / CONFIG)
+    if before is None:
+        return
+    check_classes(classes, folder / CLASSES)
+    for name, value in asdict(config).items():
+        if name not in may_change and value != before.get(name):
+            raise InputError(
+                f"cannot resume: {name} is {value}, the training in {folder} has {before.get(name)}"
+            )
+
+
+def check_classes(classes: Sequence[str], path: Path | None) -> None:
+    """Raise ``InputError`` unless ``classes`` are those in ``path``; without a file all are right.
+
+    One class more or less would shift the labels of all that follow.
+    """
+    known = _json(path)
+    if known is not None and list(classes) != known:
+        raise InputError(
+            f"the data has {len(classes)} classes ({_few(classes)}), the training had {len(known)} "
+            f"({_few(known)}; {path}); expected the same"
+        )
+
+
+def beside(checkpoint_path, name: str) -> Path | None:
+    """Return RUN/name for a checkpoint RUN/checkpoint/FILE that ``fit`` wrote, None for others."""
+    path = Path(checkpoint_path).absolute().parent.parent / name
+    return path if path.is_file() else None
+
+
+def newest(folder: Path) -> str | None:
+    """Return the name of the newest checkpoint in the run folder, or None."""
+    from labkit.checkpoint import checkpoints
+    from labkit.training import CHECKPOINTS
+
+    found = checkpoints(folder / CHECKPOINTS)
+    return found[-1].name if found else None
+
+
+def _few(names):
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+
+
+def _json(path):
+    if path is None or not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
