@@ -216,10 +216,10 @@ class GradientStage(nn.Cell):
         weight  sum of w_i over micro-batches and ranks, > 0
         """
         if self.all_reduce is not None:
-            total = self.map(self.all_reduce, total)
+            return self._finish_over_ranks(total, weight)
         scale = 1.0 / weight
         if not self.mean:
-            scale = ops.cast(1.0 / self.ranks, ms.float32)
+            scale = ops.cast(1.0, ms.float32)
         norm = ops.sqrt(ops.addn(self.map(_squared_norm, total)))
         if self.weighted:
             norm = norm * scale
@@ -231,6 +231,23 @@ class GradientStage(nn.Cell):
             return total, norm
         return self.map(ops.partial(times, scale), total), norm
 
+    def _finish_over_ranks(self, total, weight):
+        """``finish``, on several ranks.
+
+        Hazard: what comes out of AllReduce is divided, never multiplied. MindSpore takes
+        AllReduce(g) * y + z for g / ranks + decay * w (its pass adjust_all_reduce_mul_add) and
+        makes AllReduce(g + z) * y of it: with y = 1 / rows the weight decay was that of one row,
+        a tenth of what it should be with 10 rows on each of two ranks.
+        """
+        total = self.map(self.all_reduce, total)
+        divisor = weight
+        if not self.mean:
+            divisor = ops.cast(self.ranks, ms.float32)
+        norm = ops.sqrt(ops.addn(self.map(_squared_norm, total))) / divisor
+        if self.clip_norm is not None:
+            divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
+        return self.map(ops.partial(_divided, divisor), total), norm
+
 
 def _float32(gradient):
     return ops.cast(gradient, ms.float32)
@@ -239,6 +256,10 @@ def _float32(gradient):
 def times(factor, gradient):
     """Return ``factor`` times a gradient, in float32."""
     return ops.cast(gradient, ms.float32) * factor
+
+
+def _divided(divisor, gradient):
+    return gradient / divisor
 
 
 def _squared_norm(gradient):

@@ -17,6 +17,9 @@ CASES = {
     "uneven by steps": ("accumulated", {"normalise": "steps"}, (6, 2), (), 4),
     "sum": ("accumulated", {"reduction": "sum"}, (6, 2), (), 4),
     "clipped": ("accumulated", {"clip_norm": 0.5, "loss_scale": 1024.0}, (6, 2), (), 4),
+    "decayed": ("accumulated", {"weight_decay": 0.1}, (6, 2), (), 4),
+    "plain, decayed": ("plain", {"weight_decay": 0.1, "clip_norm": 0.5}, (6, 2), (), 3),
+    "sum, decayed": ("accumulated", {"weight_decay": 0.1, "reduction": "sum"}, (6, 2), (), 4),
     "drop_micro": ("accumulated", {}, (6, 2), ((1, 0), (0, 4), (1, 4), (0, 5), (1, 5)), 6),
     # The second group of rank 0 holds nothing: it must add nothing, not what it held before.
     "nothing on one rank": ("accumulated", {}, (4, 4), ((0, 2), (0, 3)), 6),
@@ -41,7 +44,9 @@ def run(case, rank):
 
     kind, options, sizes, nan, calls = CASES[case]
     network, loss_net = regression()
-    step = STEPS[kind](loss_net, momentum(network, LEARNING_RATE), **options)
+    options = dict(options)
+    optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
+    step = STEPS[kind](loss_net, optimizer, **options)
     found = {}
     for call in range(calls + 1):
         if call < calls:

@@ -59,9 +59,9 @@ def regression(network=None):
     return network, LossNet(network, nn.MSELoss())
 
 
-def momentum(network, learning_rate=0.05):
+def momentum(network, learning_rate=0.05, weight_decay=0.0):
     """Momentum 0.9 over the network's trainable parameters."""
-    return nn.Momentum(network.trainable_params(), learning_rate, 0.9)
+    return nn.Momentum(network.trainable_params(), learning_rate, 0.9, weight_decay)
 
 
 def snapshot(cell):

@@ -79,6 +79,7 @@ def one_process(case):
     kind, options, sizes, nan, calls = CASES[case]
     options = {name: value for name, value in options.items() if name != "loss_scale"}
     normalise = options.pop("normalise", "samples")
+    decay = options.pop("weight_decay", 0.0)
     reduction = options.get("reduction", "mean")
     # A plain step has one micro-batch a rank, and one that is not finite drops them all.
     plain = kind == "plain"
@@ -104,8 +105,11 @@ def one_process(case):
         for update in filter(None, made):
             # Over ranks it is always the mean.
             share = 0.5 if reduction == "sum" else 1.0
+            decayed = [
+                share * g + decay * w for g, w in zip(update.gradients, weights, strict=True)
+            ]
             weights, velocities = reference.momentum_update(
-                weights, velocities, [share * g for g in update.gradients], LEARNING_RATE
+                weights, velocities, decayed, LEARNING_RATE
             )
         yield weights, group
 
