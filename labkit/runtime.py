@@ -127,10 +127,12 @@ def _set_global_state(device: str, seed: int) -> str:
     import numpy
 
     mindspore.set_context(mode=mindspore.GRAPH_MODE)
-    if device != "CPU" and os.environ.get("DEVICE_ID"):
-        mindspore.set_device(device, cluster.environment_number("DEVICE_ID"))
-    else:
-        mindspore.set_device(device)
+    if not cluster.joined():  # MindSpore has numbered the device then, and refuses another call
+        number = device != "CPU" and os.environ.get("DEVICE_ID")
+        if number:
+            mindspore.set_device(device, cluster.environment_number("DEVICE_ID"))
+        else:
+            mindspore.set_device(device)
     mindspore.set_seed(seed)
     numpy.random.seed(seed)
     random.seed(seed)

@@ -52,7 +52,10 @@ def with_classes(config: Config, classes: Sequence[str]) -> Config:
 
 
 def build_network(config: Config):
-    """Return the ResNet with its initial weights, a function of the seed on every rank."""
+    """Return the ResNet with its initial weights, the same on every rank right after ``start``.
+
+    The scheme ``seed`` leaves the dense bias as MindSpore makes it, from the global random state.
+    """
     from labkit.nets import resnet
     from labkit.nets.initialisers import initialise
 

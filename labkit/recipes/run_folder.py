@@ -51,11 +51,18 @@ def check_classes(classes: Sequence[str], path: Path | None) -> None:
     One class more or less would shift the labels of all that follow.
     """
     known = _json(path)
-    if known is not None and list(classes) != known:
-        raise InputError(
-            f"the data has {len(classes)} classes ({_few(classes)}), the training had {len(known)} "
-            f"({_few(known)}; {path}); expected the same"
-        )
+    if known is None or list(classes) == known:
+        return
+    more, less = sorted(set(classes) - set(known)), sorted(set(known) - set(classes))
+    differ = [
+        f"only {where}: {_few(names)}"
+        for where, names in (("here", more), ("there", less))
+        if names
+    ]
+    raise InputError(
+        f"the data has {len(classes)} classes and the training had {len(known)} ({path}); expected "
+        f"the same. {'; '.join(differ)}"
+    )
 
 
 def beside(checkpoint_path, name: str) -> Path | None:

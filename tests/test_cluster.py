@@ -1,0 +1,118 @@
+"""Ranks as one process sees them; two of them are in recipes/test_resnet50_on_ranks.py."""
+
+import numpy as np
+import pytest
+
+from labkit import cluster, runtime
+from labkit.errors import InputError
+from tests.trainings import network
+
+NAMES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch, runtime):
+    """An environment that speaks of no ranks."""
+    for name in (*NAMES, "DEVICE_ID"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
+def test_alone():
+    assert cluster.ranks_started() == 1 and cluster.rank_and_size() == (0, 1)
+    assert not cluster.joined()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_environment_says_how_many(environment, name):
+    environment.setenv(name, "8")
+    assert cluster.ranks_started() == 8
+
+
+def test_rank_size_comes_first_and_an_empty_one_says_nothing(environment):
+    environment.setenv("RANK_SIZE", "")
+    environment.setenv("MS_WORKER_NUM", "2")
+    assert cluster.ranks_started() == 2
+    environment.setenv("RANK_SIZE", "4")
+    assert cluster.ranks_started() == 4
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "²"])
+def test_a_number_of_ranks_that_is_none(environment, text):
+    environment.setenv("RANK_SIZE", text)
+    with pytest.raises(InputError, match="RANK_SIZE="):
+        cluster.ranks_started()
+
+
+def test_one_rank_agrees_and_holds_its_own():
+    cluster.agree(anything=1)
+    np.testing.assert_array_equal(cluster.gather([1.5, -0.0]), [[1.5, -0.0]])
+    cell = network(norm=True)
+    before = cluster.digest(cell)
+    cluster.take_from_first(cell.get_parameters())
+    assert cluster.digest(cell) == before
+
+
+@pytest.mark.parametrize("values", [[], [[1.0]]])
+def test_what_cannot_be_gathered(values):
+    with pytest.raises(InputError, match="expected"):
+        cluster.gather(values)
+
+
+def test_a_digest_tells_one_bit_and_one_name():
+    import mindspore as ms
+
+    cell = network()
+    before = cluster.digest(cell)
+    assert cluster.digest(network()) == before
+    weight = cell.trainable_params()[0]
+    values = weight.asnumpy().copy()
+    values.flat[0] = np.nextafter(values.flat[0], np.float32(9))
+    ms.ops.assign(weight, ms.Tensor(values))
+    assert cluster.digest(cell) != before
+    other = network()
+    other.trainable_params()[0].name = "other"
+    assert cluster.digest(other) != before
+
+
+class TestStart:
+    def test_distribute_in_a_process_started_alone(self):
+        with pytest.raises(InputError, match="was started alone: RANK_SIZE is not"):
+            runtime.start("CPU", distribute=True)
+
+    def test_another_parallel_mode_is_refused(self, environment):
+        import mindspore as ms
+
+        environment.setenv("RANK_SIZE", "2")
+        ms.set_auto_parallel_context(parallel_mode="data_parallel")
+        try:
+            with pytest.raises(InputError, match="data_parallel; expected stand_alone"):
+                runtime.start("CPU", distribute=True)
+        finally:
+            ms.reset_auto_parallel_context()
+
+    def test_what_it_joins_is_in_what_it_returns(self, environment, capsys):
+        environment.setenv("RANK_SIZE", "2")
+        environment.setattr("mindspore.communication.init", lambda: None)
+        environment.setattr(cluster, "rank_and_size", lambda: (1, 2))
+        started = runtime.start("CPU", distribute=True)
+        assert (started.rank, started.ranks) == (1, 2)
+        assert capsys.readouterr().out.endswith(", rank 1 of 2\n")
+
+    @pytest.mark.parametrize(
+        ("device", "number", "expected"),
+        [("Ascend", "3", ("Ascend", 3)), ("Ascend", "", ("Ascend",)), ("CPU", "3", ("CPU",))],
+    )
+    def test_the_number_of_the_device(self, environment, device, number, expected):
+        calls = []
+        environment.setenv("DEVICE_ID", number)
+        environment.setattr(runtime, "available_devices", lambda: ("Ascend", "CPU"))
+        environment.setattr("mindspore.set_device", lambda *given: calls.append(given))
+        runtime.start(device)
+        assert calls == [expected]
+
+    def test_a_number_that_is_none(self, environment):
+        environment.setenv("DEVICE_ID", "first")
+        environment.setattr(runtime, "available_devices", lambda: ("Ascend", "CPU"))
+        with pytest.raises(InputError, match="DEVICE_ID='first'"):
+            runtime.start("Ascend")
