@@ -1,4 +1,4 @@
-"""``fit`` and ``evaluate``: exact resume, records, refusals, evaluation, end of epoch."""
+"""``fit`` and ``evaluate``: exact resume, what is written, refusals, evaluation, end of epoch."""
 
 import json
 import shutil
@@ -299,6 +299,61 @@ class TestContinuing:
 
 def bytes_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestWhatIsWritten:
+    """``checkpoint_epochs``, and ``write`` for all ranks but one."""
+
+    @pytest.mark.parametrize(
+        ("epochs", "expected"), [(1, [11, 22, 33]), (2, [22, 33]), (5, [33]), (None, [])]
+    )
+    def test_epochs_between_checkpoints(self, tmp_path, epochs, expected):
+        quiet_fit(make_step(), dataset(), folder=tmp_path, checkpoint_epochs=epochs, keep=9)
+        found = checkpoint.checkpoints(tmp_path / "checkpoint")
+        assert [int(path.stem[-9:]) for path in found] == expected
+
+    def test_checkpoints_within_epochs_do_not_need_those_after_them(self, tmp_path):
+        options = dict(checkpoint_every=10, checkpoint_epochs=None, keep=9)
+        quiet_fit(make_step(), dataset(), folder=tmp_path, **options)
+        found = checkpoint.checkpoints(tmp_path / "checkpoint")
+        assert [int(path.stem[-9:]) for path in found] == [10, 20, 30]
+
+    @pytest.mark.parametrize("epochs", [0, -1, 1.5, True, "2"])
+    def test_what_is_no_number_of_epochs(self, tmp_path, epochs):
+        with pytest.raises(InputError, match="checkpoint_epochs is"):
+            quiet_fit(make_step(), dataset(), folder=tmp_path / "run", checkpoint_epochs=epochs)
+        assert not (tmp_path / "run").exists()
+
+    def test_another_rank_writes_nothing(self, done, tmp_path):
+        step = make_step()
+        records = quiet_fit(step, dataset(), folder=tmp_path / "run", write=False)
+        assert not (tmp_path / "run").exists()
+        assert comparable(records.rows) == done.rows
+        assert_bit_equal(snapshot(step), done.final)
+
+    def test_another_rank_resumes_and_writes_nothing(self, done, tmp_path):
+        done.interrupted(done.paths[16], tmp_path / "run")
+
+        def files():
+            paths = (path for path in (tmp_path / "run").rglob("*") if path.is_file())
+            return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+        before = files()
+        step = make_step()
+        records = quiet_fit(step, dataset(), folder=tmp_path / "run", resume=True, write=False)
+        assert files() == before and before
+        assert comparable(records.rows) == done.rows
+        assert_bit_equal(snapshot(step), done.final)
+
+    def test_another_rank_is_refused_where_the_first_is(self, done, tmp_path):
+        done.interrupted(done.paths[16], tmp_path / "run")
+        with pytest.raises(InputError, match="holds an earlier training"):
+            quiet_fit(make_step(), dataset(), folder=tmp_path / "run", write=False)
+
+    def test_records_without_a_checkpoint_are_the_writers_to_remove(self, tmp_path):
+        (tmp_path / "records.csv").write_text("epoch\n1\n")
+        quiet_fit(make_step(), dataset(), 1, folder=tmp_path, resume=True, write=False)
+        assert (tmp_path / "records.csv").read_text() == "epoch\n1\n"
 
 
 class TestRefused:

@@ -76,6 +76,29 @@ class Kept:
         return {f"{name}/{p.name}": p.asnumpy().copy() for p in self.last.get_parameters()}
 
 
+def spoiled(kept, rank, config, data, options):
+    """Train where the second rank has one weight that is another."""
+    from mindspore import Tensor, ops
+
+    from labkit.recipes import resnet50
+
+    build = resnet50.build_network
+
+    def build_network(config):
+        network = build(config)
+        weight = network.conv1.weight
+        values = weight.asnumpy().copy()
+        values.flat[0] += rank
+        ops.assign(weight, Tensor(values))
+        return network
+
+    resnet50.build_network = build_network
+    try:
+        resnet50.train(config, data, **options)
+    finally:
+        resnet50.build_network = build
+
+
 def main(data, out):
     from labkit import cluster
     from labkit.recipes import resnet50
@@ -97,6 +120,9 @@ def main(data, out):
     arrays |= kept.parameters("resumed")
 
     found["disagree"] = refused(lambda: cluster.agree(same=1, number=rank))
+    other = settings(out / "none", lr=0.05 + rank)
+    found["config"] = refused(lambda: resnet50.train(other, data, **options))
+    found["weights"] = refused(lambda: spoiled(kept, rank, settings(out / "none"), data, options))
     found["gathered"] = cluster.gather([1 / 3 + rank, -1e300, -0.0]).tolist()
     shrink(group_norm)
     resnet50.train(settings(out / "groups", micro_steps=1), data, **options)

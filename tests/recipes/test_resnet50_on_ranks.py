@@ -165,9 +165,13 @@ def test_an_earlier_training_is_refused_on_both(ranks):
         assert "holds an earlier training" in said["again"]
 
 
-def test_ranks_that_disagree_are_told_so(ranks):
+@pytest.mark.parametrize(
+    ("which", "name"), [("disagree", "number"), ("config", "config"), ("weights", "weights")]
+)
+def test_ranks_that_disagree_are_told_so(ranks, which, name):
     for said in ranks[0]:
-        assert said["disagree"].startswith("rank 1 has another number than rank 0")
+        assert said[which].startswith(f"rank 1 has another {name} than rank 0")
+    assert not (ranks[2] / "none").exists()
 
 
 def test_what_is_gathered_is_bit_exact(ranks):

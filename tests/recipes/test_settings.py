@@ -32,6 +32,7 @@ class TestRead:
         assert read(Small, None, ["most=5", "most=None"]).most is None
         assert read(Small, None, [" rate = 2 "]).rate == 2.0
         assert read(Small, None, ["name=a=b"]).name == "a=b"
+        assert read(Small, None, ["name= x "]).name == "x"
 
     def test_an_assignment_beats_the_file_beats_the_base(self, tmp_path):
         path = tmp_path / "some.yaml"
