@@ -90,7 +90,9 @@ def train(
     )
     first = started.rank == 0
     if first:
-        print(f"labkit: ResNet-{config.depth} into {folder}\n{settings.lines(config)}", flush=True)
+        images = config.batch_size * config.micro_steps * started.ranks
+        print(f"labkit: ResNet-{config.depth} into {folder}, {images} images in an update")
+        print(settings.lines(config), flush=True)
     with out_of_memory.advice(config.batch_size, config.micro_steps):
         records = _fit(config, step, train_set, folder, classes, first, resume)
         found = None if val_set is None else _evaluate(config, network, val_set, started.ranks)
@@ -110,7 +112,7 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Return accuracies and loss of a checkpoint over every image of the folder.
 
-    checkpoint_path  of ``train``, or of the network alone (`labkit convert` makes one of PyTorch's)
+    checkpoint_path  of ``train``, or of the network alone (``labkit.migration`` makes one of PyTorch's)
 
     Raises ``InputError`` as ``train`` does, for a checkpoint of another network, and for classes
     other than those of the training.

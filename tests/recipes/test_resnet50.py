@@ -99,7 +99,10 @@ class TestTrain:
         config = settings(tmp_path / "run", epoch_size=1)
         trained, _ = train(config, data)
         shown = capsys.readouterr().out
-        assert f"labkit: ResNet-18 into {tmp_path / 'run'}\n  batch_size " in shown
+        assert (
+            f"labkit: ResNet-18 into {tmp_path / 'run'}, 20 images in an update\n  batch_size "
+            in shown
+        )
         assert f"labkit: {resnet50.summary(trained.evaluation)}\n" in shown
 
     def test_a_folder_of_classes_is_trained_on_without_evaluation(self, data, tmp_path):
