@@ -112,7 +112,8 @@ def evaluate_checkpoint(
 ) -> dict[str, float]:
     """Return accuracies and loss of a checkpoint over every image of the folder.
 
-    checkpoint_path  of ``train``, or of the network alone (``labkit.migration`` makes one of PyTorch's)
+    checkpoint_path  of ``train``, or of the network alone, such as ``labkit.migration`` makes one
+                     of PyTorch's weights
 
     Raises ``InputError`` as ``train`` does, for a checkpoint of another network, and for classes
     other than those of the training.

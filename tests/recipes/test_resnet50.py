@@ -161,6 +161,16 @@ class TestResume:
         assert trained.evaluation == done[1].evaluation
         assert_bit_equal(snapshot(network), snapshot(done[2]))
 
+    def test_where_and_how_often_it_writes_may_change(self, done, data, tmp_path):
+        moved = shutil.copytree(done[1].folder, tmp_path / "moved")
+        (moved / "checkpoint" / "step-000000009.ckpt").unlink()
+        changed = dict(save_checkpoint_epochs=2, save_checkpoint_steps=8, keep_checkpoint_max=9)
+        _, network = train(settings(moved, **changed), data, resume=True)
+        assert_bit_equal(snapshot(network), snapshot(done[2]))
+        names = sorted(path.stem for path in (moved / "checkpoint").iterdir())
+        assert [int(name[-9:]) for name in names] == [6, 8, 9]
+        assert json.loads((moved / "config.json").read_text())["keep_checkpoint_max"] == 9
+
     def test_without_a_checkpoint_it_starts_anew(self, data, tmp_path):
         trained, _ = train(settings(tmp_path / "run", epoch_size=1), data, resume=True)
         assert len(trained.records) == 3
