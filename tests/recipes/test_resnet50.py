@@ -349,12 +349,13 @@ class TestParts:
         assert classes == ("plane", "train") and val_set is None
         assert train_set.get_dataset_size() == 3
 
-    def test_augmentation_can_be_turned_off(self, data):
+    @pytest.mark.parametrize("inside", [".", "train"])
+    def test_augmentation_can_be_turned_off(self, data, inside):
         images = {}
         for augment in (False, True):
             ms.dataset.config.set_seed(1)
             config = settings("none", augment=augment)
-            train_set, val_set, _ = resnet50.datasets(config, data, 0, 1)
+            train_set, val_set, _ = resnet50.datasets(config, data / inside, 0, 1)
             batches = train_set.create_tuple_iterator(num_epochs=1, output_numpy=True)
             images[augment] = next(batches)[0]
         assert images[True].shape == images[False].shape == (BATCH, 3, 32, 32)
