@@ -29,6 +29,8 @@ TIMEOUT = 30.0  # seconds without a byte
 SAY_EVERY = 10.0  # seconds between two lines of progress
 PART = ".part"
 STATE = ".part.json"
+# Where a script keeps what it downloads, in its folder, until the images are made.
+DOWNLOADS = ".download"
 
 _CHUNK = 1 << 20
 _BROKEN = (
@@ -90,23 +92,16 @@ def download(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"another program is downloading to {target}; wait for it") from error
-        for attempt in range(1, attempts + 1):
-            try:
-                _continue(address, file, Path(f"{target}{STATE}"), limit, timeout, say)
-                break
-            except _BROKEN as error:
-                passing = not isinstance(error, urllib.error.HTTPError) or error.code in _PASSING
-                if attempt == attempts or not passing:
-                    raise InputError(
-                        f"{address} cannot be downloaded ({error}); without network give "
-                        "--source a folder or archive that holds the files"
-                    ) from error
-                say(f"{address} broke off ({error}); trying again")
-                time.sleep(pause * 2 ** (attempt - 1))
+        try:
+            _persist(address, file, target, limit, timeout, attempts, pause, say)
+        except BaseException:
+            if not file.seek(0, os.SEEK_END):
+                _remove(part, Path(f"{target}{STATE}"))
+            raise
         # Before the rename: what is still in the buffer would come too late for a killed program.
         file.flush()
         os.replace(part, target)
-    Path(f"{target}{STATE}").unlink(missing_ok=True)
+    _remove(Path(f"{target}{STATE}"))
 
 
 def fetch(published: Published, address: str, folder: Path, say: Say = print, **options) -> Path:
@@ -149,6 +144,24 @@ def verify(path: Path, published: Published, say: Say = print) -> None:
             )
 
 
+def _persist(address, file, target, limit, timeout, attempts, pause, say) -> None:
+    for attempt in range(1, attempts + 1):
+        try:
+            return _continue(address, file, Path(f"{target}{STATE}"), limit, timeout, say)
+        except _BROKEN as error:
+            passing = True
+            if isinstance(error, urllib.error.HTTPError):
+                passing = error.code in _PASSING
+                error.close()
+            if attempt == attempts or not passing:
+                raise InputError(
+                    f"{address} cannot be downloaded ({error}); without network give "
+                    "--source a folder or archive that holds the files"
+                ) from error
+            say(f"{address} broke off ({error}); trying again")
+            time.sleep(pause * 2 ** (attempt - 1))
+
+
 def _continue(
     address: str, file: BinaryIO, state: Path, limit: int, timeout: float, say: Say
 ) -> None:
@@ -167,7 +180,8 @@ def _continue(
     except urllib.error.HTTPError as error:
         if error.code != 416 or "Range" not in headers:
             raise
-        # The file has become shorter than what is here, or all of it is here: begin again.
+        error.close()
+        # The file has become shorter than what is here: begin again.
         file.truncate(0)
         return _continue(address, file, state, limit, timeout, say)
     with answer:
@@ -222,6 +236,11 @@ def _follows(answer, have: int, known: dict) -> bool:
         return False
     same_size = known["size"] is None or found[2] in ("*", known["size"])
     return same_size and _version(answer) in (None, known["version"])
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
 
 
 def _read_state(state: Path) -> dict:
