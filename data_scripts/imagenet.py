@@ -153,8 +153,9 @@ def prepare(
         where = _checked_source(source, request.archives(known))
         with staging(out, alone=True) as work:
             target = ClassFolders(out, known.title, request.folders.values(), official=True)
-            archives = _archives(known, request, where, target, work, say)
-            _convert(known, request, target, work, archives, say)
+            job = _Job(known, request, target, work, say)
+            job.convert(job.archives(where))
+            _check_total(known, request, target)
             shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
         say(f"{known.title} is in {out}, from {where}:")
     for folder in request.folders.values():
@@ -212,34 +213,8 @@ def _checked_source(source: str | os.PathLike | None, needed: list[Published]) -
     return where
 
 
-def _archives(
-    known: Dataset, request: Request, where: str, target: ClassFolders, work: Path, say: Say
-) -> dict[str, Path]:
-    """Return the path of each archive that is needed, by its name: downloaded, verified."""
-    folder = target.out / DOWNLOADS if is_address(where) else Path(where)
-    needed = request.archives(known)
-    if is_address(where):
-        missing = [one.size for one in needed if not (folder / one.name).exists()]
-        whole = not request.classes and request.first is None
-        # All classes need the size of their archive again.
-        refuse_full(target.out, sum(missing) * (2 if whole else 1), len(missing))
-        folder.mkdir(exist_ok=True)
-    found = {}
-    for one in needed:
-        path = found[one.name] = folder / one.name
-        if path.exists() and target.remembers(path):
-            say(f"{path}: verified before")
-            continue
-        if is_address(where):
-            _download(one, where, folder, say)
-        else:
-            say(f"verifying {path}")
-            verify(path, one, say)
-        target.remember(work, path)
-    return found
-
-
 def _download(published: Published, where: str, folder: Path, say: Say) -> None:
+    folder.mkdir(exist_ok=True)
     try:
         fetch(published, f"{where.rstrip('/')}/{published.name}", folder, say, attempts=ATTEMPTS)
     finally:
@@ -247,96 +222,113 @@ def _download(published: Published, where: str, folder: Path, say: Say) -> None:
             folder.rmdir()
 
 
-def _convert(
-    known: Dataset,
-    request: Request,
-    target: ClassFolders,
-    work: Path,
-    archives: dict[str, Path],
-    say: Say,
-) -> None:
-    """Make the classes that are missing, one after the other."""
-    with contextlib.ExitStack() as stack:
-        found = {split: _open(known, request, split, archives, stack) for split in request.folders}
-        names = [sorted(classes) for classes in found.values()]
-        if names[0] != names[-1] or (target.names and names[0] != target.names):
+@dataclass(frozen=True)
+class _Job:
+    """One call: what is known and asked for, where it goes, and where it is made."""
+
+    known: Dataset
+    request: Request
+    target: ClassFolders
+    work: Path
+    say: Say
+
+    def archives(self, where: str) -> dict[str, Path]:
+        """Return the path of each archive that is needed, by its name: downloaded, verified."""
+        folder = self.target.out / DOWNLOADS if is_address(where) else Path(where)
+        found = {one.name: folder / one.name for one in self.request.archives(self.known)}
+        if is_address(where):
+            self._refuse_full(found)
+        for one in self.request.archives(self.known):
+            path = found[one.name]
+            if path.exists() and self.target.remembers(path):
+                self.say(f"{path}: verified before")
+                continue
+            if is_address(where):
+                _download(one, where, folder, self.say)
+            else:
+                self.say(f"verifying {path}")
+                verify(path, one, self.say)
+            self.target.remember(self.work, path)
+        return found
+
+    def _refuse_full(self, archives: dict[str, Path]) -> None:
+        needed = self.request.archives(self.known)
+        missing = [one.size for one in needed if not archives[one.name].exists()]
+        whole = not self.request.classes and self.request.first is None
+        # All classes take the size of their archive once more.
+        refuse_full(self.target.out, sum(missing) * (2 if whole else 1), len(missing))
+
+    def convert(self, archives: dict[str, Path]) -> None:
+        """Make the classes that are missing, one after the other."""
+        request, target = self.request, self.target
+        with contextlib.ExitStack() as stack:
+            found = {split: self._open(split, archives, stack) for split in request.folders}
+            names = [sorted(classes) for classes in found.values()]
+            if names[0] != names[-1] or (target.names and names[0] != target.names):
+                raise InputError(f"{self.known.title}: archives and labels differ in their classes")
+            target.names = names[0]
+            missing = [
+                (split, wnid)
+                for split, folder in request.folders.items()
+                for wnid in request.choose(target.names)
+                if not target.whole(folder, wnid)
+            ]
+            members = [member for split, wnid in missing for member in found[split][wnid]]
+            images = sum(self.known.images(split)[1] for split, _ in missing)
+            refuse_full(target.out, sum(member.size for member in members), images)
+            for done, (split, wnid) in enumerate(missing, 1):
+                images = self._make(split, wnid, found[split][wnid])
+                place = f"{request.folders[split]}/{wnid}"
+                self.say(f"  {place}  {images} images ({done} of {len(missing)})")
+
+    def _open(
+        self, split: str, archives: dict[str, Path], stack: contextlib.ExitStack
+    ) -> dict[str, list[Member]]:
+        """Return by class its one inner archive (train) or its images (val)."""
+        known, labels = self.known, self.request.labels
+        path = archives[getattr(known, split).name]
+        stream = stack.enter_context(open(path, "rb"))
+        members = stack.enter_context(tar_members(stream, str(path)))
+        if split == "train":
+            classes = ilsvrc.train_classes(members, str(path), known.classes)
+            return {wnid: [member] for wnid, member in classes.items()}
+        if labels is not None:
+            wnids = ilsvrc.labels_of_text(labels, known.val_images, known.classes)
+        else:
+            kit = archives[known.devkit.name]
+            wnids = ilsvrc.labels_of_devkit(kit, known.val_images, known.classes)
+        images = ilsvrc.val_images(members, str(path), known.val_images)
+        found: dict[str, list[Member]] = {}
+        for wnid, member in zip(wnids, images, strict=True):
+            found.setdefault(wnid, []).append(member)
+        return found
+
+    def _make(self, split: str, wnid: str, members: list[Member]) -> int:
+        """Make one class; return the number of its images."""
+        folder = self.request.folders[split]
+        if split == "train":
+            images = ilsvrc.train_images(members[0])
+        else:
+            images = ((member.name, ilsvrc.read_image(member)) for member in members)
+        record = self.target.stage(self.work, folder, wnid, images)
+        least, most = self.known.images(split)
+        if not least <= record.images <= most:
             raise InputError(
-                f"the archives of {known.title} and the labels differ in their classes"
+                f"{wnid} has {record.images} images in {split}; expected {least} to {most}"
             )
-        target.names = names[0]
-        wanted = request.choose(target.names)
-        missing = [
-            (split, wnid)
-            for split, folder in request.folders.items()
-            for wnid in wanted
-            if not target.whole(folder, wnid)
-        ]
-        members = [member for split, wnid in missing for member in found[split][wnid]]
-        most = sum(known.images(split)[1] for split, _ in missing)
-        refuse_full(target.out, sum(member.size for member in members), most)
-        for done, (split, wnid) in enumerate(missing, 1):
-            folder = request.folders[split]
-            images = _make(known, target, work, split, folder, wnid, found[split][wnid], say)
-            say(f"  {folder}/{wnid}  {images} images ({done} of {len(missing)})")
+        place = self.target.out / folder / wnid
+        if place.exists():
+            self.say(f"replacing a damaged class: {place}")
+        self.target.install(self.work, folder, wnid, record)
+        return record.images
+
+
+def _check_total(known: Dataset, request: Request, target: ClassFolders) -> None:
     folder = request.folders.get("train")
     if folder and target.count(folder)[0] == known.classes:
         images = target.count(folder)[1]
         if images != known.train_images:
             raise InputError(f"{images} training images; expected {known.train_images}")
-
-
-def _open(
-    known: Dataset,
-    request: Request,
-    split: str,
-    archives: dict[str, Path],
-    stack: contextlib.ExitStack,
-) -> dict[str, list[Member]]:
-    """Return by class its one inner archive (train) or its images (val)."""
-    path = archives[getattr(known, split).name]
-    stream = stack.enter_context(open(path, "rb"))
-    members = stack.enter_context(tar_members(stream, str(path)))
-    if split == "train":
-        classes = ilsvrc.train_classes(members, str(path), known.classes)
-        return {wnid: [member] for wnid, member in classes.items()}
-    if request.labels is not None:
-        labels = ilsvrc.labels_of_text(request.labels, known.val_images, known.classes)
-    else:
-        kit = archives[known.devkit.name]
-        labels = ilsvrc.labels_of_devkit(kit, known.val_images, known.classes)
-    found: dict[str, list[Member]] = {}
-    for wnid, member in zip(
-        labels, ilsvrc.val_images(members, str(path), known.val_images), strict=True
-    ):
-        found.setdefault(wnid, []).append(member)
-    return found
-
-
-def _make(
-    known: Dataset,
-    target: ClassFolders,
-    work: Path,
-    split: str,
-    folder: str,
-    wnid: str,
-    members: list[Member],
-    say: Say,
-) -> int:
-    """Make one class; return the number of its images."""
-    if split == "train":
-        images = ilsvrc.train_images(members[0])
-    else:
-        images = ((member.name, ilsvrc.read_image(member)) for member in members)
-    record = target.stage(work, folder, wnid, images)
-    least, most = known.images(split)
-    if not least <= record.images <= most:
-        raise InputError(
-            f"{wnid} has {record.images} images in {split}; expected {least} to {most}"
-        )
-    if (target.out / folder / wnid).exists():
-        say(f"replacing a damaged class: {target.out / folder / wnid}")
-    target.install(work, folder, wnid, record)
-    return record.images
 
 
 def main(arguments: list[str] | None = None) -> int:

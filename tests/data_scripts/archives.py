@@ -9,10 +9,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 from PIL import Image
 
 from labkit.data.download import Published
 
+# Ids 1, 2, 3 in the order of a development kit: not the alphabetical one. Then its labels.
+WNIDS = ("n00000003", "n00000001", "n00000002")
+TRUTH = (1, 3, 2, 2, 1, 3)
 SCRIPTS = Path(__file__).resolve().parents[2] / "data_scripts"
 
 
@@ -55,6 +59,30 @@ def image(seed, size=(32, 32), mode="RGB", format="JPEG") -> bytes:
     packed = io.BytesIO()
     Image.fromarray(pixels.squeeze(), mode).save(packed, format)
     return packed.getvalue()
+
+
+def meta(wnids=WNIDS) -> bytes:
+    """Return a MATLAB file as that of the development kit: classes, and a group of them."""
+    fields = (
+        "ILSVRC2012_ID WNID words gloss num_children children wordnet_height num_train_images"
+    ).split()
+    rows = [(n, wnid, "w", "g", 0, np.zeros(0), 0, 4) for n, wnid in enumerate(wnids, 1)]
+    rows.append((len(rows) + 1, "n00000099", "w", "g", 2, np.array([1, 2]), 1, 0))
+    synsets = np.array([[row] for row in rows], dtype=[(name, "O") for name in fields])
+    packed = io.BytesIO()
+    scipy.io.savemat(packed, {"synsets": synsets})
+    return packed.getvalue()
+
+
+def kit(truth=TRUTH, mat=None) -> bytes:
+    """Return a development kit with these labels."""
+    folder = "ILSVRC2012_devkit_t12"
+    text = "".join(f"{label}\n" for label in truth).encode()
+    files = {
+        f"{folder}/data/meta.mat": meta() if mat is None else mat,
+        f"{folder}/data/ILSVRC2012_validation_ground_truth.txt": text,
+    }
+    return tar(files.items(), "w:gz")
 
 
 def tree(folder) -> dict[str, bytes]:
