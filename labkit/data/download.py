@@ -195,7 +195,8 @@ def _continue(
         else:
             file.truncate(0)
             have = 0
-            promised = answer.headers.get("Content-Length")
+            promised = answer.headers.get("Content-Length", "")
+            promised = promised if promised.isdecimal() else None
             known = {"address": address, "version": _version(answer), "size": promised}
             _write_state(state, known)
         have = _receive(answer, address, file, have, limit, known["size"], say)

@@ -1,7 +1,6 @@
 """Downloads are whole or not there, continue where they broke off, and are judged by checksum."""
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
@@ -241,11 +240,39 @@ def test_no_server_and_no_address_are_refused(get, tmp_path):
 
 
 def test_two_programs_do_not_write_one_file(server, get, tmp_path):
-    with open(tmp_path / "file.part", "ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match="another program is downloading"):
+    def meanwhile(line):
+        if line.startswith("downloading"):
+            return
+        with pytest.raises(InputError, match="another program is downloading to .*file; wait"):
             get()
+        met.append(line)
+
+    met = []
+    break_off(server, get, tmp_path)
+    get(say=meanwhile)
+    assert met == ["  continued after 100000 bytes"]
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
+    sizes = []
+
+    def replace(old, new, real=os.replace):
+        sizes.append(os.stat(old).st_size)
+        real(old, new)
+
+    # So little stays in the buffer until the file is closed.
+    server.content = CONTENT[:100]
+    monkeypatch.setattr(os, "replace", replace)
     get()
+    assert sizes[-1] == 100
+
+
+def test_a_length_that_is_no_number_is_not_believed(server, get, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAY_EVERY", -1.0)
+    server.length, server.headers = False, {"Content-Length": "many"}
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT
 
 
 def test_progress_is_said(server, get, monkeypatch):
