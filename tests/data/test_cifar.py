@@ -1,6 +1,7 @@
 """Records of the binary version become the images that were put into them."""
 
 import io
+import zlib
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def picture(mode="RGB", size=(32, 32), format="PNG") -> bytes:
 def test_only_a_whole_image_of_the_right_shape_passes(format):
     whole = picture(format=format)
     check_image(whole, "x")
-    for cut in (0, 10, len(whole) // 2):
+    for cut in (0, 10, len(whole) // 2, len(whole) - 40):
         with pytest.raises(InputError, match="^x is no whole JPEG or PNG"):
             check_image(whole[:cut], "x")
     with pytest.raises(InputError, match="^x is 32 x 32 L; expected 32 x 32 RGB"):
@@ -90,5 +91,6 @@ def test_other_files_are_refused(content):
 def test_an_image_of_a_billion_pixels_is_not_decoded():
     header = bytearray(picture())
     header[16:24] = (50_000).to_bytes(4, "big") * 2
-    with pytest.raises(InputError, match="^x is"):
+    header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
+    with pytest.raises(InputError, match="^x is no whole JPEG or PNG .*decompression bomb"):
         check_image(bytes(header), "x")

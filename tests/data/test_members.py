@@ -320,3 +320,10 @@ def test_more_than_the_limit_is_not_read(tmp_path, kind):
 def test_a_member_must_have_its_stated_size():
     with pytest.raises(InputError, match="one: 3 bytes; expected 4"):
         read(Member("one", lambda: io.BytesIO(b"abc"), 4), 10)
+
+
+def test_the_limit_holds_before_a_member_is_opened_and_without_a_stated_size():
+    with pytest.raises(InputError, match="one: 11 bytes; expected at most 10"):
+        read(Member("one", lambda: pytest.fail("it was opened"), 11), 10)
+    with pytest.raises(InputError, match="one: unpacks to more than 2 bytes"):
+        read(Member("one", lambda: io.BytesIO(b"abc")), 2)
