@@ -48,16 +48,7 @@ class ClassFolders:
         self.names: list[str] = []
         self._read()
         for split in splits:
-            folder = out / split
-            found = sorted(os.listdir(folder)) if folder.is_dir() else []
-            if folder.exists() and not folder.is_dir():
-                raise InputError(f"{folder} is a file; expected a folder, or nothing")
-            for name in found:
-                if f"{split}/{name}" not in self.records:
-                    raise InputError(
-                        f"{folder / name} holds other data, which {MANIFEST} does not record. "
-                        "Remove it, or choose another folder with --out"
-                    )
+            self._refuse_other(split)
 
     def whole(self, split: str, name: str, content: bool = False) -> bool:
         """Whether a class is recorded and there, by number and bytes, or by its ``content``."""
@@ -65,10 +56,14 @@ class ClassFolders:
         folder = self.out / split / name
         if record is None or not folder.is_dir():
             return False
-        sizes = [entry.stat().st_size for entry in os.scandir(folder)]
-        if (len(sizes), sum(sizes)) != (record.images, record.bytes):
+        try:
+            with os.scandir(folder) as entries:
+                sizes = [entry.stat().st_size for entry in entries]
+            if (len(sizes), sum(sizes)) != (record.images, record.bytes):
+                return False
+            return not content or _record_of(folder) == record
+        except OSError:  # A link to nothing, or a file that may not be read.
             return False
-        return not content or _record_of(folder) == record
 
     def stage(
         self, work: Path, split: str, name: str, images: Iterable[tuple[str, bytes]]
@@ -112,6 +107,22 @@ class ClassFolders:
         """Return how many classes of ``split`` are recorded, and how many images they have."""
         found = [one for name, one in self.records.items() if name.startswith(f"{split}/")]
         return len(found), sum(record.images for record in found)
+
+    def _refuse_other(self, split: str) -> None:
+        """Raise ``InputError`` where a split holds what no record knows."""
+        folder = self.out / split
+        try:
+            found = sorted(os.listdir(folder)) if folder.exists() else []
+        except OSError as error:
+            raise InputError(
+                f"{folder} cannot be read ({error}); expected a folder, or nothing"
+            ) from error
+        for name in found:
+            if f"{split}/{name}" not in self.records:
+                raise InputError(
+                    f"{folder / name} holds other data, which {MANIFEST} does not record. "
+                    "Remove it, or choose another folder with --out"
+                )
 
     def _read(self) -> None:
         place = self.out / MANIFEST

@@ -92,6 +92,8 @@ def download(
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise InputError(f"another program is downloading to {target}; wait for it") from error
+        except OSError:  # A file system without locks.
+            pass
         try:
             _persist(address, file, target, limit, timeout, attempts, pause, say)
         except BaseException:

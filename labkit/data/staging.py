@@ -33,9 +33,8 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            if alone:
-                stack.enter_context(_locked(out))
-            _remove_stale(out, 0.0 if alone else STALE_SECONDS)
+            locked = alone and stack.enter_context(_locked(out))
+            _remove_stale(out, 0.0 if locked else STALE_SECONDS)
             yield Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX, dir=out)))
     except BaseException as error:
         for folder in made:
@@ -67,14 +66,18 @@ def refuse_full(out: Path, size: int, files: int) -> None:
 
 
 @contextlib.contextmanager
-def _locked(out: Path) -> Iterator[None]:
+def _locked(out: Path) -> Iterator[bool]:
+    """Hold a lock on ``out``; give False where the file system has none for folders (NFS)."""
     handle = os.open(out, os.O_RDONLY)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            locked = True
         except BlockingIOError as error:
             raise InputError(f"another program is preparing {out}; wait for it") from error
-        yield
+        except OSError:
+            locked = False
+        yield locked
     finally:
         os.close(handle)
 

@@ -62,6 +62,10 @@ DAMAGES = {
     "more": lambda place: (place / "c.png").write_bytes(b""),
     "shorter": lambda place: (place / "a.png").write_bytes(b"firs"),
     "gone": shutil.rmtree,
+    "link to nothing": lambda place: (
+        (place / "a.png").unlink(),
+        (place / "a.png").symlink_to("nothing"),
+    ),
 }
 
 
@@ -114,7 +118,7 @@ def test_other_files_beside_the_splits_do_not_matter(out):
 
 def test_a_file_in_place_of_a_split_is_refused(out):
     (out / "train").write_text("x")
-    with pytest.raises(InputError, match="train is a file; expected a folder"):
+    with pytest.raises(InputError, match="train cannot be read .*; expected a folder"):
         folders(out)
 
 

@@ -254,6 +254,15 @@ def test_two_programs_do_not_write_one_file(server, get, tmp_path):
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
+def test_a_file_system_without_locks_is_taken(get, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
 def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
     sizes = []
 

@@ -116,6 +116,15 @@ def test_an_inner_archive_gives_the_images_of_its_class():
         list(ilsvrc.train_images(member("n00000002.tar", tar(images))))
 
 
+@pytest.mark.parametrize(
+    "name", ["_1.txt", "/1.JPEG", "_1.JPEG.exe", "_x.JPEG", "_.JPEG", "1_1.JPEG"]
+)
+def test_an_image_of_a_class_is_called_after_it(name):
+    content = tar([("n00000001" + name, image(1))])
+    with pytest.raises(InputError, match="member 'n00000001.*'; expected n00000001_NUMBER.JPEG"):
+        list(ilsvrc.train_images(member("n00000001.tar", content)))
+
+
 @pytest.mark.parametrize("content", [b"", b"<html>", b"GIF89a", image(1)[1:], b"\xff\xd8"])
 def test_what_does_not_begin_like_an_image_is_refused(content):
     with pytest.raises(InputError, match="member 'a.JPEG' is no JPEG .it begins with"):

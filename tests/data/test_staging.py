@@ -6,6 +6,7 @@ from types import SimpleNamespace as Namespace
 
 import pytest
 
+from labkit.data import staging as staging_module
 from labkit.data.staging import PREFIX, STALE_SECONDS, refuse_full, staging
 from labkit.errors import InputError
 
@@ -86,6 +87,17 @@ def test_alone_nothing_a_killed_program_left_can_be_alive(tmp_path):
     with staging(tmp_path, alone=True):
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_taken_but_its_leftovers_may_be_alive(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(staging_module.fcntl, "flock", flock)
+    (tmp_path / f"{PREFIX}new").mkdir()
+    with staging(tmp_path, alone=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}new"]
 
 
 def disk(monkeypatch, **found):
