@@ -133,8 +133,8 @@ def prepare(
     """Make the image folder ``out``/{train,val}/CLASS of ``dataset``; return ``out``.
 
     source  None or "download"; the http(s) address of a mirror folder or archive; the official
-            archive; or an archive or folder of your own, with train/CLASS/IMAGE and
-            val/CLASS/IMAGE or unpacked .bin files.
+            archive, or the folder it is in; or an archive or folder of your own, with
+            train/CLASS/IMAGE and val/CLASS/IMAGE or unpacked .bin files.
     out     default: the data set's folder under `datasets` of the project.
     say     takes each line of the report.
 
@@ -144,6 +144,8 @@ def prepare(
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
     where = known.address if source in (None, "download") else os.fspath(source)
+    if not is_address(where) and (Path(where) / known.archive.name).is_file():
+        where = str(Path(where) / known.archive.name)
     form = "official" if is_address(where) else _form_of(known, where)
     out = PROJECT / "datasets" / known.folder if out is None else Path(out)
     if form == "official" and _is_complete(known, out):
@@ -177,7 +179,10 @@ def _form_of(known: Dataset, where: str) -> str:
         return "records" if Path(where).is_dir() else "official"
     if any(len(path.parts) > 2 and path.parts[-3] in SPLITS for path in paths):
         return "images"
-    if any("data_batch" in name for name in last) or {"train", "test", "meta"} <= last:
+    other = [key for key, one in DATASETS.items() if not last.isdisjoint(one.files["val"])]
+    if other:
+        hint = f"this is {DATASETS[other[0]].title}, --dataset {other[0]}; expected"
+    elif any("data_batch" in name for name in last) or {"train", "test", "meta"} <= last:
         hint = "it is the Python version, a pickle, which can execute any code; expected"
     else:
         hint = "expected train/CLASS/IMAGE and val/CLASS/IMAGE, or"
@@ -193,7 +198,7 @@ def _is_complete(known: Dataset, out: Path) -> bool:
 def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say: Say) -> None:
     """Make the classes that are missing from the official archive."""
     out = folders.out
-    _refuse_full(known, folders)
+    _refuse_full(known, folders, known.archive.size if is_address(where) else 0)
     if is_address(where):
         archive = _download(known, where, out / DOWNLOADS, say)
     else:
@@ -247,14 +252,14 @@ def _download(known: Dataset, where: str, folder: Path, say: Say) -> Path:
             folder.rmdir()
 
 
-def _refuse_full(known: Dataset, folders: ClassFolders) -> None:
+def _refuse_full(known: Dataset, folders: ClassFolders, more: int) -> None:
     missing = sum(
         known.per_class(split)
         for split in SPLITS
         for name in known.classes
         if not folders.whole(split, name)
     )
-    refuse_full(folders.out, missing * cifar.MAX_PNG + known.archive.size, missing)
+    refuse_full(folders.out, missing * cifar.MAX_PNG + more, missing)
 
 
 # ---- the binary version: records of label bytes and 3 x 32 x 32 pixel bytes

@@ -147,6 +147,17 @@ def test_every_pixel_lands_in_its_class(tmp_path, dataset):
     assert not any("warning" in line for line in lines)
 
 
+def test_the_folder_of_the_archive_is_taken_too(small, tmp_path):
+    out = small.prepare(small.put(tmp_path).parent, tmp_path / "out")
+    assert_same_images(decoded(out), small.pixels)
+    assert json.loads((out / "manifest.json").read_text())["official"]
+
+
+def test_one_data_set_is_not_taken_for_the_other(small, tmp_path):
+    source = Small("cifar100").put(tmp_path)
+    refused(small, source, tmp_path / "out", "no CIFAR-10: this is CIFAR-100, --dataset cifar100")
+
+
 def test_a_second_call_verifies_and_writes_nothing(small, tmp_path):
     out = small.prepare(small.put(tmp_path), tmp_path / "out")
     before = {path: path.stat().st_mtime_ns for path in (out, *out.rglob("*"))}
@@ -522,6 +533,22 @@ def test_a_download_that_broke_off_is_continued_by_the_next_call(
     out = small.prepare(None, tmp_path / "out")
     assert server.asked == [None, "bytes=10000-"]
     assert_same_images(decoded(out), small.pixels)
+
+
+def test_a_download_that_broke_off_is_continued_by_the_same_call(small, server, tmp_path):
+    server.cut = 10_000
+    assert_same_images(decoded(small.prepare(None, tmp_path / "out")), small.pixels)
+    assert server.asked == [None, "bytes=10000-"]
+
+
+def test_the_room_for_the_download_is_counted(small, server, tmp_path, monkeypatch):
+    images = len(small.pixels)
+    enough = images * 3200 + images * 2048
+    room = SimpleNamespace(f_bavail=enough, f_frsize=1, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    refused(small, None, tmp_path / "out", "Make room")
+    assert server.asked == []
+    small.prepare(small.put(tmp_path), tmp_path / "out")
 
 
 def test_a_download_with_another_checksum_leaves_nothing(small, server, tmp_path):

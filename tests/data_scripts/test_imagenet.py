@@ -240,6 +240,14 @@ def test_an_archive_that_changed_is_verified_again(archives, tmp_path):
         archives.prepare(out, known=known)
 
 
+def test_another_image_net_is_not_mixed_in(archives, tmp_path):
+    out = archives.prepare(tmp_path / "out", only="train", first=1)
+    members = [*train_members()[1:], ("n00000009.tar", inner("n00000009", 2))]
+    archives.put("train", tar(members))
+    with pytest.raises(InputError, match="archives and labels differ in their classes"):
+        archives.prepare(out, only="train")
+
+
 def test_other_data_is_never_touched(archives, tmp_path):
     (tmp_path / "out" / "train" / "n00000001").mkdir(parents=True)
     (tmp_path / "out" / "train" / "n00000001" / "mine.JPEG").write_bytes(b"mine")
