@@ -8,11 +8,13 @@ else that is no plain file is refused. Nothing here writes but ``unpack``, where
 
 import contextlib
 import dataclasses
+import errno
 import gzip
 import hashlib
 import lzma
 import os
 import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -36,6 +38,11 @@ _DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
     RuntimeError,  # zipfile: encrypted, or a compression it does not know
+    # What zipfile and tarfile let through of numbers and names that make no sense.
+    IndexError,
+    OverflowError,
+    UnicodeDecodeError,
+    struct.error,
 )
 
 
@@ -88,12 +95,8 @@ def tar_members(stream: BinaryIO, label: str) -> Iterator[list[Member]]:
     label  what the error messages call it. Works for a .tar inside another: nothing is written.
     """
     with contextlib.ExitStack() as stack:
-        try:
+        with _named(label), _damage(f"{label}: the archive is"):
             found = _tar_plain(stack.enter_context(tarfile.open(fileobj=stream, mode="r:")))
-        except _DAMAGED as error:
-            raise InputError(f"{label}: the archive is cut short or damaged ({error})") from error
-        except InputError as error:
-            raise InputError(f"{label}: {error}") from error
         yield found
 
 
@@ -104,11 +107,8 @@ def read(member: Member, limit: int) -> bytes:
     """
     if member.size is not None and member.size > limit:
         raise InputError(f"{member.name}: {member.size} bytes; expected at most {limit}")
-    try:
-        with member.open() as stream:
-            content = stream.read(limit + 1)
-    except _DAMAGED as error:
-        raise InputError(f"{member.name}: cut short or damaged ({error})") from error
+    with _damage(f"{member.name}:"), member.open() as stream:
+        content = stream.read(limit + 1)
     if len(content) > limit:
         raise InputError(f"{member.name}: unpacks to more than {limit} bytes")
     if member.size is not None and len(content) != member.size:
@@ -123,23 +123,20 @@ def unpack(member: Member, target: Path, limit: int) -> str:
     damaged; what was written until then stays for the caller to remove.
     """
     digest, size = hashlib.sha256(), 0
-    try:
-        with member.open() as stream, open(target, "wb") as file:
-            while block := stream.read(_CHUNK):
-                size += len(block)
-                if size > limit:
-                    raise InputError(f"{member.name}: unpacks to more than {limit} bytes")
-                digest.update(block)
-                file.write(block)
-    except _DAMAGED as error:
-        raise InputError(f"{member.name}: cut short or damaged ({error})") from error
+    with _damage(f"{member.name}:"), member.open() as stream, open(target, "wb") as file:
+        while block := stream.read(_CHUNK):
+            size += len(block)
+            if size > limit:
+                raise InputError(f"{member.name}: unpacks to more than {limit} bytes")
+            digest.update(block)
+            file.write(block)
     return digest.hexdigest()
 
 
 @contextlib.contextmanager
 def _members(path: Path, from_tar: Callable, from_zip: Callable) -> Iterator[list[Member]]:
     with contextlib.ExitStack() as stack:
-        try:
+        with _named(str(path)), _damage(f"{path}: the archive is"):
             if path.is_dir():
                 found = _folder_files(path)
             elif zipfile.is_zipfile(path):
@@ -148,12 +145,32 @@ def _members(path: Path, from_tar: Callable, from_zip: Callable) -> Iterator[lis
                 found = from_tar(stack.enter_context(tarfile.open(path)))
             else:
                 raise InputError(f"{path} is not a whole archive; expected a folder, .zip or .tar")
-        except _DAMAGED as error:
-            raise InputError(f"{path}: the archive is cut short or damaged ({error})") from error
-        except InputError as error:
-            label = "" if str(path) in str(error) else f"{path}: "
-            raise InputError(f"{label}{error}") from error
         yield found
+
+
+@contextlib.contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Turn what the archive modules raise for damaged files into ``InputError``."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise InputError(f"{what} cut short or damaged ({error})") from error
+    except OSError as error:
+        # bz2 raises one without a number, zipfile seeks to where no file can go.
+        if error.errno in (None, errno.EINVAL):
+            raise InputError(f"{what} cut short or damaged ({error})") from error
+        raise
+
+
+@contextlib.contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Put ``label`` before the words of an ``InputError`` that lack it."""
+    try:
+        yield
+    except InputError as error:
+        if label in str(error):
+            raise
+        raise InputError(f"{label}: {error}") from error
 
 
 def _folder_files(folder: Path) -> list[Member]:

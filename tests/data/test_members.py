@@ -6,6 +6,7 @@ import io
 import tarfile
 import warnings
 import zipfile
+from random import Random
 
 import pytest
 
@@ -327,3 +328,39 @@ def test_the_limit_holds_before_a_member_is_opened_and_without_a_stated_size():
         read(Member("one", lambda: pytest.fail("it was opened"), 11), 10)
     with pytest.raises(InputError, match="one: unpacks to more than 2 bytes"):
         read(Member("one", lambda: io.BytesIO(b"abc")), 2)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "tar.bz2"])
+def test_any_damage_is_bad_input_and_no_traceback(tmp_path, kind):
+    noise = {f"{name}.bin": hashlib.shake_256(name.encode()).digest(300) for name in NAMES}
+    whole = make(kind, tmp_path / "whole", noise).read_bytes()
+    random, refused = Random(1), 0
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(random.choice([1, 2, 20])):
+            content[random.randrange(len(content))] = random.randrange(256)
+        (tmp_path / "bad").write_bytes(content)
+        try:
+            with listed(tmp_path / "bad") as found:
+                for one in found:
+                    read(one, 1000)
+        except InputError:
+            refused += 1
+    assert refused > 10
+
+
+def test_a_zip_with_an_empty_name_is_refused(tmp_path):
+    content = make("zip", tmp_path / "whole", {"one": b"1"}).read_bytes()
+    at = content.index(b"PK\x01\x02")
+    entry = bytearray(content[at:])
+    entry[28:30] = bytes(2)  # length of the name
+    entry[30:32] = (3).to_bytes(2, "little")  # of the extra field, which the name becomes
+    (tmp_path / "bad").write_bytes(content[:at] + bytes(entry))
+    with pytest.raises(InputError, match="bad: the archive is cut short or damaged"):
+        names_of(tmp_path / "bad")
+
+
+def test_a_file_that_cannot_be_written_is_not_called_damaged(tmp_path):
+    with opened(make("tar", tmp_path / "source", CONTENT), NAMES) as members:
+        with pytest.raises(FileNotFoundError):
+            unpack(members["one"], tmp_path / "no folder" / "one", 1 << 20)
