@@ -16,8 +16,9 @@ Each is verified by size and checksum, once. The development kit says the classe
 file, which SciPy reads (`pip install scipy`); or give --labels, a text file with the class of image
 1, 2, 3 ... 50 000, one nXXXXXXXX a line. The inner archives are read where they lie. The images end
 in `datasets/ImageNet` of the project unless --out names another folder. A class appears whole or
-not at all, and the next call continues where one broke off. The images are not changed: a handful
-are CMYK, and n02105855_2933.JPEG is a PNG.
+not at all, and the next call continues where one broke off. What was downloaded is removed when all
+that was asked for is made. The images are not changed: a handful are CMYK, and n02105855_2933.JPEG
+is a PNG.
 """
 
 import argparse
@@ -46,7 +47,7 @@ ATTEMPTS = 10
 class Dataset:
     """The official archives, and what they must hold.
 
-    per_class  fewest and most training images of a class; every class has as many for validation.
+    per_class  fewest and most training images of a class. The validation images are spread evenly.
     """
 
     title: str
