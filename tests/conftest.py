@@ -1,6 +1,8 @@
 """Fixtures that every test may ask for."""
 
 import importlib.util
+import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,22 @@ def mnist(tmp_path_factory) -> Path:
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     return script.prepare(out=tmp_path_factory.mktemp("datasets") / "MNIST_Data")
+
+
+@pytest.fixture(scope="session")
+def cifar10_jpeg(tmp_path_factory) -> Path:
+    """12 000 real CIFAR-10 JPEGs, train/CLASS/FILE and val/CLASS/FILE, where they are at hand.
+
+    LABKIT_CIFAR10_JPEG names the archive or an unpacked folder; else it is looked for beside the
+    project.
+    """
+    beside = ROOT.parent / "shared" / "data" / "cifar10" / "cifar10_jpeg_12k.tar.gz"
+    source = Path(os.environ.get("LABKIT_CIFAR10_JPEG", beside))
+    if not source.exists():
+        pytest.skip("no CIFAR-10 JPEGs here: LABKIT_CIFAR10_JPEG may name the archive or folder")
+    if source.is_dir():
+        return source
+    folder = tmp_path_factory.mktemp("cifar10_jpeg")
+    with tarfile.open(source) as archive:
+        archive.extractall(folder, filter="data")
+    return folder

@@ -21,6 +21,7 @@ import numpy as np
 from mindspore.dataset import transforms, vision
 
 from labkit.data import idx
+from labkit.data.arguments import fit_workers, positive
 from labkit.errors import InputError, refuse_unknown
 
 MEAN = 0.1307
@@ -77,13 +78,13 @@ def create_dataset(
     for name, value in {"shuffle": shuffle, "drop_remainder": drop_remainder}.items():
         if not isinstance(value, bool) and not (value is None and name == "drop_remainder"):
             raise InputError(f"{name} is {value!r}; expected True or False")
-    batch_size = _positive("batch_size", batch_size)
-    repeat_size = _positive("repeat_size", repeat_size)
+    batch_size = positive("batch_size", batch_size)
+    repeat_size = positive("repeat_size", repeat_size)
     files = _find_files(data_path, usage)
     count = _image_count(files, images)
     if batch_size > count:
         raise InputError(f"batch_size {batch_size} is larger than the data: {count} images")
-    workers = _fit_workers(num_parallel_workers)
+    workers = fit_workers(num_parallel_workers)
 
     dataset = ds.MnistDataset(
         str(files.folder),
@@ -237,21 +238,7 @@ def _missing(folder: Path, *usages: str) -> str:
 def _image_count(files: _Files, images: int | None) -> int:
     if images is None:
         return files.count
-    images = _positive("images", images)
+    images = positive("images", images)
     if images > files.count:
         raise InputError(f"images is {images}; the {files.usage} set holds {files.count}")
     return images
-
-
-def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
-    return int(value)
-
-
-def _fit_workers(workers: int) -> int:
-    workers = _positive("num_parallel_workers", workers)
-    cores = len(os.sched_getaffinity(0))
-    if workers > cores:
-        print(f"num_parallel_workers: {workers} asked for, {cores} used: there are {cores} cores")
-    return min(workers, cores)

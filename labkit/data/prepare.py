@@ -7,20 +7,40 @@ from pathlib import Path
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs import find_project
 
-_SCRIPTS = {"mnist": ("mnist.py", "MNIST_Data"), "fashion-mnist": ("mnist.py", "Fashion_MNIST")}
+_MNIST = {"mnist": "MNIST_Data", "fashion-mnist": "Fashion_MNIST"}
+_COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}
+_NAMES = (*_MNIST, "color-digits")
 
 
-def prepare(name: str) -> Path:
-    """Return the folder of data set ``name`` in the project, with train/ and test/ in it.
+def prepare(name: str, **options: int) -> Path:
+    """Return the folder of data set ``name`` in the project, with train/ and test/ or val/ in it.
 
-    The script under ``data_scripts`` verifies what is there and unpacks what is not. Raises
-    ``InputError`` for an unknown name, outside a project, and with the script's own words.
+    options  of "color-digits": size (32, in pixels), train (6000) and val (1000) images, seed (1);
+             every choice has a folder of its own
+
+    The script under ``data_scripts`` verifies what is there and makes what is not. Raises
+    ``InputError`` for an unknown name or option, outside a project, and with the script's own
+    words.
     """
-    refuse_unknown("data set", name, _SCRIPTS)
-    script, folder = _SCRIPTS[name]
+    refuse_unknown("data set", name, _NAMES)
+    known = _COLOR_DIGITS if name == "color-digits" else {}
+    for option in options:
+        refuse_unknown(f"option of {name}", option, known)
     project = find_project()
-    command = [sys.executable, str(project / "data_scripts" / script), "--dataset", name]
+    if name == "color-digits":
+        chosen = known | options
+        script, folder = "color_digits.py", color_digits_folder(**chosen)
+        arguments = [f"--{option}={value}" for option, value in chosen.items()]
+    else:
+        script, folder, arguments = "mnist.py", _MNIST[name], ["--dataset", name]
+    command = [sys.executable, str(project / "data_scripts" / script), *arguments]
     done = subprocess.run(command, cwd=project, capture_output=True, text=True)
     if done.returncode:
         raise InputError(done.stderr.strip() or f"{name} cannot be prepared: {done.stdout.strip()}")
     return project / "datasets" / folder
+
+
+def color_digits_folder(size: int = 32, train: int = 6000, val: int = 1000, seed: int = 1) -> str:
+    """Return the folder's name for these parameters: ``color_digits_32px_6000_1000``."""
+    last = "" if seed == _COLOR_DIGITS["seed"] else f"_seed{seed}"
+    return f"color_digits_{size}px_{train}_{val}{last}"

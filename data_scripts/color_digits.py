@@ -1,0 +1,257 @@
+r"""Make an image folder of colour digits out of the bundled MNIST: RGB JPEG files, no network.
+
+    python data_scripts/color_digits.py                                6000 + 1000 images of 32 px
+    python data_scripts/color_digits.py --size 64 --train 2000 --val 500
+    python data_scripts/color_digits.py --seed 2 --out my_digits
+
+One MNIST digit an image, in one colour on a textured ground of another:
+
+    image = (1 - m) (ground + coarse + fine) + m (ink + fine')
+
+m       (size, size), 0 .. 1: the digit at 80 to 100 % of the side, anywhere it fits
+ground, ink   colours of at least CONTRAST difference in luminance, drawn without a look at the
+        digit: they say nothing about the class; either may be the brighter one
+coarse  up to COARSE grey levels by channel, smooth over a quarter of the side; fine, fine' up to
+        FINE by pixel and channel. Nothing is clipped, so every ground pixel stays at least
+        CONTRAST - COARSE - 2 FINE = 48 grey levels of luminance away from every ink pixel.
+
+Files are `train/CLASS/ROW.jpg` and `val/CLASS/ROW.jpg`: ROW is the digit's number in MNIST's
+training set (train) or test set (val). Every class has as many images. An image is a function of
+the seed, its set, its row and the size alone; its file besides of Pillow's JPEG encoder. The folder
+appears under its name whole or not at all, and other data is never overwritten.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, features
+from PIL import __version__ as PILLOW
+
+from labkit.data import idx
+from labkit.data.prepare import color_digits_folder
+from labkit.data.staging import staging
+from labkit.errors import InputError
+
+PROJECT = Path(__file__).resolve().parent.parent
+MNIST = PROJECT / "data_scripts" / "bundled" / "mnist"
+MANIFEST = "manifest.json"
+SETS = {"train": "train", "val": "t10k"}
+CLASSES = 10
+SIZES = (16, 512)
+QUALITY = 90
+CONTRAST, COARSE, FINE = 88.0, 24.0, 8.0
+LUMINANCE = np.array([0.299, 0.587, 0.114])
+# Of MNIST's rarest class, 5: 5421 in the training set and 892 in the test set.
+MOST = {"train": 54210, "val": 8920}
+_VERSION = 1  # of the drawing: raise it when an image changes
+_GRID = 5
+
+Say = Callable[[str], None]
+
+
+def prepare(
+    size: int = 32,
+    train: int = 6000,
+    val: int = 1000,
+    seed: int = 1,
+    out: str | os.PathLike | None = None,
+    say: Say = print,
+) -> Path:
+    """Put the image folder into ``out``; return ``out``. 6000 + 1000 images of 32 px take 3 s.
+
+    size        side of an image in pixels, 16 .. 512
+    train, val  numbers of images, multiples of 10
+    out         default: a folder named after the parameters, under `datasets` of the project
+    say         takes each line of the report
+
+    What is there already is verified by its manifest (0.3 s). Raises ``InputError`` for values
+    out of range, where ``out`` holds other or damaged data, and where it cannot be written.
+    """
+    wanted = _parameters(size, train, val, seed)
+    if out is None:
+        out = PROJECT / "datasets" / color_digits_folder(size, train, val, seed)
+    out = Path(out)
+    if _is_there(out, wanted):
+        say(f"colour digits are in {out} already, verified:")
+    else:
+        with staging(out.parent) as folder:
+            tree = folder / "tree"
+            _draw_all(tree, wanted)
+            (tree / MANIFEST).write_text(json.dumps(_manifest(tree, wanted), indent=1) + "\n")
+            try:
+                os.rename(tree, out)
+            except OSError:
+                # Another process was faster: what it made must be the same.
+                if not _is_there(out, wanted):
+                    raise
+        say(f"colour digits are in {out}, drawn:")
+    found = json.loads((out / MANIFEST).read_text())
+    say(f"  {train} + {val} JPEG files of {size} x {size}  SHA-256 {found['sha256']}")
+    return out
+
+
+def draw(digit: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+    """Return one image, (size, size, 3) uint8, of a digit, (28, 28) uint8 with white ink."""
+    ground, ink = colours(random)
+    coarse = random.uniform(-COARSE, COARSE, (_GRID, _GRID, 3))
+    smooth = _weights(size, _GRID, 0.0, float(size))
+    smooth /= smooth.sum(axis=1, keepdims=True)
+    coarse = np.tensordot(smooth, np.tensordot(smooth, coarse, axes=(1, 0)), axes=(1, 1))
+    fine = random.uniform(-FINE, FINE, (2, size, size, 3))
+    mask = place(digit, size, random)[..., None]
+    image = (1 - mask) * (ground + coarse + fine[0]) + mask * (ink + fine[1])
+    return np.rint(image).astype(np.uint8)
+
+
+def place(digit: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
+    """Return the mask m, (size, size) from 0 to 1: the digit at a random scale and place."""
+    side = size * random.uniform(0.8, 1.0)
+    top, left = random.uniform(0.0, size - side, 2)
+    rows, columns = (_weights(size, 28, begin, side) for begin in (top, left))
+    return np.clip(rows @ (digit / 255.0) @ columns.T, 0.0, 1.0)
+
+
+def colours(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the colours of ground and ink, (3,) each, CONTRAST apart in luminance.
+
+    They keep COARSE + FINE away from 0 and 255, so that the texture is never clipped.
+    """
+    margin = COARSE + FINE
+    while True:  # one pair in eleven will do: 64 at a time nearly always suffice
+        pairs = random.uniform(margin, 255.0 - margin, (64, 2, 3))
+        apart = np.abs((pairs[:, 0] - pairs[:, 1]) @ LUMINANCE) >= CONTRAST
+        if apart.any():
+            return tuple(pairs[np.argmax(apart)])
+
+
+def generator(seed: int, usage: str, row: int) -> np.random.Generator:
+    """Return the random numbers of one image: set ``usage`` of SETS, MNIST's row ``row``."""
+    return np.random.default_rng([seed, list(SETS).index(usage), row])
+
+
+def _weights(size: int, of: int, begin: float, side: float) -> np.ndarray:
+    """Return (size, of): ``of`` samples spread over ``side`` pixels from ``begin`` on, bilinear.
+
+    The triangle widens where samples are closer than pixels. Outside there is nothing: rows there
+    sum to less than 1.
+    """
+    step = of / side
+    centres = (np.arange(size)[:, None] + 0.5 - begin) * step - 0.5
+    reach = max(step, 1.0)
+    return np.clip(1 - np.abs(np.arange(of)[None] - centres) / reach, 0, None) / reach
+
+
+def _parameters(size: int, train: int, val: int, seed: int) -> dict:
+    """Check the parameters; return them as the manifest holds them."""
+    for name, value in {"size": size, "train": train, "val": val, "seed": seed}.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InputError(f"{name} is {value!r}; expected a whole number")
+    if not SIZES[0] <= size <= SIZES[1]:
+        raise InputError(f"size is {size}; expected {SIZES[0]} to {SIZES[1]} pixels")
+    for name, value in {"train": train, "val": val}.items():
+        if value % CLASSES or not CLASSES <= value <= MOST[name]:
+            raise InputError(
+                f"{name} is {value}; expected a multiple of {CLASSES}, as many images of each "
+                f"digit, up to {MOST[name]}"
+            )
+    if not 0 <= seed < 2**32:
+        raise InputError(f"seed is {seed}; expected 0 to 2**32 - 1")
+    return {
+        "data": "color-digits",
+        "version": _VERSION,
+        "size": size,
+        "train": train,
+        "val": val,
+        "seed": seed,
+        "quality": QUALITY,
+    }
+
+
+def _draw_all(tree: Path, wanted: dict) -> None:
+    for usage, prefix in SETS.items():
+        digits, labels = idx.read_pair(
+            MNIST / f"{prefix}-images-idx3-ubyte.gz", MNIST / f"{prefix}-labels-idx1-ubyte.gz"
+        )
+        for label in range(CLASSES):
+            folder = tree / usage / str(label)
+            folder.mkdir(parents=True)
+            for row in np.flatnonzero(labels == label)[: wanted[usage] // CLASSES].tolist():
+                random = generator(wanted["seed"], usage, row)
+                image = Image.fromarray(draw(digits[row], wanted["size"], random))
+                image.save(folder / f"{row:05d}.jpg", quality=QUALITY)
+
+
+def _manifest(tree: Path, wanted: dict) -> dict:
+    """Return the parameters, what encoded the files, how many there are and their SHA-256."""
+    count, digest = _digest(tree)
+    encoder = f"Pillow {PILLOW}, libjpeg {features.version('jpg')}"
+    return wanted | {"encoder": encoder, "files": count, "sha256": digest}
+
+
+def _digest(tree: Path) -> tuple[int, str]:
+    """Return how many files lie below ``tree`` (but the manifest) and one SHA-256 over all."""
+    whole, paths = hashlib.sha256(), []
+    for folder, _, names in os.walk(tree):
+        paths += [os.path.relpath(os.path.join(folder, name), tree) for name in names]
+    paths = sorted(path for path in paths if path != MANIFEST)
+    for path in paths:
+        content = hashlib.sha256((tree / path).read_bytes()).hexdigest()
+        whole.update(f"{path}\0{content}\n".encode())
+    return len(paths), whole.hexdigest()
+
+
+def _is_there(out: Path, wanted: dict) -> bool:
+    """Whether ``out`` holds these images; ``InputError`` where it holds anything else."""
+    advice = "Remove it, or choose another folder with --out"
+    try:
+        if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+            return False
+        if not (out / MANIFEST).is_file():
+            raise InputError(f"{out} holds other data (no {MANIFEST} of colour digits). {advice}")
+        found = json.loads((out / MANIFEST).read_text())
+        if not isinstance(found, dict) or found.get("data") != wanted["data"]:
+            raise InputError(f"{out} holds other data (see its {MANIFEST}). {advice}")
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise InputError(
+                    f"{out} holds colour digits with {name} {found.get(name)!r}; expected "
+                    f"{value!r}. {advice}"
+                )
+        count, digest = _digest(out)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{out} cannot be read ({error}). {advice}") from error
+    if (count, digest) != (found.get("files"), found.get("sha256")):
+        raise InputError(
+            f"{out} is damaged: {count} files with SHA-256 {digest}; its {MANIFEST} says "
+            f"{found.get('files')} with {found.get('sha256')}. {advice}"
+        )
+    return True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return 0, or 2 for bad input with its message on stderr."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")
+    parser.add_argument("--train", type=int, default=6000, help="training images")
+    parser.add_argument("--val", type=int, default=1000, help="validation images")
+    parser.add_argument("--seed", type=int, default=1, help="of colours, texture and places")
+    parser.add_argument("--out", help="folder to write to")
+    given = parser.parse_args(arguments)
+    try:
+        prepare(given.size, given.train, given.val, given.seed, given.out)
+    except InputError as error:
+        print(f"color_digits.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""MindSpore's dataset cache for evaluation: finished images kept by a server of their own."""
+
+import mindspore.dataset as ds
+import numpy as np
+
+from labkit.data.imagefiles import ImageFolder
+from labkit.errors import InputError
+
+_EXPECTED = (
+    "expected the number that `dataset-cache --generate_session` prints, after "
+    "`dataset-cache --start`"
+)
+
+
+def open_cache(session_id: int, folder: ImageFolder) -> ds.DatasetCache:
+    """Return the cache of a session, after asking the server whether it has it.
+
+    The server is that of MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
+    Files that change after they were cached come out as they were: a new session for new files.
+    Raises ``InputError`` for a session or server that is not there.
+    """
+    if isinstance(session_id, bool) or not isinstance(session_id, int | np.integer):
+        raise InputError(
+            f"A cache session_id must be provided to use cache: {session_id!r} came; {_EXPECTED}"
+        )
+    try:
+        cache = ds.DatasetCache(session_id=int(session_id), size=0)
+        # The session is first asked for when rows are: one file costs 40 ms, and fails here.
+        probe = ds.ImageFolderDataset(
+            str(folder.path), sampler=ds.SequentialSampler(0, 1), cache=cache
+        )
+        next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
+        return ds.DatasetCache(session_id=int(session_id), size=0)
+    except (ValueError, RuntimeError) as error:
+        # MindSpore's reason is one line among headings and places in its source.
+        reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
+        came = reason.strip().partition("\n")[0]
+        raise InputError(f"cache_session_id is {session_id} ({came}); {_EXPECTED}") from error

@@ -1,0 +1,208 @@
+"""Which image files a folder of classes holds, and whether each can be used. No MindSpore import.
+
+The layout is ImageNet's: FOLDER/CLASS/FILE, one folder a class. MindSpore's own reader takes every
+entry of a class folder for an image, hidden folders for classes, and fails in the middle of an
+epoch on the first that is not one. So everything is looked at before a pipeline is built:
+
+- JPEG and PNG, told by content, not by name. Grayscale, palette, CMYK, YCCK, 16-bit files and
+  files with an alpha channel become three channels of 8 bits (`labkit.data.imagefolder` says how).
+- Refused, by name: a file that is empty, cut short or no JPEG or PNG (.txt and .DS_Store as well),
+  a CMYK JPEG without Adobe's marker, an empty class folder, a folder in a class folder, a hidden
+  folder, an image outside of the class folders. Other files beside the class folders do no harm.
+
+Only headers and ends of files are read. A file damaged in between is found when it is decoded, by
+MindSpore, whose RuntimeError names it; or not at all where a decoder conceals it, as every JPEG
+decoder does.
+"""
+
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from labkit.errors import InputError
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_FORMATS = ("JPEG", "PNG")
+_PNG_END = b"IEND\xaeB`\x82"
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder of classes: names in order of their index, and how many images they hold.
+
+    sizes  the smallest (height, width) of all images, or None where files were not looked into
+    """
+
+    path: Path
+    classes: tuple[str, ...]
+    images: int
+    sizes: tuple[int, int] | None
+
+
+def class_names(dataset_path: str | os.PathLike) -> tuple[str, ...]:
+    """Return the names of the class folders, sorted: the index of a name is its label.
+
+    Raises ``InputError`` for a folder that is missing or holds no class.
+    """
+    root = _folder(dataset_path)
+    faults: list[str] = []
+    names = _class_names(root, faults)
+    _raise(root, faults)
+    return names
+
+
+def read_folder(
+    dataset_path: str | os.PathLike, *, check: bool = True, deep: bool = True
+) -> ImageFolder:
+    """List the images of a folder of classes and look into each; 0.6 s for 12 000 small JPEGs.
+
+    check  False: the files are not opened, only their places are checked (0.04 s for 12 000)
+    deep   whether 16-bit grayscale may come: Pillow turns it white, MindSpore reads it
+
+    Raises ``InputError`` that names the first five faults and says how many there are.
+    """
+    root = _folder(dataset_path)
+    faults: list[str] = []
+    names = _class_names(root, faults)
+    count, height, width = 0, 0, 0
+    for path in _files(root, names, faults):
+        count += 1
+        if not check:
+            continue
+        fault, size = _look(path, deep)
+        if fault:
+            faults.append(f"{path.relative_to(root)} {fault}")
+        else:
+            height = min(height or size[1], size[1])
+            width = min(width or size[0], size[0])
+    _raise(root, faults)
+    return ImageFolder(root, names, count, (height, width) if check else None)
+
+
+def _folder(dataset_path: object) -> Path:
+    if not isinstance(dataset_path, str | os.PathLike):
+        raise InputError(f"dataset_path is {dataset_path!r}; expected the path of a folder")
+    root = Path(dataset_path)
+    if not root.is_dir():
+        came = "is a file" if root.exists() else "is not there"
+        raise InputError(f"image folder {root} {came}; expected a folder with one folder a class")
+    return root
+
+
+def _class_names(root: Path, faults: list[str]) -> tuple[str, ...]:
+    names = []
+    for entry in _entries(root):
+        if not entry.is_dir():
+            if entry.name.lower().endswith(SUFFIXES):
+                faults.append(f"{entry.name} is in no class folder")
+        elif entry.name.startswith("."):
+            faults.append(f"{entry.name} is a hidden folder, MindSpore would make a class of it")
+        else:
+            names.append(entry.name)
+    if not names and not faults:
+        raise InputError(f"image folder {root} holds no class; expected one folder a class")
+    return tuple(names)
+
+
+def _files(root: Path, names: tuple[str, ...], faults: list[str]) -> Iterator[Path]:
+    """Yield the files of every class; note what is not a file, and classes without one."""
+    for name in names:
+        entries = _entries(root / name)
+        if not entries:
+            faults.append(f"{name} is an empty class folder")
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.is_dir():
+                nested = f"{name}/{entry.name} is a folder in a class folder"
+                if name in ("train", "val", "test"):
+                    faults.append(f"{nested} (did you mean {root / name}?)")
+                    break
+                faults.append(nested)
+            elif not entry.is_file():
+                faults.append(f"{name}/{entry.name} is a link to nothing or no regular file")
+            else:
+                yield path
+
+
+def _entries(folder: Path) -> list[os.DirEntry]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise InputError(f"image folder {folder} cannot be read ({error.strerror})") from error
+
+
+def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
+    """Return what is wrong with a file, or None, and its (width, height)."""
+    try:
+        with open(path, "rb") as file:
+            if not file.read(1):
+                return "is empty (0 bytes); expected a JPEG or PNG file", (0, 0)
+            file.seek(0)
+            with Image.open(file, formats=_FORMATS) as image:
+                if image.format == "PNG":
+                    whole = _ends_with(file, _PNG_END) or _PNG_END in _content(file)
+                else:
+                    whole = _ends_with(file, b"\xff\xd9") or _jpeg_is_whole(_content(file))
+                return _fault(image, whole, deep), image.size
+    except Image.DecompressionBombError:
+        return f"has more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels", (0, 0)
+    except (OSError, SyntaxError, ValueError, struct.error) as error:
+        return _unreadable(path, error), (0, 0)
+
+
+def _fault(image: Image.Image, whole: bool, deep: bool) -> str | None:
+    if not whole:
+        return f"is cut short: the end of the {image.format} image is missing"
+    # MindSpore takes every CMYK JPEG for Adobe's, whose values are inverted: without the marker
+    # colours come out inverted, by up to 244 grey levels.
+    if image.mode == "CMYK" and "adobe" not in image.info:
+        return "is a CMYK JPEG without Adobe's marker; expected RGB, or CMYK with the marker"
+    # Pillow clips 16 bits to 8 on conversion, so that nearly all of the image becomes white.
+    if not deep and image.mode.startswith(("I", "F")):
+        return f"is a 16-bit grayscale image ({image.mode}), which Pillow turns white"
+    return None
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    try:
+        with Image.open(path) as image:
+            return f"is a {image.format} image; expected JPEG or PNG"
+    except (OSError, SyntaxError, ValueError, struct.error):
+        if isinstance(error, OSError) and error.strerror:
+            return f"cannot be read ({error.strerror})"
+        return "is no image that can be read; expected a JPEG or PNG file"
+
+
+def _ends_with(file, end: bytes) -> bool:
+    file.seek(0, os.SEEK_END)
+    file.seek(max(0, file.tell() - len(end)))
+    return file.read() == end
+
+
+def _content(file) -> bytes:
+    file.seek(0)
+    return file.read()
+
+
+def _jpeg_is_whole(content: bytes) -> bool:
+    """Whether an end marker follows the last scan: bytes may come after it, as cameras write.
+
+    The end marker of a thumbnail comes before the first scan. Neither marker occurs inside a scan.
+    """
+    return content.rfind(b"\xff\xd9") > content.rfind(b"\xff\xda") > 0
+
+
+def _raise(root: Path, faults: list[str]) -> None:
+    if not faults:
+        return
+    more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+    raise InputError(
+        f"image folder {root} cannot be used: {'; '.join(faults[:_SHOWN])}{more}. "
+        "Expected FOLDER/CLASS/FILE with whole JPEG or PNG files and nothing else"
+    )

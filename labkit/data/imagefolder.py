@@ -1,0 +1,256 @@
+"""The ImageNet-style pipeline: a folder of classes becomes a MindSpore dataset.
+
+It yields images float32 (batch, 3, image_size, image_size) and labels int32 (batch,). The label
+is the index of the class folder's name among all, sorted (`classes`).
+
+Training   RandomCropDecodeResize(image_size, scale (0.08, 1), ratio (3/4, 1.333)), flip 1/2,
+           Normalize(255 mean, 255 std), HWC2CHW; shuffled, incomplete last batch dropped.
+Evaluation Decode, Resize(256/224 image_size), CenterCrop(image_size), Normalize, HWC2CHW; in
+           order of the file names, every image once.
+Source: `create_dataset` of "ResNet-50 migration" (the first five arguments, no augmentation: that
+is ``augment=False``) and `create_dataset2` of the ResNet-50 and THOR tutorials. Departures: workers
+fit the cores (they ask for 8), evaluation keeps its incomplete last batch (`create_dataset2` drops
+it), and shards are exact, see ``create_dataset``.
+
+Files become three channels as follows (equal to Pillow's convert("RGB") to the bit, but for 16-bit
+grayscale, CMYK within 1 grey level): grayscale is repeated, a palette looked up, alpha dropped,
+CMYK with Adobe's marker converted, of 16 bits the upper 8 are taken, EXIF orientation is ignored.
+What `labkit.data.imagefiles` cannot use is refused by name when the dataset is created.
+
+The order is a function of the seed (`labkit.runtime.start`) alone; random crops and flips are one
+of the seed and of num_parallel_workers. `dataset.set_init_step` resumes both exactly.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import mindspore as ms
+import mindspore.dataset as ds
+from mindspore.dataset import transforms, vision
+
+from labkit.data.arguments import fit_workers, positive, switch
+from labkit.data.cache import open_cache
+from labkit.data.imagefiles import ImageFolder, class_names, read_folder
+from labkit.data.shards import choose_images
+from labkit.errors import InputError, refuse_unknown
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+SCALE = (0.08, 1.0)
+RATIO = (0.75, 1.333)
+# "mindspore": the C++ operations, whose bilinear resize has no antialiasing. "pillow": the same
+# operations on PIL images, equal to Pillow's and so to torchvision's on PIL images.
+BACKENDS = ("mindspore", "pillow")
+
+
+def create_dataset(
+    dataset_path: str | os.PathLike,
+    batch_size: int = 32,
+    rank_size: int = 1,
+    rank_id: int = 0,
+    do_train: bool = True,
+    *,
+    image_size: int = 224,
+    resize: int | str | None = "auto",
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    augment: bool = True,
+    backend: str = "mindspore",
+    repeat_size: int = 1,
+    num_parallel_workers: int = 1,
+    cache_session_id: int | None = None,
+    check: bool = True,
+) -> ds.Dataset:
+    """Return the pipeline over one folder: (B, 3, S, S) float32, (B,) int32, S = image_size.
+
+    rank_size, rank_id    how many ranks share the images, and which this is. Training: every rank
+                          gets floor(N / rank_size) of one common shuffle, so all make as many
+                          steps; up to rank_size - 1 images are left out, other ones each epoch.
+                          Evaluation: consecutive parts, every image on exactly one rank, the
+                          numbers of images differ by at most 1: add up counts, do not average.
+                          (MindSpore's own shards show images twice to be of equal size.)
+    resize                length of the shorter side before the centre crop; "auto": image_size
+                          * 256 / 224, rounded; None: no resize, for images of the right size.
+    mean, std             by channel, for values from 0 to 1.
+    augment               False: training images are made as in evaluation (the seed's pipeline).
+    backend               "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5 times
+                          slower (`labkit.data.parity` measures the difference); not with augment,
+                          whose random numbers no seed sets there.
+    repeat_size           passes over the data in one epoch of the dataset.
+    num_parallel_workers  per operation; fitted to the cores, and said in one printed line.
+    cache_session_id      evaluation: keep the finished images in MindSpore's dataset cache, under
+                          the number that `dataset-cache --generate_session` gives.
+    check                 False: do not open the files beforehand (0.6 s for 12 000 small ones).
+
+    Raises ``InputError`` for arguments that do not fit and for folders and files that cannot be
+    used. An incomplete last batch has a shape of its own, for which a network compiles again.
+    """
+    do_train, augment = switch("do_train", do_train), switch("augment", augment)
+    refuse_unknown("backend", backend, BACKENDS)
+    batch_size = positive("batch_size", batch_size)
+    repeat_size = positive("repeat_size", repeat_size)
+    length = resize_length(image_size, resize)
+    random = do_train and augment
+    if random and backend == "pillow":
+        raise InputError(
+            'backend is "pillow" with augmentation, which no seed makes repeatable there; expected '
+            'augment=False, do_train=False or backend="mindspore"'
+        )
+    if cache_session_id is not None and (do_train or backend == "pillow"):
+        raise InputError(
+            f"cache_session_id came with do_train={do_train} and backend {backend!r}; expected it "
+            "with do_train=False and backend 'mindspore' only, MindSpore caches nothing else"
+        )
+    folder = read_folder(dataset_path, check=switch("check", check), deep=backend == "mindspore")
+    if random:
+        operations = augmenting_operations(image_size, mean, std)
+    else:
+        _refuse_small(folder, image_size, length)
+        operations = plain_operations(image_size, length, mean, std, backend)
+    sampler = choose_images(folder, batch_size, rank_size, rank_id, do_train)
+    cache = None if cache_session_id is None else open_cache(cache_session_id, folder)
+    workers = fit_workers(num_parallel_workers)
+
+    dataset = ds.ImageFolderDataset(
+        str(folder.path),
+        sampler=sampler,
+        class_indexing={name: index for index, name in enumerate(folder.classes)},
+        num_parallel_workers=workers,
+    )
+    dataset = dataset.map(operations, "image", num_parallel_workers=workers, cache=cache)
+    dataset = dataset.map(transforms.TypeCast(ms.int32), "label", num_parallel_workers=workers)
+    dataset = dataset.batch(batch_size, drop_remainder=do_train, num_parallel_workers=workers)
+    return dataset.repeat(repeat_size)
+
+
+def create_datasets(
+    folder: str | os.PathLike,
+    batch_size: int = 32,
+    rank_size: int = 1,
+    rank_id: int = 0,
+    *,
+    train: str = "train",
+    val: str = "val",
+    augment: bool = True,
+    backend: str = "mindspore",
+    cache_session_id: int | None = None,
+    repeat_size: int = 1,
+    **options,
+) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
+    """Return the training set, the validation set and the class names of a folder of both.
+
+    train, val  names of their folders. ``augment`` and ``repeat_size`` are for training,
+                ``cache_session_id`` is for validation, ``backend`` too where training is
+                augmented; everything else, as in ``create_dataset``, is for both.
+
+    Raises ``InputError`` where their classes are not the same, and as ``create_dataset`` does.
+    """
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"folder is {folder!r}; expected the path of a folder")
+    names = check_same_classes(Path(folder) / train, Path(folder) / val)
+    shared = dict(batch_size=batch_size, rank_size=rank_size, rank_id=rank_id, **options)
+    train_set = create_dataset(
+        Path(folder) / train,
+        do_train=True,
+        augment=augment,
+        backend="mindspore" if augment else backend,
+        repeat_size=repeat_size,
+        **shared,
+    )
+    val_set = create_dataset(
+        Path(folder) / val,
+        do_train=False,
+        backend=backend,
+        cache_session_id=cache_session_id,
+        **shared,
+    )
+    return train_set, val_set, names
+
+
+def classes(dataset_path: str | os.PathLike) -> tuple[str, ...]:
+    """Return the names of the classes in order of their labels; raise ``InputError`` for none."""
+    return class_names(dataset_path)
+
+
+def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tuple[str, ...]:
+    """Return the class names that two folders share; raise ``InputError`` where they differ.
+
+    One class more in one of them would shift the labels of all that follow.
+    """
+    names, others = class_names(train), class_names(val)
+    if names != others:
+        only = [
+            f"only in {path}: {', '.join(sorted(extra))}"
+            for path, extra in ((train, set(names) - set(others)), (val, set(others) - set(names)))
+            if extra
+        ]
+        raise InputError(
+            f"{train} has {len(names)} classes and {val} has {len(others)}; expected the same. "
+            f"{'; '.join(only)}"
+        )
+    return names
+
+
+def augmenting_operations(image_size: int, mean=MEAN, std=STD) -> list:
+    """Return the random operations of training: file bytes -> (3, S, S) float32."""
+    flip = vision.RandomHorizontalFlip(0.5)
+    crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
+    return [crop, flip, _normalise(mean, std), vision.HWC2CHW()]
+
+
+def plain_operations(
+    image_size: int, resize: int | None, mean=MEAN, std=STD, backend: str = "mindspore"
+) -> list:
+    """Return the operations without randomness: file bytes -> (3, S, S) float32.
+
+    resize  length of the shorter side before the centre crop, or None for no resize
+    """
+    refuse_unknown("backend", backend, BACKENDS)
+    pillow = backend == "pillow"
+    operations = [vision.Decode(to_pil=pillow)]
+    if resize is not None:
+        operations.append(vision.Resize(resize, vision.Inter.LINEAR))
+    operations.append(vision.CenterCrop(image_size))
+    if pillow:
+        mean, std = _three("mean", mean), _three("std", std)
+        return [*operations, vision.ToTensor(), vision.Normalize(mean, std, is_hwc=False)]
+    return [*operations, _normalise(mean, std), vision.HWC2CHW()]
+
+
+def _normalise(mean: Sequence[float], std: Sequence[float]) -> vision.Normalize:
+    scaled = [[255 * v for v in _three(n, one)] for n, one in (("mean", mean), ("std", std))]
+    return vision.Normalize(mean=scaled[0], std=scaled[1])
+
+
+def _three(name: str, values: Sequence[float]) -> list[float]:
+    try:
+        found = [float(value) for value in values]
+    except (TypeError, ValueError):
+        found = []
+    low = 0.0 if name == "mean" else 1e-6
+    if len(found) != 3 or not all(low <= value <= 1 for value in found):
+        raise InputError(f"{name} is {values!r}; expected three numbers from {low:g} to 1")
+    return found
+
+
+def resize_length(image_size: int, resize: int | str | None) -> int | None:
+    """Return the length of the shorter side that ``resize`` means: a number, "auto" or None."""
+    image_size = positive("image_size", image_size)
+    if resize is None:
+        return None
+    if isinstance(resize, str):
+        refuse_unknown("resize", resize, ("auto",))
+        return round(image_size * 256 / 224)
+    if positive("resize", resize) < image_size:
+        raise InputError(f"resize {resize} is less than image_size {image_size}")
+    return int(resize)
+
+
+def _refuse_small(folder: ImageFolder, image_size: int, length: int | None) -> None:
+    """Refuse what CenterCrop would frame in black: images that nothing makes large enough."""
+    if length is None and folder.sizes is not None and min(folder.sizes) < image_size:
+        raise InputError(
+            f"image folder {folder.path} holds images of {folder.sizes[0]} rows or "
+            f"{folder.sizes[1]} columns; without resize, expected at least {image_size} of both"
+        )

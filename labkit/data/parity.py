@@ -1,0 +1,236 @@
+"""How far MindSpore's preprocessing is from a PyTorch pipeline's, stage by stage.
+
+`pillow_preprocess` is torchvision's Resize, CenterCrop, ToTensor, Normalize on a PIL image, written
+with Pillow and NumPy. `preprocessing_differences` compares each stage alone, on the same input, and
+then the whole; the parts explain the whole:
+
+    whole <= (decode + resize + crop) / (255 min std) + normalise,      largest differences of each
+
+for both resizes average pixels, so that they do not enlarge a difference that comes in (+1 grey
+level for their rounding, where decode is not 0). The resize makes nearly all of it: Pillow's
+bilinear widens its triangle when it shrinks an image (antialiasing), MindSpore's always reads four
+pixels. Enlarging, both are the same formula. The crop differs by one pixel where the rest is 3 more
+than a multiple of 4: torchvision rounds rest / 2 to even, MindSpore cuts it.
+Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from labkit.data.arguments import positive
+from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length
+from labkit.errors import InputError
+
+GREY, NORMALISED, PIXELS = "grey levels", "normalised", "pixels"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One stage's largest and mean absolute difference over all images, and what bounds it.
+
+    limit  an upper bound of ``largest`` for any image; None where the image decides
+    """
+
+    stage: str
+    largest: float
+    mean: float
+    unit: str
+    limit: float | None
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f" (at most {self.limit:.3g})"
+        return f"{self.stage:<42} {self.largest:9.3g}{limit:<20} mean {self.mean:8.3g}  {self.unit}"
+
+
+def pillow_preprocess(
+    path: str | os.PathLike,
+    image_size: int = 224,
+    resize: int | str | None = "auto",
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+) -> np.ndarray:
+    """Return the image at ``path`` as torchvision would: (3, image_size, image_size) float32."""
+    pixels = pillow_decode(path)
+    pixels = pillow_resize(pixels, resize_length(image_size, resize))
+    return normalise(centre_crop(pixels, image_size), mean, std)
+
+
+def pillow_decode(path: str | os.PathLike) -> np.ndarray:
+    """Return ``Image.open(path).convert("RGB")``: (H, W, 3) uint8."""
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
+    """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: leave it."""
+    rows, columns = resized_shape(*pixels.shape[:2], length)
+    image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
+    return np.asarray(image)
+
+
+def resized_shape(rows: int, columns: int, length: int | None) -> tuple[int, int]:
+    """Return (rows, columns) with the shorter one ``length``, the longer one rounded down."""
+    if length is None:
+        return rows, columns
+    if rows <= columns:
+        return length, int(length * columns / rows)
+    return int(length * rows / columns), length
+
+
+def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Return the (size, size) centre of (H, W, 3), framed in black where it is smaller."""
+    missing = [max(size - side, 0) for side in pixels.shape[:2]]
+    if any(missing):
+        frame = [(one // 2, (one + 1) // 2) for one in missing]
+        pixels = np.pad(pixels, [*frame, (0, 0)])
+    top, left = (int(round((side - size) / 2.0)) for side in pixels.shape[:2])
+    return pixels[top : top + size, left : left + size]
+
+
+def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
+    """Return ToTensor and Normalize of (H, W, 3) uint8: (3, H, W) float32, (x / 255 - m) / s."""
+    scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
+    mean, std = (np.asarray(one, dtype=np.float32)[:, None, None] for one in (mean, std))
+    return (scaled - mean) / std
+
+
+def exact_bilinear(pixels: np.ndarray, shape: tuple[int, int], *, antialias: bool) -> np.ndarray:
+    """Resize (H, W, 3) to (rows, columns) in float64, without rounding.
+
+    Each axis is one matrix of triangle weights around (i + 1/2) H / rows - 1/2, edges repeated.
+    The triangle is one pixel wide on each side, with ``antialias`` H / rows where that is more.
+    """
+    rows, columns = (
+        _triangles(of, to, antialias) for of, to in zip(pixels.shape[:2], shape, strict=True)
+    )
+    wide = np.tensordot(rows, pixels.astype(np.float64), axes=(1, 0))
+    return np.tensordot(columns, wide, axes=(1, 1)).transpose(1, 0, 2)
+
+
+def _triangles(size: int, to: int, antialias: bool) -> np.ndarray:
+    """Return the (to, size) weights of one axis."""
+    ratio = size / to
+    centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
+    reach = max(ratio, 1.0) if antialias else 1.0
+    weights = np.clip(1 - np.abs(np.arange(size)[None] - centres) / reach, 0, None)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+def preprocessing_differences(
+    paths: Sequence[str | os.PathLike],
+    image_size: int = 224,
+    resize: int | str | None = "auto",
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+) -> list[Difference]:
+    """Compare MindSpore's evaluation preprocessing with Pillow's on the files at ``paths``.
+
+    Returns the rows decode, resize and its three parts, crop and its offset, normalise, whole, and
+    whole with backend "pillow". Raises ``InputError`` for no paths and for files without image.
+    """
+    paths = list(paths)
+    if not paths:
+        raise InputError("no paths came; expected the paths of image files")
+    image_size, length = positive("image_size", image_size), resize_length(image_size, resize)
+    found: dict[str, list[np.ndarray]] = {}
+    for path in paths:
+        for stage, difference in _one_image(path, image_size, length, mean, std).items():
+            found.setdefault(stage, []).append(np.abs(difference).ravel())
+    largest = {stage: float(max(one.max() for one in all_)) for stage, all_ in found.items()}
+    limits = _limits(largest, std)
+    return [
+        Difference(
+            stage,
+            largest[stage],
+            float(np.concatenate(found[stage]).mean()),
+            unit,
+            limits.get(stage),
+        )
+        for stage, unit in _STAGES.items()
+    ]
+
+
+_STAGES = {
+    "decode": GREY,
+    "resize": GREY,
+    "resize: MindSpore's rounding": GREY,
+    "resize: antialiasing alone": GREY,
+    "resize: Pillow's rounding": GREY,
+    "crop": GREY,
+    "crop: offset": PIXELS,
+    "normalise": NORMALISED,
+    "whole": NORMALISED,
+    'whole, backend="pillow"': NORMALISED,
+}
+
+
+def _limits(largest: dict[str, float], std: Sequence[float]) -> dict[str, float]:
+    decode = largest["decode"] + (largest["decode"] > 0)
+    pixels = decode + largest["resize"] + largest["crop"]
+    return {
+        # Fixed point of 11 bits by axis, cut to quarters, then rounded: 0.78 measured.
+        "resize: MindSpore's rounding": 1.0,
+        # Half a grey level by axis, and weights of 22 bits: 0.99 measured.
+        "resize: Pillow's rounding": 1.01,
+        "crop: offset": 1.0,
+        "normalise": NORMALISE_LIMIT,
+        "whole": pixels / 255 / min(std) + NORMALISE_LIMIT,
+        'whole, backend="pillow"': NORMALISE_LIMIT,
+    }
+
+
+# float32: (x - 255 m) / (255 s) against (x / 255 - m) / s, up to 2.6 large, a few roundings each.
+NORMALISE_LIMIT = 2e-6
+
+
+def _one_image(path, image_size, length, mean, std) -> dict[str, np.ndarray]:
+    """Return every stage's difference for one image, MindSpore's minus Pillow's."""
+    try:
+        content = np.fromfile(path, dtype=np.uint8)
+        decoded = pillow_decode(path)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise InputError(f"{path} cannot be read as an image ({error})") from error
+    plain = plain_operations(image_size, length, mean, std)
+    decode, *resizes, crop, scale, transpose = plain
+    resized, came = pillow_resize(decoded, length), decoded
+    for one in resizes:
+        came = one(decoded)
+    shape = resized.shape[:2]
+    sharp = exact_bilinear(decoded, shape, antialias=False)
+    smooth = exact_bilinear(decoded, shape, antialias=True)
+    cropped = centre_crop(resized, image_size)
+    expected = normalise(cropped, mean, std)
+    pillow = plain_operations(image_size, length, mean, std, "pillow")
+    return {
+        "decode": _minus(decode(content), decoded),
+        "resize": _minus(came, resized),
+        "resize: MindSpore's rounding": came - sharp,
+        "resize: antialiasing alone": sharp - smooth,
+        "resize: Pillow's rounding": smooth - resized,
+        "crop": _minus(crop(resized), cropped),
+        "crop: offset": _offset(crop, shape, image_size),
+        "normalise": transpose(scale(cropped)) - expected,
+        "whole": _run(plain, content) - expected,
+        'whole, backend="pillow"': _run(pillow, content) - expected,
+    }
+
+
+def _offset(crop, shape: tuple[int, int], image_size: int) -> np.ndarray:
+    """Return where MindSpore's crop begins minus where torchvision's does: rows, columns."""
+    index = np.zeros((*shape, 3), dtype=np.float32)
+    index[..., 0], index[..., 1] = np.indices(shape)
+    return (crop(index) - centre_crop(index, image_size))[..., :2].max(axis=(0, 1))
+
+
+def _run(operations: list, content: np.ndarray) -> np.ndarray:
+    for operation in operations:
+        content = operation(content)
+    return np.asarray(content)
+
+
+def _minus(came: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return came.astype(np.int32) - expected

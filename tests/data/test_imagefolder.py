@@ -1,0 +1,468 @@
+"""The image-folder pipeline: values, order, shards, resume, cache, and refusal of what is wrong."""
+
+import os
+from pathlib import Path
+
+import mindspore as ms
+import mindspore.dataset as ds
+import numpy as np
+import pytest
+from mindspore.dataset import vision
+from PIL import Image
+
+from labkit.data.imagefolder import (
+    MEAN,
+    STD,
+    check_same_classes,
+    classes,
+    create_dataset,
+    create_datasets,
+    plain_operations,
+)
+from labkit.errors import InputError
+from tests.image_files import COLUMNS, ROWS, encode, numbered, picture, store, usable
+
+COUNTS = {"ant": 7, "bee": 7, "cow": 9}
+COUNT = sum(COUNTS.values())
+LABELS = np.repeat([0, 1, 2], list(COUNTS.values()))
+SMALL = dict(image_size=16, resize=None)
+# Two roundings of float32 in values up to 2.6.
+FLOAT32 = 2e-6
+
+
+@pytest.fixture(autouse=True)
+def seeded(runtime):
+    """Every test here starts from one seed, and so does what comes after."""
+    ms.set_seed(1)
+    yield
+    ms.set_seed(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """23 images whose number is their grey level."""
+    return numbered(tmp_path_factory.mktemp("numbered"), COUNTS)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Two classes of 12 pictures each."""
+    root = tmp_path_factory.mktemp("pictures")
+    for label, name in enumerate(("ant", "bee")):
+        files = {
+            f"{n}.jpg": encode(Image.fromarray(picture(seed=n + 20 * label)), "JPEG")
+            for n in range(12)
+        }
+        store(root / name, files)
+    return root
+
+
+def batches(dataset, epochs=1):
+    iterator = dataset.create_tuple_iterator(num_epochs=epochs, output_numpy=True)
+    return [batch for _ in range(epochs) for batch in iterator]
+
+
+def numbers(dataset, epochs=1):
+    """Return the numbers of the images, batch by batch; their labels are checked."""
+    found = []
+    for images, labels in batches(dataset, epochs):
+        number = np.rint((images[:, 0, 3, 3] * STD[0] + MEAN[0]) * 255).astype(int)
+        np.testing.assert_array_equal(labels, LABELS[number])
+        found.append(number.tolist())
+    return found
+
+
+def flat(lists):
+    return sum(lists, [])
+
+
+# ---- shapes and values
+
+
+def test_shapes_and_dtypes_of_training_and_evaluation(pictures):
+    for do_train in (True, False):
+        dataset = create_dataset(pictures, 5, do_train=do_train)
+        found = batches(dataset)
+        assert dataset.get_dataset_size() == len(found) == (4 if do_train else 5)
+        for images, labels in found[:4]:
+            assert images.shape == (5, 3, 224, 224) and images.dtype == np.float32
+            assert labels.shape == (5,) and labels.dtype == np.int32
+        assert do_train or len(found[4][1]) == 4
+
+
+def test_the_seeds_call_takes_its_five_arguments_by_place(folder):
+    dataset = create_dataset(str(folder), 4, 2, 1, False, **SMALL)
+    assert numbers(dataset) == [[11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]
+
+
+def test_without_augmentation_training_images_are_the_evaluations(pictures):
+    """The pipeline of the source document: shuffled, but not augmented."""
+    plain = batches(create_dataset(pictures, 24, augment=False))
+    evaluated = batches(create_dataset(pictures, 24, do_train=False))
+    assert not np.array_equal(plain[0][0], evaluated[0][0])
+    order = lambda images: np.lexsort(images[:, :, 100, 100].T)  # noqa: E731
+    first, second = (one[0][0][order(one[0][0])] for one in (plain, evaluated))
+    np.testing.assert_array_equal(first, second)
+    assert create_dataset(pictures, 5, augment=False).get_dataset_size() == 4
+
+
+def test_augmented_images_are_the_operations_of_the_seeds(pictures):
+    """Crops and flips differ by epoch; the operations are those that ImageNet training has."""
+    dataset = create_dataset(pictures, 24)
+    first, second = batches(dataset, epochs=2)
+    assert not np.array_equal(np.sort(first[0].sum((1, 2, 3))), np.sort(second[0].sum((1, 2, 3))))
+    ms.set_seed(1)
+    expected = ds.ImageFolderDataset(str(pictures), shuffle=True, num_parallel_workers=1)
+    mean, std = (np.array(one) * 255 for one in (MEAN, STD))
+    operations = [
+        vision.RandomCropDecodeResize(224, scale=(0.08, 1.0), ratio=(0.75, 1.333)),
+        vision.RandomHorizontalFlip(0.5),
+        vision.Normalize(mean.tolist(), std.tolist()),
+        vision.HWC2CHW(),
+    ]
+    expected = expected.map(operations, "image", num_parallel_workers=1).batch(24)
+    np.testing.assert_array_equal(first[0], batches(expected)[0][0])
+
+
+def test_evaluation_is_the_operations_of_the_seeds(pictures):
+    expected = ds.ImageFolderDataset(str(pictures), shuffle=False)
+    mean, std = (np.array(one) * 255 for one in (MEAN, STD))
+    operations = [
+        vision.Decode(),
+        vision.Resize(256),
+        vision.CenterCrop(224),
+        vision.Normalize(mean.tolist(), std.tolist()),
+        vision.HWC2CHW(),
+    ]
+    images = [one[0] for one in batches(expected.map(operations, "image"))]
+    came = batches(create_dataset(pictures, 24, do_train=False))[0][0]
+    np.testing.assert_array_equal(came, np.stack(images))
+
+
+@pytest.mark.parametrize(
+    ("image_size", "resize", "rows"), [(224, "auto", 256), (32, "auto", 37), (16, 20, 20)]
+)
+def test_the_shorter_side_is_resized_before_the_crop(tmp_path, image_size, resize, rows):
+    """A ramp from 0 to 255 along the rows tells which part of it the crop shows."""
+    ramp = np.broadcast_to(np.linspace(0, 255, 400)[:, None, None], (400, 500, 3))
+    store(tmp_path / "a", {"ramp.png": encode(Image.fromarray(ramp.astype(np.uint8)), "PNG")})
+    dataset = create_dataset(tmp_path, 1, do_train=False, image_size=image_size, resize=resize)
+    column = (batches(dataset)[0][0][0, 0, :, 0] * STD[0] + MEAN[0]) * 255
+    assert column.shape == (image_size,)
+    top = (rows - image_size) // 2
+    expected = (np.arange(top, top + image_size) + 0.5) / rows * 255
+    np.testing.assert_allclose(column, expected, atol=1.5)
+
+
+def test_mean_and_std_are_by_channel_for_values_from_0_to_1(folder):
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.25, 0.125)
+    for backend in ("mindspore", "pillow"):
+        dataset = create_dataset(
+            folder, 23, do_train=False, mean=mean, std=std, backend=backend, **SMALL
+        )
+        images = batches(dataset)[0][0][:, :, 4, 4]
+        expected = (np.arange(23)[:, None] / 255 - mean) / std
+        np.testing.assert_allclose(images, expected, rtol=1e-5, atol=FLOAT32)
+
+
+# ---- kinds of files
+
+
+@pytest.mark.parametrize("backend", ["mindspore", "pillow"])
+@pytest.mark.parametrize("name", usable())
+def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
+    """As Pillow converts it, but for 16-bit grayscale, of which Pillow makes white."""
+    content = usable()[name]
+    store(tmp_path / "a", {name: content})
+    options = dict(do_train=False, image_size=40, resize=None, backend=backend)
+    if name == "16 bits gray.png" and backend == "pillow":
+        with pytest.raises(InputError, match="16-bit grayscale"):
+            create_dataset(tmp_path, 1, **options)
+        return
+    images = batches(create_dataset(tmp_path, 1, **options))[0][0]
+    if name == "16 bits gray.png":
+        deep = np.random.default_rng(3)
+        deep.integers(0, 2**16, (ROWS, COLUMNS, 3), dtype=np.uint16)
+        deep = deep.integers(0, 2**16, (ROWS, COLUMNS, 1), dtype=np.uint16)
+        expected = np.repeat(deep >> 8, 3, axis=2)
+    else:
+        expected = np.asarray(Image.open(tmp_path / "a" / name).convert("RGB"))
+    expected = expected[4:44, 12:52].astype(int)
+    came = (images[0].transpose(1, 2, 0) * STD + MEAN) * 255
+    # Pillow converts CMYK in whole numbers, MindSpore in another way: 1 grey level measured.
+    limit = 1.0 if name in ("cmyk.jpg", "ycck.jpg") and backend == "mindspore" else 0.0
+    assert np.abs(came - expected).max() <= limit + 255 * FLOAT32
+    if "gray" in name:
+        assert np.ptp(came, axis=2).max() < 1e-3
+
+
+@pytest.mark.parametrize("name", usable())
+def test_every_usable_kind_trains(tmp_path, name):
+    store(tmp_path / "a", {name: usable()[name]})
+    images, _ = batches(create_dataset(tmp_path, 1, image_size=24))[0]
+    assert images.shape == (1, 3, 24, 24) and np.ptp(images) > 0.1
+
+
+def test_cmyk_without_adobes_marker_would_come_out_inverted(tmp_path):
+    """The reason for refusing it: what MindSpore and Pillow make of it has nothing in common."""
+    from tests.image_files import unusable
+
+    path = store(tmp_path, {"x.jpg": unusable()["cmyk.jpg"][0]}) / "x.jpg"
+    came = vision.Decode()(np.fromfile(path, np.uint8)).astype(int)
+    pillow = np.asarray(Image.open(path).convert("RGB"))
+    assert np.abs(came - pillow).max() > 100
+
+
+def test_a_file_that_cannot_be_decoded_is_named_then(tmp_path, monkeypatch):
+    """Whole by its head and end, broken within."""
+    monkeypatch.chdir(tmp_path)  # MindSpore leaves abnormal_image.jpg where it runs
+    png = bytearray(encode(Image.fromarray(picture()), "PNG"))
+    png[60:-40] = bytes(len(png) - 100)
+    store(tmp_path / "root" / "cat", {"broken.png": bytes(png)})
+    dataset = create_dataset(tmp_path / "root", 1, do_train=False, image_size=32)
+    with pytest.raises(RuntimeError, match="cat/broken.png"):
+        batches(dataset)
+
+
+def test_a_bad_file_is_refused_when_the_dataset_is_created(tmp_path):
+    store(tmp_path / "cat", {"a.jpg": usable()["rgb.jpg"], "b.txt": b"x"})
+    for backend in ("mindspore", "pillow"):
+        with pytest.raises(InputError, match="cat/b.txt is no image"):
+            create_dataset(tmp_path, 1, do_train=False, backend=backend)
+    create_dataset(tmp_path, 1, do_train=False, check=False)
+
+
+# ---- order and shards
+
+
+def test_evaluation_shows_every_image_once_in_order(folder):
+    dataset = create_dataset(folder, 10, do_train=False, **SMALL)
+    assert numbers(dataset) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 23])
+def test_evaluation_over_ranks_shows_every_image_once(folder, ranks):
+    parts = [
+        flat(numbers(create_dataset(folder, 10, ranks, rank, False, **SMALL)))
+        for rank in range(ranks)
+    ]
+    assert flat(parts) == list(range(COUNT))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_mindspores_own_shards_would_show_one_image_twice(folder):
+    """The reason for shards of our own."""
+    shown = []
+    for rank in range(4):
+        dataset = ds.ImageFolderDataset(str(folder), shuffle=False, num_shards=4, shard_id=rank)
+        shown += [int(np.ravel(vision.Decode()(one[0]))[0]) for one in batches(dataset)]
+    assert len(shown) == 24 and sorted(set(shown)) == list(range(COUNT)) and shown.count(0) == 2
+
+
+def test_every_epoch_of_training_has_an_order_of_its_own(folder):
+    first, second = (
+        flat(numbers(create_dataset(folder, 1, augment=False, **SMALL), epochs=2)[i : i + 23])
+        for i in (0, 23)
+    )
+    assert sorted(first) == sorted(second) == list(range(COUNT))
+    assert first != second and first != sorted(first)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 23])
+def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
+    share = COUNT // ranks
+    shown = []
+    for rank in range(ranks):
+        dataset = create_dataset(folder, 1, ranks, rank, augment=False, **SMALL)
+        assert dataset.get_dataset_size() == share
+        shown.append(flat(numbers(dataset, epochs=4)))
+    epochs = [flat([one[e * share : (e + 1) * share] for one in shown]) for e in range(4)]
+    assert all(len(epoch) == len(set(epoch)) == share * ranks for epoch in epochs)
+    # Who is left out changes: after four epochs all have been seen.
+    assert set(flat(epochs)) == set(range(COUNT))
+    assert len({tuple(epoch[:share]) for epoch in epochs}) == 4
+
+
+def test_the_order_is_a_function_of_the_seed(folder):
+    def order(ranks=1, workers=1):
+        options = dict(augment=False, num_parallel_workers=workers, **SMALL)
+        return numbers(create_dataset(folder, 2, ranks, ranks - 1, **options), epochs=2)
+
+    workers = min(2, len(os.sched_getaffinity(0)))
+    first, sharded = order(), order(2)
+    assert order(workers=workers) == first and order(2, workers) == sharded
+    ms.set_seed(2)
+    assert order() != first and order(2) != sharded
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("step", [1, 5, 6, 7, 9])
+def test_resume_at_any_step_is_the_tail_of_the_whole(pictures, ranks, step):
+    def epochs_of_batches(start):
+        dataset = create_dataset(pictures, 4 // ranks, ranks, ranks - 1, image_size=24)
+        dataset.set_init_step(start)
+        iterator = dataset.create_tuple_iterator(num_epochs=2, output_numpy=True)
+        found = []
+        while len(found) < 12 - start:
+            found += [(images.tobytes(), labels.tolist()) for images, labels in iterator]
+        return found
+
+    whole = epochs_of_batches(0)
+    assert len(whole) == 12 and len({images for images, _ in whole}) == 12
+    assert epochs_of_batches(step) == whole[step:]
+
+
+def test_repeat_is_more_epochs_in_one(folder):
+    options = dict(augment=False, **SMALL)
+    twice = create_dataset(folder, 5, repeat_size=2, **options)
+    assert twice.get_dataset_size() == 8
+    assert numbers(twice) == numbers(create_dataset(folder, 5, **options), epochs=2)
+
+
+# ---- classes, and both sets together
+
+
+@pytest.fixture
+def both(tmp_path):
+    numbered(tmp_path / "both" / "train", COUNTS)
+    numbered(tmp_path / "both" / "val", COUNTS)
+    return tmp_path / "both"
+
+
+def test_both_sets_and_their_classes(both):
+    train, val, names = create_datasets(both, 10, augment=False, repeat_size=3, **SMALL)
+    assert names == classes(both / "train") == ("ant", "bee", "cow")
+    assert (train.get_dataset_size(), val.get_dataset_size()) == (6, 3)
+    assert numbers(val) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
+    assert flat(numbers(train)) != flat(numbers(val))
+
+
+def test_a_backend_is_for_validation_where_training_is_augmented(tmp_path):
+    for name in ("train", "val"):
+        files = {"a.png": encode(Image.fromarray(picture(300, 400)), "PNG")}
+        store(tmp_path / name / "ant", files)
+    images = {}
+    for backend in ("mindspore", "pillow"):
+        train, val, _ = create_datasets(tmp_path, 1, backend=backend, image_size=32)
+        images[backend] = batches(train)[0][0], batches(val)[0][0]
+    np.testing.assert_array_equal(images["mindspore"][0], images["pillow"][0])
+    assert not np.array_equal(images["mindspore"][1], images["pillow"][1])
+    train, val, _ = create_datasets(tmp_path, 1, backend="pillow", image_size=32, augment=False)
+    np.testing.assert_array_equal(batches(train)[0][0], batches(val)[0][0])
+
+
+def test_both_sets_by_rank_and_other_names(both):
+    (both / "val").rename(both / "holdout")
+    _, val, _ = create_datasets(both, 11, 2, 1, val="holdout", **SMALL)
+    assert numbers(val) == [[*range(11, 22)], [22]]
+
+
+def test_different_classes_are_refused_with_their_names(both):
+    store(both / "train" / "bat", {"a.png": usable()["rgb.png"]})
+    store(both / "val" / "dog", {"a.png": usable()["rgb.png"]})
+    store(both / "val" / "elk", {"a.png": usable()["rgb.png"]})
+    message = "train has 4 classes and .*val has 5; expected the same. "
+    message += "only in .*train: bat; only in .*val: dog, elk"
+    for call in (
+        lambda: check_same_classes(both / "train", both / "val"),
+        lambda: create_datasets(both, 4, **SMALL),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    with pytest.raises(InputError, match="val2 is not there"):
+        create_datasets(both, val="val2")
+    with pytest.raises(InputError, match="folder is 3; expected the path"):
+        create_datasets(3)
+
+
+def test_as_many_classes_of_other_names_are_refused(both):
+    (both / "val" / "cow").rename(both / "val" / "dog")
+    with pytest.raises(InputError, match="only in .*train: cow; only in .*val: dog"):
+        check_same_classes(both / "train", both / "val")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; expected a whole number of at least 1"),
+        ({"batch_size": 2.0}, "batch_size is 2.0"),
+        ({"batch_size": 24}, "batch_size 24 is larger than the data: 23 images in"),
+        ({"batch_size": 12, "rank_size": 2}, "larger than the data: 11 images of 2 ranks"),
+        ({"rank_size": 0}, "rank_size is 0"),
+        ({"rank_size": 2, "rank_id": 2}, "rank_id is 2; expected 0 to 1"),
+        ({"rank_id": -1}, "rank_id is -1; expected 0 to 0"),
+        ({"rank_id": True}, "rank_id is True"),
+        ({"rank_size": 24, "do_train": False}, "23 images in .* are fewer than 24 ranks"),
+        ({"do_train": 1}, "do_train is 1; expected True or False"),
+        ({"augment": None}, "augment is None"),
+        ({"check": "yes"}, "check is 'yes'"),
+        ({"image_size": 0}, "image_size is 0"),
+        ({"resize": "atuo", "do_train": False}, "unknown resize 'atuo'.*Did you mean 'auto'"),
+        ({"resize": 15, "do_train": False}, "resize 15 is less than image_size 16"),
+        ({"resize": 2.5, "augment": False}, "resize is 2.5"),
+        ({"image_size": 17, "do_train": False}, "16 rows or 16 columns.*expected at least 17"),
+        ({"mean": (1, 2)}, r"mean is \(1, 2\); expected three numbers from 0 to 1"),
+        ({"mean": (123.7, 116.3, 103.5)}, "mean is .*expected three numbers from 0 to 1"),
+        ({"std": (0.2, 0.0, 0.2)}, "std is .*expected three numbers from 1e-06 to 1"),
+        ({"std": 0.5}, "std is 0.5"),
+        ({"std": ("a", "b", "c"), "do_train": False, "backend": "pillow"}, "std is"),
+        ({"backend": "pilow"}, "unknown backend 'pilow'.*Did you mean 'pillow'?"),
+        ({"backend": "pillow"}, 'backend is "pillow" with augmentation.*augment=False'),
+        ({"repeat_size": 0}, "repeat_size is 0"),
+        ({"num_parallel_workers": 0}, "num_parallel_workers is 0"),
+        ({"cache_session_id": 1}, "cache_session_id came with do_train=True"),
+        ({"cache_session_id": 1, "do_train": False, "backend": "pillow"}, "MindSpore caches noth"),
+        ({"cache_session_id": "1", "do_train": False}, "A cache session_id must be provided to "),
+        ({"cache_session_id": True, "do_train": False}, "A cache session_id must be provided to "),
+        ({"cache_session_id": 0, "do_train": False}, "cache_session_id is 0 .*generate_session"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused(folder, arguments, message):
+    with pytest.raises(InputError, match=message):
+        create_dataset(folder, **({"batch_size": 4} | SMALL | arguments))
+
+
+def test_images_too_small_on_one_side_are_refused_without_resize(tmp_path):
+    store(tmp_path / "a", {"wide.png": encode(Image.fromarray(picture(20, 90)), "PNG")})
+    with pytest.raises(InputError, match="20 rows or 90 columns; without resize, expected at leas"):
+        create_dataset(tmp_path, 1, do_train=False, image_size=21, resize=None)
+    create_dataset(tmp_path, 1, do_train=False, image_size=20, resize=None)
+    create_dataset(tmp_path, 1, do_train=False, image_size=21, resize=24)
+    # A random crop is enlarged in any case.
+    create_dataset(tmp_path, 1, image_size=21, resize=None)
+
+
+def test_evaluation_takes_a_batch_larger_than_the_data(folder):
+    assert numbers(create_dataset(folder, 100, do_train=False, **SMALL)) == [[*range(23)]]
+
+
+def test_operations_refuse_an_unknown_backend():
+    with pytest.raises(InputError, match="unknown backend"):
+        plain_operations(16, None, backend="opencv")
+
+
+def test_more_workers_than_cores_are_fitted_and_said(folder, capsys):
+    cores = len(os.sched_getaffinity(0))
+    dataset = create_dataset(folder, 4, num_parallel_workers=cores + 6, **SMALL)
+    assert capsys.readouterr().out == (
+        f"num_parallel_workers: {cores + 6} asked for, {cores} used: there are {cores} cores\n"
+    )
+    assert len(batches(dataset)) == 5
+
+
+# ---- real photographs
+
+
+def test_real_photographs_through_training_and_evaluation(cifar10_jpeg):
+    train, val, names = create_datasets(cifar10_jpeg, 64, image_size=32)
+    assert (train.get_dataset_size(), val.get_dataset_size()) == (156, 32)
+    counts = np.zeros(10, int)
+    for images, labels in batches(val):
+        counts += np.bincount(labels, minlength=10)
+        assert images.shape[1:] == (3, 32, 32)
+    assert counts.tolist() == [200] * 10 and names[3] == "cat"
+    images, labels = batches(train)[0]
+    assert images.shape == (64, 3, 32, 32) and len(set(labels.tolist())) > 5

@@ -1,0 +1,217 @@
+"""MindSpore's preprocessing against Pillow's: each stage's difference, and what explains it."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from labkit.data import parity
+from labkit.data.imagefolder import MEAN, STD, create_dataset
+from labkit.data.parity import (
+    centre_crop,
+    exact_bilinear,
+    pillow_preprocess,
+    pillow_resize,
+    preprocessing_differences,
+    resized_shape,
+)
+from labkit.errors import InputError
+from tests.image_files import encode, picture, store
+
+STAGES = [
+    "decode",
+    "resize",
+    "resize: MindSpore's rounding",
+    "resize: antialiasing alone",
+    "resize: Pillow's rounding",
+    "crop",
+    "crop: offset",
+    "normalise",
+    "whole",
+    'whole, backend="pillow"',
+]
+
+
+def photograph(rows, columns, seed=0) -> Image.Image:
+    """Return a picture with fine detail, as a photograph has and a resize must deal with."""
+    random = np.random.default_rng(seed)
+    smooth = picture(rows, columns, seed).astype(int)
+    detail = random.integers(-40, 41, (rows, columns, 3))
+    return Image.fromarray(np.clip(smooth + detail, 0, 255).astype(np.uint8))
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> list[Path]:
+    """JPEGs that are shrunk; of the second the crop begins at half a pixel: 115 / 2 = 57.5."""
+    root = tmp_path_factory.mktemp("large") / "all"
+    sizes = [(375, 500), (256, 339), (600, 400), (256, 256)]
+    images = {f"{n}.jpg": photograph(*size, seed=n) for n, size in enumerate(sizes)}
+    store(root, {name: encode(image, "JPEG", quality=90) for name, image in images.items()})
+    return sorted(root.iterdir())
+
+
+def rows(paths, **options):
+    found = preprocessing_differences(paths, **options)
+    assert [row.stage for row in found] == STAGES
+    for row in found:
+        assert 0 <= row.mean <= row.largest
+        assert row.limit is None or row.largest <= row.limit, row
+    return {row.stage: row for row in found}
+
+
+# ---- the reference itself, against PyTorch
+
+
+def test_exact_bilinear_is_pytorchs_with_and_without_antialiasing():
+    torch = pytest.importorskip("torch")
+    pixels = np.asarray(photograph(57, 83))
+    tensor = torch.tensor(pixels).permute(2, 0, 1)[None].double()
+    for shape in ((32, 46), (57, 83), (128, 90), (20, 200)):
+        for antialias in (False, True):
+            expected = torch.nn.functional.interpolate(
+                tensor, size=shape, mode="bilinear", antialias=antialias, align_corners=False
+            )
+            came = exact_bilinear(pixels, shape, antialias=antialias)
+            np.testing.assert_allclose(came, expected[0].permute(1, 2, 0).numpy(), atol=1e-9)
+
+
+def test_normalise_is_pytorchs_to_the_bit():
+    torch = pytest.importorskip("torch")
+    pixels = np.asarray(photograph(20, 30))
+    tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(torch.float32).div(255)
+    mean, std = (torch.tensor(one)[:, None, None] for one in (MEAN, STD))
+    expected = tensor.sub(mean).div(std).numpy()
+    np.testing.assert_array_equal(parity.normalise(pixels, MEAN, STD), expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "length", "expected"),
+    [
+        ((375, 500), 256, (256, 341)),
+        ((500, 375), 256, (341, 256)),
+        ((256, 339), 256, (256, 339)),
+        ((333, 500), 256, (256, 384)),
+        ((100, 100), 256, (256, 256)),
+        ((7, 9), None, (7, 9)),
+    ],
+)
+def test_the_longer_side_is_rounded_down(shape, length, expected):
+    assert resized_shape(*shape, length) == expected
+    assert pillow_resize(np.zeros((*shape, 3), np.uint8), length).shape == (*expected, 3)
+
+
+@pytest.mark.parametrize(
+    ("side", "top"), [(224, 0), (225, 0), (226, 1), (227, 2), (228, 2), (339, 58), (341, 58)]
+)
+def test_the_crop_begins_where_torchvisions_does(side, top):
+    """round(rest / 2) to even: 1.5 becomes 2 and 0.5 becomes 0."""
+    pixels = np.arange(side)[:, None, None] * np.ones((1, 224, 3), int)
+    cropped = centre_crop(pixels, 224)
+    assert cropped.shape == (224, 224, 3) and cropped[0, 0, 0] == top
+    assert centre_crop(pixels.transpose(1, 0, 2), 224)[0, 0, 0] == top
+
+
+def test_what_is_smaller_than_the_crop_is_framed_in_black():
+    cropped = centre_crop(np.ones((3, 6, 3), np.uint8), 6)[..., 0]
+    assert cropped.sum(axis=1).tolist() == [0, 6, 6, 6, 0, 0]
+
+
+def test_pillow_preprocess_is_the_four_steps(large):
+    image = Image.open(large[0]).convert("RGB").resize((341, 256), Image.Resampling.BILINEAR)
+    image = np.asarray(image.crop((58, 16, 58 + 224, 16 + 224)))
+    expected = (image / 255 - MEAN) / STD
+    came = pillow_preprocess(large[0])
+    assert came.shape == (3, 224, 224) and came.dtype == np.float32
+    np.testing.assert_allclose(came, expected.transpose(2, 0, 1), atol=2e-6)
+
+
+# ---- the differences
+
+
+def test_shrinking_differs_by_the_antialiasing_and_the_crops_offset(large):
+    found = rows(large)
+    assert found["decode"].largest == 0
+    assert 10 < found["resize"].largest < 255
+    explained = [found[stage].largest for stage in STAGES[2:5]]
+    assert found["resize"].largest <= sum(explained)
+    # The two roundings explain less than 2 grey levels of it.
+    assert found["resize: antialiasing alone"].largest > found["resize"].largest - 2
+    assert found["crop: offset"].largest == 1 and found["crop"].largest > 0
+    assert 0.1 < found["whole"].largest <= found["whole"].limit
+
+
+def test_where_nothing_is_shrunk_no_antialiasing_is_needed(tmp_path):
+    store(tmp_path, {"small.png": encode(photograph(60, 80), "PNG")})
+    found = rows([tmp_path / "small.png"])
+    assert found["resize: antialiasing alone"].largest < 1e-9
+    # One grey level of two roundings, in normalised units.
+    assert 0 < found["resize"].largest <= 1
+    assert found["whole"].largest <= 1 / 255 / min(STD) + parity.NORMALISE_LIMIT
+
+
+def test_without_resize_the_two_are_equal_but_for_float32(large):
+    found = rows(large, image_size=224, resize=None)
+    assert found["resize"].largest == 0
+    assert found["normalise"].largest > 0
+    even = rows([large[3]], image_size=224, resize=None)
+    assert even["crop"].largest == 0
+    assert even["whole"].largest <= parity.NORMALISE_LIMIT
+
+
+def test_the_pillow_backend_has_no_difference_left(large):
+    found = rows(large)
+    assert found['whole, backend="pillow"'].largest <= parity.NORMALISE_LIMIT
+    assert found["whole"].largest > 1000 * found['whole, backend="pillow"'].largest
+
+
+@pytest.mark.parametrize("backend", ["mindspore", "pillow"])
+def test_the_pipeline_has_the_differences_that_the_rows_say(large, backend):
+    dataset = create_dataset(large[0].parents[1], 4, do_train=False, backend=backend)
+    images = next(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))[0]
+    expected = np.stack([pillow_preprocess(path) for path in large])
+    stage = "whole" if backend == "mindspore" else STAGES[-1]
+    difference = np.abs(images - expected)
+    row, float32 = rows(large)[stage], parity.NORMALISE_LIMIT
+    assert difference.max() == pytest.approx(row.largest, abs=float32)
+    assert difference.mean() == pytest.approx(row.mean, abs=float32)
+
+
+def test_options_reach_both_sides(large):
+    found = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
+    assert found[STAGES[-1]].largest <= found[STAGES[-1]].limit
+    # The same grey levels count twice as much in units of half the size.
+    double = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.05, 0.1, 0.15))
+    assert double["whole"].mean == pytest.approx(2 * found["whole"].mean, rel=1e-4)
+
+
+def test_rows_print_as_a_table(large):
+    lines = [str(row) for row in rows(large).values()]
+    assert lines[0].startswith("decode ") and lines[0].endswith("grey levels")
+    assert "(at most 1)" in lines[6] and lines[6].endswith("pixels")
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path, large):
+    store(tmp_path, {"text.jpg": b"text"})
+    for paths, message in (
+        ([], "no paths came"),
+        ([tmp_path / "text.jpg"], "text.jpg cannot be read as an image"),
+        ([tmp_path / "absent.jpg"], "absent.jpg cannot be read as an image"),
+    ):
+        with pytest.raises(InputError, match=message):
+            preprocessing_differences(paths)
+    with pytest.raises(InputError, match="image_size is 0"):
+        preprocessing_differences(large, image_size=0)
+    with pytest.raises(InputError, match="resize 10 is less"):
+        pillow_preprocess(large[0], 32, 10)
+
+
+def test_real_photographs_of_the_right_size_agree_to_float32(cifar10_jpeg):
+    paths = sorted((cifar10_jpeg / "val").rglob("*.jpg"))[::10]
+    found = rows(paths, image_size=32, resize=None)
+    assert len(paths) == 200
+    assert found["decode"].largest == found["crop"].largest == 0
+    assert found["whole"].largest <= parity.NORMALISE_LIMIT
+    enlarged = rows(paths[::20])
+    assert enlarged["resize"].largest <= 1
+    assert enlarged["whole"].largest <= 1 / 255 / min(STD) + parity.NORMALISE_LIMIT

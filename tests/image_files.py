@@ -1,0 +1,133 @@
+"""Image files of every kind that a class folder may hold, whole and broken, drawn here."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ROWS, COLUMNS = 48, 64
+
+
+def picture(rows=ROWS, columns=COLUMNS, seed=0) -> np.ndarray:
+    """Return a smooth random picture: (rows, columns, 3) uint8."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    image = Image.fromarray(coarse).resize((columns, rows), Image.Resampling.BICUBIC)
+    return np.asarray(image)
+
+
+def encode(image: Image.Image, kind: str, **options) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def png16(pixels: np.ndarray) -> bytes:
+    """Return a PNG of 16 bits a channel, which Pillow cannot write: (H, W, 1 or 3) uint16."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+        )
+
+    rows, columns, channels = pixels.shape
+    head = struct.pack(">IIBBBBB", columns, rows, 16, {1: 0, 3: 2}[channels], 0, 0, 0)
+    lines = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(lines)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def without_adobe(jpeg: bytes) -> bytes:
+    """Return a JPEG without its Adobe segment."""
+    at = jpeg.index(b"Adobe") - 4
+    return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big") :]
+
+
+def as_ycck(jpeg: bytes) -> bytes:
+    """Return a CMYK JPEG whose Adobe segment says YCCK."""
+    at = jpeg.index(b"Adobe") + 11
+    return jpeg[:at] + b"\x02" + jpeg[at + 1 :]
+
+
+def usable() -> dict[str, bytes]:
+    """Return a file of each kind that becomes three channels, by name."""
+    colour = Image.fromarray(picture())
+    alpha = colour.copy()
+    alpha.putalpha(Image.fromarray(picture(seed=1)[..., 0]))
+    cmyk = encode(Image.fromarray(np.dstack([picture(), picture(seed=2)[..., :1]]), "CMYK"), "JPEG")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    random = np.random.default_rng(3)
+    return {
+        "rgb.jpg": encode(colour, "JPEG", quality=95),
+        "progressive.JPEG": encode(colour, "JPEG", progressive=True),
+        "gray.jpg": encode(colour.convert("L"), "JPEG"),
+        "cmyk.jpg": cmyk,
+        "ycck.jpg": as_ycck(cmyk),
+        "turned.jpg": encode(colour, "JPEG", exif=turned),
+        "more bytes after.jpg": encode(colour, "JPEG") + b"\0" * 9,
+        "rgb.png": encode(colour, "PNG"),
+        "gray.png": encode(colour.convert("L"), "PNG"),
+        "black and white.png": encode(colour.convert("1"), "PNG"),
+        "palette.png": encode(colour.convert("P"), "PNG"),
+        "palette transparent.png": encode(colour.convert("P"), "PNG", transparency=0),
+        "rgba.png": encode(alpha, "PNG"),
+        "gray alpha.png": encode(alpha.convert("LA"), "PNG"),
+        "more bytes after.png": encode(colour, "PNG") + b"\0" * 9,
+        "a PNG.JPEG": encode(colour, "PNG"),
+        "16 bits.png": png16(random.integers(0, 2**16, (ROWS, COLUMNS, 3), dtype=np.uint16)),
+        "16 bits gray.png": png16(random.integers(0, 2**16, (ROWS, COLUMNS, 1), dtype=np.uint16)),
+    }
+
+
+def unusable() -> dict[str, tuple[bytes, str]]:
+    """Return broken and foreign files by name, each with what is said of it."""
+    colour = Image.fromarray(picture())
+    jpeg, png = encode(colour, "JPEG"), encode(colour, "PNG")
+    cmyk = without_adobe(encode(colour.convert("CMYK"), "JPEG"))
+    thumbnail = b"\xff\xe1\x00\x0cExif\0\0\xff\xd8\xff\xd9"
+    return {
+        "half.jpg": (jpeg[:-300], "is cut short: the end of the JPEG image"),
+        "no end.jpg": (jpeg[:-2], "is cut short: the end of the JPEG image"),
+        "one byte short.jpg": (jpeg[:-1], "is cut short"),
+        "half with thumbnail.jpg": (
+            jpeg[:2] + thumbnail + jpeg[2:-300],
+            "is cut short: the end of the JPEG image",
+        ),
+        "head.jpg": (jpeg[:60], "is no image that can be read"),
+        "half.png": (png[: len(png) // 2], "is cut short: the end of the PNG image"),
+        "no end.png": (png[:-1], "is cut short: the end of the PNG image"),
+        "zero.jpg": (b"", r"is empty \(0 bytes\)"),
+        "notes.txt": (b"cats and dogs", "is no image that can be read"),
+        ".DS_Store": (b"\0\0\0\x01Bud1", "is no image that can be read"),
+        "text.jpg": (b"\xff\xd8 no image", "is no image that can be read"),
+        "moving.gif": (encode(colour, "GIF"), "is a GIF image; expected JPEG or PNG"),
+        "web.jpg": (encode(colour, "WEBP"), "is a WEBP image; expected JPEG or PNG"),
+        "bitmap.bmp": (encode(colour, "BMP"), "is a BMP image; expected JPEG or PNG"),
+        "scan.tif": (encode(colour, "TIFF"), "is a TIFF image; expected JPEG or PNG"),
+        "cmyk.jpg": (cmyk, "is a CMYK JPEG without Adobe's marker"),
+    }
+
+
+def store(folder: Path, files: dict[str, bytes]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def numbered(root: Path, counts: dict[str, int]) -> Path:
+    """Store flat 16 x 16 PNGs whose grey level is their place in sorted order, from 0 on."""
+    number = 0
+    for name in sorted(counts):
+        files = {}
+        for index in range(counts[name]):
+            flat = Image.fromarray(np.full((16, 16, 3), number, np.uint8))
+            files[f"{index:04d}.png"] = encode(flat, "PNG")
+            number += 1
+        # Not in order, so that none comes from the file system.
+        store(root / name, dict(sorted(files.items(), key=lambda one: one[0][::-1])))
+    return root
