@@ -32,8 +32,8 @@ _GRADIENT_ACCUMULATION["smoke"] = {
     "train_images": 2_080,
 }
 
-# Half a ResNet-18 on small images: what two cores train in two minutes. `paper` is the source document's
-# ResNet-50 (its prose; config values of the models repository, where it has none).
+# Half a ResNet-18 on small images: what two cores train in two minutes. `paper` is the source
+# document's ResNet-50 (its prose; config values of the models repository, where it has none).
 _MIGRATION = {
     "lab": {
         "depth": 18,

@@ -219,7 +219,7 @@ def resnet(
     scaled = [[width * number for number in numbers] for numbers in channels]
     if any(number < 4 or number % 4 for numbers in scaled for number in numbers):
         raise InputError(
-            f"width {width} makes the channels {scaled[0]}; expected multiples of 4, as 0.25, 0.5, 2"
+            f"width {width} makes channels {scaled[0]}; expected multiples of 4, as by 0.25, 0.5, 2"
         )
     in_channels, out_channels = [[int(number) for number in numbers] for numbers in scaled]
     return ResNet(
