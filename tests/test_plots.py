@@ -66,7 +66,7 @@ def test_the_verdict_grid_shows_how_many_failed():
 
 def test_colour_images_keep_their_colours_and_titles():
     red = np.zeros((3, 4, 4, 3)) + [1.0, 0, 0]
-    shown = plots.color_images(red, ["a", "b", "c"], columns=2).axes
+    shown = plots.images_grid(red, ["a", "b", "c"], columns=2).axes
     assert [axis.get_title() for axis in shown] == ["a", "b", "c", ""]
     np.testing.assert_allclose(shown[0].images[0].get_array(), red[0])
 
