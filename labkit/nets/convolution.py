@@ -14,6 +14,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from labkit.errors import InputError
+
 # Largest output map, in positions, that pays, by kernel size. Processor time of the convolution
 # over that of one product, forward and backward, ResNet-50's channels, 32 images: 1x1 on 2x2 2.0 to
 # 2.8, on 4x4 0.85; 3x3 on 2x2 2.2 to 3.0, on 4x4 0.7 to 1.3.
@@ -30,11 +32,15 @@ class PaddedConv2d(nn.Conv2d):
     The one parameter is ``weight`` (O, C, k, k). On GPU and Ascend, and for larger maps, it is
     ``nn.Conv2d``; both forms agree to float32 rounding.
 
+    Raises ``InputError`` for an even kernel.
+
     Hazard: where a map holds an infinity, the product form returns NaN for that image where
     ``nn.Conv2d`` returns infinities and NaN.
     """
 
     def __init__(self, in_channels, out_channels, kernel, stride=1):
+        if kernel % 2 == 0:
+            raise InputError(f"kernel is {kernel}; expected an odd number, padded on both sides")
         super().__init__(
             in_channels,
             out_channels,
@@ -55,17 +61,13 @@ class PaddedConv2d(nn.Conv2d):
 
     def _one_product(self, x, height, width):
         batch, channels, positions = x.shape[0], self.in_channels, height * width
-        if self.kernel == 1:
-            if self.step > 1:
-                x = x[:, :, :: self.step, :: self.step]
-            patches = ops.transpose(x.reshape(batch, channels, positions), (0, 2, 1))
-        else:
-            taps = self.kernel * self.kernel
+        patches = x
+        if self.kernel > 1 or self.step > 1:
             chosen = _selection(x.shape[2], x.shape[3], self.kernel, self.step)
-            x = x.reshape(batch * channels, x.shape[2] * x.shape[3])
-            patches = ops.MatMul()(x, ops.cast(chosen, x.dtype))
-            patches = patches.reshape(batch, channels, positions, taps)
-            patches = ops.transpose(patches, (0, 2, 1, 3))
+            patches = x.reshape(batch * channels, x.shape[2] * x.shape[3])
+            patches = ops.MatMul()(patches, ops.cast(chosen, x.dtype))
+        patches = patches.reshape(batch, channels, positions, self.kernel * self.kernel)
+        patches = ops.transpose(patches, (0, 2, 1, 3))
         weight = self.weight.reshape(self.out_channels, -1)
         rows = ops.MatMul(transpose_b=True)(patches.reshape(batch * positions, -1), weight)
         maps = ops.transpose(rows.reshape(batch, positions, self.out_channels), (0, 2, 1))
