@@ -15,6 +15,7 @@ from collections.abc import Collection
 from mindspore import nn, ops
 
 from labkit.errors import InputError, refuse_unknown
+from labkit.nets.convolution import PaddedConv2d
 
 # "same" pads the even inputs of a strided convolution on the right and below only.
 BLOG = ("convolutions padded same", "max-pool padded same", "stride by max-pool")
@@ -23,8 +24,7 @@ BLOG = ("convolutions padded same", "max-pool padded same", "stride by max-pool"
 def _conv(in_channels, out_channels, kernel, stride, differences):
     if BLOG[0] in differences:
         return nn.Conv2d(in_channels, out_channels, kernel, stride, pad_mode="same")
-    padding = (kernel - 1) // 2
-    return nn.Conv2d(in_channels, out_channels, kernel, stride, pad_mode="pad", padding=padding)
+    return PaddedConv2d(in_channels, out_channels, kernel, stride)
 
 
 def _conv1x1(in_channels, out_channels, stride=1, differences=()):
