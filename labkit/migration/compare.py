@@ -107,8 +107,12 @@ def _stage(stage, came, reference, tolerance):
         difference, note = _difference(ours[name], theirs[name], floor, slack)
         yield Row(stage, name, difference, tolerance, bool(difference <= tolerance), note)
     if stage != "forward":
-        for name in ours.keys() - theirs.keys():
-            yield Row(stage, name, np.inf, tolerance, False, f"{reference.origin} lacks it")
+        for name in ours:
+            if name not in theirs:
+                yield Row(stage, name, np.inf, tolerance, False, f"{reference.origin} lacks it")
+    elif ours and theirs and not names:
+        note = "no cell has the same name on both sides: renames"
+        yield Row(stage, next(iter(theirs)), np.inf, tolerance, False, note)
 
 
 def _difference(came, expected, floor, slack):
