@@ -101,14 +101,14 @@ def convert_back(source, target, network, renames=None) -> Path:
 
 def _exactly(name, value, parameter):
     """Return ``value`` in the shape and type of ``parameter``, or raise where it does not fit."""
-    kind = ms.dtype_to_nptype(parameter.dtype)
+    kind = parameter.asnumpy().dtype
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise InputError(f"{name} holds NaN or infinite values")
     with np.errstate(over="ignore"):
         there = value.astype(kind).reshape(parameter.shape)
     if not np.array_equal(there.reshape(value.shape).astype(value.dtype), value):
         raise InputError(
-            f"{name} is {value.dtype} and does not fit into {np.dtype(kind)} without rounding; "
+            f"{name} is {value.dtype} and does not fit into {kind} without rounding; "
             "convert it first if that is meant"
         )
     return there
