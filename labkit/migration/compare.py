@@ -53,8 +53,13 @@ def compare_step(
     tolerance  stage -> tolerance, for those that differ from ``STEP_TOLERANCE``
 
     In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
-    the others. In every other stage a tensor that one side lacks is a failed row.
+    the others. In every other stage a tensor that one side lacks is a failed row. Raises
+    ``InputError`` for a recorded step in the place of ``came``, and where there is nothing at all.
     """
+    if any(isinstance(v, Digest) for values in came.stages.values() for v in values.values()):
+        raise InputError(
+            f"came is a recorded step ({came.origin}), which holds digests; give it as the reference"
+        )
     tolerance = dict(tolerance or {})
     for stage in tolerance:
         refuse_unknown("stage", stage, STAGES)

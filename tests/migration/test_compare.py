@@ -124,6 +124,11 @@ def test_an_empty_comparison_is_refused():
         compare_step(empty, empty)
 
 
+def test_a_recorded_step_is_the_reference_and_nothing_else():
+    with pytest.raises(InputError, match="came is a recorded step .*; give it as the reference"):
+        compare_step(digested(made()), made())
+
+
 def test_rows_keep_the_order_of_the_reference():
     names = [f"n{number}" for number in range(40)]
     tensors = {name: np.ones(1) for name in names}

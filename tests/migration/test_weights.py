@@ -454,6 +454,14 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_an_old_file_is_replaced_and_never_written_into(tmp_path):
+    path = write_torch(tmp_path / "a.safetensors", {"w": np.ones(3)})
+    before = path.read_bytes()
+    with open(path, "rb") as open_before:
+        write_torch(path, {"w": np.zeros(3)})
+        assert open_before.read() == before != path.read_bytes()
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(InputError, match="cannot write"):
