@@ -58,7 +58,7 @@ def compare_step(
     """
     if any(isinstance(v, Digest) for values in came.stages.values() for v in values.values()):
         raise InputError(
-            f"came is a recorded step ({came.origin}), which holds digests; give it as the reference"
+            f"came is a recorded step ({came.origin}) and holds digests; give it as the reference"
         )
     tolerance = dict(tolerance or {})
     for stage in tolerance:

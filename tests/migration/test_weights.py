@@ -516,6 +516,18 @@ def test_a_write_killed_half_way_leaves_the_old_file(tmp_path):
 # ---- without PyTorch
 
 
+def test_without_pytorch_pth_files_are_refused_and_safetensors_are_not(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "a.pth").write_bytes(b"x")
+    message = "needs PyTorch, which is not installed here: install it, or save .* .safetensors"
+    with pytest.raises(InputError, match=message):
+        read_torch(tmp_path / "a.pth")
+    with pytest.raises(InputError, match=message):
+        write_torch(tmp_path / "b.pth", numbers())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
+    assert_bits(read_torch(write_torch(tmp_path / "a.safetensors", numbers())), numbers())
+
+
 @pytest.mark.slow
 def test_without_pytorch_files_say_what_to_do_and_recorded_steps_work(tmp_path):
     """ResNet-18's recorded step, and .safetensors with bfloat16, where torch cannot be imported."""
