@@ -177,6 +177,7 @@ def test_bfloat16_parameters_are_written_as_float32(tmp_path):
     # MindSpore 2.10 has no CPU kernel to assign them, so that they cannot be loaded here.
     cell = nn.Cell()
     cell.w = Parameter(Tensor([1.5, -2.25], ms.bfloat16))
+    assert state_dict(cell)["w"].dtype == np.float32
     path = write_torch(tmp_path / "a.safetensors", state_dict(cell))
     assert_bits(read_torch(path), {"w": np.array([1.5, -2.25], np.float32)})
 
