@@ -180,11 +180,13 @@ def test_it_trains_as_a_plain_step_does(parts):
     other = Small()
     by_rule(other)
     found = trace(network, loss, momentum(network, [0.01]), *batch)
-    plain = nn.TrainOneStepCell(nn.WithLossCell(other, loss), momentum(other, [0.01])).set_train()
+    same = SmoothedCrossEntropy(4, 0.1)
+    plain = nn.TrainOneStepCell(nn.WithLossCell(other, same), momentum(other, [0.01])).set_train()
     came = plain(*map(Tensor, batch))
     assert_equal(contents(network), contents(other))
     assert all((value != start[name]).any() for name, value in contents(network).items())
     assert float(found.stages["loss"]["loss"]) == float(came.asnumpy())
+    assert network.training and loss.training
     # What is told is what happened.
     after = state_dict(network)
     for name, update in found.stages["update"].items():
