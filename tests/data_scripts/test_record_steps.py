@@ -90,30 +90,32 @@ def test_the_step_is_recorded_in_float64_with_the_settings_it_names(script):
 
 
 def test_each_loss_is_of_its_learning_rate(script, monkeypatch):
-    """w <- w - rate * grad by hand, without momentum in the first step."""
-    monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", [0.5, 0.25])
+    """By hand: v <- 0.9 v + grad, w <- w - rate v."""
+    rates = [0.5, 0.25, 0.125]
+    monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)).double()
     images, labels = np.ones((2, 3, 1, 1)), np.array([0, 1])
     images[1] = -0.5
     optimizer = torch.optim.SGD(module.parameters(), lr=99.0, momentum=0.9)
     loss_fn = torch.nn.CrossEntropyLoss()
     x = torch.from_numpy(images).flatten(1)
-    weight, bias = (p.detach().clone().requires_grad_() for p in module[1].parameters())
-    expected = []
-    for rate in (0.5, 0.25):
-        loss = loss_fn(x @ weight.T + bias, torch.from_numpy(labels))
+    weights = [p.detach().clone() for p in module[1].parameters()]
+    speeds, expected = [torch.zeros_like(w) for w in weights], []
+    for rate in rates:
+        weights = [w.requires_grad_() for w in weights]
+        loss = loss_fn(x @ weights[0].T + weights[1], torch.from_numpy(labels))
         expected.append(loss.item())
-        steps = torch.autograd.grad(loss, (weight, bias))
-        weight, bias = (
-            (p - rate * g).detach().requires_grad_()
-            for p, g in zip((weight, bias), steps, strict=True)
-        )
+        gradients = torch.autograd.grad(loss, weights)
+        speeds = [0.9 * v + g for v, g in zip(speeds, gradients, strict=True)]
+        weights = [(w - rate * v).detach() for w, v in zip(weights, speeds, strict=True)]
     came = script.losses(module, loss_fn, optimizer, images, labels)
     assert module.training and came == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_trace_in_pytorch_is_the_step_by_hand(script):
     module, loss_fn, optimizer, images, labels = script.build(18)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)  # left over from somewhere
     found = torch_trace(module, loss_fn, optimizer, images, labels)
     other, loss_fn, optimizer, images, labels = script.build(18)
     other.train()

@@ -112,6 +112,7 @@ def test_every_tensor_of_the_step_is_alive(steps):
             assert np.abs(value).max() > 1e-7, (stage, name)
 
 
+@pytest.mark.slow
 def test_with_ordinary_weights_pytorchs_own_precisions_differ_by_more(script):
     """Why the rule's weights are what they are: ReLUs that flip. 1 to 2 % measured."""
     import torch
