@@ -278,6 +278,7 @@ def test_one_fault_is_enough_to_be_incomplete(pair_of_cells, change):
         state[change[name]] = np.zeros(4, np.float32)
     found = match(pair_of_cells, state)
     assert not found.complete
+    assert len(found.pairs) == (6 if "added" in change else 5)
     listed = {"lost": found.missing, "added": found.unknown}
     listed["wrong"] = tuple(pair.torch for pair, _ in found.misshapen)
     for kind, names in listed.items():
