@@ -1,39 +1,22 @@
-"""What the tests of the migration share: a loss with PyTorch's smoothing, groups, a small network.
+"""What the tests of the migration share: loss and optimizer as PyTorch's, a small network."""
 
-A stand-in for the lab's own label smoothing: the tests of the step need no more of it than this.
-"""
-
-import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
+from labkit.losses import CrossEntropySmooth
 from labkit.migration import load, rule
 from labkit.migration.names import pairs
+from labkit.parameter_groups import decay_groups
 
 
-class SmoothedCrossEntropy(nn.Cell):
-    """PyTorch's CrossEntropyLoss(label_smoothing): on = 1 - e + e/C, off = e/C."""
-
-    def __init__(self, classes, smoothing, reduction="mean"):
-        super().__init__()
-        self.classes = classes
-        self.on = Tensor(1 - smoothing + smoothing / classes, ms.float32)
-        self.off = Tensor(smoothing / classes, ms.float32)
-        self.loss = nn.SoftmaxCrossEntropyWithLogits(sparse=False, reduction=reduction)
-
-    def construct(self, logits, labels):
-        return self.loss(logits, ops.one_hot(labels, self.classes, self.on, self.off))
+def smoothed_cross_entropy(classes, smoothing, reduction="mean"):
+    """Return PyTorch's CrossEntropyLoss(label_smoothing)."""
+    return CrossEntropySmooth(True, reduction, smoothing, classes, convention="pytorch")
 
 
 def momentum(network, rates, *, decay=1e-4, momentum=0.9):
-    """Return Momentum with decay on weights of more than one dimension, by explicit groups."""
-    parameters = network.trainable_params()
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-        {"order_params": parameters},
-    ]
-    return nn.Momentum([group for group in groups if group.get("params", True)], rates, momentum)
+    """Return Momentum with decay on weights of more than one dimension."""
+    return nn.Momentum(decay_groups(network, decay), rates, momentum)
 
 
 def by_rule(network, renames=None):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
 
 from labkit import checkpoint

@@ -23,9 +23,9 @@ from labkit.migration import (
 from labkit.migration.recorded import Digest
 from tests.migrating import (
     Small,
-    SmoothedCrossEntropy,
     by_rule,
     momentum,
+    smoothed_cross_entropy,
     torch_momentum,
     torch_small,
 )
@@ -259,7 +259,7 @@ def step(network=None, change=None, loss=None, optimizer=None, batch=BATCH, rate
     by_rule(network)
     if change:
         change(network)
-    loss = loss or SmoothedCrossEntropy(4, SMOOTHING)
+    loss = loss or smoothed_cross_entropy(4, SMOOTHING)
     optimizer = optimizer(network) if optimizer else momentum(network, rates)
     return trace(network, loss, optimizer, *batch)
 
@@ -310,11 +310,11 @@ FAULTS = {
         ("forward", "conv1"),
     ),
     "label smoothing missing": (
-        lambda: step(loss=SmoothedCrossEntropy(4, 0.0)),
+        lambda: step(loss=smoothed_cross_entropy(4, 0.0)),
         ("loss", "loss"),
     ),
     "sum of losses": (
-        lambda: step(loss=SmoothedCrossEntropy(4, SMOOTHING, "sum")),
+        lambda: step(loss=smoothed_cross_entropy(4, SMOOTHING, "sum")),
         ("loss", "loss"),
     ),
     "learning rate off by one step": (

@@ -26,7 +26,7 @@ from labkit.migration import (
 from labkit.migration.trace import add_call
 from labkit.nets.resnet import resnet
 from labkit.runtime import pynative
-from tests.migrating import Small, SmoothedCrossEntropy, by_rule, momentum
+from tests.migrating import Small, by_rule, momentum, smoothed_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -44,12 +44,15 @@ def script():
     return module
 
 
-def prepared(depth, rates="learning_rates"):
-    """Network with the rule's weights, loss, optimizer and batch of a recorded step."""
-    s = recorded.settings(f"resnet{depth}")
+def prepared(depth, rates="learning_rates", **other):
+    """Network with the rule's weights, loss, optimizer and batch of a recorded step.
+
+    other  settings that are not the recorded step's
+    """
+    s = recorded.settings(f"resnet{depth}") | other
     network = resnet(s["depth"], s["classes"])
     by_rule(network)
-    loss = SmoothedCrossEntropy(s["classes"], s["smoothing"])
+    loss = smoothed_cross_entropy(s["classes"], s["smoothing"])
     optimizer = momentum(network, s[rates], decay=s["weight_decay"], momentum=s["momentum"])
     return network, loss, optimizer, *rule.batch(s["batch"], s["side"], s["classes"])
 
@@ -103,6 +106,19 @@ def test_the_step_is_far_below_its_tolerances(steps):
     assert worst["weights"] == worst["preprocessing"] == 0
     assert worst["forward"] < 3e-5 and worst["loss"] < 5e-6 and worst["statistics"] < 3e-5
     assert worst["gradients"] < 3e-4 and worst["update"] < 3e-4
+
+
+@pytest.mark.parametrize(
+    ("other", "stage"),
+    [
+        ({"weight_decay": 0.0}, "update"),
+        ({"learning_rates": [0.02]}, "update"),
+        ({"smoothing": 0.0}, "loss"),
+    ],
+)
+def test_a_setting_left_out_is_seen_against_the_recorded_step(other, stage, runtime):
+    rows = compare_step(trace(*prepared(18, **other)), recorded.load("resnet18"))
+    assert first_difference(rows).stage == stage
 
 
 def test_every_tensor_of_the_step_is_alive(steps):
@@ -162,7 +178,7 @@ def parts():
     network = Small()
     by_rule(network)
     batch = rule.uniform("images", (8, 3, 8, 8), -2, 2), (np.arange(8) % 4).astype(np.int32)
-    return network, SmoothedCrossEntropy(4, 0.1), batch
+    return network, smoothed_cross_entropy(4, 0.1), batch
 
 
 def contents(network):
@@ -181,7 +197,7 @@ def test_it_trains_as_a_plain_step_does(parts):
     other = Small()
     by_rule(other)
     found = trace(network, loss, momentum(network, [0.01]), *batch)
-    same = SmoothedCrossEntropy(4, 0.1)
+    same = smoothed_cross_entropy(4, 0.1)
     plain = nn.TrainOneStepCell(nn.WithLossCell(other, same), momentum(other, [0.01])).set_train()
     came = plain(*map(Tensor, batch))
     assert_equal(contents(network), contents(other))
@@ -350,7 +366,7 @@ def test_tied_frozen_and_one_dimensional_parameters_compare():
         module.double(), torch.nn.CrossEntropyLoss(), torch.optim.SGD(trained, lr=0.1), *batch
     )
     optimizer = nn.SGD(network.trainable_params(), 0.1)
-    ours = trace(network, SmoothedCrossEntropy(4, 0.0), optimizer, *batch)
+    ours = trace(network, smoothed_cross_entropy(4, 0.0), optimizer, *batch)
     rows = compare_step(ours, theirs)
     assert first_difference(rows) is None, stage_table(rows)
     names = ["conv.weight", "first.weight", "first.bias", "second.weight", "second.bias"]

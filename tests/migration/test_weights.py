@@ -546,7 +546,7 @@ def test_without_pytorch_files_say_what_to_do_and_recorded_steps_work(tmp_path):
         import numpy as np
         from labkit.migration import compare_step, read_torch, recorded, rule, trace, write_torch
         from labkit.nets.resnet import resnet
-        from tests.migrating import SmoothedCrossEntropy, by_rule, momentum
+        from tests.migrating import smoothed_cross_entropy, by_rule, momentum
 
         folder, said = Path(sys.argv[1]), {}
         for key, call in {
@@ -564,7 +564,7 @@ def test_without_pytorch_files_say_what_to_do_and_recorded_steps_work(tmp_path):
         by_rule(network)
         came = trace(
             network,
-            SmoothedCrossEntropy(s["classes"], s["smoothing"]),
+            smoothed_cross_entropy(s["classes"], s["smoothing"]),
             momentum(network, s["learning_rates"], decay=s["weight_decay"], momentum=s["momentum"]),
             *rule.batch(s["batch"], s["side"], s["classes"]),
         )
