@@ -39,7 +39,7 @@ _MIGRATION = {
         "depth": 18,
         "width": 0.5,
         "image_size": 64,
-        "train_images": 6_000,
+        "train_images": 9_000,
         "val_images": 1_000,
         "epochs": 3,
         "batch_size": 32,
