@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+# Below this share of idle time before a measurement, other processes are at work.
+_IDLE = 0.9
+
 
 def in_child(program: str, *arguments: str, environment: dict | None = None) -> dict:
     """Run ``program`` with ``arguments`` in a process of its own and return its last line as JSON.
@@ -62,12 +65,41 @@ def print_table(header: list[str], rows: list[list]) -> None:
         print("  ".join([first, *rest]))
 
 
-def write_json(name: str, results: dict) -> Path:
-    """Write ``runs/bench/<name>.json`` with the machine beside the results; return its path."""
+def look_at_machine(seconds: float = 1.0) -> dict:
+    """Return what the machine is and how busy others keep it; warn where that spoils the figures.
+
+    seconds  how long the share of idle processor time is taken over. Call it before measuring.
+    """
+    before = _processor_times()
+    time.sleep(seconds)
+    spent = [after - start for start, after in zip(before, _processor_times(), strict=True)]
+    idle = (spent[3] + spent[4]) / max(1, sum(spent))  # idle and waiting for disks
+    if idle < _IDLE:
+        print(
+            f"warning: only {idle:.0%} of the processor time is idle; another process is at work, "
+            "and the times below are not the machine's (PyTorch's suffer most)",
+            file=sys.stderr,
+        )
+    return {
+        "cores": os.cpu_count(),
+        "platform": platform.platform(),
+        "time": time.ctime(),
+        "idle_before": round(idle, 3),
+        "load_average_before": os.getloadavg(),
+    }
+
+
+def _processor_times():
+    # user, nice, system, idle, iowait, irq, softirq, steal; the guests' are in user already.
+    with open("/proc/stat") as file:
+        return [int(ticks) for ticks in file.readline().split()[1:9]]
+
+
+def write_json(name: str, results: dict, machine: dict) -> Path:
+    """Write ``runs/bench/<name>.json``, ``look_at_machine``'s finding beside the results."""
     folder = Path(__file__).resolve().parent.parent / "runs" / "bench"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    machine = {"cores": os.cpu_count(), "platform": platform.platform(), "time": time.ctime()}
     path.write_text(json.dumps({"machine": machine, **results}, indent=1) + "\n")
     print(f"\nwritten to runs/bench/{path.name}")
     return path

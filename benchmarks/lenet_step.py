@@ -10,7 +10,14 @@ import argparse
 import json
 import sys
 
-from _side_by_side import in_child, interleaved_ms, medians, print_table, write_json
+from _side_by_side import (
+    in_child,
+    interleaved_ms,
+    look_at_machine,
+    medians,
+    print_table,
+    write_json,
+)
 
 STEPS = 40
 AS_INSTALLED = {"ONEDNN_MAX_CPU_ISA": None}
@@ -40,6 +47,7 @@ def main():
     if given.child:
         print(json.dumps(CHILDREN[given.child](given.batch, given.rounds)))
         return
+    machine = look_at_machine()
     arguments = ("--batch", str(given.batch), "--rounds", str(given.rounds), "--child")
     runs = []
     for number in range(given.processes):
@@ -59,7 +67,8 @@ def main():
     mine, theirs = parts["parts"], parts["torch-parts"]
     part_rows = [[name, mine[name], theirs[name], mine[name] - theirs[name]] for name in mine]
     print_table(["part", "MindSpore", "PyTorch", "difference"], part_rows)
-    write_json("lenet_step", {"batch": given.batch, "steps_ms": steps, "runs": runs, **parts})
+    results = {"batch": given.batch, "steps_ms": steps, "runs": runs, **parts}
+    write_json("lenet_step", results, machine)
 
 
 def _data(batch):

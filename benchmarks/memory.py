@@ -8,7 +8,7 @@ adds to a network of 25 million parameters.
 
 from statistics import median
 
-from _side_by_side import print_table, write_json
+from _side_by_side import look_at_machine, print_table, write_json
 
 from labkit.memory import peak_memory_mb, sweep
 
@@ -17,6 +17,7 @@ COPY_MB = (3 * (2880 * 2880 + 2880) + 2880 * 10 + 10) * 4 / 1e6
 
 def main():
     """Measure and print."""
+    machine = look_at_machine()
     rows = sweep([32, 64, 128, 256, 512, 1024, 2048, 4096])
     print_table(
         ["LeNet, effective batch", "full batch, MB", "micro-batches of 32, MB"],
@@ -30,7 +31,7 @@ def main():
         f"PlainStep {plain:.0f} MB, AccumulatedStep {accumulated:.0f} MB: {copies:.2f} copies more"
     )
     dense = {"plain_mb": plain, "accumulated_mb": accumulated, "copies_more": copies}
-    write_json("memory", {"lenet": rows, "dense": dense})
+    write_json("memory", {"lenet": rows, "dense": dense}, machine)
 
 
 if __name__ == "__main__":

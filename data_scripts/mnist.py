@@ -13,17 +13,14 @@ told. A file appears under its name whole or not at all, and other data is never
 
 import argparse
 import hashlib
-import http.client
 import os
 import sys
-import urllib.error
 import urllib.parse
-import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from labkit.data import idx
+from labkit.data.download import Say, download, is_address
 from labkit.data.members import opened, unpack
 from labkit.data.staging import staging
 from labkit.errors import InputError, nearest, refuse_unknown
@@ -39,8 +36,6 @@ FILES = {
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
 TIMEOUT = 30.0  # seconds without a byte
 MAX_DOWNLOAD = 64 << 20  # bytes; the largest official file, gzipped, has 26 421 880
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ def _find_source(known: Dataset, source: str | os.PathLike | None) -> tuple[str,
             "an address"
         )
     where = known.sources.get(text, text)
-    if not _is_address(where) and not Path(where).exists():
+    if not is_address(where) and not Path(where).exists():
         hint = "" if text in known.sources else nearest(text, known.sources)
         if text == "debian":
             hint = " To install it: apt-get install dataset-fashion-mnist"
@@ -148,12 +143,12 @@ def _find_source(known: Dataset, source: str | os.PathLike | None) -> tuple[str,
             f"source {where} is not there; expected {offered}, a folder, an archive or an "
             f"address.{hint}"
         )
-    return where, text in known.sources or _is_address(where)
+    return where, text in known.sources or is_address(where)
 
 
 def _collect(known: Dataset, where: str, official: bool, folder: Path, say: Say) -> dict[str, str]:
     """Unpack the four files into ``folder`` and check them; return the SHA-256 of each."""
-    place = _download(where, folder, say) if _is_address(where) else where
+    place = _download(where, folder, say) if is_address(where) else where
     with opened(place, FILES) as members:
         digests = {name: unpack(members[name], folder / name, idx.MAX_BYTES) for name in FILES}
     try:
@@ -216,10 +211,6 @@ def _digests(paths: dict[str, Path]) -> dict[str, str | None]:
     return found
 
 
-def _is_address(text: str) -> bool:
-    return text.startswith(("http://", "https://"))
-
-
 def _download(address: str, folder: Path, say: Say) -> Path:
     """Fetch an archive, or the four gzipped files of a mirror; return the path of what came."""
     last = PurePosixPath(urllib.parse.urlsplit(address).path).name
@@ -234,29 +225,7 @@ def _download(address: str, folder: Path, say: Say) -> Path:
 
 
 def _fetch(address: str, target: Path, say: Say) -> None:
-    say(f"downloading {address}")
-    request = urllib.request.Request(address, headers={"User-Agent": "labkit-data-scripts"})
-    size = 0
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer, open(target, "wb") as file:
-            promised = answer.headers.get("Content-Length")
-            while block := answer.read(1 << 20):
-                size += len(block)
-                if size > MAX_DOWNLOAD:
-                    raise InputError(f"{address}: more than the {MAX_DOWNLOAD} bytes expected")
-                file.write(block)
-    except (
-        urllib.error.URLError,
-        http.client.HTTPException,
-        TimeoutError,
-        ConnectionError,
-    ) as error:
-        raise InputError(
-            f"{address} cannot be downloaded ({error}); without network give --source a folder "
-            "or archive that holds the files"
-        ) from error
-    if promised is not None and promised != str(size):
-        raise InputError(f"{address}: {size} bytes came; expected {promised}")
+    download(address, target, limit=MAX_DOWNLOAD, timeout=TIMEOUT, say=say)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -172,7 +172,7 @@ class GradientStage(nn.Cell):
         (_, loss, weight), gradients = self.value_and_grad(*batch)
         finite = True
         if self.checked:
-            finite = amp.all_finite(gradients + (loss,))
+            finite = amp.all_finite(self.map(_flat, gradients) + (loss,))
         if self.scaled:
             factor = 1.0 / self.loss_scale
             if self.weighted:
@@ -264,7 +264,14 @@ def _divided(divisor, gradient):
 
 def _squared_norm(gradient):
     # Not ops.L2Loss: its CPU kernel sums in one float32 and is 0.6 % off at 5 million elements.
-    return ops.reduce_sum(ops.square(gradient))
+    return ops.reduce_sum(ops.square(_flat(gradient)))
+
+
+def _flat(gradient):
+    # The CPU's reductions over four axes take three to four times as long as over one: for
+    # (512, 512, 3, 3), one thread, 9.0 ms instead of 2.4 a sum of squares, 10.2 instead of 3.9 a
+    # finite check.
+    return ops.reshape(gradient, (-1,))
 
 
 def state(name, value):

@@ -38,7 +38,10 @@ def training_curve(records, title="Training"):
 
 
 def images_grid(images, labels, columns=10):
-    """A row or grid of grey images (N, H, W) with their labels as titles."""
+    """A row or grid of images with their labels as titles.
+
+    images  grey (N, H, W), or colour (N, H, W, 3) in 0 .. 1
+    """
     rows = -(-len(images) // columns)
     figure, grid = axes(rows, columns, width=0.8, height=0.95)
     for axis in np.atleast_1d(grid).ravel():
@@ -46,18 +49,6 @@ def images_grid(images, labels, columns=10):
     for axis, image, label in zip(np.atleast_1d(grid).ravel(), images, labels, strict=False):
         axis.imshow(image, cmap="gray_r")
         axis.set_title(str(label), fontsize=9)
-    return figure
-
-
-def color_images(images, titles, columns=10):
-    """A grid of colour images, (N, H, W, 3) in 0 .. 1 or uint8, with titles."""
-    rows = -(-len(images) // columns)
-    figure, grid = axes(rows, columns, width=0.85, height=1.0)
-    for axis in np.atleast_1d(grid).ravel():
-        axis.set_axis_off()
-    for axis, image, title in zip(np.atleast_1d(grid).ravel(), images, titles, strict=False):
-        axis.imshow(image)
-        axis.set_title(str(title), fontsize=9)
     return figure
 
 

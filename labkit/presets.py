@@ -32,13 +32,14 @@ _GRADIENT_ACCUMULATION["smoke"] = {
     "train_images": 2_080,
 }
 
-# A ResNet-18 on small images: what two cores train in two minutes. `paper` is the source document's
-# ResNet-50 (its prose; config values of the models repository, where it has none).
+# Half a ResNet-18 on small images: what two cores train in two minutes. `paper` is the source
+# document's ResNet-50 (its prose; config values of the models repository, where it has none).
 _MIGRATION = {
     "lab": {
         "depth": 18,
-        "image_size": 32,
-        "train_images": 6_000,
+        "width": 0.5,
+        "image_size": 64,
+        "train_images": 9_000,
         "val_images": 1_000,
         "epochs": 3,
         "batch_size": 32,
@@ -55,6 +56,7 @@ _MIGRATION = {
 _MIGRATION["paper"] = {
     **_MIGRATION["lab"],
     "depth": 50,
+    "width": 1.0,
     "image_size": 224,
     "epochs": 90,
     "warmup_epochs": 5,
@@ -65,7 +67,8 @@ _MIGRATION["paper"] = {
 _MIGRATION["smoke"] = {
     **_MIGRATION["lab"],
     "train_images": 200,
-    "val_images": 100,
+    "val_images": 160,
+    "image_size": 32,
     "epochs": 1,
 }
 
@@ -129,6 +132,7 @@ _VALUES = {
     "momentum": ("a number from 0 to below 1", _number(lambda value: 0 <= value < 1)),
     "weight_decay": ("a finite number >= 0", _number(lambda value: value >= 0)),
     "smoothing": ("a number from 0 to below 1", _number(lambda value: 0 <= value < 1)),
+    "width": ("0.25, 0.5, 1 or 2", lambda value: value in (0.25, 0.5, 1, 2)),
     "depth": ("18, 34, 50, 101 or 152", lambda value: value in (18, 34, 50, 101, 152)),
     "image_size": (
         "a multiple of 4 from 32 on",

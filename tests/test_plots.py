@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from labkit import plots
+from labkit.migration.compare import Row
 from labkit.records import Records
 
 
@@ -32,6 +33,42 @@ def test_the_training_curve_is_over_images_seen():
     assert list(each.get_xdata()) == [128, 256, 352] and list(each.get_ydata()) == [2.0, 1.0, 0.5]
     np.testing.assert_allclose(mean.get_ydata(), [1.5, 3.5 / 3, 0.75])
     assert axis.get_xlabel() == "images seen" and "nats" in axis.get_ylabel()
+
+
+def row(stage, difference, tolerance=1e-3):
+    return Row(stage, "x", difference, tolerance, difference <= tolerance)
+
+
+def test_the_step_figure_has_a_dot_for_each_tensor_in_red_where_it_fails():
+    rows = [row("weights", 0.0, 0.0), row("gradients", 1e-5), row("gradients", 0.1)]
+    (axis,) = plots.step_figure([*rows, row("update", np.inf)], "a step").axes
+    drawn = {}
+    for line in axis.get_lines():
+        if line.get_marker() == ".":
+            drawn.setdefault(line.get_color(), []).extend(line.get_ydata())
+    assert drawn == {plots.GREEN: [1e-9, 1e-5], plots.RED: [0.1, 10]}
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == [
+        "weights",
+        "gradients",
+        "update",
+    ]
+    limits = [line.get_ydata()[0] for line in axis.get_lines() if line.get_marker() != "."]
+    assert limits == [1e-9, 1e-3, 1e-3] and "largest value" in axis.get_ylabel()
+
+
+def test_the_verdict_grid_shows_how_many_failed():
+    verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
+    (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "mends").axes
+    assert [text.get_text() for text in axis.texts] == ["1", "3", "ok", "ok"]
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["before", "after"]
+    assert axis.images[0].get_array().astype(int).tolist() == [[1, 1], [0, 0]]
+
+
+def test_colour_images_keep_their_colours_and_titles():
+    red = np.zeros((3, 4, 4, 3)) + [1.0, 0, 0]
+    shown = plots.images_grid(red, ["a", "b", "c"], columns=2).axes
+    assert [axis.get_title() for axis in shown] == ["a", "b", "c", ""]
+    np.testing.assert_allclose(shown[0].images[0].get_array(), red[0])
 
 
 def test_a_shown_figure_is_a_png_with_its_alternative_text(monkeypatch):

@@ -42,6 +42,25 @@ def test_what_is_chosen_is_a_copy():
     assert choose(LAB, "lab")["epochs"] == 3
 
 
+def test_the_paper_preset_of_the_migration_is_resnet50_on_imagenet():
+    settings = choose("02_resnet50_migration", "paper", data="ImageNet")
+    assert (settings["depth"], settings["image_size"], settings["epochs"]) == (50, 224, 90)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("depth", 20), ("depth", "50"), ("image_size", 30), ("image_size", 33), ("data", 3),
+        ("smoothing", 1.0), ("smoothing", -0.1), ("weight_decay", -1e-4), ("weight_decay", "1"),
+        ("warmup_epochs", -1), ("warmup_epochs", 0.5), ("val_images", 0), ("val_images", 10_001),
+    ],
+)  # fmt: skip
+def test_values_that_a_migration_cannot_run_with_are_refused(name, value):
+    with pytest.raises(InputError, match=f"{name} is {value!r}; expected"):
+        choose("02_resnet50_migration", "lab", **{name: value})
+    choose("02_resnet50_migration", "lab", depth=34, image_size=64, data="x", smoothing=0.0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named", "words"),
     [

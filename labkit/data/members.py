@@ -1,14 +1,20 @@
-"""Files wanted by name, out of a folder or an archive, plain or gzipped: found, opened, unpacked.
+"""Files out of a folder or an archive: found, opened, read or unpacked.
 
-A member is found by the last part of its name alone. Where an archive says it should be written
-plays no part, so no member can be written outside the folder that the caller names.
+``opened`` finds files by the last part of their names alone, plain or gzipped. Where an archive
+says they should be written plays no part. ``listed`` and ``tar_members`` give all files, for
+archives whose names say where a file belongs: a name that leaves the folder, a link or anything
+else that is no plain file is refused. Nothing here writes but ``unpack``, where the caller says.
 """
 
 import contextlib
+import dataclasses
+import errno
 import gzip
 import hashlib
 import lzma
 import os
+import stat
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -20,6 +26,9 @@ from typing import BinaryIO
 
 from labkit.errors import InputError
 
+# ImageNet's validation images, the longest archive known here, are 50 000.
+MAX_MEMBERS = 1_000_000
+
 _CHUNK = 1 << 20
 _DAMAGED = (
     EOFError,
@@ -29,15 +38,21 @@ _DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
     RuntimeError,  # zipfile: encrypted, or a compression it does not know
+    # What zipfile and tarfile let through of numbers and names that make no sense.
+    IndexError,
+    OverflowError,
+    UnicodeDecodeError,
+    struct.error,
 )
 
 
 @dataclass(frozen=True)
 class Member:
-    """One file of a folder or archive: its name there, and how to open its unpacked bytes."""
+    """One file of a folder or archive: its name, how to open its unpacked bytes, stated size."""
 
     name: str
     open: Callable[[], AbstractContextManager[BinaryIO]]
+    size: int | None = None
 
 
 @contextlib.contextmanager
@@ -48,20 +63,57 @@ def opened(path: str | os.PathLike, names: Collection[str]) -> Iterator[dict[str
     Raises ``InputError`` for an archive that cannot be read, and for a name that is missing or
     there more than once.
     """
+    with _members(Path(path), _tar_files, _zip_files) as found:
+        yield _choose(found, names, Path(path))
+
+
+@contextlib.contextmanager
+def listed(path: str | os.PathLike) -> Iterator[list[Member]]:
+    """Open a folder, .zip or .tar (also compressed); give all its files, in their order.
+
+    The names are clean relative paths: ``./a//b`` comes as ``a/b``. Raises ``InputError`` for an
+    archive that cannot be read to its end, and, naming the member, for one that is no plain file
+    or directory, that is there twice, or whose name is absolute, has a part `..`, a backslash or
+    a character that cannot be printed.
+    """
     path = Path(path)
+    if path.is_dir():
+        yield _clean(
+            Member(str(one.relative_to(path)), lambda one=one: open(one, "rb"), one.stat().st_size)
+            for one in sorted(path.rglob("*"))
+            if one.is_file()
+        )
+    else:
+        with _members(path, _tar_plain, _zip_plain) as found:
+            yield found
+
+
+@contextlib.contextmanager
+def tar_members(stream: BinaryIO, label: str) -> Iterator[list[Member]]:
+    """Give the files of an uncompressed .tar that lies in ``stream``, as ``listed`` does.
+
+    label  what the error messages call it. Works for a .tar inside another: nothing is written.
+    """
     with contextlib.ExitStack() as stack:
-        try:
-            if path.is_dir():
-                found = _folder_members(path)
-            elif zipfile.is_zipfile(path):
-                found = _zip_members(stack.enter_context(zipfile.ZipFile(path)))
-            elif tarfile.is_tarfile(path):
-                found = _tar_members(stack.enter_context(tarfile.open(path)))
-            else:
-                raise InputError(f"{path} is not a whole archive; expected a folder, .zip or .tar")
-        except _DAMAGED as error:
-            raise InputError(f"{path}: the archive is cut short or damaged ({error})") from error
-        yield _choose(found, names, path)
+        with _named(label), _damage(f"{label}: the archive is"):
+            found = _tar_plain(stack.enter_context(tarfile.open(fileobj=stream, mode="r:")))
+        yield found
+
+
+def read(member: Member, limit: int) -> bytes:
+    """Return the unpacked bytes of ``member``.
+
+    Raises ``InputError`` for more than ``limit`` bytes and for a member that is cut short.
+    """
+    if member.size is not None and member.size > limit:
+        raise InputError(f"{member.name}: {member.size} bytes; expected at most {limit}")
+    with _damage(f"{member.name}:"), member.open() as stream:
+        content = stream.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(f"{member.name}: unpacks to more than {limit} bytes")
+    if member.size is not None and len(content) != member.size:
+        raise InputError(f"{member.name}: {len(content)} bytes; expected {member.size}")
+    return content
 
 
 def unpack(member: Member, target: Path, limit: int) -> str:
@@ -71,20 +123,57 @@ def unpack(member: Member, target: Path, limit: int) -> str:
     damaged; what was written until then stays for the caller to remove.
     """
     digest, size = hashlib.sha256(), 0
-    try:
-        with member.open() as stream, open(target, "wb") as file:
-            while block := stream.read(_CHUNK):
-                size += len(block)
-                if size > limit:
-                    raise InputError(f"{member.name}: unpacks to more than {limit} bytes")
-                digest.update(block)
-                file.write(block)
-    except _DAMAGED as error:
-        raise InputError(f"{member.name}: cut short or damaged ({error})") from error
+    with _damage(f"{member.name}:"), member.open() as stream, open(target, "wb") as file:
+        while block := stream.read(_CHUNK):
+            size += len(block)
+            if size > limit:
+                raise InputError(f"{member.name}: unpacks to more than {limit} bytes")
+            digest.update(block)
+            file.write(block)
     return digest.hexdigest()
 
 
-def _folder_members(folder: Path) -> list[Member]:
+@contextlib.contextmanager
+def _members(path: Path, from_tar: Callable, from_zip: Callable) -> Iterator[list[Member]]:
+    with contextlib.ExitStack() as stack:
+        with _named(str(path)), _damage(f"{path}: the archive is"):
+            if path.is_dir():
+                found = _folder_files(path)
+            elif zipfile.is_zipfile(path):
+                found = from_zip(stack.enter_context(zipfile.ZipFile(path)))
+            elif tarfile.is_tarfile(path):
+                found = from_tar(stack.enter_context(tarfile.open(path)))
+            else:
+                raise InputError(f"{path} is not a whole archive; expected a folder, .zip or .tar")
+        yield found
+
+
+@contextlib.contextmanager
+def _damage(what: str) -> Iterator[None]:
+    """Turn what the archive modules raise for damaged files into ``InputError``."""
+    try:
+        yield
+    except _DAMAGED as error:
+        raise InputError(f"{what} cut short or damaged ({error})") from error
+    except OSError as error:
+        # bz2 raises one without a number, zipfile seeks to where no file can go.
+        if error.errno in (None, errno.EINVAL):
+            raise InputError(f"{what} cut short or damaged ({error})") from error
+        raise
+
+
+@contextlib.contextmanager
+def _named(label: str) -> Iterator[None]:
+    """Put ``label`` before the words of an ``InputError`` that lack it."""
+    try:
+        yield
+    except InputError as error:
+        if label in str(error):
+            raise
+        raise InputError(f"{label}: {error}") from error
+
+
+def _folder_files(folder: Path) -> list[Member]:
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     return [
         Member(str(path), lambda path=path: _unzipped(open(path, "rb"), path.name))
@@ -92,7 +181,7 @@ def _folder_members(folder: Path) -> list[Member]:
     ]
 
 
-def _zip_members(archive: zipfile.ZipFile) -> list[Member]:
+def _zip_files(archive: zipfile.ZipFile) -> list[Member]:
     return [
         Member(info.filename, lambda info=info: _unzipped(archive.open(info), info.filename))
         for info in archive.infolist()
@@ -100,12 +189,77 @@ def _zip_members(archive: zipfile.ZipFile) -> list[Member]:
     ]
 
 
-def _tar_members(archive: tarfile.TarFile) -> list[Member]:
+def _zip_plain(archive: zipfile.ZipFile) -> list[Member]:
+    for info in archive.infolist():
+        kind = stat.S_IFMT(info.external_attr >> 16)
+        if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise InputError(f"member {info.filename!r} is a link or a device; expected a file")
+    return _clean(
+        Member(info.filename, lambda info=info: archive.open(info), info.file_size)
+        for info in archive.infolist()
+        if not info.is_dir()
+    )
+
+
+def _tar_files(archive: tarfile.TarFile) -> list[Member]:
     return [
         Member(info.name, lambda info=info: _unzipped(archive.extractfile(info), info.name))
         for info in archive.getmembers()
         if info.isfile()
     ]
+
+
+def _tar_plain(archive: tarfile.TarFile) -> list[Member]:
+    infos = []
+    for info in archive:
+        if not (info.isreg() or info.isdir()) or info.issparse():
+            raise InputError(f"member {info.name!r} is a link or a device; expected a file")
+        # Before Python 3.11.14 a negative size makes tarfile read the same header for ever.
+        if info.size < 0:
+            raise InputError(f"member {info.name!r} has {info.size} bytes")
+        infos.append(info)
+        if len(infos) > MAX_MEMBERS:
+            raise InputError(f"more than {MAX_MEMBERS} members")
+    _check_end(archive)
+    return _clean(
+        Member(info.name, lambda info=info: archive.extractfile(info), info.size)
+        for info in infos
+        if not info.isdir()
+    )
+
+
+def _check_end(archive: tarfile.TarFile) -> None:
+    """Raise ``InputError`` unless the archive goes on to its end mark: tarfile stops silently.
+
+    It stops at a header that is cut short or garbled as it does at the mark, a block of zeros.
+    Reading on to the end of the file makes gzip check its checksum.
+    """
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise InputError(
+            f"the archive is cut short or damaged after {archive.offset} bytes; "
+            "expected a member or the end mark"
+        )
+    while archive.fileobj.read(_CHUNK):
+        pass
+
+
+def _clean(found: Iterable[Member]) -> list[Member]:
+    """Return the members by clean names; raise ``InputError`` for one that leaves the folder."""
+    cleaned: dict[str, Member] = {}
+    for member in found:
+        path = PurePosixPath(member.name)
+        if path.is_absolute() or ".." in path.parts or "\\" in member.name:
+            raise InputError(
+                f"member {member.name!r} leaves the folder; expected a name like folder/file"
+            )
+        if not member.name.isprintable() or not path.parts:
+            raise InputError(f"member {member.name!r} has no usable name")
+        name = str(path)
+        if name in cleaned:
+            raise InputError(f"member {member.name!r} is there more than once; expected it once")
+        cleaned[name] = dataclasses.replace(member, name=name)
+    return list(cleaned.values())
 
 
 @contextlib.contextmanager

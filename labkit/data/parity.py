@@ -115,10 +115,7 @@ def _triangles(size: int, to: int, antialias: bool) -> np.ndarray:
     """Return the (to, size) weights of one axis."""
     ratio = size / to
     centres = (np.arange(to) + 0.5)[:, None] * ratio - 0.5
-    if antialias:
-        reach = max(ratio, 1.0)
-    else:
-        reach, centres = 1.0, np.clip(centres, 0, size - 1)
+    reach = max(ratio, 1.0) if antialias else 1.0
     weights = np.clip(1 - np.abs(np.arange(size)[None] - centres) / reach, 0, None)
     return weights / weights.sum(axis=1, keepdims=True)
 

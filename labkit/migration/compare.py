@@ -53,8 +53,13 @@ def compare_step(
     tolerance  stage -> tolerance, for those that differ from ``STEP_TOLERANCE``
 
     In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
-    the others. In every other stage a tensor that one side lacks is a failed row.
+    the others. In every other stage a tensor that one side lacks is a failed row. Raises
+    ``InputError`` for a recorded step in the place of ``came``, and where there is nothing at all.
     """
+    if any(isinstance(v, Digest) for values in came.stages.values() for v in values.values()):
+        raise InputError(
+            f"came is a recorded step ({came.origin}) and holds digests; give it as the reference"
+        )
     tolerance = dict(tolerance or {})
     for stage in tolerance:
         refuse_unknown("stage", stage, STAGES)
@@ -107,8 +112,12 @@ def _stage(stage, came, reference, tolerance):
         difference, note = _difference(ours[name], theirs[name], floor, slack)
         yield Row(stage, name, difference, tolerance, bool(difference <= tolerance), note)
     if stage != "forward":
-        for name in ours.keys() - theirs.keys():
-            yield Row(stage, name, np.inf, tolerance, False, f"{reference.origin} lacks it")
+        for name in ours:
+            if name not in theirs:
+                yield Row(stage, name, np.inf, tolerance, False, f"{reference.origin} lacks it")
+    elif ours and theirs and not names:
+        note = "no cell has the same name on both sides: renames"
+        yield Row(stage, next(iter(theirs)), np.inf, tolerance, False, note)
 
 
 def _difference(came, expected, floor, slack):

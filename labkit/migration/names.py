@@ -3,14 +3,20 @@
 The cells' paths are taken for the modules' paths (``renames`` says where they differ), and the
 kind of cell says what its parameters are called and how they lie in memory:
 
-    nn.BatchNorm*, nn.InstanceNorm*   gamma, beta, moving_mean, moving_variance
+    nn.BatchNorm*                     gamma, beta, moving_mean, moving_variance
                                       <- weight, bias, running_mean, running_var
     nn.LayerNorm, nn.GroupNorm        gamma, beta <- weight, bias
+    nn.InstanceNorm*                  likewise; its moving statistics are never read and have no
+                                      counterpart (PyTorch's track_running_stats=False)
     nn.Embedding, nn.EmbeddingLookup  embedding_table <- weight
     nn.PReLU                          w <- weight
     nn.Conv1d, nn.Conv1dTranspose     weight (out, in, 1, k) <- (out, in, k)
-    everything else                   the same name and shape (mint.nn, Dense, Conv2d, Conv3d, LSTM)
+    nn.BatchNorm3d                    holds its parameters in a cell of its own, bn2d: left out
+    everything else                   the same name and shape (mint.nn, Dense, Conv2d, Conv3d, and
+                                      LSTM, GRU, RNN: the same order of gates, the same two biases)
 
+tests/migration/test_layers.py holds each of them against PyTorch. nn.Conv2dTranspose with
+``output_padding`` is refused: MindSpore 2.10 appends zeros where PyTorch computes values.
 ``num_batches_tracked`` of PyTorch's BatchNorm counts batches and takes no part in training there
 (its momentum is a number): MindSpore has no such parameter, so it is carried along beside them.
 """
@@ -27,9 +33,10 @@ from labkit.errors import InputError, nearest
 COUNTER = "num_batches_tracked"
 _NORM = {"gamma": "weight", "beta": "bias"}
 _STATISTICS = {"moving_mean": "running_mean", "moving_variance": "running_var"}
-# First match counts. (cells, names there -> here)
+# First match counts. (cells, attribute here -> name in PyTorch, None if it has no such tensor)
 _RULES = (
-    ((_BatchNorm, _InstanceNorm), _NORM | _STATISTICS),
+    ((_BatchNorm,), _NORM | _STATISTICS),
+    ((_InstanceNorm,), _NORM | dict.fromkeys(_STATISTICS)),
     ((nn.LayerNorm, nn.GroupNorm), _NORM),
     ((nn.Embedding, nn.EmbeddingLookup), {"embedding_table": "weight"}),
     ((nn.PReLU,), {"w": "weight"}),
@@ -60,19 +67,47 @@ def pairs(network, renames: Mapping[str, str] | None = None) -> list[Pair]:
     """
     renames = dict(renames or {})
     unused, found = set(renames), []
-    for path, cell in network.cells_and_names():
+    parameters = {}
+    for path, cell in _places(network):
+        _refuse_other_function(path, cell)
         for attribute, parameter in cell._params.items():
-            if parameter is None:
+            attribute = _torch_attribute(cell, attribute)
+            if parameter is None or attribute is None:
                 continue
-            own = f"{path}.{_torch_attribute(cell, attribute)}" if path else attribute
-            name, used = renamed(own, renames)
+            name, used = renamed(".".join((*path, attribute)), renames)
             unused -= used
             shape = tuple(parameter.shape)
             found.append(Pair(parameter.name, name, shape, _torch_shape(cell, shape)))
+            if parameters.setdefault(parameter.name, parameter) is not parameter:
+                raise InputError(
+                    f"two parameters of the network are called {parameter.name}; give each its own "
+                    "name"
+                )
     if unused:
         raise InputError(f"renames that change no name of the network: {', '.join(sorted(unused))}")
     _refuse_twice(found)
     return found
+
+
+def _places(cell, path=(), above=()):
+    """Yield (path, cell) for each place in a network; a cell used in two places has two."""
+    yield path, cell
+    for name, child in cell._cells.items():
+        # A cell that holds one above it (as `self.parent`) would go round for ever.
+        if child is not None and all(child is not one for one in (*above, cell)):
+            own = path if isinstance(cell, nn.BatchNorm3d) else (*path, name)
+            yield from _places(child, own, (*above, cell))
+
+
+def _refuse_other_function(path, cell):
+    """Refuse a cell that computes something else than PyTorch's with the same weights."""
+    padding = getattr(cell, "output_padding", 0)
+    if isinstance(cell, nn.Conv2dTranspose) and np.any(np.asarray(padding) != 0):
+        raise InputError(
+            f"{'.'.join(path) or 'the network'}: nn.Conv2dTranspose with output_padding={padding} "
+            "appends zeros where PyTorch's ConvTranspose2d computes values; no weights make them "
+            "equal. Choose padding so that none is needed"
+        )
 
 
 @dataclass(frozen=True)
@@ -152,14 +187,23 @@ def _torch_shape(cell, shape):
 
 
 def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
-    """Return a dotted name with every rename applied, longest first, and those that changed it."""
-    used, text = set(), f".{name}."
-    for old in sorted(renames, key=len, reverse=True):
-        new = text.replace(f".{old}.", f".{renames[old]}.")
-        if new != text:
-            used.add(old)
-        text = new
-    return text.strip("."), used
+    """Return a dotted name with every rename applied, and those that changed it.
+
+    One pass from the left, the longest rename first: what one rename wrote no other one reads, so
+    that two names can be swapped. A part renamed to an empty text is left out.
+    """
+    olds = sorted(((old.split("."), old) for old in renames), key=lambda one: -len(one[0]))
+    words, written, used = name.split("."), [], set()
+    while words:
+        for parts, old in olds:
+            if words[: len(parts)] == parts:
+                written += [renames[old]] if renames[old] else []
+                words = words[len(parts) :]
+                used.add(old)
+                break
+        else:
+            written.append(words.pop(0))
+    return ".".join(written), used
 
 
 def _refuse_twice(found):

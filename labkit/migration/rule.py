@@ -28,7 +28,10 @@ from labkit.errors import InputError
 
 
 def uniform(name: str, shape: tuple[int, ...], low=0.0, high=1.0) -> np.ndarray:
-    """Return float32 numbers in [low, high) that depend on ``name`` and ``shape`` alone."""
+    """Return float32 numbers from low to high that depend on ``name`` and ``shape`` alone.
+
+    In 0 .. 1 they are below 1; elsewhere one may be rounded up to ``high``.
+    """
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     bits = np.random.PCG64(seed).random_raw(math.prod(shape)) >> np.uint64(40)
     # Exact in float64; one rounding to float32.

@@ -2,9 +2,7 @@
 
 import torch
 
-from labkit.migration.trace import Trace, add_call
-
-_STATISTICS = ("running_mean", "running_var")
+from labkit.migration.trace import STATISTICS, Trace, add_call
 
 
 def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
@@ -31,7 +29,12 @@ def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
             handle.remove()
     optimizer.zero_grad()
     loss.backward()
-    gradients = {name: p.grad.numpy().copy() for name, p in module.named_parameters()}
+    gradients = {
+        name: (torch.zeros_like(p) if p.grad is None else p.grad).numpy().copy()
+        # A parameter that two modules share counts under both names, as in the state dict.
+        for name, p in module.named_parameters(remove_duplicate=False)
+        if p.requires_grad
+    }
     optimizer.step()
     after = _values(module)
     stages = {
@@ -41,7 +44,7 @@ def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
         "loss": {"loss": loss.detach().numpy()},
         "gradients": gradients,
         "update": {name: after[name] - before[name] for name in gradients},
-        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in _STATISTICS},
+        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in STATISTICS},
     }
     return Trace(f"PyTorch {torch.__version__}, {str(kind).removeprefix('torch.')}", stages)
 

@@ -23,7 +23,10 @@ from labkit.gradients import set_state
 from labkit.migration.names import pairs, renamed
 from labkit.runtime import pynative
 
+STATISTICS = ("running_mean", "running_var")
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
+
+_FLOATS = (ms.float16, ms.float32, ms.float64)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,12 @@ def trace(network, loss_fn, optimizer, images, labels, *, renames=None) -> Trace
 
     The forward pass is looked at in PyNative mode first; BatchNorm's statistics are put back.
     Raises ``InputError`` for an optimizer of other parameters than the network's.
+
+    Hazard: a cell that draws random numbers (Dropout with p > 0) draws in the look and in the step;
+    no two frameworks draw the same.
     """
+    if not isinstance(optimizer, nn.Optimizer):
+        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
     trainable = {id(p): p.name for p in network.trainable_params()}
     if {id(p) for p in optimizer.parameters} != set(trainable):
         raise InputError(
@@ -73,33 +81,36 @@ def trace(network, loss_fn, optimizer, images, labels, *, renames=None) -> Trace
             "optimizer(network.trainable_params())"
         )
     batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
-    names = {pair.mindspore: pair for pair in pairs(network, renames)}
+    names = pairs(network, renames)
     before = _values(network, names)
     network.set_train()
     forward = _forward(network, batch[0], renames or {})
     step = _OneStep(network, loss_fn, optimizer).set_train()
     loss, gradients = step(*batch)
     after = _values(network, names)
-    trained = [names[p.name].torch for p in optimizer.parameters]
-    shapes = [names[p.name].torch_shape for p in optimizer.parameters]
+    by_name = {p.name: g.asnumpy() for p, g in zip(optimizer.parameters, gradients, strict=True)}
+    trained = [pair for pair in names if pair.mindspore in by_name]
     stages = {
         "preprocessing": {"images": np.asarray(images), "labels": np.asarray(labels)},
         "weights": before,
         "forward": forward,
         "loss": {"loss": loss.asnumpy()},
         "gradients": {
-            name: gradient.asnumpy().reshape(shape)
-            for name, gradient, shape in zip(trained, gradients, shapes, strict=True)
+            pair.torch: by_name[pair.mindspore].reshape(pair.torch_shape) for pair in trained
         },
-        "update": {name: after[name] - before[name] for name in trained},
-        "statistics": {name: after[name] for name in before if name not in set(trained)},
+        "update": {pair.torch: after[pair.torch] - before[pair.torch] for pair in trained},
+        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in STATISTICS},
     }
     return Trace(f"MindSpore {ms.__version__}, float32", stages)
 
 
 def _values(network, names):
-    values = {p.name: p.asnumpy() for p in network.get_parameters()}
-    return {p.torch: values[p.mindspore].reshape(p.torch_shape).copy() for p in names.values()}
+    values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
+    return {
+        pair.torch: values[pair.mindspore].reshape(pair.torch_shape).copy()
+        for pair in names
+        if pair.mindspore in values
+    }
 
 
 def _forward(network, images, renames: Mapping[str, str]):
@@ -115,11 +126,11 @@ def _forward(network, images, renames: Mapping[str, str]):
     try:
         with pynative():
             network(images)
-            for parameter, value in zip(frozen, kept, strict=True):
-                set_state(parameter, value)
     finally:
         for handle in handles:
             handle.remove()
+        for parameter, value in zip(frozen, kept, strict=True):
+            set_state(parameter, value)
     return found
 
 

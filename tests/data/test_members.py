@@ -4,11 +4,14 @@ import gzip
 import hashlib
 import io
 import tarfile
+import warnings
 import zipfile
+from random import Random
 
 import pytest
 
-from labkit.data.members import opened, unpack
+from labkit.data import members as module
+from labkit.data.members import Member, listed, opened, read, tar_members, unpack
 from labkit.errors import InputError
 
 NAMES = ("one", "two")
@@ -139,3 +142,225 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_stopped(tmp_path, out, kind)
     with pytest.raises(InputError, match="unpacks to more than 1048576 bytes"):
         collect(make(kind, tmp_path / "source", files), out)
     assert (out / "two").stat().st_size <= 1 << 20
+
+
+# ---- all members, by clean names
+
+
+def names_of(path) -> list[str]:
+    with listed(path) as found:
+        return [member.name for member in found]
+
+
+def test_all_files_are_listed_in_order_and_can_be_read(tmp_path, kind):
+    files = {"b/two.gz": CONTENT["two"], "a/one": CONTENT["one"], "zero": b""}
+    source = make(kind, tmp_path / "source", files)
+    with listed(source) as found:
+        content = {member.name: read(member, 1 << 20) for member in found}
+    assert content == files
+    assert list(content) == (sorted(files) if kind == "folder" else list(files))
+
+
+@pytest.mark.parametrize("name", ["./a//one", "a/./one"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_listed_names_are_clean(tmp_path, kind, name):
+    assert names_of(make(kind, tmp_path / "source", {name: b"1"})) == ["a/one"]
+
+
+def test_directories_are_not_listed(tmp_path):
+    with tarfile.open(tmp_path / "source.tar", "w") as archive:
+        info = tarfile.TarInfo("./")
+        info.type = tarfile.DIRTYPE
+        archive.addfile(info)
+        archive.addfile(tarfile.TarInfo("a/one"))
+    with zipfile.ZipFile(tmp_path / "source.zip", "w") as archive:
+        archive.mkdir("a")
+        archive.writestr("a/one", b"")
+    assert names_of(tmp_path / "source.tar") == names_of(tmp_path / "source.zip") == ["a/one"]
+
+
+HOSTILE_NAMES = {
+    "../one": r"'\.\./one' leaves the folder",
+    "a/../../one": "leaves the folder",
+    "/tmp/one": "'/tmp/one' leaves the folder",
+    "a\\..\\one": "leaves the folder",
+    "a/o\nne": r"'a/o\\nne' has no usable name",
+    "a/\x1b[2Jone": r"'a/\\x1b\[2Jone' has no usable name",
+    ".": "has no usable name",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_a_name_that_leaves_the_folder_is_refused(tmp_path, kind, name):
+    source = make(kind, tmp_path / "source", {"fine": b"1", name: b"2"})
+    with pytest.raises(InputError, match=f"source: member .*{HOSTILE_NAMES[name]}"):
+        names_of(source)
+
+
+@pytest.mark.parametrize("again", ["a/one", "./a/one"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+def test_a_member_that_is_there_twice_is_refused(tmp_path, kind, again):
+    source = tmp_path / "source"
+    if kind == "zip":
+        with zipfile.ZipFile(source, "w") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name in ("a/one", again):
+                archive.writestr(name, b"1")
+    else:
+        with tarfile.open(source, "w") as archive:
+            for name in ("a/one", again):
+                archive.addfile(tarfile.TarInfo(name))
+    with pytest.raises(InputError, match=f"member '{again}' is there more than once"):
+        names_of(source)
+
+
+KINDS = {
+    "symbolic link": tarfile.SYMTYPE,
+    "hard link": tarfile.LNKTYPE,
+    "character device": tarfile.CHRTYPE,
+    "block device": tarfile.BLKTYPE,
+    "pipe": tarfile.FIFOTYPE,
+    "sparse": tarfile.GNUTYPE_SPARSE,
+}
+
+
+@pytest.mark.parametrize("special", KINDS)
+def test_anything_but_a_plain_file_in_a_tar_is_refused(tmp_path, special):
+    with tarfile.open(tmp_path / "source.tar", "w") as archive:
+        info = tarfile.TarInfo("a/one")
+        info.type, info.linkname = KINDS[special], "/etc/passwd"
+        archive.addfile(info)
+    with pytest.raises(InputError, match="member 'a/one' is a link or a device"):
+        names_of(tmp_path / "source.tar")
+
+
+def test_a_link_in_a_zip_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "source.zip", "w") as archive:
+        info = zipfile.ZipInfo("a/one")
+        info.external_attr = 0o120777 << 16
+        archive.writestr(info, "/etc/passwd")
+    with pytest.raises(InputError, match="member 'a/one' is a link or a device"):
+        names_of(tmp_path / "source.zip")
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "tar.bz2"])
+def test_a_list_of_an_archive_cut_short_is_refused(tmp_path, kind, keep):
+    noise = {name: hashlib.shake_256(name.encode()).digest(50_000) for name in NAMES}
+    whole = make(kind, tmp_path / "whole", noise).read_bytes()
+    (tmp_path / "cut").write_bytes(whole[: int(keep * len(whole))])
+    with pytest.raises(InputError, match="cut short|not a whole archive"):
+        names_of(tmp_path / "cut")
+
+
+@pytest.mark.parametrize("garbled", [False, True])
+def test_a_tar_that_ends_between_two_members_is_refused(tmp_path, garbled):
+    # tarfile alone takes both for the end of the archive.
+    whole = make("tar", tmp_path / "whole", {"one": bytes(512), "two": bytes(512)}).read_bytes()
+    (tmp_path / "cut").write_bytes(whole[:1024] + (b"x" * 512 + whole[1536:] if garbled else b""))
+    with tarfile.open(tmp_path / "cut") as archive:
+        assert archive.getnames() == ["one"]
+    with pytest.raises(InputError, match="cut short or damaged after 1024 bytes"):
+        names_of(tmp_path / "cut")
+
+
+def test_a_wrong_gzip_checksum_behind_the_last_member_is_refused(tmp_path):
+    whole = bytearray(make("tar.gz", tmp_path / "whole", CONTENT).read_bytes())
+    whole[-5] ^= 1
+    (tmp_path / "bad").write_bytes(whole)
+    with pytest.raises(InputError, match="bad: the archive is cut short or damaged .CRC"):
+        names_of(tmp_path / "bad")
+
+
+def test_a_negative_size_is_refused(tmp_path):
+    header = bytearray(tarfile.TarInfo("one").tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\xff" * 10 + b"\xfe\x00"  # -512 in base 256
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    (tmp_path / "source").write_bytes(header + bytes(1024))
+    with pytest.raises(InputError, match="member 'one' has -512 bytes"):
+        names_of(tmp_path / "source")
+
+
+def test_too_many_members_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
+    names_of(make("tar", tmp_path / "two", CONTENT))
+    with pytest.raises(InputError, match="more than 2 members"):
+        names_of(make("tar", tmp_path / "three", CONTENT | {"three": b""}))
+
+
+def test_a_tar_inside_a_tar_is_read_where_it_lies(tmp_path):
+    inner = make("tar", tmp_path / "inner", CONTENT).read_bytes()
+    outer = make("tar", tmp_path / "outer", {"inner.tar": inner, "bad.tar": inner[:1000]})
+    before = sorted(tmp_path.rglob("*"))
+    with listed(outer) as (good, bad):
+        with good.open() as stream, tar_members(stream, good.name) as found:
+            assert {member.name: read(member, 1 << 20) for member in found} == CONTENT
+        with pytest.raises(InputError, match="bad.tar: .*cut short"):
+            with bad.open() as stream, tar_members(stream, bad.name):
+                pass
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_hostile_members_of_an_inner_tar_name_both(tmp_path):
+    inner = make("tar", tmp_path / "inner", {"../one": b"1"}).read_bytes()
+    with pytest.raises(InputError, match=r"in.tar: member '\.\./one' leaves the folder"):
+        with tar_members(io.BytesIO(inner), "in.tar"):
+            pass
+
+
+def test_more_than_the_limit_is_not_read(tmp_path, kind):
+    source = make(kind, tmp_path / "source", {"one": bytes(1001)})
+    with listed(source) as (member,):
+        assert len(read(member, 1001)) == 1001
+        with pytest.raises(InputError, match="one: .*1000"):
+            read(member, 1000)
+
+
+def test_a_member_must_have_its_stated_size():
+    with pytest.raises(InputError, match="one: 3 bytes; expected 4"):
+        read(Member("one", lambda: io.BytesIO(b"abc"), 4), 10)
+
+
+def test_the_limit_holds_before_a_member_is_opened_and_without_a_stated_size():
+    with pytest.raises(InputError, match="one: 11 bytes; expected at most 10"):
+        read(Member("one", lambda: pytest.fail("it was opened"), 11), 10)
+    with pytest.raises(InputError, match="one: unpacks to more than 2 bytes"):
+        read(Member("one", lambda: io.BytesIO(b"abc")), 2)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "tar.bz2"])
+def test_any_damage_is_bad_input_and_no_traceback(tmp_path, kind):
+    noise = {f"{name}.bin": hashlib.shake_256(name.encode()).digest(300) for name in NAMES}
+    whole = make(kind, tmp_path / "whole", noise).read_bytes()
+    random, refused = Random(1), 0
+    for _ in range(300):
+        content = bytearray(whole)
+        for _ in range(random.choice([1, 2, 20])):
+            content[random.randrange(len(content))] = random.randrange(256)
+        (tmp_path / "bad").write_bytes(content)
+        try:
+            with listed(tmp_path / "bad") as found:
+                for one in found:
+                    read(one, 1000)
+        except InputError:
+            refused += 1
+    assert refused > 10
+
+
+def test_a_zip_with_an_empty_name_is_refused(tmp_path):
+    content = make("zip", tmp_path / "whole", {"one": b"1"}).read_bytes()
+    at = content.index(b"PK\x01\x02")
+    entry = bytearray(content[at:])
+    entry[28:30] = bytes(2)  # length of the name
+    entry[30:32] = (3).to_bytes(2, "little")  # of the extra field, which the name becomes
+    (tmp_path / "bad").write_bytes(content[:at] + bytes(entry))
+    with pytest.raises(InputError, match="bad: the archive is cut short or damaged"):
+        names_of(tmp_path / "bad")
+
+
+def test_a_file_that_cannot_be_written_is_not_called_damaged(tmp_path):
+    with opened(make("tar", tmp_path / "source", CONTENT), NAMES) as members:
+        with pytest.raises(FileNotFoundError):
+            unpack(members["one"], tmp_path / "no folder" / "one", 1 << 20)

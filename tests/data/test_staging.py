@@ -2,10 +2,12 @@
 
 import os
 import time
+from types import SimpleNamespace as Namespace
 
 import pytest
 
-from labkit.data.staging import PREFIX, STALE_SECONDS, staging
+from labkit.data import staging as staging_module
+from labkit.data.staging import PREFIX, STALE_SECONDS, refuse_full, staging
 from labkit.errors import InputError
 
 
@@ -68,3 +70,61 @@ def test_only_folders_that_no_live_program_can_own_are_removed(tmp_path):
     with staging(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [fresh.name]
+
+
+def test_alone_means_alone(tmp_path):
+    with staging(tmp_path / "out", alone=True) as folder:
+        with pytest.raises(InputError, match="another program is preparing .*out; wait for it"):
+            with staging(tmp_path / "out", alone=True):
+                pass
+        assert folder.is_dir()
+    with staging(tmp_path / "out", alone=True):
+        pass
+
+
+def test_alone_nothing_a_killed_program_left_can_be_alive(tmp_path):
+    (tmp_path / f"{PREFIX}new").mkdir()
+    with staging(tmp_path, alone=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks_is_taken_but_its_leftovers_may_be_alive(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(9, "Bad file descriptor")
+
+    monkeypatch.setattr(staging_module.fcntl, "flock", flock)
+    (tmp_path / f"{PREFIX}new").mkdir()
+    with staging(tmp_path, alone=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}new"]
+
+
+def disk(monkeypatch, **found):
+    values = {"f_bavail": 10, "f_frsize": 1000, "f_files": 100, "f_favail": 3} | found
+    asked = []
+    monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or Namespace(**values))
+    return asked
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    asked = disk(monkeypatch)
+    refuse_full(tmp_path / "a" / "b", 10_000, 0)
+    refuse_full(tmp_path / "a" / "b", 10_000 - 3 * 2048, 3)
+    for size, files in ((10_001, 0), (10_000 - 3 * 2048 + 1, 3)):
+        with pytest.raises(InputError, match="b needs 0.00 GB; 0.00 GB are free. Make room"):
+            refuse_full(tmp_path / "a" / "b", size, files)
+    assert set(asked) == {tmp_path} and list(tmp_path.iterdir()) == []
+    # What is there may be a file system of its own.
+    (tmp_path / "a").mkdir()
+    refuse_full(tmp_path / "a", 0, 0)
+    assert asked[-1] == tmp_path / "a"
+
+
+def test_too_few_files_left_are_refused(tmp_path, monkeypatch):
+    disk(monkeypatch, f_bavail=10**6)
+    refuse_full(tmp_path, 0, 3)
+    with pytest.raises(InputError, match="needs 4 files; its file system has 3 left"):
+        refuse_full(tmp_path, 0, 4)
+    disk(monkeypatch, f_bavail=10**6, f_files=0, f_favail=0)
+    refuse_full(tmp_path, 0, 4)

@@ -1,0 +1,251 @@
+"""One training step of ResNet-50 at 64x64, side by side: labkit, MindSpore as installed, PyTorch.
+
+    python benchmarks/resnet_step.py [--batch 32] [--processes 3] [--rounds 5] [--skip-installed]
+
+Same weights, batch, optimizer (momentum 0.9) and number of threads. Both frameworks take turns,
+process by process; medians over rounds, then over processes. The second table says where the time
+of a step goes in both.
+"""
+
+import argparse
+import json
+import sys
+import zlib
+
+import numpy as np
+from _side_by_side import (
+    in_child,
+    interleaved_ms,
+    look_at_machine,
+    medians,
+    print_table,
+    write_json,
+)
+
+SIZE, CLASSES, RATE, MOMENTUM = 64, 1000, 0.01, 0.9
+AS_INSTALLED = {"ONEDNN_MAX_CPU_ISA": None}
+NAMES = {
+    "plain": "PlainStep, no finite check",
+    "plain, checked": "PlainStep, finite check",
+    "TrainOneStepCell": "nn.TrainOneStepCell, oneDNN mended",
+    "torch": "PyTorch eager",
+    "installed": "nn.TrainOneStepCell, nn.Conv2d, as installed",
+}
+# What an operator belongs to, by MindSpore's name for it and by PyTorch's; the first that begins
+# so. PyTorch reorders inside its convolutions, and its mul_ and add_ are the optimizer's.
+KINDS = {
+    "convolutions and products, forward": ("Conv2D|", "MatMul|", "aten::mkldnn_convolution",
+                                           "aten::addmm"),
+    "convolutions and products, backward": ("Conv2D", "MatMul", "aten::convolution_backward",
+                                            "aten::mm"),
+    "reordering": ("Transpose", "Reshape", "StridedSlice"),
+    "batch norm, forward": ("BatchNorm|", "aten::native_batch_norm|"),
+    "batch norm, backward": ("BatchNorm", "aten::native_batch_norm_backward"),
+    "ReLU, sums, pooling": ("ReLU", "Relu", "Add|", "AddN", "MaxPool", "ReduceMean", "aten::clamp",
+                            "aten::threshold", "aten::add|", "aten::max_pool", "aten::mean"),
+    "optimizer": ("ApplyMomentum", "aten::mul_", "aten::add_", "aten::_foreach", "Optimizer"),
+    "gradient norm": ("Square", "ReduceSum"),
+}  # fmt: skip
+
+
+def main():
+    """Run all children and print both tables; or, as a child, measure and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--skip-installed", action="store_true", help="it takes minutes")
+    parser.add_argument("--child", choices=CHILDREN)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(CHILDREN[given.child](given.batch, given.rounds)))
+        return
+    machine = look_at_machine()
+    arguments = ("--batch", str(given.batch), "--rounds", str(given.rounds), "--child")
+    runs = []
+    for number in range(given.processes):
+        runs.append(
+            in_child(__file__, *arguments, "torch") | in_child(__file__, *arguments, "labkit")
+        )
+        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    losses = {name: runs[0].pop(f"losses, {name}") for name in ("torch", "labkit")}
+    runs = [{name: run[name] for name in run if name in NAMES} for run in runs]
+    steps = medians(runs)
+    if not given.skip_installed:
+        steps |= in_child(__file__, *arguments, "installed", environment=AS_INSTALLED)
+    header = ["ResNet-50, one step", "ms", "/ PyTorch"]
+    print(f"batch {given.batch}, {SIZE}x{SIZE}; the first three losses: {losses}\n")
+    print_table(header, [[NAMES[name], ms, ms / steps["torch"]] for name, ms in steps.items()])
+    parts = {name: in_child(__file__, *arguments, name) for name in ("profile", "torch-profile")}
+    print("\nwhere the time of one step goes, ms (PlainStep without finite check, profiled)\n")
+    print_table(["kind", "MindSpore", "PyTorch", "difference"], _rows(*parts.values()))
+    results = {"batch": given.batch, "steps_ms": steps, "runs": runs, "losses": losses, **parts}
+    write_json("resnet_step", results, machine)
+
+
+def _rows(mine, theirs):
+    kinds = [*KINDS, "everything else"]
+    rows = [[kind, mine.get(kind, 0.0), theirs.get(kind, 0.0)] for kind in kinds]
+    rows.append(["sum", sum(mine.values()), sum(theirs.values())])
+    return [[kind, ours, others, ours - others] for kind, ours, others in rows]
+
+
+def _by_kind(times):
+    """Sum (operator, milliseconds) pairs by kind; "|" ends an operator's name."""
+    sums = {}
+    for operator, ms in times:
+        kinds = (kind for kind, names in KINDS.items() if f"{operator}|".startswith(names))
+        kind = next(kinds, "everything else")
+        sums[kind] = sums.get(kind, 0.0) + ms
+    return sums
+
+
+def _data(batch):
+    images = np.random.default_rng(0).standard_normal((batch, 3, SIZE, SIZE), dtype=np.float32)
+    return images, (np.arange(batch) % CLASSES).astype(np.int32)
+
+
+def _weight(name, shape):
+    """Return a weight drawn from its PyTorch name: He's for matrices, the default elsewhere."""
+    if len(shape) == 1:
+        ones = name.endswith("weight") or name.endswith("running_var")
+        return np.full(shape, float(ones), np.float32)
+    draw = np.random.default_rng(zlib.crc32(name.encode()))
+    scale = np.float32((2 / np.prod(shape[1:])) ** 0.5)
+    return draw.standard_normal(shape, dtype=np.float32) * scale
+
+
+def _mindspore_setting(batch):
+    from mindspore import Tensor, nn
+
+    from labkit.losses import LossNet
+    from labkit.nets.resnet import resnet50
+
+    torch_names = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
+                   "moving_variance": "running_var"}  # fmt: skip
+    images, labels = (Tensor(part) for part in _data(batch))
+
+    def fresh():
+        network = resnet50(CLASSES)
+        for name, parameter in network.parameters_dict().items():
+            stem, _, last = name.rpartition(".")
+            name = f"{stem}.{torch_names.get(last, last)}"
+            parameter.set_data(Tensor(_weight(name, parameter.shape)))
+        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        optimizer = nn.Momentum(network.trainable_params(), RATE, MOMENTUM)
+        return LossNet(network, loss_fn), optimizer
+
+    return fresh, images, labels
+
+
+def labkit_steps(batch, rounds):
+    """Steps of labkit and MindSpore's own step cell, on the same network."""
+    from labkit import PlainStep, start
+
+    start()
+    from mindspore import nn
+
+    fresh, images, labels = _mindspore_setting(batch)
+    steps = {
+        "plain": PlainStep(*fresh(), nonfinite="propagate"),
+        "plain, checked": PlainStep(*fresh()),
+        "TrainOneStepCell": nn.TrainOneStepCell(*fresh()).set_train(),
+    }
+    losses = [float(steps["plain"](images, labels).asnumpy()) for _ in range(3)]
+    calls = {
+        name: lambda step=step: float(step(images, labels).asnumpy())
+        for name, step in steps.items()
+    }
+    return interleaved_ms(calls, rounds, 1) | {"losses, labkit": losses}
+
+
+def installed_steps(batch, rounds):
+    """MindSpore as it comes: no labkit.start, its own convolutions; one call after the first."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit.nets import resnet
+
+    def conv(in_channels, out_channels, kernel, stride):
+        padding = (kernel - 1) // 2
+        return nn.Conv2d(in_channels, out_channels, kernel, stride, pad_mode="pad", padding=padding)
+
+    resnet.PaddedConv2d = conv
+    ms.set_context(mode=ms.GRAPH_MODE)
+    fresh, images, labels = _mindspore_setting(batch)
+    step = nn.TrainOneStepCell(*fresh()).set_train()
+    return interleaved_ms({"installed": lambda: float(step(images, labels).asnumpy())}, 1, 1)
+
+
+def mindspore_profile(batch, rounds):
+    """Return milliseconds by kind of one PlainStep, from MindSpore's profiler."""
+    from labkit import PlainStep, start
+    from labkit.profiling import operator_times
+
+    start()
+    fresh, images, labels = _mindspore_setting(batch)
+    step = PlainStep(*fresh(), nonfinite="propagate")
+    rows = operator_times(step, images, labels, calls=rounds)
+    # The backward pass multiplies with the same operator.
+    return _by_kind(
+        ("MatMulGrad" if row["scope"].startswith("Gradients") and row["operator"] == "MatMul"
+         else row["operator"], row["ms"])
+        for row in rows
+    )  # fmt: skip
+
+
+def _torch_step(batch):
+    import torch
+
+    from labkit.nets.torch_resnet import resnet
+
+    network = resnet(50, CLASSES)
+    state = network.state_dict()
+    for name, value in state.items():
+        if value.is_floating_point():
+            value.copy_(torch.from_numpy(_weight(name, tuple(value.shape))))
+    images, labels = (torch.from_numpy(part) for part in _data(batch))
+    labels = labels.long()
+    optimizer = torch.optim.SGD(network.parameters(), lr=RATE, momentum=MOMENTUM)
+    loss_fn = torch.nn.CrossEntropyLoss()
+
+    def step():
+        optimizer.zero_grad()
+        loss = loss_fn(network(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def torch_steps(batch, rounds):
+    """PyTorch's eager step, as its tutorials write it."""
+    step = _torch_step(batch)
+    losses = [step() for _ in range(3)]
+    return interleaved_ms({"torch": step}, rounds, 1) | {"losses, torch": losses}
+
+
+def torch_profile(batch, rounds):
+    """Return milliseconds by kind of one PyTorch step, from its profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    step = _torch_step(batch)
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(rounds):
+            step()
+    rows = profiler.key_averages()
+    return _by_kind((row.key, row.self_cpu_time_total / rounds / 1e3) for row in rows)
+
+
+CHILDREN = {
+    "labkit": labkit_steps,
+    "installed": installed_steps,
+    "torch": torch_steps,
+    "profile": mindspore_profile,
+    "torch-profile": torch_profile,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,343 @@
+"""Prepare CIFAR-10 or CIFAR-100 as an image folder: `train/CLASS/*.png` and `val/CLASS/*.png`.
+
+    python data_scripts/cifar10.py                                download the official archive
+    python data_scripts/cifar10.py --source cifar-10-binary.tar.gz     the archive, already here
+    python data_scripts/cifar10.py --dataset cifar100             the 100 fine classes
+    python data_scripts/cifar10.py --source my_images.tar.gz --out my_cifar    images of your own
+
+The archive is the binary version of its publisher (https://www.cs.toronto.edu/~kriz/cifar.html),
+verified by size, SHA-256 and MD5. Each image becomes a PNG, which loses nothing, named after its
+place: `train/airplane/data_batch_1_00029.png`. The classes in alphabetical order, in which image
+folders are numbered, are those of the labels 0, 1, 2 ... Archives and folders of your own hold
+`train/CLASS/IMAGE` and `val/CLASS/IMAGE`, JPEG or PNG, or unpacked .bin files; they are checked in
+structure, and you are told that they are not the official set.
+
+The images end in `datasets/CIFAR10` or `datasets/CIFAR100` of the project unless `--out` names
+another folder. A class appears whole or not at all; a download or a conversion that broke off is
+continued by the next call. The Python version of the archives is refused: it is a pickle, and a
+pickle can execute any code.
+"""
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+
+from labkit.data import cifar
+from labkit.data.classfolders import ClassFolders
+from labkit.data.download import DOWNLOADS, Published, Say, fetch, is_address, verify
+from labkit.data.members import Member, listed, read
+from labkit.data.staging import refuse_full, staging
+from labkit.errors import InputError, nearest, refuse_unknown
+
+PROJECT = Path(__file__).resolve().parent.parent
+SPLITS = ("train", "val")
+ATTEMPTS = 5
+MAX_IMAGE = 1 << 16  # bytes; of an image of one's own
+MAX_OWN = 1 << 30  # bytes; of all of them: they are held in memory
+
+_CIFAR100 = (
+    "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
+    "butterfly camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch "
+    "crab crocodile cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo "
+    "keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse "
+    "mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy "
+    "porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper "
+    "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
+    "tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
+)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set: its official archive, and what the files in it must hold.
+
+    files        names of the record files of each split; each has ``records`` of them by split.
+    classes      in the order of the labels; ``names`` is the file in which the archive says so.
+    label_bytes  before the 3072 bytes of an image; the last of them is the label.
+    """
+
+    title: str
+    folder: str
+    address: str
+    archive: Published
+    files: dict[str, tuple[str, ...]]
+    records: dict[str, int]
+    names: str
+    classes: tuple[str, ...] = field(repr=False)
+    label_bytes: int = 1
+
+    def per_class(self, split: str) -> int:
+        """Return how many images of ``split`` each class has."""
+        return len(self.files[split]) * self.records[split] // len(self.classes)
+
+
+DATASETS = {
+    "cifar10": Dataset(
+        title="CIFAR-10",
+        folder="CIFAR10",
+        address="https://www.cs.toronto.edu/~kriz/",
+        archive=Published(
+            "cifar-10-binary.tar.gz",
+            170_052_171,
+            {
+                "sha256": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+                "md5": "c32a1d4ab5d03f1284b67883e8d87530",
+            },
+        ),
+        files={
+            "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+            "val": ("test_batch.bin",),
+        },
+        records={"train": 10_000, "val": 10_000},
+        names="batches.meta.txt",
+        classes=tuple("airplane automobile bird cat deer dog frog horse ship truck".split()),
+    ),
+    "cifar100": Dataset(
+        title="CIFAR-100",
+        folder="CIFAR100",
+        address="https://www.cs.toronto.edu/~kriz/",
+        archive=Published(
+            "cifar-100-binary.tar.gz",
+            168_513_733,
+            {
+                "sha256": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+                "md5": "03b5dce01913d631647c71ecec9e9cb8",
+            },
+        ),
+        files={"train": ("train.bin",), "val": ("test.bin",)},
+        records={"train": 50_000, "val": 10_000},
+        names="fine_label_names.txt",
+        classes=tuple(_CIFAR100.split()),
+        label_bytes=2,  # coarse, fine
+    ),
+}
+
+
+# (split, class) -> (file name, content) of each image.
+Images = dict[tuple[str, str], Iterable[tuple[str, bytes]]]
+
+
+def prepare(
+    dataset: str = "cifar10",
+    source: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+    say: Say = print,
+) -> Path:
+    """Make the image folder ``out``/{train,val}/CLASS of ``dataset``; return ``out``.
+
+    source  None or "download"; the http(s) address of a mirror folder or archive; the official
+            archive, or the folder it is in; or an archive or folder of your own, with
+            train/CLASS/IMAGE and val/CLASS/IMAGE or unpacked .bin files.
+    out     default: the data set's folder under `datasets` of the project.
+    say     takes each line of the report.
+
+    Raises ``InputError`` for a source that is missing, incomplete, damaged or not what it should
+    be, where there is no room, and where ``out`` holds other data.
+    """
+    refuse_unknown("dataset", dataset, DATASETS)
+    known = DATASETS[dataset]
+    where = known.address if source in (None, "download") else os.fspath(source)
+    if not is_address(where) and (Path(where) / known.archive.name).is_file():
+        where = str(Path(where) / known.archive.name)
+    form = "official" if is_address(where) else _form_of(known, where)
+    out = PROJECT / "datasets" / known.folder if out is None else Path(out)
+    if form == "official" and _is_complete(known, out):
+        say(f"{known.title} is in {out} already, verified:")
+    else:
+        with staging(out, alone=True) as work:
+            folders = ClassFolders(out, known.title, SPLITS, form == "official")
+            if form == "official":
+                _convert(known, folders, work, where, say)
+            else:
+                _copy(known, folders, work, where, form, say)
+        say(f"{known.title} is in {out}, from {where}:")
+    folders = ClassFolders(out, known.title, SPLITS, form == "official")
+    for split in SPLITS:
+        classes, images = folders.count(split)
+        say(f"  {out / split}  {images} images in {classes} classes")
+    return out
+
+
+def _form_of(known: Dataset, where: str) -> str:
+    """Return what is at a path: "official" archive, folder of "records", or "images"."""
+    if not Path(where).exists():
+        raise InputError(
+            f"source {where} is not there; expected download, a folder, an archive or an address."
+            f"{nearest(where, ['download'])}"
+        )
+    with listed(where) as members:
+        paths = [PurePosixPath(member.name) for member in members]
+    last = {path.name for path in paths}
+    if not last.isdisjoint(name for files in known.files.values() for name in files):
+        return "records" if Path(where).is_dir() else "official"
+    if any(len(path.parts) > 2 and path.parts[-3] in SPLITS for path in paths):
+        return "images"
+    other = [key for key, one in DATASETS.items() if not last.isdisjoint(one.files["val"])]
+    if other:
+        hint = f"this is {DATASETS[other[0]].title}, --dataset {other[0]}; expected"
+    elif any("data_batch" in name for name in last) or {"train", "test", "meta"} <= last:
+        hint = "it is the Python version, a pickle, which can execute any code; expected"
+    else:
+        hint = "expected train/CLASS/IMAGE and val/CLASS/IMAGE, or"
+    raise InputError(f"{where} holds no {known.title}: {hint} {known.archive.name}")
+
+
+def _is_complete(known: Dataset, out: Path) -> bool:
+    """Whether every class of the official data set is in ``out``, by checksum of its images."""
+    folders = ClassFolders(out, known.title, SPLITS, official=True)
+    return all(folders.whole(split, name, True) for split in SPLITS for name in known.classes)
+
+
+def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say: Say) -> None:
+    """Make the classes that are missing from the official archive."""
+    out = folders.out
+    _refuse_full(known, folders, known.archive.size if is_address(where) else 0)
+    if is_address(where):
+        archive = _download(known, where, out / DOWNLOADS, say)
+    else:
+        archive = Path(where)
+        verify(archive, known.archive, say)
+    with listed(archive) as members:
+        images = _from_records(known, members, str(archive))
+    for (split, name), made in images.items():
+        if folders.whole(split, name, content=True):
+            continue
+        if (out / split / name).exists():
+            say(f"replacing a damaged class: {out / split / name}")
+        folders.install(work, split, name, folders.stage(work, split, name, made))
+    shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
+
+
+def _copy(
+    known: Dataset, folders: ClassFolders, work: Path, where: str, form: str, say: Say
+) -> None:
+    """Take images of the user's own: all are checked before the first appears in its place."""
+    with listed(where) as members:
+        refuse_full(folders.out, sum(member.size for member in members), len(members))
+        make = _from_records if form == "records" else _from_images
+        images = make(known, members, where)
+        staged = {key: folders.stage(work, *key, made) for key, made in images.items()}
+    for (split, name), record in staged.items():
+        held = folders.records.get(f"{split}/{name}", record)
+        if held != record and folders.whole(split, name):
+            raise InputError(
+                f"{folders.out / split / name} holds other images ({held.images}; expected "
+                f"{record.images} from {where}). Remove {folders.out}, or choose another folder "
+                "with --out"
+            )
+    for (split, name), record in staged.items():
+        if folders.records.get(f"{split}/{name}") != record or not folders.whole(split, name, True):
+            folders.install(work, split, name, record)
+    say(
+        f"warning: {where} is not the official {known.title} ({known.archive.name}); only the "
+        "structure is checked"
+    )
+
+
+def _download(known: Dataset, where: str, folder: Path, say: Say) -> Path:
+    name = known.archive.name
+    address = where if where.endswith((".tar.gz", ".tgz")) else f"{where.rstrip('/')}/{name}"
+    folder.mkdir(exist_ok=True)
+    try:
+        return fetch(known.archive, address, folder, say, attempts=ATTEMPTS)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _refuse_full(known: Dataset, folders: ClassFolders, more: int) -> None:
+    missing = sum(
+        known.per_class(split)
+        for split in SPLITS
+        for name in known.classes
+        if not folders.whole(split, name)
+    )
+    refuse_full(folders.out, missing * cifar.MAX_PNG + more, missing)
+
+
+# ---- the binary version: records of label bytes and 3 x 32 x 32 pixel bytes
+
+
+def _from_records(known: Dataset, members: list[Member], where: str) -> Images:
+    """Return the images of every class as PNG, read from the .bin files among ``members``."""
+    by_name = {PurePosixPath(member.name).name: member for member in members}
+    wanted = [name for files in known.files.values() for name in files]
+    missing = [name for name in (*wanted, known.names) if name not in by_name]
+    if missing:
+        raise InputError(f"{where} holds no {', '.join(missing)}; expected {known.archive.name}")
+    names = tuple(read(by_name[known.names], MAX_IMAGE).decode("utf-8", "replace").split())
+    if names != known.classes:
+        raise InputError(f"{where}: {known.names} names other classes than {known.title} has")
+    images = {}
+    for split, files in known.files.items():
+        batches = [
+            cifar.read_batch(
+                by_name[file], known.records[split], len(names), label_bytes=known.label_bytes
+            )
+            for file in files
+        ]
+        counts = sum(np.bincount(one.labels, minlength=len(names)) for one in batches)
+        for label, name in enumerate(names):
+            if counts[label] != known.per_class(split):
+                raise InputError(
+                    f"{where}: {counts[label]} images of {name} in {split}; expected "
+                    f"{known.per_class(split)}"
+                )
+            images[split, name] = cifar.as_png(batches, label)
+    return images
+
+
+# ---- images of one's own: [ANY/]train/CLASS/IMAGE and [ANY/]val/CLASS/IMAGE
+
+
+def _from_images(known: Dataset, members: list[Member], where: str) -> Images:
+    """Return the images of every class as they are, after looking at each."""
+    size = sum(member.size for member in members)
+    if size > MAX_OWN:
+        raise InputError(f"{where}: {size} bytes of images; expected at most {MAX_OWN}")
+    images = {(split, name): [] for split in SPLITS for name in known.classes}
+    roots = set()
+    for member in members:
+        *root, split, name, file = ("", "", *PurePosixPath(member.name).parts)
+        roots.add(tuple(root))
+        if (split, name) not in images or len(roots) > 1:
+            hint = nearest(name, known.classes) if split in SPLITS else ""
+            raise InputError(
+                f"{where}: member {member.name!r}; expected train/CLASS/IMAGE or val/CLASS/IMAGE "
+                f"with the {len(known.classes)} classes of {known.title}.{hint}"
+            )
+        content = read(member, MAX_IMAGE)
+        cifar.check_image(content, f"{where}: member {member.name!r}")
+        images[split, name].append((file, content))
+    empty = ["/".join(key) for key, found in images.items() if not found]
+    if empty:
+        raise InputError(f"{where} holds no images of {', '.join(empty)}")
+    return images
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return 0, or 2 for bad input with its message on stderr."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--dataset", default="cifar10", help=" or ".join(DATASETS))
+    parser.add_argument("--source", help="download, an address, an archive or a folder")
+    parser.add_argument("--out", help="folder to write to")
+    given = parser.parse_args(arguments)
+    try:
+        prepare(given.dataset, given.source, given.out)
+    except InputError as error:
+        print(f"cifar10.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

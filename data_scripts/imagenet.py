@@ -1,0 +1,365 @@
+"""Prepare ImageNet (ILSVRC2012) as an image folder: `train/nXXXXXXXX/*` and `val/nXXXXXXXX/*`.
+
+    python data_scripts/imagenet.py --source /archives                   from the three archives
+    python data_scripts/imagenet.py --source /archives --first 10        the first ten classes
+    python data_scripts/imagenet.py --source /archives --classes n01440764,n01443537 --only val
+    python data_scripts/imagenet.py --source /archives --folders ilsvrc ilsvrc_eval
+
+ImageNet is given to people with an account at https://image-net.org, so nothing is downloaded
+unless you give the address of a folder that you may use. There, or in a folder of yours, lie
+
+    ILSVRC2012_img_train.tar       147 897 477 120 bytes, 1000 archives of 732 to 1300 images
+    ILSVRC2012_img_val.tar           6 744 924 160 bytes, 50 000 images
+    ILSVRC2012_devkit_t12.tar.gz     2 568 145 bytes, which class each of the 50 000 has
+
+Each is verified by size and checksum, once. The development kit says the classes in a MATLAB
+file, which SciPy reads (`pip install scipy`); or give --labels, a text file with the class of image
+1, 2, 3 ... 50 000, one nXXXXXXXX a line. The inner archives are read where they lie. The images end
+in `datasets/ImageNet` of the project unless --out names another folder. A class appears whole or
+not at all, and the next call continues where one broke off. What was downloaded is removed when all
+that was asked for is made. The images are not changed: a handful are CMYK, and n02105855_2933.JPEG
+is a PNG.
+"""
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.data import ilsvrc
+from labkit.data.classfolders import MANIFEST, ClassFolders
+from labkit.data.download import DOWNLOADS, Published, Say, fetch, is_address, verify
+from labkit.data.members import Member, tar_members
+from labkit.data.staging import refuse_full, staging
+from labkit.errors import InputError, nearest, refuse_unknown
+
+PROJECT = Path(__file__).resolve().parent.parent
+SPLITS = ("train", "val")
+ATTEMPTS = 10
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The official archives, and what they must hold.
+
+    per_class  fewest and most training images of a class. The validation images are spread evenly.
+    """
+
+    title: str
+    folder: str
+    train: Published
+    val: Published
+    devkit: Published
+    classes: int
+    train_images: int
+    val_images: int
+    per_class: tuple[int, int]
+
+    def images(self, split: str) -> tuple[int, int]:
+        """Return the fewest and the most images that a class of ``split`` has."""
+        return self.per_class if split == "train" else (self.val_images // self.classes,) * 2
+
+
+ILSVRC2012 = Dataset(
+    title="ImageNet ILSVRC2012",
+    folder="ImageNet",
+    train=Published(
+        "ILSVRC2012_img_train.tar",
+        147_897_477_120,
+        {
+            "sha256": "b08200a27a8e34218a0e58fde36b0fe8f73bc377f4acea2d91602057c3ca45bb",
+            "md5": "1d675b47d978889d74fa0da5fadfb00e",
+        },
+    ),
+    val=Published(
+        "ILSVRC2012_img_val.tar",
+        6_744_924_160,
+        {
+            "sha256": "c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
+            "md5": "29b22e2961454d5413ddabcf34fc5622",
+        },
+    ),
+    devkit=Published(
+        "ILSVRC2012_devkit_t12.tar.gz", 2_568_145, {"md5": "fa75699e90414af021442c21a62c3abf"}
+    ),
+    classes=1000,
+    train_images=1_281_167,
+    val_images=50_000,
+    per_class=(732, 1300),
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make: the folder of each split, which classes, and where the labels are."""
+
+    folders: dict[str, str]
+    classes: tuple[str, ...]
+    first: int | None
+    labels: Path | None
+
+    def archives(self, known: Dataset) -> list[Published]:
+        """Return the archives that are needed."""
+        needed = [getattr(known, split) for split in self.folders]
+        return needed + [known.devkit] * ("val" in self.folders and self.labels is None)
+
+    def choose(self, names: list[str]) -> list[str]:
+        """Return those of all classes that are wanted; raise ``InputError`` for unknown ones."""
+        for wnid in self.classes:
+            if wnid not in names:
+                raise InputError(
+                    f"unknown class {wnid!r}; expected one of {len(names)}, {names[0]} to "
+                    f"{names[-1]}.{nearest(wnid, names)}"
+                )
+        if self.first is not None and self.first > len(names):
+            raise InputError(f"the first {self.first} classes; there are {len(names)}")
+        return [wnid for wnid in names if not self.classes or wnid in self.classes][: self.first]
+
+
+def prepare(
+    source: str | os.PathLike | None = None,
+    out: str | os.PathLike | None = None,
+    *,
+    only: str | None = None,
+    classes: Sequence[str] = (),
+    first: int | None = None,
+    labels: str | os.PathLike | None = None,
+    folders: Sequence[str] = SPLITS,
+    say: Say = print,
+    known: Dataset = ILSVRC2012,
+) -> Path:
+    """Make the image folder ``out``/{train,val}/CLASS; return ``out``.
+
+    source   folder that holds the archives, or http(s) address of one.
+    only     "train" or "val"; None: both.
+    classes  these alone; ``first``: the first so many in alphabetical order. Default: all.
+    labels   text file with the class of each validation image, instead of the development kit.
+    folders  names of the two folders in ``out``.
+    say      takes each line of the report.
+
+    Raises ``InputError`` for an archive that is missing, damaged or not the official one, where
+    there is no room, and where ``out`` holds other data.
+    """
+    request = _checked(only, classes, first, labels, folders)
+    out = PROJECT / "datasets" / known.folder if out is None else Path(out)
+    target = ClassFolders(out, known.title, request.folders.values(), official=True)
+    if _is_complete(request, target):
+        say(f"{known.title} is in {out} already, complete by number and bytes:")
+    else:
+        where = _checked_source(source, request.archives(known))
+        with staging(out, alone=True) as work:
+            target = ClassFolders(out, known.title, request.folders.values(), official=True)
+            job = _Job(known, request, target, work, say)
+            job.convert(job.archives(where))
+            _check_total(known, request, target)
+            shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
+        say(f"{known.title} is in {out}, from {where}:")
+    for folder in request.folders.values():
+        number, images = target.count(folder)
+        say(f"  {out / folder}  {images} images in {number} classes")
+    return out
+
+
+def _checked(only, classes, first, labels, folders) -> Request:
+    """Return the request; raise ``InputError`` for arguments that cannot be met."""
+    if only is not None:
+        refuse_unknown("split", only, SPLITS)
+    for wnid in classes:
+        if not ilsvrc.WNID.fullmatch(wnid):
+            raise InputError(f"class {wnid!r}; expected nXXXXXXXX, such as n01440764")
+    if first is not None and (classes or first < 1):
+        raise InputError(f"first is {first}; expected 1 or more, and not together with classes")
+    wrong = [name for name in folders if not re.fullmatch(r"\w[\w.-]*", name) or name == MANIFEST]
+    if wrong or len(set(folders)) != len(SPLITS):
+        raise InputError(f"folders {' and '.join(map(repr, folders))}; expected two plain names")
+    by_split = dict(zip(SPLITS, folders, strict=True))
+    return Request(
+        {split: by_split[split] for split in SPLITS if only in (None, split)},
+        tuple(classes),
+        first,
+        None if labels is None else Path(labels),
+    )
+
+
+def _is_complete(request: Request, target: ClassFolders) -> bool:
+    """Whether all that is asked for is there, as far as an earlier call recorded the classes."""
+    return bool(target.names) and all(
+        target.whole(folder, wnid)
+        for folder in request.folders.values()
+        for wnid in request.choose(target.names)
+    )
+
+
+def _checked_source(source: str | os.PathLike | None, needed: list[Published]) -> str:
+    """Return the address or folder; raise ``InputError`` unless it holds what is needed."""
+    names = ", ".join(one.name for one in needed)
+    if source is None:
+        raise InputError(
+            f"ImageNet needs an account at https://image-net.org: download {names} there, and give "
+            "their folder with --source"
+        )
+    where = os.fspath(source)
+    if not is_address(where):
+        missing = [one.name for one in needed if not (Path(where) / one.name).is_file()]
+        if missing:
+            raise InputError(
+                f"{where} holds no {', '.join(missing)}; expected a folder with {names}, or an "
+                "address"
+            )
+    return where
+
+
+def _download(published: Published, where: str, folder: Path, say: Say) -> None:
+    folder.mkdir(exist_ok=True)
+    try:
+        fetch(published, f"{where.rstrip('/')}/{published.name}", folder, say, attempts=ATTEMPTS)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call: what is known and asked for, where it goes, and where it is made."""
+
+    known: Dataset
+    request: Request
+    target: ClassFolders
+    work: Path
+    say: Say
+
+    def archives(self, where: str) -> dict[str, Path]:
+        """Return the path of each archive that is needed, by its name: downloaded, verified."""
+        folder = self.target.out / DOWNLOADS if is_address(where) else Path(where)
+        found = {one.name: folder / one.name for one in self.request.archives(self.known)}
+        if is_address(where):
+            self._refuse_full(found)
+        for one in self.request.archives(self.known):
+            path = found[one.name]
+            if path.exists() and self.target.remembers(path):
+                self.say(f"{path}: verified before")
+                continue
+            if is_address(where):
+                _download(one, where, folder, self.say)
+            else:
+                self.say(f"verifying {path}")
+                verify(path, one, self.say)
+            self.target.remember(self.work, path)
+        return found
+
+    def _refuse_full(self, archives: dict[str, Path]) -> None:
+        needed = self.request.archives(self.known)
+        missing = [one.size for one in needed if not archives[one.name].exists()]
+        whole = not self.request.classes and self.request.first is None
+        # All classes take the size of their archive once more.
+        refuse_full(self.target.out, sum(missing) * (2 if whole else 1), len(missing))
+
+    def convert(self, archives: dict[str, Path]) -> None:
+        """Make the classes that are missing, one after the other."""
+        request, target = self.request, self.target
+        with contextlib.ExitStack() as stack:
+            found = {split: self._open(split, archives, stack) for split in request.folders}
+            names = [sorted(classes) for classes in found.values()]
+            if names[0] != names[-1] or (target.names and names[0] != target.names):
+                raise InputError(f"{self.known.title}: archives and labels differ in their classes")
+            target.names = names[0]
+            missing = [
+                (split, wnid)
+                for split, folder in request.folders.items()
+                for wnid in request.choose(target.names)
+                if not target.whole(folder, wnid)
+            ]
+            members = [member for split, wnid in missing for member in found[split][wnid]]
+            images = sum(self.known.images(split)[1] for split, _ in missing)
+            refuse_full(target.out, sum(member.size for member in members), images)
+            for done, (split, wnid) in enumerate(missing, 1):
+                images = self._make(split, wnid, found[split][wnid])
+                place = f"{request.folders[split]}/{wnid}"
+                self.say(f"  {place}  {images} images ({done} of {len(missing)})")
+
+    def _open(
+        self, split: str, archives: dict[str, Path], stack: contextlib.ExitStack
+    ) -> dict[str, list[Member]]:
+        """Return by class its one inner archive (train) or its images (val)."""
+        known, labels = self.known, self.request.labels
+        path = archives[getattr(known, split).name]
+        stream = stack.enter_context(open(path, "rb"))
+        members = stack.enter_context(tar_members(stream, str(path)))
+        if split == "train":
+            classes = ilsvrc.train_classes(members, str(path), known.classes)
+            return {wnid: [member] for wnid, member in classes.items()}
+        if labels is not None:
+            wnids = ilsvrc.labels_of_text(labels, known.val_images, known.classes)
+        else:
+            kit = archives[known.devkit.name]
+            wnids = ilsvrc.labels_of_devkit(kit, known.val_images, known.classes)
+        images = ilsvrc.val_images(members, str(path), known.val_images)
+        found: dict[str, list[Member]] = {}
+        for wnid, member in zip(wnids, images, strict=True):
+            found.setdefault(wnid, []).append(member)
+        return found
+
+    def _make(self, split: str, wnid: str, members: list[Member]) -> int:
+        """Make one class; return the number of its images."""
+        folder = self.request.folders[split]
+        if split == "train":
+            images = ilsvrc.train_images(members[0])
+        else:
+            images = ((member.name, ilsvrc.read_image(member)) for member in members)
+        record = self.target.stage(self.work, folder, wnid, images)
+        least, most = self.known.images(split)
+        if not least <= record.images <= most:
+            raise InputError(
+                f"{wnid} has {record.images} images in {split}; expected {least} to {most}"
+            )
+        place = self.target.out / folder / wnid
+        if place.exists():
+            self.say(f"replacing a damaged class: {place}")
+        self.target.install(self.work, folder, wnid, record)
+        return record.images
+
+
+def _check_total(known: Dataset, request: Request, target: ClassFolders) -> None:
+    folder = request.folders.get("train")
+    if folder and target.count(folder)[0] == known.classes:
+        images = target.count(folder)[1]
+        if images != known.train_images:
+            raise InputError(f"{images} training images; expected {known.train_images}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return 0, or 2 for bad input with its message on stderr."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--source", help="folder that holds the archives, or its address")
+    parser.add_argument("--out", help="folder to write to")
+    parser.add_argument("--only", help="train or val")
+    parser.add_argument("--classes", default="", help="these classes: n01440764,n01443537")
+    parser.add_argument("--first", type=int, help="so many classes, in alphabetical order")
+    parser.add_argument("--labels", help="text file with the class of each validation image")
+    parser.add_argument("--folders", nargs=2, default=SPLITS, help="instead of train and val")
+    given = parser.parse_args(arguments)
+    try:
+        prepare(
+            given.source,
+            given.out,
+            only=given.only,
+            classes=[wnid for wnid in given.classes.split(",") if wnid],
+            first=given.first,
+            labels=given.labels,
+            folders=given.folders,
+        )
+    except InputError as error:
+        print(f"imagenet.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

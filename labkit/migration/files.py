@@ -1,0 +1,177 @@
+"""Files of PyTorch weights, read as arrays and written from arrays.
+
+Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
+``weights_only=True``, which refuses pickled objects other than tensors and plain containers.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from labkit.errors import InputError, refuse_unknown
+
+# What trainers call the tensors in a file that also holds other things.
+_ENTRIES = ("state_dict", "model_state_dict", "model")
+_TORCH, _SAFETENSORS = (".pth", ".pt", ".bin"), (".safetensors",)
+
+# .safetensors' names of types -> NumPy's.
+_KINDS = {
+    "BOOL": "?",
+    **{"F16": "<f2", "F32": "<f4", "F64": "<f8"},
+    **{"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"},
+    **{"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"},
+}
+
+State = dict[str, np.ndarray]
+
+
+def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str = "") -> State:
+    """Return the tensors of a PyTorch file as arrays, by name.
+
+    path    ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch)
+    entry   which entry of the file holds them, if it holds more; default: the file itself, or the
+            one of ``state_dict``, ``model_state_dict``, ``model`` that is there
+    prefix  to take off every name, as ``module.`` of ``DataParallel``
+
+    bfloat16 becomes float32, which holds it exactly. Raises ``InputError`` for a file that is not
+    there, is damaged, or would have to execute code.
+    """
+    path = Path(path)
+    if path.suffix not in _TORCH + _SAFETENSORS:
+        known = ", ".join(_TORCH + _SAFETENSORS)
+        raise InputError(f"{path} ends in {path.suffix!r}; expected a file ending in {known}")
+    if not path.is_file():
+        raise InputError(f"{path} is not there; expected a file of PyTorch weights")
+    if path.suffix in _SAFETENSORS and entry is not None:
+        raise InputError(f"{path} has no entries, only tensors; entry={entry!r} was given")
+    state = _read_safetensors(path) if path.suffix in _SAFETENSORS else _read_pickle(path, entry)
+    wrong = [name for name in state if not name.startswith(prefix)]
+    if wrong:
+        raise InputError(f"{path}: {wrong[0]} does not begin with the prefix {prefix!r}")
+    return {name.removeprefix(prefix): value for name, value in state.items()}
+
+
+def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
+    """Write arrays as PyTorch's file ``path``, whole or not at all; return the path.
+
+    path  ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is made if it is not there
+    """
+    path = Path(path)
+    if path.suffix not in (".pth", ".safetensors"):
+        raise InputError(f"{path} ends in {path.suffix!r}; expected .pth or .safetensors")
+    temporary = path.with_name(f".{path.name}.part")
+    arrays = {name: np.array(value, order="C") for name, value in state.items()}
+    write = _write_pickle if path.suffix == ".pth" else _write_safetensors
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            write(arrays, temporary, path)
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+    return path
+
+
+def _write_pickle(arrays, temporary, path):
+    torch = _torch(path)
+    torch.save({name: torch.from_numpy(value) for name, value in arrays.items()}, temporary)
+
+
+def _write_safetensors(arrays, temporary, path):
+    from safetensors.numpy import save_file
+
+    save_file(arrays, temporary)
+
+
+def _read_safetensors(path):
+    from safetensors import SafetensorError, deserialize
+
+    try:
+        entries = deserialize(path.read_bytes())
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path} cannot be read: cut short or damaged ({error})") from error
+    return {name: _plain(name, entry) for name, entry in entries}
+
+
+def _plain(name, entry):
+    """Return one tensor of a .safetensors file as an array."""
+    kind = entry["dtype"]
+    if kind == "BF16":
+        # NumPy has no bfloat16: it is the upper half of a float32.
+        upper = np.frombuffer(entry["data"], "<u2").astype(np.uint32)
+        return (upper << 16).view(np.float32).reshape(entry["shape"])
+    if kind not in _KINDS:
+        raise InputError(f"{name} is {kind}; expected one of BF16, {', '.join(_KINDS)}")
+    return np.frombuffer(entry["data"], _KINDS[kind]).reshape(entry["shape"])
+
+
+def _read_pickle(path, entry):
+    import pickle
+
+    torch = _torch(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        what = found[1] if found else "something"
+        raise InputError(
+            f"{path} holds {what} besides tensors, or is damaged, and was not read: unpickling it "
+            "could execute code. Save its state_dict() alone"
+        ) from error
+    except Exception as error:
+        # Of 3000 files damaged at random some raise IndexError, AssertionError, TypeError or
+        # struct.error out of PyTorch, besides RuntimeError and EOFError.
+        raise InputError(f"{path} cannot be read: cut short or damaged ({error})") from error
+    tensors = _tensors(path, content, entry)
+    return {str(name): _array(name, tensor) for name, tensor in tensors.items()}
+
+
+def _tensors(path, content, entry):
+    """Return the dict of tensors in what a file held."""
+    if not isinstance(content, Mapping):
+        raise InputError(f"{path} holds a {type(content).__name__}; expected tensors by name")
+    if entry is None:
+        if content and all(hasattr(value, "detach") for value in content.values()):
+            return content
+        entry = next((name for name in _ENTRIES if name in content), None)
+        if entry is None:
+            held = ", ".join(map(str, list(content)[:6])) or "nothing"
+            raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
+    refuse_unknown("entry", entry, map(str, content))
+    tensors = content[entry]
+    if not isinstance(tensors, Mapping):
+        raise InputError(
+            f"{path}: {entry} holds a {type(tensors).__name__}; expected tensors by name"
+        )
+    odd = [name for name, value in tensors.items() if not hasattr(value, "detach")]
+    if odd:
+        raise InputError(f"{path}: {odd[0]} of {entry} is no tensor")
+    return tensors
+
+
+def _array(name, tensor):
+    try:
+        tensor = tensor.detach().cpu()
+        if str(tensor.dtype) == "torch.bfloat16":
+            tensor = tensor.float()
+        return tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise InputError(f"{name} is a {tensor.dtype} tensor, not plain numbers") from error
+
+
+def _torch(path):
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path} needs PyTorch, which is not installed here: install it, or save the weights "
+            "as .safetensors where it is (safetensors.torch.save_file(state_dict, path))"
+        ) from error
+    return torch

@@ -1,0 +1,171 @@
+"""Class folders appear whole, are recognised by their record, and are not mixed with other data."""
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from labkit.data.classfolders import MANIFEST, ClassFolders, Record
+from labkit.errors import InputError
+
+IMAGES = {"b.png": b"second", "a.png": b"first"}
+
+
+def folders(out, title="Pictures", official=True) -> ClassFolders:
+    return ClassFolders(out, title, ("train", "val"), official)
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
+
+
+def add(one: ClassFolders, work, split="train", name="cat", images=IMAGES) -> Record:
+    work.mkdir(exist_ok=True)
+    record = one.stage(work, split, name, images.items())
+    one.install(work, split, name, record)
+    return record
+
+
+def test_a_class_appears_with_its_record(out, tmp_path):
+    record = add(folders(out), tmp_path / "work")
+    assert {p.name: p.read_bytes() for p in (out / "train/cat").iterdir()} == IMAGES
+    assert (record.images, record.bytes) == (2, 11)
+    again = folders(out)
+    assert again.records == {"train/cat": record}
+    assert again.whole("train", "cat") and again.whole("train", "cat", content=True)
+    assert not again.whole("val", "cat")
+    assert again.count("train") == (1, 2) and again.count("val") == (0, 0)
+
+
+@pytest.mark.skipif(not shutil.which("sha256sum"), reason="no sha256sum here")
+def test_the_checksum_is_that_of_coreutils(out, tmp_path):
+    record = add(folders(out), tmp_path / "work")
+    command = "sha256sum * | sha256sum"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=out / "train/cat", capture_output=True, text=True,
+        env=os.environ | {"LC_ALL": "C"},
+    )  # fmt: skip
+    assert done.stdout.split()[0] == record.sha256
+
+
+def test_nothing_is_in_its_place_before_install(out, tmp_path):
+    folders(out).stage(tmp_path, "train", "cat", IMAGES.items())
+    assert list(out.iterdir()) == []
+
+
+DAMAGES = {
+    "missing": lambda place: (place / "a.png").unlink(),
+    "more": lambda place: (place / "c.png").write_bytes(b""),
+    "shorter": lambda place: (place / "a.png").write_bytes(b"firs"),
+    "gone": shutil.rmtree,
+    "link to nothing": lambda place: (
+        (place / "a.png").unlink(),
+        (place / "a.png").symlink_to("nothing"),
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_class_is_not_whole_and_makes_way(out, tmp_path, damage):
+    add(folders(out), tmp_path / "work")
+    DAMAGES[damage](out / "train/cat")
+    assert not folders(out).whole("train", "cat")
+    add(folders(out), tmp_path / "work2")
+    assert folders(out).whole("train", "cat", content=True)
+
+
+@pytest.mark.parametrize("change", ["content", "name"])
+def test_a_change_that_keeps_number_and_bytes_is_seen_in_the_content(out, tmp_path, change):
+    add(folders(out), tmp_path / "work")
+    if change == "content":
+        (out / "train/cat/a.png").write_bytes(b"FIRST")
+    else:
+        os.rename(out / "train/cat/a.png", out / "train/cat/z.png")
+    assert folders(out).whole("train", "cat")
+    assert not folders(out).whole("train", "cat", content=True)
+
+
+def test_a_class_recorded_but_not_yet_there_is_missing(out, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            add(folders(out), tmp_path / "work")
+    assert not folders(out).whole("train", "cat")
+    add(folders(out), tmp_path / "work2")
+    assert folders(out).whole("train", "cat")
+
+
+@pytest.mark.parametrize("name", ["train/dog/x.png", "val/x.png"])
+def test_what_is_not_recorded_is_somebody_elses(out, tmp_path, name):
+    add(folders(out), tmp_path / "work")
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_bytes(b"mine")
+    with pytest.raises(InputError, match="(train/dog|val/x.png) holds other data, .*with --out"):
+        folders(out)
+
+
+def test_other_files_beside_the_splits_do_not_matter(out):
+    (out / "notes.txt").write_text("x")
+    folders(out)
+
+
+def test_a_file_in_place_of_a_split_is_refused(out):
+    (out / "train").write_text("x")
+    with pytest.raises(InputError, match="train cannot be read .*; expected a folder"):
+        folders(out)
+
+
+def test_data_sets_are_not_mixed(out, tmp_path):
+    add(folders(out), tmp_path / "work")
+    with pytest.raises(InputError, match="holds the official Pictures; asked for is .* Others"):
+        folders(out, "Others")
+    with pytest.raises(InputError, match="asked for is images of Pictures from elsewhere"):
+        folders(out, official=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "{}", '{"classes": {"train/cat": {"images": 1}}}', "\udcff"]
+)
+def test_a_manifest_that_cannot_be_read_is_refused(out, text):
+    (out / MANIFEST).write_text(text, errors="surrogateescape")
+    with pytest.raises(InputError, match="manifest.json cannot be read"):
+        folders(out)
+
+
+@pytest.mark.parametrize("name", ["../x.png", "a/x.png", "", ".", ".hidden", "x\n.png", "/x"])
+def test_an_image_is_written_nowhere_else(out, tmp_path, name):
+    with pytest.raises(InputError, match="train/cat: .* is no name for an image"):
+        folders(out).stage(tmp_path / "work", "train", "cat", [(name, b"x")])
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_an_image_that_is_there_twice_is_refused(out, tmp_path):
+    with pytest.raises(InputError, match="train/cat/a.png is there more than once"):
+        folders(out).stage(tmp_path, "train", "cat", [("a.png", b"x"), ("a.png", b"y")])
+
+
+def test_a_verified_archive_is_known_by_place_size_and_time(out, tmp_path):
+    archive = tmp_path / "archive.tar"
+    archive.write_bytes(b"content")
+    one = folders(out)
+    assert not one.remembers(archive)
+    one.remember(tmp_path, archive)
+    assert folders(out).remembers(archive)
+    os.utime(archive, ns=(1, 1))
+    assert not folders(out).remembers(archive)
+
+
+def test_the_manifest_is_readable_and_keeps_names(out, tmp_path):
+    one = folders(out)
+    one.names = ["cat", "dog"]
+    add(one, tmp_path / "work")
+    known = json.loads((out / MANIFEST).read_text())
+    assert known["data set"] == "Pictures" and known["classes"]["train/cat"]["images"] == 2
+    assert folders(out).names == ["cat", "dog"]

@@ -1,0 +1,368 @@
+"""Downloads are whole or not there, continue where they broke off, and are judged by checksum."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from labkit.data import download as module
+from labkit.data.download import Published, download, fetch, is_address, verify
+from labkit.errors import InputError
+
+CONTENT = hashlib.shake_256(b"a file").digest(300_000)
+OTHER = hashlib.shake_256(b"another").digest(300_000)
+LIMIT = 1 << 20
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves ``server.content``; ``server.cuts`` says after how many bytes each answer ends."""
+
+    def do_GET(self):
+        server = self.server
+        server.asked.append(dict(self.headers))
+        if server.statuses:
+            self.send_error(server.statuses.pop(0))
+            return
+        start, wanted = 0, re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        same = not server.if_range or self.headers.get("If-Range") in server.headers.values()
+        if wanted and server.ranges and same:
+            start = int(wanted[1])
+            if start >= len(server.content):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            of = f"bytes {start + server.shift}-{len(server.content) - 1}/{len(server.content)}"
+            self.send_header("Content-Range", of)
+        else:
+            self.send_response(200)
+        if server.length:
+            self.send_header("Content-Length", str(len(server.content) - start))
+        for name, value in server.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        keep = server.cuts.pop(0) if server.cuts else None
+        self.wfile.write(server.content[start : None if keep is None else start + keep])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.content, server.headers = CONTENT, {"ETag": '"one"'}
+    server.ranges = server.if_range = server.length = True
+    server.asked, server.cuts, server.statuses, server.shift = [], [], [], 0
+    server.address = f"http://127.0.0.1:{server.server_port}/file"
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def get(server, tmp_path):
+    """Download the served file to `tmp_path/file`, once, and give the lines of the report."""
+
+    def get(address=server.address, **options):
+        lines = []
+        download(address, tmp_path / "file", **({"limit": LIMIT, "say": lines.append} | options))
+        return lines
+
+    return get
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def ranges(server):
+    return [asked.get("Range") for asked in server.asked]
+
+
+def break_off(server, get, tmp_path, after=100_000):
+    server.cuts = [after]
+    with pytest.raises(InputError, match=f"{after} bytes came; expected 300000"):
+        get()
+    assert names(tmp_path) == ["file.part", "file.part.json"]
+    assert (tmp_path / "file.part").stat().st_size == after
+
+
+def test_a_download_is_whole_and_leaves_nothing_else(server, get, tmp_path):
+    assert get() == [f"downloading {server.address}"]
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert names(tmp_path) == ["file"] and ranges(server) == [None]
+
+
+def test_what_broke_off_is_continued(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    assert "  continued after 100000 bytes" in get()
+    assert (tmp_path / "file").read_bytes() == CONTENT and names(tmp_path) == ["file"]
+    assert ranges(server) == [None, "bytes=100000-"]
+    assert server.asked[1]["If-Range"] == '"one"'
+
+
+def test_it_is_continued_more_than_once_in_one_call(server, get, tmp_path):
+    server.cuts = [100_000, 0, 50_000]
+    lines = get(attempts=4, pause=0)
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    wanted = [None, "bytes=100000-", "bytes=100000-", "bytes=150000-"]
+    assert ranges(server) == wanted
+    assert sum("broke off" in line for line in lines) == 3
+
+
+def test_attempts_wait_twice_as_long_each_time(server, get, monkeypatch):
+    waits = []
+    monkeypatch.setattr(module.time, "sleep", waits.append)
+    server.statuses = [503, 503, 503]
+    get(attempts=4, pause=0.5)
+    assert waits == [0.5, 1.0, 2.0]
+
+
+def test_only_a_failure_that_may_pass_is_tried_again(server, get):
+    server.statuses = [404, 404]
+    with pytest.raises(InputError, match="cannot be downloaded .*404.* give --source a folder"):
+        get(attempts=5, pause=0)
+    assert len(server.asked) == 1
+
+
+def test_a_server_without_ranges_is_asked_for_all(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    server.ranges = False
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("if_range", [True, False])
+def test_a_file_that_changed_meanwhile_is_fetched_anew(server, get, tmp_path, if_range):
+    # A server that knows If-Range sends all of it; of one that does not, the ETag tells.
+    break_off(server, get, tmp_path)
+    server.content, server.headers, server.if_range = OTHER, {"ETag": '"two"'}, if_range
+    get()
+    assert (tmp_path / "file").read_bytes() == OTHER
+
+
+def test_a_file_of_another_size_is_fetched_anew(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    server.content, server.if_range, server.headers = OTHER[:200_000], False, {}
+    get()
+    assert (tmp_path / "file").read_bytes() == OTHER[:200_000]
+
+
+def test_a_file_that_became_shorter_than_its_part_is_fetched_anew(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    server.content = OTHER[:1000]
+    get()
+    assert (tmp_path / "file").read_bytes() == OTHER[:1000]
+
+
+def test_a_part_from_another_place_is_fetched_anew(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    server.shift = 1
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT and ranges(server)[-1] is None
+
+
+def test_the_part_of_another_address_is_not_continued(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    get(server.address + "?other")
+    assert ranges(server) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("headers", "version"),
+    [
+        ({"Last-Modified": "Sat, 01 Jan 2000 00:00:00 GMT"}, "Sat, 01 Jan 2000 00:00:00 GMT"),
+        ({"ETag": 'W/"weak"'}, None),
+        ({}, None),
+    ],
+)
+def test_only_a_named_version_is_continued(server, get, tmp_path, headers, version):
+    server.headers = headers
+    break_off(server, get, tmp_path)
+    get()
+    assert server.asked[1].get("If-Range") == version
+    assert ranges(server)[1] == (version and "bytes=100000-")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("state", ["", "no json", "[1]", '{"address": 1}'])
+def test_a_part_without_a_sound_record_is_fetched_anew(server, get, tmp_path, state):
+    break_off(server, get, tmp_path)
+    (tmp_path / "file.part.json").write_text(state)
+    get()
+    assert ranges(server) == [None, None] and (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_whole_part_is_taken_without_asking_again(server, get, tmp_path):
+    break_off(server, get, tmp_path)
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    get()
+    assert len(server.asked) == 1 and names(tmp_path) == ["file"]
+
+
+def test_an_unasked_part_is_refused(server, get, monkeypatch):
+    monkeypatch.setattr(Handler, "send_response", lambda self, _: self.send_response_only(206))
+    with pytest.raises(InputError, match="a part came; expected the whole file"):
+        get()
+
+
+def test_more_than_the_limit_is_refused_and_not_kept(server, get, tmp_path):
+    server.length = False
+    with pytest.raises(InputError, match="more than the 299999 bytes expected"):
+        get(limit=299_999)
+    assert names(tmp_path) == []
+    get(limit=300_000)
+
+
+def test_a_body_of_unstated_length_is_taken(server, get, tmp_path):
+    server.length = False
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_no_server_and_no_address_are_refused(get, tmp_path):
+    with pytest.raises(InputError, match="cannot be downloaded .*refused"):
+        get("http://127.0.0.1:9/file")
+    assert names(tmp_path) == []
+    with pytest.raises(InputError, match="is not an address"):
+        get("http://[::1/file")
+
+
+def test_two_programs_do_not_write_one_file(server, get, tmp_path):
+    def meanwhile(line):
+        if line.startswith("downloading"):
+            return
+        with pytest.raises(InputError, match="another program is downloading to .*file; wait"):
+            get()
+        met.append(line)
+
+    met = []
+    break_off(server, get, tmp_path)
+    get(say=meanwhile)
+    assert met == ["  continued after 100000 bytes"]
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_file_system_without_locks_is_taken(get, tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(module.fcntl, "flock", flock)
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
+    sizes = []
+
+    def replace(old, new, real=os.replace):
+        sizes.append(os.stat(old).st_size)
+        real(old, new)
+
+    # So little stays in the buffer until the file is closed.
+    server.content = CONTENT[:100]
+    monkeypatch.setattr(os, "replace", replace)
+    get()
+    assert sizes[-1] == 100
+
+
+def test_a_length_that_is_no_number_is_not_believed(server, get, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAY_EVERY", -1.0)
+    server.length, server.headers = False, {"Content-Length": "many"}
+    get()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_progress_is_said(server, get, monkeypatch):
+    monkeypatch.setattr(module, "SAY_EVERY", -1.0)
+    server.content = CONTENT * 10
+    lines = get(limit=len(server.content))
+    assert lines == [f"downloading {server.address}"] + [f"  {n} of 2 MiB" for n in (1, 2, 2)]
+
+
+def test_addresses_are_told_from_paths():
+    assert is_address("http://x/y") and is_address("https://x")
+    assert not is_address("folder/http://x") and not is_address("ftp://x")
+
+
+# ---- verified
+
+
+SUMS = {name: hashlib.new(name, CONTENT).hexdigest() for name in ("sha256", "md5")}
+PUBLISHED = Published("file", len(CONTENT), SUMS)
+
+
+def test_a_published_file_is_fetched_once_and_verified_each_time(server, tmp_path):
+    for _ in range(2):
+        assert fetch(PUBLISHED, server.address, tmp_path, say=list().append) == tmp_path / "file"
+    assert len(server.asked) == 1
+    (tmp_path / "file").write_bytes(OTHER)
+    with pytest.raises(InputError, match="SHA256 .*expected .*It is removed; the next call"):
+        fetch(PUBLISHED, server.address, tmp_path)
+    assert names(tmp_path) == []
+    fetch(PUBLISHED, server.address, tmp_path)
+
+
+def test_a_server_that_mixes_versions_is_found_out(server, get, tmp_path):
+    # The same ETag and size, another content: nothing but the checksum can tell.
+    break_off(server, get, tmp_path)
+    server.content = OTHER
+    with pytest.raises(InputError, match="SHA256"):
+        fetch(PUBLISHED, server.address, tmp_path)
+    server.content = CONTENT
+    assert fetch(PUBLISHED, server.address, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("wrong", ["sha256", "md5"])
+def test_every_checksum_and_the_size_must_be_right(tmp_path, wrong):
+    (tmp_path / "file").write_bytes(CONTENT)
+    verify(tmp_path / "file", PUBLISHED)
+    sums = SUMS | {wrong: "0" * 64}
+    with pytest.raises(InputError, match=f"{wrong.upper()} {SUMS[wrong]}; expected 0000"):
+        verify(tmp_path / "file", dataclasses.replace(PUBLISHED, sums=sums))
+    with pytest.raises(InputError, match="300000 bytes; expected 300001"):
+        verify(tmp_path / "file", dataclasses.replace(PUBLISHED, size=300_001))
+
+
+# ---- killed
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from labkit.data import download as module
+real, calls = module._CHUNK, []
+module._CHUNK = 4096
+def say(line):
+    calls.append(line)
+    if len(calls) == 30:
+        os.kill(os.getpid(), signal.SIGKILL)
+module.SAY_EVERY = -1.0
+module.download(sys.argv[1], Path(sys.argv[2]), limit=1 << 20, say=say)
+"""
+
+
+def test_a_killed_download_is_continued(server, get, tmp_path, root):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, server.address, str(tmp_path / "file")],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        timeout=60,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    have = (tmp_path / "file.part").stat().st_size
+    assert 0 < have < len(CONTENT) and not (tmp_path / "file").exists()
+    assert json.loads((tmp_path / "file.part.json").read_text())["version"] == '"one"'
+    get()
+    assert ranges(server)[-1] == f"bytes={have}-"
+    assert (tmp_path / "file").read_bytes() == CONTENT

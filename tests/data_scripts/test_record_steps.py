@@ -1,0 +1,138 @@
+"""The recording script: what it records today is what is shipped."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from labkit.migration import recorded, rule  # noqa: E402
+from labkit.migration.torch_trace import torch_trace  # noqa: E402
+
+SCRIPT = Path(__file__).resolve().parents[2] / "data_scripts" / "record_steps.py"
+# float64 sums in another order: 5e-15 measured with one thread instead of two.
+SAME = 1e-9
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("record_steps", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def main(script, tmp_path_factory):
+    """What ``main`` writes and prints, without the ten steps: a folder."""
+    folder = tmp_path_factory.mktemp("recorded") / "steps"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recorded, "FOLDER", folder)
+        patch.setattr(script, "losses", lambda module, *_: [float(len(list(module.modules())))])
+        script.main()
+    return folder
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_shipped_steps_are_what_the_script_records(main, monkeypatch, name):
+    shipped, shipped_settings = recorded.load(name), recorded.settings(name)
+    monkeypatch.setattr(recorded, "FOLDER", main)
+    assert recorded.names() == ["resnet18", "resnet50"]
+    today, settings = recorded.load(name), recorded.settings(name)
+    losses = shipped_settings.pop("losses")
+    assert len(losses) == 10 and len(settings.pop("losses")) == 1
+    assert settings == shipped_settings
+    assert list(today.stages) == list(shipped.stages)
+    for stage, tensors in shipped.stages.items():
+        assert list(today.stages[stage]) == list(tensors) and tensors
+        for tensor, expected in tensors.items():
+            came = today.stages[stage][tensor]
+            assert came.shape == expected.shape
+            numbers = [(came.kept, expected.kept), (came.sums, expected.sums)]
+            numbers += [(came.largest, expected.largest)]
+            off = max(np.abs(np.subtract(*pair)).max(initial=0) for pair in numbers)
+            assert off <= SAME * expected.largest, (stage, tensor)
+
+
+@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
+def test_shipped_losses_are_those_of_the_script(script, monkeypatch, depth):
+    """The first two; all ten are held against MindSpore in tests/migration/test_trace.py."""
+    rates = script.SETTINGS["learning_rates_of_losses"][:2]
+    monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
+    came = script.losses(*script.build(depth))
+    expected = recorded.settings(f"resnet{depth}")["losses"][:2]
+    np.testing.assert_allclose(came, expected, rtol=SAME)
+    assert abs(expected[0] - expected[1]) > 1e-5
+
+
+def test_the_step_is_recorded_in_float64_with_the_settings_it_names(script):
+    module, loss_fn, optimizer, images, labels = script.build(18)
+    settings = script.SETTINGS
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    assert loss_fn.label_smoothing == settings["smoothing"]
+    assert images.shape == (settings["batch"], 3, settings["side"], settings["side"])
+    assert labels.max() < settings["classes"] == module.fc.out_features
+    decayed, others = optimizer.param_groups
+    assert decayed["weight_decay"] == settings["weight_decay"] and others["weight_decay"] == 0
+    assert all(p.ndim > 1 for p in decayed["params"]) and len(decayed["params"]) == 21
+    assert all(p.ndim == 1 for p in others["params"]) and len(others["params"]) == 41
+    assert {g["lr"] for g in optimizer.param_groups} == {settings["learning_rates"][0]}
+    assert {g["momentum"] for g in optimizer.param_groups} == {settings["momentum"]}
+    # Off by one step is another rate, and what json keeps is what was set.
+    assert settings["learning_rates"][1] == 2 * settings["learning_rates"][0]
+    assert json.loads(json.dumps(settings)) == settings
+    expected = rule.state({n: v.shape for n, v in module.state_dict().items()})
+    for name, value in module.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), expected[name])
+
+
+def test_each_loss_is_of_its_learning_rate(script, monkeypatch):
+    """By hand: v <- 0.9 v + grad, w <- w - rate v."""
+    rates = [0.5, 0.25, 0.125]
+    monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)).double()
+    images, labels = np.ones((2, 3, 1, 1)), np.array([0, 1])
+    images[1] = -0.5
+    optimizer = torch.optim.SGD(module.parameters(), lr=99.0, momentum=0.9)
+    loss_fn = torch.nn.CrossEntropyLoss()
+    x = torch.from_numpy(images).flatten(1)
+    weights = [p.detach().clone() for p in module[1].parameters()]
+    speeds, expected = [torch.zeros_like(w) for w in weights], []
+    for rate in rates:
+        weights = [w.requires_grad_() for w in weights]
+        loss = loss_fn(x @ weights[0].T + weights[1], torch.from_numpy(labels))
+        expected.append(loss.item())
+        gradients = torch.autograd.grad(loss, weights)
+        speeds = [0.9 * v + g for v, g in zip(speeds, gradients, strict=True)]
+        weights = [(w - rate * v).detach() for w, v in zip(weights, speeds, strict=True)]
+    came = script.losses(module, loss_fn, optimizer, images, labels)
+    assert module.training and came == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_trace_in_pytorch_is_the_step_by_hand(script):
+    module, loss_fn, optimizer, images, labels = script.build(18)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)  # left over from somewhere
+    found = torch_trace(module, loss_fn, optimizer, images, labels)
+    other, loss_fn, optimizer, images, labels = script.build(18)
+    other.train()
+    loss = loss_fn(other(torch.from_numpy(images).double()), torch.from_numpy(labels).long())
+    loss.backward()
+    assert float(found.stages["loss"]["loss"]) == loss.item()
+    rate, decay = script.SETTINGS["learning_rates"][0], script.SETTINGS["weight_decay"]
+    for name, parameter in other.named_parameters():
+        gradient = parameter.grad.numpy()
+        np.testing.assert_array_equal(found.stages["gradients"][name], gradient)
+        before = found.stages["weights"][name]
+        step = -rate * (gradient + (decay * before if parameter.ndim > 1 else 0))
+        np.testing.assert_allclose(found.stages["update"][name], step, rtol=1e-6, atol=1e-14)
+    for name, value in found.stages["statistics"].items():
+        np.testing.assert_array_equal(value, other.state_dict()[name].numpy())
+    # In the order of the calls, before a ReLU works in place: values of both signs.
+    forward = found.stages["forward"]
+    assert list(forward)[:4] == ["conv1", "bn1", "relu", "maxpool"]
+    assert forward["bn1"].min() < 0 == forward["relu"].min()
+    assert "layer1.0.relu#2" in forward

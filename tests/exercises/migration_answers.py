@@ -1,0 +1,63 @@
+"""Lab 02: each exercise solved rightly, and wrongly in the ways learners do."""
+
+import math
+
+import numpy as np
+
+
+def right_same_padding(size, kernel, stride):
+    outputs, padding = -(-size // stride), 0
+    while (size + padding - kernel) // stride + 1 < outputs:
+        padding += 1
+    return padding // 2, padding - padding // 2
+
+
+def right_running_variance(old, values, torch_momentum):
+    new = np.square(values - values.mean()).sum() / (len(values) - 1)
+    return old + torch_momentum * (new - old)
+
+
+def right_smooth_targets(label, classes, smoothing):
+    return (1 - smoothing) * np.eye(classes)[label] + smoothing / classes
+
+
+def right_preprocess(pixels, mean, std):
+    return (pixels / 255 - mean) / std
+
+
+def right_learning_rate(update, updates, warmup, rate):
+    if update < warmup:
+        return (update + 1) / warmup * rate
+    return 0.5 * rate + 0.5 * rate * math.cos(math.pi * (update - warmup) / (updates - warmup))
+
+
+SOLUTIONS = {
+    "same_padding": right_same_padding,
+    "running_variance": right_running_variance,
+    "smooth_targets": right_smooth_targets,
+    "preprocess": right_preprocess,
+    "learning_rate": right_learning_rate,
+}
+WRONG = [
+    ("same_padding", lambda size, kernel, stride: [(kernel - 1) // 2] * 2, "that is PyTorch's"),
+    ("same_padding", lambda *case: right_same_padding(*case)[::-1], "on which side"),
+    ("same_padding", lambda *case: sum(right_same_padding(*case)), "1 numbers; expected 2"),
+    ("running_variance", lambda old, v, m: right_running_variance(old, v, 1 - m), "whose weight"),
+    ("running_variance", lambda old, v, m: (1 - m) * old + m * v.var(), "divided by what"),
+    ("running_variance", lambda old, v, m: m * old + (1 - m) * v.var(), "both"),
+    ("running_variance", lambda old, v, m: old, "off by|times"),
+    ("smooth_targets", lambda label, n, e: np.where(
+        np.arange(n) == label, 1 - e, e / (n - 1)), "not PyTorch's"),
+    ("smooth_targets", lambda label, n, e: np.where(
+        np.arange(n) == label, 1 - e, e / n), "do not sum to 1"),
+    ("smooth_targets", lambda label, n, e: np.eye(n)[label], "off by"),
+    ("preprocess", lambda pixels, mean, std: (pixels - mean) / std, "these go to 255"),
+    ("preprocess", lambda pixels, mean, std: (pixels / 255 - mean) * std, "divide"),
+    ("preprocess", lambda pixels, mean, std: None, "is the `return` missing?"),
+    ("learning_rate", lambda i, n, w, rate: rate / 2 * (
+        1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
+    ("learning_rate", lambda i, n, w, rate: rate * i / w if i < w else right_learning_rate(
+        i, n, w, rate), "does nothing"),
+    ("learning_rate", lambda i, n, w, rate: right_learning_rate(i, n, w, rate) if i < w else (
+        rate / 2 * (1 + math.cos(math.pi * i / n))), "where the warm-up ends"),
+]  # fmt: skip

@@ -1,0 +1,82 @@
+"""`labkit convert`: which network, which way, and what is refused before anything is written."""
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from labkit import cli
+from labkit.errors import InputError
+from labkit.migration import command, rule
+from labkit.migration.names import pairs
+from labkit.migration.weights import read_torch, write_torch
+from labkit.nets.resnet import resnet
+
+
+@pytest.fixture
+def weights(tmp_path, runtime):
+    shapes = {pair.torch: pair.torch_shape for pair in pairs(resnet(18, 10))}
+    return write_torch(tmp_path / "in.safetensors", rule.state(shapes))
+
+
+def test_there_and_back_is_equal_to_the_bit(weights, tmp_path):
+    there, back = tmp_path / "there.ckpt", tmp_path / "back.safetensors"
+    told = command.convert(weights, there, "resnet18", 10)
+    assert told.startswith(f"{there}: written; 102 parameters match")
+    assert command.convert(there, back, "resnet18", 10) == f"{back}: written"
+    came, expected = read_torch(back), read_torch(weights)
+    assert expected.keys() <= came.keys()
+    assert all(np.array_equal(came[name], value) for name, value in expected.items())
+
+
+def test_the_command_says_what_it_did_and_exits_with_0(weights, tmp_path):
+    asked = ["convert", str(weights), str(tmp_path / "x.ckpt"), "--network", "resnet18"]
+    done = CliRunner().invoke(cli.app, [*asked, "--classes", "10"])
+    assert done.exit_code == 0 and "102 parameters match" in done.stdout
+    refused = CliRunner().invoke(cli.app, asked)
+    assert refused.exit_code == 2 and "shape (10, 512) came, expected (1000, 512)" in refused.stderr
+
+
+def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
+    text = (
+        "from mindspore import nn\n"
+        "class Net(nn.Cell):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.end_point = nn.Dense(3, 2)\n"
+        "    def construct(self, x):\n"
+        "        return self.end_point(x)\n"
+    )
+    (tmp_path / "a_network_of_mine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    state = {"fc.weight": np.ones((2, 3), np.float32), "fc.bias": np.zeros(2, np.float32)}
+    source = write_torch(tmp_path / "mine.safetensors", state)
+    target = tmp_path / "mine.ckpt"
+    told = command.convert(source, target, "a_network_of_mine:Net", rename=["end_point=fc"])
+    assert "2 parameters match" in told and target.exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "options", "words"),
+    [
+        ("in.safetensors", "out.pth", {}, "expected one .ckpt"),
+        ("a.ckpt", "b.ckpt", {}, "expected one .ckpt"),
+        ("a.ckpt", "b.pth", {"prefix": "module."}, "a checkpoint came"),
+        ("in.safetensors", "nowhere/out.ckpt", {}, "nowhere is no folder"),
+        ("in.safetensors", "out.ckpt", {"network": "resnet20"}, "no ResNet-20"),
+        ("in.safetensors", "out.ckpt", {"network": "vgg"}, "or module:function"),
+        ("in.safetensors", "out.ckpt", {"network": "no_such:net"}, "No module named 'no_such'"),
+        ("in.safetensors", "out.ckpt", {"network": "labkit:nott"}, "nott"),
+        ("in.safetensors", "out.ckpt", {"rename": ["fc"]}, "expected MINDSPORE=PYTORCH"),
+        ("in.safetensors", "out.ckpt", {"rename": ["end_point=fc"]}, "change no name"),
+        ("absent.safetensors", "out.ckpt", {}, "is not there"),
+        ("absent.ckpt", "out.pth", {}, "no checkpoint at"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_nothing_written(
+    weights, tmp_path, source, target, options, words
+):
+    before = sorted(tmp_path.iterdir())
+    options = {"network": "resnet18", "classes": 10} | options
+    with pytest.raises(InputError, match=words):
+        command.convert(tmp_path / source, tmp_path / target, **options)
+    assert sorted(tmp_path.iterdir()) == before

@@ -1,0 +1,401 @@
+"""The comparison: what each stage says, and that a planted fault is reported first where it is."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.migration import (
+    STAGES,
+    STEP_TOLERANCE,
+    Trace,
+    compare_step,
+    first_difference,
+    load,
+    not_compared,
+    rule,
+    stage_table,
+    state_dict,
+    trace,
+)
+from labkit.migration.recorded import Digest
+from tests.migrating import (
+    Small,
+    by_rule,
+    momentum,
+    smoothed_cross_entropy,
+    torch_momentum,
+    torch_small,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+# ---- made by hand
+
+
+def made(origin="here", **stages):
+    """A trace with one tensor in each stage; ``stages`` replaces whole stages."""
+    full = {stage: {"t": np.array([1.0, -2.0])} for stage in STAGES} | stages
+    return Trace(origin, full)
+
+
+def digested(step):
+    found = {
+        stage: {name: Digest.of(value) for name, value in tensors.items()}
+        for stage, tensors in step.stages.items()
+    }
+    return Trace(step.origin, found)
+
+
+@pytest.fixture(params=[lambda step: step, digested], ids=["arrays", "digests"])
+def form(request):
+    """Each comparison is made with a reference of arrays and with one of digests."""
+    return request.param
+
+
+def test_equal_steps_pass_in_the_order_of_the_stages(form):
+    rows = compare_step(made(), form(made("there")))
+    assert [row.stage for row in rows] == list(STAGES) and all(row.passed for row in rows)
+    assert {row.difference for row in rows} == {0.0} and {row.note for row in rows} == {""}
+    assert {row.stage: row.tolerance for row in rows} == STEP_TOLERANCE
+    assert first_difference(rows) is None
+
+
+def test_the_bounds_of_the_requirement():
+    assert STEP_TOLERANCE["gradients"] == STEP_TOLERANCE["update"] == 1e-3
+    assert STEP_TOLERANCE["weights"] == 0 and STEP_TOLERANCE["forward"] == 1e-4
+    assert STEP_TOLERANCE.keys() == set(STAGES)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_difference_is_measured_against_the_largest_value_and_the_tolerance(stage, form):
+    limit = max(STEP_TOLERANCE[stage], 1e-6)
+    for factor, passes in ((0.9, STEP_TOLERANCE[stage] > 0), (1.1, False)):
+        # 2 is the largest value; an update's float32 spacing of 2.4e-7 is taken off.
+        off = 2 * factor * limit + (2.4e-7 if stage == "update" else 0)
+        rows = compare_step(made(**{stage: {"t": np.array([1.0 + off, -2.0])}}), form(made()))
+        row = next(row for row in rows if row.stage == stage)
+        assert row.difference == pytest.approx(factor * limit, rel=1e-3)
+        assert row.passed == passes and first_difference(rows) == (None if passes else row)
+
+
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "forward"])
+def test_a_tensor_that_one_side_lacks_fails(stage, form):
+    two = {stage: {"t": np.array([1.0, -2.0]), "u": np.array([3.0])}}
+    for came, reference, who in (
+        (made(), made("there", **two), "here"),
+        (made(**two), made("there"), "there"),
+    ):
+        row = first_difference(compare_step(came, form(reference)))
+        assert (row.stage, row.name, row.difference) == (stage, "u", np.inf)
+        assert row.note == f"{who} lacks it" and not row.passed
+
+
+def test_a_stage_that_one_side_lacks_fails():
+    short = made()
+    del short.stages["statistics"]
+    assert first_difference(compare_step(short, made())).note == "here lacks it"
+    assert first_difference(compare_step(made(), short)).stage == "statistics"
+
+
+def test_cells_of_one_side_alone_are_named_and_not_compared(form):
+    came = made(forward={"t": np.ones(2), "mine": np.ones(1)})
+    reference = made("there", forward={"theirs": np.ones(1), "t": np.ones(2)})
+    rows = compare_step(came, form(reference))
+    assert first_difference(rows) is None
+    assert [row.name for row in rows if row.stage == "forward"] == ["t"]
+    assert not_compared(came, reference) == ["mine (only here)", "theirs (only there)"]
+    assert not_compared(made(), made("there")) == []
+
+
+def test_cells_without_one_common_name_fail():
+    rows = compare_step(made(forward={"a": np.ones(1)}), made(forward={"b": np.ones(1)}))
+    row = first_difference(rows)
+    assert (row.stage, row.name) == ("forward", "b") and "same name on both sides" in row.note
+    # A network that is one cell has none inside.
+    assert first_difference(compare_step(made(forward={}), made(forward={}))) is None
+
+
+def test_an_empty_comparison_is_refused():
+    empty = Trace("nobody", {stage: {} for stage in STAGES})
+    with pytest.raises(InputError, match="nothing to compare between nobody and nobody"):
+        compare_step(empty, empty)
+
+
+def test_a_recorded_step_is_the_reference_and_nothing_else():
+    with pytest.raises(InputError, match="came is a recorded step .*; give it as the reference"):
+        compare_step(digested(made()), made())
+
+
+def test_rows_keep_the_order_of_the_reference():
+    names = [f"n{number}" for number in range(40)]
+    tensors = {name: np.ones(1) for name in names}
+    rows = compare_step(made(gradients={}), made(gradients=tensors))
+    assert [row.name for row in rows if row.stage == "gradients"] == names
+    rows = compare_step(made(gradients=tensors), made(gradients={}))
+    assert [row.name for row in rows if row.stage == "gradients"] == names
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_fail(value, form):
+    rows = compare_step(made(forward={"t": np.array([value, -2.0])}), form(made()))
+    row = first_difference(rows)
+    assert (row.stage, row.difference, row.note) == ("forward", np.inf, "not finite")
+
+
+def test_a_reference_that_is_not_finite_fails_too():
+    rows = compare_step(made(), made(forward={"t": np.array([np.nan, -2.0])}))
+    assert first_difference(rows).stage == "forward"
+    both = made(forward={"t": np.array([np.nan, -2.0])})
+    assert first_difference(compare_step(both, both)).note == "not finite"
+
+
+def test_other_shapes_fail_and_transposed_ones_are_recognised(form):
+    reference = made(weights={"t": np.ones((2, 3))})
+    for shape, note in (
+        ((3, 2), "shape (3, 2), expected (2, 3): transposed?"),
+        ((6,), "shape (6,), expected (2, 3)"),
+        ((1, 2, 3), "shape (1, 2, 3), expected (2, 3)"),
+    ):
+        row = first_difference(compare_step(made(weights={"t": np.ones(shape)}), form(reference)))
+        assert (row.stage, row.difference, row.note) == ("weights", np.inf, note)
+
+
+def test_tensors_of_rounding_errors_alone_are_measured_against_their_stage(form):
+    reference = made(gradients={"big": np.array([2.0]), "nothing": np.array([1e-12])})
+    passes = made(gradients={"big": np.array([2.0]), "nothing": np.array([-3e-11])})
+    row = compare_step(passes, form(reference))[-3]
+    assert row.name == "nothing" and row.difference == pytest.approx(3.1e-11 / 2e-6) and row.passed
+    fails = made(gradients={"big": np.array([2.0]), "nothing": np.array([1e-8])})
+    assert first_difference(compare_step(fails, form(reference))).name == "nothing"
+
+
+def test_zero_against_zero_passes_and_against_anything_fails(form):
+    zero = made(gradients={"t": np.zeros(2)})
+    assert first_difference(compare_step(zero, form(zero))) is None
+    assert first_difference(compare_step(made(), form(zero))).stage == "gradients"
+    assert first_difference(compare_step(zero, form(made()))).difference >= 1.0
+
+
+def test_an_update_is_known_no_better_than_the_spacing_of_its_weights():
+    """Weights of 1: float32 numbers are 1.2e-7 apart, which is 1.2 % of an update of 1e-5."""
+    at = {"weights": {"t": np.array([1.0])}}
+    reference = made(**at, update={"t": np.array([1e-5])})
+    near = made(**at, update={"t": np.array([1e-5 + 1.1e-7])})
+    assert first_difference(compare_step(near, reference)) is None
+    far = made(**at, update={"t": np.array([1e-5 + 3e-7])})
+    assert first_difference(compare_step(far, reference)).stage == "update"
+    # In no other stage is there such a slack.
+    gradient = made(**at, gradients={"t": np.array([1e-5 + 1.1e-7])})
+    found = first_difference(compare_step(gradient, made(**at, gradients={"t": np.array([1e-5])})))
+    assert found.stage == "gradients"
+
+
+def test_tolerances_by_stage():
+    came = made(loss={"t": np.array([1.002, -2.0])})
+    assert first_difference(compare_step(came, made())).stage == "loss"
+    rows = compare_step(came, made(), {"loss": 0.0011})
+    assert first_difference(rows) is None
+    assert {row.tolerance for row in rows if row.stage == "loss"} == {0.0011}
+    assert {row.tolerance for row in rows if row.stage == "gradients"} == {1e-3}
+    with pytest.raises(InputError, match="unknown stage 'gradient'.*Did you mean 'gradients'"):
+        compare_step(came, made(), {"gradient": 1.0})
+    assert STEP_TOLERANCE["loss"] == 1e-5
+
+
+def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_sound_one():
+    came = made(
+        forward={"a": np.array([1.00001]), "b": np.array([1.00002])},
+        gradients={"a": np.array([1.1]), "b": np.array([1.2]), "c": np.array([[1.0]])},
+    )
+    one = np.array([1.0])
+    reference = made(forward={"a": one, "b": one}, gradients={"a": one, "b": one, "c": one})
+    assert stage_table(compare_step(came, reference)).splitlines() == [
+        "stage          tensors  failed  largest difference  tolerance  at",
+        "preprocessing        1       0             0.0e+00      1e-06  t",
+        "weights              1       0             0.0e+00      0e+00  t",
+        "forward              2       0             2.0e-05      1e-04  b",
+        "loss                 1       0             0.0e+00      1e-05  t",
+        "gradients            3       3             1.0e-01      1e-03  a",
+        "update               1       0             0.0e+00      1e-03  t",
+        "statistics           1       0             0.0e+00      1e-04  t",
+    ]
+    lacking = stage_table(compare_step(made(loss={}), made("there")))
+    assert (
+        "loss                 1       1                 inf      1e-05  t (here lacks it)"
+        in lacking
+    )
+
+
+# ---- planted faults: a small network in MindSpore against PyTorch in float64
+
+BATCH = rule.uniform("images", (8, 3, 8, 8), -2, 2), (np.arange(8) % 4).astype(np.int32)
+SMOOTHING, RATES = 0.1, [0.01, 0.02]
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """The step in PyTorch: decay on weights of more than one dimension alone."""
+    return torch_step()
+
+
+def torch_step(**options):
+    torch = pytest.importorskip("torch")
+    from labkit.migration.torch_trace import torch_trace
+
+    module = torch_small(torch)
+    loss_fn = torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)
+    if options:
+        optimizer = torch.optim.SGD(module.parameters(), lr=RATES[0], momentum=0.9, **options)
+    else:
+        optimizer = torch_momentum(torch, module, RATES[0])
+    return torch_trace(module, loss_fn, optimizer, *BATCH)
+
+
+def step(network=None, change=None, loss=None, optimizer=None, batch=BATCH, rates=RATES):
+    network = network or Small()
+    by_rule(network)
+    if change:
+        change(network)
+    loss = loss or smoothed_cross_entropy(4, SMOOTHING)
+    optimizer = optimizer(network) if optimizer else momentum(network, rates)
+    return trace(network, loss, optimizer, *batch)
+
+
+def failed_stages(rows):
+    return [stage for stage in STAGES if any(r.stage == stage and not r.passed for r in rows)]
+
+
+def test_without_a_fault_all_rows_pass_and_none_is_dead(reference):
+    rows = compare_step(step(), reference)
+    assert first_difference(rows) is None, stage_table(rows)
+    assert len(rows) == 2 + 10 + 5 + 1 + 8 + 8 + 2
+    # Measured 2e-7; and every tensor is there to go wrong.
+    assert max(row.difference for row in rows) < 1e-5
+    values = [value for stage in reference.stages.values() for value in stage.values()]
+    assert all(np.abs(value).max() > 1e-6 for value in values)
+
+
+def transpose_hidden(network):
+    set_state(network.hidden.weight, network.hidden.weight.asnumpy().T.copy())
+
+
+def poison(network):
+    weight = network.conv2.weight.asnumpy().copy()
+    weight[2, 3, 1, 1] = np.nan
+    set_state(network.conv2.weight, weight)
+
+
+def images(change):
+    return lambda: step(batch=(np.ascontiguousarray(change(BATCH[0])), BATCH[1]))
+
+
+STD = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
+FAULTS = {
+    # fault: (step, first stage that fails, first name there)
+    "square dense weight transposed": (
+        lambda: step(change=transpose_hidden),
+        ("weights", "hidden.weight"),
+    ),
+    "NaN in a weight": (lambda: step(change=poison), ("weights", "conv2.weight")),
+    "momentum of BatchNorm not mapped": (
+        lambda: step(Small(bn={"momentum": 0.1})),
+        ("statistics", "bn1.running_mean"),
+    ),
+    "epsilon of BatchNorm 1e-3": (lambda: step(Small(bn={"eps": 1e-3})), ("forward", "bn1")),
+    "padding same": (
+        lambda: step(Small(pad_mode="same", padding=0)),
+        ("forward", "conv1"),
+    ),
+    "label smoothing missing": (
+        lambda: step(loss=smoothed_cross_entropy(4, 0.0)),
+        ("loss", "loss"),
+    ),
+    "sum of losses": (
+        lambda: step(loss=smoothed_cross_entropy(4, SMOOTHING, "sum")),
+        ("loss", "loss"),
+    ),
+    "learning rate off by one step": (
+        lambda: step(rates=RATES[1:]),
+        ("update", "conv1.weight"),
+    ),
+    "channels in the order BGR": (images(lambda x: x[:, ::-1]), ("preprocessing", "images")),
+    "not divided by the deviation": (images(lambda x: x * STD), ("preprocessing", "images")),
+    "another order of the labels": (
+        lambda: step(batch=(BATCH[0], BATCH[1][::-1].copy())),
+        ("preprocessing", "labels"),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_reported_first_where_it_is(reference, fault):
+    faulty, (stage, name) = FAULTS[fault]
+    rows = compare_step(faulty(), reference)
+    found = first_difference(rows)
+    assert (found.stage, found.name) == (stage, name), stage_table(rows)
+    # Far over the tolerance: no matter of rounding. An epsilon changes an output by eps / 2 var.
+    margin = 1.5 if "epsilon" in fault else 10
+    assert found.difference > margin * max(found.tolerance, 1e-6)
+    if stage in ("update", "statistics"):
+        assert failed_stages(rows) == [stage]
+
+
+def test_weight_decay_given_as_a_number_is_a_trap():
+    """MindSpore leaves out names with beta and gamma (and no others); PyTorch decays all."""
+    reference = torch_step(weight_decay=0.1)
+    trapped = step(optimizer=lambda n: nn.Momentum(n.trainable_params(), RATES, 0.9, 0.1))
+    rows = compare_step(trapped, reference)
+    assert failed_stages(rows) == ["update"]
+    assert [r.name for r in rows if not r.passed] == ["bn1.weight", "bn1.bias"]
+    assert first_difference(rows).difference > 0.05
+
+    def explicit(network):
+        groups = [{"params": network.trainable_params(), "weight_decay": 0.1}]
+        return nn.Momentum(groups, RATES, 0.9)
+
+    rows = compare_step(step(optimizer=explicit), reference)
+    assert first_difference(rows) is None, stage_table(rows)
+
+
+def test_a_small_weight_decay_hides_under_the_tolerance_of_the_update(reference):
+    """1e-4 of a weight is little beside its gradient; a tighter tolerance sees it."""
+    missing = step(optimizer=lambda network: momentum(network, RATES, decay=0.0))
+    assert first_difference(compare_step(missing, reference)) is None
+    found = first_difference(compare_step(missing, reference, {"update": 1e-5}))
+    assert found.stage == "update" and 2e-5 < found.difference < 1e-3
+    found = first_difference(compare_step(missing, torch_step(weight_decay=0.1)))
+    assert found.stage == "update" and found.difference > 1e-2
+
+
+def test_a_dense_weight_that_is_not_square_is_refused_when_transposed():
+    network = Small()
+    state = state_dict(network)
+    state["fc.weight"] = state["fc.weight"].T
+    with pytest.raises(
+        InputError, match="fc.weight: shape .6, 4. came, expected .4, 6.: transposed"
+    ):
+        load(network, state)
+
+
+@pytest.mark.parametrize("left_out", [0, 1, -1])
+def test_a_parameter_left_out_of_the_optimizer_is_refused(left_out):
+    def short(network):
+        parameters = network.trainable_params()
+        parameters.pop(left_out)
+        return nn.Momentum(parameters, RATES, 0.9)
+
+    with pytest.raises(InputError, match="does not hold exactly the network's trainable param"):
+        step(optimizer=short)
+
+
+def test_two_steps_of_mindspore_can_be_compared(reference):
+    one, other = step(), step()
+    rows = compare_step(one, other)
+    # Two compilations of one graph; PyNative's look is compared as well.
+    assert first_difference(rows) is None and max(row.difference for row in rows) < 1e-6
+    assert not_compared(one, other) == []
+    assert ms.get_context("mode") == ms.GRAPH_MODE
+    assert [name.split(" ")[0] for name in not_compared(one, reference)] == ["relu", "relu#2"]

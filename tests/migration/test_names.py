@@ -1,0 +1,300 @@
+"""Names: both ways for every ResNet and for a user's own network; nothing ignored."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mindspore import Parameter, Tensor, nn
+
+from labkit.errors import InputError
+from labkit.migration import load, match, pairs, state_dict
+from labkit.migration.names import renamed
+from labkit.nets.resnet import DEPTHS, resnet
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def shapes(network, renames=None):
+    """Arrays of the right shape by PyTorch name."""
+    return {p.torch: np.zeros(p.torch_shape, np.float32) for p in pairs(network, renames)}
+
+
+# ---- ResNets
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_names_of_resnets_both_ways(depth):
+    pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    network = resnet(depth, 10)
+    theirs = {n: tuple(v.shape) for n, v in torch_resnet.resnet(depth, 10).state_dict().items()}
+    found = pairs(network)
+    ours = {p.torch: p.torch_shape for p in found}
+    assert ours == {n: s for n, s in theirs.items() if not n.endswith("num_batches_tracked")}
+    own = {p.name: p.shape for p in network.get_parameters()}
+    assert {p.mindspore: p.shape for p in found} == own and len(found) == len(own)
+    assert {n: v.shape for n, v in state_dict(network).items()} == theirs
+
+
+def test_names_of_a_resnet_in_words():
+    found = {p.torch: p.mindspore for p in pairs(resnet(18))}
+    for torch_name, name in {
+        "conv1.weight": "conv1.weight",
+        "bn1.weight": "bn1.gamma",
+        "bn1.bias": "bn1.beta",
+        "layer2.0.downsample.1.running_mean": "layer2.0.downsample.1.moving_mean",
+        "layer4.1.bn2.running_var": "layer4.1.bn2.moving_variance",
+        "fc.bias": "fc.bias",
+    }.items():
+        assert found[torch_name] == name
+
+
+# ---- a user's own network
+
+
+def test_a_network_that_is_one_cell():
+    found = [(p.mindspore, p.torch) for p in pairs(nn.LayerNorm((4,)))]
+    assert found == [("gamma", "weight"), ("beta", "bias")]
+    assert [p.torch for p in pairs(nn.Embedding(5, 3))] == ["weight"]
+    assert shapes(nn.Conv1d(2, 4, 3))["weight"].shape == (4, 2, 3)
+
+
+KINDS = {
+    "dense": lambda a, b: (nn.Dense(a, b), {"weight": (b, a), "bias": (b,)}),
+    "conv1d": lambda a, b: (nn.Conv1d(a, b, 3), {"weight": (b, a, 3)}),
+    "conv2d": lambda a, b: (
+        nn.Conv2d(a, b, (3, 5), has_bias=True),
+        {"weight": (b, a, 3, 5), "bias": (b,)},
+    ),
+    "conv3d": lambda a, b: (nn.Conv3d(a, b, 2), {"weight": (b, a, 2, 2, 2)}),
+    "transposed": lambda a, b: (nn.Conv2dTranspose(a, b, 3), {"weight": (a, b, 3, 3)}),
+    "batch norm": lambda a, b: (
+        nn.BatchNorm2d(a),
+        {"weight": (a,), "bias": (a,), "running_mean": (a,), "running_var": (a,)},
+    ),
+    "layer norm": lambda a, b: (nn.LayerNorm((a, b)), {"weight": (a, b), "bias": (a, b)}),
+    "group norm": lambda a, b: (nn.GroupNorm(1, a), {"weight": (a,), "bias": (a,)}),
+    "embedding": lambda a, b: (nn.Embedding(a, b), {"weight": (a, b)}),
+    "prelu": lambda a, b: (nn.PReLU(a), {"weight": (a,)}),
+    "lstm": lambda a, b: (
+        nn.LSTM(a, b),
+        {
+            "weight_ih_l0": (4 * b, a),
+            "weight_hh_l0": (4 * b, b),
+            "bias_ih_l0": (4 * b,),
+            "bias_hh_l0": (4 * b,),
+        },
+    ),
+    "relu": lambda a, b: (nn.ReLU(), {}),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    layers=st.lists(
+        st.tuples(st.sampled_from(sorted(KINDS)), st.integers(1, 5), st.integers(1, 5)), min_size=1
+    ),
+    depth=st.integers(0, 2),
+)
+def test_any_sequence_of_layers_has_pytorchs_names_and_shapes(layers, depth):
+    built = [KINDS[kind](a, b) for kind, a, b in layers]
+    network = nn.SequentialCell(*(cell for cell, _ in built))
+    expected = {f"{i}.{n}": s for i, (_, named) in enumerate(built) for n, s in named.items()}
+    for _ in range(depth):
+        network = nn.SequentialCell(nn.ReLU(), network)
+        expected = {f"1.{name}": shape for name, shape in expected.items()}
+    found = pairs(network)
+    assert {p.torch: p.torch_shape for p in found} == expected
+    assert [np.prod(p.shape) for p in found] == [np.prod(p.torch_shape) for p in found]
+    # Values go there and back; each name is missed when it is not there, and by name.
+    random = np.random.default_rng(0)
+    state = {n: random.normal(size=s).astype(np.float32) for n, s in expected.items()}
+    load(network, state)
+    back = state_dict(network)
+    assert all(np.array_equal(back[name], value) for name, value in state.items())
+    if state:
+        lost = next(iter(state))
+        assert match(network, {n: v for n, v in state.items() if n != lost}).missing == (lost,)
+
+
+class Shared(nn.Cell):
+    """One cell in two places, and one Parameter in two cells: both are tied weights."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(5, 3)
+        self.first = nn.Dense(3, 3)
+        self.second = self.first
+        self.head = nn.Dense(3, 5, has_bias=False)
+        self.head.weight = self.embedding.embedding_table
+
+    def construct(self, x):
+        return self.head(self.second(self.first(self.embedding(x))))
+
+
+def torch_shared(torch):
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = torch.nn.Embedding(5, 3)
+            self.first = torch.nn.Linear(3, 3)
+            self.second = self.first
+            self.head = torch.nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+    return Module()
+
+
+def test_tied_weights_have_both_names_as_in_pytorch():
+    torch = pytest.importorskip("torch")
+    network = Shared()
+    state = {n: v.numpy() for n, v in torch_shared(torch).state_dict().items()}
+    assert {p.torch for p in pairs(network)} == set(state) and len(state) == 6
+    assert load(network, state).complete
+    back = state_dict(network)
+    assert all(np.array_equal(back[name], state[name]) for name in state)
+    state["head.weight"] = state["head.weight"] + 1
+    before = state_dict(network)
+    with pytest.raises(InputError, match="head.weight shares its parameter with another name"):
+        load(network, state)
+    assert all(np.array_equal(before[name], value) for name, value in state_dict(network).items())
+
+
+def test_a_cell_that_holds_its_parent_does_not_go_round():
+    class Child(nn.Cell):
+        def __init__(self, parent):
+            super().__init__()
+            self.weight = Parameter(Tensor([1.0, 2.0], ms.float32))
+            self.parent = parent
+
+    parent = nn.Cell()
+    parent.child = Child(parent)
+    assert [p.torch for p in pairs(parent)] == ["child.weight"]
+
+
+def test_two_parameters_of_one_name_are_refused():
+    network = nn.SequentialCell(nn.Dense(2, 2), nn.Dense(2, 2))
+    network[1].weight.name = network[0].weight.name
+    with pytest.raises(InputError, match="two parameters of the network are called 0.weight"):
+        pairs(network)
+
+
+def test_attributes_of_a_users_own_cell_keep_their_names():
+    class Own(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.scale = Parameter(Tensor(np.ones(3, np.float32)), name="s")
+            self.nothing = None
+            self.norm = nn.LayerNorm((3,))
+
+    found = {p.torch: p.mindspore for p in pairs(Own())}
+    assert found == {"scale": "s", "norm.weight": "norm.gamma", "norm.bias": "norm.beta"}
+
+
+# ---- renames
+
+
+@pytest.mark.parametrize(
+    ("name", "renames", "expected"),
+    [
+        ("a.b.weight", {"a": "x"}, "x.b.weight"),
+        ("a.b.weight", {"b": "x.y"}, "a.x.y.weight"),
+        ("layer.0.0.weight", {"0": "1"}, "layer.1.1.weight"),
+        ("a.b.weight", {"a": "b", "b": "a"}, "b.a.weight"),
+        ("a.b.c", {"a": "x", "a.b": "y"}, "y.c"),
+        ("a.b.c", {"a.b": "y", "a": "x"}, "y.c"),
+        ("net.a.c", {"net": ""}, "a.c"),
+        ("fcx.weight", {"fc": "head"}, "fcx.weight"),
+        ("x.fc", {"fc": "head"}, "x.head"),
+        ("a.b", {"a.b": "c"}, "c"),
+        ("a.b", {"b.a": "c"}, "a.b"),
+    ],
+)
+def test_renames_are_whole_words_in_one_pass(name, renames, expected):
+    assert renamed(name, renames)[0] == expected
+
+
+def test_renames_that_were_used_are_told():
+    assert renamed("a.b.c", {"a": "x", "c": "y", "d": "z"}) == ("x.b.y", {"a", "c"})
+
+
+def test_renames_reach_parameters():
+    network = nn.SequentialCell(nn.Dense(2, 3), nn.BatchNorm1d(3))
+    renames = {"0": "fc", "1": "body.norm"}
+    found = {p.torch: p.mindspore for p in pairs(network, renames)}
+    assert (
+        found["fc.weight"] == "0.weight" and found["body.norm.running_var"] == "1.moving_variance"
+    )
+    assert "body.norm.num_batches_tracked" in state_dict(network, renames)
+    assert load(network, state_dict(network, renames), renames).complete
+
+
+def test_renames_that_change_nothing_or_collide_are_refused():
+    network = nn.SequentialCell(nn.Dense(2, 2), nn.Dense(2, 2))
+    with pytest.raises(InputError, match="change no name of the network: fc, head"):
+        pairs(network, {"head": "a", "0": "x", "fc": "b"})
+    with pytest.raises(InputError, match="0.weight and 1.weight both become 1.weight"):
+        pairs(network, {"0": "1"})
+
+
+# ---- what does not match
+
+
+@pytest.fixture
+def pair_of_cells():
+    return nn.SequentialCell(nn.Dense(2, 3), nn.BatchNorm1d(3))
+
+
+def test_a_match_says_what_it_carries(pair_of_cells):
+    state = shapes(pair_of_cells) | {"1.num_batches_tracked": np.int64(3)}
+    found = match(pair_of_cells, state)
+    assert found.complete and found.carried == ("1.num_batches_tracked",)
+    assert str(found) == "6 parameters match, 1 counters are carried"
+
+
+def test_every_name_without_counterpart_is_listed(pair_of_cells):
+    state = shapes(pair_of_cells)
+    state["0.wieght"] = state.pop("0.weight")
+    state["7.other"] = np.zeros(3)
+    # A counter is carried only beside the BatchNorm it belongs to.
+    state["0.num_batches_tracked"] = np.int64(1)
+    found = match(pair_of_cells, state)
+    assert not found.complete and len(found.pairs) == 5
+    assert found.missing == ("0.weight",)
+    assert found.unknown == ("0.wieght", "7.other", "0.num_batches_tracked")
+    text = str(found)
+    assert "no PyTorch tensor for: 0.weight Did you mean '0.wieght'?" in text
+    assert "no parameter of the network for: 7.other" in text
+    assert "no parameter of the network for: 0.num_batches_tracked" in text
+
+
+@pytest.mark.parametrize("change", [{"lost": "1.bias"}, {"added": "3.bias"}, {"wrong": "1.bias"}])
+def test_one_fault_is_enough_to_be_incomplete(pair_of_cells, change):
+    state = shapes(pair_of_cells)
+    state.pop(change.get("lost"), None)
+    for name in {"added", "wrong"} & change.keys():
+        state[change[name]] = np.zeros(4, np.float32)
+    found = match(pair_of_cells, state)
+    assert not found.complete
+    assert len(found.pairs) == (6 if "added" in change else 5)
+    listed = {"lost": found.missing, "added": found.unknown}
+    listed["wrong"] = tuple(pair.torch for pair, _ in found.misshapen)
+    for kind, names in listed.items():
+        assert names == ((change[kind],) if kind in change else ())
+
+
+def test_a_transposed_shape_is_said(pair_of_cells):
+    state = shapes(pair_of_cells)
+    state["0.weight"] = state["0.weight"].T
+    found = match(pair_of_cells, state)
+    assert "0.weight: shape (2, 3) came, expected (3, 2): transposed?" in str(found)
+    state["0.weight"] = np.zeros((3, 4))
+    assert "0.weight: shape (3, 4) came, expected (3, 2)\n" in f"{match(pair_of_cells, state)}\n"
+
+
+def test_a_kernel_of_one_dimension_is_not_two(pair_of_cells):
+    network = nn.Conv1d(2, 4, 3)
+    assert not match(network, {"weight": np.zeros((4, 2, 1, 3))}).complete
+    assert match(network, {"weight": np.zeros((4, 2, 3))}).complete

@@ -1,0 +1,602 @@
+"""Weights there and back bit by bit, and files: whole, verified, and never executed."""
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+
+from labkit import checkpoint
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.migration import (
+    convert_back,
+    convert_file,
+    files,
+    load,
+    read_torch,
+    state_dict,
+    write_torch,
+)
+from labkit.nets.resnet import resnet18
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def network():
+    """A dense layer and a BatchNorm: 6 parameters, under names that differ, and a counter."""
+    return nn.SequentialCell(nn.Dense(3, 4), nn.BatchNorm1d(4))
+
+
+def numbers(seed=0):
+    """Tensors for ``network`` by PyTorch name, with a zero of each sign and a tiny number."""
+    draw = np.random.default_rng(seed)
+    state = {
+        "0.weight": draw.normal(size=(4, 3)).astype(np.float32),
+        "0.bias": np.array([0.0, -0.0, 1e-40, 3e38], np.float32),
+        "1.num_batches_tracked": np.array(2**40 + 1, np.int64),
+    }
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        state[f"1.{name}"] = draw.normal(size=4).astype(np.float32)
+    return state
+
+
+def assert_bits(came, expected):
+    """The same names, shapes, types and bits."""
+    assert expected and came.keys() == expected.keys()
+    for name, value in expected.items():
+        other = np.asarray(came[name])
+        assert (other.dtype, other.shape) == (value.dtype, value.shape), name
+        assert other.tobytes() == value.tobytes(), name
+
+
+def contents(cell):
+    return {p.name: p.asnumpy().copy() for p in cell.get_parameters()}
+
+
+# ---- there and back
+
+
+def test_there_and_back_in_memory():
+    cell, state = network(), numbers()
+    before = contents(cell)
+    load(cell, state)
+    assert all((contents(cell)[name] != value).any() for name, value in before.items())
+    assert_bits(state_dict(cell, counters={"1.num_batches_tracked": 2**40 + 1}), state)
+    assert int(state_dict(cell)["1.num_batches_tracked"]) == 0
+
+
+@pytest.mark.parametrize("source", [".pth", ".safetensors"])
+@pytest.mark.parametrize("target", [".pth", ".safetensors"])
+def test_there_and_back_through_files(tmp_path, source, target):
+    pytest.importorskip("torch")
+    state = numbers()
+    write_torch(tmp_path / f"a{source}", state)
+    assert_bits(read_torch(tmp_path / f"a{source}"), state)
+    found = convert_file(tmp_path / f"a{source}", tmp_path / "b.ckpt", network())
+    assert found.complete and found.carried == ("1.num_batches_tracked",)
+    came = convert_back(tmp_path / "b.ckpt", tmp_path / f"c{target}", network())
+    assert_bits(read_torch(came), state)
+    names = {f"a{source}", "b.ckpt", f"c{target}"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_resnet18_of_pytorch_there_and_back(tmp_path):
+    torch = pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    module = torch_resnet.resnet(18, 10).train()
+    for _ in range(3):
+        module(torch.randn(2, 3, 32, 32))
+    torch.save(module.state_dict(), tmp_path / "a.pth")
+    convert_file(tmp_path / "a.pth", tmp_path / "a.ckpt", resnet18(10))
+    convert_back(tmp_path / "a.ckpt", tmp_path / "b.pth", resnet18(10))
+    back = torch.load(tmp_path / "b.pth", weights_only=True)
+    assert int(back["layer4.1.bn2.num_batches_tracked"]) == 3
+    for name, value in module.state_dict().items():
+        assert value.dtype == back[name].dtype and torch.equal(value, back[name]), name
+    module.load_state_dict(back)
+
+
+def test_a_file_of_pytorchs_safetensors_and_one_for_it(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file, save_file
+
+    state = {name: torch.from_numpy(value) for name, value in numbers().items()}
+    save_file(state, tmp_path / "a.safetensors")
+    assert_bits(read_torch(tmp_path / "a.safetensors"), numbers())
+    write_torch(tmp_path / "b.safetensors", numbers())
+    back = load_file(tmp_path / "b.safetensors")
+    assert all(torch.equal(back[name], value) for name, value in state.items())
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_types(tmp_path, suffix):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    kinds = [torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8]
+    kinds += [torch.int8, torch.int16, torch.int32, torch.int64]
+    exact = torch.tensor([[1.0, 0.0, 2.0], [1.0, 3.0, 0.0]])
+    state = {str(kind): exact.to(kind) for kind in kinds}
+    state["scalar"] = torch.tensor(2.5)
+    state["empty"] = torch.zeros(0, 3)
+    path = tmp_path / f"a{suffix}"
+    (torch.save if suffix == ".pth" else save_file)(state, path)
+    assert_bits(read_torch(path), {name: value.numpy() for name, value in state.items()})
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_bfloat16_becomes_float32_exactly(tmp_path, suffix):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    state = {"w": torch.randn(7, 5).bfloat16(), "s": torch.tensor(-1e-30).bfloat16()}
+    path = tmp_path / f"a{suffix}"
+    (torch.save if suffix == ".pth" else save_file)(state, path)
+    assert_bits(read_torch(path), {n: v.float().numpy() for n, v in state.items()})
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float64])
+def test_other_precisions_are_loaded_where_they_are_exact(kind):
+    cell = network()
+    state = numbers() | {"0.bias": np.array([1.5, -2.25, 0.0, 64.0])}
+    state = {n: np.rint(v * 4).astype(kind) / kind(4) if v.ndim else v for n, v in state.items()}
+    load(cell, state)
+    assert (state_dict(cell)["0.bias"] == state["0.bias"]).all()
+
+
+@pytest.mark.parametrize("value", [np.float64(0.1), np.float64(1e300), np.int64(2**25 + 1)])
+def test_values_that_would_be_rounded_are_refused(value):
+    cell, state = network(), numbers()
+    state["0.bias"] = np.full(4, value)
+    message = "0.bias is .*64 and does not fit into float32 without rounding"
+    with pytest.raises(InputError, match=message):
+        load(cell, state)
+
+
+def test_parameters_of_half_precision():
+    cell = nn.Cell()
+    cell.w = Parameter(Tensor([0.0, 0.0], ms.float16))
+    load(cell, {"w": np.array([1.5, -2.25], np.float32)})
+    assert state_dict(cell)["w"].tolist() == [1.5, -2.25]
+    for value in (0.1, 1e30):
+        with pytest.raises(InputError, match="does not fit into float16 without rounding"):
+            load(cell, {"w": np.array([0, value], np.float32)})
+
+
+def test_bfloat16_parameters_are_written_as_float32(tmp_path):
+    # MindSpore 2.10 has no CPU kernel to assign them, so that they cannot be loaded here.
+    cell = nn.Cell()
+    cell.w = Parameter(Tensor([1.5, -2.25], ms.bfloat16))
+    assert state_dict(cell)["w"].dtype == np.float32
+    path = write_torch(tmp_path / "a.safetensors", state_dict(cell))
+    assert_bits(read_torch(path), {"w": np.array([1.5, -2.25], np.float32)})
+
+
+def test_views_and_fortran_order_are_written_as_they_look(tmp_path):
+    state = {"t": np.arange(12.0).reshape(3, 4).T, "s": np.arange(10)[::-2]}
+    for suffix in (".safetensors", ".pth"):
+        if suffix == ".pth":
+            pytest.importorskip("torch")
+        came = read_torch(write_torch(tmp_path / f"a{suffix}", state))
+        assert all(np.array_equal(came[name], value) for name, value in state.items())
+
+
+# ---- what load refuses changes nothing
+
+
+FAULTS = {
+    "a name too few": (lambda s: s.pop("1.running_var"), "no PyTorch tensor for: 1.running_var"),
+    "a name too many": (lambda s: s.update(x=np.zeros(2)), "no parameter of the network for: x"),
+    "transposed": (lambda s: s.update({"0.weight": s["0.weight"].T}), "transposed\\?"),
+    "a NaN": (lambda s: s["1.running_var"].put(3, np.nan), "1.running_var holds NaN or infinite"),
+    "an infinity": (lambda s: s["0.weight"].put(0, np.inf), "0.weight holds NaN or infinite"),
+    "rounded": (lambda s: s.update({"1.bias": np.full(4, 0.1)}), "without rounding"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_nothing_changes_when_load_refuses(fault):
+    spoil, message = FAULTS[fault]
+    cell, state = network(), numbers()
+    before = contents(cell)
+    spoil(state)
+    with pytest.raises(InputError, match=message):
+        load(cell, state)
+    assert_bits(contents(cell), before)
+
+
+def test_the_weights_of_another_network_are_refused_with_all_names():
+    with pytest.raises(InputError) as refused:
+        load(resnet18(10), numbers())
+    text = str(refused.value)
+    assert text.count("no PyTorch tensor for") == 102 and text.count("no parameter of the") == 7
+
+
+def test_the_prefix_of_data_parallel_is_pointed_out(tmp_path):
+    state = {f"module.{name}": value for name, value in numbers().items()}
+    path = write_torch(tmp_path / "a.safetensors", state)
+    with pytest.raises(InputError, match="begins with 'module.': give prefix= to read_torch"):
+        load(network(), read_torch(path))
+    load(network(), read_torch(path, prefix="module."))
+    convert_file(path, tmp_path / "a.ckpt", network(), prefix="module.")
+    with pytest.raises(InputError, match="does not begin with the prefix 'net.'"):
+        read_torch(path, prefix="net.")
+
+
+def test_unknown_counters_are_refused():
+    with pytest.raises(InputError, match="unknown counter '0.num_batches_tracked'"):
+        state_dict(network(), counters={"0.num_batches_tracked": 1})
+
+
+# ---- checkpoints
+
+
+def test_convert_back_takes_a_training_checkpoint_and_leaves_the_rest_behind(tmp_path):
+    cell = network()
+    load(cell, numbers())
+    checkpoint.write(cell, tmp_path / "a.ckpt", {"step.updates": 3})
+    convert_back(tmp_path / "a.ckpt", tmp_path / "a.safetensors", network())
+    expected = numbers() | {"1.num_batches_tracked": np.array(0, np.int64)}
+    assert_bits(read_torch(tmp_path / "a.safetensors"), expected)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: nn.SequentialCell(nn.Dense(3, 4)), "has no 1.moving_mean.*another network"),
+        (lambda: nn.SequentialCell(nn.Dense(2, 4), nn.BatchNorm1d(4)), "expected Float32 .4, 3."),
+    ],
+)
+def test_convert_back_refuses_the_checkpoint_of_another_network(tmp_path, other, message):
+    checkpoint.write(other(), tmp_path / "a.ckpt")
+    cell = network()
+    before = contents(cell)
+    with pytest.raises(InputError, match=message):
+        convert_back(tmp_path / "a.ckpt", tmp_path / "a.safetensors", cell)
+    assert_bits(contents(cell), before)
+    assert not (tmp_path / "a.safetensors").exists()
+
+
+def test_renames_reach_files_both_ways(tmp_path):
+    renames = {"0": "fc", "1": "norm"}
+    state = {n.replace("0.", "fc.").replace("1.", "norm."): v for n, v in numbers().items()}
+    write_torch(tmp_path / "a.safetensors", state)
+    convert_file(tmp_path / "a.safetensors", tmp_path / "a.ckpt", network(), renames)
+    convert_back(tmp_path / "a.ckpt", tmp_path / "b.safetensors", network(), renames)
+    assert_bits(read_torch(tmp_path / "b.safetensors"), state)
+
+
+# ---- files that are not what they should be
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".bin"])
+@pytest.mark.parametrize("form", ["zip", "legacy", "bare pickle"])
+def test_a_hostile_pickle_is_refused_and_not_executed(tmp_path, suffix, form):
+    torch = pytest.importorskip("torch")
+    trace, path = tmp_path / "executed", tmp_path / f"a{suffix}"
+    content = {"w": torch.ones(2), "x": Payload(trace)}
+    if form == "bare pickle":
+        path.write_bytes(pickle.dumps({"x": Payload(trace)}, 2))
+    else:
+        torch.save(content, path, _use_new_zipfile_serialization=form == "zip")
+    with pytest.raises(InputError, match="system besides tensors.*not read.*could execute code"):
+        read_torch(path)
+    assert not trace.exists()
+    # The payload is one: read carelessly, it does write the file.
+    if form != "bare pickle":
+        torch.load(path, weights_only=False)
+        assert trace.exists()
+
+
+def test_a_whole_module_is_refused_by_name(tmp_path):
+    torch = pytest.importorskip("torch")
+    torch.save(torch.nn.Linear(2, 2), tmp_path / "a.pth")
+    with pytest.raises(
+        InputError, match="holds torch.nn.modules.linear.Linear besides.*state_dict"
+    ):
+        read_torch(tmp_path / "a.pth")
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("form", ["zip", "legacy", "safetensors"])
+def test_damaged_files_are_read_or_refused_in_words(tmp_path, form):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / ("a.safetensors" if form == "safetensors" else "a.pth")
+    if form == "safetensors":
+        write_torch(path, numbers())
+    else:
+        state = {name: torch.from_numpy(value) for name, value in numbers().items()}
+        torch.save(state, path, _use_new_zipfile_serialization=form == "zip")
+    whole, draw, refused = path.read_bytes(), random.Random(0), 0
+    for trial in range(120):
+        data = bytearray(whole)
+        if trial % 3 == 0:
+            data = data[: draw.randrange(len(data) - 1)]
+        else:
+            for _ in range(draw.choice([1, 2, 8])):
+                # The head is where the structure is.
+                data[draw.randrange(len(data) if trial % 2 else 400)] = draw.randrange(256)
+        path.write_bytes(data)
+        try:
+            read_torch(path)
+        except InputError:
+            refused += 1
+        else:
+            assert trial % 3  # never one that was cut short
+    assert refused >= 60
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_empty_and_missing_files(tmp_path, suffix):
+    if suffix == ".pth":
+        pytest.importorskip("torch")
+    path = tmp_path / f"a{suffix}"
+    with pytest.raises(InputError, match="is not there; expected a file of PyTorch weights"):
+        read_torch(path)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be read: cut short or damaged"):
+        read_torch(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match="is not there"):
+        read_torch(path)
+
+
+@pytest.mark.parametrize("name", ["a.ckpt", "a", "a.PTH", "a.npz"])
+def test_other_suffixes_are_refused_for_reading_and_writing(tmp_path, name):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(InputError, match="expected a file ending in .pth, .pt, .bin, .safetensors"):
+        read_torch(tmp_path / name)
+    with pytest.raises(InputError, match="expected .pth or .safetensors"):
+        write_torch(tmp_path / name, numbers())
+    assert (tmp_path / name).read_bytes() == b"x"
+
+
+def saved(torch, path, content):
+    torch.save(content, path)
+    return path
+
+
+@pytest.mark.parametrize("entry", ["state_dict", "model_state_dict", "model"])
+def test_tensors_in_an_entry_that_trainers_use(tmp_path, entry):
+    torch = pytest.importorskip("torch")
+    state = {"w": torch.ones(2)}
+    path = saved(torch, tmp_path / "a.pth", {"epoch": 3, entry: state, "note": "x"})
+    assert read_torch(path)["w"].tolist() == [1, 1]
+    assert read_torch(path, entry=entry)["w"].tolist() == [1, 1]
+
+
+def test_tensors_in_another_entry_are_asked_for(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = saved(torch, tmp_path / "a.pth", {"epoch": 3, "ema": {"w": torch.ones(2)}, 7: 1})
+    with pytest.raises(InputError, match="holds epoch, ema, 7; name the entry"):
+        read_torch(path)
+    assert read_torch(path, entry="ema")["w"].tolist() == [1, 1]
+    with pytest.raises(InputError, match="unknown entry 'emma'.*Did you mean 'ema'"):
+        read_torch(path, entry="emma")
+    with pytest.raises(InputError, match="epoch holds a int; expected tensors by name"):
+        read_torch(path, entry="epoch")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "holds a list; expected tensors by name"),
+        ({}, "holds nothing; name the entry"),
+        ({"model": [1]}, "model holds a list"),
+        ({"state_dict": {"w": 3}}, "w of state_dict is no tensor"),
+    ],
+)
+def test_files_without_tensors_by_name(tmp_path, content, message):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match=message):
+        read_torch(saved(torch, tmp_path / "a.pth", content))
+
+
+def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path):
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import save_file
+
+    path = saved(torch, tmp_path / "a.pth", {"w": torch.eye(3).to_sparse()})
+    with pytest.raises(InputError, match="w is a torch.float32 tensor, not plain numbers"):
+        read_torch(path)
+    save_file({"w": torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
+    with pytest.raises(InputError, match="w is F8_E4M3; expected one of BF16, BOOL"):
+        read_torch(tmp_path / "a.safetensors")
+
+
+def test_parameters_that_require_gradients_are_read(tmp_path):
+    torch = pytest.importorskip("torch")
+    path = saved(torch, tmp_path / "a.pth", {"w": torch.nn.Parameter(torch.ones(2))})
+    assert read_torch(path)["w"].tolist() == [1, 1]
+
+
+def test_entries_of_safetensors_are_refused(tmp_path):
+    path = write_torch(tmp_path / "a.safetensors", numbers())
+    with pytest.raises(InputError, match="has no entries, only tensors; entry='model'"):
+        read_torch(path, entry="model")
+
+
+# ---- writing: whole or not at all
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, suffix):
+    pytest.importorskip("torch")
+    path = write_torch(tmp_path / f"a{suffix}", {"w": np.ones(3)})
+    before = path.read_bytes()
+
+    def fail(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(InputError, match="cannot write .*no space left"):
+        write_torch(path, {"w": np.zeros(4)})
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_an_old_file_is_replaced_and_never_written_into(tmp_path):
+    path = write_torch(tmp_path / "a.safetensors", {"w": np.ones(3)})
+    before = path.read_bytes()
+    with open(path, "rb") as open_before:
+        write_torch(path, {"w": np.zeros(3)})
+        assert open_before.read() == before != path.read_bytes()
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot write"):
+        write_torch(tmp_path / "file" / "a.safetensors", numbers())
+    path = write_torch(tmp_path / "new" / "folder" / "a.safetensors", numbers())
+    assert_bits(read_torch(path), numbers())
+
+
+def run(script, *arguments):
+    """Run a script in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=os.getcwd(),
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        timeout=120,
+    )
+
+
+def test_a_write_killed_half_way_leaves_the_old_file(tmp_path):
+    path = write_torch(tmp_path / "old.safetensors", numbers())
+    before = path.read_bytes()
+    script = """
+        import os, signal, sys
+        import numpy as np
+        from labkit.migration import files
+
+        def killed(arrays, temporary, path):
+            temporary.write_bytes(b"half of it")
+            if path.name == "old.safetensors":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise SystemExit(3)
+
+        files._write_safetensors = killed
+        for name in ("new.safetensors", "old.safetensors"):
+            try:
+                files.write_torch(sys.argv[1] + "/" + name, {"w": np.zeros(3)})
+            except SystemExit:
+                pass
+    """
+    killed = run(script, tmp_path)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    left = {p.name for p in tmp_path.iterdir()}
+    assert left == {"old.safetensors", ".old.safetensors.part"}
+    assert path.read_bytes() == before
+    write_torch(path, {"w": np.zeros(3)})
+    assert [p.name for p in tmp_path.iterdir()] == ["old.safetensors"]
+
+
+# ---- without PyTorch
+
+
+def test_without_pytorch_pth_files_are_refused_and_safetensors_are_not(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    (tmp_path / "a.pth").write_bytes(b"x")
+    message = "needs PyTorch, which is not installed here: install it, or save .* .safetensors"
+    with pytest.raises(InputError, match=message):
+        read_torch(tmp_path / "a.pth")
+    with pytest.raises(InputError, match=message):
+        write_torch(tmp_path / "b.pth", numbers())
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
+    assert_bits(read_torch(write_torch(tmp_path / "a.safetensors", numbers())), numbers())
+
+
+@pytest.mark.slow
+def test_without_pytorch_files_say_what_to_do_and_recorded_steps_work(tmp_path):
+    """ResNet-18's recorded step, and .safetensors with bfloat16, where torch cannot be imported."""
+    write_torch(tmp_path / "a.safetensors", numbers())
+    header = b'{"w":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
+    data = len(header).to_bytes(8, "little") + header + b"\x80\x3f\x00\xc0"
+    (tmp_path / "half.safetensors").write_bytes(data)
+    (tmp_path / "a.pth").write_bytes(b"x")
+    script = """
+        import json, sys
+        sys.modules["torch"] = None
+        from pathlib import Path
+        import labkit
+        labkit.start("CPU")
+        import numpy as np
+        from labkit.migration import compare_step, read_torch, recorded, rule, trace, write_torch
+        from labkit.nets.resnet import resnet
+        from tests.migrating import smoothed_cross_entropy, by_rule, momentum
+
+        folder, said = Path(sys.argv[1]), {}
+        for key, call in {
+            "read": lambda: read_torch(folder / "a.pth"),
+            "write": lambda: write_torch(folder / "b.pth", {"w": np.ones(2)}),
+        }.items():
+            try:
+                call()
+            except labkit.InputError as error:
+                said[key] = str(error)
+        said["half"] = read_torch(folder / "half.safetensors")["w"].tolist()
+        write_torch(folder / "b.safetensors", read_torch(folder / "a.safetensors"))
+        s = recorded.settings("resnet18")
+        network = resnet(s["depth"], s["classes"])
+        by_rule(network)
+        came = trace(
+            network,
+            smoothed_cross_entropy(s["classes"], s["smoothing"]),
+            momentum(network, s["learning_rates"], decay=s["weight_decay"], momentum=s["momentum"]),
+            *rule.batch(s["batch"], s["side"], s["classes"]),
+        )
+        rows = compare_step(came, recorded.load("resnet18"))
+        said["rows"], said["failed"] = len(rows), [str(row) for row in rows if not row.passed]
+        said["torch"] = [name for name in sys.modules if name.split(".")[0] == "torch"]
+        print(json.dumps(said))
+    """
+    done = run(script, tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    for kind in ("read", "write"):
+        assert "needs PyTorch, which is not installed here" in said[kind]
+        assert "save the weights as .safetensors" in said[kind]
+    assert said["half"] == [1.0, -2.0] and said["torch"] == ["torch"]
+    assert said["rows"] > 300 and said["failed"] == []
+    assert not (tmp_path / "b.pth").exists()
+    assert_bits(read_torch(tmp_path / "b.safetensors"), numbers())
+
+
+def test_reading_a_checkpoint_before_a_graph_ran_and_after(tmp_path):
+    """A graph that ran before sees the loaded weights: ``set_state``, not ``set_data``."""
+    cell = nn.SequentialCell(nn.Dense(3, 4))
+    x = Tensor(np.ones((2, 3), np.float32))
+    cell(x)
+    state = {n: v for n, v in numbers().items() if n.startswith("0.") and "bias" not in n}
+    load(cell, state | {"0.bias": np.zeros(4, np.float32)})
+    expected = np.ones((2, 3)) @ state["0.weight"].T
+    np.testing.assert_allclose(cell(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
+    set_state(cell[0].weight, np.zeros((4, 3), np.float32))
+    assert not cell(x).asnumpy().any()
+
+
+def test_files_is_the_module_behind_the_names():
+    assert files.read_torch is read_torch and files.write_torch is write_torch

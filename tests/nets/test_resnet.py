@@ -1,0 +1,225 @@
+"""The ResNets are torchvision's, and the blog's differences show where they are, and only there."""
+
+import hashlib
+import json
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from labkit.errors import InputError
+from labkit.migration import load, rule
+from labkit.migration.names import pairs
+from labkit.migration.trace import _forward
+from labkit.nets import resnet as nets
+from labkit.nets.resnet import BLOG, DEPTHS, ResidualBlock, ResidualBlockBase, ResNet, resnet
+from tests.migrating import by_rule
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+PARAMETERS = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
+# SHA-256 of json.dumps([[name, list(shape)], ...]) of torchvision 0.28.0's state dicts.
+TORCHVISION = {
+    18: "ce88913d6e5bbfc8e89996766700cb45115f439632c9fdc01ffe426ea25387a9",
+    34: "ea3c41f6d89ab8bc41c93eca2c5c9e85ef0ed09e9b945f32dc4ae504d2977eb9",
+    50: "218340f9d3037deac0e029064817e2434f9a638034693f6134277670d9fbfddf",
+    101: "55fe4f809238a5be49e1a5fcf78a326d744ecf09a92fbb3a89d399f25f9aa662",
+    152: "927ec59d6780e2f843b9dff7c007ea13c464ca4cafc659c3a93bb5992955ae2b",
+}
+# Logits of 152 layers: 5e-6 of the largest one measured.
+LOGITS = 1e-4
+LISTS = {
+    "layer_nums": [1, 1, 1, 1],
+    "in_channels": [4, 4, 8, 8],
+    "out_channels": [4, 8, 8, 8],
+    "strides": [1, 2, 2, 2],
+}
+
+
+def images(count=2, side=64):
+    return rule.batch(count, side, 10)[0]
+
+
+def tiny(block=ResidualBlock, differences=(), num_classes=5, **lists):
+    """A ResNet of every kind of part, small enough to run in PyNative mode."""
+    return ResNet(block, *(LISTS | lists).values(), num_classes, differences=differences)
+
+
+# ---- against PyTorch
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_logits_parameters_and_names_are_those_of_pytorch(depth):
+    torch = pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    module = torch_resnet.resnet(depth).eval()
+    state = rule.state({name: value.shape for name, value in module.state_dict().items()})
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    network = resnet(depth)
+    found = load(network, state)
+    assert found.complete and len(found.carried) == len(found.pairs) // 5  # one of five tensors
+    assert {p.torch for p in found.pairs} | set(found.carried) == set(module.state_dict())
+    assert sum(p.size for p in network.trainable_params()) == PARAMETERS[depth]
+    assert sum(p.numel() for p in module.parameters()) == PARAMETERS[depth]
+    with torch.no_grad():
+        expected = module(torch.from_numpy(images())).numpy()
+    came = network(Tensor(images())).asnumpy()
+    assert came.shape == (2, 1000) and expected.std() > 0.1 * np.abs(expected).max()
+    assert np.abs(came - expected).max() <= LOGITS * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_pytorch_original_has_torchvisions_state_dict(depth):
+    pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    state = torch_resnet.resnet(depth).state_dict()
+    listed = json.dumps([[name, list(value.shape)] for name, value in state.items()])
+    assert hashlib.sha256(listed.encode()).hexdigest() == TORCHVISION[depth]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_the_pytorch_original_is_the_installed_torchvision(depth):
+    torch = pytest.importorskip("torch")
+    models = pytest.importorskip("torchvision.models")
+    from labkit.nets import torch_resnet
+
+    theirs = getattr(models, f"resnet{depth}")().eval()
+    ours = torch_resnet.resnet(depth).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.from_numpy(images())
+    with torch.no_grad():
+        assert torch.equal(ours(x), theirs(x))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_functions_by_name_build_the_depth(depth):
+    network = getattr(nets, f"resnet{depth}")(class_num=7)
+    assert network.fc.weight.shape[0] == 7
+    own = {(p.name, p.shape) for p in network.get_parameters()}
+    assert own == {(p.name, p.shape) for p in resnet(depth, 7).get_parameters()}
+
+
+def test_an_unknown_depth_is_refused():
+    with pytest.raises(InputError, match="no ResNet-42 here; expected one of .18, 34, 50"):
+        resnet(42)
+    pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    with pytest.raises(ValueError, match="no ResNet-42"):
+        torch_resnet.resnet(42)
+
+
+def test_pooling_is_the_mean_over_positions():
+    x = np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3)
+    came = nets.GlobalAveragePool()(Tensor(x)).asnumpy()
+    np.testing.assert_array_equal(came, x.mean((2, 3), keepdims=True))
+
+
+def test_batch_norms_have_pytorchs_momentum_and_epsilon():
+    norms = [cell for _, cell in resnet(18).cells_and_names() if isinstance(cell, nn.BatchNorm2d)]
+    assert len(norms) == 20
+    # MindSpore keeps 1 - momentum, which is PyTorch's. What it does: tests/migration/test_trace.py.
+    assert {(round(float(norm.momentum), 9), norm.eps) for norm in norms} == {(0.1, 1e-5)}
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("name", LISTS)
+@pytest.mark.parametrize("length", [0, 3, 5])
+def test_lists_without_four_entries_are_refused(name, length):
+    numbers = (LISTS[name] * 2)[:length]
+    with pytest.raises(ValueError, match=f"{name} has {length} entries .*; expected 4"):
+        tiny(**{name: numbers})
+
+
+def test_channels_that_do_not_join_up_are_refused():
+    with pytest.raises(InputError, match="do not take up out_channels"):
+        tiny(in_channels=[4, 8, 8, 8])
+
+
+def test_unknown_differences_are_refused():
+    with pytest.raises(InputError, match="Did you mean 'max-pool padded same'"):
+        tiny(differences=["maxpool padded same"])
+    with pytest.raises(InputError, match="expected a collection of names"):
+        tiny(differences=BLOG[0])
+
+
+# ---- the blog's differences
+
+
+def outputs(network, x):
+    by_rule(network)
+    return _forward(network.set_train(False), Tensor(x), {})
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Outputs of the bottleneck network without differences, by cell."""
+    return outputs(tiny(), images(2, 32))
+
+
+@pytest.mark.parametrize(
+    ("difference", "first"),
+    [(BLOG[0], "conv1"), (BLOG[1], "maxpool"), (BLOG[2], "layer2.0.conv2")],
+)
+def test_each_difference_shows_first_where_it_is(plain, difference, first):
+    came = outputs(tiny(differences=[difference]), images(2, 32))
+    names = [name for name in came if name in plain]
+    assert names[0] == "conv1" and names[-1] == "fc"
+    different = [
+        name
+        for name in names
+        if came[name].shape != plain[name].shape or np.abs(came[name] - plain[name]).max() > 1e-3
+    ]
+    assert different[0] == first
+    # The stride moves to the pool behind conv2; otherwise every shape is the same for even sides.
+    moved = {name for name in names if came[name].shape != plain[name].shape}
+    expected = {f"layer{n}.0.{part}" for n in (2, 3, 4) for part in ("conv2", "bn2", "relu#2")}
+    assert moved == (expected if difference == BLOG[2] else set())
+
+
+def test_differences_reach_every_stage_and_basic_blocks():
+    x = images(2, 32)
+    same, pad = (outputs(tiny(ResidualBlockBase, d), x) for d in ([BLOG[0]], ()))
+    assert all(same[name].shape == pad[name].shape for name in pad)
+    strided = tiny(ResidualBlockBase, [BLOG[0]])
+    modes = {c.pad_mode for _, c in strided.cells_and_names() if isinstance(c, nn.Conv2d)}
+    assert modes == {"same"}
+    pools = [
+        name
+        for name, cell in tiny(differences=[BLOG[2]]).cells_and_names()
+        if isinstance(cell, nn.MaxPool2d) and name != "maxpool"
+    ]
+    assert pools == [f"layer{number}.0.pool" for number in (2, 3, 4)]
+
+
+def test_same_padding_of_a_stride_1_convolution_is_no_difference():
+    x = Tensor(images(2, 16))
+    same, pad = nets._conv3x3(3, 4, 1, BLOG[:1]), nets._conv3x3(3, 4)
+    pad.weight.set_data(same.weight)
+    np.testing.assert_array_equal(same(x).asnumpy(), pad(x).asnumpy())
+    # With a stride it is: the samples lie one pixel further down and to the right.
+    same, pad = nets._conv3x3(3, 4, 2, BLOG[:1]), nets._conv3x3(3, 4, 2)
+    pad.weight.set_data(same.weight)
+    assert same(x).shape == pad(x).shape
+    assert np.abs(same(x).asnumpy() - pad(x).asnumpy()).max() > 0.1
+
+
+def test_the_blogs_resnet50_has_as_many_parameters_under_the_same_names():
+    blog, ours = nets.blog_resnet50(10), nets.resnet50(10)
+    assert pairs(blog) == pairs(ours)
+    assert sum(p.size for p in blog.trainable_params()) == 23_528_522
+    kinds = [type(cell) for _, cell in blog.cells_and_names()]
+    assert kinds.count(nn.MaxPool2d) == 4 and blog.maxpool.pad_mode.lower() == "same"
+    assert blog.conv1.pad_mode == "same" and ours.conv1.pad_mode == "pad"
+
+
+def test_graph_mode_computes_what_pynative_shows(plain):
+    network = tiny()
+    by_rule(network)
+    came = network.set_train(False)(Tensor(images(2, 32), ms.float32)).asnumpy()
+    np.testing.assert_allclose(came, plain["fc"], rtol=1e-5, atol=1e-6)

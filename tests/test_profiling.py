@@ -1,0 +1,103 @@
+"""The profile of a step: every operator once, in the cells it belongs to, and times that add up."""
+
+import time
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from labkit import LossNet, PlainStep, profiling
+from labkit.errors import InputError
+from labkit.nets.resnet import resnet
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture(scope="module")
+def profiled(runtime):
+    network = resnet(18, 10)
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    step = PlainStep(LossNet(network, loss_fn), optimizer, nonfinite="propagate")
+    x = np.random.default_rng(0).standard_normal((8, 3, 32, 32), dtype=np.float32)
+    batch = Tensor(x), Tensor(np.arange(8, dtype=np.int32))
+    rows = profiling.operator_times(step, *batch, calls=2)
+    return step, batch, rows, step.last_update.number
+
+
+def test_each_operator_is_counted_per_call(profiled):
+    step, _, rows, _ = profiled
+    counts = {row["operator"]: row["count"] for row in profiling.by_operator(rows)}
+    assert counts["ApplyMomentum"] == len(step.optimizer.parameters) == 62
+    assert counts["BatchNorm"] == counts["BatchNormGrad"] == 20
+    assert counts["ReLU"] == counts["ReluGrad"] == 17
+    # As many gradients by weight as convolutions forward; the images need none.
+    assert counts["Conv2D"] == counts["Conv2DBackpropFilter"]
+    assert counts["Conv2DBackpropInput"] == counts["Conv2D"] - 1
+
+
+def test_scopes_name_the_cells_and_the_direction(profiled):
+    rows = profiled[2]
+    first = [row for row in rows if "ResNet/conv1-" in row["scope"]]
+    forward = [row["operator"] for row in first if not row["scope"].startswith("Gradients")]
+    backward = [row["operator"] for row in first if row["scope"].startswith("Gradients")]
+    assert forward == ["Conv2D"]
+    assert backward == ["Conv2DBackpropFilter"]
+
+
+def test_times_add_up_to_a_call(profiled):
+    step, batch, rows, _ = profiled
+    assert all(row["ms"] >= 0 for row in rows)
+    assert rows[-1]["operator"] == "other"
+    ordered = [row["ms"] for row in rows[:-1]]
+    assert ordered == sorted(ordered, reverse=True)
+    begin = time.perf_counter()
+    for _ in range(3):
+        step(*batch).asnumpy()
+    call = (time.perf_counter() - begin) / 3 * 1e3
+    # Another process may take a core during one of the two; 1.0 to 1.1 on an idle machine.
+    assert call / 5 < sum(ordered) < 5 * call
+
+
+def test_the_calls_are_real_updates_and_one_more_compiles(profiled):
+    assert profiled[3] == 2 + 1
+
+
+def test_a_second_profile_starts_anew(profiled):
+    step, batch, rows, _ = profiled
+    again = profiling.operator_times(step, *batch, calls=1)
+    assert {(r["operator"], r["scope"], r["count"]) for r in again} == {
+        (r["operator"], r["scope"], r["count"]) for r in rows
+    }
+
+
+def test_by_operator_sums_counts_times_and_shares():
+    rows = [
+        {"operator": "A", "scope": "x", "count": 2.0, "ms": 1.0},
+        {"operator": "B", "scope": "x", "count": 1.0, "ms": 6.0},
+        {"operator": "A", "scope": "y", "count": 3.0, "ms": 1.0},
+    ]
+    assert profiling.by_operator(rows) == [
+        {"operator": "B", "count": 1.0, "ms": 6.0, "share": 0.75},
+        {"operator": "A", "count": 5.0, "ms": 2.0, "share": 0.25},
+    ]
+    assert profiling.by_operator([]) == []
+
+
+@pytest.mark.parametrize("calls", [0, -1, 1.5, True, "3"])
+def test_calls_must_be_a_positive_integer(calls):
+    with pytest.raises(InputError, match="expected an integer >= 1"):
+        profiling.operator_times(lambda: None, calls=calls)
+
+
+def test_another_device_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(ms, "get_context", lambda name: "GPU")
+    with pytest.raises(InputError, match="the device is GPU; expected CPU"):
+        profiling.operator_times(lambda: None)
+
+
+def test_a_profile_without_a_table_says_what_is_there(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(RuntimeError, match="no table of CPU operators, but .*run"):
+        profiling._read(tmp_path, 1)
