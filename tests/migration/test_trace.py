@@ -402,3 +402,15 @@ def test_the_optimizer_of_another_network_is_refused(parts):
     network, loss, batch = parts
     with pytest.raises(InputError, match="does not hold exactly the network's"):
         trace(network, loss, momentum(Small(), [0.01]), *batch)
+
+
+def test_a_step_in_pynative_mode_is_that_of_graph_mode_to_the_bit(parts):
+    network, loss, batch = parts
+    compiled = trace(network, loss, momentum(network, [0.1]), *batch)
+    other = Small()
+    by_rule(other)
+    with pynative():
+        looked_at = trace(other, smoothed_cross_entropy(4, 0.1), momentum(other, [0.1]), *batch)
+    rows = compare_step(looked_at, compiled)
+    assert {row.stage for row in rows} == set(STAGES)
+    assert max(row.difference for row in rows) == 0
