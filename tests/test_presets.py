@@ -4,6 +4,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.presets import LABS, PRESETS, choose
+from labkit.recipes.resnet50_config import Config
 
 LAB = "01_gradient_accumulation"
 
@@ -44,7 +45,13 @@ def test_what_is_chosen_is_a_copy():
 
 def test_the_paper_preset_of_the_migration_is_resnet50_on_imagenet():
     settings = choose("02_resnet50_migration", "paper", data="ImageNet")
-    assert (settings["depth"], settings["image_size"], settings["epochs"]) == (50, 224, 90)
+    recipe = Config()
+    assert (settings["depth"], settings["image_size"], settings["width"]) == (50, 224, 1)
+    assert settings["epochs"] == recipe.epoch_size == 90
+    assert settings["batch_size"] == recipe.batch_size and settings["learning_rate"] == recipe.lr
+    assert settings["momentum"] == recipe.momentum and settings["warmup_epochs"] == recipe.warmup
+    assert settings["weight_decay"] == recipe.weight_decay
+    assert settings["smoothing"] == recipe.label_smooth_factor
 
 
 @pytest.mark.parametrize(

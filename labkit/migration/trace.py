@@ -67,8 +67,8 @@ def trace(network, loss_fn, optimizer, images, labels, *, renames=None) -> Trace
     renames    see ``names.pairs``; cell paths are renamed likewise
 
     The forward pass is looked at in PyNative mode first; BatchNorm's statistics are put back. The
-    step is taken in the mode that is set: graph mode, or inside ``labkit.runtime.pynative()`` without
-    compiling (0.9 s instead of 3.1 for 17 convolutions; on CPU equal to the bit).
+    step is taken in the mode that is set: graph mode, or inside ``labkit.runtime.pynative()``
+    without compiling (0.9 s instead of 3.1 for 17 convolutions; on CPU equal to the bit).
     Raises ``InputError`` for an optimizer of other parameters than the network's.
 
     Hazard: a cell that draws random numbers (Dropout with p > 0) draws in the look and in the step;
