@@ -162,7 +162,9 @@ def committed_files():
 def test_no_generated_file_is_committed():
     files = [path.relative_to(ROOT).as_posix() for path in committed_files()]
     assert "pyproject.toml" in files
-    generated = re.compile(r"(^|/)(runs|datasets|__pycache__|kernel_meta|rank_\d+|\.venv)/|\.ckpt$")
+    generated = re.compile(
+        r"(^|/)(runs|datasets|__pycache__|kernel_meta|rank_\d+|\.venv)/|\.(ckpt|ir)$"
+    )
     assert [name for name in files if generated.search(name)] == []
 
 
