@@ -268,9 +268,8 @@ def _squared_norm(gradient):
 
 
 def _flat(gradient):
-    # The CPU's reductions over four axes take three to four times as long as over one: for
-    # (512, 512, 3, 3), one thread, 9.0 ms instead of 2.4 a sum of squares, 10.2 instead of 3.9 a
-    # finite check.
+    # The CPU's reductions over four axes take twice as long as over one: for (512, 512, 3, 3), two
+    # cores, in turns, 7.8 ms instead of 4.0 a sum of squares, 8.3 instead of 4.3 a finite check.
     return ops.reshape(gradient, (-1,))
 
 

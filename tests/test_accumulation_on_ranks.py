@@ -1,77 +1,24 @@
 """Two processes with a part of the samples each are one process with all of them."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
-import psutil
 import pytest
 
 from labkit import reference
 from labkit.tolerances import TOLERANCE
+from tests.msrun import msrun
 from tests.on_ranks import CASES, LEARNING_RATE, batch
 from tests.step_cells import linear
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
-
-SECONDS = 170
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def ranks(root, tmp_path_factory):
     """What both ranks found; fails where one of them fails, hangs or stays behind."""
     out = tmp_path_factory.mktemp("ranks")
-    programs = Path(sys.executable).parent
-    command = [
-        programs / "msrun",
-        *("--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
-        *("--cluster_time_out", "60", "--log_dir", out / "log", "--master_port", free_port()),
-        *(root / "tests" / "on_ranks.py", out),
-    ]
-    environment = os.environ | {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(root),
-    }
-    with (out / "msrun.log").open("w") as log:
-        child = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=out,
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        code = child.wait(SECONDS)
-    finally:
-        left = processes_about(out)
-        if left:
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    logs = "\n".join(log.read_text(errors="replace")[-3000:] for log in out.rglob("*.log"))
+    code, logs = msrun(out, root / "tests" / "on_ranks.py", out, root=root)
     assert code == 0, logs
-    assert not left, f"still running: {left}"
     return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)]
-
-
-def processes_about(folder):
-    """Command lines of the processes that name a folder, this one aside."""
-    lines = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if str(folder) in line and process.info["pid"] != os.getpid():
-            lines.append(line)
-    return lines
 
 
 def one_process(case):

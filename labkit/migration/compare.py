@@ -52,6 +52,10 @@ def compare_step(
     reference  of ``torch_trace``, ``recorded.load`` or ``trace``
     tolerance  stage -> tolerance, for those that differ from ``STEP_TOLERANCE``
 
+    An update is known no better than the spacing of float32 numbers of its weight's size, which is
+    taken off its difference (in the recorded steps at most 0.7 % of a tensor's largest update for
+    ResNet-18, 3 % for ResNet-50, both in a BatchNorm's bias of 3).
+
     In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
     the others. In every other stage a tensor that one side lacks is a failed row. Raises
     ``InputError`` for a recorded step in the place of ``came``, and where there is nothing at all.
@@ -137,10 +141,7 @@ def _difference(came, expected, floor, slack):
 
 
 def _spacing(weight):
-    """Return the distance of two float32 numbers of a weight's size: an update is known no better.
-
-    A BatchNorm weight of 1 that changes by 1e-5 tells its update to 1 %.
-    """
+    """Return the distance of two float32 numbers of a weight's size; see ``compare_step``."""
     return 0.0 if weight is None else float(np.spacing(np.float32(_largest(weight))))
 
 

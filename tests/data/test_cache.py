@@ -1,7 +1,6 @@
 """Evaluation out of MindSpore's dataset cache: the same images, and words where there is none."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.image_files import numbered
+from tests.msrun import free_port
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 
@@ -47,12 +47,6 @@ assert all(map(np.array_equal, before, after))
 print("CACHED", sum(map(len, after)))
 """
 SERVER = Path(sys.executable).parent / "dataset-cache"
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def cached(folder, session, port) -> subprocess.CompletedProcess:

@@ -223,3 +223,22 @@ def test_graph_mode_computes_what_pynative_shows(plain):
     by_rule(network)
     came = network.set_train(False)(Tensor(images(2, 32), ms.float32)).asnumpy()
     np.testing.assert_allclose(came, plain["fc"], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_half_the_width_is_half_of_all_channels_and_as_many_layers(depth, runtime):
+    whole, half = (resnet(depth, 10, width=width) for width in (1.0, 0.5))
+    names = [p.name for p in whole.trainable_params()]
+    assert names == [p.name for p in half.trainable_params()]
+    for full, small in zip(whole.trainable_params(), half.trainable_params(), strict=True):
+        # Not halved: three colours in, ten classes out, and a kernel's sides.
+        kept = {"conv1.weight": (1,), "fc.weight": (0,), "fc.bias": (0,)}.get(full.name, ())
+        expected = [n if i in kept or i > 1 else n // 2 for i, n in enumerate(full.shape)]
+        assert list(small.shape) == expected, full.name
+    assert half(Tensor(np.zeros((2, 3, 32, 32), np.float32))).shape == (2, 10)
+
+
+@pytest.mark.parametrize("width", [0.3, 0.0, -1.0, 0.01])
+def test_a_width_that_makes_no_whole_channels_is_refused(width):
+    with pytest.raises(InputError, match="expected multiples of 4"):
+        resnet(18, 10, width=width)

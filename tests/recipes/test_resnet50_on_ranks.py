@@ -6,24 +6,17 @@ normalises each rank's images by themselves.
 """
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from labkit.recipes import resnet50
 from labkit.tolerances import TOLERANCE
+from tests.msrun import msrun
 from tests.recipes import resnet50_on_ranks
 from tests.recipes.resnet50_on_ranks import Kept, group_norm, settings, shrink
-from tests.test_accumulation_on_ranks import free_port, processes_about
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
-
-SECONDS = 170
 
 
 @pytest.fixture(scope="module")
@@ -32,35 +25,6 @@ def data(digits):
     folder = digits(20, 20)
     next((folder / "val" / "3").iterdir()).unlink()
     return folder
-
-
-def msrun(out, *program, root):
-    """Run a program on two ranks; return (exit code, what the logs end with)."""
-    programs = Path(sys.executable).parent
-    command = [
-        *(programs / "msrun", "--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
-        *("--cluster_time_out", "60", "--log_dir", out / "log", "--master_port", free_port()),
-        *program,
-    ]
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    with (out / "msrun.log").open("w") as log:
-        child = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=out,
-            env=os.environ | {"PATH": path, "PYTHONPATH": str(root)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        code = child.wait(SECONDS)
-    finally:
-        left = processes_about(out)
-        if left:
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    assert not left, f"still running: {left}"
-    return code, "\n".join(log.read_text(errors="replace")[-3000:] for log in out.rglob("*.log"))
 
 
 @pytest.fixture(scope="module")
