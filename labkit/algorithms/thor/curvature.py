@@ -188,7 +188,8 @@ def _damped_inverse(factor, damping):
     """Return ((factor + damping I)^-1, its residual), by blocks."""
     identity = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
     damped = factor + damping * identity
-    inverse = ops.MatrixInverse()(damped)
+    # ops.MatrixInverse refuses matrices of one row: a layer with one output, or one a group.
+    inverse = 1.0 / damped if factor.shape[-1] == 1 else ops.MatrixInverse()(damped)
     error = ops.BatchMatMul()(damped, inverse) - identity
     error = error.reshape(-1)
     # The sum carries a NaN, which is not <= RESIDUAL; a maximum may pass over it.
