@@ -51,14 +51,13 @@ GRADIENT_OF = {
 
 # What the compiler writes for a documented function: with a number for one of the tensors (Muls),
 # or with the arguments of the function (SumExt). Each device has a kernel for it or puts it
-# together from others: on CPU, SumExt becomes ReduceSum. TensorMove keeps a copy of a Parameter's
-# value that is used after the assignment of another.
+# together from others: on CPU, SumExt becomes ReduceSum. TensorMove copies a Parameter that is
+# read before and after the assignment of another.
 WRITTEN_FOR = {
     "Divs": "mindspore.ops.div",
     "LessScalar": "mindspore.ops.less",
     "MatMulExt": "mindspore.ops.matmul",
     "Max": "mindspore.ops.max",
-    "MeanExt": "mindspore.ops.mean",
     "Muls": "mindspore.ops.mul",
     "SumExt": "mindspore.ops.sum",
     "TensorMove": "mindspore.ops.assign",
