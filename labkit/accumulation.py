@@ -86,14 +86,19 @@ class AccumulatedStep(Step):
         # micro_step: micro-batches counted in the group, dropped ones too; 0 .. group_size - 1.
         # spoiled: non-finite micro-batches in the group. All are 0 right after a group, but for
         # gradient_sum, which is what it was and counts for nothing while weight_sum is 0.
+        # extended_sum: gradient_sum and, behind it, the sums of the update stage's extras.
         self.gradient_sum = ParameterTuple(_buffer(p) for p in optimizer.parameters)
+        extras = getattr(self.update, "extras", None) or ((), ())
+        extra_sums = [_buffer(extra) for group in extras for extra in group]
+        self.extended_sum = ParameterTuple((*self.gradient_sum, *extra_sums))
         self.loss_sum = state("loss_sum", 0.0)
         self.weight_sum = state("weight_sum", 0.0)
         self.images = state("images", 0)
         self.micro_step = state("micro_step", 0)
         self.spoiled = state("spoiled", 0)
         self.group_size = state("group_size", first)
-        self._flush = _Flush(self)
+        self._flush = _Flush(self, False)
+        self._flush_with_extras = _Flush(self, True)
         if (self.schedule or first > 1) and trainable_batch_norms(loss_net):
             warnings.warn(
                 "the network holds a trainable BatchNorm: it normalises each micro-batch by its "
@@ -104,12 +109,17 @@ class AccumulatedStep(Step):
             )
 
     def construct(self, *batch):
-        loss, weight, gradients, finite = self.contribution(*batch)
+        return self.micro_batch(False, *batch)
+
+    def micro_batch(self, with_extras, *batch):
+        """Gather one micro-batch; ``with_extras`` is constant in a compiled graph."""
+        loss, weight, gradients, finite = self.contribution(with_extras, *batch)
         if finite:
+            sums = self.sums(with_extras)
             if self.weight_sum > 0:
-                self.map(ops.assign_add, self.gradient_sum, gradients)
+                self.map(ops.assign_add, sums, gradients)
             else:
-                self.map(ops.assign, self.gradient_sum, gradients)
+                self.map(ops.assign, sums, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
             ops.assign_add(self.images, batch[0].shape[0])
@@ -118,17 +128,23 @@ class AccumulatedStep(Step):
         ops.assign_add(self.micro_step, 1)
         done = False
         if self.micro_step >= self.group_size:
-            done = self.close_group()
+            done = self.close_group(with_extras)
         return ops.depend(loss, done)
 
-    def close_group(self):
+    def sums(self, with_extras):
+        """Return what the group's micro-batches are added up in."""
+        if with_extras:
+            return self.extended_sum
+        return self.gradient_sum
+
+    def close_group(self, with_extras):
         """Apply what the group has gathered, if anything, and clear it."""
         weight = self.gradient.over_ranks(self.weight_sum)
         if self.drops_group:
             weight = ops.select(self.gradient.over_ranks(self.spoiled) > 0, 0.0 * weight, weight)
         done = False
         if weight > 0:
-            total = self.gradient_sum
+            total = self.sums(with_extras)
             if self.gradient.ranks > 1:
                 # A rank that has dropped its whole group still holds the sum of the one before.
                 held = ops.cast(self.weight_sum > 0, ms.float32)
@@ -161,7 +177,11 @@ class AccumulatedStep(Step):
             return
         if self.tail == "drop":
             set_state(self.weight_sum, 0.0)
-        self._flush()
+        if self.update_wants_extras():
+            self._flush_with_extras()
+            self._finish_held(())
+        else:
+            self._flush()
         self._follow_schedule()
 
     def _follow_schedule(self):
@@ -174,12 +194,12 @@ class AccumulatedStep(Step):
 class _Flush(nn.Cell):
     """The second compiled graph of an ``AccumulatedStep``: close the group without a batch."""
 
-    def __init__(self, step):
+    def __init__(self, step, with_extras):
         super().__init__(auto_prefix=False)
-        self.close_group = step.close_group
+        self.close_group, self.with_extras = step.close_group, with_extras
 
     def construct(self):
-        return self.close_group()
+        return self.close_group(self.with_extras)
 
 
 def check_micro_steps(value) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 
 from labkit.errors import InputError, refuse_unknown
@@ -73,6 +73,9 @@ class GradientStage(nn.Cell):
     nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
     clip_norm   largest global norm of the averaged gradient, or None
     weighted    False only where one micro-batch on one rank is the whole update
+    extras      None, or two tuples of Parameters that taps in the network give a "gradient" of
+                their own making, for ``contribution_with_extras``: what does not depend on the
+                loss, and what grows with its square. Both are averaged like gradients, by rows
 
     Raises ``InputError`` for values that are none of these.
     """
@@ -89,6 +92,7 @@ class GradientStage(nn.Cell):
         nonfinite="drop_micro",
         clip_norm=None,
         weighted=True,
+        extras=None,
     ):
         super().__init__(auto_prefix=False)
         refuse_unknown("normalise", normalise, NORMALISE)
@@ -113,7 +117,20 @@ class GradientStage(nn.Cell):
         self.loss_net = loss_net
         self.loss_net.set_grad()
         self.value_and_grad = ops.value_and_grad(self._objective, None, parameters, has_aux=True)
+        self.count = len(parameters)
+        if extras is not None:
+            self._add_extras(parameters, *extras)
         self.map = ops.HyperMap()
+
+    def _add_extras(self, parameters, constant, quadratic):
+        if self.normalise == "tokens":
+            raise InputError(
+                "normalise='tokens' came to an update stage that looks at single rows (THOR's "
+                "factors); expected samples or steps"
+            )
+        everything = ParameterTuple((*parameters, *constant, *quadratic))
+        self.constant_end = self.count + len(constant)
+        self.value_and_extras = ops.value_and_grad(self._objective, None, everything, has_aux=True)
 
     def _set_loss_scale(self, loss_scale, half):
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
@@ -170,9 +187,36 @@ class GradientStage(nn.Cell):
         not ``weighted``). ``finite`` covers loss and gradients; True where unchecked.
         """
         (_, loss, weight), gradients = self.value_and_grad(*batch)
+        finite = self._all_finite(loss, gradients)
+        return loss, weight, self._unscaled(gradients, weight), finite
+
+    def contribution_with_extras(self, *batch):
+        """Return what ``contribution`` does, the extras behind the gradients, times w_i alike."""
+        (_, loss, weight), gradients = self.value_and_extras(*batch)
+        finite = self._all_finite(loss, gradients)
+        scale = ops.cast(1.0, ms.float32)
+        if self.scaled:
+            scale = self.loss_scale.value()
+        elif self.weighted:
+            scale = weight
+        factor = ops.cast(1.0, ms.float32)
+        if self.weighted:
+            factor = weight
+        constant = gradients[self.count : self.constant_end]
+        quadratic = gradients[self.constant_end :]
+        constant = self.map(ops.partial(times, factor), constant)
+        # One division after the other: the square of a large loss scale leaves float32's range.
+        quadratic = self.map(ops.partial(times, factor / scale / scale), quadratic)
+        gradients = self._unscaled(gradients[: self.count], weight)
+        return loss, weight, gradients + constant + quadratic, finite
+
+    def _all_finite(self, loss, gradients):
         finite = True
         if self.checked:
             finite = amp.all_finite(self.map(_flat, gradients) + (loss,))
+        return finite
+
+    def _unscaled(self, gradients, weight):
         if self.scaled:
             factor = 1.0 / self.loss_scale
             if self.weighted:
@@ -180,7 +224,7 @@ class GradientStage(nn.Cell):
             gradients = self.map(ops.partial(times, factor), gradients)
         else:
             gradients = self.map(_float32, gradients)
-        return loss, weight, gradients, finite
+        return gradients
 
     def adjust_loss_scale(self, finite):
         """Let a dynamic loss scale shrink or grow after a micro-batch."""
@@ -230,6 +274,14 @@ class GradientStage(nn.Cell):
         elif not self.weighted:
             return total, norm
         return self.map(ops.partial(times, scale), total), norm
+
+    def finish_extras(self, total, weight):
+        """Return the extras' means over micro-batches and ranks; arguments as in ``finish``."""
+        if self.all_reduce is not None:
+            return self.map(ops.partial(_divided, weight), self.map(self.all_reduce, total))
+        if not self.weighted:
+            return total
+        return self.map(ops.partial(_divided, weight), total)
 
     def _finish_over_ranks(self, total, weight):
         """``finish``, on several ranks.

@@ -44,7 +44,7 @@ class Step(nn.Cell):
     loss_net   see ``GradientStage``
     optimizer  any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be 1
     update     update stage: a Cell called with the averaged gradients, shaped and typed as
-               ``optimizer.parameters``
+               ``optimizer.parameters``; see ``labkit.update_stage`` for one that wants more
     options    of ``GradientStage``
 
     Raises ``InputError`` for an optimizer that is none or that unscales gradients itself.
@@ -60,14 +60,17 @@ class Step(nn.Cell):
                 "time; give loss_scale to the step and leave the optimizer's at 1"
             )
         self.optimizer = optimizer
+        extras = getattr(update, "extras", None)
         self.gradient = GradientStage(
-            loss_net, optimizer.parameters, nonfinite=nonfinite, **options
+            loss_net, optimizer.parameters, nonfinite=nonfinite, extras=extras, **options
         )
         self.update = update
+        self.count = len(optimizer.parameters)
         self.map = ops.HyperMap()
         # settings: plain values that a resumed training must share with the interrupted one.
         self.settings = {"step": type(self).__name__, "nonfinite": nonfinite}
         self.settings |= {name: repr(value) for name, value in options.items()}
+        self.settings |= getattr(update, "settings", {})
         # updates: optimizer calls so far. dropped: micro-batches that were not finite.
         # last_*: what the most recent update was; change only when one is applied.
         self.updates = state("updates", 0)
@@ -82,14 +85,22 @@ class Step(nn.Cell):
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
             self.kept = ParameterTuple(_copy(statistic, "kept") for statistic in self.statistics)
+        # The second and third compiled graphs of a step whose update stage wants extras.
+        self._with_extras = None if extras is None else _WithExtras(self)
+        self._apply_held = None if extras is None else _ApplyHeld(self)
+        if extras is not None:
+            update.attach(self)
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
         self.set_train()
 
-    def contribution(self, *batch):
+    def contribution(self, with_extras, *batch):
         """``GradientStage.contribution``; one that is not finite is counted, leaves no trace."""
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
-        loss, weight, gradients, finite = self.gradient.contribution(*batch)
+        if with_extras:
+            loss, weight, gradients, finite = self.gradient.contribution_with_extras(*batch)
+        else:
+            loss, weight, gradients, finite = self.gradient.contribution(*batch)
         if self.gradient.checked:
             adjusted = self.gradient.adjust_loss_scale(finite)
             if not finite:
@@ -102,18 +113,48 @@ class Step(nn.Cell):
     def apply(self, total, loss_sum, weight, images):
         """Average, clip and update, and note what was done.
 
-        total     sum of w_i grad L_i on this rank, float32
+        total     sum of w_i grad L_i on this rank, float32; behind them the extras', if gathered:
+                  the update then waits for ``UpdateStage.refresh``
         loss_sum  sum of w_i L_i, likewise; weight  sum of w_i over ranks, > 0
         images    rows on this rank, int32
         """
-        gradients, norm = self.gradient.finish(total, weight)
+        gradients, norm = self.gradient.finish(total[: self.count], weight)
         ops.assign(self.last_loss, self.gradient.over_ranks(loss_sum) / weight)
         ops.assign(self.last_norm, norm)
         ops.assign(self.last_images, self.gradient.over_ranks(images))
         noted = self._note_rates()
-        done = self.update(self.map(_cast_like, gradients, self.optimizer.parameters))
-        ops.assign_add(self.updates, 1)
+        gradients = self.map(_cast_like, gradients, self.optimizer.parameters)
+        if len(total) > self.count:
+            extras = self.gradient.finish_extras(total[self.count :], weight)
+            done = self.update.hold(gradients, extras)
+        else:
+            done = self.update(gradients)
+            ops.assign_add(self.updates, 1)
         return ops.depend(True, (noted, done))
+
+    def __call__(self, *batch):
+        if self._with_extras is None:
+            return super().__call__(*batch)
+        if self.update_wants_extras():
+            loss = self._with_extras(*batch)
+            self._finish_held(batch)
+        else:
+            loss = super().__call__(*batch)
+        self.update.after(self, loss, batch)
+        return loss
+
+    def update_wants_extras(self) -> bool:
+        """Return whether the update that is under way gathers extras."""
+        if self._with_extras is None:
+            return False
+        return self.update.wants_extras(int(self.updates.asnumpy()))
+
+    def _finish_held(self, batch):
+        """Make the update that the graph with extras has prepared, if it has."""
+        if int(self.update.held.asnumpy()):
+            self.update.refresh(self, batch)
+            self._apply_held()
+            self.update.applied(self, batch)
 
     def _note_rates(self):
         if self.optimizer.dynamic_lr:
@@ -144,6 +185,30 @@ class Step(nn.Cell):
 
     def end_epoch(self) -> None:
         """Say that the epoch is over; a step that holds a part of an update acts on it here."""
+
+
+class _WithExtras(nn.Cell):
+    """The compiled graph of a micro-batch that gathers the update stage's extras."""
+
+    def __init__(self, step):
+        super().__init__(auto_prefix=False)
+        self.micro_batch = step.micro_batch
+
+    def construct(self, *batch):
+        return self.micro_batch(True, *batch)
+
+
+class _ApplyHeld(nn.Cell):
+    """The compiled graph of an update from what the update stage holds."""
+
+    def __init__(self, step):
+        super().__init__(auto_prefix=False)
+        self.apply_held, self.updates = step.update.apply_held, step.updates
+
+    def construct(self):
+        done = self.apply_held()
+        ops.assign_add(self.updates, 1)
+        return done
 
 
 def trainable_batch_norms(network) -> list:

@@ -1,0 +1,76 @@
+"""Levenberg-Marquardt damping: was the update as good as the quadratic model foresaw?
+
+    M(s) = <grad, s> + 1/2 (sum over layers T <S, G S A> + damping |s|^2),    rho = dL / M(s)
+
+with s what the weights really moved by, momentum and weight decay included, A and G the layers'
+factors (blocks, without damping), and dL the change of the loss on the update's own batch.
+"""
+
+import mindspore as ms
+import numpy as np
+from mindspore import ParameterTuple, Tensor, nn, ops
+
+from labkit.gradients import set_state
+from labkit.step import running_statistics
+
+
+class Adaptation:
+    """Adjusts the damping after each refreshing update by ``rule``, a ``LevenbergMarquardt``."""
+
+    def __init__(self, rule, update, loss_net):
+        self.rule = rule
+        self.parameters = update.optimizer.parameters
+        self.model = _Model(update)
+        self.loss_net = loss_net
+        self.statistics = running_statistics(loss_net)
+        self.before = None
+        self.rho = float("nan")
+
+    def remember(self) -> None:
+        """Keep the weights as they are before the update."""
+        self.before = [parameter.asnumpy().copy() for parameter in self.parameters]
+
+    def adjusted(self, step, batch, damping: float) -> float:
+        """Return the damping for the next refresh; ``rho`` says why."""
+        moved = [
+            Tensor(parameter.asnumpy().astype(np.float32) - before)
+            for parameter, before in zip(self.parameters, self.before, strict=True)
+        ]
+        foreseen = float(self.model(Tensor(damping, ms.float32), *moved).asnumpy())
+        change = self._loss(step, batch) - float(step.last_loss.asnumpy())
+        self.rho = change / foreseen if foreseen else float("nan")
+        return self.rule.adjust(damping, self.rho)
+
+    def _loss(self, step, batch):
+        """Return the mean loss of the batch over all ranks; running statistics stay as they are."""
+        kept = [statistic.asnumpy().copy() for statistic in self.statistics]
+        loss = float(self.loss_net(*batch).asnumpy())
+        for statistic, value in zip(self.statistics, kept, strict=True):
+            set_state(statistic, value)
+        if step.gradient.ranks == 1:
+            return loss
+        rows = batch[0].shape[0]
+        sums = ops.AllReduce()(Tensor([loss * rows, rows], ms.float32)).asnumpy()
+        return float(sums[0] / sums[1])
+
+
+class _Model(nn.Cell):
+    """(damping, s by parameter) -> M(s)."""
+
+    def __init__(self, update):
+        super().__init__(auto_prefix=False)
+        self.gradients = ParameterTuple(update.held_gradients)
+        self.layers = update.layers
+        self.sources = update.sources
+
+    def construct(self, damping, *moved):
+        linear, squares = ops.cast(0.0, ms.float32), ops.cast(0.0, ms.float32)
+        for i in range(len(moved)):
+            gradient = ops.cast(self.gradients[i], ms.float32)
+            linear = linear + ops.reduce_sum((gradient * moved[i]).reshape(-1))
+            squares = squares + ops.reduce_sum(ops.square(moved[i]).reshape(-1))
+        curvature = ops.cast(0.0, ms.float32)
+        for i in range(len(self.sources)):
+            weight, bias = self.sources[i]
+            curvature = curvature + self.layers[i].curvature(moved[weight], moved[bias])
+        return linear + 0.5 * (curvature + damping * squares)

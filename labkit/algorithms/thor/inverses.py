@@ -1,0 +1,85 @@
+"""Inverses of many layers: retried with more damping, shared out over ranks."""
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+from mindspore.communication import GlobalComm, get_group_size, get_rank
+
+from labkit.algorithms.thor.curvature import RESIDUAL, Inversion
+
+# A failed inversion is tried with 10, 100, ... 10^6 times the damping.
+TRIES = 7
+
+
+class Inverses:
+    """The inversions of ``layers``, one small compiled graph each.
+
+    On several ranks each layer belongs to one of them, by cost: the next most expensive one goes to
+    the rank with the least to do. The others receive its inverses.
+    """
+
+    def __init__(self, layers, damping_split):
+        joined = GlobalComm.INITED
+        self.ranks, self.rank = (get_group_size(), get_rank()) if joined else (1, 0)
+        self.layers = list(layers)
+        self.inversions = [Inversion(layer, damping_split) for layer in layers]
+        self.owners = share_out([layer.cost for layer in layers], self.ranks)
+        self.share = _Share(self.layers, self.owners, self.rank) if self.ranks > 1 else None
+
+    def make(self, due, damping: float) -> dict[int, int]:
+        """Make the inverses of the layers numbered ``due``; return layer -> tries but the first.
+
+        Raises FloatingPointError, on all ranks, for a layer that no damping helps.
+        """
+        tries = np.zeros(len(self.layers), np.float32)
+        for number in due:
+            if self.owners[number] == self.rank:
+                tries[number] = self._tries(number, damping)
+        if self.share is not None and due:
+            tries = self.share(Tensor(tries)).asnumpy()
+        for number in due:
+            if tries[number] > TRIES:
+                raise FloatingPointError(
+                    f"the factors of layer {self.layers[number].layer_name!r} have no inverse in "
+                    f"float32, not even with damping {damping * 10 ** (TRIES - 1):.3g}, "
+                    f"{10 ** (TRIES - 1):g} times what was asked for"
+                )
+        return {number: int(tries[number]) - 1 for number in due}
+
+    def _tries(self, number, damping):
+        """Return how many inversions it took; TRIES + 1 for none that did."""
+        for attempt in range(TRIES):
+            residual = self.inversions[number](Tensor(damping * 10.0**attempt, ms.float32))
+            if float(residual.asnumpy()) <= RESIDUAL:
+                return attempt + 1
+        return TRIES + 1
+
+
+def share_out(costs, ranks: int) -> list[int]:
+    """Return the rank of each layer: dearest first, to the rank with the least cost so far."""
+    owners, load = [0] * len(costs), [0.0] * ranks
+    for number in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        owners[number] = min(range(ranks), key=lambda rank: load[rank])
+        load[owners[number]] += costs[number]
+    return owners
+
+
+class _Share(nn.Cell):
+    """Give all ranks each layer's inverses, and the sum of what they tell."""
+
+    def __init__(self, layers, owners, rank):
+        super().__init__(auto_prefix=False)
+        self.layers = nn.CellList(layers, auto_prefix=False)
+        self.mine = tuple(1.0 if owner == rank else 0.0 for owner in owners)
+        self.all_reduce = ops.AllReduce()
+
+    def construct(self, told):
+        done = ()
+        for i in range(len(self.layers)):
+            layer, mine = self.layers[i], self.mine[i]
+            # x + 0 + 0 is x: the ranks' copies are equal to the bit.
+            a_inverse = self.all_reduce(layer.a_inverse * mine)
+            g_inverse = self.all_reduce(layer.g_inverse * mine)
+            done += (ops.assign(layer.a_inverse, a_inverse),)
+            done += (ops.assign(layer.g_inverse, g_inverse),)
+        return ops.depend(self.all_reduce(told), done)

@@ -1,0 +1,272 @@
+"""The update stage: gradients through their layers' inverses, and from there to any optimizer."""
+
+import math
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.common.initializer import initializer
+
+from labkit.algorithms.thor import taps, upstream_gpu
+from labkit.algorithms.thor.adapt import Adaptation
+from labkit.algorithms.thor.inverses import Inverses
+from labkit.algorithms.thor.layers import find_layers, release_layers, tap_layers
+from labkit.algorithms.thor.options import checked_options
+from labkit.algorithms.thor.rules import FREEZE, REFRESH, Damping, Frequency
+from labkit.algorithms.thor.supported_losses import check_loss
+from labkit.errors import InputError
+from labkit.gradients import set_state, state
+from labkit.nonfinite import first_nonfinite
+from labkit.update_stage import UpdateStage
+
+
+class ThorUpdate(UpdateStage):
+    """Precondition the gradients layer by layer; the optimizer takes U for the gradient.
+
+    loss_net   as the step's. Its layers get taps, in place; ``release`` takes them away again
+    optimizer  any ``nn.Optimizer``; THOR's is nn.Momentum
+    damping    number > 0, array of them by update, or function of the number of updates so far
+    options    of ``labkit.algorithms.thor.options.Options``
+
+    layers     the curvature of each preconditioned layer, ``LayerCurvature``
+    decisions  layer name -> ``refresh``, ``skip`` or ``freeze``, of the last refresh
+
+    All state is in Parameters: a checkpoint of the step is the whole state.
+
+    Raises ``InputError`` for bad options and a network with nothing to precondition, and
+    FloatingPointError where factors are not finite or no damping makes them invertible.
+    """
+
+    def __init__(self, loss_net, optimizer, damping, **options):
+        super().__init__(auto_prefix=False)
+        self.options = options = checked_options(options)
+        if options.loss == "known":
+            check_loss(loss_net)
+        self.schedule = Damping(damping)
+        self.frequency = Frequency("frequency", options.frequency)
+        often = options.frequency if options.factor_frequency is None else options.factor_frequency
+        self.factor_frequency = Frequency("factor_frequency", often)
+        self.optimizer, self.map = optimizer, ops.HyperMap()
+        self.kl_clip, self.factor_decay = options.kl_clip, float(options.factor_decay)
+        upstream = options.formulas == "upstream_gpu"
+        bias = "plain" if upstream else options.bias
+        self.places = find_layers(loss_net, optimizer.parameters, bias=bias, skip=options.skip)
+        tapped = upstream_gpu.tapped if upstream else taps.tapped
+        layers = tap_layers(self.places, split=options.split, tapped=tapped)
+        self.layers = nn.CellList(layers, auto_prefix=False)
+        self._make_state(optimizer)
+        self._place_results(len(optimizer.parameters))
+        self.extras = (
+            tuple(layer.a_factor for layer in layers) + tuple(layer.positions for layer in layers),
+            tuple(layer.g_factor for layer in layers),
+        )
+        self.inverses = Inverses(layers, options.damping_split)
+        self.adaptation = None
+        if options.adapt_damping is not None:
+            self.adaptation = Adaptation(options.adapt_damping, self, loss_net)
+        self.decisions = {}
+        self.settings = {"damping": _settled(damping)}
+        self.settings |= {name: _settled(value) for name, value in vars(options).items()}
+
+    def _make_state(self, optimizer):
+        # held: 1 between the graph that fills held_gradients and the one that applies them.
+        # last_factors, last_refresh: the updates, counted from 0, that did it last; -1 for none.
+        # damping: of the last refresh. seen: T, tr A (x) G and finite, of each layer's factors.
+        # traces: tr(F + damping I) that each layer's inverses were made of. frozen: 1 for good.
+        # refreshes: of each layer so far. retries: those that took more damping.
+        count = len(self.layers)
+        self.held = state("thor.held", 0)
+        self.held_gradients = ParameterTuple(_held(p) for p in optimizer.parameters)
+        self.last_factors = state("thor.last_factors", -1)
+        self.last_refresh = state("thor.last_refresh", -1)
+        self.damping = state("thor.damping", 0.0)
+        self.seen = _table("seen", (count, 3), ms.float32)
+        self.traces = _table("traces", (count,), ms.float32)
+        self.frozen = _table("frozen", (count,), ms.int32)
+        self.refreshes = _table("refreshes", (count,), ms.int32)
+        self.retries = _table("retries", (count,), ms.int32)
+
+    def _place_results(self, count):
+        """Note where each layer's gradients come from and each parameter's direction."""
+        # (weight, bias) of each layer; a weight alone is its own bias, which is then not used.
+        self.sources = tuple(
+            (place.weight, place.weight if place.bias is None else place.bias)
+            for place in self.places
+        )
+        roles = [(-1, 0)] * count
+        for number, place in enumerate(self.places):
+            roles[place.weight] = (number, 0)
+            if place.bias is not None:
+                roles[place.bias] = (number, 1)
+        self.roles = tuple(roles)
+
+    def construct(self, gradients):
+        return self.optimizer(self.directions(gradients))
+
+    def directions(self, gradients):
+        """Return U for the layers' gradients, and the others as they are."""
+        results = ()
+        for i in range(len(self.sources)):
+            weight, bias = self.sources[i]
+            results += (self.layers[i](gradients[weight], gradients[bias]),)
+        directions = ()
+        for i in range(len(gradients)):
+            layer, part = self.roles[i]
+            if layer < 0:
+                directions += (gradients[i],)
+            else:
+                directions += (results[layer][part],)
+        if self.kl_clip is not None:
+            directions = self._clipped(directions, gradients)
+        return directions
+
+    def _clipped(self, directions, gradients):
+        """Scale U so that sum rate^2 <U, grad> is at most kl_clip (Ba, Grosse, Martens 2017)."""
+        rates = self.optimizer.get_lr()
+        total = ops.cast(0.0, ms.float32)
+        for i in range(len(gradients)):
+            if self.roles[i][0] >= 0:
+                rate = rates[i] if self.optimizer.is_group_lr else rates
+                product = ops.cast(directions[i], ms.float32) * ops.cast(gradients[i], ms.float32)
+                total = total + ops.square(rate) * ops.reduce_sum(product.reshape(-1))
+        factor = ops.sqrt(self.kl_clip / ops.maximum(ops.abs(total), self.kl_clip))
+        clipped = ()
+        for i in range(len(gradients)):
+            if self.roles[i][0] >= 0:
+                clipped += (ops.cast(directions[i] * factor, directions[i].dtype),)
+            else:
+                clipped += (directions[i],)
+        return clipped
+
+    def hold(self, gradients, extras):
+        """Take the factors into their averages, and the gradients into ``held_gradients``."""
+        count = len(self.layers)
+        keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
+        seen = ()
+        for i in range(count):
+            a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
+            seen += (self.layers[i].observe(a_sum, positions, g_sum, keep),)
+        done = (
+            self.map(ops.assign, self.held_gradients, gradients),
+            ops.assign(self.seen, ops.stack(seen)),
+            ops.assign(self.held, 1),
+        )
+        return ops.depend(True, done)
+
+    def apply_held(self):
+        """Update from ``held_gradients``."""
+        done = self.construct(self.held_gradients)
+        released = ops.assign(self.held, ops.depend(ops.cast(0, ms.int32), done))
+        return ops.depend(True, released)
+
+    def wants_extras(self, updates):
+        if self.frozen.asnumpy().all():
+            return False
+        factors = self.factor_frequency.is_due(updates, int(self.last_factors.asnumpy()))
+        return factors or self.frequency.is_due(updates, int(self.last_refresh.asnumpy()))
+
+    def refresh(self, step, batch):
+        """Make the inverses anew where they are due, by layer, between the graphs."""
+        update = int(step.updates.asnumpy())
+        seen = self.seen.asnumpy()
+        self._check_factors(seen, update)
+        set_state(self.last_factors, update)
+        if self.frequency.is_due(update, int(self.last_refresh.asnumpy())):
+            damping = self._damping_at(update)
+            set_state(self.damping, damping)
+            self._refresh_layers(seen, damping)
+            set_state(self.last_refresh, update)
+            if self.adaptation is not None:
+                self.adaptation.remember()
+
+    def applied(self, step, batch):
+        """Let the damping follow what a refreshing update has done."""
+        refreshed = int(self.last_refresh.asnumpy()) == int(step.updates.asnumpy()) - 1
+        if self.adaptation is not None and refreshed:
+            damping = self.adaptation.adjusted(step, batch, float(self.damping.asnumpy()))
+            set_state(self.damping, damping)
+
+    def _damping_at(self, update):
+        if self.adaptation is not None and update > 0:
+            return float(self.damping.asnumpy())
+        return self.schedule.at(update)
+
+    def _check_factors(self, seen, update):
+        for layer, (positions, _, finite) in zip(self.layers, seen, strict=True):
+            if not finite:
+                raise FloatingPointError(
+                    f"the factors of layer {layer.layer_name!r} are not finite at update "
+                    f"{update + 1}; the averages and the weights are as before it"
+                )
+            if not positions > 0:
+                raise InputError(
+                    f"layer {layer.layer_name!r} got no samples: the loss does not depend on it; "
+                    f"expected every layer to be used, or skip=({layer.layer_name!r},)"
+                )
+
+    def _refresh_layers(self, seen, damping):
+        traces, frozen = self.traces.asnumpy().copy(), self.frozen.asnumpy().copy()
+        refreshes, retries = self.refreshes.asnumpy().copy(), self.retries.asnumpy().copy()
+        rule, due, self.decisions = self.options.trace_rule, [], {}
+        for i, layer in enumerate(self.layers):
+            trace = layer.trace(*seen[i, :2], damping)
+            decision = REFRESH
+            if frozen[i]:
+                decision = FREEZE
+            elif rule is not None and traces[i] > 0:
+                decision = rule.decide(trace, float(traces[i]))
+            frozen[i] = decision == FREEZE
+            self.decisions[layer.layer_name] = decision
+            if decision == REFRESH:
+                due.append(i)
+                traces[i] = trace
+                refreshes[i] += 1
+        for i, more in self.inverses.make(due, damping).items():
+            retries[i] += more
+        for parameter, value in (
+            (self.traces, traces),
+            (self.frozen, frozen),
+            (self.refreshes, refreshes),
+            (self.retries, retries),
+        ):
+            set_state(parameter, value)
+
+    def after(self, step, loss, batch):
+        """Stop where the loss is not finite, with the name of the layer that made it so."""
+        if self.options.nan == "stop" and not math.isfinite(float(loss.asnumpy())):
+            where = first_nonfinite(step.gradient.loss_net, batch)
+            raise FloatingPointError(
+                f"the loss is {float(loss.asnumpy())} at update {int(step.updates.asnumpy()) + 1}: "
+                f"{where}. Smaller learning rate or more damping (now "
+                f"{float(self.damping.asnumpy()):.3g})?"
+            )
+
+    def attach(self, step):
+        if self.adaptation is not None and hasattr(step, "micro_step"):
+            raise InputError(
+                "adapt_damping looks at the loss of the update's batch before and after; expected "
+                "a step that updates at every batch, not one that accumulates"
+            )
+
+    def memory_usage(self) -> list[dict]:
+        """Return a row by layer: its name, factor shapes, and bytes of factors and inverses."""
+        return [layer.memory() for layer in self.layers]
+
+    def release(self) -> None:
+        """Put the network's own layers back in the places of their taps."""
+        release_layers(self.places)
+
+
+def _held(parameter):
+    value = initializer("zeros", parameter.shape, parameter.dtype)
+    return Parameter(value, name=f"held.{parameter.name}", requires_grad=False)
+
+
+def _table(name, shape, dtype):
+    value = Tensor(np.zeros(shape), dtype)
+    return Parameter(value, name=f"step.thor.{name}", requires_grad=False)
+
+
+def _settled(value):
+    """Return what a resumed training must share: a function's own value cannot be compared."""
+    return "a schedule" if callable(value) else repr(value)
