@@ -46,18 +46,20 @@ class LayerCurvature(nn.Cell):
         self.a_blocks, self.g_blocks = geometry.a_blocks, geometry.g_blocks
         a_shape = (self.groups * self.a_blocks.count, self.a_blocks.size, self.a_blocks.size)
         g_shape = (self.groups * self.g_blocks.count, self.g_blocks.size, self.g_blocks.size)
-        self.a_factor = self._parameter("a_factor", a_shape, tapped=True)
-        self.g_factor = self._parameter("g_factor", g_shape, tapped=True)
+        # What the tap is differentiated by requires gradients: in PyNative mode MindSpore would
+        # return zeros for it.
+        self.a_factor = self._parameter("a_factor", a_shape, requires_grad=True)
+        self.g_factor = self._parameter("g_factor", g_shape, requires_grad=True)
+        self.positions = self._parameter("positions", (2,), requires_grad=True)
         self.a_inverse = self._parameter("a_inverse", a_shape, identity=True)
         self.g_inverse = self._parameter("g_inverse", g_shape, identity=True)
-        self.positions = self._parameter("positions", (2,), tapped=True)
 
-    def _parameter(self, name, shape, *, identity=False, tapped=False):
+    def _parameter(self, name, shape, *, identity=False, requires_grad=False):
         value = initializer("zeros", shape, ms.float32)
         if identity:
             value = Tensor(np.broadcast_to(np.eye(shape[-1], dtype=np.float32), shape).copy())
-        # In PyNative mode a tap's "gradients" of Parameters that require none are zeros.
-        return Parameter(value, name=f"thor.{self.layer_name}.{name}", requires_grad=tapped)
+        name = f"thor.{self.layer_name}.{name}"
+        return Parameter(value, name=name, requires_grad=requires_grad)
 
     def construct(self, weight, bias):
         direction = self._between(self.g_inverse, self._matrix(weight, bias), self.a_inverse)
