@@ -49,7 +49,9 @@ class ThorUpdate(UpdateStage):
         often = options.frequency if options.factor_frequency is None else options.factor_frequency
         self.factor_frequency = Frequency("factor_frequency", often)
         self.optimizer, self.map = optimizer, ops.HyperMap()
-        self.kl_clip, self.factor_decay = options.kl_clip, float(options.factor_decay)
+        # float: a NumPy number takes over the division by a Tensor.
+        self.kl_clip = None if options.kl_clip is None else float(options.kl_clip)
+        self.factor_decay = float(options.factor_decay)
         upstream = options.formulas == "upstream_gpu"
         bias = "plain" if upstream else options.bias
         self.places = find_layers(loss_net, optimizer.parameters, bias=bias, skip=options.skip)
