@@ -17,9 +17,9 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 DAMPING_SPLITS = ("equal", "pi")
-# Largest entry of (A + damping I) A_inverse - I, plus that of G, that counts as an inverse. Measured
-# on matrices of 16 to 512 rows, by condition: 1e5 at most 1.1e-3; 1e6 6e-3 to 2e-2, the inverse then
-# right to 5e-3 of its largest entry; from 1e7 on 1 as a rule, where ops.MatrixInverse returns zeros.
+# Largest entry of (A + damping I) A_inverse - I, plus that of G, that counts as an inverse.
+# Measured on matrices of 16 to 512 rows, by condition: 1e5 at most 1.1e-3; 1e6 6e-3 to 2e-2, the
+# inverse then right to 5e-3 of its largest entry; from 1e7 on 1 as a rule, the inverse all zeros.
 RESIDUAL = 1e-2
 
 

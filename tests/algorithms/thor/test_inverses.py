@@ -58,7 +58,7 @@ def layers(*factors):
 
 
 def made_with(layer):
-    """Return the A damping of the layer's inverse; that of ``ones`` has 1 / damping off the ones."""
+    """Return 1 over the largest eigenvalue of the layer's A_inverse: for ``ONES`` the damping."""
     values = np.linalg.eigvalsh(layer.a_inverse.asnumpy()[0].astype(np.float64))
     return 1 / values.max()
 
