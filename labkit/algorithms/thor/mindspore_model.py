@@ -151,11 +151,14 @@ class ThorModel(Model):
 
     def predict(self, *predict_data, **options):
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
-        was_training = self.step.training
+        # A Model sets the mode once and then believes in it, whatever another one has set since.
+        network = self.step.gradient.loss_net.network
+        was_training = network.training
+        network.set_train(False)
         try:
             return self._predictor.predict(*predict_data, **options)
         finally:
-            self.step.set_train(was_training)
+            network.set_train(was_training)
 
     def _callbacks(self, given):
         given = [] if given is None else given
