@@ -11,6 +11,8 @@ _NAMES = {
     "labkit.accumulation": ("AccumulatedStep",),
     "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
     "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
+    "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
+    "labkit.algorithms.thor.mindspore_optimizer": ("thor",),
     "labkit.compat": (
         "GradientAccumulation",
         "TrainClear",
