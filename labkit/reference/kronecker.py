@@ -1,0 +1,182 @@
+r"""Kronecker factors of a layer's Fisher matrix, and the direction that they make of a gradient.
+
+For a layer with weight W (out, in) in each group, N rows in the batch, T output positions, p the
+part of the input that one position sees, d = dL/dy there, and L the mean loss over the rows:
+
+    A = sum p p^T / (N T)      G = N^2 sum d d^T / (N T)      F ~ T G (x) A
+    U = (1 / T) (G + g_damping I)^-1 dW (A + a_damping I)^-1
+
+N d is the derivative of one row's loss. Vectors are a matrix's rows one after the other, so that
+the Kronecker product is G (x) A. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for dense
+layers and for the damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
+
+Shapes: inputs as columns (N, groups, in, T), derivatives as columns (N, groups, out, T), A (groups,
+in, in), G (groups, out, out), gradient (groups, out, in). Positions: T, or (T of A, T of G).
+"""
+
+import math
+
+import numpy as np
+
+from labkit.errors import InputError, refuse_unknown
+
+# A factor that is all zeros would make pi 0 or infinite and take the other's damping away.
+PI_RANGE = (1e-3, 1e3)
+
+
+def dense_columns(array) -> np.ndarray:
+    """Return (N, 1, n, T) of a fully connected layer's inputs or derivatives (N, ..., n)."""
+    array = np.asarray(array, dtype=np.float64)
+    positions = math.prod(array.shape[1:-1])
+    return np.swapaxes(array.reshape(len(array), positions, array.shape[-1]), 1, 2)[:, None]
+
+
+def map_columns(derivatives, groups: int = 1) -> np.ndarray:
+    """Return (N, groups, O/groups, T) of a convolution's derivatives (N, O, H', W')."""
+    derivatives = np.asarray(derivatives, dtype=np.float64)
+    return derivatives.reshape(len(derivatives), groups, derivatives.shape[1] // groups, -1)
+
+
+def with_one(columns) -> np.ndarray:
+    """Return the columns with a 1 below each: the homogeneous coordinate, the bias' input."""
+    ones = np.ones((*columns.shape[:2], 1, columns.shape[3]))
+    return np.concatenate([columns, ones], axis=2)
+
+
+def columns_of(inputs, derivatives, *, homogeneous: bool, layout: str = "dense"):
+    """Return (inputs, derivatives) as columns.
+
+    layout  "dense": inputs (N, ..., in), derivatives (N, ..., out); "patches": inputs of
+            ``patches``, derivatives (N, O, H', W')
+    """
+    refuse_unknown("layout", layout, ("dense", "patches"))
+    if layout == "dense":
+        seen, slopes = dense_columns(inputs), dense_columns(derivatives)
+    else:
+        seen = np.asarray(inputs, dtype=np.float64)
+        slopes = map_columns(derivatives, seen.shape[1])
+    if (len(seen), seen.shape[3]) != (len(slopes), slopes.shape[3]) or not len(seen):
+        raise InputError(
+            f"inputs {np.shape(inputs)} and derivatives {np.shape(derivatives)} came; expected at "
+            "least one row, as many rows and as many positions in both"
+        )
+    return (with_one(seen) if homogeneous else seen), slopes
+
+
+def kronecker_factors(inputs, derivatives, *, homogeneous: bool, layout: str = "dense"):
+    """Return (A, G, T); for the arguments see ``columns_of``. ``derivatives`` of the mean loss."""
+    seen, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
+    rows, groups, _, positions = seen.shape
+    a_factor = np.zeros((groups, seen.shape[2], seen.shape[2]))
+    g_factor = np.zeros((groups, slopes.shape[2], slopes.shape[2]))
+    for n, group in np.ndindex(rows, groups):
+        a_factor[group] += seen[n, group] @ seen[n, group].T
+        g_factor[group] += slopes[n, group] @ slopes[n, group].T
+    return a_factor / (rows * positions), g_factor * rows / positions, positions
+
+
+def gradient_matrix(weight, bias=None, groups: int = 1) -> np.ndarray:
+    """Return the gradients of weight (out, ...) and bias (out,) as (groups, out/groups, in)."""
+    matrix = np.asarray(weight, dtype=np.float64).reshape(groups, len(weight) // groups, -1)
+    if bias is None:
+        return matrix
+    return np.concatenate([matrix, bias.reshape(groups, -1, 1)], axis=2)
+
+
+def weight_and_bias(matrix, shape, homogeneous: bool):
+    """Return (weight of ``shape``, bias or None): the inverse of ``gradient_matrix``."""
+    if not homogeneous:
+        return matrix.reshape(shape), None
+    return matrix[:, :, :-1].reshape(shape), matrix[:, :, -1].reshape(-1)
+
+
+def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[int, int]]:
+    """Return (first, end) of the diagonal blocks of an (n, n) matrix, none above ``split``.
+
+    cut  "equal": ceil(n / split) blocks of one size, the last one shorter where n does not divide;
+         "fixed": blocks of ``split`` and the rest, as in MindSpore's THOR
+    """
+    refuse_unknown("cut", cut, ("equal", "fixed"))
+    if split is None or n <= split:
+        return [(0, n)]
+    size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))
+    return [(first, min(first + size, n)) for first in range(0, n, size)]
+
+
+def block_diagonal(matrix, split: int | None, cut: str = "equal") -> np.ndarray:
+    """Return the matrices (..., n, n) with zeros outside of the diagonal blocks."""
+    kept = np.zeros_like(matrix, dtype=np.float64)
+    for first, end in block_bounds(matrix.shape[-1], split, cut):
+        kept[..., first:end, first:end] = matrix[..., first:end, first:end]
+    return kept
+
+
+def damping_pair(a_factor, g_factor, positions, damping: float, damping_split: str = "equal"):
+    """Return (a_damping, g_damping) = (pi sqrt(damping / T), sqrt(damping / T) / pi).
+
+    pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), kept in
+    ``PI_RANGE``.
+    """
+    refuse_unknown("damping_split", damping_split, ("equal", "pi"))
+    if not damping > 0:
+        raise InputError(f"damping {damping} came; expected a number > 0")
+    a_positions, g_positions = _pair(positions)
+    pi = 1.0
+    if damping_split == "pi":
+        a_mean, g_mean = mean_eigenvalue(a_factor), mean_eigenvalue(g_factor)
+        pi = math.sqrt(max(a_mean, 1e-30) / max(g_mean, 1e-30))
+        pi = min(max(pi, PI_RANGE[0]), PI_RANGE[1])
+    return pi * math.sqrt(damping / a_positions), math.sqrt(damping / g_positions) / pi
+
+
+def mean_eigenvalue(factor) -> float:
+    """Return the trace over the dimension of matrices (groups, n, n), all groups together."""
+    return float(sum(np.trace(one) for one in factor) / (len(factor) * factor.shape[-1]))
+
+
+def damped_inverse(matrix, damping: float) -> np.ndarray:
+    """Return (matrix + damping I)^-1."""
+    return np.linalg.inv(matrix + damping * np.eye(len(matrix)))
+
+
+def thor_direction(
+    a_factor,
+    g_factor,
+    positions,
+    gradient,
+    damping: float,
+    *,
+    split: int | None = 128,
+    damping_split: str = "equal",
+    cut: str = "equal",
+) -> np.ndarray:
+    """Return U (groups, out, in), one pair of diagonal blocks after the other."""
+    a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
+    direction = np.zeros(gradient.shape)
+    for group in range(len(gradient)):
+        for top, bottom in block_bounds(gradient.shape[1], split, cut):
+            g_inverse = damped_inverse(g_factor[group, top:bottom, top:bottom], g_damping)
+            for left, right in block_bounds(gradient.shape[2], split, cut):
+                a_inverse = damped_inverse(a_factor[group, left:right, left:right], a_damping)
+                block = gradient[group, top:bottom, left:right]
+                direction[group, top:bottom, left:right] = g_inverse @ block @ a_inverse
+    return direction / _pair(positions)[0]
+
+
+def kronecker_solve(
+    a_factor, g_factor, positions, gradient, damping, *, split=128, damping_split="equal"
+) -> np.ndarray:
+    """Return U by solving with the whole matrix T (G + ..) (x) (A + ..): small layers only."""
+    a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
+    a_cut, g_cut = block_diagonal(a_factor, split), block_diagonal(g_factor, split)
+    direction = np.zeros(gradient.shape)
+    for group, matrix in enumerate(gradient):
+        a_damped = a_cut[group] + a_damping * np.eye(matrix.shape[1])
+        g_damped = g_cut[group] + g_damping * np.eye(matrix.shape[0])
+        whole = _pair(positions)[0] * np.kron(g_damped, a_damped)
+        direction[group] = np.linalg.solve(whole, matrix.reshape(-1)).reshape(matrix.shape)
+    return direction
+
+
+def _pair(positions):
+    return positions if isinstance(positions, tuple) else (positions, positions)

@@ -1,0 +1,102 @@
+"""LeNet-5 of ``labkit.nets.lenet`` with softmax cross entropy, forward and backward by hand."""
+
+import numpy as np
+
+from labkit.errors import InputError
+from labkit.reference.convolution import Window, convolution_slopes, convolve
+from labkit.reference.thor import Layer, Parameters
+
+_WINDOW = Window((5, 5))
+_DENSE = ("fc1", "fc2", "fc3")
+
+
+def lenet_parameters(seed: int, classes: int = 10, channels: int = 1, *, conv_bias: bool = False):
+    """Return parameters by the names of ``LeNet5``, normal with standard deviation 1 / sqrt(in)."""
+    random = np.random.default_rng(seed)
+    shapes = {
+        "conv1": (6, channels, 5, 5),
+        "conv2": (16, 6, 5, 5),
+        "fc1": (120, 400),
+        "fc2": (84, 120),
+        "fc3": (classes, 84),
+    }
+    parameters = {}
+    for name, shape in shapes.items():
+        parameters[f"{name}.weight"] = random.normal(size=shape) / np.sqrt(np.prod(shape[1:]))
+        if conv_bias or name in _DENSE:
+            parameters[f"{name}.bias"] = random.normal(scale=0.1, size=shape[0])
+    return parameters
+
+
+def lenet_gradients(
+    parameters: Parameters, images, labels
+) -> tuple[float, Parameters, list[Layer]]:
+    """Return (mean loss, gradients by name, the layers with their inputs and derivatives).
+
+    images (N, C, 32, 32), labels (N,) integers; parameters as of ``lenet_parameters``
+    """
+    if np.shape(images)[2:] != (32, 32):
+        raise InputError(f"images {np.shape(images)} came; expected (N, C, 32, 32)")
+    x, inputs, outputs, pooled_from = np.asarray(images, dtype=np.float64), {}, {}, {}
+    for name in ("conv1", "conv2"):
+        inputs[name] = x
+        weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
+        outputs[name] = convolve(x, weight, bias, _WINDOW)
+        pooled_from[name] = np.maximum(outputs[name], 0.0)
+        x = max_pool(pooled_from[name])
+    pooled_shape, x = x.shape, x.reshape(len(x), -1)
+    for name in _DENSE:
+        inputs[name] = x
+        outputs[name] = x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
+        x = np.maximum(outputs[name], 0.0)
+    loss, slope = cross_entropy(outputs["fc3"], labels)
+    gradients, layers = {}, []
+    for name in reversed(_DENSE):
+        if name != "fc3":
+            slope = slope * (outputs[name] > 0)
+        layers.insert(0, Layer(name, inputs[name], slope))
+        gradients[f"{name}.weight"] = slope.T @ inputs[name]
+        gradients[f"{name}.bias"] = slope.sum(axis=0)
+        slope = slope @ parameters[f"{name}.weight"]
+    slope = slope.reshape(pooled_shape)
+    for name in ("conv2", "conv1"):
+        slope = max_pool_slope(pooled_from[name], slope) * (outputs[name] > 0)
+        layers.insert(0, Layer(name, inputs[name], slope, _WINDOW))
+        weight = parameters[f"{name}.weight"]
+        slope, by_weight, by_bias = convolution_slopes(inputs[name], weight, slope, _WINDOW)
+        gradients[f"{name}.weight"] = by_weight
+        if f"{name}.bias" in parameters:
+            gradients[f"{name}.bias"] = by_bias
+    return loss, {name: gradients[name] for name in parameters}, layers
+
+
+def cross_entropy(logits, labels) -> tuple[float, np.ndarray]:
+    """Return (mean softmax cross entropy, its slope by the logits (N, C))."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_probability = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    rows = np.arange(len(labels))
+    slope = np.exp(log_probability)
+    slope[rows, labels] -= 1.0
+    return float(-log_probability[rows, labels].mean()), slope / len(labels)
+
+
+def max_pool(x) -> np.ndarray:
+    """Return the maxima of 2 x 2 windows, (N, C, H/2, W/2) of (N, C, H, W)."""
+    return _windows(x).max(axis=-1)
+
+
+def max_pool_slope(x, derivatives) -> np.ndarray:
+    """Return dL/dx; where several pixels of a window are its maximum, the first one has it all."""
+    windows = _windows(x)
+    first = windows.argmax(axis=-1)[..., None]
+    slope = np.zeros_like(windows)
+    np.put_along_axis(slope, first, derivatives[..., None], axis=-1)
+    rows, channels, height, width, _ = windows.shape
+    slope = slope.reshape(rows, channels, height, width, 2, 2)
+    return np.swapaxes(slope, 3, 4).reshape(x.shape)
+
+
+def _windows(x):
+    rows, channels, height, width = x.shape
+    windows = x.reshape(rows, channels, height // 2, 2, width // 2, 2)
+    return np.swapaxes(windows, 3, 4).reshape(rows, channels, height // 2, width // 2, 4)

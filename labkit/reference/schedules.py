@@ -1,0 +1,70 @@
+"""The schedules of ``labkit.schedules``, update by update."""
+
+import math
+
+
+def cosine_schedule(lr, lr_end, epochs, steps_per_epoch, warmup_epochs=0):
+    """Return a list: ``labkit.schedules.cosine``, update by update."""
+    total, warmup, rates = epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
+    for update in range(total):
+        if update < warmup:
+            rates.append(lr * (update + 1) / warmup)
+        else:
+            angle = math.pi * (update - warmup) / (total - warmup)
+            rates.append(lr_end + 0.5 * (lr - lr_end) * (1 + math.cos(angle)))
+    return rates
+
+
+def stairs_schedule(lr, lr_end, epochs, steps_per_epoch, decay_epochs):
+    """Return a list: a cosine down to ``lr_end`` in ``decay_epochs``, one rate per epoch."""
+    rates = []
+    for epoch in range(epochs):
+        rate = lr_end
+        if epoch < decay_epochs:
+            rate += 0.5 * (lr - lr_end) * (1 + math.cos(math.pi * epoch / decay_epochs))
+        rates += [rate] * steps_per_epoch
+    return rates
+
+
+def resnet_schedule(lr_init, lr_end, lr_max, warmup_epochs, total_epochs, steps_per_epoch, mode):
+    """Return a list: ``labkit.schedules.get_lr``, update by update."""
+    total, warmup, rates = total_epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
+    for update in range(total):
+        if update < warmup:
+            done = (update + 1 if mode == "cosine" else update) / warmup
+            rates.append(lr_init * (1 - done) + lr_max * done)
+            continue
+        left = (total - update) / (total - warmup)
+        if mode == "linear":
+            rates.append(lr_end + (lr_max - lr_end) * left)
+        elif mode == "poly":
+            rates.append(lr_max * left * left)
+        elif mode == "steps":
+            share = 0 if update < 0.3 * total else 1 if update < 0.6 * total else 2
+            rates.append(lr_max * (1.0, 0.1, 0.01, 0.001)[share + (update >= 0.8 * total)])
+        elif mode == "cosine":
+            wave = math.cos(0.47 * 2 * math.pi * update / (total - warmup))
+            rates.append(lr_max * (left * (0.5 + 0.5 * wave) + 0.00001))
+    return rates
+
+
+def thor_schedule(lr_init, decay, total_epochs, steps_per_epoch, decay_epochs):
+    """Return a list: ``labkit.schedules.get_thor_lr``, update by update."""
+    rates = []
+    for made in range(1, total_epochs * steps_per_epoch + 1):
+        rate = lr_init * math.pow(1 - made / steps_per_epoch / total_epochs, decay)
+        # In whole updates: no rounding decides which of them is the first of an epoch.
+        if made >= decay_epochs * steps_per_epoch:
+            rate /= 2
+        if made >= (decay_epochs + 1) * steps_per_epoch:
+            rate /= 2
+        rates.append(rate)
+    return rates
+
+
+def thor_damping(damping_init, decay_rate, total_epochs, steps_per_epoch):
+    """Return a list: ``labkit.schedules.get_thor_damping``, update by update."""
+    return [
+        damping_init * math.exp(math.log(decay_rate) * made / steps_per_epoch / 10)
+        for made in range(1, total_epochs * steps_per_epoch + 1)
+    ]

@@ -1,0 +1,191 @@
+r"""THOR, update by update: which layers are refreshed, and what becomes of the weights.
+
+    U = (1 / T) (G + ..)^-1 dW (A + ..)^-1         where a layer has factors, else the gradient
+    g = U + weight_decay w,   v <- momentum v + g,   w <- w - learning_rate v
+
+The factors of a batch enter a running average, the inverses are those of the last refresh.
+Source: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
+Computation", AAAI 2021. Without a trace rule every layer is refreshed at every refresh.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from labkit.errors import InputError, refuse_unknown
+from labkit.reference.accumulation import momentum_update
+from labkit.reference.convolution import Window, patches
+from labkit.reference.kronecker import (
+    gradient_matrix,
+    kronecker_factors,
+    thor_direction,
+    weight_and_bias,
+)
+from labkit.reference.rules import TraceRule, kl_clip_factor, running_average, trace_of_fisher
+from labkit.reference.upstream import upstream_factors
+
+Parameters = dict[str, np.ndarray]
+ByUpdate = float | Sequence[float] | Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer with factors saw in one batch.
+
+    name         its parameters are ``name.weight`` and, where it has a bias, ``name.bias``
+    inputs       (N, ..., in), or (N, C, H, W) of a convolution
+    derivatives  dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W')
+    window       of a convolution, None for a fully connected layer
+    """
+
+    name: str
+    inputs: np.ndarray
+    derivatives: np.ndarray
+    window: Window | None = None
+
+    def factors(self, *, homogeneous: bool, formulas: str = "thor"):
+        """Return (A, G, positions) by THOR's formulas or by those of MindSpore's GPU branch."""
+        refuse_unknown("formulas", formulas, ("thor", "upstream_gpu"))
+        if formulas == "upstream_gpu":
+            return upstream_factors(self.inputs, self.derivatives, self.window)
+        if self.window is None:
+            return kronecker_factors(self.inputs, self.derivatives, homogeneous=homogeneous)
+        seen = patches(self.inputs, **vars(self.window))
+        return kronecker_factors(seen, self.derivatives, homogeneous=homogeneous, layout="patches")
+
+
+@dataclass
+class Thor:
+    """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.
+
+    The fields are the options of ``labkit.algorithms.thor.ThorUpdate``. ``learning_rate`` and
+    ``damping`` are a number, a sequence by update or a function of the update's number;
+    ``weight_decay`` a number, or one by parameter name (0 where it has none).
+
+    updates     made so far
+    factors     name -> (A, G, positions), the running averages
+    refreshed   name -> (A, G, positions, damping) that the inverses were last made from
+    frozen      names that the trace rule has frozen; decisions  name -> that of the last refresh
+    velocities  name -> of the momentum
+    """
+
+    learning_rate: ByUpdate
+    damping: ByUpdate
+    momentum: float = 0.9
+    weight_decay: float | dict[str, float] = 0.0
+    frequency: int = 100
+    factor_frequency: int | None = None
+    split: int | None = 128
+    bias: str = "homogeneous"
+    factor_decay: float = 0.0
+    damping_split: str = "equal"
+    trace_rule: TraceRule | None = None
+    kl_clip: float | None = None
+    formulas: str = "thor"
+    updates: int = 0
+    factors: dict = field(default_factory=dict)
+    refreshed: dict = field(default_factory=dict)
+    frozen: set = field(default_factory=set)
+    decisions: dict = field(default_factory=dict)
+    velocities: Parameters = field(default_factory=dict)
+
+    def __post_init__(self):
+        refuse_unknown("bias", self.bias, ("homogeneous", "plain"))
+        refuse_unknown("formulas", self.formulas, ("thor", "upstream_gpu"))
+        if self.formulas == "upstream_gpu" and self.bias != "plain":
+            raise InputError("formulas 'upstream_gpu' have no homogeneous bias; expected 'plain'")
+        for name in ("frequency", "factor_frequency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value} came; expected at least 1")
+
+    def update(self, parameters: Parameters, gradients: Parameters, layers) -> Parameters:
+        """Return the new parameters. ``layers``: a ``Layer`` for each one with factors."""
+        if self.updates % (self.factor_frequency or self.frequency) == 0:
+            self._observe(parameters, layers)
+        if self.updates % self.frequency == 0:
+            self._refresh(_at(self.damping, self.updates))
+        directions = self.directions(gradients, layers)
+        rate = _at(self.learning_rate, self.updates)
+        self.updates += 1
+        return self._optimizer(parameters, directions, rate)
+
+    def directions(self, gradients: Parameters, layers) -> Parameters:
+        """Return U by parameter name, the gradient itself where there are no factors."""
+        before, after = {}, {}
+        for layer in layers:
+            weight, bias, groups = self._parts(layer, gradients)
+            before[layer.name] = gradient_matrix(weight, bias, groups)
+            a_factor, g_factor, positions, damping = self.refreshed[layer.name]
+            after[layer.name] = thor_direction(
+                *(a_factor, g_factor, positions, before[layer.name], damping),
+                split=self.split,
+                damping_split=self.damping_split,
+            )
+        rate, factor = _at(self.learning_rate, self.updates), 1.0
+        if self.kl_clip is not None:
+            factor = kl_clip_factor(after.values(), before.values(), rate, self.kl_clip)
+        made = dict(gradients)
+        for layer in layers:
+            weight, bias, _ = self._parts(layer, gradients)
+            matrix = factor * after[layer.name]
+            weight, bias = weight_and_bias(matrix, weight.shape, bias is not None)
+            made[f"{layer.name}.weight"] = weight
+            if bias is not None:
+                made[f"{layer.name}.bias"] = bias
+        return made
+
+    def _parts(self, layer, values):
+        """Return (weight, the bias where it is homogeneous or None, groups)."""
+        bias = values.get(f"{layer.name}.bias") if self.bias == "homogeneous" else None
+        return values[f"{layer.name}.weight"], bias, layer.window.groups if layer.window else 1
+
+    def _observe(self, parameters, layers):
+        for layer in layers:
+            homogeneous = self._parts(layer, parameters)[1] is not None
+            a, g, positions = layer.factors(homogeneous=homogeneous, formulas=self.formulas)
+            old_a, old_g, _ = self.factors.get(layer.name, (None, None, None))
+            a = running_average(old_a, a, self.factor_decay)
+            g = running_average(old_g, g, self.factor_decay)
+            self.factors[layer.name] = (a, g, positions)
+
+    def _refresh(self, damping):
+        for name, (a, g, positions) in self.factors.items():
+            decision = self._decide(name, a, g, positions, damping)
+            self.decisions[name] = decision
+            if decision == "freeze":
+                self.frozen.add(name)
+            if decision == "refresh":
+                self.refreshed[name] = (a, g, positions, damping)
+
+    def _decide(self, name, a, g, positions, damping):
+        if self.trace_rule is None or name not in self.refreshed:
+            return "refresh"
+        if name in self.frozen:
+            return "freeze"
+        now = trace_of_fisher(a, g, positions, damping)
+        return self.trace_rule.decide(now, trace_of_fisher(*self.refreshed[name]))
+
+    def _optimizer(self, parameters, directions, rate):
+        names = list(parameters)
+        decays = self.weight_decay
+        if not isinstance(decays, dict):
+            decays = dict.fromkeys(names, decays)
+        slopes = [directions[n] + decays.get(n, 0.0) * parameters[n] for n in names]
+        velocities = [self.velocities.get(n, np.zeros_like(parameters[n])) for n in names]
+        values = [np.asarray(parameters[n], dtype=np.float64) for n in names]
+        values, velocities = momentum_update(values, velocities, slopes, rate, self.momentum)
+        self.velocities = dict(zip(names, velocities, strict=True))
+        return dict(zip(names, values, strict=True))
+
+
+def _at(value, update):
+    """Return a number, the update's entry of a sequence, or what a function says of it."""
+    if callable(value):
+        return float(value(update))
+    if np.ndim(value) == 0:
+        return float(value)
+    if update >= len(value):
+        raise InputError(f"{len(value)} values came for update {update}; expected one an update")
+    return float(value[update])
