@@ -60,6 +60,7 @@ PLANS = {
         "every": 39,
         "images": {"held_out": 10_000, "train": None, "test": None},
         "rounds": 5,
+        "turn": 50,  # updates; a multiple of the frequency, so that refreshes count
     },
     # To see the program run: a minute, and no meaning.
     "quick": {
@@ -78,5 +79,6 @@ PLANS = {
         "every": 2,
         "images": {"held_out": 128, "train": 768, "test": 200},
         "rounds": 1,
+        "turn": 4,
     },
 }

@@ -36,8 +36,6 @@ from labkit.data.prepare import prepare
 
 NAME = "thor_race"
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
-# Updates in a turn of a timed contestant: a multiple of the frequency, so that refreshes count.
-TURN = 50
 
 
 def main():
@@ -170,7 +168,7 @@ def sweep(trainings: Trainings, won: dict) -> None:
 def times(tuned: dict, plan: dict, data: Path) -> dict:
     """Return net -> contestant -> ms, the mean time of an update, and compile_seconds.
 
-    All contestants of a net take turns of ``TURN`` updates in this process, ``rounds`` times; ms is
+    All contestants of a net take turns of ``turn`` updates in this process, ``rounds`` times; ms is
     the median over turns. LeNet's THOR is timed besides with a refresh at every update and without
     any: at frequency f an update takes cached + (refresh - cached) / f.
     """
@@ -183,14 +181,14 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
         if net == "LeNet":
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
-        found[net] = _in_turns(won, images, plan["rounds"])
+        found[net] = _in_turns(won, images, plan["rounds"], plan["turn"])
     return found
 
 
-def _in_turns(settings, images, rounds):
+def _in_turns(settings, images, rounds, turn):
     calls, found, taken = {}, {}, {name: [] for name in settings}
     for name, setting in settings.items():
-        calls[name] = _caller(setting, images, (rounds + 1) * TURN)
+        calls[name] = _caller(setting, images, (rounds + 1) * turn)
         begin = time.perf_counter()
         calls[name]()
         calls[name]()
@@ -198,9 +196,9 @@ def _in_turns(settings, images, rounds):
     for _ in range(rounds):
         for name, call in calls.items():
             begin = time.perf_counter()
-            for _ in range(TURN):
+            for _ in range(turn):
                 call()
-            taken[name].append((time.perf_counter() - begin) / TURN * 1e3)
+            taken[name].append((time.perf_counter() - begin) / turn * 1e3)
     for name, turns in taken.items():
         found[name]["ms"] = round(statistics.median(turns), 3)
         found[name]["turns"] = [round(turn, 3) for turn in turns]
