@@ -11,6 +11,7 @@ from mindspore import Tensor, nn, ops
 
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.compiled import Operator, compiled_operators
 from labkit.gradients import DynamicLossScale
 from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
@@ -32,6 +33,15 @@ from tests.step_cells import digits, momentum, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
+EVERY_OPTION = {
+    "split": 32,
+    "factor_decay": 0.9,
+    "damping_split": "pi",
+    "kl_clip": 1e-3,
+    "adapt_damping": LevenbergMarquardt(),
+    "trace_rule": TraceRule(),
+    "clip_norm": 1.0,
+}
 FLOAT16 = {"precision": "O2", "loss_scale": DynamicLossScale()}
 
 
@@ -41,6 +51,16 @@ def plain(network, **options):
 
 def accumulated(network, **options):
     return AccumulatedStep(_with_loss(network), momentum(network), micro_steps=4, **options)
+
+
+def thor(network, **options):
+    return ThorStep(_with_loss(network), momentum(network, weight_decay=1e-4), 0.3, **options)
+
+
+def accumulated_thor(network):
+    loss_net, optimizer = _with_loss(network), momentum(network)
+    update = ThorUpdate(loss_net, optimizer, 0.3)
+    return AccumulatedStep(loss_net, optimizer, micro_steps=1, update=update)
 
 
 def _with_loss(network):
@@ -104,6 +124,12 @@ STEPS = {
     "accumulated, unchecked": lambda: (accumulated(LeNet5(), nonfinite="propagate"), grey()),
     "accumulated, float16": lambda: (accumulated(LeNet5(), clip_norm=1.0, **FLOAT16), grey()),
     "accumulated, BatchNorm": lambda: (accumulated(NormNet("batch")), grey()),
+    "thor": lambda: (thor(LeNet5()), grey()),
+    "thor, every option": lambda: (thor(LeNet5(), **EVERY_OPTION), grey()),
+    "thor, float16": lambda: (thor(LeNet5(), **FLOAT16), grey()),
+    "thor, GPU formulas": lambda: (thor(LeNet5(), formulas="upstream_gpu"), grey()),
+    "thor, BatchNorm": lambda: (thor(NormNet("batch")), grey()),
+    "thor, accumulated": lambda: (accumulated_thor(LeNet5()), grey()),
 }
 
 TEN_SECONDS = {"plain, ResNet", "plain, ResNet, float16"}
