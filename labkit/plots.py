@@ -4,6 +4,8 @@ import numpy as np
 
 # Okabe and Ito's colours: told apart by people with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE = "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 
 
 def axes(rows=1, columns=1, width=4.6, height=3.2):
@@ -88,6 +90,49 @@ def verdict_grid(verdicts, stages, title):
     axis.set_yticks(range(len(verdicts)), list(verdicts))
     axis.set_title(title)
     axis.grid(False)
+    return figure
+
+
+def matrices(named, title, decades=4):
+    """Matrices side by side, the sizes of their entries on one logarithmic colour scale.
+
+    named    title -> matrix; the largest entry of the first one is the scale's end
+    decades  of the scale; smaller entries are white, as zeros are
+    """
+    from matplotlib.colors import LogNorm
+
+    figure, grid = axes(1, len(named), width=3.4, height=3.7)
+    largest = np.abs(next(iter(named.values()))).max()
+    norm = LogNorm(largest / 10**decades, largest)
+    for axis, (name, matrix) in zip(np.atleast_1d(grid), named.items(), strict=True):
+        sizes = np.ma.masked_less(np.abs(matrix), norm.vmin)
+        drawn = axis.imshow(sizes, norm=norm, cmap="viridis_r", interpolation="nearest")
+        axis.set(title=name, xlabel="weight", ylabel="weight")
+        axis.grid(False)
+    figure.colorbar(drawn, ax=np.atleast_1d(grid).tolist(), label="size of the entry", shrink=0.8)
+    figure.suptitle(title)
+    return figure
+
+
+def decisions(history, layers, every, title):
+    """What a trace rule decided: ``history`` has a row of words for each refresh, ``every`` updates
+    apart, a word for each of ``layers``."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    words, colors = ("refresh", "skip", "freeze"), (GREEN, ORANGE, "#999999")
+    numbers = np.array([[words.index(word) for word in row] for row in history]).T
+    figure, axis = axes(width=7.2, height=0.4 * len(layers) + 1.6)
+    span = (-every / 2, (len(history) - 0.5) * every, len(layers) - 0.5, -0.5)
+    axis.imshow(
+        numbers, cmap=ListedColormap(colors), vmin=0, vmax=2, aspect="auto", extent=span,
+        interpolation="nearest",
+    )  # fmt: skip
+    axis.set_yticks(range(len(layers)), layers)
+    axis.set(xlabel="update", title=title)
+    axis.grid(False)
+    handles = [Patch(color=color, label=word) for word, color in zip(words, colors, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
