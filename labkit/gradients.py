@@ -191,9 +191,12 @@ class GradientStage(nn.Cell):
         return loss, weight, self._unscaled(gradients, weight), finite
 
     def contribution_with_extras(self, *batch):
-        """Return what ``contribution`` does, the extras behind the gradients, times w_i alike."""
+        """Return what ``contribution`` does, the extras behind the gradients, times w_i alike.
+
+        ``finite`` does not look at the extras.
+        """
         (_, loss, weight), gradients = self.value_and_extras(*batch)
-        finite = self._all_finite(loss, gradients)
+        finite = self._all_finite(loss, gradients[: self.count])
         scale = ops.cast(1.0, ms.float32)
         if self.scaled:
             scale = self.loss_scale.value()

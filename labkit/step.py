@@ -152,8 +152,7 @@ class Step(nn.Cell):
     def _finish_held(self, batch):
         """Make the update that the graph with extras has prepared, if it has."""
         if int(self.update.held.asnumpy()):
-            self.update.refresh(self, batch)
-            self._apply_held()
+            self._apply_held(*self.update.refresh(self, batch))
             self.update.applied(self, batch)
 
     def _note_rates(self):
@@ -205,8 +204,8 @@ class _ApplyHeld(nn.Cell):
         super().__init__(auto_prefix=False)
         self.apply_held, self.updates = step.update.apply_held, step.updates
 
-    def construct(self):
-        done = self.apply_held()
+    def construct(self, *notes):
+        done = self.apply_held(*notes)
         ops.assign_add(self.updates, 1)
         return done
 

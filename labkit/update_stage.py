@@ -12,7 +12,8 @@ class UpdateStage(nn.Cell):
 
     - ``hold(gradients, extras)`` in that graph, once the update's gradients are complete;
     - ``refresh(step, batch)`` between graphs, if ``held`` then says that something is held;
-    - ``apply_held()`` in a third graph: the update, from what is held;
+    - ``apply_held(*notes)`` in a third graph, with the Tensors that ``refresh`` has returned: the
+      update, from what is held;
     - ``applied(step, batch)`` after it. ``batch`` is (), where an epoch's end closes a group.
 
     The compiled graph of all other updates holds nothing of this.

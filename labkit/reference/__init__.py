@@ -42,6 +42,12 @@ from labkit.reference.losses import linear_regression as linear_regression
 from labkit.reference.losses import smoothed_cross_entropy as smoothed_cross_entropy
 from labkit.reference.losses import softmax_regression as softmax_regression
 from labkit.reference.losses import token_cross_entropy as token_cross_entropy
+from labkit.reference.rules import TraceRule as TraceRule
+from labkit.reference.rules import fisher_quadratic as fisher_quadratic
+from labkit.reference.rules import kl_clip_factor as kl_clip_factor
+from labkit.reference.rules import levenberg_marquardt as levenberg_marquardt
+from labkit.reference.rules import running_average as running_average
+from labkit.reference.rules import trace_of_fisher as trace_of_fisher
 from labkit.reference.schedules import cosine_schedule as cosine_schedule
 from labkit.reference.schedules import resnet_schedule as resnet_schedule
 from labkit.reference.schedules import stairs_schedule as stairs_schedule
@@ -49,10 +55,4 @@ from labkit.reference.schedules import thor_damping as thor_damping
 from labkit.reference.schedules import thor_schedule as thor_schedule
 from labkit.reference.thor import Layer as Layer
 from labkit.reference.thor import Thor as Thor
-from labkit.reference.thor import TraceRule as TraceRule
-from labkit.reference.thor import fisher_quadratic as fisher_quadratic
-from labkit.reference.thor import kl_clip_factor as kl_clip_factor
-from labkit.reference.thor import levenberg_marquardt as levenberg_marquardt
-from labkit.reference.thor import running_average as running_average
-from labkit.reference.thor import trace_of_fisher as trace_of_fisher
 from labkit.reference.upstream import upstream_factors as upstream_factors

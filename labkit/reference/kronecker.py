@@ -27,7 +27,8 @@ PI_RANGE = (1e-3, 1e3)
 def dense_columns(array) -> np.ndarray:
     """Return (N, 1, n, T) of a fully connected layer's inputs or derivatives (N, ..., n)."""
     array = np.asarray(array, dtype=np.float64)
-    return np.swapaxes(array.reshape(len(array), -1, array.shape[-1]), 1, 2)[:, None]
+    positions = math.prod(array.shape[1:-1])
+    return np.swapaxes(array.reshape(len(array), positions, array.shape[-1]), 1, 2)[:, None]
 
 
 def map_columns(derivatives, groups: int = 1) -> np.ndarray:

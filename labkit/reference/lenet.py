@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from labkit.errors import InputError
 from labkit.reference.convolution import Window, convolution_slopes, convolve
 from labkit.reference.thor import Layer, Parameters
 
@@ -34,6 +35,8 @@ def lenet_gradients(
 
     images (N, C, 32, 32), labels (N,) integers; parameters as of ``lenet_parameters``
     """
+    if np.shape(images)[2:] != (32, 32):
+        raise InputError(f"images {np.shape(images)} came; expected (N, C, 32, 32)")
     x, inputs, outputs, pooled_from = np.asarray(images, dtype=np.float64), {}, {}, {}
     for name in ("conv1", "conv2"):
         inputs[name] = x

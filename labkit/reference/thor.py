@@ -8,7 +8,6 @@ Source: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural G
 Computation", AAAI 2021. Without a trace rule every layer is refreshed at every refresh.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -23,77 +22,11 @@ from labkit.reference.kronecker import (
     thor_direction,
     weight_and_bias,
 )
+from labkit.reference.rules import TraceRule, kl_clip_factor, running_average, trace_of_fisher
 from labkit.reference.upstream import upstream_factors
 
 Parameters = dict[str, np.ndarray]
 ByUpdate = float | Sequence[float] | Callable[[int], float]
-
-
-@dataclass(frozen=True)
-class TraceRule:
-    """Refresh above ``refresh``, skip this time down to ``freeze``, below it freeze for good."""
-
-    refresh: float = 0.01
-    freeze: float = 0.001
-
-    def __post_init__(self):
-        if not self.refresh >= self.freeze >= 0:
-            raise InputError(
-                f"refresh {self.refresh} and freeze {self.freeze} came; expected refresh >= freeze "
-                ">= 0"
-            )
-
-    def decide(self, trace: float, last: float) -> str:
-        """Return "refresh", "skip" or "freeze" by |trace - last| / last, of tr(F + damping I)."""
-        change = abs(trace - last) / last
-        return "refresh" if change > self.refresh else "freeze" if change < self.freeze else "skip"
-
-
-def running_average(old, new, decay: float):
-    """Return decay old + (1 - decay) new, or ``new`` where there is no old one."""
-    return new if old is None else decay * old + (1 - decay) * new
-
-
-def trace_of_fisher(a_factor, g_factor, positions, damping: float) -> float:
-    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G."""
-    trace = 0.0
-    for a, g in zip(a_factor, g_factor, strict=True):
-        trace += positions * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
-    return float(trace)
-
-
-def fisher_quadratic(a_factor, g_factor, positions, step, damping: float) -> float:
-    """Return s^T (F + damping I) s for a step (groups, out, in), F = T G (x) A."""
-    curved = sum(
-        positions * np.trace(s.T @ g @ s @ a)
-        for a, g, s in zip(a_factor, g_factor, step, strict=True)
-    )
-    return float(curved + damping * np.sum(step**2))
-
-
-def kl_clip_factor(directions, gradients, learning_rate: float, kl_clip: float) -> float:
-    """Return min(1, sqrt(kl_clip / sum |lr^2 <U, grad>|)) over all layers with factors."""
-    moved = sum(
-        abs(learning_rate**2 * np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)
-    )
-    return 1.0 if moved <= kl_clip else math.sqrt(kl_clip / moved)
-
-
-def levenberg_marquardt(
-    damping, loss_before, loss_after, slope, quadratic, *, omega=0.95, interval=5
-) -> tuple[float, float]:
-    """Return (rho, the new damping): how much of the promised change came, and what follows.
-
-    slope      <g, s> of the gradient and the step made
-    quadratic  s^T (F + damping I) s, of ``fisher_quadratic``, summed over layers
-
-    rho = (L(w + s) - L(w)) / (slope + quadratic / 2); above 3/4 the damping is multiplied by
-    omega^interval, below 1/4 divided by it. Martens and Grosse 2015, section 6.5.
-    """
-    rho = (loss_after - loss_before) / (slope + quadratic / 2)
-    if rho > 3 / 4:
-        return rho, damping * omega**interval
-    return rho, damping / omega**interval if rho < 1 / 4 else damping
 
 
 @dataclass(frozen=True)
@@ -162,6 +95,10 @@ class Thor:
         refuse_unknown("formulas", self.formulas, ("thor", "upstream_gpu"))
         if self.formulas == "upstream_gpu" and self.bias != "plain":
             raise InputError("formulas 'upstream_gpu' have no homogeneous bias; expected 'plain'")
+        for name in ("frequency", "factor_frequency"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} {value} came; expected at least 1")
 
     def update(self, parameters: Parameters, gradients: Parameters, layers) -> Parameters:
         """Return the new parameters. ``layers``: a ``Layer`` for each one with factors."""
@@ -247,4 +184,8 @@ def _at(value, update):
     """Return a number, the update's entry of a sequence, or what a function says of it."""
     if callable(value):
         return float(value(update))
-    return float(value if np.ndim(value) == 0 else value[update])
+    if np.ndim(value) == 0:
+        return float(value)
+    if update >= len(value):
+        raise InputError(f"{len(value)} values came for update {update}; expected one an update")
+    return float(value[update])

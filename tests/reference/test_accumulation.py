@@ -1,7 +1,4 @@
-"""The NumPy twins themselves: finite differences, hand-made sequences, and PyTorch."""
-
-import subprocess
-import sys
+"""Accumulation's twins: hand-made sequences, the whole batch, and PyTorch."""
 
 import numpy as np
 import pytest
@@ -13,35 +10,6 @@ from labkit.errors import InputError
 from labkit.reference import Accumulation, MicroBatch
 
 RANDOM = np.random.default_rng(0)
-
-
-def slopes(function, values, leaf, step=1e-6):
-    """Central differences of a function of arrays by one of them."""
-    gradient = np.zeros_like(values[leaf])
-    for index in np.ndindex(gradient.shape):
-        ends = []
-        for sign in (1, -1):
-            moved = [value.copy() for value in values]
-            moved[leaf][index] += sign * step
-            ends.append(function(*moved)[0])
-        gradient[index] = (ends[0] - ends[1]) / (2 * step)
-    return gradient
-
-
-@pytest.mark.parametrize(
-    ("model", "targets"),
-    [
-        (reference.linear_regression, RANDOM.normal(size=(7, 4))),
-        (reference.softmax_regression, RANDOM.integers(0, 4, 7)),
-    ],
-)
-def test_gradients_are_the_slopes_of_the_loss(model, targets):
-    inputs = RANDOM.normal(size=(7, 3))
-    values = [RANDOM.normal(size=(4, 3)), RANDOM.normal(size=4)]
-    _, gradients = model(*values, inputs, targets)
-    for leaf in range(2):
-        expected = slopes(lambda *v: model(*v, inputs, targets), values, leaf)
-        np.testing.assert_allclose(gradients[leaf], expected, atol=1e-8)
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
@@ -166,14 +134,3 @@ def test_a_schedule_counts_updates():
     group = Accumulation(lambda updates: updates + 1)
     made = [group.micro_batch(micro(1.0)) is not None for _ in range(6)]
     assert made == [True, False, True, False, False, True]
-
-
-def test_token_cross_entropy_by_hand():
-    logits = np.log(np.array([[[1.0, 3.0], [1.0, 1.0], [7.0, 1.0]]]))
-    total, count = reference.token_cross_entropy(logits, np.array([[1, 0, -1]]))
-    assert count == 2 and total == pytest.approx(-np.log(3 / 4) - np.log(1 / 2))
-
-
-def test_does_not_import_mindspore(root):
-    program = "import sys, labkit.reference as _; assert 'mindspore' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=root)

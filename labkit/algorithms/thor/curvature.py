@@ -58,12 +58,12 @@ class LayerCurvature(nn.Cell):
         return Parameter(value, name=f"thor.{self.layer_name}.{name}", requires_grad=False)
 
     def construct(self, weight, bias):
-        matrix = self._matrix(weight, bias)
-        direction = self._between(self.g_inverse, matrix, self.a_inverse)
+        direction = self._between(self.g_inverse, self._matrix(weight, bias), self.a_inverse)
+        own = direction[:, : self.outputs, : self.inputs - self.homogeneous]
         if self.homogeneous:
-            bias = ops.cast(direction[:, :, -1].reshape(bias.shape), bias.dtype)
-            direction = direction[:, :, :-1]
-        return ops.cast(direction.reshape(weight.shape), weight.dtype), bias
+            last = direction[:, : self.outputs, self.inputs - 1]
+            bias = ops.cast(last.reshape(bias.shape), bias.dtype)
+        return ops.cast(own.reshape(weight.shape), weight.dtype), bias
 
     def curvature(self, weight, bias):
         """Return T <S, G S A>, (), for a move S of the weight and the bias."""
@@ -72,29 +72,38 @@ class LayerCurvature(nn.Cell):
         return self.positions[0] * ops.reduce_sum(product.reshape(-1))
 
     def _matrix(self, weight, bias):
-        """Return (groups, outputs, inputs), float32, the bias as last column where it is one."""
-        matrix = weight.reshape(self.groups, self.outputs, -1)
+        """Return (groups, outputs, inputs) in float32, the bias in a column, padded to blocks."""
+        # Concat, not Pad: 0.17 instead of 1.2 ms for (120, 401) to (120, 404) on CPU.
+        parts = (ops.cast(weight, ms.float32).reshape(self.groups, self.outputs, -1),)
         if self.homogeneous:
-            matrix = ops.concat((matrix, bias.reshape(self.groups, self.outputs, 1)), 2)
-        return ops.cast(matrix, ms.float32)
+            column = ops.cast(bias, ms.float32).reshape(self.groups, self.outputs, 1)
+            parts += (column,)
+        width = self.a_blocks.count * self.a_blocks.size
+        if width > self.inputs:
+            shape = (self.groups, self.outputs, width - self.inputs)
+            parts += (ops.zeros(shape, ms.float32),)
+        matrix = ops.concat(parts, 2) if len(parts) > 1 else parts[0]
+        height = self.g_blocks.count * self.g_blocks.size
+        if height > self.outputs:
+            rows = ops.zeros((self.groups, height - self.outputs, width), ms.float32)
+            matrix = ops.concat((matrix, rows), 1)
+        return matrix
 
     def _between(self, left, matrix, right):
-        """Return left matrix right for blocks like G's and A's, (groups, outputs, inputs)."""
+        """Return left matrix right for blocks like G's and A's and a padded matrix."""
         rows, row = self.g_blocks.count, self.g_blocks.size
         columns, column = self.a_blocks.count, self.a_blocks.size
-        below, beside = rows * row - self.outputs, columns * column - self.inputs
-        if below or beside:
-            matrix = ops.Pad(((0, 0), (0, below), (0, beside)))(matrix)
         matrix = matrix.reshape(self.groups * rows, row, columns * column)
-        matrix = ops.BatchMatMul()(left, matrix)
+        matrix = ops.BatchMatMul()(left, matrix).reshape(self.groups, rows * row, -1)
+        if columns == 1:
+            return ops.BatchMatMul()(matrix, right)
         matrix = matrix.reshape(self.groups, rows * row, columns, column)
         matrix = ops.transpose(matrix, (0, 2, 1, 3))
         matrix = matrix.reshape(self.groups * columns, rows * row, column)
         matrix = ops.BatchMatMul()(matrix, right)
         matrix = matrix.reshape(self.groups, columns, rows * row, column)
         matrix = ops.transpose(matrix, (0, 2, 1, 3))
-        matrix = matrix.reshape(self.groups, rows * row, columns * column)
-        return matrix[:, : self.outputs, : self.inputs]
+        return matrix.reshape(self.groups, rows * row, columns * column)
 
     def observe(self, a_sum, positions, g_sum, keep):
         """Take a batch's sums into the running averages; return [T, tr A (x) G, finite], (3,).
@@ -129,6 +138,28 @@ class LayerCurvature(nn.Cell):
         dimension = self.groups * self.inputs * self.outputs
         return float(positions) * float(together) + damping * dimension
 
+    def invert(self, damping, balanced):
+        """Make the inverses anew, in a graph; return the larger of their residuals, ()."""
+        a_damping = ops.sqrt(damping / self.positions[0])
+        g_damping = ops.sqrt(damping / self.positions[1])
+        if balanced:
+            a_mean = ops.reduce_sum(self._traces(self.a_factor)) / (self.groups * self.inputs)
+            g_mean = ops.reduce_sum(self._traces(self.g_factor)) / (self.groups * self.outputs)
+            # Either may be 0 (an input that is always 0), and no damping may vanish.
+            ratio = ops.sqrt(ops.maximum(a_mean, 1e-30) / ops.maximum(g_mean, 1e-30))
+            pi = ops.minimum(ops.maximum(ratio, 1e-3), 1e3)
+            a_damping, g_damping = a_damping * pi, g_damping / pi
+        a_inverse, a_residual = _damped_inverse(self.a_factor, a_damping)
+        g_inverse, g_residual = _damped_inverse(self.g_factor, g_damping)
+        residual = ops.maximum(a_residual, g_residual)
+        sound = residual <= RESIDUAL
+        g_inverse = g_inverse / self.positions[0]
+        done = (
+            ops.assign(self.a_inverse, ops.select(sound, a_inverse, self.a_inverse)),
+            ops.assign(self.g_inverse, ops.select(sound, g_inverse, self.g_inverse)),
+        )
+        return ops.depend(residual, done)
+
     @property
     def cost(self) -> float:
         """Multiplications of its inversions, up to a factor."""
@@ -144,43 +175,23 @@ class LayerCurvature(nn.Cell):
 
 
 class Inversion(nn.Cell):
-    """Make one layer's inverses anew: damping () -> the larger of the two residuals, ().
+    """Make layers' inverses anew: damping () -> each layer's larger residual, (layers,).
 
     The residual is max |(A + damping I) A_inverse - I|; the inverses are stored only where it is at
     most ``RESIDUAL``. ops.MatrixInverse returns zeros for a singular or NaN matrix and says
     nothing; Cholesky, which raises, leaves MindSpore's runtime unusable after it.
     """
 
-    def __init__(self, layer, damping_split):
+    def __init__(self, layers, damping_split):
         super().__init__(auto_prefix=False)
-        self.layer = layer
+        self.layers = nn.CellList(layers, auto_prefix=False)
         self.balanced = damping_split == "pi"
-        geometry = layer.geometry
-        self.a_dimension = geometry.groups * geometry.inputs
-        self.g_dimension = geometry.groups * geometry.outputs
 
     def construct(self, damping):
-        layer = self.layer
-        a_factor, g_factor, positions = layer.a_factor, layer.g_factor, layer.positions
-        a_damping = ops.sqrt(damping / positions[0])
-        g_damping = ops.sqrt(damping / positions[1])
-        if self.balanced:
-            a_mean = _trace(a_factor) / self.a_dimension
-            g_mean = _trace(g_factor) / self.g_dimension
-            # Either may be 0 (an input that is always 0): the damping is then not to vanish.
-            ratio = ops.sqrt(ops.maximum(a_mean, 1e-30) / ops.maximum(g_mean, 1e-30))
-            pi = ops.minimum(ops.maximum(ratio, 1e-3), 1e3)
-            a_damping, g_damping = a_damping * pi, g_damping / pi
-        a_inverse, a_residual = _damped_inverse(a_factor, a_damping)
-        g_inverse, g_residual = _damped_inverse(g_factor, g_damping)
-        residual = ops.maximum(a_residual, g_residual)
-        sound = residual <= RESIDUAL
-        g_inverse = g_inverse / positions[0]
-        done = (
-            ops.assign(layer.a_inverse, ops.select(sound, a_inverse, layer.a_inverse)),
-            ops.assign(layer.g_inverse, ops.select(sound, g_inverse, layer.g_inverse)),
-        )
-        return ops.depend(residual, done)
+        residuals = ()
+        for layer in self.layers:
+            residuals += (layer.invert(damping, self.balanced),)
+        return ops.stack(residuals)
 
 
 def _damped_inverse(factor, damping):
@@ -192,8 +203,3 @@ def _damped_inverse(factor, damping):
     error = error.reshape(-1)
     # The sum carries a NaN, which is not <= RESIDUAL; a maximum may pass over it.
     return inverse, ops.reduce_max(ops.abs(error)) + 0.0 * ops.reduce_sum(error)
-
-
-def _trace(factor):
-    identity = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
-    return ops.reduce_sum((factor * identity).reshape(-1))

@@ -12,7 +12,7 @@ TRIES = 7
 
 
 class Inverses:
-    """The inversions of ``layers``, one small compiled graph each.
+    """The inversions of ``layers``: all at once, or one by one, in compiled graphs.
 
     On several ranks each layer belongs to one of them, by cost: the next most expensive one goes to
     the rank with the least to do. The others receive its inverses.
@@ -21,20 +21,20 @@ class Inverses:
     def __init__(self, layers, damping_split):
         joined = GlobalComm.INITED
         self.ranks, self.rank = (get_group_size(), get_rank()) if joined else (1, 0)
-        self.layers = list(layers)
-        self.inversions = [Inversion(layer, damping_split) for layer in layers]
+        self.layers, self.damping_split = list(layers), damping_split
         self.owners = share_out([layer.cost for layer in layers], self.ranks)
         self.share = _Share(self.layers, self.owners, self.rank) if self.ranks > 1 else None
+        self.inversions = {}
 
     def make(self, due, damping: float) -> dict[int, int]:
         """Make the inverses of the layers numbered ``due``; return layer -> tries but the first.
 
         Raises FloatingPointError, on all ranks, for a layer that no damping helps.
         """
+        own = tuple(number for number in due if self.owners[number] == self.rank)
         tries = np.zeros(len(self.layers), np.float32)
-        for number in due:
-            if self.owners[number] == self.rank:
-                tries[number] = self._tries(number, damping)
+        for number, count in self._tries(own, damping).items():
+            tries[number] = count
         if self.share is not None and due:
             tries = self.share(Tensor(tries)).asnumpy()
         for number in due:
@@ -46,13 +46,33 @@ class Inverses:
                 )
         return {number: int(tries[number]) - 1 for number in due}
 
-    def _tries(self, number, damping):
-        """Return how many inversions it took; TRIES + 1 for none that did."""
-        for attempt in range(TRIES):
-            residual = self.inversions[number](Tensor(damping * 10.0**attempt, ms.float32))
-            if float(residual.asnumpy()) <= RESIDUAL:
-                return attempt + 1
-        return TRIES + 1
+    def _tries(self, numbers, damping):
+        """Invert layers; return how many tries each took, TRIES + 1 where none was enough."""
+        tries, left = {}, numbers
+        for attempt in range(1, TRIES + 1):
+            if not left:
+                return tries
+            # One graph for all of a rank's layers, and one for each that is inverted alone.
+            groups = [left] if left == self._all_of_rank() else [(number,) for number in left]
+            sound = [
+                number
+                for group in groups
+                for number, residual in zip(group, self._invert(group, damping), strict=True)
+                if residual <= RESIDUAL
+            ]
+            tries |= dict.fromkeys(sound, attempt)
+            left = tuple(number for number in left if number not in sound)
+            damping *= 10
+        return tries | dict.fromkeys(left, TRIES + 1)
+
+    def _all_of_rank(self):
+        return tuple(i for i, owner in enumerate(self.owners) if owner == self.rank)
+
+    def _invert(self, group, damping):
+        if group not in self.inversions:
+            layers = [self.layers[number] for number in group]
+            self.inversions[group] = Inversion(layers, self.damping_split)
+        return self.inversions[group](Tensor(damping, ms.float32)).asnumpy()
 
 
 def share_out(costs, ranks: int) -> list[int]:

@@ -36,7 +36,6 @@ class Tap(nn.Cell):
         self.groups = geometry.groups
         self.is_convolution = isinstance(geometry, Convolution)
         if self.is_convolution:
-            self.im2col = ops.Im2Col(geometry.kernel, geometry.stride, geometry.dilation, 0)
             self.pad_mode, self.pad = geometry.pad_mode, geometry.pad
             self.kernel, self.stride = geometry.kernel, geometry.stride
             self.dilation = geometry.dilation
@@ -59,12 +58,14 @@ class Tap(nn.Cell):
 
     def patches(self, x):
         """Return the patches of a convolution's input (N, C, H, W): (N, C kh kw, T)."""
-        height, width = x.shape[2], x.shape[3]
         geometry = (self.pad_mode, self.pad, self.kernel, self.stride, self.dilation)
-        around = _paddings(*geometry, height, width)
-        if around != ():
-            x = ops.Pad(around)(x)
-        patches = self.im2col(x)
+        vertical, horizontal = _padding(*geometry, x.shape[2], x.shape[3])
+        pads = (vertical[0], horizontal[0])
+        if vertical[0] != vertical[1] or horizontal[0] != horizontal[1]:
+            # Im2Col pads both sides alike; ops.Pad takes longer.
+            x = ops.Pad(((0, 0), (0, 0), vertical, horizontal))(x)
+            pads = (0, 0)
+        patches = ops.Im2Col(self.kernel, self.stride, self.dilation, pads)(x)
         return patches.reshape(x.shape[0], -1, patches.shape[3])
 
     def _products(self, columns, blocks, homogeneous):
@@ -93,10 +94,8 @@ class Tap(nn.Cell):
 
 
 @ops.constexpr
-def _paddings(*arguments):
-    """Return the paddings of all four axes, () where there is none."""
-    around = padding(*arguments)
-    return () if around == ((0, 0), (0, 0)) else ((0, 0), (0, 0), *around)
+def _padding(*arguments):
+    return padding(*arguments)
 
 
 def _one_image(x):

@@ -70,21 +70,33 @@ class ThorUpdate(UpdateStage):
 
     def _make_state(self, optimizer):
         # held: 1 between the graph that fills held_gradients and the one that applies them.
-        # last_factors, last_refresh: the updates, counted from 0, that did it last; -1 for none.
-        # damping: of the last refresh. seen: T, tr A (x) G and finite, of each layer's factors.
+        # seen: T, tr A (x) G, and whether they are finite, of each layer's last factors.
+        # The rest changes only with the update that was held. last_factors, last_refresh: the
+        # updates, counted from 0, that did it last; -1 for none. damping: of the last refresh.
         # traces: tr(F + damping I) that each layer's inverses were made of. frozen: 1 for good.
-        # refreshes: of each layer so far. retries: those that took more damping.
+        # refreshes: of each layer so far. retries: its inversions that needed more damping.
         count = len(self.layers)
         self.held = state("thor.held", 0)
         self.held_gradients = ParameterTuple(_held(p) for p in optimizer.parameters)
+        self.seen = _table("seen", (count, 3), ms.float32)
         self.last_factors = state("thor.last_factors", -1)
         self.last_refresh = state("thor.last_refresh", -1)
         self.damping = state("thor.damping", 0.0)
-        self.seen = _table("seen", (count, 3), ms.float32)
         self.traces = _table("traces", (count,), ms.float32)
         self.frozen = _table("frozen", (count,), ms.int32)
         self.refreshes = _table("refreshes", (count,), ms.int32)
         self.retries = _table("retries", (count,), ms.int32)
+        self.noted = ParameterTuple(
+            (
+                self.last_factors,
+                self.last_refresh,
+                self.damping,
+                self.traces,
+                self.frozen,
+                self.refreshes,
+                self.retries,
+            )
+        )
 
     def _place_results(self, count):
         """Note where each layer's gradients come from and each parameter's direction."""
@@ -153,9 +165,9 @@ class ThorUpdate(UpdateStage):
         )
         return ops.depend(True, done)
 
-    def apply_held(self):
-        """Update from ``held_gradients``."""
-        done = self.construct(self.held_gradients)
+    def apply_held(self, *notes):
+        """Update from ``held_gradients``; ``notes`` are what ``refresh`` returned."""
+        done = (self.construct(self.held_gradients), self.map(ops.assign, self.noted, notes))
         released = ops.assign(self.held, ops.depend(ops.cast(0, ms.int32), done))
         return ops.depend(True, released)
 
@@ -166,18 +178,23 @@ class ThorUpdate(UpdateStage):
         return factors or self.frequency.is_due(updates, int(self.last_refresh.asnumpy()))
 
     def refresh(self, step, batch):
-        """Make the inverses anew where they are due, by layer, between the graphs."""
+        """Make the inverses anew where they are due, by layer; return the new ``noted``.
+
+        Only the inverses change here. The rest is assigned by the graph that updates, so that an
+        interruption in between leaves an update that was not made, and nothing else.
+        """
         update = int(step.updates.asnumpy())
         seen = self.seen.asnumpy()
         self._check_factors(seen, update)
-        set_state(self.last_factors, update)
-        if self.frequency.is_due(update, int(self.last_refresh.asnumpy())):
-            damping = self._damping_at(update)
-            set_state(self.damping, damping)
-            self._refresh_layers(seen, damping)
-            set_state(self.last_refresh, update)
+        notes = [parameter.asnumpy().copy() for parameter in self.noted]
+        notes[0] = np.int32(update)
+        if self.frequency.is_due(update, int(notes[1])):
+            notes[1] = np.int32(update)
+            notes[2] = np.float32(self._damping_at(update))
+            self._refresh_layers(seen, *notes[2:])
             if self.adaptation is not None:
                 self.adaptation.remember()
+        return [Tensor(note) for note in notes]
 
     def applied(self, step, batch):
         """Let the damping follow what a refreshing update has done."""
@@ -204,32 +221,23 @@ class ThorUpdate(UpdateStage):
                     f"expected every layer to be used, or skip=({layer.layer_name!r},)"
                 )
 
-    def _refresh_layers(self, seen, damping):
-        traces, frozen = self.traces.asnumpy().copy(), self.frozen.asnumpy().copy()
-        refreshes, retries = self.refreshes.asnumpy().copy(), self.retries.asnumpy().copy()
-        rule, due, self.decisions = self.options.trace_rule, [], {}
+    def _refresh_layers(self, seen, damping, traces, frozen, refreshes, retries):
+        """Decide for each layer and invert; the arrays from ``traces`` on are changed in place."""
+        damping, rule, due, decisions = float(damping), self.options.trace_rule, [], {}
         for i, layer in enumerate(self.layers):
             trace = layer.trace(*seen[i, :2], damping)
-            decision = REFRESH
-            if frozen[i]:
-                decision = FREEZE
-            elif rule is not None and traces[i] > 0:
+            decision = FREEZE if frozen[i] else REFRESH
+            if not frozen[i] and rule is not None and traces[i] > 0:
                 decision = rule.decide(trace, float(traces[i]))
+            decisions[layer.layer_name] = decision
             frozen[i] = decision == FREEZE
-            self.decisions[layer.layer_name] = decision
             if decision == REFRESH:
                 due.append(i)
                 traces[i] = trace
                 refreshes[i] += 1
         for i, more in self.inverses.make(due, damping).items():
             retries[i] += more
-        for parameter, value in (
-            (self.traces, traces),
-            (self.frozen, frozen),
-            (self.refreshes, refreshes),
-            (self.retries, retries),
-        ):
-            set_state(parameter, value)
+        self.decisions = decisions
 
     def after(self, step, loss, batch):
         """Stop where the loss is not finite, with the name of the layer that made it so."""

@@ -25,7 +25,6 @@ class UpstreamTap(Tap):
     def __init__(self, geometry):
         super().__init__(geometry)
         if self.is_convolution:
-            self.im2col = ops.Im2Col(geometry.kernel, geometry.stride, 1, 0)
             self.pad_mode, self.dilation = "same", (1, 1)
 
     def bprop(self, x, y, a, t, g, out, dout):

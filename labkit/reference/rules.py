@@ -1,0 +1,75 @@
+"""What decides when THOR refreshes, how far it steps, and how much it damps."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from labkit.errors import InputError
+
+
+@dataclass(frozen=True)
+class TraceRule:
+    """Refresh above ``refresh``, skip this time down to ``freeze``, below it freeze for good."""
+
+    refresh: float = 0.01
+    freeze: float = 0.001
+
+    def __post_init__(self):
+        if not self.refresh >= self.freeze >= 0:
+            raise InputError(
+                f"refresh {self.refresh} and freeze {self.freeze} came; expected refresh >= freeze "
+                ">= 0"
+            )
+
+    def decide(self, trace: float, last: float) -> str:
+        """Return "refresh", "skip" or "freeze" by |trace - last| / last, of tr(F + damping I)."""
+        change = abs(trace - last) / last
+        return "refresh" if change > self.refresh else "freeze" if change < self.freeze else "skip"
+
+
+def running_average(old, new, decay: float):
+    """Return decay old + (1 - decay) new, or ``new`` where there is no old one."""
+    return new if old is None else decay * old + (1 - decay) * new
+
+
+def trace_of_fisher(a_factor, g_factor, positions, damping: float) -> float:
+    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G."""
+    trace = 0.0
+    for a, g in zip(a_factor, g_factor, strict=True):
+        trace += positions * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
+    return float(trace)
+
+
+def fisher_quadratic(a_factor, g_factor, positions, step, damping: float) -> float:
+    """Return s^T (F + damping I) s for a step (groups, out, in), F = T G (x) A."""
+    curved = sum(
+        positions * np.trace(s.T @ g @ s @ a)
+        for a, g, s in zip(a_factor, g_factor, step, strict=True)
+    )
+    return float(curved + damping * np.sum(step**2))
+
+
+def kl_clip_factor(directions, gradients, learning_rate: float, kl_clip: float) -> float:
+    """Return min(1, sqrt(kl_clip / sum |lr^2 <U, grad>|)) over all layers with factors."""
+    moved = sum(
+        abs(learning_rate**2 * np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)
+    )
+    return 1.0 if moved <= kl_clip else math.sqrt(kl_clip / moved)
+
+
+def levenberg_marquardt(
+    damping, loss_before, loss_after, slope, quadratic, *, omega=0.95, interval=5
+) -> tuple[float, float]:
+    """Return (rho, the new damping): how much of the promised change came, and what follows.
+
+    slope      <g, s> of the gradient and the step made
+    quadratic  s^T (F + damping I) s, of ``fisher_quadratic``, summed over layers
+
+    rho = (L(w + s) - L(w)) / (slope + quadratic / 2); above 3/4 the damping is multiplied by
+    omega^interval, below 1/4 divided by it. Martens and Grosse 2015, section 6.5.
+    """
+    rho = (loss_after - loss_before) / (slope + quadratic / 2)
+    if rho > 3 / 4:
+        return rho, damping * omega**interval
+    return rho, damping / omega**interval if rho < 1 / 4 else damping

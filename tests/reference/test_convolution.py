@@ -1,0 +1,102 @@
+"""Patches against PyTorch's unfold and conv2d in float64, over windows of all kinds."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit import reference
+from labkit.errors import InputError
+from labkit.reference import Window
+
+SEEDS = st.integers(0, 99)
+EXACT = dict(rtol=1e-12, atol=1e-12)
+
+
+@st.composite
+def windows(draw):
+    pair = st.tuples(st.integers(1, 3), st.integers(1, 3))
+    around = st.tuples(*[st.integers(0, 2)] * 4)
+    step = st.tuples(st.integers(1, 2), st.integers(1, 2))
+    return Window(
+        draw(pair), draw(step), draw(around), draw(step), draw(st.sampled_from([1, 2, 4]))
+    )
+
+
+def padded_in_torch(torch, x, window):
+    top, bottom, left, right = window.padding
+    return torch.nn.functional.pad(x, (left, right, top, bottom))
+
+
+@settings(deadline=None)
+@given(windows(), SEEDS)
+def test_patches_are_those_of_unfold(window, seed):
+    torch = pytest.importorskip("torch")
+    x = np.random.default_rng(seed).normal(size=(2, 4, 6, 7))
+    came = reference.patches(x, **vars(window))
+    padded = padded_in_torch(torch, torch.from_numpy(x), window)
+    kernel, stride, dilation = window.kernel, window.stride, window.dilation
+    expected = torch.nn.functional.unfold(padded, kernel, dilation, 0, stride).numpy()
+    groups = window.groups
+    assert came.shape == (2, groups, 4 // groups * kernel[0] * kernel[1], expected.shape[2])
+    np.testing.assert_array_equal(came.reshape(expected.shape), expected)
+
+
+@settings(deadline=None)
+@given(windows(), st.booleans(), SEEDS)
+def test_convolution_and_its_slopes_are_those_of_conv2d(window, has_bias, seed):
+    torch, random = pytest.importorskip("torch"), np.random.default_rng(seed)
+    x, weight = random.normal(size=(2, 4, 6, 7)), random.normal(size=(8, 4 // window.groups, 3, 2))
+    bias = random.normal(size=8) if has_bias else None
+    window = Window((3, 2), window.stride, window.padding, window.dilation, window.groups)
+    leaves = [torch.from_numpy(x.copy()), torch.from_numpy(weight.copy())]
+    leaves += [torch.from_numpy(bias.copy())] if has_bias else []
+    for leaf in leaves:
+        leaf.requires_grad_()
+    padded = padded_in_torch(torch, leaves[0], window)
+    y = torch.nn.functional.conv2d(
+        *(padded, leaves[1], leaves[2] if has_bias else None),
+        stride=window.stride,
+        dilation=window.dilation,
+        groups=window.groups,
+    )
+    slope = random.normal(size=y.shape)
+    y.backward(torch.from_numpy(slope))
+    came = reference.convolve(x, weight, bias, window)
+    np.testing.assert_allclose(came, y.detach().numpy(), **EXACT)
+    slopes = reference.convolution_slopes(x, weight, slope, window)
+    for one, leaf in zip(slopes, leaves, strict=False):
+        np.testing.assert_allclose(one, leaf.grad.numpy(), **EXACT)
+
+
+@given(windows(), SEEDS)
+def test_sum_of_patches_is_the_transpose_of_patches(window, seed):
+    random = np.random.default_rng(seed)
+    x = random.normal(size=(2, 4, 6, 7))
+    columns = reference.patches(x, **vars(window))
+    other = random.normal(size=columns.shape)
+    back = reference.sum_of_patches(other, x.shape, window)
+    assert np.sum(columns * other) == pytest.approx(np.sum(x * back), rel=1e-9, abs=1e-9)
+
+
+def test_same_padding_keeps_the_size_and_puts_the_odd_zero_last():
+    assert reference.same_padding((6, 6), (3, 3)) == (1, 1, 1, 1)
+    assert reference.same_padding((6, 6), (2, 4)) == (0, 1, 1, 2)
+    assert reference.same_padding((224, 224), (7, 7), (2, 2)) == (2, 3, 2, 3)
+    assert reference.same_padding((4, 4), (1, 1), (2, 2)) == (0, 0, 0, 0)
+
+
+@given(windows(), st.integers(6, 9), st.integers(6, 9))
+def test_same_padding_makes_one_position_per_stride(window, height, width):
+    around = reference.same_padding((height, width), window.kernel, window.stride, window.dilation)
+    x = np.ones((1, 1, height, width))
+    seen = reference.patches(x, window.kernel, window.stride, around, window.dilation)
+    assert seen.shape[3] == -(-height // window.stride[0]) * -(-width // window.stride[1])
+
+
+def test_what_cannot_be_looked_at_is_refused():
+    x = np.ones((1, 3, 4, 4))
+    with pytest.raises(InputError, match="3 channels came; expected a multiple of 2"):
+        reference.patches(x, (2, 2), groups=2)
+    with pytest.raises(InputError, match=r"a map of \(4, 4\), padding included, came"):
+        reference.patches(x, (3, 3), dilation=(1, 2))

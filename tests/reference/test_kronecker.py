@@ -1,0 +1,261 @@
+"""Factors, blocks, damping and direction: each theorem where it holds and where it does not."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from labkit import reference
+from labkit.errors import InputError
+
+RANDOM = np.random.default_rng(0)
+SEEDS = st.integers(0, 99)
+# Products of up to 1e3 float64 terms, and inverses of condition below 1e4: measured 2e-12.
+ALGEBRA = dict(rtol=1e-9, atol=1e-10)
+
+
+def factor(random, groups, n):
+    """A positive definite matrix for each group."""
+    columns = random.normal(size=(groups, n, 2 * n))
+    return columns @ np.swapaxes(columns, 1, 2) / columns.shape[2]
+
+
+def problem(groups=1, outputs=4, inputs=6, positions=3, seed=0):
+    """A, G, T and a gradient."""
+    random = np.random.default_rng(seed)
+    gradient = random.normal(size=(groups, outputs, inputs))
+    a_factor, g_factor = factor(random, groups, inputs), factor(random, groups, outputs)
+    return a_factor, g_factor, positions, gradient
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.integers(1, 5),
+    st.sampled_from([None, 1, 2, 3, 128]),
+    st.sampled_from(["equal", "pi"]),
+    st.floats(1e-2, 1e2),
+    SEEDS,
+)
+def test_direction_solves_the_whole_damped_kronecker_system(
+    groups, outputs, inputs, positions, split, damping_split, damping, seed
+):
+    case = problem(groups, outputs, inputs, positions, seed)
+    options = dict(split=split, damping_split=damping_split)
+    came = reference.thor_direction(*case, damping, **options)
+    np.testing.assert_allclose(
+        came, reference.kronecker_solve(*case, damping, **options), **ALGEBRA
+    )
+
+
+def test_direction_by_hand():
+    """T = 4, damping 1: both factors get sqrt(1 / 4)."""
+    a, g = np.diag([0.5, 1.5])[None], np.array([[[3.5]]])
+    came = reference.thor_direction(a, g, 4, np.array([[[8.0, 16.0]]]), 1.0)
+    np.testing.assert_allclose(came, [[[8 / 4 / 4 / 1, 16 / 4 / 4 / 2]]], rtol=1e-14)
+
+
+def test_a_pair_of_positions_damps_each_factor_by_its_own():
+    a, g = np.array([[[1.0]]]), np.array([[[2.0]]])
+    came = reference.thor_direction(a, g, (4, 9), np.array([[[1.0]]]), 36.0)
+    assert came[0, 0, 0] == pytest.approx(1 / 4 / (1 + 3) / (2 + 2), rel=1e-14)
+
+
+@pytest.mark.parametrize("damping_split", ["equal", "pi"])
+def test_much_damping_leaves_the_gradient_over_the_damping(damping_split):
+    case = problem()
+    came = reference.thor_direction(*case, 1e18, damping_split=damping_split)
+    # The factors, of order 1, against sqrt(damping) = 1e9, times their condition: 1e-7.
+    np.testing.assert_allclose(came * 1e18, case[3], rtol=1e-6)
+    nearer = reference.thor_direction(*case, 1.0, damping_split=damping_split)
+    assert not np.allclose(nearer, case[3], rtol=0.1)
+
+
+def test_little_damping_leaves_the_natural_gradient():
+    a, g, positions, gradient = problem()
+    whole = reference.kronecker_fisher(a, g, positions)
+    expected = np.linalg.solve(whole, gradient.reshape(-1)).reshape(gradient.shape)
+    came = reference.thor_direction(a, g, positions, gradient, 1e-20)
+    np.testing.assert_allclose(came, expected, rtol=1e-6)
+    assert not np.allclose(reference.thor_direction(a, g, positions, gradient, 0.1), expected)
+
+
+@pytest.mark.parametrize("split", [2, 3, None])
+def test_direction_goes_down(split):
+    case = problem(2)
+    assert np.sum(reference.thor_direction(*case, 0.1, split=split) * case[3]) > 0
+
+
+def test_blocks_at_least_as_large_as_the_factors_cut_nothing():
+    case = problem(outputs=4, inputs=6)
+    whole = reference.thor_direction(*case, 0.1, split=None)
+    np.testing.assert_array_equal(reference.thor_direction(*case, 0.1, split=6), whole)
+    assert not np.allclose(reference.thor_direction(*case, 0.1, split=5), whole)
+
+
+def test_cutting_loses_nothing_where_the_factors_are_of_such_blocks():
+    a, g, positions, gradient = problem(outputs=4, inputs=6)
+    a, g = reference.block_diagonal(a, 3), reference.block_diagonal(g, 3)
+    cut = reference.thor_direction(a, g, positions, gradient, 0.1, split=3)
+    whole = reference.thor_direction(a, g, positions, gradient, 0.1, split=None)
+    np.testing.assert_allclose(cut, whole, **ALGEBRA)
+
+
+@given(st.integers(1, 1000), st.integers(1, 200))
+def test_blocks_are_few_and_of_one_size_but_the_last(n, split):
+    bounds = reference.block_bounds(n, split)
+    sizes = [end - first for first, end in bounds]
+    assert [first for first, _ in bounds] == [0, *np.cumsum(sizes)[:-1]] and sum(sizes) == n
+    count = math.ceil(n / split)
+    assert len(sizes) == count and set(sizes[:-1]) <= {math.ceil(n / count)}
+    assert 0 < sizes[-1] <= max(sizes) <= split
+
+
+def test_blocks_of_lenets_first_dense_layer():
+    sizes = [end - first for first, end in reference.block_bounds(401, 128)]
+    assert sizes == [101, 101, 101, 98]
+    sizes = [end - first for first, end in reference.block_bounds(401, 128, cut="fixed")]
+    assert sizes == [128, 128, 128, 17]
+    assert reference.block_bounds(401, None) == [(0, 401)]
+
+
+def test_block_diagonal_by_hand():
+    matrix = np.arange(1.0, 10.0).reshape(3, 3)
+    kept = reference.block_diagonal(matrix, 2)
+    np.testing.assert_array_equal(kept, [[1, 2, 0], [4, 5, 0], [0, 0, 9]])
+    np.testing.assert_array_equal(reference.block_diagonal(matrix, 3), matrix)
+
+
+def test_the_damped_product_is_the_damped_fisher_and_two_mixed_terms():
+    a, g, positions, _ = problem()
+    for damping_split in ("equal", "pi"):
+        a_d, g_d = reference.damping_pair(a, g, positions, 0.7, damping_split)
+        damped = reference.kronecker_fisher(a + a_d * np.eye(6), g + g_d * np.eye(4), positions)
+        mixed = positions * (a_d * np.kron(g[0], np.eye(6)) + g_d * np.kron(np.eye(4), a[0]))
+        expected = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(24) + mixed
+        np.testing.assert_allclose(damped, expected, **ALGEBRA)
+
+
+def test_pi_makes_the_direction_blind_to_how_the_scale_is_shared():
+    """A and G times c and 1/c are the same Fisher matrix: "pi" sees it, "equal" does not."""
+    a, g, positions, gradient = problem(2)
+    for damping_split, same in (("pi", True), ("equal", False)):
+        options = dict(damping_split=damping_split)
+        one = reference.thor_direction(a, g, positions, gradient, 0.1, **options)
+        other = reference.thor_direction(100 * a, g / 100, positions, gradient, 0.1, **options)
+        assert np.allclose(one, other, rtol=1e-9, atol=0) == same
+
+
+def test_pi_is_the_ratio_of_mean_eigenvalues_over_all_groups():
+    a, g = np.stack([np.eye(2) * 6, np.eye(2) * 12]), np.stack([np.eye(3), np.zeros((3, 3))])
+    a_damping, g_damping = reference.damping_pair(a, g, 1, 4.0, "pi")
+    assert (a_damping, g_damping) == pytest.approx((2 * math.sqrt(18), 2 / math.sqrt(18)))
+    zero = np.zeros_like(g)
+    a_damping, g_damping = reference.damping_pair(a, zero, 1, 4.0, "pi")
+    assert (a_damping, g_damping) == pytest.approx((2e3, 2e-3))
+    a_damping, g_damping = reference.damping_pair(np.zeros_like(a), g, 1, 4.0, "pi")
+    assert (a_damping, g_damping) == pytest.approx((2e-3, 2e3))
+
+
+def test_factors_by_hand():
+    """Two rows, one output: N d are the rows' own derivatives, 2 and 6."""
+    inputs, derivatives = np.array([[1.0, 2.0], [3.0, 0.0]]), np.array([[1.0], [3.0]])
+    a, g, positions = reference.kronecker_factors(inputs, derivatives, homogeneous=True)
+    np.testing.assert_allclose(a, [[[5, 1, 2], [1, 2, 1], [2, 1, 1]]], rtol=1e-14)
+    assert g[0, 0, 0] == (4 + 36) / 2 and positions == 1
+
+
+def test_a_batch_twice_over_has_the_same_factors():
+    """The mean loss' derivatives are half as large then, and the factors must not see it."""
+    inputs, derivatives = RANDOM.normal(size=(5, 2, 3)), RANDOM.normal(size=(5, 2, 4))
+    once = reference.kronecker_factors(inputs, derivatives, homogeneous=False)
+    twice = [np.concatenate([inputs] * 2), np.concatenate([derivatives / 2] * 2)]
+    again = reference.kronecker_factors(*twice, homogeneous=False)
+    for one, other in zip(once, again, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), SEEDS)
+def test_factors_of_a_batch_are_the_weighted_means_of_its_micro_batches(sizes, seed):
+    random = np.random.default_rng(seed)
+    rows, start, parts = sum(sizes), 0, []
+    inputs, derivatives = random.normal(size=(rows, 3)), random.normal(size=(rows, 2))
+    for size in sizes:
+        part = slice(start, start + size)
+        own = derivatives[part] * rows / size
+        parts.append(reference.kronecker_factors(inputs[part], own, homogeneous=True)[:2])
+        start += size
+    whole = reference.kronecker_factors(inputs, derivatives, homogeneous=True)
+    for came, expected in zip(reference.weighted_mean(parts, sizes), whole, strict=False):
+        np.testing.assert_allclose(came, expected, rtol=1e-10, atol=1e-13)
+
+
+def test_a_1x1_convolution_is_a_dense_layer_on_every_pixel():
+    inputs, derivatives = RANDOM.normal(size=(3, 2, 4, 5)), RANDOM.normal(size=(3, 6, 4, 5))
+    seen = reference.patches(inputs, (1, 1))
+    conv = reference.kronecker_factors(seen, derivatives, homogeneous=True, layout="patches")
+    last = [np.moveaxis(one, 1, -1) for one in (inputs, derivatives)]
+    dense = reference.kronecker_factors(*last, homogeneous=True)
+    assert conv[2] == dense[2] == 20
+    for one, other in zip(conv[:2], dense[:2], strict=True):
+        np.testing.assert_allclose(one, other, **ALGEBRA)
+
+
+def test_the_groups_of_a_convolution_are_convolutions_of_their_own():
+    inputs, derivatives = RANDOM.normal(size=(3, 4, 5, 5)), RANDOM.normal(size=(3, 6, 3, 3))
+    seen = reference.patches(inputs, (3, 3), groups=2)
+    whole = reference.kronecker_factors(seen, derivatives, homogeneous=False, layout="patches")
+    for group in range(2):
+        own = reference.patches(inputs[:, 2 * group : 2 * group + 2], (3, 3))
+        slopes = derivatives[:, 3 * group : 3 * group + 3]
+        alone = reference.kronecker_factors(own, slopes, homogeneous=False, layout="patches")
+        for one, other in zip(whole[:2], alone[:2], strict=True):
+            np.testing.assert_allclose(one[group], other[0], **ALGEBRA)
+
+
+def test_the_homogeneous_coordinate_is_1_at_every_position_also_over_padding():
+    seen = reference.patches(RANDOM.normal(size=(2, 1, 3, 3)), (3, 3), padding=(1, 1, 1, 1))
+    slopes = RANDOM.normal(size=(2, 4, 3, 3))
+    a, _, positions = reference.kronecker_factors(seen, slopes, homogeneous=True, layout="patches")
+    assert a.shape == (1, 10, 10) and positions == 9
+    assert a[0, -1, -1] == pytest.approx(1)
+    np.testing.assert_allclose(a[0, -1, :-1], seen.mean(axis=(0, 1, 3)), rtol=1e-12)
+
+
+def test_weights_and_bias_come_back_from_their_matrix():
+    weight, bias = RANDOM.normal(size=(4, 3, 2, 2)), RANDOM.normal(size=4)
+    matrix = reference.gradient_matrix(weight, bias, groups=2)
+    assert matrix.shape == (2, 2, 13)
+    np.testing.assert_array_equal(matrix[1, 0, :-1], weight[2].reshape(-1))
+    assert matrix[1, 0, -1] == bias[2]
+    back = reference.weight_and_bias(matrix, weight.shape, True)
+    np.testing.assert_array_equal(back[0], weight)
+    np.testing.assert_array_equal(back[1], bias)
+    alone = reference.weight_and_bias(reference.gradient_matrix(weight), weight.shape, False)
+    np.testing.assert_array_equal(alone[0], weight)
+    assert alone[1] is None
+
+
+def test_what_cannot_be_computed_is_refused():
+    rows = np.ones((2, 3))
+    for inputs, derivatives in (
+        (np.ones((3, 3)), rows),
+        (np.ones((0, 3)), np.ones((0, 3))),
+        (np.ones((2, 2, 3)), rows),
+    ):
+        with pytest.raises(InputError, match="expected at least one row, as many rows"):
+            reference.kronecker_factors(inputs, derivatives, homogeneous=True)
+    with pytest.raises(InputError, match="Did you mean 'patches'"):
+        reference.kronecker_factors(rows, rows, homogeneous=True, layout="patch")
+    case = problem()
+    for damping in (0.0, -1.0, math.nan):
+        with pytest.raises(InputError, match="expected a number > 0"):
+            reference.thor_direction(*case, damping)
+    with pytest.raises(InputError, match="unknown damping_split 'p'"):
+        reference.thor_direction(*case, 1.0, damping_split="p")
+    with pytest.raises(InputError, match="unknown cut 'even'"):
+        reference.block_bounds(4, 2, "even")

@@ -1,0 +1,100 @@
+"""Trace rule, clipping and damping: the thresholds from both sides, and the exact matrices."""
+
+import math
+
+import numpy as np
+import pytest
+
+from labkit import reference
+from labkit.errors import InputError
+from labkit.reference import TraceRule
+
+RANDOM = np.random.default_rng(0)
+
+
+def factors(groups=2, outputs=3, inputs=4):
+    a, g = RANDOM.normal(size=(groups, inputs, 9)), RANDOM.normal(size=(groups, outputs, 9))
+    return a @ np.swapaxes(a, 1, 2), g @ np.swapaxes(g, 1, 2), 5
+
+
+@pytest.mark.parametrize(
+    ("trace", "decision"),
+    [
+        (113, "refresh"),
+        (87, "refresh"),
+        (112.5, "skip"),
+        (87.5, "skip"),
+        (103.125, "skip"),
+        (103, "freeze"),
+        (97, "freeze"),
+        (100, "freeze"),
+    ],
+)
+def test_the_trace_rule_at_its_thresholds(trace, decision):
+    # Thresholds and traces that binary fractions have exactly: the borders are "skip".
+    assert TraceRule(refresh=0.125, freeze=0.03125).decide(trace, 100.0) == decision
+
+
+def test_a_trace_rule_whose_thresholds_cross_is_refused():
+    assert TraceRule() == TraceRule(refresh=0.01, freeze=0.001)
+    for refresh, freeze in ((0.001, 0.01), (0.1, -0.1), (math.nan, 0.1)):
+        with pytest.raises(InputError, match="expected refresh >= freeze"):
+            TraceRule(refresh, freeze)
+
+
+def test_trace_of_fisher_is_that_of_the_whole_matrix():
+    a, g, positions = factors()
+    whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
+    came = reference.trace_of_fisher(a, g, positions, 0.7)
+    assert came == pytest.approx(np.trace(whole), rel=1e-12)
+
+
+def test_quadratic_is_that_of_the_whole_matrix():
+    a, g, positions = factors()
+    step = RANDOM.normal(size=(2, 3, 4))
+    whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
+    expected = step.reshape(-1) @ whole @ step.reshape(-1)
+    came = reference.fisher_quadratic(a, g, positions, step, 0.7)
+    assert came == pytest.approx(expected, rel=1e-12)
+
+
+def test_running_average_takes_the_first_whole():
+    assert reference.running_average(None, 4.0, 0.75) == 4
+    assert reference.running_average(8.0, 4.0, 0.75) == 7
+    assert reference.running_average(8.0, 4.0, 0.0) == 4
+
+
+def test_a_clipped_step_changes_the_output_by_the_limit_and_a_small_one_is_left():
+    directions, gradients = RANDOM.normal(size=(2, 3, 4)), RANDOM.normal(size=(2, 3, 4))
+    gradients[1] = directions[1]
+    moved = sum(abs(np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)) * 0.25
+    factor = reference.kl_clip_factor(directions, gradients, 0.5, moved / 9)
+    assert factor == pytest.approx(1 / 3, rel=1e-12)
+    assert reference.kl_clip_factor(directions, gradients, 0.5, moved * 1.01) == 1
+    assert reference.kl_clip_factor(0 * directions, gradients, 0.5, 1e-3) == 1
+
+
+def test_layers_that_go_opposite_ways_do_not_cancel_in_the_clipping():
+    one, other = np.ones(4), -np.ones(4)
+    factor = reference.kl_clip_factor([one, other], [one, one], 1.0, 2.0)
+    assert factor == pytest.approx(math.sqrt(2 / 8))
+
+
+def test_a_quadratic_loss_keeps_its_promise_and_lowers_the_damping():
+    """L = 1/2 w^T H w with F + damping I = H: the model is exact, rho = 1."""
+    root = RANDOM.normal(size=(3, 3))
+    h, w, s = root @ root.T + np.eye(3), RANDOM.normal(size=3), RANDOM.normal(size=3)
+    before, after = 0.5 * w @ h @ w, 0.5 * (w + s) @ h @ (w + s)
+    rho, damping = reference.levenberg_marquardt(
+        2.0, before, after, w @ h @ s, s @ h @ s, omega=0.9, interval=3
+    )
+    assert rho == pytest.approx(1) and damping == pytest.approx(2 * 0.9**3)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"), [(-0.8, 0.5), (-0.75, 1), (-0.5, 1), (-0.25, 1), (-0.2, 2), (0.5, 2)]
+)
+def test_damping_follows_the_kept_part_of_the_promise(after, expected):
+    """Promised: -2 + 1 = -1."""
+    rho, damping = reference.levenberg_marquardt(1.0, 0.0, after, -2.0, 2.0, omega=0.5, interval=1)
+    assert rho == -after and damping == expected

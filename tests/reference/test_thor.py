@@ -1,0 +1,239 @@
+"""Whole updates of THOR: closed forms, what changes at which update, and invariance."""
+
+import numpy as np
+import pytest
+
+from labkit import reference
+from labkit.errors import InputError
+from labkit.reference import Layer, Thor, TraceRule, Window
+
+
+def batch(seed=0, rows=6, scale=1.0):
+    """A dense layer 4 -> 3 with bias, and a parameter without factors."""
+    random = np.random.default_rng(seed)
+    inputs, slopes = scale * random.normal(size=(rows, 4)), random.normal(size=(rows, 3)) / rows
+    gradients = {"fc.weight": slopes.T @ inputs, "fc.bias": slopes.sum(axis=0)}
+    gradients["scale"] = random.normal(size=2)
+    return gradients, [Layer("fc", inputs, slopes)]
+
+
+def start():
+    random = np.random.default_rng(7)
+    shapes = {"fc.weight": (3, 4), "fc.bias": (3,), "scale": (2,)}
+    return {name: random.normal(size=shape) for name, shape in shapes.items()}
+
+
+def direction(seed, gradients, damping, *, bias="homogeneous", **options):
+    """U of the layer's gradients with the factors of batch ``seed``."""
+    layer = batch(seed)[1][0]
+    homogeneous = bias == "homogeneous"
+    factors = reference.kronecker_factors(layer.inputs, layer.derivatives, homogeneous=homogeneous)
+    matrix = reference.gradient_matrix(
+        gradients["fc.weight"], gradients["fc.bias"] if homogeneous else None
+    )
+    return reference.thor_direction(*factors, matrix, damping, **options)[0]
+
+
+def test_an_update_by_hand():
+    """One weight 2, one row: x = 3, d = 0.5, damping 0.04, so both factors get 0.2."""
+    thor = Thor(0.1, 0.04, momentum=0.5, weight_decay=0.01)
+    layers = [Layer("fc", np.array([[3.0]]), np.array([[0.5]]))]
+    gradients = {"fc.weight": np.array([[1.5]])}
+    u = 1.5 / (9 + 0.2) / (0.25 + 0.2)
+    after = thor.update({"fc.weight": np.array([[2.0]])}, gradients, layers)
+    velocity = u + 0.01 * 2
+    first = 2 - 0.1 * velocity
+    assert after["fc.weight"].item() == pytest.approx(first, rel=1e-14)
+    after = thor.update(after, gradients, layers)
+    velocity = 0.5 * velocity + u + 0.01 * first
+    assert after["fc.weight"].item() == pytest.approx(first - 0.1 * velocity, rel=1e-14)
+
+
+def test_what_has_no_factors_takes_the_plain_update():
+    parameters, (gradients, layers) = start(), batch()
+    after = Thor(0.1, 0.3).update(parameters, gradients, layers)
+    np.testing.assert_allclose(after["scale"], parameters["scale"] - 0.1 * gradients["scale"])
+    after = Thor(0.1, 0.3, bias="plain").update(parameters, gradients, layers)
+    np.testing.assert_allclose(after["fc.bias"], parameters["fc.bias"] - 0.1 * gradients["fc.bias"])
+    moved = (parameters["fc.weight"] - after["fc.weight"]) / 0.1
+    expected = direction(0, gradients, 0.3, bias="plain")
+    np.testing.assert_allclose(moved, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_the_bias_is_the_last_column():
+    parameters, (gradients, layers) = start(), batch()
+    after = Thor(0.1, 0.3).update(parameters, gradients, layers)
+    expected = direction(0, gradients, 0.3)
+    moved = {name: (parameters[name] - after[name]) / 0.1 for name in parameters}
+    np.testing.assert_allclose(moved["fc.weight"], expected[:, :-1], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moved["fc.bias"], expected[:, -1], rtol=1e-9, atol=1e-12)
+
+
+def test_between_refreshes_inverses_are_stale_and_gradients_are_not():
+    thor, parameters = Thor(0.1, lambda update: 0.3 + update, momentum=0.0, frequency=3), start()
+    for update in range(5):
+        gradients, layers = batch(update)
+        after = thor.update(parameters, gradients, layers)
+        last = update - update % 3
+        expected = direction(last, gradients, 0.3 + last)
+        moved = (parameters["fc.weight"] - after["fc.weight"]) / 0.1
+        np.testing.assert_allclose(moved, expected[:, :-1], rtol=1e-8, atol=1e-11)
+        parameters = after
+    assert thor.updates == 5
+
+
+def test_factors_are_averaged_at_their_own_frequency():
+    thor, parameters = Thor(0.1, 0.3, frequency=4, factor_frequency=2, factor_decay=0.75), start()
+    made = [batch(seed)[1][0].factors(homogeneous=True) for seed in range(5)]
+    averages = [0, 0, 2, 2, 4]
+    for update in range(5):
+        parameters = thor.update(parameters, *batch(update))
+        expected = made[0][:2]
+        for seed in range(2, averages[update] + 1, 2):
+            pairs = zip(expected, made[seed][:2], strict=True)
+            expected = [0.75 * old + 0.25 * new for old, new in pairs]
+        for came, one in zip(thor.factors["fc"], expected, strict=False):
+            np.testing.assert_allclose(came, one, rtol=1e-12)
+        inverted = thor.refreshed["fc"][0]
+        assert np.array_equal(inverted, thor.factors["fc"][0]) == (update in (0, 1, 4))
+
+
+def test_the_trace_rule_refreshes_skips_and_freezes():
+    rule = TraceRule(refresh=0.5, freeze=0.01)
+    thor, parameters = Thor(0.1, 1e-6, frequency=1, trace_rule=rule, bias="plain"), start()
+    # The trace grows with the square of the inputs' scale.
+    story = [(1.0, "refresh"), (1.1, "skip"), (1.3, "refresh"), (1.3, "freeze"), (9.0, "freeze")]
+    inverted = [1.0, 1.0, 1.3, 1.3, 1.3]
+    for (scale, decision), of in zip(story, inverted, strict=True):
+        parameters = thor.update(parameters, *batch(0, scale=scale))
+        assert thor.decisions == {"fc": decision}
+        expected = batch(0, scale=of)[1][0].factors(homogeneous=False)[0]
+        np.testing.assert_allclose(thor.refreshed["fc"][0], expected)
+    assert thor.frozen == {"fc"}
+
+
+def test_a_changed_damping_is_a_changed_trace():
+    rule = TraceRule(refresh=0.5, freeze=0.01)
+    thor, parameters = Thor(0.1, [1.0, 100.0], frequency=1, trace_rule=rule), start()
+    for damping in (1.0, 100.0):
+        parameters = thor.update(parameters, *batch(0))
+        assert thor.decisions["fc"] == "refresh" and thor.refreshed["fc"][3] == damping
+
+
+def test_weight_decay_comes_after_the_inverses_and_by_name():
+    parameters, (gradients, layers) = start(), batch()
+    plain = Thor(0.1, 0.3).update(parameters, gradients, layers)
+    decayed = Thor(0.1, 0.3, weight_decay={"fc.weight": 0.2}).update(parameters, gradients, layers)
+    difference = plain["fc.weight"] - decayed["fc.weight"]
+    np.testing.assert_allclose(difference, 0.1 * 0.2 * parameters["fc.weight"], rtol=1e-9)
+    np.testing.assert_array_equal(plain["fc.bias"], decayed["fc.bias"])
+
+
+def test_kl_clipping_shortens_what_has_factors_and_nothing_else():
+    parameters, (gradients, layers) = start(), batch()
+    free = Thor(0.5, 0.3).update(parameters, gradients, layers)
+    thor = Thor(0.5, 0.3, kl_clip=1e-3)
+    clipped = thor.update(parameters, gradients, layers)
+    ratios = [
+        (clipped[name] - parameters[name]) / (free[name] - parameters[name])
+        for name in ("fc.weight", "fc.bias")
+    ]
+    ratio = ratios[0][0, 0]
+    assert 0 < ratio < 1
+    for one in ratios:
+        np.testing.assert_allclose(one, ratio, rtol=1e-8)
+    np.testing.assert_array_equal(free["scale"], clipped["scale"])
+    u = {name: (parameters[name] - free[name]) / 0.5 for name in ("fc.weight", "fc.bias")}
+    moved = sum(0.5**2 * np.sum(u[name] * gradients[name]) for name in u)
+    assert ratio == pytest.approx(np.sqrt(1e-3 / moved))
+
+
+def update_in_function_space(damping, mix):
+    """Outputs of a dense layer after one update, with its inputs mixed by an invertible matrix."""
+    gradients, [layer] = batch()
+    weight, inputs = start()["fc.weight"], layer.inputs @ mix.T
+    mixed = {"fc.weight": weight @ np.linalg.inv(mix)}
+    slopes = {"fc.weight": layer.derivatives.T @ inputs}
+    thor = Thor(0.1, damping, bias="plain")
+    after = thor.update(mixed, slopes, [Layer("fc", inputs, layer.derivatives)])
+    return inputs @ after["fc.weight"].T
+
+
+def test_without_damping_an_invertible_change_of_the_inputs_changes_nothing():
+    """Martens and Grosse 2015, section 10: and much damping, the plain gradient, does see it."""
+    mix = np.random.default_rng(3).normal(size=(4, 4)) + 2 * np.eye(4)
+    for damping, same in ((1e-20, True), (1e4, False)):
+        one = update_in_function_space(damping, np.eye(4))
+        other = update_in_function_space(damping, mix)
+        unmoved = update_in_function_space(1e30, np.eye(4))
+        # Of the change that the update makes.
+        error = np.abs(one - other).max() / np.abs(one - unmoved).max()
+        assert (error < 1e-6) == same
+
+
+def test_a_grouped_convolution_is_its_groups_side_by_side():
+    random = np.random.default_rng(5)
+    x, slopes = random.normal(size=(3, 4, 5, 5)), random.normal(size=(3, 6, 5, 5)) / 3
+    weight, bias = random.normal(size=(6, 2, 3, 3)), random.normal(size=6)
+
+    def updated(x, slopes, weight, bias, groups):
+        window = Window((3, 3), padding=(1, 1, 1, 1), groups=groups)
+        _, by_weight, by_bias = reference.convolution_slopes(x, weight, slopes, window)
+        return Thor(0.1, 0.3).update(
+            {"c.weight": weight, "c.bias": bias},
+            {"c.weight": by_weight, "c.bias": by_bias},
+            [Layer("c", x, slopes, window)],
+        )
+
+    whole = updated(x, slopes, weight, bias, 2)
+    for group in range(2):
+        own, out = slice(2 * group, 2 * group + 2), slice(3 * group, 3 * group + 3)
+        alone = updated(x[:, own], slopes[:, out], weight[out], bias[out], 1)
+        for name, value in alone.items():
+            np.testing.assert_allclose(whole[name][out], value, rtol=1e-10, atol=1e-12)
+
+
+POSITIONS = {"conv1": 28 * 28, "conv2": 10 * 10, "fc1": 1, "fc2": 1, "fc3": 1}
+PADDED = {"conv1": (32 * 32, 28 * 28), "conv2": (14 * 14, 10 * 10)}
+
+
+@pytest.mark.parametrize("formulas", ["thor", "upstream_gpu"])
+def test_lenets_update_solves_each_layers_system(formulas):
+    """Residual of (G + ..) U (A + ..) T = dW, blocks whole: no inverse is looked at."""
+    random = np.random.default_rng(0)
+    images, labels = random.normal(size=(4, 1, 32, 32)), random.integers(0, 10, 4)
+    parameters = reference.lenet_parameters(1)
+    _, gradients, layers = reference.lenet_gradients(parameters, images, labels)
+    options = dict(formulas=formulas, bias="plain", split=None, momentum=0.0)
+    after = Thor(0.1, 0.3, **options).update(parameters, gradients, layers)
+    for layer in layers:
+        a, g, positions = layer.factors(homogeneous=False, formulas=formulas)
+        t = POSITIONS[layer.name]
+        t_a, t_g = PADDED.get(layer.name, (1, 1)) if formulas == "upstream_gpu" else (t, t)
+        assert positions in (t, (t_a, t_g))
+        u = ((parameters[f"{layer.name}.weight"] - after[f"{layer.name}.weight"]) / 0.1).reshape(
+            len(g[0]), -1
+        )
+        damped_a = a[0] + np.sqrt(0.3 / t_a) * np.eye(len(a[0]))
+        damped_g = g[0] + np.sqrt(0.3 / t_g) * np.eye(len(g[0]))
+        expected = gradients[f"{layer.name}.weight"].reshape(u.shape)
+        # The weights are known to 1e-16, their differences over the rate to 1e-15.
+        np.testing.assert_allclose(t_a * damped_g @ u @ damped_a, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_what_cannot_be_trained_with_is_refused():
+    for options, message in (
+        (dict(bias="none"), "unknown bias 'none'"),
+        (dict(formulas="upstream"), "Did you mean 'upstream_gpu'"),
+        (dict(formulas="upstream_gpu"), "expected 'plain'"),
+        (dict(frequency=0), "frequency 0 came; expected at least 1"),
+        (dict(factor_frequency=0), "factor_frequency 0 came; expected at least 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Thor(0.1, 0.3, **options)
+    thor, parameters = Thor([0.1], 0.3), start()
+    parameters = thor.update(parameters, *batch())
+    with pytest.raises(InputError, match="1 values came for update 1"):
+        thor.update(parameters, *batch())
+    with pytest.raises(InputError, match="damping 0.0 came"):
+        Thor(0.1, 0.0).update(parameters, *batch())
