@@ -10,6 +10,8 @@ from importlib import metadata
 _NAMES = {
     "labkit.accumulation": ("AccumulatedStep",),
     "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
+    "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
+    "labkit.algorithms.thor.mindspore_optimizer": ("thor",),
     "labkit.compat": (
         "GradientAccumulation",
         "TrainClear",

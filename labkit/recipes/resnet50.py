@@ -13,15 +13,15 @@ shards, no decay for biases whatever they are called, the network as torchvision
 document's own way can be had by name, but for its network.
 """
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit import cluster, runtime
 from labkit.errors import InputError
-from labkit.recipes import out_of_memory, run_folder, settings
+from labkit.recipes import command, out_of_memory, run_folder, settings
 from labkit.recipes.resnet50_config import Config
 from labkit.recipes.resnet50_parts import (
     build_loss,
@@ -62,12 +62,17 @@ def train(
     distribute: bool = False,
     device_num: int | None = None,
     resume: bool = False,
+    make_step: Callable = build_step,
+    callbacks: Callable[[Any, int], list] | None = None,
 ) -> Trained:
     """Train on this device, or as one rank of several, and evaluate where there is a val/.
 
     device, distribute  as for ``labkit.start``
     device_num          how many ranks there must be; None: as many as were started
     resume              continue from the newest checkpoint in config.save_checkpoint_path
+    make_step           (config, network, micro-batches in an epoch) -> step cell
+    callbacks           (config, micro-batches in an epoch) -> what the first rank's training calls
+                        and shows instead of the progress display
 
     On several ranks, each trains on its part of the images; the first writes. Raises
     ``InputError`` for a folder, a number of ranks or an earlier training that does not fit, and
@@ -80,11 +85,12 @@ def train(
     if resume:
         run_folder.check_resume(config, classes, folder, _MAY_CHANGE)
     network = build_network(config)
-    step = build_step(config, network, train_set.get_dataset_size())
+    epoch_size = train_set.get_dataset_size()
+    step = make_step(config, network, epoch_size)
     cluster.agree(
         config=config,
         classes=classes,
-        steps=train_set.get_dataset_size(),
+        steps=epoch_size,
         weights=cluster.digest(network),
         checkpoint=run_folder.newest(folder) if resume else None,
     )
@@ -94,7 +100,8 @@ def train(
         print(f"labkit: ResNet-{config.depth} into {folder}, {images} images in an update")
         print(settings.lines(config), flush=True)
     with out_of_memory.advice(config.batch_size, config.micro_steps):
-        records = _fit(config, step, train_set, folder, classes, first, resume)
+        shown = None if callbacks is None else callbacks(config, epoch_size) if first else []
+        records = _fit(config, step, train_set, classes, first, resume, shown)
         found = None if val_set is None else _evaluate(config, network, val_set, started.ranks)
     if first and found is not None:
         print(f"labkit: {summary(found)}", flush=True)
@@ -162,9 +169,11 @@ def summary(found: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in found.items())
 
 
-def _fit(config, step, train_set, folder, classes, first, resume):
+def _fit(config, step, train_set, classes, first, resume, shown):
     from labkit.training import fit
 
+    folder = Path(config.save_checkpoint_path)
+    own = [run_folder.description(config, classes, folder)] if first else []
     return fit(
         step,
         train_set,
@@ -175,8 +184,8 @@ def _fit(config, step, train_set, folder, classes, first, resume):
         checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
         keep=config.keep_checkpoint_max,
         write=first,
-        progress=f"ResNet-{config.depth}" if first else None,
-        callbacks=[run_folder.description(config, classes, folder)] if first else [],
+        progress=f"ResNet-{config.depth}" if first and shown is None else None,
+        callbacks=own + (shown or []),
     )
 
 
@@ -189,58 +198,16 @@ def _evaluate(config, network, val_set, ranks):
     return {name: found[name] for name in (*(f"top_{k}_accuracy" for k in TOP), "loss")}
 
 
-def _truth(text):
-    if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False")
-    return text.lower() == "true"
-
-
-def _parser():
-    parser = argparse.ArgumentParser(
-        prog="python -m labkit.recipes.resnet50",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, words in (("train", "train and evaluate"), ("eval", "evaluate a checkpoint")):
-        one = commands.add_parser(name, help=words, allow_abbrev=False)
-        one.add_argument("--dataset_path", required=True, help="train/ and val/, or class folders")
-        one.add_argument("--run_distribute", type=_truth, default=False, help="True or False")
-        one.add_argument("--device_num", type=int, help="ranks there must be")
-        one.add_argument("--device_target", default="auto", choices=runtime.DEVICES)
-        one.add_argument("--config", metavar="FILE", help="YAML file of settings")
-        one.add_argument("--set", metavar="NAME=VALUE", action="append", default=[])
-        if name == "train":
-            one.add_argument("--resume", action="store_true", help="from the newest checkpoint")
-        else:
-            one.add_argument("--checkpoint_path", required=True)
-    return parser
-
-
-def _run(given):
-    shared = dict(
-        device=given.device_target, distribute=given.run_distribute, device_num=given.device_num
-    )
-    if given.command == "train":
-        config = settings.read(Config, given.config, given.set)
-        train(config, given.dataset_path, resume=given.resume, **shared)
-        return
-    # The training's own settings, where its run folder is around the checkpoint.
-    found = run_folder.beside(given.checkpoint_path, run_folder.CONFIG)
-    base = None if found is None else settings.read(Config, found)
-    config = settings.read(Config, given.config, given.set, base)
-    evaluate_checkpoint(config, given.dataset_path, given.checkpoint_path, **shared)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    given = _parser().parse_args(arguments)
-    try:
-        _run(given)
-    except InputError as error:
-        print(f"resnet50: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return command.run(
+        arguments,
+        name="resnet50",
+        description=__doc__,
+        named={"default": Config()},
+        train=train,
+        evaluate=evaluate_checkpoint,
+    )
 
 
 if __name__ == "__main__":

@@ -9,11 +9,10 @@ is counted in the data (there 1000), save_checkpoint_path is a folder of this tr
 the config counts.
 """
 
-import math
 from dataclasses import dataclass
 
 from labkit.errors import InputError
-from labkit.recipes.settings import check, checked
+from labkit.recipes.settings import check, checked, count, number, one_of
 
 # Names of labkit.nets.resnet, .nets.initialisers and .losses, which import MindSpore; a test
 # compares them.
@@ -21,18 +20,6 @@ DEPTHS = (18, 34, 50, 101, 152)
 INITIALISERS = ("seed", "seed_table", "torchvision", "pytorch")
 CONVENTIONS = ("mindspore", "pytorch")
 SCHEDULES = ("cosine", "cosine_as_in_the_blog")
-
-
-def _count(default, low=1):
-    return checked(default, f"a whole number >= {low}", lambda value: value >= low)
-
-
-def _number(default, expected, is_right):
-    return checked(default, expected, lambda value: math.isfinite(value) and is_right(value))
-
-
-def _name(default, known):
-    return checked(default, f"one of {', '.join(map(str, known))}", lambda value: value in known)
 
 
 @dataclass(frozen=True)
@@ -65,31 +52,31 @@ class Config:
     Raises ``InputError`` for values that are not right.
     """
 
-    batch_size: int = _count(256)
-    class_num: int | None = _count(None, low=2)
-    lr: float = _number(0.256, "a finite number > 0", lambda value: value > 0)
-    lr_end: float = _number(0.0, "a finite number >= 0", lambda value: value >= 0)
-    warmup: int = _count(1, low=0)
-    epoch_size: int = _count(90)
-    weight_decay: float = _number(1 / 32768, "a finite number >= 0", lambda value: value >= 0)
-    momentum: float = _number(0.875, "a number from 0 to below 1", lambda value: 0 <= value < 1)
-    label_smooth_factor: float = _number(
+    batch_size: int = count(256)
+    class_num: int | None = count(None, low=2)
+    lr: float = number(0.256, "a finite number > 0", lambda value: value > 0)
+    lr_end: float = number(0.0, "a finite number >= 0", lambda value: value >= 0)
+    warmup: int = count(1, low=0)
+    epoch_size: int = count(90)
+    weight_decay: float = number(1 / 32768, "a finite number >= 0", lambda value: value >= 0)
+    momentum: float = number(0.875, "a number from 0 to below 1", lambda value: 0 <= value < 1)
+    label_smooth_factor: float = number(
         0.1, "a number from 0 to below 1", lambda value: 0 <= value < 1
     )
     save_checkpoint: bool = True
-    save_checkpoint_epochs: int = _count(5)
-    save_checkpoint_steps: int | None = _count(None)
-    keep_checkpoint_max: int = _count(10)
+    save_checkpoint_epochs: int = count(5)
+    save_checkpoint_steps: int | None = count(None)
+    keep_checkpoint_max: int = count(10)
     save_checkpoint_path: str = checked("runs/resnet50", "the path of a folder", bool)
-    depth: int = _name(50, DEPTHS)
-    image_size: int = _count(224, low=32)
+    depth: int = one_of(50, DEPTHS)
+    image_size: int = count(224, low=32)
     seed: int = checked(1, "a whole number from 0 to 2**32 - 1", lambda value: 0 <= value < 2**32)
-    initialiser: str = _name("seed", INITIALISERS)
-    label_smooth_convention: str = _name("mindspore", CONVENTIONS)
-    lr_schedule: str = _name("cosine", SCHEDULES)
-    micro_steps: int = _count(1)
+    initialiser: str = one_of("seed", INITIALISERS)
+    label_smooth_convention: str = one_of("mindspore", CONVENTIONS)
+    lr_schedule: str = one_of("cosine", SCHEDULES)
+    micro_steps: int = count(1)
     augment: bool = True
-    num_parallel_workers: int = _count(8)
+    num_parallel_workers: int = count(8)
 
     def __post_init__(self):
         check(self)

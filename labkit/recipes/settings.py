@@ -6,6 +6,7 @@ No MindSpore import.
 """
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, field, fields
@@ -25,6 +26,22 @@ _KINDS = {int: "a whole number", float: "a finite number", bool: "True or False"
 def checked(default: Any, expected: str, is_right: Callable[[Any], bool]) -> Any:
     """Return a dataclass field with a default and a check; ``expected`` says what is right."""
     return field(default=default, metadata={"expected": expected, "is_right": is_right})
+
+
+def count(default: int | None, low: int = 1) -> Any:
+    """Return a dataclass field for whole numbers from ``low`` on."""
+    return checked(default, f"a whole number >= {low}", lambda value: value >= low)
+
+
+def number(default: float, expected: str, is_right: Callable[[float], bool]) -> Any:
+    """Return a dataclass field for finite numbers."""
+    return checked(default, expected, lambda value: math.isfinite(value) and is_right(value))
+
+
+def one_of(default: Any, known: Iterable[Any]) -> Any:
+    """Return a dataclass field for one of the values that ``known`` holds."""
+    known = tuple(known)
+    return checked(default, f"one of {', '.join(map(str, known))}", lambda value: value in known)
 
 
 def check(settings: Any) -> None:

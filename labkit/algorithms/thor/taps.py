@@ -117,7 +117,8 @@ class Tapped(nn.Cell):
     def __init__(self, layer, tap, buffers):
         super().__init__(auto_prefix=False)
         self.layer = layer
-        self.tap = tap
+        # Not a child: MindSpore's O2 would put it into float16, and its float32 sums would not fit.
+        object.__setattr__(self, "tap", tap)
         for name, buffer in zip(("a", "t", "g"), buffers, strict=True):
             object.__setattr__(self, name, buffer)
         # The derivative is wanted before the activation function that an nn.Dense may have.

@@ -1,0 +1,511 @@
+"""``ConvertModelUtils``: a Model that trains with THOR and evaluates, or a refusal before either."""
+
+import inspect
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, amp, load_checkpoint, load_param_into_net, nn
+from mindspore.train import (
+    Callback,
+    CheckpointConfig,
+    LossMonitor,
+    Model,
+    ModelCheckpoint,
+    TimeMonitor,
+)
+
+from labkit import ConvertModelUtils, CrossEntropySmooth, DynamicLossScale, LossNet, thor
+from labkit.algorithms.thor import ThorStep
+from labkit.algorithms.thor.mindspore_model import ThorModel
+from labkit.errors import InputError
+from labkit.nets.lenet import LeNet5
+from labkit.nets.small import NormNet
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import assert_bit_equal, assert_close, digits, snapshot
+from tests.trainings import dataset, loss_fn, network
+
+pytestmark = [
+    pytest.mark.usefixtures("runtime"),
+    pytest.mark.filterwarnings("ignore:unlike mindspore.nn.thor"),
+    pytest.mark.filterwarnings("ignore:batch_size is 32 in thor"),
+]
+
+ROWS, BATCH, EPOCHS = 46, 4, 2
+STEPS = ROWS // BATCH
+
+
+def converted(net=None, loss=None, metrics=None, level="O0", manager=None, **options):
+    """(model, network) as the tutorial makes them; ``options`` are those of ``thor``."""
+    net, loss = net or network(), loss or loss_fn()
+    given = dict(learning_rate=0.05, damping=0.3, momentum=0.9, frequency=4) | options
+    optimizer = thor(net, **given)
+    model = ConvertModelUtils().convert_to_thor_model(
+        model=None,
+        network=net,
+        loss_fn=loss,
+        optimizer=optimizer,
+        loss_scale_manager=manager,
+        metrics=metrics,
+        amp_level=level,
+        keep_batchnorm_fp32=False,
+    )
+    return model, net
+
+
+def test_the_arguments_are_mindspores():
+    def arguments(cls):
+        found = inspect.signature(cls.convert_to_thor_model).parameters.values()
+        return [(one.name, one.default) for one in found]
+
+    assert arguments(ConvertModelUtils) == arguments(ms.train.ConvertModelUtils)
+
+
+@pytest.fixture(scope="module")
+def tutorial(tmp_path_factory):
+    """The tutorial's sequence of calls, on LeNet: (model, network, checkpoint folder, output)."""
+    folder = tmp_path_factory.mktemp("tutorial")
+    net, loss = LeNet5(), CrossEntropySmooth(True, "mean", 0.1, 10)
+    images = Tensor(digits(6)[0])
+    names, outputs = list(snapshot(net)), net(images).asnumpy()
+    rates = Tensor(np.full(8, 0.05, np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opt = thor(net, rates, rates * 6, 0.9, 5e-4, 128, 32, split_indices=[1, 4], frequency=3)
+    scale = amp.FixedLossScaleManager(128, drop_overflow_update=False)
+    model = Model(net, loss, opt, {"acc"}, loss_scale_manager=scale, keep_batchnorm_fp32=False)
+    model = ConvertModelUtils.convert_to_thor_model(
+        model=model,
+        network=net,
+        loss_fn=loss,
+        optimizer=opt,
+        loss_scale_manager=scale,
+        metrics={"acc"},
+        amp_level="O0",
+        keep_batchnorm_fp32=False,
+    )
+    assert list(snapshot(net)) == names
+    np.testing.assert_array_equal(net(images).asnumpy(), outputs)
+    saving = CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=5)
+    seen = Seen()
+    callbacks = [
+        TimeMonitor(data_size=4),
+        LossMonitor(),
+        seen,
+        ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving),
+    ]
+    model.train(2, batches(), callbacks=callbacks, dataset_sink_mode=False)
+    return model, net, folder, seen
+
+
+def batches(rows=128, batch=32):
+    """Images (B, 1, 32, 32) and labels, in order, incomplete last batch included."""
+    source = ms.dataset.NumpySlicesDataset(digits(rows), ["image", "label"], shuffle=False)
+    return source.batch(batch)
+
+
+class Seen(Callback):
+    """Notes (epoch, step, loss) of every step that it is told of."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = []
+
+    def on_train_step_end(self, run_context):
+        arguments = run_context.original_args()
+        row = (arguments.cur_epoch_num, arguments.cur_step_num, float(arguments.net_outputs))
+        self.rows.append(row)
+
+
+class TestTutorial:
+    def test_it_is_a_model(self, tutorial):
+        assert isinstance(tutorial[0], ThorModel) and isinstance(tutorial[0], Model)
+
+    def test_callbacks_see_every_step(self, tutorial):
+        """Upstream's see 2 of every ``frequency`` on a GPU."""
+        assert [row[:2] for row in tutorial[3].rows] == [(1 + i // 4, 1 + i) for i in range(8)]
+        assert tutorial[0].step.last_update.loss == pytest.approx(tutorial[3].rows[-1][2])
+
+    def test_the_factors_are_refreshed_every_third_update(self, tutorial):
+        update = tutorial[0].step.update
+        assert update.refreshes.asnumpy().tolist() == [3] * 5
+        assert int(update.last_refresh.asnumpy()) == 6
+
+    def test_checkpoints_have_the_tutorials_names_and_load_into_the_network(self, tutorial):
+        _, net, folder, _ = tutorial
+        names = {path.name for path in folder.glob("*.ckpt")}
+        assert names == {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
+        other = LeNet5()
+        missing, _ = load_param_into_net(other, load_checkpoint(str(folder / "resnet-2_4.ckpt")))
+        assert missing == []
+        assert_bit_equal(snapshot(other), snapshot(net))
+
+    def test_it_evaluates(self, tutorial):
+        model, net, _, _ = tutorial
+        found = model.eval(batches(50, 20))
+        images, labels = digits(50)
+        expected = (net(Tensor(images)).asnumpy().argmax(1) == labels).mean()
+        assert found == {"acc": pytest.approx(expected)}
+
+    def test_it_predicts(self, tutorial):
+        model, net, _, _ = tutorial
+        images = Tensor(digits(3)[0])
+        np.testing.assert_array_equal(model.predict(images).asnumpy(), net(images).asnumpy())
+        assert model.step.training
+
+    def test_a_longer_training_is_refused_with_numbers(self, tutorial):
+        """8 updates are made of 8 rates: the next would stop in Gather."""
+        before = snapshot(tutorial[1])
+        message = "learning_rate has 8 values for 12 updates; expected at least as many"
+        with pytest.raises(InputError, match=message):
+            tutorial[0].train(1, batches())
+        assert_bit_equal(snapshot(tutorial[1]), before)
+
+
+def test_what_loss_monitor_prints(capsys):
+    model, _ = converted()
+    model.train(1, dataset(), callbacks=LossMonitor())
+    shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert len(shown) == STEPS
+    number, loss = shown[4].split(", loss is ")
+    assert number == "epoch: 1 step: 5" and 0 < float(loss) < 5
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
+def test_it_trains_as_the_step_with_momentum_does(weight_decay):
+    model, net = converted(weight_decay=weight_decay, learning_rate=[0.05] * 22)
+    model.train(EPOCHS, dataset())
+    other = network()
+    groups = [{"params": other.trainable_params(), "weight_decay": weight_decay}]
+    optimizer = nn.Momentum(groups, Tensor([0.05] * 22), 0.9)
+    step = ThorStep(LossNet(other, loss_fn()), optimizer, 0.3, frequency=4)
+    data = dataset()
+    iterator = data.create_tuple_iterator(num_epochs=EPOCHS)
+    for _ in range(EPOCHS):
+        for batch in iterator:
+            step(*batch)
+    assert int(step.updates.asnumpy()) == EPOCHS * STEPS
+    assert_close(snapshot(net), snapshot(other), **TOLERANCE["float32, many updates"])
+
+
+def test_the_loss_falls():
+    model, _ = converted(net=LeNet5(), damping=0.3)
+    seen = Seen()
+    model.train(3, batches(256), callbacks=[seen])
+    losses = [row[2] for row in seen.rows]
+    assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])
+
+
+class EvaluateAtStep(Callback):
+    """Evaluates in the middle of an epoch."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.found = model, []
+
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num % 5 == 0:
+            self.found.append(self.model.eval(dataset(drop=False)))
+
+
+class TestEvaluationDuringTraining:
+    """Upstream: "Thor optimizer not support evaluation while training"."""
+
+    @pytest.fixture(scope="class")
+    def without(self):
+        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+        model.train(EPOCHS, dataset())
+        return snapshot(net)
+
+    def test_between_epochs(self, without):
+        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+        seen = Evaluated()
+        model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
+        assert len(seen.found) == EPOCHS and set(seen.found[0]) == {"acc", "loss", "eval_loss"}
+        assert_bit_equal(snapshot(net), without)
+
+    def test_between_steps(self, without):
+        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+        evaluate = EvaluateAtStep(model)
+        model.train(EPOCHS, dataset(), callbacks=evaluate)
+        assert len(evaluate.found) == 4 and set(evaluate.found[0]) == {"acc", "loss"}
+        assert_bit_equal(snapshot(net), without)
+
+
+class Evaluated(Callback):
+    """Keeps what ``fit`` says of each evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_eval_end(self, run_context):
+        self.found.append(dict(run_context.original_args().eval_results))
+
+
+class Rates(Callback):
+    """Keeps the learning rate that each update has used, and the damping of its last refresh."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.step, self.found, self.damping = model.step, [], []
+
+    def on_train_step_end(self, run_context):
+        self.found.append(self.step.last_update.learning_rate[0])
+        self.damping.append(float(self.step.update.damping.asnumpy()))
+
+
+@pytest.mark.parametrize("kind", ["function", "array", "schedule"])
+def test_rates_and_dampings_follow_the_update(kind):
+    rates = [0.1 / (1 + update) for update in range(2 * STEPS)]
+    dampings = [0.3 / (1 + update) for update in range(2 * STEPS)]
+    given = {
+        "function": dict(learning_rate=lambda u: rates[u], damping=lambda u: dampings[u]),
+        "array": dict(learning_rate=Tensor(rates), damping=Tensor(dampings)),
+        "schedule": dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=dampings),
+    }
+    model, _ = converted(frequency=2, **given[kind])
+    found = Rates(model)
+    model.train(1, dataset(), callbacks=[found])
+    # A second call goes on where the first one stopped.
+    model.train(1, dataset(), callbacks=found)
+    np.testing.assert_allclose(found.found, rates, rtol=1e-6)
+    refreshed = [update - update % 2 for update in range(2 * STEPS)]
+    np.testing.assert_allclose(found.damping, np.array(dampings)[refreshed], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(learning_rate=[0.1] * 21), "learning_rate has 21 values for 22 updates"),
+        (dict(damping=[0.3] * 4), "damping has 4 values for 22 updates"),
+    ],
+)
+@pytest.mark.parametrize("how", ["train", "fit"])
+def test_schedules_that_are_too_short_are_refused_before_training(given, message, how):
+    """Upstream stops in Gather, or goes on with what is beyond the array's end."""
+    model, net = converted(metrics={"acc"}, **given)
+    before = snapshot(net)
+    with pytest.raises(InputError, match=message):
+        getattr(model, how)(EPOCHS, dataset())
+    assert_bit_equal(snapshot(net), before)
+    if "damping" not in given:
+        model.train(1, dataset())
+        assert int(model.step.updates.asnumpy()) == STEPS
+
+
+def test_as_many_values_as_updates_are_enough():
+    model, _ = converted(learning_rate=[0.1] * STEPS, damping=[0.3] * STEPS)
+    model.train(3, dataset(), initial_epoch=2)
+    assert int(model.step.updates.asnumpy()) == STEPS
+
+
+def test_sink_mode_is_refused():
+    model, net = converted(metrics={"acc"})
+    before = snapshot(net)
+    calls = [
+        lambda: model.train(1, dataset(), dataset_sink_mode=True),
+        lambda: model.fit(1, dataset(), dataset_sink_mode=True),
+        lambda: model.fit(1, dataset(), dataset(), valid_dataset_sink_mode=True),
+        lambda: model.eval(dataset(), dataset_sink_mode=True),
+    ]
+    for call in calls:
+        with pytest.raises(InputError, match="expected dataset_sink_mode=False, the default here"):
+            call()
+    assert_bit_equal(snapshot(net), before)
+
+
+@pytest.mark.parametrize("epoch", [0, -1, 1.5, True])
+def test_epochs_that_are_none(epoch):
+    model, _ = converted()
+    with pytest.raises(InputError, match=f"epoch is {epoch}"):
+        model.train(epoch, dataset())
+
+
+class TestBatchSize:
+    @pytest.mark.filterwarnings("default:batch_size is")
+    def test_another_one_than_was_said_warns(self):
+        """Right by default: the rows are counted in the batch."""
+        model, net = converted(batch_size=32)
+        with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4"):
+            model.train(1, dataset())
+        other, same = converted(batch_size=BATCH)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            other.train(1, dataset())
+        assert_bit_equal(snapshot(net), snapshot(same))
+
+    def test_it_is_refused_with_upstreams_formulas(self):
+        model, net = converted(batch_size=32, formulas="upstream_gpu")
+        before = snapshot(net)
+        with pytest.raises(InputError, match="in batches of 4; expected the same where upstream's"):
+            model.train(1, dataset())
+        assert_bit_equal(snapshot(net), before)
+
+
+def test_upstreams_formulas_by_name():
+    model, net = converted(batch_size=BATCH, formulas="upstream_gpu")
+    model.train(1, dataset())
+    other, same = converted(batch_size=BATCH)
+    other.train(1, dataset())
+    assert (snapshot(net)["1.weight"] != snapshot(same)["1.weight"]).any()
+    # A dense A is divided by its width, 16, where it should be by the rows, 4: a layer of 16.
+    ratio = model.step.update.layers[0].a_factor.asnumpy().shape, BATCH
+    assert ratio == ((1, 16, 16), 4)
+    assert other.step.update.layers[0].a_factor.shape == (1, 17, 17)
+
+
+FIXED = amp.FixedLossScaleManager
+
+
+class TestLossScale:
+    @pytest.mark.parametrize(
+        ("manager", "said", "scale", "checked"),
+        [
+            (None, 1.0, None, True),
+            (FIXED(128, drop_overflow_update=False), 128, 128, False),
+            (FIXED(128), 128, 128, True),
+            (FIXED(128), 1.0, 128, True),
+            (amp.DynamicLossScaleManager(2**10, 4, 50), 1.0, 2**10, True),
+        ],
+    )
+    def test_what_the_step_gets(self, manager, said, scale, checked):
+        model, _ = converted(manager=manager, loss_scale=said)
+        gradient = model.step.gradient
+        assert gradient.checked == checked
+        assert (float(gradient.loss_scale.asnumpy()) if gradient.scaled else None) == scale
+        dynamic = isinstance(manager, amp.DynamicLossScaleManager)
+        assert gradient.dynamic == dynamic
+        if dynamic:
+            assert (gradient.growth, gradient.interval) == (4.0, 50)
+
+    def test_it_is_divided_by_once(self):
+        """With powers of two not even a rounding differs; factors grow with its square."""
+        model, net = converted()
+        model.train(1, dataset())
+        manager = FIXED(2**10, drop_overflow_update=False)
+        scaled, other = converted(manager=manager, loss_scale=2.0**10)
+        scaled.train(1, dataset())
+        assert_close(snapshot(other), snapshot(net), **TOLERANCE["float32, many updates"])
+
+    @pytest.mark.parametrize(
+        ("manager", "said", "message"),
+        [
+            (None, 128, "loss_scale is 128.0 in thor, and 1.0 .*expected 1.0 in thor"),
+            (FIXED(128, drop_overflow_update=False), 1.0, "1.0 in thor, and 128.0 .*ted 128.0 in"),
+            (FIXED(128), 64, "64.0 in thor, and 128.0 .*expected 128.0 or 1.0 in thor"),
+            (amp.DynamicLossScaleManager(), 128, "a DynamicLossScaleManager; expected 1.0"),
+            (128, 128, "loss_scale_manager is a int; expected FixedLossScaleManager"),
+            (DynamicLossScale(), 1.0, "loss_scale_manager is a DynamicLossScale;"),
+        ],
+    )
+    def test_scales_that_do_not_fit(self, manager, said, message):
+        with pytest.raises(InputError, match=message):
+            converted(manager=manager, loss_scale=said)
+
+
+class TestHalfPrecision:
+    @pytest.mark.parametrize("before", ["no model", "model"])
+    def test_batch_norm_stays_in_float32(self, before):
+        """Also where a Model has put the whole network, BatchNorm too, into float16 before."""
+        net, loss = NormNet(), loss_fn()
+        scale = FIXED(128, drop_overflow_update=False)
+        optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
+        options = dict(loss_scale_manager=scale, amp_level="O2", keep_batchnorm_fp32=False)
+        model = Model(net, loss, optimizer, {"acc"}, **options) if before == "model" else None
+        norm = net.norm
+        with pytest.warns(UserWarning, match="keep_batchnorm_fp32=False came, and BatchNorm stays"):
+            model = ConvertModelUtils.convert_to_thor_model(
+                model, net, loss, optimizer, metrics={"acc"}, **options
+            )
+        assert norm.get_flags()["fp32"] and not norm.get_flags()["fp16"]
+        seen = Seen()
+        model.train(3, batches(256), callbacks=[seen])
+        losses = [row[2] for row in seen.rows]
+        assert np.mean(losses[-4:]) < 0.7 * np.mean(losses[:4])
+        assert 0 <= model.eval(batches(50, 20))["acc"] <= 1
+
+    @pytest.mark.parametrize(("norm", "keep"), [("batch", True), ("group", False)])
+    def test_no_notice_where_nothing_differs(self, norm, keep):
+        net = NormNet(norm)
+        optimizer = thor(net, 0.05, 0.3, 0.9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ConvertModelUtils.convert_to_thor_model(
+                None, net, loss_fn(), optimizer, amp_level="O2", keep_batchnorm_fp32=keep
+            )
+
+
+def convert(**changed):
+    net = network()
+    given = dict(model=None, network=net, loss_fn=loss_fn(), optimizer=thor(net, 0.1, 0.3, 0.9))
+    return ConvertModelUtils.convert_to_thor_model(**given | changed)
+
+
+SPARSE = dict(sparse=True)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("changed", "message"),
+        [
+            (dict(model=3), "model is a int; expected a Model, or None"),
+            (dict(network=None), "network is not the one that thor was given, a SequentialCell"),
+            (dict(loss_fn=None), "loss_fn is None; expected a loss function"),
+            (dict(optimizer=None), "optimizer is a NoneType; expected that of labkit.thor"),
+            (dict(amp_level="O1"), "unknown amp_level 'O1'; expected one of: O0, O2"),
+            (dict(amp_level="O3"), "unknown amp_level 'O3'; expected one of: O0, O2"),
+            (dict(amp_level="auto"), "unknown amp_level 'auto'; expected one of: O0, O2"),
+            (dict(keep_batchnorm_fp32=None), "keep_batchnorm_fp32 is None"),
+            (
+                dict(loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="sum")),
+                "reduction 'sum'; expected 'mean'",
+            ),
+            (
+                dict(loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True)),
+                "reduction 'none'; expected 'mean'",
+            ),
+            (dict(loss_fn=nn.L1Loss()), "a loss of class L1Loss came"),
+        ],
+    )
+    def test_what_does_not_fit(self, changed, message):
+        with pytest.raises(InputError, match=message):
+            convert(**changed)
+
+    def test_another_network(self):
+        with pytest.raises(InputError, match="network is not the one that thor was given"):
+            convert(network=network())
+
+    def test_momentum_is_not_thor(self):
+        net = network()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        with pytest.raises(InputError, match="optimizer is a Momentum; expected that of labkit"):
+            convert(network=net, optimizer=optimizer)
+
+    def test_metrics_that_are_none(self):
+        net = network()
+        optimizer = thor(net, 0.1, 0.3, 0.9)
+        with pytest.raises(KeyError, match="accuracyy"):
+            convert(network=net, optimizer=optimizer, metrics={"accuracyy"})
+        convert(network=net, optimizer=optimizer, metrics={"accuracy"})
+
+    def test_a_second_conversion(self):
+        net = network()
+        optimizer = thor(net, 0.1, 0.3, 0.9)
+        convert(network=net, optimizer=optimizer)
+        with pytest.raises(InputError, match="belongs to a converted model; expected a new one"):
+            convert(network=net, optimizer=optimizer)
+
+    def test_a_refusal_leaves_the_network_to_be_converted(self):
+        """O0 after O2 is refused by the step, when the network has its taps already."""
+        net = network()
+        optimizer = thor(net, 0.1, 0.3, 0.9)
+        cells = [type(cell) for _, cell in net.cells_and_names()]
+        net[1].float16_by_step = True
+        with pytest.raises(InputError, match="precision is 'O0', but an earlier step"):
+            convert(network=net, optimizer=optimizer)
+        assert [type(cell) for _, cell in net.cells_and_names()] == cells
+        del net[1].float16_by_step
+        model = convert(network=net, optimizer=optimizer)
+        model.train(1, dataset())

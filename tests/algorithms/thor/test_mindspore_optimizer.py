@@ -1,0 +1,316 @@
+"""``thor`` with MindSpore's arguments: what its optimizer does with U, and what it refuses."""
+
+import inspect
+import math
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from mindspore.train import Model
+
+import labkit
+from labkit import LossNet, PlainStep, thor
+from labkit.algorithms.thor import TraceRule
+from labkit.errors import InputError
+from labkit.nets.resnet import resnet50
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import assert_bit_equal, linear, momentum, regression, rows, snapshot, tensors
+from tests.trainings import dataset, loss_fn, network
+
+pytestmark = [
+    pytest.mark.usefixtures("runtime"),
+    pytest.mark.filterwarnings("ignore:unlike mindspore.nn.thor"),
+]
+
+
+def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, *given, **options):
+    return thor(net or linear(), learning_rate, damping, momentum, *given, **options)
+
+
+def test_the_arguments_are_mindspores():
+    ours = list(inspect.signature(thor).parameters.values())
+    theirs = list(inspect.signature(nn.thor).parameters.values())
+    assert len(theirs) == 12 and ours[12].kind is inspect.Parameter.VAR_KEYWORD
+    for mine, its in zip(ours[:12], theirs, strict=True):
+        assert (mine.name, mine.kind) == (its.name, its.kind)
+        if mine.name == "decay_filter":
+            assert mine.default(linear().bias) is its.default(linear().bias) is True
+        else:
+            assert mine.default == its.default, mine.name
+
+
+def gradients(net, seed):
+    """One gradient per Parameter: the first weight's is large, the bias' small."""
+    random = np.random.default_rng(seed)
+    scales = (3.0, 0.1)
+    return [
+        (scale * random.normal(size=parameter.shape)).astype(np.float32)
+        for scale, parameter in zip(scales, net.trainable_params(), strict=True)
+    ]
+
+
+def expected(net, updates, rates, decays, nesterov=False, clip=False, factor=0.9):
+    """The weights after updates from ``gradients``, in float64, by loops."""
+    weights = [parameter.asnumpy().astype(np.float64) for parameter in net.trainable_params()]
+    moments = [np.zeros_like(weight) for weight in weights]
+    for update in range(updates):
+        for i, gradient in enumerate(gradients(net, update)):
+            gradient = gradient.astype(np.float64) + decays[i] * weights[i]
+            if clip:
+                gradient = gradient / max(np.sqrt((gradient**2).sum()), 1.0)
+            moments[i] = factor * moments[i] + gradient
+            step = gradient + factor * moments[i] if nesterov else moments[i]
+            weights[i] = weights[i] - rates[update] * step
+    return weights
+
+
+RATES = [0.1, 0.05, 0.2]
+
+
+@pytest.mark.parametrize(
+    ("given", "by_hand"),
+    [
+        ({}, {}),
+        ({"weight_decay": 0.1}, {"decays": (0.1, 0.1)}),
+        (
+            {"weight_decay": 0.1, "decay_filter": lambda x: "bias" not in x.name},
+            {"decays": (0.1, 0.0)},
+        ),
+        ({"use_nesterov": True, "weight_decay": 0.1}, {"nesterov": True, "decays": (0.1, 0.1)}),
+        ({"enable_clip_grad": True, "weight_decay": 0.1}, {"clip": True, "decays": (0.1, 0.1)}),
+        ({"learning_rate": Tensor(RATES)}, {"rates": RATES}),
+        ({"momentum": 0.5}, {"factor": 0.5}),
+        ({"momentum": 0}, {"factor": 0.0}),
+        # The step divides by it; the optimizer must not do so again.
+        ({"loss_scale": 128.0}, {}),
+    ],
+)
+def test_updates_against_float64(given, by_hand):
+    net = linear()
+    optimizer = make(net, **given)
+    optimizer.converted = True
+    wanted = expected(net, 3, **dict(rates=[0.1] * 3, decays=(0.0, 0.0)) | by_hand)
+    for update in range(3):
+        optimizer(tensors(*gradients(net, update)))
+    for parameter, weight in zip(net.trainable_params(), wanted, strict=True):
+        np.testing.assert_allclose(parameter.asnumpy(), weight, **TOLERANCE["float32, one update"])
+
+
+def test_clipping_limits_the_large_gradient_and_leaves_the_small_one():
+    net = linear()
+    large, small = gradients(net, 0)
+    assert np.linalg.norm(large) > 1 > np.linalg.norm(small)
+    before = [parameter.asnumpy().copy() for parameter in net.trainable_params()]
+    optimizer = make(net, 1.0, momentum=0.0, enable_clip_grad=True)
+    optimizer.converted = True
+    optimizer(tensors(large, small))
+    moved = [
+        was - parameter.asnumpy()
+        for was, parameter in zip(before, net.trainable_params(), strict=True)
+    ]
+    assert np.linalg.norm(moved[0]) == pytest.approx(1, rel=1e-5)
+    np.testing.assert_allclose(moved[1], small, rtol=1e-5, atol=1e-6)
+
+
+def ways():
+    """Trainings that know nothing of THOR: each takes (network, optimizer) and makes an update."""
+    batch = tensors(*rows(4))
+
+    def one_step(net, optimizer):
+        nn.TrainOneStepCell(nn.WithLossCell(net, nn.MSELoss()), optimizer)(*batch)
+
+    def plain(net, optimizer):
+        PlainStep(LossNet(net, nn.MSELoss()), optimizer)(*batch)
+
+    def direct(net, optimizer):
+        optimizer(tensors(*gradients(net, 0)))
+
+    return {"TrainOneStepCell": one_step, "PlainStep": plain, "direct": direct}
+
+
+@pytest.mark.parametrize("mode", [ms.GRAPH_MODE, ms.PYNATIVE_MODE])
+@pytest.mark.parametrize("way", ["TrainOneStepCell", "PlainStep", "direct"])
+def test_without_conversion_it_does_not_train(way, mode):
+    net = linear()
+    optimizer = make(net)
+    before = snapshot(net)
+    try:
+        ms.set_context(mode=mode)
+        with pytest.raises(ValueError, match="called without THOR: .* plain momentum"):
+            ways()[way](net, optimizer)
+    finally:
+        ms.set_context(mode=ms.GRAPH_MODE)
+    assert_bit_equal(snapshot(net), before)
+    ways()[way](linear(), momentum(linear()) if way == "direct" else momentum(net))
+
+
+def test_a_stock_model_does_not_train_with_it():
+    net = network()
+    model = Model(net, loss_fn(), make(net))
+    with pytest.raises(ValueError, match="convert_to_thor_model and train what it returns"):
+        model.train(1, dataset())
+
+
+def test_the_network_stays_as_it_is():
+    net = network()
+    cells, names = [type(cell) for _, cell in net.cells_and_names()], list(snapshot(net))
+    optimizer = make(net, weight_decay=0.1)
+    assert [type(cell) for _, cell in net.cells_and_names()] == cells
+    assert list(snapshot(net)) == names
+    assert [one.name for one in optimizer.parameters] == names
+    frozen = network()
+    frozen[1].bias.requires_grad = False
+    assert [one.name for one in make(frozen).parameters] == [n for n in names if n != "1.bias"]
+
+
+def test_its_state_is_that_of_momentum_and_no_network():
+    net = linear()
+    optimizer = make(net, Tensor([0.1, 0.2]))
+    names = {parameter.name for parameter in optimizer.get_parameters()}
+    assert names == {p.name for p in momentum(net, Tensor([0.1, 0.2])).get_parameters()}
+    assert not any(cell is net for _, cell in optimizer.cells_and_names())
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (0.25, 0.25),
+        (1, 1.0),
+        (np.float32(0.25), 0.25),
+        (Tensor(0.25), 0.25),
+        (Tensor(np.array(0.25, np.float32)), 0.25),
+        ([0.5, 0.25], [0.5, 0.25]),
+        ((0.5, 0.25), [0.5, 0.25]),
+        (np.array([0.5, 0.25]), [0.5, 0.25]),
+        (Tensor([0.5, 0.25]), [0.5, 0.25]),
+    ],
+)
+def test_numbers_and_arrays(given, found):
+    optimizer = make(None, given, given)
+    damping, rates = optimizer.thor.damping, optimizer.thor.rates
+    if isinstance(found, list):
+        assert damping.dtype == np.float32 and damping.tolist() == found and rates == 2
+        assert [float(optimizer.get_lr().asnumpy())] == [found[0]]
+    else:
+        assert type(damping) is float and damping == found and rates is None
+        assert float(optimizer.learning_rate.asnumpy()) == found
+
+
+def test_functions_are_kept_and_asked_for_the_first_rate():
+    def rate(update):
+        return Tensor(0.5**update)
+
+    optimizer = make(None, rate, rate)
+    assert optimizer.thor.rate is optimizer.thor.damping is rate
+    assert float(optimizer.learning_rate.asnumpy()) == 1.0 and not optimizer.dynamic_lr
+
+
+def test_a_learning_rate_schedule_of_mindspore():
+    schedule = nn.ExponentialDecayLR(0.5, 0.5, 1)
+    optimizer = make(None, schedule)
+    optimizer.converted = True
+    assert optimizer.thor.rate is None and optimizer.thor.rates is None
+    net = optimizer.net
+    wanted = expected(net, 2, [0.5, 0.25], (0, 0))
+    for update in range(2):
+        optimizer(tensors(*gradients(net, update)))
+    for parameter, weight in zip(net.trainable_params(), wanted, strict=True):
+        np.testing.assert_allclose(parameter.asnumpy(), weight, **TOLERANCE["float32, one update"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(net=3), "net is a int; expected a Cell with trainable"),
+        (dict(net=nn.ReLU()), "net is a ReLU without any"),
+        (dict(learning_rate=-0.1), "learning_rate is -0.1; expected a finite number >= 0"),
+        (dict(learning_rate=math.nan), "learning_rate is nan"),
+        (dict(learning_rate="0.1"), "learning_rate is '0.1'"),
+        (dict(learning_rate=True), "learning_rate is True"),
+        (dict(learning_rate=None), "learning_rate is None|learning_rate is nan"),
+        (dict(learning_rate=[]), r"learning_rate has shape \(0,\)"),
+        (dict(learning_rate=[[0.1]]), r"learning_rate has shape \(1, 1\)"),
+        (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\] is -0.2"),
+        (dict(learning_rate=lambda update: -1), "learning_rate at update 0 is -1"),
+        (dict(learning_rate=lambda update: "x"), "learning_rate at update 0 is 'x'"),
+        (dict(damping=0), "damping is 0; expected a finite number > 0"),
+        (dict(damping=-0.3), "damping is -0.3; expected a finite number > 0"),
+        (dict(damping=math.inf), "damping is inf"),
+        (dict(damping=Tensor([0.3, 0.2, 0.0])), r"damping\[2\] is 0.0; expected a finite number"),
+        (dict(momentum=1), "momentum is 1; expected a number from 0 to below 1"),
+        (dict(momentum=-0.1), "momentum is -0.1"),
+        (dict(weight_decay=-1), "weight_decay is -1; expected a number >= 0"),
+        (dict(loss_scale=0), "loss_scale is 0; expected a number > 0"),
+        (dict(loss_scale=math.inf), "loss_scale is inf"),
+        (dict(batch_size=0), "batch_size is 0"),
+        (dict(batch_size=32.0), "batch_size is 32.0"),
+        (dict(use_nesterov=1), "use_nesterov is 1; expected True or False"),
+        (dict(enable_clip_grad="yes"), "enable_clip_grad is 'yes'"),
+        (dict(decay_filter=None), "decay_filter is None; expected a function"),
+        (dict(frequency=0), "frequency is 0; expected a whole number of at least 1"),
+        (dict(frequency=1.5), "frequency is 1.5"),
+        (dict(frequency=True), "frequency is True"),
+        (dict(split_indices=3), "split_indices is 3; expected increasing"),
+        (dict(split_indices=[]), r"split_indices is \[\]"),
+        (dict(split_indices=[-1, 0]), r"split_indices is \[-1, 0\]"),
+        (dict(split_indices=[0, 0]), r"split_indices is \[0, 0\]"),
+        (dict(split_indices=[0, 1.0]), r"split_indices is \[0, 1.0\]"),
+        (dict(split_indices=[26, 53]), "ends with 53; the network has 1 layers with factors"),
+        (dict(factor_decai=0.9), "Did you mean 'factor_decay'?"),
+        (dict(split=0), "split is 0"),
+        (dict(formulas="upstream"), "unknown formulas 'upstream'.*Did you mean 'upstream_gpu'"),
+    ],
+)
+def test_what_is_refused(given, message):
+    wanted = dict(net=linear(), learning_rate=0.1, damping=0.3, momentum=0.9) | given
+    with pytest.raises(InputError, match=message):
+        thor(**wanted)
+
+
+def test_the_ends_of_ranges_are_right():
+    optimizer = make(None, 0, 1e-9, 0, 0, 1e-3, 1, frequency=1, split_indices=(0,))
+    assert optimizer.get_frequency() == 1 and optimizer.thor.split_indices == (0,)
+    assert optimizer.thor.batch_size == 1 and optimizer.thor.loss_scale == 1e-3
+
+
+def test_split_indices_are_those_of_resnet_50():
+    """53 convolutions and a dense layer: the tutorial's [26, 53] ends with the last."""
+    net = resnet50(10)
+    assert make(net, split_indices=[26, 53]).thor.split_indices == (26, 53)
+    with pytest.raises(InputError, match="the network has 54 layers with factors, 0 to 53"):
+        make(net, split_indices=[26, 54])
+    net.fc.weight.requires_grad = False
+    with pytest.raises(InputError, match="has 53 layers"):
+        make(net, split_indices=[26, 53])
+
+
+def test_options_of_thorupdate_are_kept():
+    rule = TraceRule()
+    optimizer = make(None, frequency=7, split=None, trace_rule=rule)
+    assert optimizer.thor.options == {"split": None, "trace_rule": rule}
+    assert optimizer.thor.frequency == 7
+
+
+@pytest.mark.filterwarnings("default:unlike mindspore.nn.thor")
+def test_one_notice_says_what_differs_unless_upstreams_formulas_are_asked_for():
+    with pytest.warns(UserWarning, match="unlike mindspore.nn.thor.*formulas='upstream_gpu'") as w:
+        make()
+    assert len(w) == 1 and w[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(None, formulas="upstream_gpu")
+
+
+def test_it_is_exported():
+    assert labkit.thor is thor and "thor" in labkit.__all__
+    assert "ConvertModelUtils" in labkit.__all__
+
+
+def test_regression_networks_are_the_ones_meant():
+    """The plain optimizer that the refusals are compared with does train."""
+    net, loss_net = regression()
+    before = snapshot(net)
+    PlainStep(loss_net, momentum(net))(*tensors(*rows(4)))
+    assert (snapshot(net)["weight"] != before["weight"]).any()

@@ -1,0 +1,148 @@
+"""``create_dataset2``: the tutorials' arguments on the image-folder pipeline."""
+
+import inspect
+
+import mindspore as ms
+import numpy as np
+import pytest
+from PIL import Image
+
+from labkit import cluster
+from labkit.data import dataset2, imagefolder
+from labkit.data.dataset2 import create_dataset2
+from labkit.errors import InputError
+from tests.image_files import encode, picture, store
+
+
+@pytest.fixture(autouse=True)
+def seeded(runtime, monkeypatch):
+    for name in cluster.SIZES:
+        monkeypatch.delenv(name, raising=False)
+    ms.set_seed(1)
+    yield
+    ms.set_seed(1)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Two classes of 6 pictures each."""
+    root = tmp_path_factory.mktemp("pictures")
+    for label, name in enumerate(("n01622779", "n03676483")):
+        files = {
+            f"{n}.JPEG": encode(Image.fromarray(picture(seed=n + 20 * label)), "JPEG")
+            for n in range(6)
+        }
+        store(root / name, files)
+    return root
+
+
+def batches(dataset):
+    return list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True))
+
+
+def ranks(monkeypatch, rank, size):
+    """Let this process be one of several that have joined."""
+    monkeypatch.setattr(cluster, "joined", lambda: True)
+    monkeypatch.setattr(cluster, "rank_and_size", lambda: (rank, size))
+
+
+def test_the_arguments_are_the_tutorials():
+    assert str(inspect.signature(create_dataset2)).startswith("(dataset_path: ")
+    found = [
+        (one.name, one.default) for one in inspect.signature(create_dataset2).parameters.values()
+    ]
+    assert found[1:] == [
+        ("do_train", inspect.Parameter.empty),
+        ("repeat_num", 1),
+        ("batch_size", 32),
+        ("target", "Ascend"),
+        ("distribute", False),
+        ("enable_cache", False),
+        ("cache_session_id", None),
+    ]
+
+
+def test_training_is_that_of_create_dataset(pictures):
+    came = batches(create_dataset2(pictures, True, 2, 5, "CPU"))
+    ms.set_seed(1)
+    expected = batches(
+        imagefolder.create_dataset(pictures, 5, repeat_size=2, num_parallel_workers=8)
+    )
+    assert len(came) == len(expected) == 4
+    for one, other in zip(came, expected, strict=True):
+        assert one[0].shape == (5, 3, 224, 224) and one[1].dtype == np.int32
+        np.testing.assert_array_equal(one[0], other[0])
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_evaluation_shows_every_image_in_order(pictures):
+    found = batches(create_dataset2(pictures, do_train=False, batch_size=5, target="GPU"))
+    assert [len(labels) for _, labels in found] == [5, 5, 2]
+    assert np.concatenate([labels for _, labels in found]).tolist() == [0] * 6 + [1] * 6
+
+
+@pytest.mark.parametrize(
+    ("target", "distribute", "parts"),
+    [("Ascend", False, 2), ("CPU", True, 2), ("Ascend", True, 2), ("CPU", False, 1)],
+)
+def test_who_shares_the_images(pictures, monkeypatch, target, distribute, parts):
+    ranks(monkeypatch, 1, 2)
+    found = batches(create_dataset2(pictures, False, 1, 4, target, distribute))
+    labels = np.concatenate([labels for _, labels in found]).tolist()
+    assert labels == ([1] * 6 if parts == 2 else [0] * 6 + [1] * 6)
+
+
+def test_a_process_alone_has_rank_0(pictures):
+    assert len(batches(create_dataset2(pictures, True, batch_size=12))) == 1
+
+
+@pytest.mark.parametrize(("target", "distribute"), [("CPU", True), ("Ascend", True)])
+def test_distribute_without_other_ranks_is_refused(pictures, target, distribute):
+    with pytest.raises(InputError, match=r"labkit.start\(distribute=True\) before"):
+        create_dataset2(pictures, True, target=target, distribute=distribute)
+
+
+def test_ranks_that_have_not_met_are_refused(pictures, monkeypatch):
+    monkeypatch.setenv("RANK_SIZE", "8")
+    with pytest.raises(InputError, match="8 ranks were started, and this one has joined no other"):
+        create_dataset2(pictures, True)
+    create_dataset2(pictures, True, batch_size=2, target="CPU")
+
+
+def test_the_cache_is_for_evaluation(pictures, monkeypatch):
+    came = []
+    create = imagefolder.create_dataset
+
+    def record(*given, cache_session_id, **options):
+        came.append(cache_session_id)
+        return create(*given, **options)
+
+    monkeypatch.setattr(dataset2.imagefolder, "create_dataset", record)
+    shared = dict(batch_size=2, target="CPU", cache_session_id="1456416665")
+    create_dataset2(pictures, True, enable_cache=True, **shared)
+    create_dataset2(pictures, False, enable_cache=False, **shared)
+    create_dataset2(pictures, False, enable_cache=True, **shared)
+    assert came == [None, None, 1456416665]
+
+
+@pytest.mark.parametrize("session", [None, 0, ""])
+def test_a_cache_without_session_says_what_the_tutorial_says(pictures, session):
+    with pytest.raises(ValueError, match="A cache session_id must be provided to use cache."):
+        create_dataset2(pictures, False, enable_cache=True, cache_session_id=session)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(target="TPU"), "unknown target 'TPU'"),
+        (dict(do_train=1), "do_train is 1"),
+        (dict(distribute="no"), "distribute is 'no'"),
+        (dict(enable_cache=1), "enable_cache is 1"),
+        (dict(do_train=False, enable_cache=True, cache_session_id="x"), "cache_session_id is 'x'"),
+        (dict(batch_size=13), "batch_size 13 is larger than the data: 12 images"),
+        (dict(repeat_num=0), "repeat_size is 0"),
+    ],
+)
+def test_what_is_refused(pictures, given, message):
+    with pytest.raises(InputError, match=message):
+        create_dataset2(pictures, **dict(do_train=True) | given)
