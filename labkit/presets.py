@@ -74,8 +74,8 @@ _MIGRATION["smoke"] = {
     "epochs": 1,
 }
 
-# Learning rates, damping, epochs: what benchmarks/thor_race.py found on a validation split, with the
-# same budget for both optimizers. `paper` is the source document's ResNet-50 on 8 devices, as
+# Learning rates, damping, epochs: what benchmarks/thor_race.py found on a validation split, with
+# the same budget for both optimizers. `paper` is the source document's ResNet-50 on 8 devices, as
 # labkit/recipes/thor_config.py trains it ("ascend"); the race is then that of `lab`.
 _THOR = {
     "lab": {

@@ -253,7 +253,10 @@ EXERCISES = (
         [(_factor(5, 10), 0.1, 8), (_factor(6, 10), 0.1, 4), (_factor(7, 3), 0.3, 128)],
         (
             (_inverted_whole, "blocks of the inverse are not inverses of the blocks"),
-            (_blocks_and_a_rest, "blocks of `split` and a rest: these are not as equal as possible"),
+            (
+                _blocks_and_a_rest,
+                "blocks of `split` and a rest: these are not as equal as possible",
+            ),
             (_damped_everywhere, "the damping was added to every entry: where does it belong?"),
             (_not_damped, "there is no damping in it"),
         ),
