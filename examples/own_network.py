@@ -1,10 +1,11 @@
-"""Your own network and data with gradient accumulation: the whole program.
+"""Your own network and data with one of the techniques: the whole program.
 
-    python examples/own_network.py
+    python examples/own_network.py [accumulation | thor | both]
 
 Replace `Network` and `my_dataset`; the rest stays.
 """
 
+import sys
 import tempfile
 
 import mindspore.dataset as ds
@@ -12,7 +13,7 @@ import numpy as np
 from mindspore import nn
 
 import labkit
-from labkit import AccumulatedStep, LossNet, evaluate, fit
+from labkit import AccumulatedStep, InputError, LossNet, ThorStep, ThorUpdate, evaluate, fit
 
 
 class Network(nn.Cell):
@@ -33,20 +34,32 @@ def my_dataset(rows, seed):
     return ds.NumpySlicesDataset((points, labels), ["points", "label"]).batch(16)
 
 
-def main(folder):
+def make_step(technique, loss_net, optimizer):
+    """Return the step of a technique; all of them take the same loss_net and optimizer."""
+    if technique == "accumulation":
+        return AccumulatedStep(loss_net, optimizer, micro_steps=4)
+    if technique == "thor":
+        return ThorStep(loss_net, optimizer, damping=1.0, frequency=10)
+    if technique == "both":
+        update = ThorUpdate(loss_net, optimizer, damping=1.0, frequency=10)
+        return AccumulatedStep(loss_net, optimizer, micro_steps=4, update=update)
+    raise InputError(f"technique is {technique!r}; expected accumulation, thor or both")
+
+
+def main(folder, technique="accumulation"):
     """Train, evaluate on other points, and return the accuracy."""
     labkit.start()
     network = Network()
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.1, momentum=0.9)
-    step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps=4)
+    step = make_step(technique, LossNet(network, loss_fn), optimizer)
     # Stopped at any moment, the same call continues where the last checkpoint was.
     fit(step, my_dataset(2000, seed=1), epochs=5, folder=folder, resume=True)
     found = evaluate(network, loss_fn, my_dataset(1000, seed=2))
-    print(f"accuracy on other points: {found['accuracy']:.3f}")
+    print(f"{technique}: accuracy on other points {found['accuracy']:.3f}")
     return found["accuracy"]
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        main(scratch)
+        main(scratch, *sys.argv[1:])

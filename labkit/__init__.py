@@ -10,6 +10,7 @@ from importlib import metadata
 _NAMES = {
     "labkit.accumulation": ("AccumulatedStep",),
     "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
+    "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
     "labkit.algorithms.thor.mindspore_optimizer": ("thor",),
     "labkit.compat": (

@@ -52,8 +52,7 @@ class Step(nn.Cell):
 
     def __init__(self, loss_net, optimizer, update, *, nonfinite="drop_micro", **options):
         super().__init__(auto_prefix=False)
-        if not isinstance(optimizer, nn.Optimizer):
-            raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
+        check_optimizer(optimizer)
         if optimizer.loss_scale != 1:
             raise InputError(
                 f"the optimizer has loss_scale={optimizer.loss_scale} and would unscale a second "
@@ -208,6 +207,12 @@ class _ApplyHeld(nn.Cell):
         done = self.apply_held(*notes)
         ops.assign_add(self.updates, 1)
         return done
+
+
+def check_optimizer(optimizer) -> None:
+    """Raise ``InputError`` for what is no ``nn.Optimizer``."""
+    if not isinstance(optimizer, nn.Optimizer):
+        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
 
 
 def trainable_batch_norms(network) -> list:

@@ -5,6 +5,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.gradients import set_state
 from labkit.losses import LossNet
 
@@ -130,5 +131,25 @@ def accumulated(loss_net, optimizer, **options):
     return AccumulatedStep(loss_net, optimizer, micro_steps=2, **options)
 
 
+# The second update is one between refreshes; a NaN is left to ``nonfinite``, as everywhere here.
+THOR = {"frequency": 2, "nan": "drop"}
+
+
+def thor(loss_net, optimizer, **options):
+    return ThorStep(loss_net, optimizer, 0.1, **THOR, **options)
+
+
+def accumulated_thor(loss_net, optimizer, **options):
+    if not isinstance(optimizer, nn.Optimizer):
+        return AccumulatedStep(loss_net, optimizer, 2, **options)
+    update = ThorUpdate(loss_net, optimizer, 0.1, **THOR)
+    return AccumulatedStep(loss_net, optimizer, micro_steps=2, update=update, **options)
+
+
 # Every step cell passes the battery of test_step.py; a new one adds a line here.
-STEPS = {"plain": plain, "accumulated": accumulated}
+STEPS = {
+    "plain": plain,
+    "accumulated": accumulated,
+    "thor": thor,
+    "accumulated thor": accumulated_thor,
+}

@@ -97,8 +97,10 @@ def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[in
          "fixed": blocks of ``split`` and the rest, as in MindSpore's THOR
     """
     refuse_unknown("cut", cut, ("equal", "fixed"))
-    if split is None or n <= split:
+    if split is None:
         return [(0, n)]
+    if split < 1:
+        raise InputError(f"split {split} came; expected at least 1, or None for whole factors")
     size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))
     return [(first, min(first + size, n)) for first in range(0, n, size)]
 

@@ -61,7 +61,8 @@ class Thor:
 
     The fields are the options of ``labkit.algorithms.thor.ThorUpdate``. ``learning_rate`` and
     ``damping`` are a number, a sequence by update or a function of the update's number;
-    ``weight_decay`` a number, or one by parameter name (0 where it has none).
+    ``weight_decay`` a number, or one by parameter name (0 where it has none). ``cut`` is that of
+    ``block_bounds``.
 
     updates     made so far
     factors     name -> (A, G, positions), the running averages
@@ -83,6 +84,7 @@ class Thor:
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
     formulas: str = "thor"
+    cut: str = "equal"
     updates: int = 0
     factors: dict = field(default_factory=dict)
     refreshed: dict = field(default_factory=dict)
@@ -122,6 +124,7 @@ class Thor:
                 *(a_factor, g_factor, positions, before[layer.name], damping),
                 split=self.split,
                 damping_split=self.damping_split,
+                cut=self.cut,
             )
         rate, factor = _at(self.learning_rate, self.updates), 1.0
         if self.kl_clip is not None:

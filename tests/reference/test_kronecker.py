@@ -123,6 +123,18 @@ def test_blocks_of_lenets_first_dense_layer():
     assert reference.block_bounds(401, None) == [(0, 401)]
 
 
+def test_blocks_of_one_size_and_blocks_with_a_rest_are_different_approximations():
+    """5 inputs, blocks of 4: 3 and 2 rows, or 4 and 1."""
+    a, g, positions, gradient = problem(outputs=5, inputs=5)
+    for cut, first in (("equal", 3), ("fixed", 4)):
+        came = reference.thor_direction(a, g, positions, gradient, 0.1, split=4, cut=cut)
+        for rows in (slice(0, first), slice(first, 5)):
+            for columns in (slice(0, first), slice(first, 5)):
+                own = a[:, columns, columns], g[:, rows, rows]
+                alone = reference.thor_direction(*own, positions, gradient[:, rows, columns], 0.1)
+                np.testing.assert_allclose(came[:, rows, columns], alone, **ALGEBRA)
+
+
 def test_block_diagonal_by_hand():
     matrix = np.arange(1.0, 10.0).reshape(3, 3)
     kept = reference.block_diagonal(matrix, 2)
@@ -257,5 +269,7 @@ def test_what_cannot_be_computed_is_refused():
             reference.thor_direction(*case, damping)
     with pytest.raises(InputError, match="unknown damping_split 'p'"):
         reference.thor_direction(*case, 1.0, damping_split="p")
+    with pytest.raises(InputError, match="split 0 came; expected at least 1"):
+        reference.block_bounds(4, 0)
     with pytest.raises(InputError, match="unknown cut 'even'"):
         reference.block_bounds(4, 2, "even")

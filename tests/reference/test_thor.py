@@ -69,6 +69,20 @@ def test_the_bias_is_the_last_column():
     np.testing.assert_allclose(moved["fc.bias"], expected[:, -1], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [dict(split=2), dict(split=None), dict(damping_split="pi"), dict(split=3, cut="fixed")],
+)
+def test_options_reach_the_direction(options):
+    parameters, (gradients, layers) = start(), batch()
+    after = Thor(0.1, 0.3, **options).update(parameters, gradients, layers)
+    expected = direction(0, gradients, 0.3, **options)
+    moved = (parameters["fc.weight"] - after["fc.weight"]) / 0.1
+    np.testing.assert_allclose(moved, expected[:, :-1], rtol=1e-9, atol=1e-12)
+    if options != dict(split=None):
+        assert not np.allclose(expected, direction(0, gradients, 0.3))
+
+
 def test_between_refreshes_inverses_are_stale_and_gradients_are_not():
     thor, parameters = Thor(0.1, lambda update: 0.3 + update, momentum=0.0, frequency=3), start()
     for update in range(5):

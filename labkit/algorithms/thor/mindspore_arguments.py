@@ -1,4 +1,4 @@
-"""What ``thor`` and ``convert_to_thor_model`` are given, checked and brought into labkit's forms."""
+"""What ``thor`` and ``convert_to_thor_model`` are given, checked and in labkit's own forms."""
 
 import math
 from numbers import Integral, Real

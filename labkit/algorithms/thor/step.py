@@ -27,4 +27,8 @@ class ThorStep(PlainStep):
     def __init__(self, loss_net, optimizer, damping, **options):
         own, others = split_options(options)
         update = ThorUpdate(loss_net, optimizer, damping, **own)
-        super().__init__(loss_net, optimizer, update=update, **others)
+        try:
+            super().__init__(loss_net, optimizer, update=update, **others)
+        except Exception:
+            update.release()
+            raise

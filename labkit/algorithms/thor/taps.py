@@ -124,13 +124,12 @@ class Tapped(nn.Cell):
         # The derivative is wanted before the activation function that an nn.Dense may have.
         self.activates = bool(getattr(layer, "activation_flag", False))
         if self.activates:
-            self.activation = layer.activation
             layer.activation_flag = False
 
     def construct(self, x):
         y = self.tap(x, self.layer(x), self.a, self.t, self.g)
         if self.activates:
-            y = self.activation(y)
+            y = self.layer.activation(y)
         return y
 
     def release(self):

@@ -17,6 +17,7 @@ from labkit.algorithms.thor.supported_losses import check_loss
 from labkit.errors import InputError
 from labkit.gradients import set_state, state
 from labkit.nonfinite import first_nonfinite
+from labkit.step import check_optimizer
 from labkit.update_stage import UpdateStage
 
 
@@ -40,6 +41,7 @@ class ThorUpdate(UpdateStage):
     def __init__(self, loss_net, optimizer, damping, **options):
         super().__init__(auto_prefix=False)
         self.options = options = checked_options(options)
+        check_optimizer(optimizer)
         if options.loss == "known":
             check_loss(loss_net)
         self.schedule = Damping(damping)

@@ -1,4 +1,4 @@
-"""``ConvertModelUtils``: a Model that trains with THOR and evaluates, or a refusal before either."""
+"""``ConvertModelUtils``: a Model that trains with THOR and evaluates, or a refusal before it."""
 
 import inspect
 import warnings
@@ -190,7 +190,7 @@ def test_it_trains_as_the_step_with_momentum_does(weight_decay):
 
 
 def test_the_loss_falls():
-    model, _ = converted(net=LeNet5(), damping=0.3)
+    model, _ = converted(net=NormNet())
     seen = Seen()
     model.train(3, batches(256), callbacks=[seen])
     losses = [row[2] for row in seen.rows]
@@ -209,14 +209,18 @@ class EvaluateAtStep(Callback):
             self.found.append(self.model.eval(dataset(drop=False)))
 
 
-class TestEvaluationDuringTraining:
-    """Upstream: "Thor optimizer not support evaluation while training"."""
-
-    @pytest.fixture(scope="class")
-    def without(self):
+@pytest.fixture(scope="module")
+def without():
+    """The Parameters of a training without evaluation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
         model.train(EPOCHS, dataset())
-        return snapshot(net)
+    return snapshot(net)
+
+
+class TestEvaluationDuringTraining:
+    """Upstream: "Thor optimizer not support evaluation while training"."""
 
     def test_between_epochs(self, without):
         model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
@@ -345,15 +349,17 @@ class TestBatchSize:
 
 
 def test_upstreams_formulas_by_name():
-    model, net = converted(batch_size=BATCH, formulas="upstream_gpu")
-    model.train(1, dataset())
-    other, same = converted(batch_size=BATCH)
-    other.train(1, dataset())
-    assert (snapshot(net)["1.weight"] != snapshot(same)["1.weight"]).any()
-    # A dense A is divided by its width, 16, where it should be by the rows, 4: a layer of 16.
-    ratio = model.step.update.layers[0].a_factor.asnumpy().shape, BATCH
-    assert ratio == ((1, 16, 16), 4)
-    assert other.step.update.layers[0].a_factor.shape == (1, 17, 17)
+    """Its GPU branch divides a dense A by the layer's width, 16, instead of by the rows, 4."""
+    factors = {}
+    for formulas in ("thor", "upstream_gpu"):
+        model, _ = converted(batch_size=BATCH, formulas=formulas, frequency=99)
+        model.train(1, dataset(rows=2 * BATCH))
+        layer = model.step.update.layers[0]
+        factors[formulas] = layer.a_factor.asnumpy()
+    assert factors["thor"].shape == (1, 17, 17) and factors["upstream_gpu"].shape == (1, 16, 16)
+    np.testing.assert_allclose(
+        factors["upstream_gpu"], factors["thor"][:, :16, :16] * BATCH / 16, rtol=1e-5, atol=1e-6
+    )
 
 
 FIXED = amp.FixedLossScaleManager

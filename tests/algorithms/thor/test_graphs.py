@@ -1,0 +1,90 @@
+"""What the compiled graphs of a THOR step contain: a step between refreshes pays for no curvature.
+
+Layer sizes are such that no product but a factor's has a factor's shape.
+"""
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.compiled import compiled_operators
+from labkit.losses import LossNet
+from tests.step_cells import momentum, tensors
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+CURVATURE = {"Im2Col", "MatrixInverse", "Cholesky", "MatrixTriangularSolve", "Eye"}
+PRODUCTS = {"MatMul", "MatMulExt", "BatchMatMul"}
+
+
+class Network(nn.Cell):
+    """(B, 2, 8, 8) -> (B, 7), with 2, 3, 5 and 7 channels or outputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 3, 3, pad_mode="pad", padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.conv2 = nn.Conv2d(3, 5, 3, stride=2, pad_mode="valid", has_bias=True)
+        self.flatten = nn.Flatten()
+        self.dense = nn.Dense(45, 7, activation="relu")
+
+    def construct(self, x):
+        return self.dense(self.flatten(self.conv2(self.norm(self.conv1(x)))))
+
+
+def batch():
+    random = np.random.default_rng(0)
+    images = random.normal(size=(6, 2, 8, 8)).astype(np.float32)
+    return tensors(images, (np.arange(6) % 7).astype(np.int32))
+
+
+def built(kind):
+    network = Network()
+    loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    optimizer = momentum(network, weight_decay=1e-4)
+    if kind == "plain":
+        return PlainStep(loss_net, optimizer)
+    if kind == "thor":
+        return ThorStep(loss_net, optimizer, 0.3, split=16)
+    update = ThorUpdate(loss_net, optimizer, 0.3, split=16)
+    return AccumulatedStep(loss_net, optimizer, micro_steps=1, update=update)
+
+
+def factor_shapes(update):
+    shapes = set()
+    for layer in update.layers:
+        for factor in (layer.a_factor, layer.g_factor):
+            shapes |= {factor.shape, factor.shape[1:]}
+            # A batch's products before they are added up over its six images.
+            shapes |= {(6, *factor.shape)}
+    return shapes
+
+
+def factor_products(operators, shapes):
+    return [o for o in operators if o.name in PRODUCTS and set(o.outputs) & shapes]
+
+
+@pytest.mark.parametrize("kind", ["thor", "accumulated"])
+@pytest.mark.parametrize("stage", ["optimised", "kernels"])
+def test_only_the_refreshing_graphs_hold_curvature(kind, stage):
+    step = built(kind)
+    shapes = factor_shapes(step.update)
+    refreshing = compiled_operators(step, *batch(), stage=stage)
+    cached = compiled_operators(step, *batch(), stage=stage)
+    names = {o.name for o in refreshing}
+    assert {"Im2Col", "MatrixInverse"} <= names
+    # A and G of three layers, and for each the residual of its inverse.
+    assert len(factor_products(refreshing, shapes)) >= 12
+    assert not CURVATURE & {o.name for o in cached}
+    assert factor_products(cached, shapes) == []
+
+
+def test_the_cached_graph_adds_two_products_a_layer_to_the_plain_one():
+    step, plain = built("thor"), built("plain")
+    compiled_operators(step, *batch())
+    cached = [o for o in compiled_operators(step, *batch()) if o.name in PRODUCTS]
+    expected = [o for o in compiled_operators(plain, *batch()) if o.name in PRODUCTS]
+    assert len(cached) == len(expected) + 2 * len(step.update.layers)
