@@ -23,7 +23,7 @@ _MEANING = {
 }
 
 
-def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None, tuned_for="") -> dict:
+def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None) -> dict:
     """Return one row of the table; a training without a single judgement has no accuracies."""
     curve = outcome["curve"]
     last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
@@ -33,7 +33,6 @@ def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None, tuned
         "stage": stage,
         "varied": varied,
         "value": None if varied is None else json.dumps(value),
-        "tuned_for": tuned_for,
         **{name: setting.get(name) for name in _OWN},
         "options": json.dumps(others) if others else None,
         "seed": seed,
@@ -65,7 +64,7 @@ def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
 
 
 def head_of(plan: dict, machine: dict, tuned: dict) -> dict:
-    """Return how the table was made: command, versions, cores, day, plan; and the tuned settings."""
+    """Return how the table was made: command, versions, cores, day, plan and tuned settings."""
     return {
         "command": " ".join(["python", "benchmarks/thor_race.py", *sys.argv[1:]]),
         "versions": {
@@ -86,9 +85,8 @@ def head_of(plan: dict, machine: dict, tuned: dict) -> dict:
 
 def show(stored: Stored) -> None:
     """Print the race and the sweeps."""
-    for net, by_optimizer in stored.head["tuned"].items():
-        for tuned_for in by_optimizer["THOR"]:
-            _show_race(stored, net, float(tuned_for))
+    for net in stored.head["tuned"]:
+        _show_race(stored, net)
     sweep = stored.select(stage="sweep")
     print("\nSweeps: validation accuracy, one seed\n")
     header = ["varied", "value", "to 98.0 %", "at the end", "loss", "refreshes", "what happened"]
@@ -96,11 +94,14 @@ def show(stored: Stored) -> None:
     print_table(header, [[_text(row[name]) for name in names] for row in sweep])
 
 
-def _show_race(stored, net, tuned_for):
-    print(f"\n{net}, tuned to reach {tuned_for:.1%} of validation images soon; test accuracy\n")
+def _show_race(stored, net):
+    print(f"\n{net}, whole training set, test accuracy")
+    for setting in stored.head["tuned"][net].values():
+        print(f"  tuned: {setting}")
+    print()
     rows = []
     for target in TARGETS:
-        sides = compare(stored, net, target, tuned_for)
+        sides = compare(stored, net, target)
         for optimizer, side in sides.items():
             rows.append([f"{target:.1%}", optimizer, str(side["steps"]), _text(side["mean"])])
             rows[-1] += [_text(side["seconds"]), f"{mean_steps(side['last']) or 0:.4f}"]

@@ -36,8 +36,6 @@ from labkit.data.prepare import prepare
 
 NAME = "thor_race"
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
-# Updates in a turn of a timed contestant: a multiple of the frequency, so that refreshes count.
-TURN = 50
 
 
 def main():
@@ -133,39 +131,36 @@ class Trainings:
 
 
 def _said(row):
-    steps = {name: value for name, value in row.items() if name.startswith("to_")}
+    steps = [value for name, value in row.items() if name.startswith("to_")]
     return f"{steps}, last {row['last_accuracy']} after {row['updates']} {row['failure']}"
 
 
 def tune(trainings: Trainings, net: str) -> dict:
-    """Train every setting of the grids; return optimizer -> target -> winning setting."""
+    """Train every setting of the net's grids; return optimizer -> winning setting."""
     plan, tuned = trainings.plan, {}
-    targets = plan["tune_for"][net]
     for optimizer, settings in plan["grid"][net].items():
         grid = [
             {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
             for epochs in plan["lengths"][net]
             for setting in settings
         ]
-        rows = [trainings.add("tune", each, TUNING_SEED, stop_at=max(targets)) for each in grid]
-        tuned[optimizer] = {str(target): winner(rows, grid, target) for target in targets}
+        target = plan["tune_for"]
+        rows = [trainings.add("tune", each, TUNING_SEED, stop_at=target) for each in grid]
+        tuned[optimizer] = winner(rows, grid, target)
     return tuned
 
 
 def race(trainings: Trainings, tuned: dict) -> None:
-    """Train each optimizer's winners on the whole training set, with every seed."""
-    for won in tuned.values():
-        for setting in {json.dumps(setting): setting for setting in won.values()}.values():
-            tuned_for = " and ".join(target for target in won if won[target] == setting)
-            for seed in trainings.plan["seeds"]:
-                trainings.add("race", setting, seed, tuned_for=tuned_for)
+    """Train each optimizer's winner on the whole training set, with every seed."""
+    for setting in tuned.values():
+        for seed in trainings.plan["seeds"]:
+            trainings.add("race", setting, seed)
 
 
 def sweep(trainings: Trainings, won: dict) -> None:
     """Train the tuned THOR with one option changed at a time, all for as many updates."""
     plan = trainings.plan
-    start = won[str(max(plan["tune_for"]["LeNet"]))]
-    for name, value, setting in sweeps(start, plan["varied"]):
+    for name, value, setting in sweeps(won, plan["varied"]):
         updates = plan["sweep_updates"]
         trainings.add("sweep", setting, TUNING_SEED, updates=updates, varied=name, value=value)
 
@@ -173,7 +168,7 @@ def sweep(trainings: Trainings, won: dict) -> None:
 def times(tuned: dict, plan: dict, data: Path) -> dict:
     """Return net -> contestant -> ms, the mean time of an update, and compile_seconds.
 
-    All contestants of a net take turns of ``TURN`` updates in this process, ``rounds`` times; ms is
+    All contestants of a net take turns of ``turn`` updates in this process, ``rounds`` times; ms is
     the median over turns. LeNet's THOR is timed besides with a refresh at every update and without
     any: at frequency f an update takes cached + (refresh - cached) / f.
     """
@@ -182,18 +177,18 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
     images = images_for(data, "validation", **plan["images"])
     found = {}
     for net, by_optimizer in tuned.items():
-        won = {name: list(settings.values())[-1] for name, settings in by_optimizer.items()}
+        won = dict(by_optimizer)
         if net == "LeNet":
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
-        found[net] = _in_turns(won, images, plan["rounds"])
+        found[net] = _in_turns(won, images, plan["rounds"], plan["turn"])
     return found
 
 
-def _in_turns(settings, images, rounds):
+def _in_turns(settings, images, rounds, turn):
     calls, found, taken = {}, {}, {name: [] for name in settings}
     for name, setting in settings.items():
-        calls[name] = _caller(setting, images, (rounds + 1) * TURN)
+        calls[name] = _caller(setting, images, (rounds + 1) * turn)
         begin = time.perf_counter()
         calls[name]()
         calls[name]()
@@ -201,9 +196,9 @@ def _in_turns(settings, images, rounds):
     for _ in range(rounds):
         for name, call in calls.items():
             begin = time.perf_counter()
-            for _ in range(TURN):
+            for _ in range(turn):
                 call()
-            taken[name].append((time.perf_counter() - begin) / TURN * 1e3)
+            taken[name].append((time.perf_counter() - begin) / turn * 1e3)
     for name, turns in taken.items():
         found[name]["ms"] = round(statistics.median(turns), 3)
         found[name]["turns"] = [round(turn, 3) for turn in turns]

@@ -4,17 +4,16 @@ Updates to an accuracy are counted on the test set, over seeds; seconds are upda
 time of one, which ``benchmarks/thor_race.py`` has measured in turns, refreshes included.
 """
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import refuse_unknown
 from labkit.results.stored import Stored, mean_steps, steps_to
 
 OPTIMIZERS = ("Momentum", "THOR")
 
 
-def compare(stored: Stored, net: str, target: float, tuned_for: float) -> dict[str, dict]:
+def compare(stored: Stored, net: str, target: float) -> dict[str, dict]:
     """Return what each optimizer needs for ``target``: optimizer -> numbers.
 
-    target     test accuracy, 0 .. 1
-    tuned_for  validation accuracy that the settings were tuned to reach soon
+    target  test accuracy, 0 .. 1
 
     steps    updates to the target, by seed; None: that training never got there
     mean     of steps; None where one of them is None
@@ -22,12 +21,12 @@ def compare(stored: Stored, net: str, target: float, tuned_for: float) -> dict[s
     ms       that time, in milliseconds
     last     test accuracy at the end of the training, by seed
 
-    Raises ``InputError`` for a net or tuning that the race has not run.
+    Raises ``InputError`` for a net that was not raced.
     """
     refuse_unknown("net", net, stored.head["tuned"])
     found = {}
     for optimizer in OPTIMIZERS:
-        rows = race_rows(stored, net, optimizer, tuned_for)
+        rows = race_rows(stored, net, optimizer)
         steps = [steps_to(stored.curves[row["run"]], target) for row in rows]
         found[optimizer] = {
             "steps": steps,
@@ -39,16 +38,9 @@ def compare(stored: Stored, net: str, target: float, tuned_for: float) -> dict[s
     return found
 
 
-def race_rows(stored: Stored, net: str, optimizer: str, tuned_for: float) -> list[dict]:
-    """Return the race's rows of one optimizer with the setting tuned for ``tuned_for``, by seed."""
-    tuned = stored.head["tuned"][net][optimizer]
-    if str(tuned_for) not in tuned:
-        raise InputError(f"the race is not tuned for {tuned_for!r}; expected {', '.join(tuned)}")
-    rows = [
-        row
-        for row in stored.select(stage="race", net=net, optimizer=optimizer)
-        if str(tuned_for) in str(row["tuned_for"]).split(" and ")
-    ]
+def race_rows(stored: Stored, net: str, optimizer: str) -> list[dict]:
+    """Return the race's rows of one optimizer, by seed."""
+    rows = stored.select(stage="race", net=net, optimizer=optimizer)
     return sorted(rows, key=lambda row: row["seed"])
 
 
