@@ -93,6 +93,51 @@ def verdict_grid(verdicts, stages, title):
     return figure
 
 
+def race(curves, title, goal=None, ylim=None):
+    """Test error of trainings, over updates and over seconds, side by side.
+
+    curves  optimizer -> its trainings, each (updates, seconds, accuracies 0 .. 1)
+    goal    accuracy to be drawn as a line
+    """
+    figure, both = axes(1, 2)
+    for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE, GREEN), strict=False):
+        for number, (updates, seconds, right) in enumerate(trainings):
+            for axis, x in zip(both, (updates, seconds), strict=True):
+                label = None if number else name
+                axis.plot(x, 100 - 100 * np.asarray(right), color=color, label=label, linewidth=1.2)
+    for axis, what in zip(both, ("updates", "seconds of training"), strict=True):
+        if goal is not None:
+            axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--")
+        axis.set(xlabel=what, ylabel="test error (%)", yscale="log", ylim=ylim)
+        axis.set_title(f"{title}, by {what.split()[0]}")
+        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axis.set_ylim(ylim)
+        axis.minorticks_off()
+    both[0].legend(frameon=False)
+    return figure
+
+
+def sweep(panels, ylabel, worst):
+    """One panel for each setting: errors over its values, failed trainings marked.
+
+    panels  setting -> [(value, error or None for a failed training)]
+    worst   error at which the failed ones are drawn
+    """
+    figure, grid = axes(1, len(panels))
+    for axis, (name, points) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        values = [value for value, _ in points]
+        axis.plot(values, [error or np.nan for _, error in points], "o-", color=BLUE)
+        failed = [value for value, error in points if error is None]
+        axis.plot(failed, [worst] * len(failed), "x", color=RED, label="failed")
+        axis.set(xscale="log", yscale="log", xlabel=name, ylabel=ylabel)
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        if failed:
+            axis.legend(frameon=False)
+    return figure
+
+
 def matrices(named, title, decades=4):
     """Matrices side by side, the sizes of their entries on one logarithmic colour scale.
 
@@ -101,7 +146,7 @@ def matrices(named, title, decades=4):
     """
     from matplotlib.colors import LogNorm
 
-    figure, grid = axes(1, len(named), width=3.4, height=3.7)
+    figure, grid = axes(1, len(named), width=3.4, height=3.3)
     largest = np.abs(next(iter(named.values()))).max()
     norm = LogNorm(largest / 10**decades, largest)
     for axis, (name, matrix) in zip(np.atleast_1d(grid), named.items(), strict=True):
