@@ -15,7 +15,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.errors import InputError
-from labkit.gradients import GradientStage, state
+from labkit.gradients import GradientStage, set_state, state
 
 _BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
 
@@ -135,6 +135,9 @@ class Step(nn.Cell):
         if self._with_extras is None:
             return super().__call__(*batch)
         if self.update_wants_extras():
+            if int(self.update.held.asnumpy()):
+                # Of an update that was interrupted: it was not made, and is not to be made now.
+                set_state(self.update.held, 0)
             loss = self._with_extras(*batch)
             self._finish_held(batch)
         else:

@@ -29,9 +29,6 @@ class Tap(nn.Cell):
              not looked at. t counts the positions in A_sum and in G_sum
     """
 
-    # Else precision="O2" would hand over x and the factors in float16.
-    keeps_precision = True
-
     def __init__(self, geometry):
         super().__init__(auto_prefix=False)
         self.a_blocks, self.g_blocks = geometry.a_blocks, geometry.g_blocks
@@ -116,7 +113,6 @@ class Tapped(nn.Cell):
     """
 
     taps_thor = True
-    keeps_precision = True
 
     def __init__(self, layer, tap, buffers):
         super().__init__(auto_prefix=False)

@@ -242,8 +242,23 @@ class ThorUpdate(UpdateStage):
         self.decisions = decisions
 
     def after(self, step, loss, batch):
-        """Stop where the loss is not finite, with the name of the layer that made it so."""
-        if self.options.nan == "stop" and not math.isfinite(float(loss.asnumpy())):
+        """Stop where the loss is not finite, with the name of the layer that made it so.
+
+        On several ranks all stop: one that went on would wait for the others forever.
+        """
+        if self.options.nan == "drop":
+            return
+        finite = math.isfinite(float(loss.asnumpy()))
+        everywhere = finite
+        if step.gradient.ranks > 1:
+            lost = step.gradient.all_reduce(Tensor([not finite], ms.float32))
+            everywhere = not lost.asnumpy().any()
+        if finite and not everywhere:
+            raise FloatingPointError(
+                f"the loss is not finite on another rank at update "
+                f"{int(step.updates.asnumpy()) + 1}; what that rank raises says where"
+            )
+        if not finite:
             where = first_nonfinite(step.gradient.loss_net, batch)
             raise FloatingPointError(
                 f"the loss is {float(loss.asnumpy())} at update {int(step.updates.asnumpy()) + 1}: "
