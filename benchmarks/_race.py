@@ -1,0 +1,177 @@
+"""What a race of optimizers is made of: the images in memory, and one training with its curve."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.thor import ThorStep, TraceRule
+from labkit.data.mnist import load_arrays
+from labkit.losses import LossNet
+from labkit.nets.initialisers import initialise
+from labkit.nets.lenet import LeNet5
+from labkit.nets.resnet import ResidualBlockBase, ResNet
+from labkit.schedules import cosine
+
+BATCH = 128
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+# The split is one of the data, not of a seed: every training is validated on the same images.
+_SPLIT_SEED = 0
+_EVALUATION_BATCH = 1000
+NETS = ("LeNet", "ResNet")
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a training reads: images (N, 1, 32, 32) float32, labels (N,), and what it is judged by.
+
+    rows  which of the images it trains on, in no order
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray
+    judged_images: np.ndarray
+    judged_labels: np.ndarray
+
+
+def images_for(data_path: Path, part: str, *, held_out: int, train: int | None, test: int | None):
+    """Return the ``Images`` of a part of the race.
+
+    part      "validation": the training set less ``held_out`` images, judged by these;
+              "test": the whole training set, judged by the test set
+    train, test  use the first so many of each file only; None: all
+    """
+    images, labels = load_arrays(data_path, "train", train)
+    if part == "test":
+        return Images(images, labels, np.arange(len(labels)), *load_arrays(data_path, "test", test))
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(labels))
+    out = np.sort(order[:held_out])
+    return Images(images, labels, np.sort(order[held_out:]), images[out], labels[out])
+
+
+def build(net: str) -> nn.Cell:
+    """Return a new network of ``NETS``: LeNet-5, or a ResNet-10 of a quarter of the width."""
+    if net == "LeNet":
+        return LeNet5()
+    return ThreeChannels(
+        ResNet(ResidualBlockBase, [1] * 4, [16, 16, 32, 64], [16, 32, 64, 128], [1, 2, 2, 2], 10)
+    )
+
+
+class ThreeChannels(nn.Cell):
+    """A network for colour images that is shown grey ones: (B, 1, H, W) three times over."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x):
+        return self.network(ms.ops.concat((x, x, x), axis=1))
+
+
+def make_step(setting: dict, per_epoch: int, seed: int):
+    """Return (network, step) of one setting, freshly initialised.
+
+    setting    net, optimizer ("Momentum" or "THOR"), learning_rate, epochs (of the cosine), and,
+               for THOR, damping and further options of ``ThorStep`` (trace_rule as a list); also
+               momentum, and initialise (a scheme of ``labkit.nets.initialisers``)
+    per_epoch  updates an epoch
+    """
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    given = dict(setting)
+    network = build(given.pop("net"))
+    if scheme := given.pop("initialise", None):
+        initialise(network, scheme, seed)
+    name, peak = given.pop("optimizer"), given.pop("learning_rate")
+    rates = Tensor(cosine(peak, 0.0, 1, updates_of(given.pop("epochs"), per_epoch)))
+    momentum = given.pop("momentum", MOMENTUM)
+    loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    optimizer = nn.Momentum(network.trainable_params(), rates, momentum, WEIGHT_DECAY)
+    if name == "Momentum":
+        return network, PlainStep(loss_net, optimizer, **given)
+    if rule := given.pop("trace_rule", None):
+        given["trace_rule"] = TraceRule(*rule)
+    return network, ThorStep(loss_net, optimizer, given.pop("damping"), **given)
+
+
+def updates_of(epochs: float, per_epoch: int) -> int:
+    """Return the updates of a training of ``epochs``, which may be a fraction."""
+    return round(epochs * per_epoch)
+
+
+def train(setting: dict, data: Images, seed: int, every: int, *, updates=None, stop_at=None):
+    """Train once and return its curve and what became of it, ready for JSON.
+
+    every    updates between evaluations
+    updates  stop after so many; None: at the end of the cosine
+    stop_at  stop at the first evaluation with so much accuracy
+
+    Returns ``curve``, points as ``labkit.results`` stores them; ``failure``, what stopped the
+    training, or an empty text; for THOR ``refreshes``, inverses made, and ``retries``.
+    """
+    per_epoch = len(data.rows) // BATCH
+    total = updates or updates_of(setting["epochs"], per_epoch)
+    network, step = make_step(setting, per_epoch, seed)
+    curve, losses, failure = [], [], ""
+    try:
+        for update, rows in enumerate(batches(data.rows, total, seed), start=1):
+            losses.append(step(Tensor(data.images[rows]), Tensor(data.labels[rows])))
+            if update % every and update != total:
+                continue
+            curve.append(_point(update, network, data, losses))
+            losses = []
+            if not math.isfinite(curve[-1]["loss"] + curve[-1]["training_loss"]):
+                failure = "the loss is not finite"
+                break
+            if stop_at is not None and curve[-1]["accuracy"] >= stop_at:
+                break
+    except (FloatingPointError, RuntimeError, ValueError) as error:
+        failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    outcome = {"curve": curve, "failure": failure}
+    if isinstance(step, ThorStep):
+        outcome |= {
+            "refreshes": int(step.update.refreshes.asnumpy().sum()),
+            "retries": int(step.update.retries.asnumpy().sum()),
+        }
+    return outcome
+
+
+def _point(update, network, data, losses):
+    accuracy, loss = judge(network, data)
+    seen = float(np.mean([float(each.asnumpy()) for each in losses]))
+    return {"update": update, "accuracy": accuracy, "loss": loss, "training_loss": seen}
+
+
+def batches(rows: np.ndarray, total: int, seed: int):
+    """Yield ``total`` batches of rows: a new order each epoch, an incomplete last batch dropped."""
+    random = np.random.default_rng(seed)
+    made = 0
+    while True:
+        order = random.permutation(rows)
+        for start in range(0, len(order) - BATCH + 1, BATCH):
+            if made == total:
+                return
+            made += 1
+            yield order[start : start + BATCH]
+
+
+def judge(network: nn.Cell, data: Images) -> tuple[float, float]:
+    """Return (accuracy, mean loss) over all images that the training is judged by."""
+    network.set_train(False)
+    right, loss, labels = 0, 0.0, data.judged_labels
+    for start in range(0, len(labels), _EVALUATION_BATCH):
+        part = slice(start, start + _EVALUATION_BATCH)
+        logits = network(Tensor(data.judged_images[part])).asnumpy().astype(np.float64)
+        logits -= logits.max(axis=1, keepdims=True)
+        own = np.take_along_axis(logits, labels[part, None], axis=1)[:, 0]
+        right += int((logits.argmax(axis=1) == labels[part]).sum())
+        loss += float((np.log(np.exp(logits).sum(axis=1)) - own).sum())
+    network.set_train(True)
+    return right / len(labels), loss / len(labels)

@@ -1,0 +1,127 @@
+"""The table of the race: rows from trainings, who has won the tuning, and what is printed of it."""
+
+import json
+import os
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+from _race_plan import TARGETS, TUNING_SEED
+from _side_by_side import print_table
+
+from labkit.results import Stored, compare, mean_steps, steps_to
+
+_OWN = ("net", "optimizer", "learning_rate", "epochs", "damping", "frequency")
+_MEANING = {
+    "to_X": "first update judged at which the accuracy is at least X; empty: never",
+    "stage": "tune and sweep are judged by held-out training images, race by the test set",
+    "times": "ms: mean time of an update, measured in turns in one process, refreshes included, "
+    "compilation not; compile_seconds: the first update and the second, which compile",
+    "mean": "of updates to X over seeds: none where one seed never gets there",
+}
+
+
+def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None) -> dict:
+    """Return one row of the table; a training without a single judgement has no accuracies."""
+    curve = outcome["curve"]
+    last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
+    others = {name: value for name, value in setting.items() if name not in _OWN}
+    return {
+        "run": run,
+        "stage": stage,
+        "varied": varied,
+        "value": None if varied is None else json.dumps(value),
+        **{name: setting.get(name) for name in _OWN},
+        "options": json.dumps(others) if others else None,
+        "seed": seed,
+        "updates": last["update"],
+        **{f"to_{target}": steps_to(curve, target) for target in TARGETS},
+        "best_accuracy": max((point["accuracy"] for point in curve), default=None),
+        "last_accuracy": last["accuracy"],
+        "last_loss": last["loss"],
+        "refreshes": outcome.get("refreshes"),
+        "retries": outcome.get("retries"),
+        "failure": outcome["failure"],
+    }
+
+
+def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
+    """Return the setting whose training reached ``target`` in the fewest updates.
+
+    Where two did at the same update, that with the smaller loss at its end; where none did, that
+    with the best accuracy.
+    """
+
+    def rank(row):
+        steps = row[f"to_{target}"]
+        if steps is not None:
+            return (0, steps, row["last_loss"])
+        return (1, -(row["best_accuracy"] or 0.0), 0)
+
+    return min(zip(rows, settings, strict=True), key=lambda pair: rank(pair[0]))[1]
+
+
+def head_of(plan: dict, machine: dict, tuned: dict) -> dict:
+    """Return how the table was made: command, versions, cores, day, plan and tuned settings."""
+    return {
+        "command": " ".join(["python", "benchmarks/thor_race.py", *sys.argv[1:]]),
+        "versions": {
+            "labkit": metadata.version("labkit"),
+            "mindspore": metadata.version("mindspore"),
+            "numpy": metadata.version("numpy"),
+            "python": platform.python_version(),
+        },
+        "cores": os.cpu_count(),
+        "date": time.strftime("%Y-%m-%d"),
+        "idle_before": machine["idle_before"],
+        "meaning": _MEANING,
+        "tuning_seed": TUNING_SEED,
+        "plan": {name: value for name, value in plan.items() if name != "rounds"},
+        "tuned": tuned,
+    }
+
+
+def show(stored: Stored) -> None:
+    """Print the race and the sweeps."""
+    for net in stored.head["tuned"]:
+        _show_race(stored, net)
+    sweep = stored.select(stage="sweep")
+    print("\nSweeps: validation accuracy, one seed\n")
+    header = ["varied", "value", "to 98.0 %", "at the end", "loss", "refreshes", "what happened"]
+    names = ("varied", "value", "to_0.98", "last_accuracy", "last_loss", "refreshes", "failure")
+    print_table(header, [[_text(row[name]) for name in names] for row in sweep])
+
+
+def _show_race(stored, net):
+    print(f"\n{net}, whole training set, test accuracy")
+    for setting in stored.head["tuned"][net].values():
+        print(f"  tuned: {setting}")
+    print()
+    rows = []
+    for target in TARGETS:
+        sides = compare(stored, net, target)
+        for optimizer, side in sides.items():
+            rows.append([f"{target:.1%}", optimizer, str(side["steps"]), _text(side["mean"])])
+            rows[-1] += [_text(side["seconds"]), f"{mean_steps(side['last']) or 0:.4f}"]
+        means = [side["mean"] for side in sides.values()]
+        if None not in means:
+            seconds = [side["seconds"] for side in sides.values()]
+            ratios = [means[0] / means[1], seconds[0] / seconds[1]]
+            rows.append(["", "times fewer with THOR", "", *(f"{r:.2f}" for r in ratios), ""])
+    print_table(["accuracy", "", "updates by seed", "mean", "seconds", "last"], rows)
+
+
+def _text(value):
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def load_json(path: Path):
+    """Return what a JSON file holds; None where there is none or a killed program has cut it."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError):
+        return None

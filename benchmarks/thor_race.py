@@ -1,0 +1,224 @@
+"""THOR against Momentum on MNIST, both tuned with the same budget: updates and seconds.
+
+    python benchmarks/thor_race.py               step times in turns, and the stored race
+    python benchmarks/thor_race.py --time-only   the same, and stores the times: on a quiet machine
+    python benchmarks/thor_race.py --all         everything anew (1.5 hours), and stores it
+    python benchmarks/thor_race.py --quick       everything on few images, into runs/bench
+
+Tuning: training on 50 000 of MNIST's 60 000 training images, judged by the other 10 000; the test
+set is not read. As many settings, of the same lengths, for both optimizers; a training stops where
+it reaches the target. Race: each optimizer's winners, on all 60 000 images, judged by the test set
+every 39 updates, three seeds that the tuning has not seen. Sweeps: the tuned THOR with one option
+changed at a time, on the tuning's images and seed.
+
+Updates do not depend on what else the machine does; seconds do. They are updates times the mean
+time of one, which is measured in one process in turns, refreshes included, compilation apart.
+
+--all and --quick take up what they have finished, from runs/bench; --anew does not.
+"""
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+
+from _race_plan import PLANS, TUNING_SEED, sweeps
+from _race_table import head_of, load_json, row_of, show, winner
+from _side_by_side import look_at_machine, write_json
+
+import labkit
+from labkit import results
+from labkit.data.prepare import prepare
+
+NAME = "thor_race"
+RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
+
+
+def main():
+    """Do what the command line asks for."""
+    given = _arguments()
+    machine = look_at_machine()
+    labkit.start(device="CPU")
+    data = given.data or prepare("mnist")
+    if given.quick or given.all:
+        plan = PLANS["quick" if given.quick else "full"]
+        work = RUNS / (f"{NAME}_quick" if given.quick else NAME)
+        out = given.out or (work / "stored" if given.quick else results.stored.FOLDER)
+        trainings = Trainings(plan, data, work, given.anew)
+        tuned = {}
+        for net in plan["grid"]:
+            tuned[net] = tune(trainings, net)
+            race(trainings, tuned[net])
+            if net == "LeNet":
+                sweep(trainings, tuned[net]["THOR"])
+        head = head_of(plan, machine, tuned)
+        curves = {row["run"]: trainings.curves[row["run"]] for row in trainings.kept()}
+        stored = results.Stored(head, trainings.rows, curves)
+    else:
+        plan, out = PLANS["full"], given.out or results.stored.FOLDER
+        stored = results.load(NAME, out)
+    stored.head["times"] = times(stored.head["tuned"], plan, data)
+    stored.head["times"]["idle_before"] = machine["idle_before"]
+    if given.quick or given.all or given.time_only:
+        results.write(NAME, stored, out)
+        stored = results.load(NAME, out)
+    show(stored)
+    write_json(NAME, {"times": stored.head["times"]}, machine)
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    for option in ("--all", "--time-only", "--quick"):
+        what.add_argument(option, action="store_true")
+    parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
+    parser.add_argument("--out", type=Path, help="where to store; default: as said above")
+    return parser.parse_args()
+
+
+class Trainings:
+    """The trainings of a plan: what is finished is in ``rows`` and ``curves``, and in ``folder``.
+
+    A training is found again by its setting, seed and data; a change of labkit it does not see.
+    """
+
+    def __init__(self, plan: dict, data: Path, folder: Path, anew: bool):
+        self.plan, self._data, self._folder, self._anew = plan, data, folder, anew
+        self._images = (None, None)
+        self.rows, self.curves = [], {}
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, stage, setting, seed, *, updates=None, stop_at=None, **columns) -> dict:
+        """Train, unless it is done, and return the new row."""
+        limits = {"updates": updates, "stop_at": stop_at, "every": self.plan["every"]}
+        part = "test" if stage == "race" else "validation"
+        key = [part, setting, seed, limits, self.plan["images"]]
+        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        path = self._folder / f"{digest[:24]}.json"
+        outcome = None if self._anew else load_json(path)
+        if outcome is None:
+            from _race import train
+
+            begin = time.perf_counter()
+            outcome = train(setting, self._part(part), seed, **limits)
+            outcome["busy_seconds"] = time.perf_counter() - begin
+            path.with_suffix(".part").write_text(json.dumps(outcome))
+            os.replace(path.with_suffix(".part"), path)
+        run = len(self.rows) + 1
+        row = row_of(run, stage, setting, seed, outcome, **columns)
+        self.rows.append(row)
+        self.curves[run] = outcome["curve"]
+        print(f"{stage} {seed} {setting}: {_said(row)}", flush=True)
+        return row
+
+    def kept(self) -> list[dict]:
+        """Return the rows whose curves are stored: those of the tuning are too many."""
+        return [row for row in self.rows if row["stage"] != "tune" and self.curves[row["run"]]]
+
+    def _part(self, part):
+        if self._images[0] != part:
+            from _race import images_for
+
+            self._images = (part, images_for(self._data, part, **self.plan["images"]))
+        return self._images[1]
+
+
+def _said(row):
+    steps = [value for name, value in row.items() if name.startswith("to_")]
+    return f"{steps}, last {row['last_accuracy']} after {row['updates']} {row['failure']}"
+
+
+def tune(trainings: Trainings, net: str) -> dict:
+    """Train every setting of the net's grids; return optimizer -> winning setting."""
+    plan, tuned = trainings.plan, {}
+    for optimizer, settings in plan["grid"][net].items():
+        grid = [
+            {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
+            for epochs in plan["lengths"][net]
+            for setting in settings
+        ]
+        target = plan["tune_for"]
+        rows = [trainings.add("tune", each, TUNING_SEED, stop_at=target) for each in grid]
+        tuned[optimizer] = winner(rows, grid, target)
+    return tuned
+
+
+def race(trainings: Trainings, tuned: dict) -> None:
+    """Train each optimizer's winner on the whole training set, with every seed."""
+    for setting in tuned.values():
+        for seed in trainings.plan["seeds"]:
+            trainings.add("race", setting, seed)
+
+
+def sweep(trainings: Trainings, won: dict) -> None:
+    """Train the tuned THOR with one option changed at a time, all for as many updates."""
+    plan = trainings.plan
+    for name, value, setting in sweeps(won, plan["varied"]):
+        updates = plan["sweep_updates"]
+        trainings.add("sweep", setting, TUNING_SEED, updates=updates, varied=name, value=value)
+
+
+def times(tuned: dict, plan: dict, data: Path) -> dict:
+    """Return net -> contestant -> ms, the mean time of an update, and compile_seconds.
+
+    All contestants of a net take turns of ``turn`` updates in this process, ``rounds`` times; ms is
+    the median over turns. LeNet's THOR is timed besides with a refresh at every update and without
+    any: at frequency f an update takes cached + (refresh - cached) / f.
+    """
+    from _race import images_for
+
+    images = images_for(data, "validation", **plan["images"])
+    found = {}
+    for net, by_optimizer in tuned.items():
+        won = dict(by_optimizer)
+        if net == "LeNet":
+            won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
+            won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
+        found[net] = _in_turns(won, images, plan["rounds"], plan["turn"])
+    return found
+
+
+def _in_turns(settings, images, rounds, turn):
+    calls, found, taken = {}, {}, {name: [] for name in settings}
+    for name, setting in settings.items():
+        calls[name] = _caller(setting, images, (rounds + 1) * turn)
+        begin = time.perf_counter()
+        calls[name]()
+        calls[name]()
+        found[name] = {"compile_seconds": round(time.perf_counter() - begin, 2)}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            for _ in range(turn):
+                call()
+            taken[name].append((time.perf_counter() - begin) / turn * 1e3)
+    for name, turns in taken.items():
+        found[name]["ms"] = round(statistics.median(turns), 3)
+        found[name]["turns"] = [round(turn, 3) for turn in turns]
+    return found
+
+
+def _caller(setting, images, updates):
+    """Return a function that makes one update, and waits for it."""
+    from _race import batches, make_step
+    from mindspore import Tensor
+
+    _, step = make_step(setting | {"epochs": 1}, updates, TUNING_SEED)
+    rows = itertools.cycle(list(batches(images.rows, min(updates, 100), TUNING_SEED)))
+
+    def call():
+        chosen = next(rows)
+        float(step(Tensor(images.images[chosen]), Tensor(images.labels[chosen])).asnumpy())
+
+    return call
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The race's program: who wins a tuning, and the quick form from end to end."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from labkit import results
+
+
+@pytest.fixture(scope="module")
+def table(root):
+    sys.path.insert(0, str(root / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location(
+            "race_table", root / "benchmarks/_race_table.py"
+        )
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(root / "benchmarks"))
+    return module
+
+
+def row(steps, best=0.99, loss=0.05):
+    return {"to_0.98": steps, "best_accuracy": best, "last_loss": loss}
+
+
+@pytest.mark.parametrize(
+    ("rows", "won"),
+    [
+        ([row(390), row(351), row(429)], 1),
+        ([row(None, 0.9799), row(780, 0.98)], 1),
+        ([row(351, loss=0.07), row(351, loss=0.06)], 1),
+        ([row(None, 0.95), row(None, 0.97), row(None, None)], 1),
+        ([row(39, 0.98, 9.0), row(78, 0.999, 0.01)], 0),
+    ],
+    ids=["fewest updates", "getting there", "smaller loss", "best accuracy", "updates first"],
+)
+def test_who_wins_the_tuning(table, rows, won):
+    assert table.winner(rows, list("abc")[: len(rows)], 0.98) == "abc"[won]
+
+
+def test_the_row_of_a_training_that_failed_at_once(table):
+    outcome = {"curve": [], "failure": "FloatingPointError: factors"}
+    made = table.row_of(1, "sweep", {"net": "LeNet"}, 1, outcome, varied="split", value=None)
+    assert made["value"] == "null" and made["updates"] == 0
+    assert made["best_accuracy"] is None and made["to_0.98"] is None
+
+
+@pytest.mark.slow
+def test_the_quick_race_runs_and_resumes(root, mnist, tmp_path):
+    """On 640 images: every stage has its rows, and a second run trains nothing again."""
+    program = tmp_path / "benchmarks"  # what it writes goes beside it
+    shutil.copytree(root / "benchmarks", program)
+    folder = tmp_path / "runs" / "bench" / "thor_race_quick"
+    command = [sys.executable, "thor_race.py", "--quick", "--data", str(mnist)]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    finished = []
+    for _ in range(2):
+        done = subprocess.run(
+            command, cwd=program, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        finished.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")})
+    assert "LeNet, whole training set" in done.stdout and "Sweeps" in done.stdout
+    stored = results.load("thor_race", folder / "stored")
+    stages = [row["stage"] for row in stored.rows]
+    assert {stage: stages.count(stage) for stage in stages} == {"tune": 6, "race": 4, "sweep": 3}
+    assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
+    thor = stored.select(stage="race", optimizer="THOR")
+    assert all(row["refreshes"] > 0 and row["retries"] == 0 for row in thor)
+    assert json.loads((folder.parent / "thor_race.json").read_text())["times"]["LeNet"]

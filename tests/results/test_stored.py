@@ -1,0 +1,92 @@
+"""A stored result comes back as it was written, and a damaged one is refused."""
+
+import math
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.results import Stored, load, mean_steps, steps_to, write
+
+NAME = "thor_race"
+
+
+def point(update, accuracy):
+    return {"update": update, "accuracy": accuracy, "loss": 0.5, "training_loss": 0.25}
+
+
+@pytest.fixture
+def stored():
+    rows = [
+        {"run": 1, "stage": "race", "rate": 0.1, "options": '{"split": null}', "failure": None},
+        {"run": 2, "stage": "tune", "rate": 3, "options": None, "failure": "E: a, b\n c"},
+    ]
+    return Stored({"command": "x", "tuned": {}}, rows, {1: [point(39, 0.5), point(78, 0.985)]})
+
+
+def test_what_is_written_is_read(stored, tmp_path):
+    write(NAME, stored, tmp_path / "new")
+    assert load(NAME, tmp_path / "new") == stored
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "thor_race.json",
+        "thor_race.csv",
+        "thor_race_curves.csv",
+    }
+
+
+def test_numbers_that_are_none_come_back(stored, tmp_path):
+    stored.rows[1]["rate"] = math.nan
+    write(NAME, stored, tmp_path)
+    assert math.isnan(load(NAME, tmp_path).rows[1]["rate"])
+
+
+def test_rows_are_selected_by_their_fields(stored):
+    assert stored.select(stage="race") == [stored.rows[0]]
+    assert stored.select(stage="race", rate=3) == []
+    with pytest.raises(InputError, match="unknown field 'stge'.*Did you mean 'stage'"):
+        stored.select(stge="race")
+
+
+@pytest.mark.parametrize("missing", ["thor_race.json", "thor_race.csv", "thor_race_curves.csv"])
+def test_a_missing_file_is_named_with_what_makes_it(stored, tmp_path, missing):
+    write(NAME, stored, tmp_path)
+    (tmp_path / missing).unlink()
+    with pytest.raises(InputError, match=f"{missing} cannot be read.*benchmarks/thor_race.py"):
+        load(NAME, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("thor_race.json", "{"),
+        ("thor_race.csv", "run,stage\n1\n"),
+        ("thor_race.csv", "run,stage\n1,race,more\n"),
+        ("thor_race.csv", "run,stage\n"),
+        ("thor_race_curves.csv", "run,update\n1,39\n"),
+        ("thor_race_curves.csv", ""),
+    ],
+)
+def test_a_damaged_file_is_refused(stored, tmp_path, name, text):
+    write(NAME, stored, tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match="cannot be read|is damaged"):
+        load(NAME, tmp_path)
+
+
+def test_an_unknown_name_is_refused(stored, tmp_path):
+    for call in (lambda: load("thor_rase"), lambda: write("thor_rase", stored, tmp_path / "x")):
+        with pytest.raises(InputError, match="Did you mean 'thor_race'"):
+            call()
+    assert not (tmp_path / "x").exists()
+
+
+def test_steps_to_is_the_first_point_that_is_there():
+    curve = [point(39, 0.97), point(78, 0.985), point(117, 0.98), point(156, 0.99)]
+    assert [steps_to(curve, target) for target in (0.5, 0.98, 0.985, 0.99)] == [39, 78, 78, 156]
+    assert steps_to(curve, 0.991) is None
+    assert steps_to([], 0.5) is None
+
+
+def test_a_mean_needs_every_training():
+    assert mean_steps([312, 351, 351]) == 338
+    assert mean_steps([312, None, 351]) is None
+    assert mean_steps([]) is None

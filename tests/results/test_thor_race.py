@@ -1,0 +1,115 @@
+"""The stored race is whole, says how it was made, and shows what the lab says of it."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from labkit import results
+from labkit.errors import InputError
+from labkit.results.thor_race import OPTIMIZERS, race_rows
+
+NETS = ("LeNet", "ResNet")
+SEEDS = [1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def stored():
+    return results.load("thor_race")
+
+
+def test_it_says_how_it_was_made(stored):
+    assert stored.head["command"].startswith("python benchmarks/thor_race.py --all")
+    assert set(stored.head["versions"]) == {"labkit", "mindspore", "numpy", "python"}
+    assert stored.head["cores"] >= 1 and len(stored.head["date"]) == 10
+
+
+def test_it_is_small():
+    files = list(Path(results.stored.FOLDER).glob("thor_race*.*"))
+    assert sum(path.stat().st_size for path in files) < 250_000
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_both_were_tuned_with_the_same_budget_on_held_out_images(stored, net):
+    budgets = {}
+    for optimizer in OPTIMIZERS:
+        rows = stored.select(stage="tune", net=net, optimizer=optimizer)
+        budgets[optimizer] = sorted(row["epochs"] for row in rows)
+        assert {row["seed"] for row in rows} == {stored.head["tuning_seed"]}
+    assert budgets["Momentum"] == budgets["THOR"]
+    assert len(budgets["THOR"]) >= 4
+    assert stored.head["tuning_seed"] not in SEEDS
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_tuned_setting_is_the_winner_of_the_tuning(stored, net, optimizer):
+    won = stored.head["tuned"][net][optimizer]
+    rows = stored.select(stage="tune", net=net, optimizer=optimizer)
+    (row,) = [each for each in rows if all(each[name] == won[name] for name in won)]
+    there = [each["to_0.98"] for each in rows if each["to_0.98"] is not None]
+    assert row["to_0.98"] == min(there)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_the_race_has_every_seed_and_the_tuned_setting(stored, net, optimizer):
+    rows = race_rows(stored, net, optimizer)
+    assert [row["seed"] for row in rows] == SEEDS
+    won = stored.head["tuned"][net][optimizer]
+    for row in rows:
+        assert all(row[name] == won[name] for name in won) and not row["failure"]
+
+
+def test_the_rows_follow_from_the_curves(stored):
+    of_curves = [row for row in stored.rows if row["run"] in stored.curves]
+    assert {row["stage"] for row in of_curves} == {"race", "sweep"}
+    for row in of_curves:
+        curve = stored.curves[row["run"]]
+        assert [point["update"] for point in curve] == sorted(point["update"] for point in curve)
+        for target in (0.98, 0.985, 0.99):
+            assert row[f"to_{target}"] == results.steps_to(curve, target)
+        assert row["last_accuracy"] == curve[-1]["accuracy"]
+        assert row["updates"] == curve[-1]["update"]
+
+
+def test_the_sweeps_change_one_option_of_the_tuned_setting(stored):
+    varied = stored.head["plan"]["varied"]
+    rows = stored.select(stage="sweep")
+    found = [(row["varied"], json.loads(row["value"])) for row in rows]
+    assert found == [(name, value) for name, values in varied.items() for value in values]
+    assert set(varied) >= {"damping", "frequency", "trace_rule", "split", "formulas"}
+    tuned = stored.head["tuned"]["LeNet"]["THOR"]
+    for row in rows:
+        for name in {"learning_rate", "epochs", "damping", "frequency"} - {row["varied"]}:
+            assert row[name] == tuned[name], row
+
+
+def test_every_net_has_its_times(stored):
+    for net in NETS:
+        for optimizer in OPTIMIZERS:
+            side = stored.head["times"][net][optimizer]
+            assert side["ms"] > 0 and len(side["turns"]) >= 3
+    lenet = stored.head["times"]["LeNet"]
+    assert lenet["THOR, refresh"]["ms"] > lenet["THOR, cached"]["ms"]
+
+
+def test_thor_needs_at_least_one_and_a_half_times_fewer_updates_on_lenet(stored):
+    sides = results.compare(stored, "LeNet", 0.985)
+    assert len(sides["THOR"]["steps"]) == len(sides["Momentum"]["steps"]) == 3
+    assert sides["Momentum"]["mean"] / sides["THOR"]["mean"] >= 1.5
+    for side in sides.values():
+        assert math.isclose(side["seconds"], side["mean"] * side["ms"] / 1e3)
+
+
+def test_a_training_that_never_gets_there_has_no_mean(stored):
+    sides = results.compare(stored, "LeNet", 1.0)
+    assert [side["mean"] for side in sides.values()] == [None, None]
+    assert [side["seconds"] for side in sides.values()] == [None, None]
+    assert sides["THOR"]["steps"] == [None, None, None]
+
+
+def test_what_was_not_raced_is_refused(stored):
+    with pytest.raises(InputError, match="Did you mean 'LeNet'"):
+        results.compare(stored, "LeNett", 0.985)
