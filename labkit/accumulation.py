@@ -57,6 +57,8 @@ class AccumulatedStep(Step):
     a trainable BatchNorm.
     """
 
+    accumulates = True
+
     def __init__(
         self,
         loss_net,
