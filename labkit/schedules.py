@@ -188,7 +188,7 @@ def check_length(schedule, updates: int, name: str = "the schedule", of: str = "
     updates = _positive("updates", updates)
     shape = np.shape(schedule)
     if len(shape) != 1:
-        raise InputError(f"{name} has shape {shape}; expected one value an update, (N,)")
+        raise InputError(f"{name} has shape {shape}; expected one rate an update, (N,)")
     if shape[0] < updates:
         raise InputError(
             f"{name} has {shape[0]} {of} for {updates} updates; expected at least as many: the "
