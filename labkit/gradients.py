@@ -251,7 +251,7 @@ class GradientStage(nn.Cell):
     def finish_extras(self, total, weight):
         """Return the extras' means over micro-batches and ranks; arguments as in ``finish``."""
         if self.all_reduce is not None:
-            return self.map(ops.partial(_divided, weight), self.map(self.all_reduce, total))
+            return self.map(ops.partial(_divided, weight), summed_in_order(self.all_reduce, total))
         if not self.weighted:
             return total
         return self.map(ops.partial(_divided, weight), total)
@@ -264,7 +264,7 @@ class GradientStage(nn.Cell):
         makes AllReduce(g + z) * y of it: with y = 1 / rows the weight decay was that of one row,
         a tenth of what it should be with 10 rows on each of two ranks.
         """
-        total = self.map(self.all_reduce, total)
+        total = summed_in_order(self.all_reduce, total)
         divisor = weight
         if not self.mean:
             divisor = ops.cast(self.ranks, ms.float32)
@@ -272,6 +272,19 @@ class GradientStage(nn.Cell):
         if self.clip_norm is not None:
             divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
         return self.map(ops.partial(_divided, divisor), total), norm
+
+
+def summed_in_order(all_reduce, values):
+    """Return each value's sum over ranks, one after the other.
+
+    The order must be the same on all ranks, and a graph promises none to nodes that do not depend
+    on each other: four ranks on two cores waited for each other forever.
+    """
+    sums, last = (), values[0]
+    for value in values:
+        last = all_reduce(ops.depend(value, last))
+        sums += (last,)
+    return sums
 
 
 def _float32(gradient):

@@ -6,6 +6,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from labkit.algorithms.thor.curvature import RESIDUAL, Inversion
+from labkit.gradients import summed_in_order
 
 # A failed inversion is tried with 10, 100, ... 10^6 times the damping.
 TRIES = 7
@@ -94,12 +95,14 @@ class _Share(nn.Cell):
         self.all_reduce = ops.AllReduce()
 
     def construct(self, told):
-        done = ()
+        inverses, values = (), (told,)
         for i in range(len(self.layers)):
             layer, mine = self.layers[i], self.mine[i]
             # x + 0 + 0 is x: the ranks' copies are equal to the bit.
-            a_inverse = self.all_reduce(layer.a_inverse * mine)
-            g_inverse = self.all_reduce(layer.g_inverse * mine)
-            done += (ops.assign(layer.a_inverse, a_inverse),)
-            done += (ops.assign(layer.g_inverse, g_inverse),)
-        return ops.depend(self.all_reduce(told), done)
+            inverses += (layer.a_inverse, layer.g_inverse)
+            values += (layer.a_inverse * mine, layer.g_inverse * mine)
+        sums = summed_in_order(self.all_reduce, values)
+        done = ()
+        for i in range(len(inverses)):
+            done += (ops.assign(inverses[i], sums[i + 1]),)
+        return ops.depend(sums[0], done)

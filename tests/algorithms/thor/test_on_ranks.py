@@ -1,4 +1,4 @@
-"""THOR on two processes is THOR on one with all rows."""
+"""THOR on two and four processes is THOR on one with all rows."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.thor_on_ranks import CASES, FAILURES, UPDATES, run
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=[2])
+@pytest.fixture(scope="module", params=[2, 4])
 def ranks(request, root, tmp_path_factory):
     """What each rank found; fails where one of them fails, hangs or stays behind."""
     out = tmp_path_factory.mktemp("ranks")
