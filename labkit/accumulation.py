@@ -143,7 +143,9 @@ class AccumulatedStep(Step):
         """Apply what the group has gathered, if anything, and clear it."""
         weight = self.gradient.over_ranks(self.weight_sum)
         if self.drops_group:
-            weight = ops.select(self.gradient.over_ranks(self.spoiled) > 0, 0.0 * weight, weight)
+            # After the weights' sum: the ranks' sums must be made in one order.
+            spoiled = self.gradient.over_ranks(ops.depend(self.spoiled, weight))
+            weight = ops.select(spoiled > 0, 0.0 * weight, weight)
         done = False
         if weight > 0:
             total = self.sums(with_extras)

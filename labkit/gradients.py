@@ -220,6 +220,12 @@ class GradientStage(nn.Cell):
         # Through float32, exact up to 2**24: the CPU's AllReduce takes no integers.
         return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
 
+    def all_over_ranks(self, values):
+        """Return the sums of many float32 tensors over all ranks, made in the order given."""
+        if self.all_reduce is None:
+            return values
+        return summed_in_order(self.all_reduce, values)
+
     def on_all_ranks(self, finite):
         """Return whether ``finite`` holds on every rank: the same answer on all of them."""
         if self.all_reduce is None:
@@ -229,11 +235,11 @@ class GradientStage(nn.Cell):
     def finish(self, total, weight):
         """Return (mean gradients, clipped; their global norm before clipping), float32.
 
-        total   sum of w_i grad L_i over this rank's micro-batches
-        weight  sum of w_i over micro-batches and ranks, > 0
+        total   sum of w_i grad L_i over micro-batches and ranks
+        weight  sum of w_i, likewise, > 0
         """
         if self.all_reduce is not None:
-            return self._finish_over_ranks(total, weight)
+            return self._divide(total, weight)
         scale = 1.0 / weight
         if not self.mean:
             scale = ops.cast(1.0, ms.float32)
@@ -250,13 +256,11 @@ class GradientStage(nn.Cell):
 
     def finish_extras(self, total, weight):
         """Return the extras' means over micro-batches and ranks; arguments as in ``finish``."""
-        if self.all_reduce is not None:
-            return self.map(ops.partial(_divided, weight), summed_in_order(self.all_reduce, total))
         if not self.weighted:
             return total
         return self.map(ops.partial(_divided, weight), total)
 
-    def _finish_over_ranks(self, total, weight):
+    def _divide(self, total, weight):
         """``finish``, on several ranks.
 
         Hazard: what comes out of AllReduce is divided, never multiplied. MindSpore takes
@@ -264,7 +268,6 @@ class GradientStage(nn.Cell):
         makes AllReduce(g + z) * y of it: with y = 1 / rows the weight decay was that of one row,
         a tenth of what it should be with 10 rows on each of two ranks.
         """
-        total = summed_in_order(self.all_reduce, total)
         divisor = weight
         if not self.mean:
             divisor = ops.cast(self.ranks, ms.float32)
@@ -278,7 +281,7 @@ def summed_in_order(all_reduce, values):
     """Return each value's sum over ranks, one after the other.
 
     The order must be the same on all ranks, and a graph promises none to nodes that do not depend
-    on each other: four ranks on two cores waited for each other forever.
+    on each other: of four ranks on two cores, one added its loss to another one's factor.
     """
     sums, last = (), values[0]
     for value in values:

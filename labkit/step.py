@@ -122,10 +122,16 @@ class Step(nn.Cell):
         loss_sum  sum of w_i L_i, likewise; weight  sum of w_i over ranks, > 0
         images    rows on this rank, int32
         """
+        if self.gradient.ranks > 1:
+            values = (loss_sum, ops.cast(images, ms.float32))
+            for value in total:
+                values += (value,)
+            values = self.gradient.all_over_ranks(values)
+            loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
         gradients, norm = self.gradient.finish(total[: self.count], weight)
-        ops.assign(self.last_loss, self.gradient.over_ranks(loss_sum) / weight)
+        ops.assign(self.last_loss, loss_sum / weight)
         ops.assign(self.last_norm, norm)
-        ops.assign(self.last_images, self.gradient.over_ranks(images))
+        ops.assign(self.last_images, images)
         noted = self._note_rates()
         gradients = self.map(_cast_like, gradients, self.optimizer.parameters)
         if len(total) > self.count:

@@ -50,7 +50,8 @@ class PlainStep(Step):
         else:
             # All ranks take the same branch: a rank alone in it would wait for the others forever.
             finite = self.gradient.on_all_ranks(finite)
-        weight_sum = self.gradient.over_ranks(weight)
+        # After it: the ranks' sums must be made in one order.
+        weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         if self.gradient.normalise == "tokens":
             finite = ops.logical_and(finite, weight_sum > 0)
         done = False
