@@ -37,7 +37,7 @@ def inputs(project: Path, notebook: Mapping) -> dict[str, str]:
     return {
         "notebook": rules.source_digest(notebook),
         "labkit": rules.file_digest(project, "labkit/**/*", without=_NOT_INPUTS),
-        # Tables that were computed once and are shown by a notebook are stored in benchmarks.
+        # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
         "data": rules.file_digest(
             project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
         ),

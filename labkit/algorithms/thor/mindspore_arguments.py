@@ -7,7 +7,7 @@ import numpy as np
 from mindspore import Tensor, amp, nn
 
 from labkit.errors import InputError
-from labkit.gradients import DynamicLossScale
+from labkit.precision import DynamicLossScale
 
 
 def learning_rates(value):

@@ -17,7 +17,8 @@ from labkit.algorithms.thor.mindspore_arguments import at_update, loss_scale_of
 from labkit.algorithms.thor.mindspore_optimizer import ThorOptimizer
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import PRECISION, set_state
+from labkit.gradients import set_state
+from labkit.precision import PRECISION
 from labkit.losses import LossNet
 from labkit.step import trainable_batch_norms
 from labkit.training import EndOfEpoch, check_counts
@@ -150,11 +151,14 @@ class ThorModel(Model):
 
     def predict(self, *predict_data, **options):
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
-        was_training = self.step.training
+        # A Model sets the mode once and then believes in it, whatever another one has set since.
+        network = self.step.gradient.loss_net.network
+        was_training = network.training
+        network.set_train(False)
         try:
             return self._predictor.predict(*predict_data, **options)
         finally:
-            self.step.set_train(was_training)
+            network.set_train(was_training)
 
     def _callbacks(self, given):
         given = [] if given is None else given

@@ -58,8 +58,8 @@ def factor_shapes(update):
     for layer in update.layers:
         for factor in (layer.a_factor, layer.g_factor):
             shapes |= {factor.shape, factor.shape[1:]}
-            # A batch's products before they are added up over its six images.
-            shapes |= {(6, *factor.shape)}
+            # A batch's products before they are added up over its six images, or in one.
+            shapes |= {(6, *factor.shape), (1, *factor.shape)}
     return shapes
 
 

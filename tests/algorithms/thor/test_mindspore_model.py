@@ -152,7 +152,6 @@ class TestTutorial:
         model, net, _, _ = tutorial
         images = Tensor(digits(3)[0])
         np.testing.assert_array_equal(model.predict(images).asnumpy(), net(images).asnumpy())
-        assert model.step.training
 
     def test_a_longer_training_is_refused_with_numbers(self, tutorial):
         """8 updates are made of 8 rates: the next would stop in Gather."""
@@ -235,6 +234,24 @@ class TestEvaluationDuringTraining:
         model.train(EPOCHS, dataset(), callbacks=evaluate)
         assert len(evaluate.found) == 4 and set(evaluate.found[0]) == {"acc", "loss"}
         assert_bit_equal(snapshot(net), without)
+
+
+class Predict(Callback):
+    """Predicts after every step."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def on_train_step_end(self, run_context):
+        self.model.predict(Tensor(np.ones((3, 1, 4, 4), np.float32)))
+
+
+def test_prediction_between_steps_changes_nothing(without):
+    """BatchNorm: in evaluation mode for each prediction, in training mode for the next step."""
+    model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+    model.train(EPOCHS, dataset(), callbacks=Predict(model))
+    assert_bit_equal(snapshot(net), without)
 
 
 class Evaluated(Callback):

@@ -184,14 +184,14 @@ def test_its_state_is_that_of_momentum_and_no_network():
         ([0.5, 0.25], [0.5, 0.25]),
         ((0.5, 0.25), [0.5, 0.25]),
         (np.array([0.5, 0.25]), [0.5, 0.25]),
-        (Tensor([0.5, 0.25]), [0.5, 0.25]),
+        (Tensor([0.5, 0.25, 0.125]), [0.5, 0.25, 0.125]),
     ],
 )
 def test_numbers_and_arrays(given, found):
     optimizer = make(None, given, given)
     damping, rates = optimizer.thor.damping, optimizer.thor.rates
     if isinstance(found, list):
-        assert damping.dtype == np.float32 and damping.tolist() == found and rates == 2
+        assert damping.dtype == np.float32 and damping.tolist() == found and rates == len(found)
         assert [float(optimizer.get_lr().asnumpy())] == [found[0]]
     else:
         assert type(damping) is float and damping == found and rates is None

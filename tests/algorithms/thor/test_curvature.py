@@ -1,0 +1,347 @@
+"""Inverses and directions against float64; what the residual can and cannot tell."""
+
+import contextlib
+
+import mindspore as ms
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mindspore import Tensor, nn
+
+from labkit import reference
+from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature, _damped_inverse
+from labkit.algorithms.thor.geometry import geometry_of
+from labkit.gradients import set_state
+from labkit.runtime import pynative
+from tests.thor_layers import FACTOR, normal, off
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def factors_of(layer, rows=40, seed=0):
+    """Return (A, G, T = 3), float64, of ``rows`` rows of random numbers, group by group."""
+    random = np.random.default_rng(seed)
+    made = []
+    for size in (layer.inputs, layer.outputs):
+        columns = random.normal(size=(layer.groups, size, rows))
+        made.append(columns @ columns.swapaxes(1, 2) / rows)
+    return (*made, 3)
+
+
+def in_blocks(factor, blocks):
+    """Return (groups k, b, b) of (groups, n, n), the last block padded with zeros."""
+    groups, n = len(factor), factor.shape[-1]
+    padded = np.zeros((groups, blocks.count * blocks.size, blocks.count * blocks.size))
+    padded[:, :n, :n] = factor
+    cut = [slice(k * blocks.size, (k + 1) * blocks.size) for k in range(blocks.count)]
+    return np.stack([padded[g][one, one] for g in range(groups) for one in cut])
+
+
+def curvature(cell, factors, *, bias=True, split=128):
+    """Return the layer's curvature holding these factors."""
+    layer = LayerCurvature("it", geometry_of(cell, homogeneous=bias, split=split))
+    a_factor, g_factor, positions = factors if factors else factors_of(layer)
+    set_state(layer.a_factor, in_blocks(a_factor, layer.a_blocks))
+    set_state(layer.g_factor, in_blocks(g_factor, layer.g_blocks))
+    set_state(layer.positions, np.array([positions, positions]))
+    return layer
+
+
+CELLS = {
+    "dense": lambda: nn.Dense(10, 7),
+    "one output": lambda: nn.Dense(10, 1),
+    "groups": lambda: nn.Conv2d(4, 6, (3, 2), group=2, has_bias=True),
+    "depthwise": lambda: nn.Conv2d(3, 3, 3, group=3, has_bias=True),
+}
+
+
+@pytest.mark.parametrize("damping_split", ["equal", "pi"])
+@pytest.mark.parametrize("split", [None, 4])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", CELLS)
+def test_directions_are_the_references(name, bias, split, damping_split):
+    cell = CELLS[name]()
+    layer = curvature(cell, None, bias=bias, split=split)
+    factors = factors_of(layer)
+    weight, own = normal(cell.weight.shape), normal(cell.bias.shape, 1)
+    with pynative():
+        residual = Inversion([layer], damping_split)(Tensor(0.1, ms.float32))
+        came, came_bias = layer(Tensor(weight), Tensor(own))
+    assert 0 <= float(residual.asnumpy()[0]) < 1e-4
+    matrix = reference.gradient_matrix(weight, own if bias else None, layer.groups)
+    options = dict(split=split, damping_split=damping_split)
+    expected = reference.thor_direction(*factors, matrix, 0.1, **options)
+    expected, expected_bias = reference.weight_and_bias(expected, weight.shape, bias)
+    assert came.dtype == ms.float32
+    assert off(came.asnumpy(), expected) <= FACTOR
+    if bias:
+        assert off(came_bias.asnumpy(), expected_bias) <= FACTOR
+    else:
+        np.testing.assert_array_equal(came_bias.asnumpy(), own)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(1, 12), st.integers(1, 12), st.booleans(), st.sampled_from([None, 1, 2, 3, 5, 7])
+)
+def test_any_size_and_every_remainder(inputs, outputs, bias, split):
+    """U solves the whole damped Kronecker system, written out as one matrix."""
+    cell = nn.Dense(inputs, outputs, weight_init="zeros")
+    layer = curvature(cell, None, bias=bias, split=split)
+    weight, own = normal((outputs, inputs)), normal(outputs, 1)
+    with pynative():
+        Inversion([layer], "pi")(Tensor(0.3, ms.float32))
+        came, came_bias = layer(Tensor(weight), Tensor(own))
+    matrix = reference.gradient_matrix(weight, own if bias else None)
+    expected = reference.kronecker_solve(
+        *factors_of(layer), matrix, 0.3, split=split, damping_split="pi"
+    )
+    came = reference.gradient_matrix(came.asnumpy(), came_bias.asnumpy() if bias else None)
+    assert off(came, expected) <= 1e-4
+
+
+def test_half_precision_gradients_come_back_in_half_precision():
+    layer = curvature(nn.Dense(5, 4), None)
+    with pynative():
+        Inversion([layer], "equal")(Tensor(0.1, ms.float32))
+        whole = layer(Tensor(normal((4, 5))), Tensor(normal(4, 1)))
+        half = layer(*(Tensor(normal(s, i).astype(np.float16)) for i, s in enumerate([(4, 5), 4])))
+    for one, other in zip(half, whole, strict=True):
+        assert one.dtype == ms.float16
+        assert off(one.asnumpy(), other.asnumpy()) <= 2e-3
+
+
+@pytest.mark.parametrize("name, split", [("dense", None), ("dense", 4), ("groups", 5)])
+def test_curvature_of_a_move_is_the_references(name, split):
+    cell = CELLS[name]()
+    layer = curvature(cell, None, split=split)
+    a_factor, g_factor, positions = factors_of(layer)
+    weight, own = normal(cell.weight.shape), normal(cell.bias.shape, 1)
+    with pynative():
+        came = float(layer.curvature(Tensor(weight), Tensor(own)).asnumpy())
+    move = reference.gradient_matrix(weight, own, layer.groups)
+    cut = [reference.block_diagonal(factor, split) for factor in (a_factor, g_factor)]
+    expected = reference.fisher_quadratic(*cut, positions, move, 0.0)
+    assert came == pytest.approx(expected, rel=1e-5)
+
+
+class TestObserve:
+    """Sums into running averages."""
+
+    @staticmethod
+    def sums(layer, seed=0):
+        a_factor, g_factor, positions = factors_of(layer, seed=seed)
+        return (
+            positions * in_blocks(a_factor, layer.a_blocks),
+            np.array([positions, positions], np.float32),
+            positions * in_blocks(g_factor, layer.g_blocks),
+        )
+
+    @staticmethod
+    def observe(layer, sums, keep):
+        with pynative():
+            tensors = [Tensor(np.asarray(one, np.float32)) for one in sums]
+            return layer.observe(*tensors, Tensor(keep, ms.float32)).asnumpy()
+
+    @pytest.mark.parametrize("name", ["dense", "groups"])
+    def test_averages_and_traces(self, name):
+        layer = LayerCurvature("it", geometry_of(CELLS[name](), homogeneous=True, split=4))
+        a_factor, g_factor = None, None
+        for batch in range(3):
+            sums = self.sums(layer, seed=batch)
+            seen = self.observe(layer, sums, 0.0 if batch == 0 else 0.7)
+            new = factors_of(layer, seed=batch)
+            a_factor = reference.running_average(a_factor, new[0], 0.7)
+            g_factor = reference.running_average(g_factor, new[1], 0.7)
+            expected = in_blocks(a_factor, layer.a_blocks), in_blocks(g_factor, layer.g_blocks)
+            assert off(layer.a_factor.asnumpy(), expected[0]) <= FACTOR
+            assert off(layer.g_factor.asnumpy(), expected[1]) <= FACTOR
+            assert (seen[0], seen[2]) == (3, 1)
+            trace = reference.trace_of_fisher(a_factor, g_factor, 3, 0.25)
+            assert layer.trace(seen[0], seen[1], 0.25) == pytest.approx(trace, rel=1e-5)
+        np.testing.assert_array_equal(layer.positions.asnumpy(), [3, 3])
+
+    def test_a_and_g_have_positions_of_their_own(self):
+        layer = LayerCurvature("it", geometry_of(nn.Dense(3, 2), homogeneous=False, split=None))
+        ones = np.ones((1, 3, 3)), np.array([4, 2]), np.ones((1, 2, 2))
+        self.observe(layer, ones, 0.0)
+        np.testing.assert_array_equal(layer.a_factor.asnumpy(), np.full((1, 3, 3), 0.25))
+        np.testing.assert_array_equal(layer.g_factor.asnumpy(), np.full((1, 2, 2), 0.5))
+        np.testing.assert_array_equal(layer.positions.asnumpy(), [4, 2])
+
+    @pytest.mark.parametrize("place", [0, 2])
+    @pytest.mark.parametrize("fault", [np.nan, np.inf])
+    @pytest.mark.parametrize("where", [(0, 0, 0), (0, 1, 1)])
+    def test_what_is_not_finite_is_told_and_left_out(self, place, fault, where):
+        """An entry beside the diagonal needs a row that is not finite, whose square is on it."""
+        layer = LayerCurvature("it", geometry_of(nn.Dense(5, 4), homogeneous=True, split=None))
+        self.observe(layer, self.sums(layer), 0.0)
+        before = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
+        sums = self.sums(layer, seed=1)
+        sums[place][where] = fault
+        assert self.observe(layer, sums, 0.5)[2] == 0
+        np.testing.assert_array_equal(layer.a_factor.asnumpy(), before[0])
+        np.testing.assert_array_equal(layer.g_factor.asnumpy(), before[1])
+
+    def test_no_samples_divide_by_nothing(self):
+        layer = LayerCurvature("it", geometry_of(nn.Dense(3, 2), homogeneous=False, split=None))
+        zeros = np.zeros((1, 3, 3)), np.zeros(2), np.zeros((1, 2, 2))
+        seen = self.observe(layer, zeros, 0.0)
+        assert seen.tolist() == [0, 0, 1] and not layer.a_factor.asnumpy().any()
+
+
+def inverted(matrix, damping):
+    """Return (inverse, residual) of one float32 matrix as the layers are inverted."""
+    with pynative():
+        made = _damped_inverse(Tensor(matrix[None].astype(np.float32)), Tensor(damping, ms.float32))
+    return made[0].asnumpy()[0].astype(np.float64), float(made[1].asnumpy())
+
+
+def of_condition(condition, size, seed=0):
+    """A symmetric matrix with eigenvalues from 1 down to 1 / condition, evenly in the logarithm."""
+    vectors = np.linalg.qr(np.random.default_rng(seed).normal(size=(size, size)))[0]
+    return vectors * np.geomspace(1, 1 / condition, size) @ vectors.T
+
+
+def refresh(layer, damping, damping_split="equal", *, compiled=False):
+    with contextlib.nullcontext() if compiled else pynative():
+        return float(Inversion([layer], damping_split)(Tensor(damping, ms.float32)).asnumpy()[0])
+
+
+SIZES, SEEDS = (16, 128), range(4)
+
+
+class TestResidual:
+    """What RESIDUAL's comment says, measured again."""
+
+    @staticmethod
+    def measured(condition, size):
+        """Return (residual, largest error over the largest entry) for several matrices."""
+        made = []
+        for seed in SEEDS:
+            matrix = of_condition(condition, size, seed).astype(np.float32)
+            inverse, residual = inverted(matrix, 1e-30)
+            made.append((residual, off(inverse, np.linalg.inv(matrix.astype(np.float64)))))
+        return np.array(made).T
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize(
+        "condition, largest", [(1e1, 4e-6), (1e2, 1e-5), (1e3, 5e-5), (1e4, 3e-4)]
+    )
+    def test_of_sound_inverses(self, condition, largest, size):
+        """The error is never larger than the residual."""
+        residual, error = self.measured(condition, size)
+        assert residual.max() <= largest < RESIDUAL / 10 and (error <= residual).all()
+
+    @pytest.mark.parametrize("size", SIZES)
+    def test_of_inverses_that_are_nearly_lost(self, size):
+        """1e5 always counts; of 1e6 what counts is right to 1 %."""
+        residual, _ = self.measured(1e5, size)
+        assert residual.max() <= 2e-3
+        residual, error = self.measured(1e6, size)
+        assert 3e-3 <= residual.min() and residual.max() <= 4e-2
+        assert (error[residual <= RESIDUAL] <= 1e-2).all()
+
+    @pytest.mark.parametrize("size", SIZES)
+    @pytest.mark.parametrize("condition", [1e7, 1e8, 1e12])
+    def test_of_lost_inverses(self, condition, size):
+        residual, error = self.measured(condition, size)
+        assert (residual > 5 * RESIDUAL).all()
+        if condition > 1e7:
+            assert (residual >= 0.99).all() and (error > 0.5).all()
+
+    @pytest.mark.parametrize("matrix", [np.zeros((5, 5)), np.ones((5, 5)), np.zeros((1, 1))])
+    def test_of_singular_matrices(self, matrix):
+        assert not inverted(matrix, 0.0)[1] <= RESIDUAL
+
+    @pytest.mark.parametrize("fault", [np.nan, np.inf])
+    @pytest.mark.parametrize("place", [(0, 0), (4, 4), (1, 0)])
+    def test_of_what_is_not_finite(self, fault, place):
+        matrix = np.eye(5)
+        matrix[place] = fault
+        assert not inverted(matrix, 0.1)[1] <= RESIDUAL
+
+    @pytest.mark.parametrize("value, damping", [(3.0, 1.0), (0.0, 0.5)])
+    def test_one_row_is_divided(self, value, damping):
+        inverse, residual = inverted(np.full((1, 1), value), damping)
+        assert inverse[0, 0] == pytest.approx(1 / (value + damping), rel=1e-6)
+        assert residual <= 1e-6
+
+
+@pytest.mark.parametrize("place", ["a_factor", "g_factor"])
+@pytest.mark.parametrize("fault, compiled", [("nan", False), ("nan", True), ("singular", False)])
+def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
+    """NaN and singular matrices are told by the residual; neither inverse is touched."""
+    layer = curvature(nn.Dense(5, 4), None)
+    assert refresh(layer, 0.1) <= RESIDUAL
+    before = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
+    bad = getattr(layer, place).asnumpy().copy()
+    if fault == "nan":
+        bad[0, 1, 1] = np.nan
+        damping = 0.1
+    else:
+        # All ones: the damping is lost beside them.
+        bad[:] = 1.0
+        damping = 1e-20
+    set_state(getattr(layer, place), bad)
+    residual = refresh(layer, damping, compiled=compiled)
+    assert not residual <= RESIDUAL
+    np.testing.assert_array_equal(layer.a_inverse.asnumpy(), before[0])
+    np.testing.assert_array_equal(layer.g_inverse.asnumpy(), before[1])
+
+
+def test_calling_twice_gives_the_same():
+    """The damping is added to nothing that stays: twice, or from an attempt that failed before."""
+    layer = curvature(nn.Dense(10, 7), None, split=4)
+    factors = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
+    refresh(layer, 0.1)
+    first = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
+    refresh(layer, 100.0)
+    assert off(layer.a_inverse.asnumpy(), first[0]) > 0.1
+    refresh(layer, 0.1)
+    np.testing.assert_array_equal(layer.a_inverse.asnumpy(), first[0])
+    np.testing.assert_array_equal(layer.g_inverse.asnumpy(), first[1])
+    np.testing.assert_array_equal(layer.a_factor.asnumpy(), factors[0])
+    np.testing.assert_array_equal(layer.g_factor.asnumpy(), factors[1])
+
+
+@pytest.mark.parametrize("zero", ["a_factor", "g_factor"])
+def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
+    """pi stays between 1e-3 and 1e3: as the reference has it."""
+    layer = curvature(nn.Dense(5, 4), None)
+    a_factor, g_factor, positions = factors_of(layer)
+    set_state(getattr(layer, zero), np.zeros(getattr(layer, zero).shape))
+    if zero == "a_factor":
+        a_factor = np.zeros_like(a_factor)
+    else:
+        g_factor = np.zeros_like(g_factor)
+    refresh(layer, 0.1, "pi")
+    pair = reference.damping_pair(a_factor, g_factor, positions, 0.1, "pi")
+    expected = reference.kronecker.damped_inverse(a_factor[0], pair[0])
+    assert off(layer.a_inverse.asnumpy()[0], expected) <= 1e-4
+    expected = reference.kronecker.damped_inverse(g_factor[0], pair[1]) / positions
+    assert off(layer.g_inverse.asnumpy()[0], expected) <= 1e-4
+
+
+def test_names_memory_and_cost():
+    layer = LayerCurvature("fc1", geometry_of(nn.Dense(400, 120), homogeneous=True, split=128))
+    names = {p.name: p.shape for p in layer.get_parameters()}
+    assert names == {
+        "thor.fc1.a_factor": (4, 101, 101),
+        "thor.fc1.g_factor": (1, 120, 120),
+        "thor.fc1.a_inverse": (4, 101, 101),
+        "thor.fc1.g_inverse": (1, 120, 120),
+        "thor.fc1.positions": (2,),
+    }
+    size = 4 * (4 * 101**2 + 120**2)
+    assert layer.memory() == {
+        "layer": "fc1",
+        "a_factor": (4, 101, 101),
+        "g_factor": (1, 120, 120),
+        "factor_bytes": size,
+        "inverse_bytes": size,
+    }
+    assert layer.cost == 4 * 101**3 + 120**3
+    np.testing.assert_array_equal(layer.g_inverse.asnumpy(), np.eye(120)[None])
+    np.testing.assert_array_equal(layer.a_inverse.asnumpy()[3], np.eye(101))
