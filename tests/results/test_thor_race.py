@@ -82,7 +82,12 @@ def test_the_sweeps_change_one_option_of_the_tuned_setting(stored):
     assert set(varied) >= {"damping", "frequency", "trace_rule", "split", "formulas"}
     tuned = stored.head["tuned"]["LeNet"]["THOR"]
     for row in rows:
-        for name in {"learning_rate", "epochs", "damping", "frequency"} - {row["varied"]}:
+        changed = {row["varied"]}
+        if row["varied"] == "damping and rate":
+            changed = {"damping", "learning_rate"}
+            ratios = [each["learning_rate"] / each["damping"] for each in (row, tuned)]
+            assert math.isclose(*ratios, rel_tol=1e-5)
+        for name in {"learning_rate", "epochs", "damping", "frequency"} - changed:
             assert row[name] == tuned[name], row
 
 
