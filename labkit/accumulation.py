@@ -57,6 +57,8 @@ class AccumulatedStep(Step):
     a trainable BatchNorm.
     """
 
+    accumulates = True
+
     def __init__(
         self,
         loss_net,
@@ -167,6 +169,20 @@ class AccumulatedStep(Step):
         loss = super().__call__(*batch)
         self._follow_schedule()
         return loss
+
+    def updates_ahead(self, epochs) -> int:
+        updates, held = 0, int(self.micro_step.asnumpy())
+        done, size = int(self.updates.asnumpy()), int(self.group_size.asnumpy())
+        for left in epochs:
+            while left > 0:
+                taken = min(size - held, left)
+                left, held = left - taken, held + taken
+                if held == size or (not left and self.tail == "flush"):
+                    updates, held = updates + 1, 0
+                    if self.schedule is not None:
+                        size = check_micro_steps(self.schedule(done + updates))
+            held = 0
+        return updates
 
     def end_epoch(self) -> None:
         """Apply, drop or carry a partly filled group, as ``tail`` says."""

@@ -177,8 +177,9 @@ class GradientStage(nn.Cell):
         constant = gradients[self.count : self.constant_end]
         quadratic = gradients[self.constant_end :]
         constant = self.map(ops.partial(times, factor), constant)
-        # One division after the other: the square of a large loss scale leaves float32's range.
-        quadratic = self.map(ops.partial(times, factor / scale / scale), quadratic)
+        # One after the other: the square of a large loss scale leaves the range of float32.
+        quadratic = self.map(ops.partial(times, factor / scale), quadratic)
+        quadratic = self.map(ops.partial(times, 1.0 / scale), quadratic)
         gradients = self._unscaled(gradients[: self.count], weight)
         return loss, weight, gradients + constant + quadratic, finite
 

@@ -12,7 +12,7 @@ PRECISION = ("O0", "O2")
 # A dynamic loss scale stops growing here: doubled to infinity it would never come back.
 LARGEST_SCALE = 2.0**120
 # What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
-_LOSS_NAMES = ("loss_fn", "_loss_fn")
+LOSS_NAMES = ("loss_fn", "_loss_fn")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def use_float16(loss_net):
     networks = {
         name: cell
         for name, cell in loss_net.name_cells().items()
-        if name not in _LOSS_NAMES and not isinstance(cell, nn.LossBase)
+        if name not in LOSS_NAMES and not isinstance(cell, nn.LossBase)
     }
     if not networks:
         raise InputError(

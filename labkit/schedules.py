@@ -180,16 +180,19 @@ def get_thor_damping(
     return _float32(damping_init * decay_rate ** (epoch / 10))
 
 
-def check_length(schedule, updates: int) -> None:
-    """Raise ``InputError`` unless ``schedule``, rates of shape (N,), lasts for ``updates``."""
+def check_length(schedule, updates: int, name: str = "the schedule", of: str = "rates") -> None:
+    """Raise ``InputError`` unless ``schedule``, values of shape (N,), lasts for ``updates``.
+
+    name, of  what it and its values are called in the message
+    """
     updates = _positive("updates", updates)
     shape = np.shape(schedule)
     if len(shape) != 1:
-        raise InputError(f"the schedule has shape {shape}; expected one rate an update, (N,)")
+        raise InputError(f"{name} has shape {shape}; expected one rate an update, (N,)")
     if shape[0] < updates:
         raise InputError(
-            f"the schedule has {shape[0]} rates for {updates} updates; expected at least as many: "
-            "the training would stop in its middle, or go on with an undefined rate"
+            f"{name} has {shape[0]} {of} for {updates} updates; expected at least as many: the "
+            "training would stop in its middle, or go on with undefined ones"
         )
 
 

@@ -15,7 +15,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
 from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.errors import InputError
-from labkit.gradients import GradientStage, state
+from labkit.gradients import GradientStage, set_state, state
+from labkit.schedules import check_length
+from labkit.update_stage import UpdateStage
 
 _BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
 
@@ -49,6 +51,9 @@ class Step(nn.Cell):
 
     Raises ``InputError`` for an optimizer that is none or that unscales gradients itself.
     """
+
+    # Whether an update may take more than one call.
+    accumulates = False
 
     def __init__(self, loss_net, optimizer, update, *, nonfinite="drop_micro", **options):
         super().__init__(auto_prefix=False)
@@ -135,6 +140,9 @@ class Step(nn.Cell):
         if self._with_extras is None:
             return super().__call__(*batch)
         if self.update_wants_extras():
+            if int(self.update.held.asnumpy()):
+                # Of an update that was interrupted: it was not made, and is not to be made now.
+                set_state(self.update.held, 0)
             loss = self._with_extras(*batch)
             self._finish_held(batch)
         else:
@@ -180,6 +188,29 @@ class Step(nn.Cell):
             learning_rate=rates,
             images=int(self.last_images.asnumpy()),
         )
+
+    def updates_ahead(self, epochs) -> int:
+        """Return the most updates that epochs of so many micro-batches each make from here."""
+        return sum(epochs)
+
+    def check_length(self, updates: int) -> None:
+        """Raise ``InputError`` where an array of rates or damping ends within ``updates`` more.
+
+        Arrays are those of the optimizer, one a parameter group, and of the update stage. Without
+        this the training stops in its middle, in MindSpore's Gather, or goes on undefined.
+        """
+        if not updates:
+            return
+        rates = self.optimizer.learning_rate
+        by_group = rates if self.optimizer.is_group_lr else [rates]
+        for number, start in enumerate(self._group_starts):
+            array = getattr(by_group[start], "learning_rate", None)
+            if isinstance(array, Parameter) and array.ndim == 1:
+                name = "the learning rate" + (f" of group {number}" if number else "")
+                total = int(self.optimizer.global_step.asnumpy()[0]) + updates
+                check_length(array.asnumpy(), total, name, "values")
+        if isinstance(self.update, UpdateStage):
+            self.update.check_length(int(self.updates.asnumpy()) + updates)
 
     def end_epoch(self) -> None:
         """Say that the epoch is over; a step that holds a part of an update acts on it here."""

@@ -57,8 +57,9 @@ def fit(
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
     column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
 
-    Raises ``InputError`` for bad arguments, and for a checkpoint of another network, step, seed,
-    batch size or number of data workers.
+    Raises ``InputError`` for bad arguments; before anything is written, for an array of learning
+    rates or of damping that is shorter than the training; and for a checkpoint of another network,
+    step, seed, batch size or number of data workers.
     """
     check_counts(epochs=epochs, keep=keep)
     if checkpoint_every is not None:
@@ -70,7 +71,8 @@ def fit(
     run = _Training(step, dataset, epochs, folder, write)
     if resume:
         run.resume()
-    elif folder is not None:
+    run.check_schedules()
+    if folder is not None and not resume:
         run.start_anew()
     if run.micro_batches >= epochs * run.epoch_size:
         return run.records
@@ -151,6 +153,14 @@ class _Training:
             )
         if self.write:
             make_folder(self.folder)
+
+    def check_schedules(self):
+        """Refuse arrays of rates or damping that end before the training does."""
+        epochs, done = divmod(self.micro_batches, self.epoch_size)
+        left = [self.epoch_size] * (self.epochs - epochs)
+        if left:
+            left[0] -= done
+            self.step.check_length(self.step.updates_ahead(left))
 
     def resume(self):
         """Take up the newest checkpoint of the folder; start anew where there is none."""

@@ -26,6 +26,9 @@ class UpdateStage(nn.Cell):
     def attach(self, step) -> None:
         """Refuse a step that the stage cannot work with; called when the step is built."""
 
+    def check_length(self, updates: int) -> None:
+        """Raise ``InputError`` where a schedule of the stage ends before ``updates`` are made."""
+
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` many needs the extras."""
         return False

@@ -23,7 +23,7 @@ def msrun(out, *program, root, ranks=2):
     programs = Path(sys.executable).parent
     command = [
         *(programs / "msrun", "--worker_num", ranks, "--local_worker_num", ranks, "--join", "True"),
-        *("--cluster_time_out", "60", "--log_dir", out / "log", "--master_port", free_port()),
+        *("--cluster_time_out", "120", "--log_dir", out / "log", "--master_port", free_port()),
         *program,
     ]
     path = f"{programs}{os.pathsep}{os.environ['PATH']}"

@@ -1,7 +1,8 @@
 """Small networks and batches that the tests of the step cells share. Distinct rows, fixed seeds."""
 
+import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
@@ -151,3 +152,36 @@ STEPS = {
     "thor": thor,
     "accumulated thor": accumulated_thor,
 }
+
+
+class CountingTap(nn.Cell):
+    """A tap in the smallest form: identity of y; its Parameters' "gradients" are sums of its own.
+
+    rows  mean over the rows of 1, what does not depend on the loss
+    size  N sum of the squares of dL/dy, what grows with its square
+    """
+
+    def construct(self, y, rows, size):
+        return y
+
+    def bprop(self, y, rows, size, out, dout):
+        squares = ops.reduce_sum(ops.square(ops.cast(dout, ms.float32)).reshape(-1))
+        count = dout.shape[0]
+        return dout, ops.ones((1,), ms.float32), (squares * count).reshape(1)
+
+
+class Counted(nn.Cell):
+    """A linear network with a ``CountingTap`` behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.tap = linear(), CountingTap()
+        names = ("rows", "size")
+        self.buffers = ParameterTuple(Parameter(Tensor([0.0]), name=name) for name in names)
+
+    def construct(self, inputs):
+        return self.tap(self.layer(inputs), self.buffers[0], self.buffers[1])
+
+    @property
+    def extras(self):
+        return (self.buffers[0],), (self.buffers[1],)

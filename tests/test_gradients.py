@@ -18,6 +18,7 @@ from labkit.nets.small import NextToken
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import (
     OUTPUTS,
+    Counted,
     Distance,
     Offset,
     Scalar,
@@ -425,6 +426,92 @@ def test_a_single_parameter_of_shape_nothing():
     np.testing.assert_allclose(gradients[0].asnumpy(), 2 * np.mean(2 * inputs * inputs), rtol=1e-6)
     (mean,), norm = Finish(cell.stage)(Tensor(2.0), gradients[0])
     assert float(mean) == pytest.approx(5.0) and float(norm) == pytest.approx(5.0)
+
+
+class WithExtras(nn.Cell):
+    """Both of the stage's contributions, compiled."""
+
+    def __init__(self, **options):
+        super().__init__(auto_prefix=False)
+        self.network = Counted()
+        self.parameters = ParameterTuple(self.network.layer.trainable_params())
+        loss_net = LossNet(self.network, nn.MSELoss())
+        extras = self.network.extras
+        self.stage = GradientStage(loss_net, self.parameters, extras=extras, **options)
+
+    def construct(self, *batch):
+        return self.stage.contribution(*batch), self.stage.contribution_with_extras(*batch)
+
+
+def row_size(network, inputs, targets):
+    """N sum over rows of |dL/dy|^2, by hand: a mean over rows of their own slopes' squares."""
+    weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+    error = inputs @ weights[0].T + weights[1] - targets
+    return len(inputs) * np.sum((2 * error / error.size) ** 2)
+
+
+class TestExtras:
+    @pytest.mark.parametrize(
+        ("options", "weight"),
+        [
+            ({}, 6),
+            ({"weighted": False}, 1),
+            ({"normalise": "steps"}, 1),
+            ({"reduction": "sum"}, 1),
+            ({"nonfinite": "propagate"}, 6),
+            ({"loss_scale": 1024.0}, 6),
+            # Whose square float32 does not hold: one division after the other.
+            ({"loss_scale": 2.0**65}, 6),
+            ({"loss_scale": 1024.0, "weighted": False}, 1),
+            ({"loss_scale": DynamicLossScale(2.0**12)}, 6),
+        ],
+        ids=repr,
+    )
+    def test_weighted_and_unscaled(self, options, weight):
+        """Once what does not depend on the loss scale, by its square what goes with the square."""
+        cell, (inputs, targets) = WithExtras(**options), rows(6)
+        if options.get("loss_scale") == 2.0**65:
+            targets = (targets * 0 + cell.network.layer(Tensor(inputs)).asnumpy()) + np.float32(0.1)
+        plain, extended = cell(*tensors(inputs, targets))
+        for came, expected in zip(extended[:2], plain[:2], strict=True):
+            assert float(came) == float(expected)
+        for came, expected in zip(extended[2], plain[2], strict=False):
+            np.testing.assert_allclose(came.asnumpy(), expected.asnumpy(), rtol=1e-6)
+        assert len(extended[2]) == len(plain[2]) + 2 and bool(extended[3])
+        counted, size = (float(one.asnumpy()[0]) for one in extended[2][-2:])
+        assert counted == weight
+        expected = weight * row_size(cell.network.layer, inputs, targets)
+        assert size == pytest.approx(expected, rel=1e-5)
+
+    def test_mean_by_rows(self):
+        """Of uneven micro-batches, that of the whole batch."""
+        cell, arrays = WithExtras(), rows(9)
+        parts = [cell(*batch)[1] for batch in split(arrays, [6, 2, 1])]
+        total = [sum(ones) for ones in zip(*(part[2][-2:] for part in parts), strict=True)]
+        weight = sum(float(part[1]) for part in parts)
+        mean = cell.stage.finish_extras(tuple(total), Tensor(weight, ms.float32))
+        sizes = [row_size(cell.network.layer, *(a[cut] for a in arrays)) for cut in CUTS]
+        expected = np.dot(sizes, [6, 2, 1]) / 9
+        assert float(mean[0][0]) == 1
+        assert float(mean[1][0]) == pytest.approx(expected, rel=1e-5)
+
+    def test_not_weighted_they_are_the_mean(self):
+        cell = WithExtras(weighted=False)
+        total = (Tensor([3.0]), Tensor([5.0]))
+        mean = cell.stage.finish_extras(total, Tensor(6.0))
+        assert [float(one[0]) for one in mean] == [3.0, 5.0]
+
+    def test_a_batch_that_is_not_finite_is_seen_with_them_too(self):
+        cell, (inputs, targets) = WithExtras(), rows(4)
+        assert bool(cell(*tensors(inputs, targets))[1][3])
+        assert not bool(cell(*tensors(inputs * np.float32(np.nan), targets))[1][3])
+
+    def test_they_need_rows(self):
+        with pytest.raises(InputError, match="tokens.*single rows.*expected samples or steps"):
+            WithExtras(normalise="tokens")
+
+
+CUTS = (slice(0, 6), slice(6, 8), slice(8, 9))
 
 
 class TestBadInput:

@@ -13,14 +13,16 @@ from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
 from labkit.compare import parameter_values
 from labkit.errors import InputError
-from labkit.gradients import set_state
+from labkit.gradients import set_state, state
 from labkit.losses import LossNet
 from labkit.step import running_statistics, trainable_batch_norms
 from labkit.tolerances import TOLERANCE
+from labkit.update_stage import UpdateStage
 from tests.step_cells import (
     INPUTS,
     OUTPUTS,
     STEPS,
+    Counted,
     assert_bit_equal,
     assert_close,
     linear,
@@ -455,3 +457,117 @@ def test_optimizer_over_some_parameters_leaves_the_others():
     after = parameter_values(network)
     np.testing.assert_array_equal(after["weight"], before["weight"])
     assert (after["bias"] != before["bias"]).all()
+
+
+class Counting(UpdateStage):
+    """Gathers at every second update, and notes what the step calls in which order."""
+
+    settings = {"counting": "yes"}
+
+    def __init__(self, network, optimizer):
+        super().__init__(auto_prefix=False)
+        self.optimizer, self.extras = optimizer, network.extras
+        names = ("held", "count")
+        self.held, self.count = (state(f"counting.{name}", 0) for name in names)
+        self.rows, self.noted = state("counting.rows", 0.0), state("counting.noted", 0.0)
+        self.map = ops.HyperMap()
+        self.gradients = ParameterTuple(
+            ms.Parameter(p.asnumpy(), name=f"held.{p.name}") for p in optimizer.parameters
+        )
+        self.calls, self.attached = [], []
+
+    def construct(self, gradients):
+        return self.optimizer(gradients)
+
+    def attach(self, step):
+        self.attached.append(id(step))  # itself it would be a child of its own child
+
+    def wants_extras(self, updates):
+        return updates % 2 == 0
+
+    def hold(self, gradients, extras):
+        done = (
+            self.map(ops.assign, self.gradients, gradients),
+            ops.assign(self.rows, extras[0][0]),
+            ops.assign(self.held, 1),
+        )
+        return ops.depend(True, done)
+
+    def refresh(self, step, batch):
+        self.calls.append(("refresh", int(step.updates.asnumpy()), len(batch)))
+        return [ms.Tensor(7.0)]
+
+    def apply_held(self, note):
+        done = (ops.assign(self.noted, note), self.construct(self.gradients))
+        return ops.depend(True, ops.assign(self.held, ops.depend(ops.cast(0, ms.int32), done)))
+
+    def applied(self, step, batch):
+        self.calls.append(("applied", int(step.updates.asnumpy()), len(batch)))
+
+    def after(self, step, loss, batch):
+        self.calls.append(("after", int(step.updates.asnumpy()), len(batch)))
+
+
+class TestUpdateStageWithExtras:
+    def build(self, micro_steps=None):
+        network = Counted()
+        sgd = nn.SGD(network.layer.trainable_params(), 0.1)
+        stage, loss_net = Counting(network, sgd), LossNet(network, nn.MSELoss())
+        if micro_steps is None:
+            return network, stage, PlainStep(loss_net, sgd, update=stage)
+        return network, stage, AccumulatedStep(loss_net, sgd, micro_steps, update=stage)
+
+    def test_order_of_calls(self):
+        _, stage, step = self.build()
+        assert stage.attached == [id(step)] and step.settings["counting"] == "yes"
+        for call in range(3):
+            step(*tensors(*rows(4, seed=call)))
+        assert stage.calls == [
+            ("refresh", 0, 2),
+            ("applied", 1, 2),
+            ("after", 1, 2),
+            ("after", 2, 2),
+            ("refresh", 2, 2),
+            ("applied", 3, 2),
+            ("after", 3, 2),
+        ]
+        assert float(stage.noted.asnumpy()) == 7 and float(stage.rows.asnumpy()) == 1
+
+    @pytest.mark.parametrize("micro_steps", [None, 2])
+    def test_the_weights_are_those_without(self, micro_steps):
+        network, _, step = self.build(micro_steps)
+        plain, loss_net = regression()
+        sgd = nn.SGD(plain.trainable_params(), 0.1)
+        other = PlainStep(loss_net, sgd)
+        if micro_steps:
+            other = AccumulatedStep(loss_net, sgd, micro_steps)
+        for call in range(7):
+            batch = tensors(*rows(4, seed=call))
+            assert float(step(*batch)) == pytest.approx(float(other(*batch)), rel=1e-5)
+        step.end_epoch()
+        other.end_epoch()
+        assert step.last_update.number == other.last_update.number > 3
+        expected = {f"layer.{name}": value for name, value in parameter_values(plain).items()}
+        came = {name: parameter_values(network)[name] for name in expected}
+        assert_close(came, expected, **TOLERANCE["float32, a few updates"])
+
+    def test_a_flushed_group_is_refreshed_without_a_batch(self):
+        _, stage, step = self.build(3)
+        step(*tensors(*rows(4)))
+        step.end_epoch()
+        assert stage.calls == [("after", 0, 2), ("refresh", 0, 0), ("applied", 1, 0)]
+
+    def test_what_an_interruption_left_is_forgotten(self):
+        """The next batch is not finite, so that nothing is held anew."""
+        network, stage, step = self.build()
+        set_state(stage.held, 1)
+        before = parameter_values(network.layer)
+        inputs, targets = rows(4)
+        step(*tensors(inputs * np.float32(np.nan), targets))
+        assert_bit_equal(parameter_values(network.layer), before)
+        assert stage.calls == [("after", 0, 2)] and step.last_update.number == 0
+
+    def test_a_stage_without_extras(self):
+        stage = UpdateStage()
+        assert stage.extras is None and not stage.wants_extras(0)
+        assert stage.check_length(10**9) is None

@@ -13,6 +13,7 @@ from mindspore.train.callback import _InternalCallbackParam
 from labkit import checkpoint
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
 from labkit.evaluation import MeanLoss, evaluate
 from labkit.gradients import DynamicLossScale
@@ -751,3 +752,100 @@ def test_a_callback_that_raises_leaves_a_training_that_resumes(done, tmp_path):
     records = quiet_fit(step, dataset(), folder=tmp_path, resume=True)
     assert comparable(records.rows) == done.rows
     assert_bit_equal(snapshot(step), done.final)
+
+
+class TestLengthOfSchedules:
+    """An array that ends before the training does is refused at the door, with the numbers."""
+
+    # 11 micro-batches an epoch; updates of two epochs.
+    UPDATES = {
+        "plain": (None, {}, 22),
+        "flush": (4, {}, 6),
+        "drop": (4, {"tail": "drop"}, 4),
+        "carry": (4, {"tail": "carry"}, 4),
+        "1": (1, {}, 22),
+        "all": (11, {}, 2),
+        "more than there are": (30, {}, 2),
+        "more than there are, dropped": (30, {"tail": "drop"}, 0),
+        "schedule": (lambda updates: 2 + updates % 3, {}, 8),
+        "falling": (lambda updates: 9 - 2 * min(updates, 4), {}, 7),
+    }
+
+    def build(self, micro_steps, rates, options):
+        net = network()
+        sgd = nn.SGD(net.trainable_params(), rates)
+        loss_net = LossNet(net, loss_fn())
+        if micro_steps is None:
+            return PlainStep(loss_net, sgd)
+        return AccumulatedStep(loss_net, sgd, micro_steps, **options)
+
+    @pytest.mark.parametrize("case", UPDATES)
+    def test_counts_the_updates_that_fit_makes(self, case):
+        micro_steps, options, expected = self.UPDATES[case]
+        step = self.build(micro_steps, 0.01, options)
+        assert step.updates_ahead([11, 11]) == expected
+        if micro_steps is not None:
+            quiet_fit(step, dataset(), 2)
+            assert step.last_update.number == expected
+
+    @pytest.mark.parametrize("case", ["plain", "flush", "schedule"])
+    def test_one_too_few(self, case, tmp_path):
+        micro_steps, options, expected = self.UPDATES[case]
+        step = self.build(micro_steps, [0.01] * (expected - 1), options)
+        before = snapshot(step)
+        said = f"the learning rate has {expected - 1} values for {expected} updates; expected at"
+        with pytest.raises(InputError, match=said):
+            quiet_fit(step, dataset(), 2, folder=tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        assert_bit_equal(snapshot(step), before)
+
+    def test_just_enough(self):
+        step = self.build(4, [0.01] * 6, {})
+        quiet_fit(step, dataset(), 2)
+        assert step.last_update.number == 6
+        # What was made before counts: the optimizer goes on in its array.
+        with pytest.raises(InputError, match="has 6 values for 9 updates"):
+            quiet_fit(step, dataset(), 1)
+
+    def test_of_a_group(self):
+        net = network()
+        first, *others = net.trainable_params()
+        groups = [{"params": [first]}, {"params": others, "lr": [0.1] * 5}]
+        sgd = nn.SGD(groups, nn.ExponentialDecayLR(0.1, 0.5, 1))
+        step = PlainStep(LossNet(net, loss_fn()), sgd)
+        with pytest.raises(InputError, match="rate of group 1 has 5 values for 11 updates"):
+            quiet_fit(step, dataset(), 1)
+
+    def test_of_a_resumed_training(self, tmp_path):
+        """From the middle of a group in the middle of an epoch; the same 6 are enough."""
+        for count, enough in ((6, True), (5, False)):
+            folder = tmp_path / str(count)
+            step = self.build(4, [0.01] * count, {})
+            quiet_fit(step, dataset(), 1, folder=folder, checkpoint_every=6)
+            (folder / "checkpoint" / "step-000000011.ckpt").unlink()
+            again = self.build(4, [0.01] * count, {})
+            if enough:
+                quiet_fit(again, dataset(), 2, folder=folder, resume=True)
+                assert again.last_update.number == 6
+            else:
+                with pytest.raises(InputError, match="has 5 values for 6 updates"):
+                    quiet_fit(again, dataset(), 2, folder=folder, resume=True)
+
+    def test_schedules_without_an_end(self):
+        for rate in (0.1, nn.ExponentialDecayLR(0.1, 0.5, 1)):
+            self.build(None, rate, {}).check_length(10**6)
+
+    def test_of_dampings(self):
+        """The array that THOR is given as damping; a number and a function have no end."""
+        dampings = [0.1] * 10
+        for damping in (dampings, np.array(dampings), ms.Tensor(dampings)):
+            net = network()
+            step = ThorStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.1), damping)
+            step.check_length(10)
+            with pytest.raises(InputError, match="damping has 10 values for 11 updates; expected"):
+                quiet_fit(step, dataset(), 1)
+            assert step.last_update.number == 0
+        for damping in (0.1, lambda update: 0.1):
+            net = network()
+            step = ThorStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.1), damping)
+            step.check_length(10**6)

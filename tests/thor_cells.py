@@ -14,9 +14,9 @@ FIRST, SECOND = "0", "2"
 
 
 def mlp(seed=0):
-    """Dense (B, 3) -> ReLU -> dense (B, 2), weights of order 1: (network, loss_net)."""
+    """Dense (B, 3) -> tanh -> dense (B, 2), weights of order 1: (network, loss_net)."""
     random = np.random.default_rng(3000 + seed)
-    network = nn.SequentialCell(nn.Dense(INPUTS, HIDDEN), nn.ReLU(), nn.Dense(HIDDEN, OUTPUTS))
+    network = nn.SequentialCell(nn.Dense(INPUTS, HIDDEN), nn.Tanh(), nn.Dense(HIDDEN, OUTPUTS))
     for parameter in network.get_parameters():
         set_state(parameter, random.normal(size=parameter.shape).astype(np.float32))
     return network, LossNet(network, nn.MSELoss())
@@ -29,11 +29,10 @@ def values(network):
 
 def gradients(parameters, inputs, targets):
     """Return (mean squared error, gradients by name, the layers) of ``mlp``, by hand."""
-    hidden = inputs @ parameters["0.weight"].T + parameters["0.bias"]
-    seen = np.maximum(hidden, 0.0)
+    seen = np.tanh(inputs @ parameters["0.weight"].T + parameters["0.bias"])
     error = seen @ parameters["2.weight"].T + parameters["2.bias"] - targets
     slope = 2.0 * error / error.size
-    below = (slope @ parameters["2.weight"]) * (hidden > 0)
+    below = (slope @ parameters["2.weight"]) * (1 - seen**2)
     made = {
         "0.weight": below.T @ inputs,
         "0.bias": below.sum(axis=0),

@@ -10,9 +10,9 @@ from labkit.algorithms.thor import ThorStep
 from labkit.gradients import set_state
 from labkit.runtime import pynative
 
-# Largest difference over the largest entry, float32 against float64. Measured in test_taps.py: factors
-# and gradients at most 6e-7; directions at damping 0.1 1e-6, but for 2e-5 of one whole factor of 127
-# inputs of rank 5, whose condition is 700.
+# Largest difference over the largest entry, float32 against float64. Measured in test_taps.py:
+# factors and gradients at most 6e-7; directions at damping 0.1 1e-6, but for 2e-5 of one whole
+# factor of 127 inputs and rank 5, whose condition is 700.
 FACTOR, DIRECTION = 2e-6, 1e-4
 
 

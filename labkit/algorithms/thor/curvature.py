@@ -112,11 +112,10 @@ class LayerCurvature(nn.Cell):
         matrix = ops.transpose(matrix, (0, 2, 1, 3))
         return matrix.reshape(self.groups, rows * row, columns * column)
 
-    def observe(self, a_sum, positions, g_sum, keep):
-        """Take a batch's sums into the running averages; return [T, tr A (x) G, finite], (3,).
+    def averaged(self, a_sum, positions, g_sum, keep):
+        """Return the new averages A and G of a batch's sums, and [T, tr A (x) G, finite], (3,).
 
         keep  weight of the old average, 0 for the first
-        A batch that makes the factors non-finite leaves them as they were.
         """
         counted = ops.maximum(positions, 1e-30)
         a_new = self.a_factor * keep + (a_sum / counted[0]) * (1.0 - keep)
@@ -126,14 +125,16 @@ class LayerCurvature(nn.Cell):
         # An entry beside the diagonal is never larger than the diagonal's largest, so that these
         # two sums are finite if everything is.
         finite = ops.isfinite(ops.reduce_sum(a_trace) + ops.reduce_sum(g_trace))
-        done = (
+        together = ops.reduce_sum(a_trace * g_trace)
+        return a_new, g_new, ops.stack((positions[0], together, ops.cast(finite, ms.float32)))
+
+    def observe(self, a_new, g_new, positions, finite):
+        """Keep new averages, unless those of any layer are not ``finite``, ()."""
+        return (
             ops.assign(self.a_factor, ops.select(finite, a_new, self.a_factor)),
             ops.assign(self.g_factor, ops.select(finite, g_new, self.g_factor)),
             ops.assign(self.positions, positions),
         )
-        together = ops.reduce_sum(a_trace * g_trace)
-        seen = ops.stack((positions[0], together, ops.cast(finite, ms.float32)))
-        return ops.depend(seen, done)
 
     def _traces(self, factor):
         """Return the trace of each group's blocks, (groups,)."""
@@ -141,7 +142,7 @@ class LayerCurvature(nn.Cell):
         return ops.reduce_sum((factor * identity).reshape(self.groups, -1), 1)
 
     def trace(self, positions, together, damping) -> float:
-        """Return tr(F + damping I) of this layer, from what ``observe`` returned."""
+        """Return tr(F + damping I) of this layer, from what ``averaged`` returned."""
         dimension = self.groups * self.inputs * self.outputs
         return float(positions) * float(together) + damping * dimension
 

@@ -42,7 +42,8 @@ def find_layers(loss_net, parameters, *, bias, skip) -> list[Place]:
             raise InputError(
                 f"{path!r} has a tap of an earlier ThorUpdate; call that one's release() first"
             )
-        for key, layer in parent.name_cells().items():
+        # Not name_cells(), which leaves out a layer that the parent holds a second time.
+        for key, layer in parent._cells.items():
             name = f"{path}.{key}".removeprefix(".").removeprefix("network.")
             if geometry_of(layer, homogeneous=False, split=None) is None:
                 continue
@@ -108,6 +109,8 @@ def _check_skip(skip, names, loss_net):
     cells = {id(cell) for _, cell in loss_net.cells_and_names()}
     for one in skip:
         if isinstance(one, str) and one not in names:
-            raise InputError(f"skip names a layer {one!r} that has no factors{nearest(one, names)}")
+            raise InputError(
+                f"skip names a layer {one!r} that has no factors.{nearest(one, names)}"
+            )
         if not isinstance(one, str) and id(one) not in cells:
             raise InputError(f"skip holds a {type(one).__name__} that is no Cell of the network")

@@ -18,8 +18,8 @@ from labkit.algorithms.thor.mindspore_optimizer import ThorOptimizer
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.errors import InputError, refuse_unknown
 from labkit.gradients import set_state
-from labkit.precision import PRECISION
 from labkit.losses import LossNet
+from labkit.precision import PRECISION
 from labkit.step import trainable_batch_norms
 from labkit.training import EndOfEpoch, check_counts
 

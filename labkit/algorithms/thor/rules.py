@@ -7,6 +7,7 @@ from numbers import Integral, Real
 import numpy as np
 
 from labkit.errors import InputError
+from labkit.schedules import check_length
 
 REFRESH, SKIP, FREEZE = "refresh", "skip", "freeze"
 
@@ -77,6 +78,11 @@ class Damping:
             if values.ndim > 1 or not values.size:
                 raise InputError(f"damping has shape {values.shape}; expected (), or (updates,)")
             self.constant = values.ndim == 0
+
+    def check_length(self, updates: int) -> None:
+        """Raise ``InputError`` where an array ends before ``updates`` are made."""
+        if self.function is None and not self.constant:
+            check_length(self.values, updates, "damping", "values")
 
     def at(self, update: int) -> float:
         """Return the damping of update 0, 1, ...; raise ``InputError`` behind an array's end."""

@@ -49,7 +49,9 @@ class ThorUpdate(UpdateStage):
         often = options.frequency if options.factor_frequency is None else options.factor_frequency
         self.factor_frequency = Frequency("factor_frequency", often)
         self.optimizer, self.map = optimizer, ops.HyperMap()
-        self.kl_clip, self.factor_decay = options.kl_clip, float(options.factor_decay)
+        # float: a NumPy number takes over the division by a Tensor.
+        self.kl_clip = None if options.kl_clip is None else float(options.kl_clip)
+        self.factor_decay = float(options.factor_decay)
         upstream = options.formulas == "upstream_gpu"
         bias = "plain" if upstream else options.bias
         self.places = find_layers(loss_net, optimizer.parameters, bias=bias, skip=options.skip)
@@ -156,15 +158,22 @@ class ThorUpdate(UpdateStage):
         """Take the factors into their averages, and the gradients into ``held_gradients``."""
         count = len(self.layers)
         keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
-        seen = ()
+        seen, made = (), ()
         for i in range(count):
             a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
-            seen += (self.layers[i].observe(a_sum, positions, g_sum, keep),)
+            a_new, g_new, told = self.layers[i].averaged(a_sum, positions, g_sum, keep)
+            made += ((a_new, g_new, positions),)
+            seen += (told,)
+        seen = ops.stack(seen)
+        finite = ops.reduce_min(seen[:, 2]) > 0.5
         done = (
             self.map(ops.assign, self.held_gradients, gradients),
-            ops.assign(self.seen, ops.stack(seen)),
+            ops.assign(self.seen, seen),
             ops.assign(self.held, 1),
         )
+        for i in range(count):
+            a_new, g_new, positions = made[i]
+            done += (self.layers[i].observe(a_new, g_new, positions, finite),)
         return ops.depend(True, done)
 
     def apply_held(self, *notes):
@@ -172,6 +181,9 @@ class ThorUpdate(UpdateStage):
         done = (self.construct(self.held_gradients), self.map(ops.assign, self.noted, notes))
         released = ops.assign(self.held, ops.depend(ops.cast(0, ms.int32), done))
         return ops.depend(True, released)
+
+    def check_length(self, updates):
+        self.schedule.check_length(updates)
 
     def wants_extras(self, updates):
         if self.frozen.asnumpy().all():
@@ -242,8 +254,23 @@ class ThorUpdate(UpdateStage):
         self.decisions = decisions
 
     def after(self, step, loss, batch):
-        """Stop where the loss is not finite, with the name of the layer that made it so."""
-        if self.options.nan == "stop" and not math.isfinite(float(loss.asnumpy())):
+        """Stop where the loss is not finite, with the name of the layer that made it so.
+
+        On several ranks all stop: one that went on would wait for the others forever.
+        """
+        if self.options.nan == "drop":
+            return
+        finite = math.isfinite(float(loss.asnumpy()))
+        everywhere = finite
+        if step.gradient.ranks > 1:
+            lost = step.gradient.all_reduce(Tensor([not finite], ms.float32))
+            everywhere = not lost.asnumpy().any()
+        if finite and not everywhere:
+            raise FloatingPointError(
+                f"the loss is not finite on another rank at update "
+                f"{int(step.updates.asnumpy()) + 1}; what that rank raises says where"
+            )
+        if not finite:
             where = first_nonfinite(step.gradient.loss_net, batch)
             raise FloatingPointError(
                 f"the loss is {float(loss.asnumpy())} at update {int(step.updates.asnumpy()) + 1}: "
@@ -252,7 +279,7 @@ class ThorUpdate(UpdateStage):
             )
 
     def attach(self, step):
-        if self.adaptation is not None and hasattr(step, "micro_step"):
+        if self.adaptation is not None and step.accumulates:
             raise InputError(
                 "adapt_damping looks at the loss of the update's batch before and after; expected "
                 "a step that updates at every batch, not one that accumulates"

@@ -141,8 +141,10 @@ class TestObserve:
     @staticmethod
     def observe(layer, sums, keep):
         with pynative():
-            tensors = [Tensor(np.asarray(one, np.float32)) for one in sums]
-            return layer.observe(*tensors, Tensor(keep, ms.float32)).asnumpy()
+            a_sum, positions, g_sum = (Tensor(np.asarray(one, np.float32)) for one in sums)
+            a_new, g_new, seen = layer.averaged(a_sum, positions, g_sum, Tensor(keep, ms.float32))
+            layer.observe(a_new, g_new, positions, seen[2] > 0)
+            return seen.asnumpy()
 
     @pytest.mark.parametrize("name", ["dense", "groups"])
     def test_averages_and_traces(self, name):

@@ -64,7 +64,7 @@ class TestLevenbergMarquardt:
         st.integers(1, 6),
     )  # fmt: skip
     def test_adjusts_as_the_reference(self, damping, omega, slope, rho, interval):
-        """Their damping after ``interval`` updates is ours at one refresh of decay omega^interval."""
+        """Its omega^interval is our decay."""
         expected_rho, expected = reference.levenberg_marquardt(
             damping, 1.0, 1.0 - rho * slope, -slope, 0.0, omega=omega, interval=interval
         )

@@ -37,8 +37,9 @@ class TestNanLoss:
         if kind == "target":
             return inputs, targets * NAN, "the batch's tensor 1 is not finite"
         if kind == "layer":
-            set_state(network[0].weight, network[0].weight.asnumpy() * np.float32(1e20))
-            set_state(network[2].weight, network[2].weight.asnumpy() * np.float32(1e20))
+            # tanh is 1 everywhere, and four times 3e38 is more than float32 holds.
+            set_state(network[0].bias, np.full(4, 50.0, np.float32))
+            set_state(network[2].weight, np.full((2, 4), 3e38, np.float32))
             return inputs, targets, "layer '2' is the first whose output is not finite"
         set_state(network[2].weight, network[2].weight.asnumpy() * np.float32(1e25))
         return inputs, targets, "all layers' outputs are finite, the loss function's is not"
@@ -118,8 +119,8 @@ class TestInversion:
         return network, step, tensors(inputs, targets)
 
     def test_is_retried_with_ten_times_the_damping(self):
-        """float32 has no inverse of a rank-1 matrix of trace 1e4 and a damping of 1e-6."""
-        network, step, batch = self.degenerate(1e-12, 100.0)
+        """float32 has no inverse of a rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal."""
+        network, step, batch = self.degenerate(1e-6, 100.0)
         before = values(network)
         step(*batch)
         retries = dict(zip(("0", "2"), step.update.retries.asnumpy().tolist(), strict=True))
@@ -127,7 +128,7 @@ class TestInversion:
         layer = step.update.layers[0]
         assert layer.layer_name == FIRST
         # What it is the inverse of: the damping is 10^retries times what was asked for.
-        damping = np.sqrt(1e-12 * 10 ** retries[FIRST])
+        damping = np.sqrt(1e-6 * 10 ** retries[FIRST])
         damped = layer.a_factor.asnumpy()[0].astype(np.float64) + damping * np.eye(4)
         residual = layer.a_inverse.asnumpy()[0] @ damped - np.eye(4)
         assert np.abs(residual).max() < 0.05
@@ -136,7 +137,7 @@ class TestInversion:
         step(*batch)
         again = dict(zip(("0", "2"), step.update.retries.asnumpy().tolist(), strict=True))
         assert again[FIRST] > retries[FIRST]  # counted over the whole training
-        assert float(step.update.damping.asnumpy()) == np.float32(1e-12)  # as asked for
+        assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as asked for
 
     def test_a_sound_layer_is_not_retried(self):
         _, step = build(frequency=1)
@@ -197,6 +198,8 @@ class TestInterrupted:
                 call(step, number)
         after = snapshot(step)
         held = ("held.", "thor.", "grad_sum.", "step.last_", "step.thor.held", "step.thor.seen")
+        # A group's sums are cleared in the graph that holds its gradients.
+        held += ("step.images", "step.loss_sum", "step.weight_sum", "step.micro_step")
         names = {name for name in before if not name.startswith(held)}
         assert {"0.weight", "moments.0.weight", "step.updates", "step.thor.refreshes"} <= names
         assert_bit_equal({n: after[n] for n in names}, {n: before[n] for n in names})

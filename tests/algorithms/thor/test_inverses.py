@@ -1,0 +1,121 @@
+"""Retries with more damping, and the sharing out of layers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mindspore import nn
+
+from labkit.algorithms.thor.curvature import LayerCurvature
+from labkit.algorithms.thor.geometry import geometry_of
+from labkit.algorithms.thor.inverses import Inverses, share_out
+from labkit.gradients import set_state
+from labkit.runtime import pynative
+from tests.thor_layers import off
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class TestShareOut:
+    @given(st.lists(st.floats(0.1, 1e6), max_size=40), st.integers(1, 8))
+    def test_every_layer_once_and_loads_balanced(self, costs, ranks):
+        owners = share_out(costs, ranks)
+        assert len(owners) == len(costs) and all(0 <= owner < ranks for owner in owners)
+        loads, cheapest = [0.0] * ranks, [0.0] * ranks
+        for owner, cost in sorted(zip(owners, costs, strict=True), key=lambda pair: -pair[1]):
+            loads[owner], cheapest[owner] = loads[owner] + cost, cost
+        # Without the last that it got, the cheapest, each rank had the least to do of all.
+        for load, last in zip(loads, cheapest, strict=True):
+            assert load - last <= min(loads) * (1 + 1e-9)
+
+    @given(st.lists(st.floats(0.1, 1e6), max_size=20), st.integers(1, 8))
+    def test_the_same_on_every_rank(self, costs, ranks):
+        assert share_out(costs, ranks) == share_out(list(costs), ranks)
+
+    def test_by_hand(self):
+        assert share_out([1, 8, 3, 4], 2) == [1, 0, 1, 1]
+        assert share_out([5, 5, 5, 5], 4) == [0, 1, 2, 3]
+        assert share_out([2, 1], 1) == [0, 0]
+        assert share_out([], 3) == []
+
+
+# Rows of ones: one eigenvalue 5 and four of 0, which only the damping lifts.
+ONES = np.ones((1, 5, 5))
+EYE = np.eye(4)[None]
+
+
+def layers(*factors):
+    """Layers 5 -> 4, of one position, with the given A."""
+    made = []
+    for number, a_factor in enumerate(factors):
+        geometry = geometry_of(nn.Dense(5, 4), homogeneous=False, split=None)
+        layer = LayerCurvature(f"layer {number}", geometry)
+        set_state(layer.a_factor, a_factor)
+        set_state(layer.g_factor, EYE)
+        set_state(layer.positions, np.ones(2))
+        made.append(layer)
+    return made
+
+
+def made_with(layer):
+    """Return 1 over the largest eigenvalue of the layer's A_inverse: for ``ONES`` the damping."""
+    values = np.linalg.eigvalsh(layer.a_inverse.asnumpy()[0].astype(np.float64))
+    return 1 / values.max()
+
+
+class TestMake:
+    def test_sound_ones_need_no_more(self):
+        several = layers(np.eye(5)[None], ONES)
+        with pynative():
+            assert Inverses(several, "equal").make([0, 1], 0.04) == {0: 0, 1: 0}
+        # sqrt(damping) is 0.2.
+        assert made_with(several[0]) == pytest.approx(1.2, rel=1e-6)
+        assert made_with(several[1]) == pytest.approx(0.2, rel=1e-4)
+        np.testing.assert_allclose(several[0].g_inverse.asnumpy(), EYE / 1.2, rtol=1e-6)
+
+    def test_others_are_tried_with_ten_times_the_damping(self):
+        """Condition 5e6 at first, and the root of ten times less each time."""
+        several = layers(np.eye(5)[None], ONES, np.eye(5)[None])
+        with pynative():
+            tries = Inverses(several, "equal").make([0, 1, 2], 1e-12)
+        assert tries[0] == tries[2] == 0 and 1 <= tries[1] <= 4
+        assert made_with(several[1]) == pytest.approx(1e-6 * 10 ** (tries[1] / 2), rel=0.02)
+        # The others keep what they got with the damping that was asked for.
+        assert made_with(several[0]) == made_with(several[2]) == pytest.approx(1.0, rel=1e-6)
+
+    def test_alone_or_together_they_are_the_same(self):
+        random = np.random.default_rng(0)
+        columns = random.normal(size=(3, 1, 5, 9))
+        factors = columns @ columns.swapaxes(2, 3)
+        together, alone = layers(*factors), layers(*factors)
+        with pynative():
+            Inverses(together, "pi").make([0, 1, 2], 0.1)
+            inverses = Inverses(alone, "pi")
+            assert inverses.make([1], 0.1) == {1: 0}
+            np.testing.assert_array_equal(alone[0].a_inverse.asnumpy()[0], np.eye(5))
+            inverses.make([0, 2], 0.1)
+        for one, other in zip(together, alone, strict=True):
+            assert off(one.a_inverse.asnumpy(), other.a_inverse.asnumpy()) <= 1e-6
+            assert off(one.g_inverse.asnumpy(), other.g_inverse.asnumpy()) <= 1e-6
+
+    def test_what_no_damping_helps_is_named(self):
+        several = layers(np.eye(5)[None], np.full((1, 5, 5), np.nan))
+        with pynative(), pytest.raises(FloatingPointError) as caught:
+            Inverses(several, "equal").make([0, 1], 0.1)
+        said = str(caught.value)
+        assert "'layer 1' have no inverse in float32" in said
+        assert "damping 1e+05, 1e+06 times what was asked for" in said
+        np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))
+
+    def test_nothing_due(self):
+        assert Inverses(layers(ONES), "equal").make([], 0.1) == {}
+
+    def test_a_rank_makes_its_own_only(self):
+        """The others' inverses come over the wire, which a test on ranks shows."""
+        several = layers(np.eye(5)[None], np.eye(5)[None])
+        with pynative():
+            inverses = Inverses(several, "equal")
+            inverses.owners = [0, 1]
+            assert inverses.make([0, 1], 0.04) == {0: 0, 1: -1}
+        assert made_with(several[0]) == pytest.approx(1.2, rel=1e-6)
+        assert made_with(several[1]) == 1.0
