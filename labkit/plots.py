@@ -4,6 +4,8 @@ import numpy as np
 
 # Okabe and Ito's colours: told apart by people with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE = "#CC79A7"
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 
 
 def axes(rows=1, columns=1, width=4.6, height=3.2):
@@ -88,6 +90,94 @@ def verdict_grid(verdicts, stages, title):
     axis.set_yticks(range(len(verdicts)), list(verdicts))
     axis.set_title(title)
     axis.grid(False)
+    return figure
+
+
+def race(curves, title, goal=None, ylim=None):
+    """Test error of trainings, over updates and over seconds, side by side.
+
+    curves  optimizer -> its trainings, each (updates, seconds, accuracies 0 .. 1)
+    goal    accuracy to be drawn as a line
+    """
+    figure, both = axes(1, 2)
+    for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE, GREEN), strict=False):
+        for number, (updates, seconds, right) in enumerate(trainings):
+            for axis, x in zip(both, (updates, seconds), strict=True):
+                label = None if number else name
+                axis.plot(x, 100 - 100 * np.asarray(right), color=color, label=label, linewidth=1.2)
+    for axis, what in zip(both, ("updates", "seconds of training"), strict=True):
+        if goal is not None:
+            axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--")
+        axis.set(xlabel=what, ylabel="test error (%)", yscale="log", ylim=ylim)
+        axis.set_title(f"{title}, by {what.split()[0]}")
+        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axis.set_ylim(ylim)
+        axis.minorticks_off()
+    both[0].legend(frameon=False)
+    return figure
+
+
+def sweep(panels, ylabel, worst):
+    """One panel for each setting: errors over its values, failed trainings marked.
+
+    panels  setting -> [(value, error or None for a failed training)]
+    worst   error at which the failed ones are drawn
+    """
+    figure, grid = axes(1, len(panels))
+    for axis, (name, points) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        values = [value for value, _ in points]
+        axis.plot(values, [error or np.nan for _, error in points], "o-", color=BLUE)
+        failed = [value for value, error in points if error is None]
+        axis.plot(failed, [worst] * len(failed), "x", color=RED, label="failed")
+        axis.set(xscale="log", yscale="log", xlabel=name, ylabel=ylabel)
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        axis.minorticks_off()
+        if failed:
+            axis.legend(frameon=False)
+    return figure
+
+
+def matrices(named, title, decades=4):
+    """Matrices side by side, the sizes of their entries on one logarithmic colour scale.
+
+    named    title -> matrix; the largest entry of the first one is the scale's end
+    decades  of the scale; smaller entries are white, as zeros are
+    """
+    from matplotlib.colors import LogNorm
+
+    figure, grid = axes(1, len(named), width=3.4, height=3.3)
+    largest = np.abs(next(iter(named.values()))).max()
+    norm = LogNorm(largest / 10**decades, largest)
+    for axis, (name, matrix) in zip(np.atleast_1d(grid), named.items(), strict=True):
+        sizes = np.ma.masked_less(np.abs(matrix), norm.vmin)
+        drawn = axis.imshow(sizes, norm=norm, cmap="viridis_r", interpolation="nearest")
+        axis.set(title=name, xlabel="weight", ylabel="weight")
+        axis.grid(False)
+    figure.colorbar(drawn, ax=np.atleast_1d(grid).tolist(), label="size of the entry", shrink=0.8)
+    figure.suptitle(title)
+    return figure
+
+
+def decisions(history, layers, every, title):
+    """What a trace rule decided: ``history`` has a row of words for each refresh, ``every`` updates
+    apart, a word for each of ``layers``."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    words, colors = ("refresh", "skip", "freeze"), (GREEN, ORANGE, "#999999")
+    numbers = np.array([[words.index(word) for word in row] for row in history]).T
+    figure, axis = axes(width=7.2, height=0.4 * len(layers) + 1.6)
+    span = (-every / 2, (len(history) - 0.5) * every, len(layers) - 0.5, -0.5)
+    axis.imshow(
+        numbers, cmap=ListedColormap(colors), vmin=0, vmax=2, aspect="auto", extent=span,
+        interpolation="nearest",
+    )  # fmt: skip
+    axis.set_yticks(range(len(layers)), layers)
+    axis.set(xlabel="update", title=title)
+    axis.grid(False)
+    handles = [Patch(color=color, label=word) for word, color in zip(words, colors, strict=True)]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Start a program on two local ranks, and leave none of its processes behind."""
+"""Start a program on local ranks, and leave none of its processes behind."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def msrun(out, *program, root):
-    """Run a program on two ranks; return (exit code, what the logs end with)."""
+def msrun(out, *program, root, ranks=2):
+    """Run a program on two or more ranks; return (exit code, what the logs end with)."""
     programs = Path(sys.executable).parent
     command = [
-        *(programs / "msrun", "--worker_num", "2", "--local_worker_num", "2", "--join", "True"),
+        *(programs / "msrun", "--worker_num", ranks, "--local_worker_num", ranks, "--join", "True"),
         *("--cluster_time_out", "60", "--log_dir", out / "log", "--master_port", free_port()),
         *program,
     ]

@@ -140,8 +140,6 @@ def thor(loss_net, optimizer, **options):
 
 
 def accumulated_thor(loss_net, optimizer, **options):
-    if not isinstance(optimizer, nn.Optimizer):
-        return AccumulatedStep(loss_net, optimizer, 2, **options)
     update = ThorUpdate(loss_net, optimizer, 0.1, **THOR)
     return AccumulatedStep(loss_net, optimizer, micro_steps=2, update=update, **options)
 

@@ -56,6 +56,55 @@ def test_the_step_figure_has_a_dot_for_each_tensor_in_red_where_it_fails():
     assert limits == [1e-9, 1e-3, 1e-3] and "largest value" in axis.get_ylabel()
 
 
+def test_the_race_is_drawn_as_errors_over_updates_and_over_seconds():
+    trainings = {"Momentum": [([10, 20], [1.0, 2.0], [0.9, 0.95])], "THOR": []}
+    trainings["THOR"] = [([10, 20], [1.5, 3.0], [0.95, 0.99]), ([10, 20], [1.5, 3.0], [0.94, 0.98])]
+    left, right = plots.race(trainings, "race", goal=0.985).axes
+    for axis, column in ((left, 0), (right, 1)):
+        *drawn, goal = axis.get_lines()
+        expected = [one for training in trainings.values() for one in training]
+        for line, training in zip(drawn, expected, strict=True):
+            np.testing.assert_allclose(line.get_xdata(), training[column])
+            np.testing.assert_allclose(line.get_ydata(), 100 - 100 * np.array(training[2]))
+        np.testing.assert_allclose(goal.get_ydata(), 1.5)
+        assert "error (%)" in axis.get_ylabel()
+    assert (left.get_xlabel(), right.get_xlabel()) == ("updates", "seconds of training")
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["Momentum", "THOR"]
+
+
+def test_a_sweep_marks_what_failed():
+    panels = {"damping": [(0.1, None), (1.0, 2.5)], "frequency": [(1, 3.0), (10, 3.5)]}
+    damping, frequency = plots.sweep(panels, "error (%)", worst=50).axes
+    line, failed = damping.get_lines()
+    np.testing.assert_array_equal(line.get_ydata(), [np.nan, 2.5])
+    assert list(failed.get_xdata()) == [0.1] and list(failed.get_ydata()) == [50]
+    assert damping.get_legend() is not None and frequency.get_legend() is None
+    assert [tick.get_text() for tick in frequency.get_xticklabels()] == ["1", "10"]
+
+
+def test_matrices_share_one_scale_and_leave_small_entries_white():
+    named = {
+        "exact": np.array([[10.0, -2.0], [0.0, 1e-5]]),
+        "other": np.array([[100.0, 0], [0, 1]]),
+    }
+    *panels, bar = plots.matrices(named, "sizes").axes
+    first, second = (axis.get_images()[0] for axis in panels)
+    assert first.norm is second.norm and (first.norm.vmin, first.norm.vmax) == (1e-3, 10)
+    np.testing.assert_array_equal(first.get_array().mask, [[False, False], [True, True]])
+    assert first.get_array()[0, 1] == 2 and bar.get_ylabel() == "size of the entry"
+
+
+def test_decisions_are_drawn_by_layer_over_updates():
+    history = [["refresh", "refresh"], ["skip", "freeze"], ["refresh", "freeze"]]
+    figure = plots.decisions(history, ["conv1", "fc1"], every=5, title="rule")
+    (axis,) = figure.axes
+    (image,) = axis.get_images()
+    np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
+    assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["refresh", "skip", "freeze"]
+
+
 def test_the_verdict_grid_shows_how_many_failed():
     verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
     (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "mends").axes

@@ -5,6 +5,7 @@ import pytest
 from labkit.errors import InputError
 from labkit.presets import LABS, PRESETS, choose
 from labkit.recipes.resnet50_config import Config
+from labkit.recipes.thor_config import NAMED
 
 LAB = "01_gradient_accumulation"
 
@@ -66,6 +67,34 @@ def test_values_that_a_migration_cannot_run_with_are_refused(name, value):
     with pytest.raises(InputError, match=f"{name} is {value!r}; expected"):
         choose("02_resnet50_migration", "lab", **{name: value})
     choose("02_resnet50_migration", "lab", depth=34, image_size=64, data="x", smoothing=0.0)
+
+
+def test_the_paper_preset_of_thor_is_the_recipes():
+    settings, recipe = choose("03_thor", "paper", data="ImageNet"), NAMED["ascend"]
+    assert settings["thor_epochs"] == recipe.epoch_size == 45
+    assert (settings["learning_rate"], settings["damping"]) == (recipe.lr_init, recipe.damping_init)
+    for name in ("frequency", "batch_size", "momentum", "weight_decay", "seed"):
+        assert settings[name] == getattr(recipe, name), name
+
+
+def test_the_smoke_race_of_thor_refreshes_twice_and_is_judged_twice():
+    settings = choose("03_thor", "smoke")
+    updates = settings["train_images"] // settings["batch_size"] * settings["thor_epochs"]
+    assert updates > settings["frequency"] and updates >= 2 * settings["evaluate_every"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("damping", 0), ("damping", -1.0), ("damping", "0.3"), ("frequency", 0), ("frequency", 1.5),
+        ("thor_epochs", 0), ("momentum_epochs", "2"), ("momentum_learning_rate", 0.0),
+        ("evaluate_every", 0),
+    ],
+)  # fmt: skip
+def test_values_that_the_race_cannot_run_with_are_refused(name, value):
+    with pytest.raises(InputError, match=f"{name} is {value!r}; expected"):
+        choose("03_thor", "lab", **{name: value})
+    choose("03_thor", "lab", thor_epochs=1.5, damping=1, frequency=1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A small network with a nonlinearity, its float64 twin, and trainings of both, for THOR's tests."""
+"""A small network with a nonlinearity, its float64 twin, and trainings of both."""
 
 import numpy as np
 from mindspore import nn

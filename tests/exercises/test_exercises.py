@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from labkit.exercises import accumulation, migration
-from tests.exercises import accumulation_answers, migration_answers
+from labkit.exercises import accumulation, migration, thor
+from tests.exercises import accumulation_answers, migration_answers, thor_answers
 
 LABS = {
     "01_gradient_accumulation": (accumulation, accumulation_answers),
     "02_resnet50_migration": (migration, migration_answers),
+    "03_thor": (thor, thor_answers),
 }
 ASKED = [(lab, name) for lab, (_, answers) in LABS.items() for name in answers.SOLUTIONS]
 WRONG = [(lab, *wrong) for lab, (_, answers) in LABS.items() for wrong in answers.WRONG]

@@ -17,9 +17,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 DAMPING_SPLITS = ("equal", "pi")
-# Largest entry of (A + damping I) A_inverse - I, plus that of G, that counts as an inverse. Measured
-# on matrices of 16 to 512 rows, by condition: 1e5 at most 1.1e-3; 1e6 6e-3 to 2e-2, the inverse then
-# right to 5e-3 of its largest entry; from 1e7 on 1 as a rule, where ops.MatrixInverse returns zeros.
+# Largest entry of (A + damping I) A_inverse - I, or of G's, that counts as an inverse. Measured on
+# matrices of 16 to 512 rows, by condition: 1e5 at most 1.1e-3; 1e6 6e-3 to 2e-2, the inverse then
+# right to 5e-3 of its largest entry; from 1e7 on 1 as a rule, where ops.MatrixInverse returns
+# zeros.
 RESIDUAL = 1e-2
 
 
@@ -63,11 +64,13 @@ class LayerCurvature(nn.Cell):
 
     def construct(self, weight, bias):
         direction = self._between(self.g_inverse, self._matrix(weight, bias), self.a_inverse)
-        own = direction[:, : self.outputs, : self.inputs - self.homogeneous]
+        own = self.inputs - self.homogeneous
         if self.homogeneous:
-            last = direction[:, : self.outputs, self.inputs - 1]
+            last = direction[:, : self.outputs, own]
             bias = ops.cast(last.reshape(bias.shape), bias.dtype)
-        return ops.cast(own.reshape(weight.shape), weight.dtype), bias
+        if own < direction.shape[2] or self.outputs < direction.shape[1]:
+            direction = direction[:, : self.outputs, :own]
+        return ops.cast(direction.reshape(weight.shape), weight.dtype), bias
 
     def curvature(self, weight, bias):
         """Return T <S, G S A>, (), for a move S of the weight and the bias."""

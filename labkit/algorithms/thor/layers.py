@@ -88,9 +88,13 @@ def tap_layers(places, *, split, tapped) -> list[LayerCurvature]:
 def release_layers(places) -> None:
     """Put the layers back where their taps were."""
     for place in places:
-        tapped = place.parent.name_cells()[place.key]
-        if hasattr(tapped, "taps_thor"):
-            _put(place.parent, place.key, tapped.release())
+        parent, key = place.parent, place.key
+        found = parent.name_cells()[key]
+        if not hasattr(found, "taps_thor"):
+            # precision="O2" wraps a network, also one that is nothing but a tapped layer.
+            parent, key, found = found, "_backbone", found.name_cells().get("_backbone")
+        if hasattr(found, "taps_thor"):
+            _put(parent, key, found.release())
 
 
 def _put(parent, key, cell):

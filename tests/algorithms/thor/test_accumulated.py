@@ -1,0 +1,150 @@
+"""THOR on accumulated gradients: k micro-batches are one THOR update of the whole batch."""
+
+import numpy as np
+import pytest
+
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.compare import parameter_values
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import assert_bit_equal, assert_close, rows, snapshot, split
+from tests.thor_cells import DAMPING, factors, inverses, mlp, optimizer, same
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def accumulated(micro_steps, frequency=2, **options):
+    network, loss_net = mlp()
+    momentum = optimizer(network)
+    thor = ThorUpdate(loss_net, momentum, DAMPING, frequency=frequency, nan="drop")
+    return network, AccumulatedStep(loss_net, momentum, micro_steps, update=thor, **options)
+
+
+def whole(batches, frequency=2, **options):
+    """THOR on whole batches of arrays; return (network, step)."""
+    network, loss_net = mlp()
+    step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=frequency, **options)
+    for arrays in batches:
+        step(*split(arrays, [len(arrays[0])])[0])
+    return network, step
+
+
+def joined(*batches):
+    """Several batches' rows as one."""
+    return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+
+
+def assert_same_training(came, expected):
+    """(network, step) twice: parameters and factors, and the update that is noted."""
+    tolerance = TOLERANCE["float32, a few updates"]
+    assert_close(parameter_values(came[0]), parameter_values(expected[0]), **tolerance)
+    assert_close(factors(came[1].update), factors(expected[1].update), **tolerance)
+    one, other = came[1].last_update, expected[1].last_update
+    assert (one.number, one.images) == (other.number, other.images)
+    assert one.loss == pytest.approx(other.loss, rel=1e-5)
+    assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 2)], ids=["even", "uneven"])
+def test_micro_batches_are_the_batch(sizes):
+    """Refreshed, cached, refreshed; micro-batches weigh as many as they have rows."""
+    batches = [rows(8, seed) for seed in range(3)]
+    network, step = accumulated(len(sizes))
+    for arrays in batches:
+        for part in split(arrays, sizes):
+            before = parameter_values(network)
+            step(*part)
+        assert any((before[n] != now).any() for n, now in parameter_values(network).items())
+    assert_same_training((network, step), whole(batches))
+
+
+def test_by_steps_each_micro_batch_weighs_the_same():
+    """normalise="steps": factors are the mean of the micro-batches' factors."""
+    batch = rows(8)
+    network, step = accumulated(2, normalise="steps")
+    for part in split(batch, (6, 2)):
+        step(*part)
+    parts = [[part[:6] for part in batch], [part[6:] for part in batch]]
+    means = [factors(whole([part])[1].update) for part in parts]
+    expected = {name: (means[0][name] + means[1][name]) / 2 for name in means[0]}
+    assert_close(factors(step.update), expected, **TOLERANCE["float32, a few updates"])
+
+
+def test_a_group_refreshes_once_and_at_its_end():
+    network, step = accumulated(3)
+    states = [inverses(step.update)]
+    for seed in range(9):
+        step(*split(rows(4, seed), [4])[0])
+        states.append(inverses(step.update))
+    changed = [i for i in range(9) if not same(states[i], states[i + 1])]
+    assert changed == [2, 8]
+    assert step.update.refreshes.asnumpy().tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
+def test_the_tail_of_an_epoch(tail):
+    """Two of three micro-batches of a refreshing group, and the epoch is over."""
+    parts = [rows(4, seed) for seed in range(8)]
+    network, step = accumulated(3, frequency=1, tail=tail)
+    for arrays in parts[:2]:
+        step(*split(arrays, [4])[0])
+    step.end_epoch()
+    assert step.last_update.number == (tail == "flush")
+    for arrays in parts[2:5]:
+        step(*split(arrays, [4])[0])
+    expected = {
+        "flush": [joined(*parts[:2]), joined(*parts[2:5])],
+        "drop": [joined(*parts[2:5])],
+        "carry": [joined(*parts[:5])],
+    }
+    assert_same_training((network, step), whole(expected[tail], frequency=1))
+    step.end_epoch()  # nothing is held
+    assert step.last_update.number == len(expected[tail])
+
+
+def test_a_cached_group_is_flushed_without_a_refresh():
+    parts = [rows(4, seed) for seed in range(3)]
+    network, step = accumulated(2, frequency=5)
+    for arrays in parts:
+        step(*split(arrays, [4])[0])
+    before = inverses(step.update)
+    step.end_epoch()
+    assert same(before, inverses(step.update))
+    assert_same_training((network, step), whole([joined(*parts[:2]), parts[2]], frequency=5))
+
+
+def test_dropped_micro_batches():
+    """One that is not finite leaves no trace in the factors: neither of its own nor as a weight."""
+    parts = [rows(4, seed) for seed in range(4)]
+    broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
+    network, step = accumulated(3, frequency=1)
+    # First, in the middle, last; and a group of nothing else, which is no update.
+    order = [broken, parts[0], parts[1], parts[2], broken, parts[3]] + [broken] * 3
+    for arrays in order:
+        step(*split(arrays, [4])[0])
+    assert int(step.dropped.asnumpy()) == 5
+    expected = [joined(*parts[:2]), joined(*parts[2:])]
+    assert_same_training((network, step), whole(expected, frequency=1))
+
+
+def test_dropped_groups():
+    """drop_group forgets the sums of the factors as well; the next group starts anew."""
+    parts = [rows(4, seed) for seed in range(4)]
+    broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
+    network, step = accumulated(2, frequency=1, nonfinite="drop_group")
+    before = snapshot(step.update)
+    for arrays in (parts[0], broken):
+        step(*split(arrays, [4])[0])
+    assert_bit_equal(snapshot(step.update), before)
+    for arrays in parts[2:]:
+        step(*split(arrays, [4])[0])
+    assert_same_training((network, step), whole([joined(*parts[2:])], frequency=1))
+
+
+def test_a_schedule_of_micro_steps():
+    parts = [rows(4, seed) for seed in range(6)]
+    network, step = accumulated(lambda updates: updates + 1)
+    for arrays in parts:
+        step(*split(arrays, [4])[0])
+    expected = [parts[0], joined(*parts[1:3]), joined(*parts[3:])]
+    assert_same_training((network, step), whole(expected))

@@ -1,0 +1,226 @@
+"""What adapts: the trace rule by layer, and Levenberg-Marquardt damping."""
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+import labkit.step
+from labkit import reference
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+from labkit.step import running_statistics
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import assert_close, rows, tensors
+from tests.thor_cells import DAMPING, FIRST, SECOND, Twin, call, inverses, mlp, optimizer, values
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class TestTraceRule:
+    # By how much the inputs of each update are scaled: with weights that do not move, A's trace
+    # goes with the square. The second layer has a bias before it and changes otherwise.
+    SCALES = (1.0, 1.4, 1.41, 1.3, 1.3, 0.7, 2.0)
+
+    def run(self, rule, updates=SCALES, **options):
+        """Yield (step, twin) after every update; the weights stay as they are."""
+        network, loss_net = mlp()
+        still = nn.Momentum(network.trainable_params(), 1e-30, 0.9)
+        ours = TraceRule(*rule)
+        step = ThorStep(loss_net, still, DAMPING, frequency=1, trace_rule=ours, **options)
+        twin = Twin(
+            values(network),
+            learning_rate=1e-30,
+            weight_decay=0.0,
+            frequency=1,
+            trace_rule=reference.TraceRule(*rule),
+            **options,
+        )
+        inputs, targets = rows(8)
+        for scale in updates:
+            before = inverses(step.update)
+            step(*tensors(inputs * np.float32(scale), targets))
+            twin(inputs * np.float64(np.float32(scale)), targets.astype(np.float64))
+            yield step.update, twin.thor, before
+
+    @pytest.mark.parametrize("options", [{}, {"factor_decay": 0.5}], ids=["", "averaged"])
+    def test_planted_changes(self, options):
+        """Each layer's decision is the twin's; only what is refreshed gets other inverses."""
+        seen, apart = set(), 0
+        for update, twin, before in self.run((0.5, 0.02), **options):
+            assert update.decisions == twin.decisions
+            after = inverses(update)
+            for layer, decision in update.decisions.items():
+                seen.add(decision)
+                for name in (f"{layer}.a_inverse", f"{layer}.g_inverse"):
+                    moved = not np.array_equal(before[name], after[name])
+                    assert moved == (decision == "refresh"), (layer, decision)
+            apart += len(set(update.decisions.values())) > 1
+            frozen = dict(zip(update.decisions, update.frozen.asnumpy(), strict=True))
+            assert {name for name, flag in frozen.items() if flag} == twin.frozen
+        assert seen == {"refresh", "skip", "freeze"} and apart
+
+    def test_a_frozen_layer_stays_frozen(self):
+        """However much its factors change later on."""
+        scales = (1.0, 1.0, 9.0)
+        for update, _, _ in self.run((0.5, 0.02), scales):
+            decisions = update.decisions
+        assert decisions == {FIRST: "freeze", SECOND: "freeze"}
+        assert update.refreshes.asnumpy().tolist() == [1, 1]
+
+    def test_all_frozen_no_more_factors(self, monkeypatch):
+        """The graph that gathers factors does not run again."""
+        calls = []
+        gather = labkit.step._WithExtras.__call__
+
+        def spied(graph, *batch):
+            calls.append(True)
+            return gather(graph, *batch)
+
+        monkeypatch.setattr(labkit.step._WithExtras, "__call__", spied)
+        for _ in self.run((0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
+            pass
+        assert len(calls) == 2
+
+    def test_without_a_threshold_to_freeze_nothing_does(self):
+        for update, twin, _ in self.run((0.5, 0.0), (1.0, 1.0, 1.0, 9.0)):
+            assert update.decisions == twin.decisions
+        assert not update.frozen.asnumpy().any()
+        assert update.refreshes.asnumpy().tolist() == [2, 2]
+
+
+class Line:
+    """Linear regression with one output whose errors are all +-c.
+
+    G is then (2 c)^2, whatever the row, and F = G (x) A has no approximation in it; the Hessian is
+    2 E[p p^T]. With c^2 = 1/2 they are equal: the quadratic model is the loss itself.
+    """
+
+    RATE = 0.1
+
+    def __init__(self, c, damping, **options):
+        random = np.random.default_rng(5)
+        self.network = nn.Dense(3, 1)
+        set_state(self.network.weight, random.normal(size=(1, 3)).astype(np.float32))
+        self.inputs = random.normal(size=(16, 3)).astype(np.float32)
+        signs = np.where(np.arange(16) % 3 == 0, 1.0, -1.0)[:, None]
+        outputs = self.inputs @ self.network.weight.asnumpy().T + self.network.bias.asnumpy()
+        self.targets = (outputs + c * signs).astype(np.float32)
+        sgd = nn.SGD(self.network.trainable_params(), options.pop("rate", self.RATE))
+        options = {"frequency": 1, "adapt_damping": LevenbergMarquardt(0.5)} | options
+        self.step = ThorStep(LossNet(self.network, nn.MSELoss()), sgd, damping, **options)
+        self.thor = self.step.update
+
+    def weights(self):
+        return [p.asnumpy().astype(np.float64) for p in (self.network.weight, self.network.bias)]
+
+    def update(self):
+        """Update once; return (change of the loss, the move (1, 4), the gradient (1, 4))."""
+        arrays = self.inputs.astype(np.float64), self.targets.astype(np.float64)
+        before = self.weights()
+        loss, slopes = reference.linear_regression(*before, *arrays)
+        self.step(*tensors(self.inputs, self.targets))
+        after = self.weights()
+        change = reference.linear_regression(*after, *arrays)[0] - loss
+        pairs = zip(after, before, strict=True)
+        move = np.concatenate([(a - b).ravel() for a, b in pairs])[None]
+        return change, move, np.concatenate([slope.ravel() for slope in slopes])[None]
+
+
+class TestLevenbergMarquardt:
+    @pytest.mark.parametrize("damping", [1e-4, 1.0, 100.0])
+    def test_rho_where_the_model_is_exact(self, damping):
+        """rho = dL / (dL + damping |s|^2 / 2): the damping's part is all that is too much."""
+        line = Line(np.sqrt(0.5), damping)
+        change, move, _ = line.update()
+        foreseen = change + 0.5 * damping * np.sum(move**2)
+        # Of losses of 0.5 in float32 that differ by change: 1e-7 / change.
+        assert line.thor.adaptation.rho == pytest.approx(
+            change / foreseen, rel=1e-4, abs=3e-7 / abs(change)
+        )
+
+    @pytest.mark.parametrize("c", [0.1, 2.0])
+    def test_rho_against_the_twin(self, c):
+        """Where F is not the Hessian, with the factors in float64."""
+        line = Line(c, 0.05)
+        arrays = line.inputs.astype(np.float64), np.full((16, 1), 2 * c / 16)
+        a_factor, g_factor, positions = reference.kronecker_factors(*arrays, homogeneous=True)
+        change, move, slope = line.update()
+        quadratic = reference.fisher_quadratic(a_factor, g_factor, positions, move[None], 0.05)
+        rho, damping = reference.levenberg_marquardt(
+            0.05, 0.0, change, np.sum(slope * move), quadratic, omega=0.5, interval=1
+        )
+        assert line.thor.adaptation.rho == pytest.approx(rho, rel=1e-3)
+        assert float(line.thor.damping.asnumpy()) == pytest.approx(damping)
+
+    def test_a_good_forecast_lowers_the_damping(self):
+        line = Line(np.sqrt(0.5), 1e-2)
+        line.update()
+        assert line.thor.adaptation.rho > 0.75
+        assert float(line.thor.damping.asnumpy()) == pytest.approx(0.5e-2)
+
+    def test_a_bad_one_raises_it(self):
+        """F is 1/25 of the Hessian: a whole step goes far beyond the minimum."""
+        line = Line(np.sqrt(0.02), 1e-2, rate=1.0)
+        change, _, _ = line.update()
+        assert change > 0 and line.thor.adaptation.rho < 0.25
+        assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-2)
+
+    def test_it_stays_within_its_bounds(self):
+        rule = LevenbergMarquardt(0.5, least=0.8e-2, largest=1.5e-2)
+        for c, rate, bound in ((np.sqrt(0.5), 0.1, 0.8e-2), (np.sqrt(0.02), 1.0, 1.5e-2)):
+            line = Line(c, 1e-2, rate=rate, adapt_damping=rule)
+            line.update()
+            assert float(line.thor.damping.asnumpy()) == pytest.approx(bound)
+
+    def test_the_next_refresh_uses_it_and_cached_updates_leave_it(self):
+        network, loss_net = mlp()
+        rule = LevenbergMarquardt(0.5)
+        options = {"frequency": 2}
+        step = ThorStep(loss_net, optimizer(network), DAMPING, adapt_damping=rule, **options)
+        start, dampings = values(network), [DAMPING]
+        for update in range(6):
+            call(step, update)
+            dampings.append(float(step.update.damping.asnumpy()))
+            assert update % 2 == 0 or dampings[-1] == dampings[-2]
+        assert len(set(dampings)) > 2
+        # The array of dampings that it went through gives the same training.
+        twin = Twin(start, damping=dampings[:-1], **options)
+        for update in range(6):
+            twin(*(part.astype(np.float64) for part in rows(8, update)))
+        assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
+
+    def test_running_statistics_see_each_batch_once(self):
+        """The loss after the update is another forward pass, which leaves no trace."""
+        statistics = []
+        for rule in (None, LevenbergMarquardt()):
+            random = np.random.default_rng(1)
+            layers = nn.Dense(3, 4), nn.BatchNorm1d(4), nn.Dense(4, 2)
+            for layer in layers[::2]:
+                shape = layer.weight.shape
+                set_state(layer.weight, random.normal(size=shape).astype(np.float32))
+            network = nn.SequentialCell(*layers)
+            loss_net = LossNet(network, nn.MSELoss())
+            step = ThorStep(loss_net, optimizer(network), 0.1, frequency=1, adapt_damping=rule)
+            call(step, 0)
+            call(step, 1)
+            statistics.append([p.asnumpy().copy() for p in running_statistics(network)])
+            if rule is not None:
+                # Also where the step asked for the loss on its own.
+                inputs, targets = tensors(*rows(8, 7))
+                step.update.adaptation._loss(step, (inputs, targets))
+                for kept, now in zip(statistics[1], running_statistics(network), strict=True):
+                    np.testing.assert_array_equal(now.asnumpy(), kept)
+        # The first update's damping is the same, and the second batch's statistics follow it.
+        for one, other in zip(*statistics, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+            assert np.abs(one).max() > 0
+
+    def test_not_with_accumulation(self):
+        network, loss_net = mlp()
+        rule = LevenbergMarquardt()
+        update = ThorUpdate(loss_net, optimizer(network), DAMPING, adapt_damping=rule)
+        with pytest.raises(InputError, match="expected a step that updates at every batch"):
+            AccumulatedStep(loss_net, update.optimizer, 2, update=update)

@@ -1,0 +1,104 @@
+"""THOR in float16: factors are float32 sums of what the float16 network saw, without loss scale."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+
+from labkit.algorithms.thor import ThorStep
+from labkit.gradients import DynamicLossScale, set_state
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import rows, snapshot, tensors
+from tests.thor_cells import DAMPING, factors, mlp, optimizer, values
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+# Inputs whose squares float16 does not hold (its largest is 65504), and derivatives whose squares
+# it does not hold either (its smallest is 6e-8), scaled or not.
+INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
+
+
+def trained(updates=1, **options):
+    """Train ``mlp`` on large inputs and small errors; return (step, network, the losses)."""
+    network, loss_net = mlp()
+    set_state(network[0].weight, network[0].weight.asnumpy() / INPUTS_SCALE)
+    for layer, share in ((network[0], 1.0), (network[2], TARGETS_SCALE)):
+        set_state(layer.bias, layer.bias.asnumpy() * share)
+    set_state(network[2].weight, network[2].weight.asnumpy() * TARGETS_SCALE)
+    step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=2, nan="drop", **options)
+    losses = []
+    for update in range(updates):
+        inputs, targets = rows(8, update)
+        batch = tensors(inputs * np.float32(INPUTS_SCALE), targets * np.float32(TARGETS_SCALE))
+        losses.append(float(step(*batch).asnumpy()))
+    return step, network, losses
+
+
+@pytest.fixture(scope="module")
+def float32(runtime):
+    """The factors of a first update in float32."""
+    return factors(trained()[0].update)
+
+
+SCALES = {
+    "128": 128.0,
+    "2**16": 2.0**16,
+    "dynamic": DynamicLossScale(2.0**10, 2.0, 3),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_factors_are_those_of_float32(float32, scale):
+    """Largest entry of A: 300^2; of G: 1e-6, or 5e3 where it is not unscaled."""
+    step, _, _ = trained(precision="O2", loss_scale=SCALES[scale])
+    assert not int(step.dropped.asnumpy())
+    for name, came in factors(step.update).items():
+        expected = float32[name]
+        largest = np.abs(expected).max()
+        # Products of two numbers of 11 bits: 1e-3 of the largest.
+        np.testing.assert_allclose(came, expected, rtol=0, atol=2e-3 * largest, err_msg=name)
+    assert np.abs(float32["0.a_factor"]).max() > 65504
+    assert np.abs(float32["2.g_factor"]).max() < 1e-5
+
+
+def test_factors_do_not_depend_on_the_scale():
+    """Powers of two are exact in float32, and large enough no derivative underflows."""
+    first, second = (
+        factors(trained(precision="O2", loss_scale=scale)[0].update) for scale in (2.0**14, 2.0**16)
+    )
+    for name in first:
+        largest = np.abs(second[name]).max()
+        np.testing.assert_allclose(first[name], second[name], rtol=0, atol=1e-3 * largest)
+
+
+def test_scaled_float32_is_float32(float32):
+    """Without float16 the scale comes out of A, which never had it, and twice of G."""
+    for scale in (2.0**16, 2.0**40):
+        step, _, _ = trained(loss_scale=scale)
+        for name, came in factors(step.update).items():
+            np.testing.assert_allclose(came, float32[name], rtol=1e-6, err_msg=name)
+
+
+def test_a_training_is_that_of_float32():
+    """Three updates, the second one between refreshes."""
+    _, plain, losses = trained(3)
+    for scale in SCALES.values():
+        step, half, half_losses = trained(3, precision="O2", loss_scale=scale)
+        assert step.last_update.number == 3
+        expected = values(plain)
+        for name, came in values(half).items():
+            np.testing.assert_allclose(came, expected[name], **TOLERANCE["float16 network"])
+        assert half_losses == pytest.approx(losses, rel=0.02)
+
+
+def test_an_overflow_drops_the_batch_and_shrinks_the_scale():
+    """2**24 overflows float16: halved until it does not; no factor and no weight is touched."""
+    dynamic = DynamicLossScale(2.0**30, 2.0**6, 1000)
+    step, _, _ = trained(1, precision="O2", loss_scale=dynamic)
+    state = snapshot(step)
+    assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 0
+    assert not any(value.any() for value in factors(step.update).values())
+    assert state["step.loss_scale"] == 2.0**24
+    step, _, _ = trained(6, precision="O2", loss_scale=dynamic)
+    assert step.last_update.number == 6 - int(step.dropped.asnumpy()) > 0
+    assert all(np.isfinite(value).all() for value in snapshot(step).values())
+    assert step.gradient.loss_scale.dtype == ms.float32
