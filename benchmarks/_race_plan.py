@@ -26,9 +26,13 @@ _GRID = {
     },
 }
 
+# The learning rate goes with the damping: rate / damping stays.
+IN_PROPORTION = "damping and rate"
+_DAMPINGS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 # Options of the tuned THOR, changed one at a time. A trace rule is [refresh, freeze].
 _VARIED = {
-    "damping": (0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+    "damping": _DAMPINGS,
+    IN_PROPORTION: _DAMPINGS,
     "frequency": (1, 5, 10, 50, 100),
     "trace_rule": ([0.01, 0.001], [0.1, 0.001], [0.3, 0.01]),
     "factor_decay": (0.95,),
@@ -44,9 +48,15 @@ def sweeps(tuned: dict, varied: dict) -> list[tuple[str, object, dict]]:
 
     tuned  the setting that they start from; its own values of an option are among them
     """
-    return [
-        (name, value, tuned | {name: value}) for name, values in varied.items() for value in values
-    ]
+    found = []
+    for name, values in varied.items():
+        for value in values:
+            setting = tuned | {"damping" if name == IN_PROPORTION else name: value}
+            if name == IN_PROPORTION:
+                rate = tuned["learning_rate"] * value / tuned["damping"]
+                setting["learning_rate"] = float(f"{rate:.6g}")
+            found.append((name, value, setting))
+    return found
 
 
 # What the settings are tuned for: the fewest updates to this accuracy on held-out training images.
@@ -76,7 +86,11 @@ PLANS = {
         "lengths": {"LeNet": (1, 2), "ResNet": (1,)},
         "tune_for": 0.98,
         "seeds": SEEDS[:1],
-        "varied": {"damping": (0.3,), "trace_rule": ([0.1, 0.001],), "formulas": ("upstream_gpu",)},
+        "varied": {
+            IN_PROPORTION: (0.3,),
+            "trace_rule": ([0.1, 0.001],),
+            "formulas": ("upstream_gpu",),
+        },
         "sweep_updates": 4,
         "every": 2,
         "images": {"held_out": 128, "train": 768, "test": 200},

@@ -95,22 +95,38 @@ def show(stored: Stored) -> None:
 
 
 def _show_race(stored, net):
-    print(f"\n{net}, whole training set, test accuracy")
-    for setting in stored.head["tuned"][net].values():
-        print(f"  tuned: {setting}")
-    print()
+    print(f"\n{net}, whole training set, test accuracy; the first of each is the winner\n")
+    tuned = stored.head["tuned"][net]
+    others = [
+        (optimizer, setting) for optimizer, settings in tuned.items() for setting in settings[1:]
+    ]
     rows = []
     for target in TARGETS:
         sides = compare(stored, net, target)
         for optimizer, side in sides.items():
-            rows.append([f"{target:.1%}", optimizer, str(side["steps"]), _text(side["mean"])])
-            rows[-1] += [_text(side["seconds"]), f"{mean_steps(side['last']) or 0:.4f}"]
+            rows.append(_line(target, optimizer, side))
         means = [side["mean"] for side in sides.values()]
         if None not in means:
             seconds = [side["seconds"] for side in sides.values()]
             ratios = [means[0] / means[1], seconds[0] / seconds[1]]
-            rows.append(["", "times fewer with THOR", "", *(f"{r:.2f}" for r in ratios), ""])
-    print_table(["accuracy", "", "updates by seed", "mean", "seconds", "last"], rows)
+            rows.append(["", "times fewer", "", "", *(f"{ratio:.2f}" for ratio in ratios), ""])
+        for optimizer, setting in others:
+            side = compare(stored, net, target, {optimizer: setting["epochs"]})[optimizer]
+            rows.append(_line(target, optimizer, side))
+    names = ["accuracy", "", "epochs", "updates by seed", "mean", "seconds", "last"]
+    print_table(names, rows)
+
+
+def _line(target, optimizer, side):
+    return [
+        f"{target:.1%}",
+        optimizer,
+        _text(side["setting"]["epochs"]),
+        str(side["steps"]),
+        _text(side["mean"]),
+        _text(side["seconds"]),
+        f"{mean_steps(side['last']) or 0:.4f}",
+    ]
 
 
 def _text(value):

@@ -7,9 +7,9 @@
 
 Tuning: training on 50 000 of MNIST's 60 000 training images, judged by the other 10 000; the test
 set is not read. As many settings, of the same lengths, for both optimizers; a training stops where
-it reaches the target. Race: each optimizer's winners, on all 60 000 images, judged by the test set
-every 39 updates, three seeds that the tuning has not seen. Sweeps: the tuned THOR with one option
-changed at a time, on the tuning's images and seed.
+it reaches the target. Race: each optimizer's winner, and those of the other lengths, on all 60 000
+images, judged by the test set every 39 updates, three seeds that the tuning has not seen.
+Sweeps: the tuned THOR with one option changed at a time, on the tuning's images and seed.
 
 Updates do not depend on what else the machine does; seconds do. They are updates times the mean
 time of one, which is measured in one process in turns, refreshes included, compilation apart.
@@ -54,7 +54,7 @@ def main():
             tuned[net] = tune(trainings, net)
             race(trainings, tuned[net])
             if net == "LeNet":
-                sweep(trainings, tuned[net]["THOR"])
+                sweep(trainings, tuned[net]["THOR"][0])
         head = head_of(plan, machine, tuned)
         curves = {row["run"]: trainings.curves[row["run"]] for row in trainings.kept()}
         stored = results.Stored(head, trainings.rows, curves)
@@ -136,23 +136,30 @@ def _said(row):
 
 
 def tune(trainings: Trainings, net: str) -> dict:
-    """Train every setting of the net's grids; return optimizer -> winning setting."""
+    """Train every setting of the net's grids; return optimizer -> the winners of each length.
+
+    The first of them is the winner of all.
+    """
     plan, tuned = trainings.plan, {}
     for optimizer, settings in plan["grid"][net].items():
-        grid = [
-            {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
-            for epochs in plan["lengths"][net]
-            for setting in settings
-        ]
-        target = plan["tune_for"]
-        rows = [trainings.add("tune", each, TUNING_SEED, stop_at=target) for each in grid]
-        tuned[optimizer] = winner(rows, grid, target)
+        winners, target = [], plan["tune_for"]
+        tried, rows = [], []
+        for epochs in plan["lengths"][net]:
+            grid = [
+                {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
+                for setting in settings
+            ]
+            new = [trainings.add("tune", each, TUNING_SEED, stop_at=target) for each in grid]
+            winners.append(winner(new, grid, target))
+            tried, rows = tried + grid, rows + new
+        best = winner(rows, tried, target)
+        tuned[optimizer] = [best] + [other for other in winners if other != best]
     return tuned
 
 
 def race(trainings: Trainings, tuned: dict) -> None:
-    """Train each optimizer's winner on the whole training set, with every seed."""
-    for setting in tuned.values():
+    """Train each optimizer's winners on the whole training set, with every seed."""
+    for setting in itertools.chain(*tuned.values()):
         for seed in trainings.plan["seeds"]:
             trainings.add("race", setting, seed)
 
@@ -177,7 +184,7 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
     images = images_for(data, "validation", **plan["images"])
     found = {}
     for net, by_optimizer in tuned.items():
-        won = dict(by_optimizer)
+        won = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}
         if net == "LeNet":
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}

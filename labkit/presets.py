@@ -79,12 +79,12 @@ _MIGRATION["smoke"] = {
 # labkit/recipes/thor_config.py trains it ("ascend"); the race is then that of `lab`.
 _THOR = {
     "lab": {
-        "learning_rate": 0.1,
-        "damping": 0.3,
+        "learning_rate": 1.2,
+        "damping": 3.0,
         "frequency": 10,
         "thor_epochs": 2,
-        "momentum_learning_rate": 0.03,
-        "momentum_epochs": 3,
+        "momentum_learning_rate": 0.06,
+        "momentum_epochs": 2,
         "momentum": 0.9,
         "weight_decay": 5e-4,
         "batch_size": 128,

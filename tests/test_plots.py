@@ -1,9 +1,11 @@
 """Figures: units on the axes, alternative texts in the notebook, numbers as given."""
 
 import base64
+import io
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from labkit import plots
 from labkit.migration.compare import Row
@@ -127,5 +129,6 @@ def test_a_shown_figure_is_a_png_with_its_alternative_text(monkeypatch):
     )
     plots.show(plots.axes()[0], "what is to be seen")
     ((data, options),) = shown
-    assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
+    picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
+    assert (picture.format, picture.mode) == ("PNG", "P") and picture.size[0] > 300
     assert options["metadata"]["image/png"]["alt"] == data["text/plain"] == "what is to be seen"

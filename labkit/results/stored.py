@@ -56,13 +56,15 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
         head = json.loads(path.read_text(encoding="utf-8"))
         rows = _read_csv(path := folder / f"{name}.csv")
         points = _read_csv(path := folder / f"{name}_curves.csv")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(
             f"stored result {name}: {path.name} cannot be read ({error}); "
             f"benchmarks/{name}.py makes it"
         ) from error
-    if not rows or not points or set(points[0]) != set(CURVE):
-        raise InputError(f"stored result {name} is damaged: no rows, or no curves, in {folder}")
+    if not isinstance(head, dict) or not rows or not points or set(points[0]) != set(CURVE):
+        raise InputError(
+            f"stored result {name} in {folder} is damaged: a file is not of its form, or empty"
+        )
     curves: dict[int, list[dict]] = {}
     for point in points:
         curves.setdefault(point.pop("run"), []).append(point)

@@ -70,7 +70,7 @@ def test_the_quick_race_runs_and_resumes(root, mnist, tmp_path):
     assert "LeNet, whole training set" in done.stdout and "Sweeps" in done.stdout
     stored = results.load("thor_race", folder / "stored")
     stages = [row["stage"] for row in stored.rows]
-    assert {stage: stages.count(stage) for stage in stages} == {"tune": 6, "race": 4, "sweep": 3}
+    assert {stage: stages.count(stage) for stage in stages} == {"tune": 6, "race": 6, "sweep": 3}
     assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
     thor = stored.select(stage="race", optimizer="THOR")
     assert all(row["refreshes"] > 0 and row["retries"] == 0 for row in thor)

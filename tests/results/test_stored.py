@@ -25,7 +25,9 @@ def stored():
 
 def test_what_is_written_is_read(stored, tmp_path):
     write(NAME, stored, tmp_path / "new")
-    assert load(NAME, tmp_path / "new") == stored
+    found = load(NAME, tmp_path / "new")
+    assert found == stored
+    assert type(found.curves[1][0]["update"]) is int and type(found.rows[0]["rate"]) is float
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         "thor_race.json",
         "thor_race.csv",
@@ -58,6 +60,8 @@ def test_a_missing_file_is_named_with_what_makes_it(stored, tmp_path, missing):
     ("name", "text"),
     [
         ("thor_race.json", "{"),
+        ("thor_race.json", "[]"),
+        ("thor_race.csv", 'run,stage\n1,"ra"ce\n'),
         ("thor_race.csv", "run,stage\n1\n"),
         ("thor_race.csv", "run,stage\n1,race,more\n"),
         ("thor_race.csv", "run,stage\n"),
