@@ -61,7 +61,7 @@ class _Model(nn.Cell):
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(update.held_gradients)
         self.layers = update.layers
-        self.sources = update.sources
+        self.sources = update.directions.sources
 
     def construct(self, damping, *moved):
         linear, squares = ops.cast(0.0, ms.float32), ops.cast(0.0, ms.float32)

@@ -9,6 +9,7 @@ from mindspore.common.initializer import initializer
 
 from labkit.algorithms.thor import taps, upstream_gpu
 from labkit.algorithms.thor.adapt import Adaptation
+from labkit.algorithms.thor.directions import Directions
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.algorithms.thor.layers import find_layers, release_layers, tap_layers
 from labkit.algorithms.thor.options import checked_options
@@ -49,8 +50,6 @@ class ThorUpdate(UpdateStage):
         often = options.frequency if options.factor_frequency is None else options.factor_frequency
         self.factor_frequency = Frequency("factor_frequency", often)
         self.optimizer, self.map = optimizer, ops.HyperMap()
-        # float: a NumPy number takes over the division by a Tensor.
-        self.kl_clip = None if options.kl_clip is None else float(options.kl_clip)
         self.factor_decay = float(options.factor_decay)
         upstream = options.formulas == "upstream_gpu"
         bias = "plain" if upstream else options.bias
@@ -59,7 +58,7 @@ class ThorUpdate(UpdateStage):
         layers = tap_layers(self.places, split=options.split, tapped=tapped)
         self.layers = nn.CellList(layers, auto_prefix=False)
         self._make_state(optimizer)
-        self._place_results(len(optimizer.parameters))
+        self.directions = Directions(self.layers, self.places, optimizer, options.kl_clip)
         self.extras = (
             tuple(layer.a_factor for layer in layers) + tuple(layer.positions for layer in layers),
             tuple(layer.g_factor for layer in layers),
@@ -102,57 +101,8 @@ class ThorUpdate(UpdateStage):
             )
         )
 
-    def _place_results(self, count):
-        """Note where each layer's gradients come from and each parameter's direction."""
-        # (weight, bias) of each layer; a weight alone is its own bias, which is then not used.
-        self.sources = tuple(
-            (place.weight, place.weight if place.bias is None else place.bias)
-            for place in self.places
-        )
-        roles = [(-1, 0)] * count
-        for number, place in enumerate(self.places):
-            roles[place.weight] = (number, 0)
-            if place.bias is not None:
-                roles[place.bias] = (number, 1)
-        self.roles = tuple(roles)
-
     def construct(self, gradients):
         return self.optimizer(self.directions(gradients))
-
-    def directions(self, gradients):
-        """Return U for the layers' gradients, and the others as they are."""
-        results = ()
-        for i in range(len(self.sources)):
-            weight, bias = self.sources[i]
-            results += (self.layers[i](gradients[weight], gradients[bias]),)
-        directions = ()
-        for i in range(len(gradients)):
-            layer, part = self.roles[i]
-            if layer < 0:
-                directions += (gradients[i],)
-            else:
-                directions += (results[layer][part],)
-        if self.kl_clip is not None:
-            directions = self._clipped(directions, gradients)
-        return directions
-
-    def _clipped(self, directions, gradients):
-        """Scale U so that sum rate^2 <U, grad> is at most kl_clip (Ba, Grosse, Martens 2017)."""
-        rates = self.optimizer.get_lr()
-        total = ops.cast(0.0, ms.float32)
-        for i in range(len(gradients)):
-            if self.roles[i][0] >= 0:
-                rate = rates[i] if self.optimizer.is_group_lr else rates
-                product = ops.cast(directions[i], ms.float32) * ops.cast(gradients[i], ms.float32)
-                total = total + ops.square(rate) * ops.reduce_sum(product.reshape(-1))
-        factor = ops.sqrt(self.kl_clip / ops.maximum(ops.abs(total), self.kl_clip))
-        clipped = ()
-        for i in range(len(gradients)):
-            if self.roles[i][0] >= 0:
-                clipped += (ops.cast(directions[i] * factor, directions[i].dtype),)
-            else:
-                clipped += (directions[i],)
-        return clipped
 
     def hold(self, gradients, extras):
         """Take the factors into their averages, and the gradients into ``held_gradients``."""
