@@ -54,10 +54,7 @@ def positive(name, value):
 
 
 def use_float16(loss_net):
-    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone.
-
-    A Cell with ``keeps_precision`` takes its inputs as they come: MindSpore's flags go to all.
-    """
+    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone."""
     networks = {
         name: cell
         for name, cell in loss_net.name_cells().items()
@@ -74,9 +71,6 @@ def use_float16(loss_net):
             # Through _cells, as amp itself does: setattr would prefix the parameters' names.
             loss_net._cells[name] = amp.auto_mixed_precision(cell, "O2")
             cell.float16_by_step = True
-    for _, cell in loss_net.cells_and_names():
-        if getattr(cell, "keeps_precision", False):
-            cell.add_flags(fp16=False, fp32=False, bf16=False)
 
 
 def refuse_float16(loss_net):

@@ -113,8 +113,6 @@ class Tapped(nn.Cell):
     """
 
     taps_thor = True
-    # Else precision="O2" would hand x and the factors to the tap in float16.
-    keeps_precision = True
 
     def __init__(self, layer, tap, buffers):
         super().__init__(auto_prefix=False)

@@ -48,7 +48,7 @@ SCALES = {
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_factors_are_those_of_float32(float32, scale):
-    """Largest entry of A: 300^2; of G: 1e-6, or 5e3 where it is not unscaled."""
+    """Largest entry of A: above 300^2; of G: 1e-5, and at least 0.1 where it is not unscaled."""
     step, _, _ = trained(precision="O2", loss_scale=SCALES[scale])
     assert not int(step.dropped.asnumpy())
     for name, came in factors(step.update).items():
@@ -57,7 +57,7 @@ def test_factors_are_those_of_float32(float32, scale):
         # Products of two numbers of 11 bits: 1e-3 of the largest.
         np.testing.assert_allclose(came, expected, rtol=0, atol=2e-3 * largest, err_msg=name)
     assert np.abs(float32["0.a_factor"]).max() > 65504
-    assert np.abs(float32["2.g_factor"]).max() < 1e-5
+    assert np.abs(float32["2.g_factor"]).max() < 1e-3
 
 
 def test_factors_do_not_depend_on_the_scale():
