@@ -136,10 +136,14 @@ class ThorUpdate(UpdateStage):
         self.schedule.check_length(updates)
 
     def wants_extras(self, updates):
-        if self.frozen.asnumpy().all():
+        # Each value that is read costs a step of LeNet half a percent: only what can matter.
+        if self.options.trace_rule is not None and self.frozen.asnumpy().all():
             return False
-        factors = self.factor_frequency.is_due(updates, int(self.last_factors.asnumpy()))
-        return factors or self.frequency.is_due(updates, int(self.last_refresh.asnumpy()))
+        if self.factor_frequency.is_due(updates, int(self.last_factors.asnumpy())):
+            return True
+        if self.options.factor_frequency is None:  # then both are due together
+            return False
+        return self.frequency.is_due(updates, int(self.last_refresh.asnumpy()))
 
     def refresh(self, step, batch):
         """Make the inverses anew where they are due, by layer; return the new ``noted``.
