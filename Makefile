@@ -7,6 +7,7 @@ VENV ?= .venv
 PYTHON ?=
 PRESET ?= lab
 LABS ?=
+JOBS ?= 2
 ARGS ?=
 export VENV PYTHON
 
@@ -23,10 +24,11 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 	@$(ENVIRONMENT) base
 	@$(BIN)/labkit run --preset $(PRESET) $(ARGS) $(LABS)
 
-test: ## install if needed, then all tests, and every notebook at preset smoke
+test: ## install if needed, then all tests, and every notebook at preset smoke: JOBS=2 files at once
 	@$(ENVIRONMENT) test
-	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks --nbval-lax --nbval-current-env \
-	    --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300 $(ARGS)
+	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks -n $(JOBS) --dist loadfile \
+	    --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg \
+	    --nbval-cell-timeout 300 $(ARGS)
 
 lab: ## open JupyterLab on the first notebook, on this machine only
 	@$(ENVIRONMENT) base

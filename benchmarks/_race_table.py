@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import sys
 import time
 from importlib import metadata
 from pathlib import Path
@@ -63,10 +62,10 @@ def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
     return min(zip(rows, settings, strict=True), key=lambda pair: rank(pair[0]))[1]
 
 
-def head_of(plan: dict, machine: dict, tuned: dict) -> dict:
+def head_of(option: str, plan: dict, machine: dict, tuned: dict) -> dict:
     """Return how the table was made: command, versions, cores, day, plan and tuned settings."""
     return {
-        "command": " ".join(["python", "benchmarks/thor_race.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/thor_race.py {option}",
         "versions": {
             "labkit": metadata.version("labkit"),
             "mindspore": metadata.version("mindspore"),

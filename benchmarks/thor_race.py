@@ -55,7 +55,7 @@ def main():
             race(trainings, tuned[net])
             if net == "LeNet":
                 sweep(trainings, tuned[net]["THOR"][0])
-        head = head_of(plan, machine, tuned)
+        head = head_of("--quick" if given.quick else "--all", plan, machine, tuned)
         curves = {row["run"]: trainings.curves[row["run"]] for row in trainings.kept()}
         stored = results.Stored(head, trainings.rows, curves)
     else:

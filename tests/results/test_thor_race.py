@@ -83,7 +83,7 @@ def test_the_rows_follow_from_the_curves(stored):
 def test_the_sweeps_change_one_option_of_the_tuned_setting(stored):
     varied = stored.head["plan"]["varied"]
     rows = stored.select(stage="sweep")
-    found = [(row["varied"], json.loads(row["value"])) for row in rows]
+    found = [(row["varied"], json.loads(str(row["value"]))) for row in rows]
     assert found == [(name, value) for name, values in varied.items() for value in values]
     assert set(varied) >= {"damping", "frequency", "trace_rule", "split", "formulas"}
     tuned = stored.head["tuned"]["LeNet"]["THOR"][0]
