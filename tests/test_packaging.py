@@ -238,4 +238,6 @@ def test_what_make_run_executes():
 def test_make_test_covers_unit_tests_and_notebooks_in_one_call():
     command = make("-n", "test")
     assert "LABKIT_PRESET=smoke" in command and command.count("-m pytest") == 1
-    assert "pytest tests notebooks --nbval-lax" in command
+    assert "pytest tests notebooks" in command and "--nbval-lax" in command
+    assert "-n 2 --dist loadfile" in command
+    assert "-n 5 --dist loadfile" in make("-n", "test", "JOBS=5")
