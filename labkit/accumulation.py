@@ -154,7 +154,17 @@ class AccumulatedStep(Step):
                 held = ops.cast(self.weight_sum > 0, ms.float32)
                 total = self.map(ops.partial(times, held), total)
             done = self.apply(total, self.loss_sum, weight, self.images)
-        return ops.depend(self.clear(), done)
+        else:
+            done = self.apply_nothing()
+        return self.group_closed(ops.depend(self.clear(), done))
+
+    def apply_nothing(self):
+        """Close a group that holds no finite micro-batch."""
+        return False
+
+    def group_closed(self, done):
+        """Go on from a group that was applied and cleared."""
+        return done
 
     def clear(self):
         """Forget the group's sums."""

@@ -42,6 +42,8 @@ class GradientStage(nn.Cell):
     nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
     clip_norm   largest global norm of the averaged gradient, or None
     weighted    False only where one micro-batch on one rank is the whole update
+    rank_group  None: the mean is over all ranks; the name of a communication group that this rank
+                is in; or "" for this rank alone
     extras      None, or two tuples of Parameters that taps in the network give a "gradient" of
                 their own making, for ``contribution_with_extras``: what does not depend on the
                 loss, and what grows with its square. Both are averaged like gradients, by rows
@@ -61,6 +63,7 @@ class GradientStage(nn.Cell):
         nonfinite="drop_micro",
         clip_norm=None,
         weighted=True,
+        rank_group=None,
         extras=None,
     ):
         super().__init__(auto_prefix=False)
@@ -70,8 +73,11 @@ class GradientStage(nn.Cell):
         refuse_unknown("nonfinite", nonfinite, NONFINITE)
         if reduction == "sum" and normalise == "tokens":
             raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
-        self.ranks = get_group_size() if GlobalComm.INITED else 1
-        self.all_reduce = ops.AllReduce() if self.ranks > 1 else None
+        self.ranks, self.all_reduce = 1, None
+        if GlobalComm.INITED and rank_group != "":
+            group = rank_group or GlobalComm.WORLD_COMM_GROUP
+            self.ranks = get_group_size(group)
+            self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
         self.normalise = normalise
         self.mean = reduction == "mean"
         self.weighted = weighted or self.ranks > 1

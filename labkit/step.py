@@ -122,17 +122,9 @@ class Step(nn.Cell):
         loss_sum  sum of w_i L_i, likewise; weight  sum of w_i over ranks, > 0
         images    rows on this rank, int32
         """
-        if self.gradient.ranks > 1:
-            values = (loss_sum, ops.cast(images, ms.float32))
-            for value in total:
-                values += (value,)
-            values = self.gradient.all_over_ranks(values)
-            loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
+        loss_sum, images, total = self.summed(loss_sum, images, total)
         gradients, norm = self.gradient.finish(total[: self.count], weight)
-        ops.assign(self.last_loss, loss_sum / weight)
-        ops.assign(self.last_norm, norm)
-        ops.assign(self.last_images, images)
-        noted = self._note_rates()
+        noted = self.note(loss_sum / weight, norm, images)
         gradients = self.map(_cast_like, gradients, self.optimizer.parameters)
         if len(total) > self.count:
             extras = self.gradient.finish_extras(total[self.count :], weight)
@@ -141,6 +133,23 @@ class Step(nn.Cell):
             done = self.update(gradients)
             ops.assign_add(self.updates, 1)
         return ops.depend(True, (noted, done))
+
+    def summed(self, loss_sum, images, total):
+        """Return the sums over ranks of what ``apply`` is given."""
+        if self.gradient.ranks > 1:
+            values = (loss_sum, ops.cast(images, ms.float32))
+            for value in total:
+                values += (value,)
+            values = self.gradient.all_over_ranks(values)
+            loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
+        return loss_sum, images, total
+
+    def note(self, loss, norm, images):
+        """Keep what ``last_update`` says of the update that is being made."""
+        ops.assign(self.last_loss, loss)
+        ops.assign(self.last_norm, norm)
+        ops.assign(self.last_images, images)
+        return self._note_rates()
 
     def __call__(self, *batch):
         if self._with_extras is None:

@@ -11,7 +11,7 @@ import mindspore as ms
 from mindspore.dataset.engine.datasets import MapDataset
 from mindspore.train import Callback, Model
 
-from labkit import checkpoint
+from labkit import checkpoint, cluster
 from labkit.errors import InputError
 from labkit.progress import Progress
 from labkit.records import Records, read_records
@@ -167,6 +167,8 @@ class _Training:
         if self.write:
             make_folder(self.folder)
         position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, self._accept)
+        # With a folder each, one rank may have been ended before it could write its checkpoint.
+        cluster.agree(**{"number of micro-batches done": position and position.micro_batches})
         if position is None:
             if self.write and (self.folder / RECORDS).exists():
                 print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)

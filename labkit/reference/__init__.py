@@ -13,6 +13,10 @@ from labkit.reference.accumulation import global_norm as global_norm
 from labkit.reference.accumulation import momentum_update as momentum_update
 from labkit.reference.accumulation import weight as weight
 from labkit.reference.accumulation import weighted_mean as weighted_mean
+from labkit.reference.adasum import adasum_pair as adasum_pair
+from labkit.reference.adasum import adasum_tree as adasum_tree
+from labkit.reference.adasum import adasum_triple as adasum_triple
+from labkit.reference.adasum import cosine as cosine
 from labkit.reference.convolution import Window as Window
 from labkit.reference.convolution import convolution_slopes as convolution_slopes
 from labkit.reference.convolution import convolve as convolve

@@ -1,0 +1,81 @@
+"""Who is combined: virtual workers of this process, ranks, nodes of ranks."""
+
+from mindspore import nn, ops
+from mindspore.communication import create_group
+
+from labkit.cluster import rank_and_size
+from labkit.errors import InputError
+from labkit.training import check_counts
+
+_groups = set()
+
+
+class Team(nn.Cell):
+    """The workers' rows (workers, C) of this process -> those of the whole team (total, C).
+
+    workers    virtual workers in this process, and in each of the others
+    node_size  ranks that make up a node: their gradients are averaged, and the node is one worker
+               (in a single process it stands for micro-batches that are averaged)
+
+    Workers are counted rank by rank, node by node. ``total`` is how many are combined.
+
+    Raises ``InputError`` for counts that are none, a number of ranks that is no multiple of
+    ``node_size``, and a team of one.
+    """
+
+    def __init__(self, workers=1, node_size=1):
+        super().__init__(auto_prefix=False)
+        check_counts(workers=workers, node_size=node_size)
+        self.rank, self.ranks = rank_and_size()
+        if self.ranks > 1 and self.ranks % node_size:
+            raise InputError(
+                f"node_size is {node_size} and there are {self.ranks} ranks; expected a divisor"
+            )
+        self.workers, self.node_size = workers, node_size
+        self.nodes = self.ranks // node_size if self.ranks > 1 else 1
+        self.total = self.nodes * workers
+        if self.total < 2:
+            raise InputError(
+                f"nothing to combine: {self.text()}; expected at least two workers (workers=..., "
+                "or more ranks, or a smaller node_size)"
+            )
+        self.all_gather = ops.AllGather() if self.ranks > 1 else None
+
+    def text(self) -> str:
+        """Return who is combined, in words."""
+        parts = [f"{self.workers} in each process" if self.ranks > 1 else f"{self.workers} virtual"]
+        if self.ranks > 1:
+            parts.append(f"{self.ranks} ranks")
+            if self.node_size > 1:
+                parts.append(f"{self.nodes} nodes of {self.node_size}, averaged inside")
+        elif self.node_size > 1:
+            parts.append(f"each the mean of {self.node_size}")
+        return f"{self.total} worker{'s' * (self.total > 1)} ({', '.join(parts)})"
+
+    @property
+    def rank_group(self) -> str:
+        """Name of the group of ranks whose gradients are averaged; "" for this rank alone."""
+        if self.ranks == 1 or self.node_size == 1:
+            return ""
+        first = self.rank // self.node_size * self.node_size
+        name = f"labkit_node_{first}_{self.node_size}"
+        if name not in _groups:
+            create_group(name, list(range(first, first + self.node_size)))
+            _groups.add(name)
+        return name
+
+    def construct(self, rows):
+        if self.all_gather is None:
+            return rows
+        rows = self.all_gather(rows)
+        if self.node_size > 1:
+            # Every rank of a node holds the same; AllGather over a part of the ranks is refused on
+            # CPU ("only support mccl_world_group").
+            shape = (self.nodes, self.node_size, self.workers, rows.shape[-1])
+            rows = ops.reshape(rows, shape)[:, 0]
+            rows = ops.reshape(rows, (self.total, rows.shape[-1]))
+        return rows
+
+    def bytes_received(self, numbers: int) -> int:
+        """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""
+        return 4 * (self.ranks - 1) * self.workers * numbers

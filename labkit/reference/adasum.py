@@ -1,0 +1,73 @@
+"""Adasum vector by vector: the pair, three, and any number of workers."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from labkit.errors import InputError
+
+
+def cosine(a, b) -> float:
+    """Return a . b / (|a| |b|), and 0 where one of them is 0."""
+    a, b = _vector(a), _vector(b)
+    lengths = np.linalg.norm(a) * np.linalg.norm(b)
+    return float(a @ b / lengths) if lengths else 0.0
+
+
+def adasum_pair(a, b, m: int = 1, n: int = 1) -> np.ndarray:
+    """Return Adasum of a, which m workers made, and b, which n made; each (d,).
+
+    (1 - n / (m + n) a.b / |a|^2) a  +  (1 - m / (m + n) a.b / |b|^2) b
+
+    With m = n it is the pair of Maleki et al., arXiv 2006.02924. A zero vector passes the other
+    through.
+    """
+    a, b = _vector(a), _vector(b)
+    if a.shape != b.shape:
+        raise InputError(f"vectors of {a.size} and {b.size} numbers came; expected as many")
+    if not a.any() or not b.any():
+        return a + b
+    product = a @ b
+    return (1 - n / (m + n) * product / (a @ a)) * a + (1 - m / (m + n) * product / (b @ b)) * b
+
+
+def adasum_triple(vectors, counts: Sequence[int] = (1, 1, 1)) -> np.ndarray:
+    """Return Adasum of three vectors (3, d), made by ``counts`` workers: the mean of three orders.
+
+    In each order two are combined first, and the third with their result.
+    """
+    a, b, c = (_vector(vector) for vector in vectors)
+    i, j, k = counts
+    orders = (
+        adasum_pair(adasum_pair(a, b, i, j), c, i + j, k),
+        adasum_pair(adasum_pair(b, c, j, k), a, j + k, i),
+        adasum_pair(adasum_pair(c, a, k, i), b, k + i, j),
+    )
+    return sum(orders) / 3
+
+
+def adasum_tree(vectors) -> np.ndarray:
+    """Return Adasum of N vectors (N, d), level by level.
+
+    On each level neighbours are combined in pairs; where their number is odd, the last three are
+    combined as three. With N = 2^x this is the recursion Adasum(Adasum(first half), Adasum(second
+    half)).
+    """
+    nodes = [(_vector(vector), 1) for vector in vectors]
+    if not nodes:
+        raise InputError("no vector came; expected at least one")
+    while len(nodes) > 1:
+        paired = len(nodes) - 3 * (len(nodes) % 2)
+        level = [
+            (adasum_pair(a, b, m, n), m + n)
+            for (a, m), (b, n) in zip(nodes[:paired:2], nodes[1:paired:2], strict=True)
+        ]
+        if paired < len(nodes):
+            last, counts = zip(*nodes[paired:], strict=True)
+            level.append((adasum_triple(last, counts), sum(counts)))
+        nodes = level
+    return nodes[0][0]
+
+
+def _vector(values) -> np.ndarray:
+    return np.asarray(values, np.float64).ravel()
