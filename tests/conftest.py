@@ -32,6 +32,14 @@ def _released():
     gc.collect()
 
 
+@pytest.fixture(scope="module")
+def once(runtime):
+    """A module's ``tests.step_cells.Once``."""
+    from tests.step_cells import Once
+
+    return Once()
+
+
 @pytest.fixture(scope="session")
 def mnist(tmp_path_factory) -> Path:
     """The bundled MNIST, unpacked: a folder with train/ and test/."""
