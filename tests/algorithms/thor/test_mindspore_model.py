@@ -260,9 +260,13 @@ class Predict(Callback):
         self.model.predict(Tensor(np.ones((3, 1, 4, 4), np.float32)))
 
 
-def test_prediction_between_steps_changes_nothing(without, reused):
-    """BatchNorm: in evaluation mode for each prediction, in training mode for the next step."""
-    model, net = reused(norm=True, metrics={"acc", "loss"})
+def test_prediction_between_steps_changes_nothing(without):
+    """BatchNorm: in evaluation mode for each prediction, in training mode for the next step.
+
+    The model is a new one: the graph between refreshes is compiled after the first prediction, in
+    the mode that this has left.
+    """
+    model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
     model.train(EPOCHS, dataset(), callbacks=Predict(model))
     assert_bit_equal(snapshot(net), without)
 
