@@ -53,7 +53,7 @@ def main():
         for net in plan["grid"]:
             tuned[net] = tune(trainings, net)
             race(trainings, tuned[net])
-            if net == "LeNet":
+            if net == plan["sweep_net"]:
                 sweep(trainings, tuned[net]["THOR"][0])
         head = head_of("--quick" if given.quick else "--all", plan, machine, tuned)
         curves = {row["run"]: trainings.curves[row["run"]] for row in trainings.kept()}
@@ -176,8 +176,8 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
     """Return net -> contestant -> ms, the mean time of an update, and compile_seconds.
 
     All contestants of a net take turns of ``turn`` updates in this process, ``rounds`` times; ms is
-    the median over turns. LeNet's THOR is timed besides with a refresh at every update and without
-    any: at frequency f an update takes cached + (refresh - cached) / f.
+    the median over turns. THOR on the sweeps' net is timed besides with a refresh at every update
+    and without any: at frequency f an update takes cached + (refresh - cached) / f.
     """
     from _race import images_for
 
@@ -185,7 +185,7 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
     found = {}
     for net, by_optimizer in tuned.items():
         won = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}
-        if net == "LeNet":
+        if net == plan["sweep_net"]:
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
         found[net] = _in_turns(won, images, plan["rounds"], plan["turn"])

@@ -77,6 +77,30 @@ def restore(cell, values):
         set_state(parameter, values[parameter.name])
 
 
+class Once:
+    """Builds each step once and hands it over as new: compiling its graphs is what takes time.
+
+    All state of a step is in its Parameters (test_resume.py, test_checkpoint.py), so that with the
+    values that it was built with it is a new one.
+    """
+
+    def __init__(self):
+        self._made = {}
+
+    def __call__(self, build, *args, **options):
+        """Return ``build(*args, **options)``, a tuple that ends with the step, of the first call.
+
+        One that is to be trained beside another one of the same build is built by the test itself.
+        """
+        key = build.__qualname__, repr((args, sorted(options.items())))
+        if key not in self._made:
+            made = build(*args, **options)
+            self._made[key] = made, snapshot(made[-1])
+        made, values = self._made[key]
+        restore(made[-1], values)
+        return made
+
+
 def assert_bit_equal(came, expected):
     """Two snapshots hold the same names and the same bits; an empty one fails."""
     assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))

@@ -254,7 +254,7 @@ class MeanOverTokens(nn.Cell):
         return loss / ops.maximum(count, 1.0)
 
 
-SIZES = (1, 2, 4)
+SIZES = (1, 4)
 FAULTS = {"finite": 0.0, "nan": np.nan, "inf": np.inf}
 
 

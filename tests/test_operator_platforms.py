@@ -16,7 +16,7 @@ from labkit.compiled import Operator, compiled_operators
 from labkit.gradients import DynamicLossScale
 from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.nets.lenet import LeNet5
-from labkit.nets.resnet import resnet18
+from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.nets.small import NextToken, NormNet
 from tests.operator_platforms import (
     EXCEPTIONS,
@@ -69,6 +69,35 @@ def _with_loss(network):
     return LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
 
 
+def small():
+    """LeNet's kinds of layers, both with factors that are split: LeNet's operators."""
+    return nn.SequentialCell(
+        nn.Conv2d(1, 6, 5, pad_mode="valid"),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 2),
+        nn.Conv2d(6, 6, 5, stride=2, pad_mode="valid"),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dense(6 * 5 * 5, 10),
+    )
+
+
+def smallest():
+    """The same without the second convolution, and so without a gradient by a layer's input."""
+    return nn.SequentialCell(
+        nn.Conv2d(1, 4, 5, pad_mode="valid"),
+        nn.ReLU(),
+        nn.MaxPool2d(4, 4),
+        nn.Flatten(),
+        nn.Dense(4 * 7 * 7, 10),
+    )
+
+
+def small_resnet():
+    """ResNet-18 with one block where that has two, and fewer channels: the same operators."""
+    return ResNet(ResidualBlockBase, [1] * 4, [4, 4, 8, 8], [4, 8, 8, 16], [1, 2, 2, 2], 10)
+
+
 def grey():
     """Four images (4, 1, 32, 32) and their labels."""
     return tensors(*digits(4))
@@ -87,14 +116,14 @@ def tokens():
 
 
 def smooth():
-    network = LeNet5()
+    network = small()
     loss_net = LossNet(network, CrossEntropySmooth(smooth_factor=0.1, num_classes=10))
     return PlainStep(loss_net, momentum(network))
 
 
 def by_epoch():
     """A rate for every update, and a group of parameters without weight decay."""
-    network = LeNet5()
+    network = small()
     biases = [p for p in network.trainable_params() if p.name.endswith("bias")]
     weights = [p for p in network.trainable_params() if p.name.endswith("weight")]
     groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights}]
@@ -106,33 +135,33 @@ def by_epoch():
 # called twice and its epoch ended, so that every cell it compiles by then is looked at.
 STEPS = {
     "plain": lambda: (plain(LeNet5()), grey()),
-    "plain, unchecked": lambda: (plain(LeNet5(), nonfinite="propagate"), grey()),
-    "plain, clipped": lambda: (plain(LeNet5(), clip_norm=1.0), grey()),
-    "plain, loss scale": lambda: (plain(LeNet5(), loss_scale=1024.0), grey()),
-    "plain, float16": lambda: (plain(LeNet5(), clip_norm=1.0, **FLOAT16), grey()),
+    "plain, unchecked": lambda: (plain(small(), nonfinite="propagate"), grey()),
+    "plain, clipped": lambda: (plain(small(), clip_norm=1.0), grey()),
+    "plain, loss scale": lambda: (plain(small(), loss_scale=1024.0), grey()),
+    "plain, float16": lambda: (plain(small(), clip_norm=1.0, **FLOAT16), grey()),
     "plain, BatchNorm": lambda: (plain(NormNet("batch")), grey()),
     "plain, BatchNorm, float16": lambda: (plain(NormNet("batch"), **FLOAT16), grey()),
     "plain, GroupNorm": lambda: (plain(NormNet("group")), grey()),
     "plain, tokens": lambda: (plain(NextToken(), normalise="tokens"), tokens()),
     "plain, smoothed labels": lambda: (smooth(), grey()),
     "plain, groups and schedule": lambda: (by_epoch(), grey()),
-    "plain, ResNet": lambda: (plain(resnet18(10)), colour()),
-    "plain, ResNet, float16": lambda: (plain(resnet18(10), clip_norm=1.0, **FLOAT16), colour()),
+    "plain, ResNet": lambda: (plain(small_resnet()), colour()),
     "accumulated": lambda: (accumulated(LeNet5()), grey()),
-    "accumulated, sum": lambda: (accumulated(LeNet5(), reduction="sum", clip_norm=1.0), grey()),
-    "accumulated, drop_group": lambda: (accumulated(LeNet5(), nonfinite="drop_group"), grey()),
-    "accumulated, unchecked": lambda: (accumulated(LeNet5(), nonfinite="propagate"), grey()),
-    "accumulated, float16": lambda: (accumulated(LeNet5(), clip_norm=1.0, **FLOAT16), grey()),
+    "accumulated, sum": lambda: (accumulated(small(), reduction="sum", clip_norm=1.0), grey()),
+    "accumulated, drop_group": lambda: (accumulated(small(), nonfinite="drop_group"), grey()),
+    "accumulated, unchecked": lambda: (accumulated(small(), nonfinite="propagate"), grey()),
+    "accumulated, float16": lambda: (accumulated(small(), clip_norm=1.0, **FLOAT16), grey()),
     "accumulated, BatchNorm": lambda: (accumulated(NormNet("batch")), grey()),
-    "thor": lambda: (thor(LeNet5()), grey()),
-    "thor, every option": lambda: (thor(LeNet5(), **EVERY_OPTION), grey()),
-    "thor, float16": lambda: (thor(LeNet5(), **FLOAT16), grey()),
-    "thor, GPU formulas": lambda: (thor(LeNet5(), formulas="upstream_gpu"), grey()),
+    "thor": lambda: (thor(small()), grey()),
+    "thor, every option": lambda: (thor(smallest(), **EVERY_OPTION), grey()),
+    "thor, float16": lambda: (thor(smallest(), **FLOAT16), grey()),
+    # The padding of a strided convolution is not the same on all sides, as none of LeNet's is.
+    "thor, GPU formulas": lambda: (thor(small(), formulas="upstream_gpu"), grey()),
     "thor, BatchNorm": lambda: (thor(NormNet("batch")), grey()),
-    "thor, accumulated": lambda: (accumulated_thor(LeNet5()), grey()),
+    "thor, accumulated": lambda: (accumulated_thor(smallest()), grey()),
 }
 
-TEN_SECONDS = {"plain, ResNet", "plain, ResNet, float16"}
+TEN_SECONDS = {"plain, ResNet"}
 
 
 def every_cell(step, *batch):

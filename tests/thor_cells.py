@@ -4,6 +4,8 @@ import numpy as np
 from mindspore import nn
 
 from labkit import reference
+from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.algorithms.thor.options import split_options
 from labkit.gradients import set_state
 from labkit.losses import LossNet
 from tests.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
@@ -58,6 +60,30 @@ class Twin:
 
 def optimizer(network):
     return momentum(network, RATE, DECAY)
+
+
+# Options, beside the damping, that only the Python between the compiled graphs reads.
+BETWEEN_GRAPHS = ("frequency", "factor_frequency", "trace_rule", "nan")
+
+
+def thor_step(once, damping=DAMPING, **options):
+    """(network, ThorStep) on ``mlp``, as new; those whose graphs are the same are compiled once.
+
+    What is read between the graphs comes from an update stage that is made of the options.
+    """
+    in_graphs = {n: v for n, v in options.items() if n not in BETWEEN_GRAPHS}
+    network, step = once(_thor_step, **in_graphs)
+    own, _ = split_options(options)
+    other, loss_net = mlp()
+    given = ThorUpdate(loss_net, optimizer(other), damping, **own)
+    for name in ("options", "schedule", "frequency", "factor_frequency"):
+        setattr(step.update, name, getattr(given, name))
+    return network, step
+
+
+def _thor_step(**options):
+    network, loss_net = mlp()
+    return network, ThorStep(loss_net, optimizer(network), DAMPING, **options)
 
 
 def call(step, seed, count=8, scale=1.0):

@@ -5,6 +5,7 @@ Writes OUT/rank<n>.npz: what ``run`` found in every case.
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +25,12 @@ CASES = {
     "nan on one rank": ("mlp", 0, {"frequency": 2, "nan": "drop"}, (1, 2)),
     "retried": ("degenerate", 0, {"frequency": 1, "split": None}, None),
 }
-# name -> (options, NaN as (rank, call)): each rank is to stop in its second call.
-FAILURES = {
-    "nan stops": ({"frequency": 2}, (1, 1)),
-    "no inverse": ({"frequency": 1}, None),
-}
+# name -> the call in which every rank is to stop, of one training: one between refreshes, and one
+# that refreshes.
+FAILURES = {"nan stops": 1, "no inverse": 2}
+NAN_RANK = 1
+# The case whose step, as new, the failures are tried on.
+SHARED = "nan on one rank"
 
 
 def sizes(ranks):
@@ -110,59 +112,69 @@ def state(network, step):
 
 
 def run(case, rank=0, ranks=1):
-    """Run one case and return its state after every call, by name."""
+    """Return what ``train`` does, on a new network."""
+    kind, micro_steps, options, _ = CASES[case]
+    return train(case, *build(kind, micro_steps, options), rank, ranks)
+
+
+def train(case, network, step, rank, ranks):
+    """Run one case and return its state after every call, by name, and what this rank inverted."""
     from tests.step_cells import tensors
 
-    kind, micro_steps, options, nan = CASES[case]
-    network, step = build(kind, micro_steps, options)
-    found = {}
+    kind, _, _, nan = CASES[case]
+    found, seen = {}, inverted(step.update.inverses)
     for call in range(UPDATES):
         inputs, targets = batch(kind, call, rank, ranks)
         if nan is not None and call == nan[1] and rank in (0 if ranks == 1 else nan[0],):
             inputs = inputs * np.float32(np.nan)
         step(*tensors(inputs, targets))
         found |= {f"{case}/{call}/{name}": value for name, value in state(network, step).items()}
+        found.setdefault(f"{case}/inverted", np.array(seen))  # by the first call
     found[f"{case}/owned"] = np.array(step.update.inverses.owners)
     return found
 
 
-def inverted(rank, ranks):
-    """Numbers of the layers that this rank inverts in an update of "lenet"."""
-    from labkit.algorithms.thor.inverses import Inverses
-    from tests.step_cells import tensors
+def inverted(inverses):
+    """Return a list to which every inversion adds the numbers of its layers."""
+    seen, invert = [], inverses._invert
 
-    kind, micro_steps, options, _ = CASES["lenet"]
-    _, step = build(kind, micro_steps, options)
-    seen, invert = [], Inverses._invert
-
-    def noted(self, group, damping):
+    def noted(group, damping):
         seen.extend(group)
-        return invert(self, group, damping)
+        return invert(group, damping)
 
-    Inverses._invert = noted
-    step(*tensors(*batch(kind, 0, rank, ranks)))
-    Inverses._invert = invert
-    return np.array(seen)
+    inverses._invert = noted
+    return seen
 
 
-def fail(case, rank, ranks):
-    """Return what is said at the second call, and whether the weights are as before it."""
+def fail(network, step, rank, ranks):
+    """Return, by case, what is said at its call, and whether the weights are as before it."""
     from tests.step_cells import tensors
 
-    options, nan = FAILURES[case]
-    network, step = build("mlp", 0, options)
-    step(*tensors(*batch("mlp", 0, rank, ranks)))
-    inputs, targets = batch("mlp", 1, rank, ranks)
-    if nan is None:
-        owner = step.update.inverses.owners[0]
-        if rank == owner:  # alone
+    found = {}
+    for call in range(max(FAILURES.values()) + 1):
+        batches = tensors(*batch("mlp", call, rank, ranks))
+        case = next((case for case, failing in FAILURES.items() if failing == call), None)
+        if case is not None:
+            found |= fail_at(case, network, step, batches, rank)
+        if case != "no inverse":
+            step(*batches)  # and goes on
+    assert step.last_update.number == 2
+    return found
+
+
+def fail_at(case, network, step, batches, rank):
+    """Break on one rank what the case is called after, and call the step."""
+    from mindspore import Tensor
+
+    if case == "no inverse":
+        if rank == step.update.inverses.owners[0]:  # alone
             step.update.inverses._invert = lambda group, damping: np.full(len(group), np.inf)
-    elif rank == nan[0]:
-        inputs = inputs * np.float32(np.nan)
+    elif rank == NAN_RANK:
+        batches = Tensor(batches[0].asnumpy() * np.float32(np.nan)), batches[1]
     before = {p.name: p.asnumpy().copy() for p in network.get_parameters()}
     said = "nothing"
     try:
-        step(*tensors(inputs, targets))
+        step(*batches)
     except FloatingPointError as error:
         said = str(error)
     same = all(np.array_equal(before[p.name], p.asnumpy()) for p in network.get_parameters())
@@ -173,17 +185,23 @@ def main(out):
     from mindspore.communication import get_group_size, get_rank, init
 
     from labkit.runtime import start
+    from tests.step_cells import restore, snapshot
 
     start(device="CPU", seed=1)
     init()
     rank, ranks = get_rank(), get_group_size()
     found = {}
-    for case in CASES if ranks == 2 else ("lenet",):
+    for case in [case for case in CASES if case != SHARED] if ranks == 2 else ["lenet"]:
         found |= run(case, rank, ranks)
-    found["inverted"] = inverted(rank, ranks)
     if ranks == 2:
-        for case in FAILURES:
-            found |= fail(case, rank, ranks)
+        kind, micro_steps, options, _ = CASES[SHARED]
+        network, step = build(kind, micro_steps, options)
+        new = snapshot(step)
+        found |= train(SHARED, network, step, rank, ranks)
+        # The same graphs; what a NaN does is decided between them.
+        restore(step, new)
+        step.update.options = replace(step.update.options, nan="stop")
+        found |= fail(network, step, rank, ranks)
     path = out / f"rank{rank}.npz"
     np.savez(path.with_suffix(".part.npz"), **found)
     os.replace(path.with_suffix(".part.npz"), path)

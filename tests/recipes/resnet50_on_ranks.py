@@ -26,13 +26,34 @@ LAYERS = ([1, 1, 1, 1], [4, 4, 8, 8], [4, 8, 8, 16])
 
 
 def shrink(norm=None):
-    """Make ResNet-18 a network of four small blocks, with another normalisation if given."""
+    """Make ResNet-18 a network of four small stages, with another normalisation if given.
+
+    A stage is one convolution: every training of a recipe compiles its graphs anew, and with the
+    two or three of a residual block, and THOR, that took a minute.
+    """
     from labkit.nets import resnet
 
     nums, *channels = LAYERS
-    resnet._DEPTHS[18] = (nums, (resnet.ResidualBlockBase, *channels))
+    resnet._DEPTHS[18] = (nums, (_one_convolution(resnet), *channels))
     if norm is not None:
         resnet._bn = resnet._bn_last = norm
+
+
+def _one_convolution(resnet):
+    """Return a block of one 3x3 convolution and its normalisation."""
+    from mindspore import nn
+
+    class Block(nn.Cell):
+        def __init__(self, in_channel, out_channel, stride=1, *, differences=()):
+            super().__init__()
+            self.conv1 = resnet._conv3x3(in_channel, out_channel, stride, differences)
+            self.bn1 = resnet._bn(out_channel)
+            self.relu = nn.ReLU()
+
+        def construct(self, x):
+            return self.relu(self.bn1(self.conv1(x)))
+
+    return Block
 
 
 def group_norm(channels):

@@ -1,6 +1,6 @@
 """The ResNet-50 recipe: it trains, writes, resumes, evaluates, and refuses what does not fit.
 
-The network is ResNet-18 made small: four blocks of 4 to 16 channels on images of 32 pixels.
+The network is ResNet-18 made small: four convolutions of 4 to 16 channels on images of 32 pixels.
 """
 
 import json
@@ -253,7 +253,7 @@ class TestEvaluate:
         with pytest.raises(InputError, match=r"fc.weight is .*\(10, 16\), expected .*\(11, 16\)"):
             resnet50.load_network(network, path)
         assert_bit_equal(snapshot(network), before)
-        with pytest.raises(InputError, match="it lacks layer1.0.bn3.beta"):
+        with pytest.raises(InputError, match="it lacks layer1.0.bn2.beta"):
             resnet50.load_network(resnet.resnet(50, 10), path)
 
     def test_other_classes_are_refused(self, done, data, tmp_path):

@@ -1,4 +1,4 @@
-"""The THOR recipe: the tutorial's settings, its outputs, and a training of four small blocks."""
+"""The THOR recipe: the tutorial's settings, its outputs, and a training of four small stages."""
 
 import json
 import re

@@ -6,6 +6,7 @@ import pytest
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.compare import parameter_values
+from labkit.gradients import set_state
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import assert_bit_equal, assert_close, rows, snapshot, split
 from tests.thor_cells import DAMPING, factors, inverses, mlp, optimizer, same
@@ -13,20 +14,50 @@ from tests.thor_cells import DAMPING, factors, inverses, mlp, optimizer, same
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
-def accumulated(micro_steps, frequency=2, **options):
+# Updates between refreshes; a function, so that steps that differ in it are compiled once.
+EVERY = {"value": 2}
+
+
+def due(update):
+    return EVERY["value"]
+
+
+def build(kind, **options):
+    """(network, step) with the frequency ``EVERY``: "whole" batches, or "accumulated" ones."""
     network, loss_net = mlp()
     momentum = optimizer(network)
-    thor = ThorUpdate(loss_net, momentum, DAMPING, frequency=frequency, nan="drop")
-    return network, AccumulatedStep(loss_net, momentum, micro_steps, update=thor, **options)
+    if kind == "whole":
+        return network, ThorStep(loss_net, momentum, DAMPING, frequency=due)
+    thor = ThorUpdate(loss_net, momentum, DAMPING, frequency=due, nan="drop")
+    return network, AccumulatedStep(loss_net, momentum, 2, update=thor, **options)
 
 
-def whole(batches, frequency=2, **options):
-    """THOR on whole batches of arrays; return (network, step)."""
-    network, loss_net = mlp()
-    step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=frequency, **options)
-    for arrays in batches:
-        step(*split(arrays, [len(arrays[0])])[0])
-    return network, step
+@pytest.fixture
+def accumulated(once):
+    """``accumulated(micro_steps, frequency, ...)``: (network, step) as new."""
+
+    def make(micro_steps, frequency=2, tail="flush", **options):
+        EVERY["value"] = frequency
+        network, step = once(build, "accumulated", **options)
+        step.tail = tail  # read between the compiled graphs
+        set_state(step.group_size, micro_steps)
+        return network, step
+
+    return make
+
+
+@pytest.fixture
+def whole(once):
+    """``whole(batches, frequency)``: THOR on whole batches of arrays; (network, step)."""
+
+    def train(batches, frequency=2):
+        EVERY["value"] = frequency
+        network, step = once(build, "whole")
+        for arrays in batches:
+            step(*split(arrays, [len(arrays[0])])[0])
+        return network, step
+
+    return train
 
 
 def joined(*batches):
@@ -45,8 +76,8 @@ def assert_same_training(came, expected):
     assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(4, 4), (5, 1, 2)], ids=["even", "uneven"])
-def test_micro_batches_are_the_batch(sizes):
+@pytest.mark.parametrize("sizes", [(4, 4), (4, 3, 1)], ids=["even", "uneven"])
+def test_micro_batches_are_the_batch(sizes, accumulated, whole):
     """Refreshed, cached, refreshed; micro-batches weigh as many as they have rows."""
     batches = [rows(8, seed) for seed in range(3)]
     network, step = accumulated(len(sizes))
@@ -58,19 +89,19 @@ def test_micro_batches_are_the_batch(sizes):
     assert_same_training((network, step), whole(batches))
 
 
-def test_by_steps_each_micro_batch_weighs_the_same():
+def test_by_steps_each_micro_batch_weighs_the_same(accumulated, whole):
     """normalise="steps": factors are the mean of the micro-batches' factors."""
-    batch = rows(8)
+    batch = rows(5)
     network, step = accumulated(2, normalise="steps")
-    for part in split(batch, (6, 2)):
+    for part in split(batch, (4, 1)):
         step(*part)
-    parts = [[part[:6] for part in batch], [part[6:] for part in batch]]
+    parts = [[part[:4] for part in batch], [part[4:] for part in batch]]
     means = [factors(whole([part])[1].update) for part in parts]
     expected = {name: (means[0][name] + means[1][name]) / 2 for name in means[0]}
     assert_close(factors(step.update), expected, **TOLERANCE["float32, a few updates"])
 
 
-def test_a_group_refreshes_once_and_at_its_end():
+def test_a_group_refreshes_once_and_at_its_end(accumulated):
     network, step = accumulated(3)
     states = [inverses(step.update)]
     for seed in range(9):
@@ -82,7 +113,7 @@ def test_a_group_refreshes_once_and_at_its_end():
 
 
 @pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
-def test_the_tail_of_an_epoch(tail):
+def test_the_tail_of_an_epoch(tail, accumulated, whole):
     """Two of three micro-batches of a refreshing group, and the epoch is over."""
     parts = [rows(4, seed) for seed in range(8)]
     network, step = accumulated(3, frequency=1, tail=tail)
@@ -102,7 +133,7 @@ def test_the_tail_of_an_epoch(tail):
     assert step.last_update.number == len(expected[tail])
 
 
-def test_a_cached_group_is_flushed_without_a_refresh():
+def test_a_cached_group_is_flushed_without_a_refresh(accumulated, whole):
     parts = [rows(4, seed) for seed in range(3)]
     network, step = accumulated(2, frequency=5)
     for arrays in parts:
@@ -113,7 +144,7 @@ def test_a_cached_group_is_flushed_without_a_refresh():
     assert_same_training((network, step), whole([joined(*parts[:2]), parts[2]], frequency=5))
 
 
-def test_dropped_micro_batches():
+def test_dropped_micro_batches(accumulated, whole):
     """One that is not finite leaves no trace in the factors: neither of its own nor as a weight."""
     parts = [rows(4, seed) for seed in range(4)]
     broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
@@ -127,7 +158,7 @@ def test_dropped_micro_batches():
     assert_same_training((network, step), whole(expected, frequency=1))
 
 
-def test_dropped_groups():
+def test_dropped_groups(accumulated, whole):
     """drop_group forgets the sums of the factors as well; the next group starts anew."""
     parts = [rows(4, seed) for seed in range(4)]
     broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
@@ -141,9 +172,13 @@ def test_dropped_groups():
     assert_same_training((network, step), whole([joined(*parts[2:])], frequency=1))
 
 
-def test_a_schedule_of_micro_steps():
+def test_a_schedule_of_micro_steps(whole):
+    """And a frequency that is a number."""
     parts = [rows(4, seed) for seed in range(6)]
-    network, step = accumulated(lambda updates: updates + 1)
+    network, loss_net = mlp()
+    momentum = optimizer(network)
+    thor = ThorUpdate(loss_net, momentum, DAMPING, frequency=2)
+    step = AccumulatedStep(loss_net, momentum, lambda updates: updates + 1, update=thor)
     for arrays in parts:
         step(*split(arrays, [4])[0])
     expected = [parts[0], joined(*parts[1:3]), joined(*parts[3:])]

@@ -8,13 +8,25 @@ import labkit.step
 from labkit import reference
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor.rules import Damping
 from labkit.errors import InputError
 from labkit.gradients import set_state
 from labkit.losses import LossNet
 from labkit.step import running_statistics
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import assert_close, rows, tensors
-from tests.thor_cells import DAMPING, FIRST, SECOND, Twin, call, inverses, mlp, optimizer, values
+from tests.thor_cells import (
+    DAMPING,
+    FIRST,
+    SECOND,
+    Twin,
+    call,
+    inverses,
+    mlp,
+    optimizer,
+    thor_step,
+    values,
+)
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -24,16 +36,13 @@ class TestTraceRule:
     # layer's A goes with the square, the second one's is bounded by tanh.
     SCALES = (1.0, 0.52, 1.64, 1.78, 1.78, 1.79, 2.0)
 
-    def run(self, rule, updates=SCALES, **options):
+    def run(self, once, rule, updates=SCALES, **options):
         """Yield (step, twin) after every update; the weights stay as they are."""
-        network, loss_net = mlp()
-        still = nn.Momentum(network.trainable_params(), 1e-30, 0.9)
-        ours = TraceRule(*rule)
-        step = ThorStep(loss_net, still, DAMPING, frequency=1, trace_rule=ours, **options)
+        network, step = thor_step(once, frequency=1, trace_rule=TraceRule(*rule), **options)
+        set_state(step.optimizer.learning_rate, 1e-30)
         twin = Twin(
             values(network),
             learning_rate=1e-30,
-            weight_decay=0.0,
             frequency=1,
             trace_rule=reference.TraceRule(*rule),
             **options,
@@ -46,10 +55,10 @@ class TestTraceRule:
             yield step.update, twin.thor, before
 
     @pytest.mark.parametrize("options", [{}, {"factor_decay": 0.5}], ids=["", "averaged"])
-    def test_planted_changes(self, options):
+    def test_planted_changes(self, options, once):
         """Each layer's decision is the twin's; only what is refreshed gets other inverses."""
         seen, apart = set(), 0
-        for update, twin, before in self.run((0.3, 0.05), **options):
+        for update, twin, before in self.run(once, (0.3, 0.05), **options):
             assert update.decisions == twin.decisions
             after = inverses(update)
             for layer, decision in update.decisions.items():
@@ -62,15 +71,15 @@ class TestTraceRule:
             assert {name for name, flag in frozen.items() if flag} == twin.frozen
         assert seen == {"refresh", "skip", "freeze"} and apart
 
-    def test_a_frozen_layer_stays_frozen(self):
+    def test_a_frozen_layer_stays_frozen(self, once):
         """However much its factors change later on."""
         scales = (1.0, 1.0, 9.0)
-        for update, _, _ in self.run((0.5, 0.02), scales):
+        for update, _, _ in self.run(once, (0.5, 0.02), scales):
             decisions = update.decisions
         assert decisions == {FIRST: "freeze", SECOND: "freeze"}
         assert update.refreshes.asnumpy().tolist() == [1, 1]
 
-    def test_all_frozen_no_more_factors(self, monkeypatch):
+    def test_all_frozen_no_more_factors(self, monkeypatch, once):
         """The graph that gathers factors does not run again."""
         calls = []
         gather = labkit.step._WithExtras.__call__
@@ -80,15 +89,25 @@ class TestTraceRule:
             return gather(graph, *batch)
 
         monkeypatch.setattr(labkit.step._WithExtras, "__call__", spied)
-        for _ in self.run((0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
+        for _ in self.run(once, (0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
             pass
         assert len(calls) == 2
 
-    def test_without_a_threshold_to_freeze_nothing_does(self):
-        for update, twin, _ in self.run((0.5, 0.0), (1.0, 1.0, 1.0, 9.0)):
+    def test_without_a_threshold_to_freeze_nothing_does(self, once):
+        for update, twin, _ in self.run(once, (0.5, 0.0), (1.0, 1.0, 1.0, 9.0)):
             assert update.decisions == twin.decisions
         assert not update.frozen.asnumpy().any()
         assert update.refreshes.asnumpy()[0] == 2
+
+
+RULE = LevenbergMarquardt(0.5)
+
+
+def _line():
+    network = nn.Dense(3, 1)
+    sgd = nn.SGD(network.trainable_params(), 0.1)
+    loss_net = LossNet(network, nn.MSELoss())
+    return network, ThorStep(loss_net, sgd, 1.0, frequency=1, adapt_damping=RULE)
 
 
 class Line:
@@ -98,20 +117,18 @@ class Line:
     2 E[p p^T]. With c^2 = 1/2 they are equal: the quadratic model is the loss itself.
     """
 
-    RATE = 0.1
-
-    def __init__(self, c, damping, **options):
+    def __init__(self, once, c, damping, *, rate=0.1, rule=RULE):
+        self.network, self.step = once(_line)
+        self.thor = self.step.update
+        set_state(self.step.optimizer.learning_rate, rate)
+        # Both are read between the graphs.
+        self.thor.schedule, self.thor.adaptation.rule = Damping(damping), rule
         random = np.random.default_rng(5)
-        self.network = nn.Dense(3, 1)
         set_state(self.network.weight, random.normal(size=(1, 3)).astype(np.float32))
         self.inputs = random.normal(size=(16, 3)).astype(np.float32)
         signs = np.where(np.arange(16) % 3 == 0, 1.0, -1.0)[:, None]
         outputs = self.inputs @ self.network.weight.asnumpy().T + self.network.bias.asnumpy()
         self.targets = (outputs + c * signs).astype(np.float32)
-        sgd = nn.SGD(self.network.trainable_params(), options.pop("rate", self.RATE))
-        options = {"frequency": 1, "adapt_damping": LevenbergMarquardt(0.5)} | options
-        self.step = ThorStep(LossNet(self.network, nn.MSELoss()), sgd, damping, **options)
-        self.thor = self.step.update
 
     def weights(self):
         return [p.asnumpy().astype(np.float64) for p in (self.network.weight, self.network.bias)]
@@ -131,9 +148,9 @@ class Line:
 
 class TestLevenbergMarquardt:
     @pytest.mark.parametrize("damping", [1e-4, 1.0, 100.0])
-    def test_rho_where_the_model_is_exact(self, damping):
+    def test_rho_where_the_model_is_exact(self, damping, once):
         """rho = dL / (dL + damping |s|^2 / 2): the damping's part is all that is too much."""
-        line = Line(np.sqrt(0.5), damping)
+        line = Line(once, np.sqrt(0.5), damping)
         change, move, _ = line.update()
         foreseen = change + 0.5 * damping * np.sum(move**2)
         # Of losses of 0.5 in float32 that differ by change: 1e-7 / change.
@@ -142,9 +159,9 @@ class TestLevenbergMarquardt:
         )
 
     @pytest.mark.parametrize("c", [0.1, 2.0])
-    def test_rho_against_the_twin(self, c):
+    def test_rho_against_the_twin(self, c, once):
         """Where F is not the Hessian, with the factors in float64."""
-        line = Line(c, 0.05)
+        line = Line(once, c, 0.05)
         arrays = line.inputs.astype(np.float64), np.full((16, 1), 2 * c / 16)
         a_factor, g_factor, positions = reference.kronecker_factors(*arrays, homogeneous=True)
         change, move, slope = line.update()
@@ -155,23 +172,23 @@ class TestLevenbergMarquardt:
         assert line.thor.adaptation.rho == pytest.approx(rho, rel=1e-3)
         assert float(line.thor.damping.asnumpy()) == pytest.approx(damping)
 
-    def test_a_good_forecast_lowers_the_damping(self):
-        line = Line(np.sqrt(0.5), 1e-2)
+    def test_a_good_forecast_lowers_the_damping(self, once):
+        line = Line(once, np.sqrt(0.5), 1e-2)
         line.update()
         assert line.thor.adaptation.rho > 0.75
         assert float(line.thor.damping.asnumpy()) == pytest.approx(0.5e-2)
 
-    def test_a_bad_one_raises_it(self):
+    def test_a_bad_one_raises_it(self, once):
         """F is 1/25 of the Hessian: a whole step goes far beyond the minimum."""
-        line = Line(np.sqrt(0.02), 1e-2, rate=1.0)
+        line = Line(once, np.sqrt(0.02), 1e-2, rate=1.0)
         change, _, _ = line.update()
         assert change > 0 and line.thor.adaptation.rho < 0.25
         assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-2)
 
-    def test_it_stays_within_its_bounds(self):
+    def test_it_stays_within_its_bounds(self, once):
         rule = LevenbergMarquardt(0.5, least=0.8e-2, largest=1.5e-2)
         for c, rate, bound in ((np.sqrt(0.5), 0.1, 0.8e-2), (np.sqrt(0.02), 1.0, 1.5e-2)):
-            line = Line(c, 1e-2, rate=rate, adapt_damping=rule)
+            line = Line(once, c, 1e-2, rate=rate, rule=rule)
             line.update()
             assert float(line.thor.damping.asnumpy()) == pytest.approx(bound)
 

@@ -54,6 +54,17 @@ def converted(net=None, loss=None, metrics=None, level="O0", manager=None, **opt
     return model, net
 
 
+@pytest.fixture(scope="module")
+def reused(once):
+    """``reused(**options)``: what ``converted`` gives, as new, compiled once in this module."""
+    return lambda **options: once(_with_step, **options)[:2]
+
+
+def _with_step(norm=False, **options):
+    model, net = converted(net=network(norm=norm), **options)
+    return model, net, model.step
+
+
 def test_the_arguments_are_mindspores():
     def arguments(cls):
         found = inspect.signature(cls.convert_to_thor_model).parameters.values()
@@ -162,8 +173,8 @@ class TestTutorial:
         assert_bit_equal(snapshot(tutorial[1]), before)
 
 
-def test_what_loss_monitor_prints(capsys):
-    model, _ = converted()
+def test_what_loss_monitor_prints(reused, capsys):
+    model, _ = reused()
     model.train(1, dataset(), callbacks=LossMonitor())
     shown = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
     assert len(shown) == STEPS
@@ -171,12 +182,14 @@ def test_what_loss_monitor_prints(capsys):
     assert number == "epoch: 1 step: 5" and 0 < float(loss) < 5
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.05])
-def test_it_trains_as_the_step_with_momentum_does(weight_decay):
-    model, net = converted(weight_decay=weight_decay, learning_rate=[0.05] * 22)
+@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.05, "learning_rate": [0.05] * 22}])
+def test_it_trains_as_the_step_with_momentum_does(options, reused):
+    model, net = reused(**options)
     model.train(EPOCHS, dataset())
     other = network()
-    groups = [{"params": other.trainable_params(), "weight_decay": weight_decay}]
+    groups = [
+        {"params": other.trainable_params(), "weight_decay": options.get("weight_decay", 0.0)}
+    ]
     optimizer = nn.Momentum(groups, Tensor([0.05] * 22), 0.9)
     step = ThorStep(LossNet(other, loss_fn()), optimizer, 0.3, frequency=4)
     data = dataset()
@@ -209,11 +222,11 @@ class EvaluateAtStep(Callback):
 
 
 @pytest.fixture(scope="module")
-def without():
+def without(reused):
     """The Parameters of a training without evaluation."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+        model, net = reused(norm=True, metrics={"acc", "loss"})
         model.train(EPOCHS, dataset())
     return snapshot(net)
 
@@ -221,15 +234,15 @@ def without():
 class TestEvaluationDuringTraining:
     """Upstream: "Thor optimizer not support evaluation while training"."""
 
-    def test_between_epochs(self, without):
-        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+    def test_between_epochs(self, without, reused):
+        model, net = reused(norm=True, metrics={"acc", "loss"})
         seen = Evaluated()
         model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
         assert len(seen.found) == EPOCHS and set(seen.found[0]) == {"acc", "loss", "eval_loss"}
         assert_bit_equal(snapshot(net), without)
 
-    def test_between_steps(self, without):
-        model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
+    def test_between_steps(self, without, reused):
+        model, net = reused(norm=True, metrics={"acc", "loss"})
         evaluate = EvaluateAtStep(model)
         model.train(EPOCHS, dataset(), callbacks=evaluate)
         assert len(evaluate.found) == 4 and set(evaluate.found[0]) == {"acc", "loss"}
@@ -248,7 +261,11 @@ class Predict(Callback):
 
 
 def test_prediction_between_steps_changes_nothing(without):
-    """BatchNorm: in evaluation mode for each prediction, in training mode for the next step."""
+    """BatchNorm: in evaluation mode for each prediction, in training mode for the next step.
+
+    The model is a new one: the graph between refreshes is compiled after the first prediction, in
+    the mode that this has left.
+    """
     model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
     model.train(EPOCHS, dataset(), callbacks=Predict(model))
     assert_bit_equal(snapshot(net), without)
@@ -304,9 +321,9 @@ def test_rates_and_dampings_follow_the_update(kind):
     ],
 )
 @pytest.mark.parametrize("how", ["train", "fit"])
-def test_schedules_that_are_too_short_are_refused_before_training(given, message, how):
+def test_schedules_that_are_too_short_are_refused_before_training(given, message, how, reused):
     """Upstream stops in Gather, or goes on with what is beyond the array's end."""
-    model, net = converted(metrics={"acc"}, **given)
+    model, net = reused(metrics={"acc"}, **given)
     before = snapshot(net)
     with pytest.raises(InputError, match=message):
         getattr(model, how)(EPOCHS, dataset())
@@ -346,12 +363,12 @@ def test_epochs_that_are_none(epoch):
 
 class TestBatchSize:
     @pytest.mark.filterwarnings("default:batch_size is")
-    def test_another_one_than_was_said_warns(self):
+    def test_another_one_than_was_said_warns(self, reused):
         """Right by default: the rows are counted in the batch."""
-        model, net = converted(batch_size=32)
+        model, net = reused()  # whose batch_size is 32
         with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4"):
             model.train(1, dataset())
-        other, same = converted(batch_size=BATCH)
+        other, same = reused(batch_size=BATCH)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             other.train(1, dataset())
@@ -365,12 +382,14 @@ class TestBatchSize:
         assert_bit_equal(snapshot(net), before)
 
 
-def test_upstreams_formulas_by_name():
+def test_upstreams_formulas_by_name(reused):
     """Its GPU branch divides a dense A by the layer's width, 16, instead of by the rows, 4."""
     factors = {}
     for formulas in ("thor", "upstream_gpu"):
-        model, _ = converted(batch_size=BATCH, formulas=formulas, frequency=99)
+        options = {} if formulas == "thor" else {"formulas": formulas}
+        model, _ = reused(batch_size=BATCH, **options)
         model.train(1, dataset(rows=2 * BATCH))
+        assert int(model.step.update.last_refresh.asnumpy()) == 0
         layer = model.step.update.layers[0]
         factors[formulas] = layer.a_factor.asnumpy()
     assert factors["thor"].shape == (1, 17, 17) and factors["upstream_gpu"].shape == (1, 16, 16)
@@ -403,9 +422,9 @@ class TestLossScale:
         if dynamic:
             assert (gradient.growth, gradient.interval) == (4.0, 50)
 
-    def test_it_is_divided_by_once(self):
+    def test_it_is_divided_by_once(self, reused):
         """With powers of two not even a rounding differs; factors grow with its square."""
-        model, net = converted()
+        model, net = reused()
         model.train(1, dataset())
         manager = FIXED(2**10, drop_overflow_update=False)
         scaled, other = converted(manager=manager, loss_scale=2.0**10)

@@ -4,11 +4,10 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from labkit.algorithms.thor import ThorStep
 from labkit.gradients import DynamicLossScale, set_state
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import rows, snapshot, tensors
-from tests.thor_cells import DAMPING, factors, mlp, optimizer, values
+from tests.thor_cells import factors, thor_step, values
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -17,14 +16,13 @@ pytestmark = pytest.mark.usefixtures("runtime")
 INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
 
 
-def trained(updates=1, **options):
+def trained(once, updates=1, **options):
     """Train ``mlp`` on large inputs and small errors; return (step, network, the losses)."""
-    network, loss_net = mlp()
+    network, step = thor_step(once, frequency=2, nan="drop", **options)
     set_state(network[0].weight, network[0].weight.asnumpy() / INPUTS_SCALE)
     for layer, share in ((network[0], 1.0), (network[2], TARGETS_SCALE)):
         set_state(layer.bias, layer.bias.asnumpy() * share)
     set_state(network[2].weight, network[2].weight.asnumpy() * TARGETS_SCALE)
-    step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=2, nan="drop", **options)
     losses = []
     for update in range(updates):
         inputs, targets = rows(8, update)
@@ -34,9 +32,9 @@ def trained(updates=1, **options):
 
 
 @pytest.fixture(scope="module")
-def float32(runtime):
+def float32(once):
     """The factors of a first update in float32."""
-    return factors(trained()[0].update)
+    return factors(trained(once)[0].update)
 
 
 SCALES = {
@@ -47,9 +45,9 @@ SCALES = {
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_factors_are_those_of_float32(float32, scale):
+def test_factors_are_those_of_float32(float32, scale, once):
     """Largest entry of A: above 300^2; of G: 1e-5, and at least 0.1 where it is not unscaled."""
-    step, _, _ = trained(precision="O2", loss_scale=SCALES[scale])
+    step, _, _ = trained(once, precision="O2", loss_scale=SCALES[scale])
     assert not int(step.dropped.asnumpy())
     for name, came in factors(step.update).items():
         expected = float32[name]
@@ -60,29 +58,30 @@ def test_factors_are_those_of_float32(float32, scale):
     assert np.abs(float32["2.g_factor"]).max() < 1e-3
 
 
-def test_factors_do_not_depend_on_the_scale():
+def test_factors_do_not_depend_on_the_scale(once):
     """Powers of two are exact in float32, and large enough no derivative underflows."""
     first, second = (
-        factors(trained(precision="O2", loss_scale=scale)[0].update) for scale in (2.0**14, 2.0**16)
+        factors(trained(once, precision="O2", loss_scale=scale)[0].update)
+        for scale in (2.0**14, 2.0**16)
     )
     for name in first:
         largest = np.abs(second[name]).max()
         np.testing.assert_allclose(first[name], second[name], rtol=0, atol=1e-3 * largest)
 
 
-def test_scaled_float32_is_float32(float32):
+def test_scaled_float32_is_float32(float32, once):
     """Without float16 the scale comes out of A, which never had it, and twice of G."""
     for scale in (2.0**16, 2.0**40):
-        step, _, _ = trained(loss_scale=scale)
+        step, _, _ = trained(once, loss_scale=scale)
         for name, came in factors(step.update).items():
             np.testing.assert_allclose(came, float32[name], rtol=1e-6, err_msg=name)
 
 
-def test_a_training_is_that_of_float32():
+def test_a_training_is_that_of_float32(once):
     """Three updates, the second one between refreshes."""
-    _, plain, losses = trained(3)
+    _, plain, losses = trained(once, 3)
     for scale in SCALES.values():
-        step, half, half_losses = trained(3, precision="O2", loss_scale=scale)
+        step, half, half_losses = trained(once, 3, precision="O2", loss_scale=scale)
         assert step.last_update.number == 3
         expected = values(plain)
         for name, came in values(half).items():
@@ -90,15 +89,15 @@ def test_a_training_is_that_of_float32():
         assert half_losses == pytest.approx(losses, rel=0.02)
 
 
-def test_an_overflow_drops_the_batch_and_shrinks_the_scale():
+def test_an_overflow_drops_the_batch_and_shrinks_the_scale(once):
     """2**24 overflows float16: halved until it does not; no factor and no weight is touched."""
     dynamic = DynamicLossScale(2.0**30, 2.0**6, 1000)
-    step, _, _ = trained(1, precision="O2", loss_scale=dynamic)
+    step, _, _ = trained(once, 1, precision="O2", loss_scale=dynamic)
     state = snapshot(step)
     assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 0
     assert not any(value.any() for value in factors(step.update).values())
     assert state["step.loss_scale"] == 2.0**24
-    step, _, _ = trained(6, precision="O2", loss_scale=dynamic)
+    step, _, _ = trained(once, 6, precision="O2", loss_scale=dynamic)
     assert step.last_update.number == 6 - int(step.dropped.asnumpy()) > 0
     assert all(np.isfinite(value).all() for value in snapshot(step).values())
     assert step.gradient.loss_scale.dtype == ms.float32

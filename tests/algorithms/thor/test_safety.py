@@ -12,16 +12,21 @@ from labkit.gradients import set_state
 from labkit.losses import LossNet
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import assert_bit_equal, assert_close, rows, snapshot, tensors
-from tests.thor_cells import DAMPING, FIRST, Twin, call, inverses, mlp, optimizer, values
+from tests.thor_cells import DAMPING, FIRST, Twin, call, inverses, mlp, optimizer, thor_step, values
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
 NAN = np.float32(np.nan)
 
 
-def build(damping=DAMPING, **options):
-    network, loss_net = mlp()
-    return network, ThorStep(loss_net, optimizer(network), damping, **options)
+@pytest.fixture
+def build(once):
+    """``build(damping, **options)``: (network, step), as new."""
+
+    def make(damping=DAMPING, **options):
+        return thor_step(once, damping, **options)
+
+    return make
 
 
 class TestNanLoss:
@@ -46,7 +51,7 @@ class TestNanLoss:
 
     # The first call refreshes, the second one is cached.
     @pytest.mark.parametrize("kind", ["weight", "input", "target", "layer", "loss"])
-    def test_stops_with_the_name(self, kind):
+    def test_stops_with_the_name(self, kind, build):
         network, step = build(frequency=2)
         call(step, 0)
         inputs, targets, said = self.poison(kind, network, *rows(8, 1))
@@ -59,13 +64,13 @@ class TestNanLoss:
             assert after.pop("step.dropped") == calls
             assert_bit_equal(after, {n: v for n, v in before.items() if n != "step.dropped"})
 
-    def test_the_first_batch_of_all(self):
+    def test_the_first_batch_of_all(self, build):
         _, step = build()
         with pytest.raises(FloatingPointError, match="at update 1: the batch's tensor 0"):
             call(step, 0, scale=NAN)
         assert step.last_update.number == 0
 
-    def test_training_goes_on_with_drop(self):
+    def test_training_goes_on_with_drop(self, build):
         """As if the batch had never been there."""
         network, step = build(frequency=2, nan="drop")
         twin = Twin(values(network), frequency=2)
@@ -78,7 +83,7 @@ class TestNanLoss:
 
 
 class TestNanFactor:
-    def test_stops_and_leaves_averages_and_weights(self):
+    def test_stops_and_leaves_averages_and_weights(self, build):
         """Where nobody checks the gradients, the factors are checked before the update."""
         network, step = build(frequency=1, factor_decay=0.5, nonfinite="propagate")
         twin = Twin(values(network), frequency=1, factor_decay=0.5)
@@ -100,7 +105,7 @@ class TestNanFactor:
             twin(*(part.astype(np.float64) for part in rows(8, number)))
         assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
 
-    def test_a_cached_update_lets_it_through(self):
+    def test_a_cached_update_lets_it_through(self, build):
         """nonfinite="propagate" is what its name says; the NaN loss then stops the training."""
         network, step = build(frequency=2, nonfinite="propagate")
         call(step, 0)
@@ -110,7 +115,7 @@ class TestNanFactor:
 
 
 class TestInversion:
-    def degenerate(self, damping, scale):
+    def degenerate(self, build, damping, scale):
         """Inputs of rank 1 and that size, on weights that make up for it."""
         network, step = build(damping, frequency=1, split=None)
         set_state(network[0].weight, network[0].weight.asnumpy() / np.float32(scale))
@@ -118,9 +123,9 @@ class TestInversion:
         inputs = np.ones_like(inputs) * inputs[:, :1] * np.float32(scale)
         return network, step, tensors(inputs, targets)
 
-    def test_is_retried_with_ten_times_the_damping(self):
+    def test_is_retried_with_ten_times_the_damping(self, build):
         """float32 has no inverse of a rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal."""
-        network, step, batch = self.degenerate(1e-6, 100.0)
+        network, step, batch = self.degenerate(build, 1e-6, 100.0)
         before = values(network)
         step(*batch)
         retries = dict(zip(("0", "2"), step.update.retries.asnumpy().tolist(), strict=True))
@@ -139,13 +144,13 @@ class TestInversion:
         assert again[FIRST] > retries[FIRST]  # counted over the whole training
         assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as asked for
 
-    def test_a_sound_layer_is_not_retried(self):
+    def test_a_sound_layer_is_not_retried(self, build):
         _, step = build(frequency=1)
         call(step, 0)
         assert step.update.retries.asnumpy().tolist() == [0, 0]
 
-    def test_no_damping_helps(self):
-        network, step, batch = self.degenerate(1e-20, 1e6)
+    def test_no_damping_helps(self, build):
+        network, step, batch = self.degenerate(build, 1e-20, 1e6)
         before = snapshot(step)
         with pytest.raises(FloatingPointError, match="layer '0' have no inverse.*1e-14"):
             step(*batch)
@@ -182,6 +187,13 @@ def test_a_layer_without_samples():
     assert step.last_update.number == 1
 
 
+def _accumulated():
+    network, loss_net = mlp()
+    momentum = optimizer(network)
+    update = ThorUpdate(loss_net, momentum, DAMPING, frequency=2)
+    return network, AccumulatedStep(loss_net, momentum, 2, update=update)
+
+
 def _interrupted(*arguments):
     raise KeyboardInterrupt
 
@@ -205,7 +217,7 @@ class TestInterrupted:
         assert_bit_equal({n: after[n] for n in names}, {n: before[n] for n in names})
 
     @pytest.mark.parametrize("at", [0, 2])
-    def test_the_batch_can_be_given_again(self, monkeypatch, at):
+    def test_the_batch_can_be_given_again(self, monkeypatch, at, build):
         states = []
         for interrupted in (False, True):
             _, step = build(frequency=2)
@@ -216,7 +228,7 @@ class TestInterrupted:
             states.append(snapshot(step))
         assert_bit_equal(*states)
 
-    def test_or_left_out(self, monkeypatch):
+    def test_or_left_out(self, monkeypatch, build):
         """What was held of it is not applied with a later one."""
         states = []
         for interrupted in (False, True):
@@ -228,14 +240,11 @@ class TestInterrupted:
             states.append(snapshot(step))
         assert_bit_equal(*states)
 
-    def test_a_group_of_micro_batches_is_left_out(self, monkeypatch):
+    def test_a_group_of_micro_batches_is_left_out(self, monkeypatch, once):
         """The next group starts anew, and is the only one that is applied."""
         states = []
         for interrupted in (False, True):
-            network, loss_net = mlp()
-            momentum = optimizer(network)
-            update = ThorUpdate(loss_net, momentum, DAMPING, frequency=2)
-            step = AccumulatedStep(loss_net, momentum, 2, update=update)
+            _, step = once(_accumulated)
             if interrupted:
                 call(step, 98)
                 self.interrupt(step, 99, monkeypatch)

@@ -11,7 +11,7 @@ from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.errors import InputError
 from labkit.evaluation import evaluate
 from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_bit_equal, assert_close, regression, rows, snapshot
+from tests.step_cells import Once, assert_bit_equal, assert_close, regression, rows, snapshot
 from tests.thor_cells import (
     DAMPING,
     FIRST,
@@ -24,6 +24,7 @@ from tests.thor_cells import (
     mlp,
     optimizer,
     same,
+    thor_step,
     values,
 )
 
@@ -47,11 +48,10 @@ class TestAgainstTheTwin:
     }
 
     @pytest.mark.parametrize("case", CASES)
-    def test_parameters_and_losses(self, case):
+    def test_parameters_and_losses(self, case, once):
         options = {"damping": DAMPING} | self.CASES[case]
-        network, loss_net = mlp()
+        network, step = thor_step(once, **options)
         twin = Twin(values(network), **options)
-        step = ThorStep(loss_net, optimizer(network), **options)
         for update in range(7):
             came, expected = call(step, update), twin(*_rows64(update))
             assert came == pytest.approx(expected, rel=1e-5)
@@ -103,10 +103,9 @@ def _rows64(seed, count=8):
 
 
 class TestWhenItRefreshes:
-    def history(self, updates, **options):
+    def history(self, once, updates, **options):
         """Train; return (updates whose factors were gathered, updates whose inverses were made)."""
-        network, loss_net = mlp()
-        step = ThorStep(loss_net, optimizer(network), DAMPING, **options)
+        _, step = thor_step(once, **options)
         gathered, made = [], []
         for update in range(updates):
             before = factors(step.update), inverses(step.update)
@@ -136,10 +135,10 @@ class TestWhenItRefreshes:
     }
 
     @pytest.mark.parametrize("case", ["3", "4, factors every 3", "1, and 3 from update 3 on"])
-    def test_in_the_state(self, case):
+    def test_in_the_state(self, case, once):
         """Between refreshes factors and inverses stay, to the bit."""
         options, gathered, made = self.CASES[case]
-        assert self.history(7, **options) == (gathered, made)
+        assert self.history(once, 7, **options) == (gathered, made)
 
     @pytest.mark.parametrize("case", CASES)
     def test_by_the_rule(self, case):
@@ -160,9 +159,8 @@ class TestWhenItRefreshes:
                     last[1] = number
         assert came == (gathered, made)
 
-    def test_a_dropped_batch_does_not_count(self):
-        network, loss_net = mlp()
-        step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=2, nan="drop")
+    def test_a_dropped_batch_does_not_count(self, once):
+        _, step = thor_step(once, frequency=2, nan="drop")
         made = []
         for number, scale in enumerate([np.nan, 1, 1, np.nan, np.nan, 1, 1]):
             before = inverses(step.update)
@@ -190,12 +188,12 @@ class TestWhenItRefreshes:
 class TestWithTheLoops:
     """What a training loop does beside the step leaves no trace in its state."""
 
-    def test_evaluation_between_the_updates(self):
+    def test_evaluation_between_the_updates(self, once):
         """A training with evaluations ends as the one without, to the bit."""
         ends = []
         for evaluated in (False, True):
-            network, loss_net = mlp()
-            step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=3)
+            # A new one: its graph between refreshes is compiled after the first evaluation.
+            network, step = thor_step(Once() if evaluated else once, frequency=3)
             for update in range(5):
                 call(step, update)
                 if evaluated:
@@ -207,10 +205,9 @@ class TestWithTheLoops:
             ends.append(snapshot(step))
         assert_bit_equal(*ends)
 
-    def test_in_model_with_stock_callbacks(self, capfd):
-        network, loss_net = mlp()
+    def test_in_model_with_stock_callbacks(self, once, capfd):
+        network, step = thor_step(once, frequency=3)
         twin = Twin(values(network), frequency=3)
-        step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=3)
         inputs, targets = rows(32)
         data = ms.dataset.NumpySlicesDataset((inputs, targets), ["x", "y"], shuffle=False).batch(8)
         Model(step).train(2, data, [LossMonitor(1)], dataset_sink_mode=False)
