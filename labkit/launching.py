@@ -120,12 +120,14 @@ def _failure(job, plan, kept):
     """The error that names who failed first."""
     failed = job.failed()
     logs = {name: job.log(name) for name in job.pids}
-    name = failed[0]
-    if name == msrun.SCHEDULER or job.codes[name] > 0:
+    name, code = failed[0], job.codes[failed[0]]
+    if name == msrun.SCHEDULER or code > 0:
         name = rank_logs.first_cause(failed, logs, last=msrun.SCHEDULER)
-    code = job.codes.get(name)
+    if name != failed[0]:  # what has ended it may be msrun, because of the other one
+        code = job.codes.get(name)
+        code = code if code is not None and code > 0 else None
     error = rank_logs.last_error(logs[name])
-    if code is None or code >= 0:
+    if code is None or code > 0:
         cause = f"failed: {error}" if error else "failed"
         cause += f" (exit code {code})" if code else ""
     else:
@@ -149,7 +151,7 @@ def _msrun_failure(job, plan, kept):
 def _error(job, plan, kept, name, cause, code):
     tail = rank_logs.tail(job.log(name), _LINES)
     ranks = (name,) if isinstance(name, int) else ()
-    who = f"{_of(plan, name)}" if ranks else name
+    who = f"rank {name} of {plan.nodes * plan.workers}" if ranks else name
     return WorkerFailed(
         f"{who} {cause}\n{_shown(name, tail)}{_where(job, name, kept)}",
         ranks=ranks,
@@ -167,17 +169,22 @@ def _timed_out(job, plan, kept):
     lines = max(_LINES // max(len(hanging), 1), 5)
     tails = {rank: rank_logs.tail(job.log(rank), lines) for rank in hanging}
     said = "".join(_shown(rank, tail) for rank, tail in tails.items())
-    who = ", ".join(map(str, hanging))
-    still = f"rank{'s' if len(hanging) > 1 else ''} {who} of {plan.nodes * plan.workers} still ran"
-    if not hanging:  # theirs have ended, other nodes' have not
-        still = "ranks of other nodes still ran"
     return WorkersTimedOut(
-        f"not ended after {plan.timeout:g} s: {still}\n{said}"
-        f"{_where(job, hanging[0] if len(hanging) == 1 else 'msrun', kept)}",
+        f"not ended after {plan.timeout:g} s: {_still(job, plan, hanging)}\n{said}"
+        f"{_where(job, hanging[0] if len(hanging) == 1 else None, kept)}",
         ranks=hanging,
         tail="\n".join(tails.values()),
         **_left(job, plan, kept),
     )
+
+
+def _still(job, plan, hanging):
+    if not hanging:
+        return "the ranks of this node had ended, others' had not"
+    name = "ranks" if len(hanging) > 1 else "rank"
+    still = f"{name} {', '.join(map(str, hanging))} of {plan.nodes * plan.workers} still ran"
+    ended = [rank for rank in plan.ranks if rank not in hanging]
+    return still + (f", {', '.join(map(str, ended))} had ended" if ended else "")
 
 
 def _left(job, plan, kept):
@@ -192,11 +199,9 @@ def _shown(name, tail):
 
 
 def _where(job, name, kept):
-    return f"  log: {job.path(name)}" if kept else "  no log is kept: log_dir is None"
-
-
-def _of(plan, rank):
-    return f"rank {rank} of {plan.nodes * plan.workers}"
+    if not kept:
+        return "  no log is kept: log_dir is None"
+    return f"  log: {job.path(name)}" if name is not None else f"  logs: {job.path('msrun').parent}"
 
 
 def _signal(number):

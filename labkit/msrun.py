@@ -56,24 +56,24 @@ class Job:
 
     def failed(self) -> list[int | str]:
         """Return who has ended badly, in the order in which they did."""
-        alone = self._plan.nodes == 1
+        well = all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
+        # Alone, ranks that have ended well need no scheduler. On several nodes it is the one that
+        # hears of a rank that another node has lost.
+        scheduler = self._plan.node_rank == 0 and not (well and self._plan.nodes == 1)
         return [
             name
             for name, code in self.codes.items()
-            if code and (name != SCHEDULER or (alone and not self._all_well()))
+            if code and (name in self._plan.ranks or scheduler)
         ]
-
-    def _all_well(self) -> bool:
-        return all(self.codes.get(rank, 1) == 0 for rank in self._plan.ranks)
 
     def ended_well(self) -> bool:
         """Return whether every rank has ended with 0, and nobody needs the scheduler any more."""
         over = self.process.poll() is not None
-        if self._plan.nodes > 1 and self._plan.node_rank == 0 and not over:
-            return False  # the scheduler, for the ranks of the other nodes
-        codes = [self.codes.get(rank, 1) for rank in self._plan.ranks]
-        # msrun says 0 where a rank came and went between two looks.
-        return all(code == 0 for code in codes) or (over and self.process.returncode == 0)
+        if self.failed() or (self._plan.nodes > 1 and self._plan.node_rank == 0 and not over):
+            return False
+        # msrun says 0 where the end of a rank could not be seen.
+        said = over and self.process.returncode == 0
+        return said or all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
 
     def show_where(self, seconds: float) -> None:
         """Have the ranks that run write where each of their threads is; it ends them.
@@ -91,7 +91,7 @@ class Job:
 
     def path(self, name: int | str) -> Path:
         """Return the path of the log of a rank, of ``SCHEDULER`` or of ``msrun``."""
-        if isinstance(name, int):
+        if name in self._plan.ranks:
             return self._logs / f"worker_{name}.log"
         return (
             self._logs / "scheduler.log" if name == SCHEDULER else _own_log(self._logs, self._plan)
