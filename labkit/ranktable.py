@@ -38,6 +38,8 @@ def make(
 
     Raises ``RankTableError`` as ``check`` does, ``InputError`` for lengths that differ.
     """
+    if isinstance(device_ips, str):
+        raise InputError(f"device_ips is {device_ips!r}; expected a list of addresses")
     device_ips = list(device_ips)
     device_ids = list(range(len(device_ips)) if device_ids is None else device_ids)
     if len(device_ips) != len(device_ids):
@@ -49,7 +51,8 @@ def make(
         {"device_id": str(number), "device_ip": address, "rank_id": str(rank)}
         for rank, (number, address) in enumerate(zip(device_ids, device_ips, strict=True))
     ]
-    return check(_table([{"server_id": server, "device": device, "host_nic_ip": RESERVE}]))
+    table = _table([{"server_id": server, "device": device, "host_nic_ip": RESERVE}])
+    return check(table, source=f"the table of {server}")
 
 
 def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +96,7 @@ def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
         table = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}); expected a rank table") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is no JSON file ({error}); expected a rank table") from error
     return check(table, source=str(path), masked=masked)
 

@@ -14,7 +14,7 @@ VERSION, STATUS, RESERVE = "1.0", "completed", "reserve"
 _TOP = ("version", "server_count", "server_list", "status")
 _SERVER, _OPTIONAL = ("server_id", "device"), ("host_nic_ip",)
 _DEVICE = ("device_id", "device_ip", "rank_id")
-_NUMBER = re.compile(r"0|[1-9][0-9]*")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 # An address of which parts are starred out, as published tables have it: 10.*.*.*
 _MASKED = re.compile(r"(\d{1,3}|\*)(\.(\d{1,3}|\*)){3}")
 
