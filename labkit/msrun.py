@@ -155,12 +155,9 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
 
 def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
     """Return the variables of the ranks: this process's, what they need, and what was given."""
-    # Of a process that is a rank itself; they would number the new ones.
-    of_a_rank = ("MS_ROLE", "MS_NODE_ID", "RANK_ID", "DEVICE_ID")
-    env = {name: value for name, value in os.environ.items() if name not in of_a_rank}
-    if (
-        env.get("GLOG_v") == "4"
-    ):  # labkit.start's, in a notebook: for cells, of which ranks have none
+    env = dict(os.environ)
+    # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
+    if "ipykernel" in sys.modules and env.get("GLOG_v") == "4":
         env["GLOG_v"] = "3"
     env.setdefault("PYTHONFAULTHANDLER", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log

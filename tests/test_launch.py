@@ -210,6 +210,7 @@ class TestProcesses:
             launch(program(code), workers=2, timeout=TIMEOUT, cwd=tmp_path)
         assert str(caught.value).startswith("rank 1 of 2 was ended by SIGKILL: from outside, or")
         assert (caught.value.signal, caught.value.exit_code) == ("SIGKILL", None)
+        assert caught.value.tail == "begins as 1"  # not lost in a buffer
         children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(children) == 2
         assert not any(map(alive, children))
