@@ -30,7 +30,9 @@ class Job:
            have ended, in the order in which they did
     """
 
-    def __init__(self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: set[int]):
+    def __init__(
+        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float]
+    ):
         self.process = process
         self.pids: dict[int | str, int] = {}
         self.codes: dict[int | str, int | None] = {}
@@ -42,7 +44,8 @@ class Job:
         if len(self.pids) < len(names):
             for name, pid in zip(names[len(self.pids) :], self._started(), strict=False):
                 self.pids[name] = pid
-                self._sessions.add(pid)  # msrun makes each rank the leader of a session
+                # msrun makes each rank the leader of a session.
+                self._sessions[pid] = processes.created(pid)
                 # On one machine there may be several nodes: the scheduler is that of node 0.
                 if name == SCHEDULER and self._plan.node_rank:
                     os.kill(pid, signal.SIGKILL)
@@ -134,7 +137,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
         *(("--node_rank", plan.node_rank) if plan.nodes > 1 else ()),
         *(_PROGRAM, *plan.command),
     ]
-    sessions: set[int] = set()
+    sessions: dict[int, float] = {}
     with processes.guarded(sessions) as mark, _own_log(logs, plan).open("wb") as log:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -145,7 +148,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        sessions.add(process.pid)
+        sessions[process.pid] = processes.created(process.pid)
         try:
             yield Job(process, logs, plan, sessions)
         finally:

@@ -273,6 +273,17 @@ class TestProcesses:
             assert mine.wait(5) == -signal.SIGKILL and theirs.poll() is None
         assert theirs.wait(5) == -signal.SIGKILL
 
+    def test_a_session_with_the_number_of_one_that_is_gone(self):
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        try:
+            created = processes.created(child.pid)
+            processes.end("no such mark", {child.pid: created - 60})
+            assert child.poll() is None
+            processes.end("no such mark", {child.pid: created})
+            assert child.wait(5) == -signal.SIGKILL
+        finally:
+            child.kill()
+
     def test_a_call_inside_a_call_ends_with_it(self, monkeypatch):
         with processes.guarded() as outer:
             monkeypatch.setenv(processes.MARK, outer[processes.MARK])
