@@ -177,7 +177,8 @@ class TestEnds:
         assert "was lost" not in str(caught.value) and caught.value.rank == 1
         assert f"log: {tmp_path / 'log' / 'worker_1.log'}" in str(caught.value)
 
-    def test_a_rank_that_hangs_shows_where(self, program, tmp_path):
+    def test_a_rank_that_hangs_shows_where(self, program, tmp_path, monkeypatch):
+        monkeypatch.delenv("PYTHONFAULTHANDLER", raising=False)
         code = "def stuck():\n    time.sleep(600)\nif rank == 1: stuck()"
         began = time.monotonic()
         with pytest.raises(WorkersTimedOut) as caught:
@@ -213,8 +214,9 @@ class TestEnds:
 
 
 class TestProcesses:
-    def test_children_of_a_killed_rank_end_too(self, program, tmp_path):
+    def test_children_of_a_killed_rank_end_too(self, program, tmp_path, monkeypatch):
         """One in a session of its own, one with another environment that has lost its parent."""
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
         code = (
             "if rank == 1:\n"
             "    nap = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
