@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from labkit import cli_ranktable
 from labkit.errors import InputError
+from labkit.ranktable import command as ranktable
 
 
 class _Commands(TyperGroup):
@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 
 
-app.add_typer(cli_ranktable.app, name="ranktable")
+app.add_typer(ranktable.app, name="ranktable")
 
 
 def _show_version(asked: bool) -> None:

@@ -1,8 +1,8 @@
 """Start a program on local ranks and read all their logs, however it ends."""
 
 from labkit.errors import WorkerFailed
-from labkit.launch_plan import free_port as free_port
 from labkit.launching import launch
+from labkit.launching.plan import free_port as free_port
 
 SECONDS = 170
 

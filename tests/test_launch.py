@@ -15,11 +15,12 @@ import psutil
 import pytest
 
 import labkit
-from labkit import cluster, launch_plan, processes, rank_logs
+from labkit import cluster
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
-from labkit.launching import launch
-from labkit.msrun import SCHEDULER
-from labkit.rank_failures import Failures
+from labkit.launching import launch, processes, rank_logs
+from labkit.launching import plan as launch_plan
+from labkit.launching.failures import Failures
+from labkit.launching.msrun import SCHEDULER
 
 TIMEOUT = 120
 # Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.

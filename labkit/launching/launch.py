@@ -13,9 +13,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import launch_plan, msrun
 from labkit.errors import InputError
-from labkit.rank_failures import Failures
+from labkit.launching import msrun
+from labkit.launching import plan as plans
+from labkit.launching.failures import Failures
 
 _POLL = 0.02  # seconds; an exit code can be read for up to a second, until msrun looks itself
 _SETTLE = 1.0  # seconds for ranks that fail together to do so, before one of them is named
@@ -73,8 +74,8 @@ def launch(
     a rank has started.
     """
     began = time.monotonic()
-    work = launch_plan.folder("cwd", "." if cwd is None else cwd, exists=True)
-    plan = launch_plan.plan(
+    work = plans.folder("cwd", "." if cwd is None else cwd, exists=True)
+    plan = plans.plan(
         script,
         args,
         workers=workers,
@@ -139,7 +140,7 @@ def _logs(log_dir, plan, stack):
     if log_dir is None:
         made = tempfile.TemporaryDirectory(prefix="labkit-ranks-")
         return Path(stack.enter_context(made))
-    folder = launch_plan.folder("log_dir", log_dir)
+    folder = plans.folder("log_dir", log_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for rank in plan.ranks:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
-from labkit.ranktable_rules import RESERVE, STATUS, VERSION, problems
+from labkit.ranktable.rules import RESERVE, STATUS, VERSION, problems
 
 _CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)")
 

@@ -2,9 +2,9 @@
 
 import signal
 
-from labkit import msrun, rank_logs
 from labkit.errors import WorkerFailed, WorkersTimedOut
-from labkit.launch_plan import Plan
+from labkit.launching import msrun, rank_logs
+from labkit.launching.plan import Plan
 
 _LINES = 20  # of the log of the one that failed; shared out among several
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from labkit import processes
-from labkit.launch_plan import Plan
+from labkit.launching import processes
+from labkit.launching.plan import Plan
 
 SCHEDULER = "the scheduler"
 # msrun prints such a line before each start, in this order, and runs "python" for each.

@@ -40,7 +40,7 @@ def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[di
     mark = uuid.uuid4().hex
     outer = os.environ.get(MARK)  # a call inside a call belongs to the outer one as well
     guard = subprocess.Popen(
-        [sys.executable, "-m", "labkit.processes", mark],
+        [sys.executable, "-m", "labkit.launching.processes", mark],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -74,7 +74,7 @@ def end(mark: str, sessions: Mapping[int, float] = MappingProxyType({})) -> None
 
 def python_path(before: str | None) -> str:
     """Return PYTHONPATH with the folder that this labkit was imported from in front."""
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     # An installed one is found anyway, and its folder would come before the standard library.
     own = [] if root.endswith("-packages") else [root]
     return os.pathsep.join([*own, *([before] if before else [])])
