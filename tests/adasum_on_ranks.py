@@ -100,6 +100,16 @@ def refused(function):
     return np.array("nothing was refused")
 
 
+def operators():
+    """Names of the operators of a step over ranks."""
+    from labkit.compiled import compiled_operators
+    from tests.step_cells import tensors
+
+    _, step = build("linear", {})
+    found = compiled_operators(step, *tensors(*batch("linear", 0, 0, 0, 0)))
+    return np.array(sorted({one.name for one in found}))
+
+
 def planted_difference(rank):
     """A step whose last rank holds another bias: found at the end of the epoch and when built."""
     from mindspore import nn
@@ -162,6 +172,7 @@ def main(out):
         found["no divisor"] = refused(lambda: build("linear", {"node_size": 3}))
         found["one node"] = refused(lambda: build("linear", {"node_size": 4}))
     else:
+        found["operators"] = operators()
         found["planted/end"], found["planted/built"] = planted_difference(rank)
         found |= resumed(out, rank)
     path = out / f"rank{rank}.npz"

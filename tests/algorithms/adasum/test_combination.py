@@ -15,12 +15,12 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 # A requirement: relative to each layer's length.
 BOUND = 1e-5
-LAYERS = (7, 150, 1)
+LAYERS = (150, 7)
 NUMBERS = sum(LAYERS)
 # Pairs alone, three alone, two levels, counts that differ in a pair and in three, three on two
 # levels, the largest. Above all Gram: where it falls back, the tree is in the same graph.
-CASES = [(2, "gram"), (3, "gram"), (4, "gram"), (5, "gram"), (7, "gram"), (11, "gram")]
-CASES += [(23, "gram"), (64, "gram"), (3, "tree"), (4, "tree"), (11, "tree"), (64, "tree")]
+CASES = [(count, "gram") for count in (2, 3, 4, 5, 7, 11, 64)]
+CASES += [(count, "tree") for count in (4, 7, 64)]
 
 
 @functools.cache
@@ -74,7 +74,7 @@ def mixed_magnitudes(count):
 def some_zero(count):
     """Layers that are zero for some workers, one for all of them."""
     rows = normal(count) * (np.arange(count) % 3 == 0)[:, None]
-    rows[:, 7:157] = 0
+    rows[:, 150:] = 0
     return rows
 
 
@@ -107,8 +107,8 @@ class TestAgainstFloat64:
         assert abs(reference.cosine(*normal(2))) < 0.1
         largest = np.abs(mixed_magnitudes(64).astype(np.float32)).max()
         assert np.isfinite(largest) and largest > 1e29
-        lengths = np.abs(by_layer(mixed_magnitudes(64))[1]).max(axis=1)
-        assert lengths.min() < 1e-27
+        lengths = np.abs(by_layer(mixed_magnitudes(64))[0]).max(axis=1)
+        assert lengths.min() < 1e-26
 
     @pytest.mark.parametrize("by", ["gram", "tree"])
     @pytest.mark.parametrize("value", [65504.0, 6e-8])
@@ -119,13 +119,13 @@ class TestAgainstFloat64:
         assert np.abs(rows).min() == np.abs(rows).max() == np.float32(np.float16(value)) > 0
         assert max(errors(combined(rows, by), rows)) <= BOUND
 
-    def test_one_number_of_each_sign(self):
-        """A layer of one number: equal ones their mean, opposite ones three halves of the sum."""
+    def test_by_hand(self):
+        """Of one number each: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
         rows = np.zeros((2, NUMBERS), np.float32)
-        rows[:, 157] = 3.0, 5.0
-        assert combined(rows)[157] == pytest.approx(4.0)
-        rows[:, 157] = 3.0, -5.0
-        assert combined(rows)[157] == pytest.approx(1.5 * -2.0 + 0.5 * (5 * -3 / 3 + 3 * 5 / 5))
+        rows[:, 0], rows[:, 150] = (3.0, 5.0), (3.0, -5.0)
+        came = combined(rows)
+        assert came[0] == pytest.approx(4.0) and came[150] == pytest.approx(-1.0)
+        assert np.count_nonzero(came) == 2
 
 
 @pytest.fixture(scope="module")
@@ -157,21 +157,21 @@ class TestWhichPath:
         np.testing.assert_array_equal(came, alone(rows))
         assert (came != combined(rows, "tree")).any()
 
-    @pytest.mark.parametrize("rest", [0.1, 0.01, 0.003])
+    @pytest.mark.parametrize("rest", [0.1, 0.01])
     def test_nearly_cancelling_vectors_go_through_the_tree(self, rest):
         rows = nearly_cancelling(rest)
         came = combined(rows)
         np.testing.assert_array_equal(came, combined(rows, "tree"))
-        assert max(errors(came, rows)[:2]) <= BOUND
+        assert max(errors(came, rows)) <= BOUND
 
     def test_products_alone_would_be_wrong_there(self, alone):
-        rows = nearly_cancelling(0.01)
-        assert max(errors(alone(rows), rows)[:2]) > 5 * BOUND
+        rows = nearly_cancelling(0.003)
+        assert max(errors(alone(rows), rows)) > 5 * BOUND
 
-    @pytest.mark.parametrize("scale", [1e-13, 1e19])
+    @pytest.mark.parametrize("scale", [1e-14, 1e19])
     def test_squares_out_of_range_go_through_the_tree(self, scale):
         rows = (scale * normal(4)).astype(np.float32)
-        squares = np.square(rows[:, 7:157].astype(np.float64)).sum(axis=1)
+        squares = np.square(rows[:, :150].astype(np.float64)).sum(axis=1)
         assert squares.min() < SMALLEST or squares.max() > LARGEST
         np.testing.assert_array_equal(combined(rows), combined(rows, "tree"))
 
@@ -197,15 +197,14 @@ class TestNotFinite:
         clean = by_layer(combined(rows, "tree"))
         rows[row, 20] = value
         came = by_layer(combined(rows, by))
-        assert not np.isfinite(came[1]).any()
-        for layer in (0, 2):
-            np.testing.assert_allclose(came[layer], clean[layer], rtol=1e-4, atol=1e-6)
+        assert not np.isfinite(came[0]).any()
+        np.testing.assert_allclose(came[1], clean[1], rtol=1e-5, atol=1e-6)
 
     def test_in_three(self):
         rows = normal(3).astype(np.float32)
-        rows[1, 0] = np.nan
+        rows[1, 150] = np.nan
         came = by_layer(combined(rows))
-        assert np.isnan(came[0]).all() and all(np.isfinite(layer).all() for layer in came[1:])
+        assert np.isnan(came[1]).all() and np.isfinite(came[0]).all()
 
 
 class TestMeanAndSum:

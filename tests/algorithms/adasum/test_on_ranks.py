@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from labkit.compiled import Operator
 from tests import adasum_on_ranks
 from tests.adasum_on_ranks import CASES
 from tests.msrun import msrun
+from tests.operator_platforms import missing
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
@@ -92,6 +94,12 @@ def test_it_says_who_is_combined(ranks):
         for found in ranks(CASES[case][0]):
             assert tuple(found[f"{case}/team"]) == (total, received)
             assert str(found[f"{case}/text"]) == text
+
+
+def test_its_operators_are_documented_or_measured_here(ranks):
+    names = set(ranks(2)[0]["operators"].tolist())
+    assert {"AllGather", "ApplyMomentum"} <= names
+    assert missing([Operator(name, (), (), False, "") for name in names]) == {}
 
 
 def test_a_replica_that_differs_in_one_bit_is_found(ranks):
