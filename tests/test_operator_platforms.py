@@ -10,6 +10,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.compiled import Operator, compiled_operators
@@ -21,6 +22,7 @@ from labkit.nets.small import NextToken, NormNet
 from tests.operator_platforms import (
     EXCEPTIONS,
     GRADIENT_OF,
+    MEASURED,
     NO_KERNEL,
     PLATFORMS,
     WRITTEN_FOR,
@@ -61,6 +63,10 @@ def accumulated_thor(network):
     loss_net, optimizer = _with_loss(network), momentum(network)
     update = ThorUpdate(loss_net, optimizer, 0.3)
     return AccumulatedStep(loss_net, optimizer, micro_steps=1, update=update)
+
+
+def adasum(network, **options):
+    return AdasumStep(_with_loss(network), momentum(network, weight_decay=1e-4), **options)
 
 
 def _with_loss(network):
@@ -159,6 +165,11 @@ STEPS = {
     "thor, GPU formulas": lambda: (thor(small(), formulas="upstream_gpu"), grey()),
     "thor, BatchNorm": lambda: (thor(NormNet("batch")), grey()),
     "thor, accumulated": lambda: (accumulated_thor(smallest()), grey()),
+    "adasum": lambda: (adasum(smallest(), workers=2), grey()),
+    "adasum, five": lambda: (adasum(smallest(), workers=5, micro_steps=2, clip_norm=1.0), grey()),
+    "adasum, gradients": lambda: (adasum(smallest(), workers=3, on="gradients"), grey()),
+    "adasum, mean": lambda: (adasum(smallest(), workers=2, reduction="mean"), grey()),
+    "adasum, float16": lambda: (adasum(smallest(), workers=2, scope="network", **FLOAT16), grey()),
 }
 
 TEN_SECONDS = {"plain, ResNet"}
@@ -212,6 +223,10 @@ def below_two(x):
     return x < 2.0
 
 
+def is_zero(x):
+    return x == 0.0
+
+
 class Function(nn.Cell):
     """A function, as a cell of its own."""
 
@@ -261,6 +276,7 @@ FORWARD = {
 # A call and its arguments for every row of WRITTEN_FOR, of which the compiler makes the operator.
 WRITTEN = {
     "Divs": lambda: (Function(through_two), image()),
+    "EqScalar": lambda: (Function(is_zero), image()),
     "LessScalar": lambda: (Function(below_two), image()),
     "MatMulExt": lambda: (Function(ops.matmul), image(), image()),
     "Max": lambda: (Function(ops.max), image()),
@@ -298,6 +314,13 @@ class TestTables:
         assert replaced.instead and replaced.branch
         for other in replaced.instead:
             assert platforms(other) == PLATFORMS
+
+    @pytest.mark.parametrize("name", MEASURED)
+    def test_what_was_measured_is_not_documented_and_its_test_is_there(self, name, root):
+        """That it runs is that test's to show, on ranks."""
+        measured = MEASURED[name]
+        assert measured.missing and PLATFORMS - platforms(name) == measured.missing
+        assert measured.how and name in (root / measured.test).read_text()
 
     def test_the_branch_for_ascend_is_in_the_ascend_plugin(self):
         replaced = EXCEPTIONS["SparseSoftmaxCrossEntropyWithLogits"]
@@ -349,5 +372,5 @@ class TestPlatforms:
         assert missing(operators) == {"FloatStatus": {"CPU"}}
 
     def test_tables_are_disjoint(self):
-        tables = [NO_KERNEL, set(GRADIENT_OF), set(WRITTEN_FOR), set(EXCEPTIONS)]
+        tables = [NO_KERNEL, set(GRADIENT_OF), set(WRITTEN_FOR), set(EXCEPTIONS), set(MEASURED)]
         assert len(set().union(*tables)) == sum(map(len, tables))
