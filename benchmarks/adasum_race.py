@@ -60,7 +60,10 @@ def main():
         stored = results.Stored(head, trainings.rows, trainings.curves)
         out = given.out or (RUNS / name / "stored" if given.quick else out)
         results.write(race.NAME, stored, out)
-    show(race.load(out))
+    stored = race.load(out)
+    show(stored)
+    if given.figure:
+        draw(stored, given.figure)
 
 
 def _arguments():
@@ -71,6 +74,7 @@ def _arguments():
     for option in ("--all", "--quick"):
         what.add_argument(option, action="store_true")
     parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+    parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
     parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
     parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
     return parser.parse_args()
@@ -142,6 +146,24 @@ def _show_required(stored):
     print("\nrequired, at the single-worker rate, mean of the seeds\n")
     rows = [[*row[:-1], "met" if row[-1] else "MISSED"] for row in rows]
     print_table(["", "accuracy", "required", ""], rows)
+
+
+def draw(stored: results.Stored, path: Path) -> None:
+    """Write the figure: test error over the learning rate, and over the number of workers."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from labkit import plots
+
+    names = {"Adasum": "adasum", "mean": "mean", "sum": "sum"}
+    single = f"{stored.head['single']['Momentum']:g}"
+    panels = {
+        "learning rate, 16 workers": {n: race.by_rate(stored, r) for n, r in names.items()},
+        f"workers, learning rate {single}": {
+            n: race.by_workers(stored, r) for n, r in names.items()
+        },
+    }
+    plots.errors_over(panels).savefig(path, dpi=110)
 
 
 def _percent(found):
