@@ -7,7 +7,8 @@ tune, race   changes of the setting "Adasum of 16 workers' moves, Momentum, at t
 epochs       passes of all workers together; points: how often a training is judged
 
 The sum of N vectors is N times their mean, and the moves of Momentum grow with the rate: the sum at
-a rate is the mean at 16 times that rate, so 8 and 16 times the rate are the sum at 1/2 and 1.
+a rate is the mean at 16 times that rate. Of the stored trainings, the mean at 0.12 and the sum at
+0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; rounding parts them later.
 """
 
 SEEDS = (1, 2, 3)
