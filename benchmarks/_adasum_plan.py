@@ -29,6 +29,7 @@ _BESIDE = [
     *_sweep("sum", 0.25),
     {"workers": 1},
     *_workers(2, 4, 8, 32),
+    *({"workers": n, "reduction": "sum"} for n in (4, 8)),
     {"on": "gradients"},
     {"scope": "network"},
 ]
