@@ -24,13 +24,13 @@ def _workers(*counts):
 
 
 _REQUIRED = _sweep("adasum", 1) + _sweep("mean", 1, 2, 4, 8) + _sweep("sum", 1)
+_GRADIENTS = {"on": "gradients"}
 _BESIDE = [
     *_sweep("adasum", 0.5, 2),
     *_sweep("sum", 0.25),
     {"workers": 1},
     *_workers(2, 4, 8, 32),
     *({"workers": n, "reduction": "sum"} for n in (4, 8)),
-    {"on": "gradients"},
     {"scope": "network"},
 ]
 
@@ -40,7 +40,7 @@ PLANS = {
         "tuning_seed": 100,
         "tune": [],
         "race": [
-            *((change, SEEDS) for change in _REQUIRED),
+            *((change, SEEDS) for change in [*_REQUIRED, _GRADIENTS]),
             *((change, _FIRST) for change in _BESIDE),
         ],
         "epochs": 2,
