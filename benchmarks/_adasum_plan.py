@@ -38,7 +38,7 @@ PLANS = {
     "full": {
         "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
         "tuning_seed": 100,
-        "tune": [],
+        "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
         "race": [
             *((change, SEEDS) for change in [*_REQUIRED, _GRADIENTS]),
             *((change, _FIRST) for change in _BESIDE),
