@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from labkit import cli_ranktable
 from labkit.errors import InputError
 
 
@@ -36,6 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+app.add_typer(cli_ranktable.app, name="ranktable")
 
 
 def _show_version(asked: bool) -> None:

@@ -1,13 +1,15 @@
 """Ranks: how many were started, what all of them hold, and whether they hold the same.
 
 A rank is one process of a distributed training (one device each). ``labkit.start`` with
-``distribute=True`` joins them; what is here can be called after it, on every rank alike.
+``distribute=True`` joins them; what is here can be called after it, on every rank alike. What
+starts them is ``launch``.
 """
 
 import hashlib
 import os
 
 from labkit.errors import InputError
+from labkit.launching import launch as launch
 
 # Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")

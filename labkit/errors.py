@@ -26,3 +26,32 @@ def refuse_unknown(kind: str, name: object, known: Iterable[str]) -> None:
         raise InputError(
             f"unknown {kind} {name!r}; expected one of: {expected}.{nearest(name, known)}"
         )
+
+
+class WorkerFailed(RuntimeError):
+    """A rank that ``labkit.launch`` started ended badly, or not in time. The message says all.
+
+    rank       its number; None where it was msrun or its scheduler, or several hang
+    ranks      the numbers of all it speaks of: one, or every one that hangs
+    exit_code  of its process; None where a signal ended it, or where it hangs
+    signal     name of the signal that ended it, such as ``SIGKILL``; else None
+    tail       the last lines of its log
+    logs       rank -> path of its log, where a folder for logs was given
+    output     rank -> all it has written
+    """
+
+    def __init__(
+        self, message, *, ranks=(), exit_code=None, signal=None, tail="", logs=None, output=None
+    ):
+        super().__init__(message)
+        self.ranks = tuple(ranks)
+        self.rank = self.ranks[0] if len(self.ranks) == 1 else None
+        self.exit_code = exit_code
+        self.signal = signal
+        self.tail = tail
+        self.logs = dict(logs or {})
+        self.output = dict(output or {})
+
+
+class WorkersTimedOut(WorkerFailed, TimeoutError):
+    """Ranks that had not ended when the time was up; ``tail`` ends with where each one was."""

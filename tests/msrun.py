@@ -1,57 +1,25 @@
-"""Start a program on local ranks, and leave none of its processes behind."""
+"""Start a program on local ranks and read all their logs, however it ends."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-from pathlib import Path
-
-import psutil
+from labkit.errors import WorkerFailed
+from labkit.launch_plan import free_port as free_port
+from labkit.launching import launch
 
 SECONDS = 170
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def msrun(out, *program, root, ranks=2):
-    """Run a program on two or more ranks; return (exit code, what the logs end with)."""
-    programs = Path(sys.executable).parent
-    command = [
-        *(programs / "msrun", "--worker_num", ranks, "--local_worker_num", ranks, "--join", "True"),
-        *("--cluster_time_out", "120", "--log_dir", out / "log", "--master_port", free_port()),
-        *program,
-    ]
-    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-    with (out / "msrun.log").open("w") as log:
-        child = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=out,
-            env=os.environ | {"PATH": path, "PYTHONPATH": str(root)},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    """Run a program on two or more ranks, in folder ``out``; return (exit code, logs' ends).
+
+    The exit code is 1 where a rank failed; one that hangs raises.
+    """
+    if program[0] == "python":
+        program = program[1:]
+    code, env = 0, {"PYTHONPATH": str(root)}
+    options = {"cwd": out, "log_dir": out / "log", "cluster_timeout": 120, "env": env}
     try:
-        code = child.wait(SECONDS)
-    finally:
-        left = processes_about(out)
-        if left:
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    assert not left, f"still running: {left}"
+        launch(*program, workers=ranks, timeout=SECONDS, **options)
+    except TimeoutError:
+        raise
+    except WorkerFailed:
+        code = 1
     return code, "\n".join(log.read_text(errors="replace")[-3000:] for log in out.rglob("*.log"))
-
-
-def processes_about(folder):
-    """Command lines of the processes that name a folder, this one aside."""
-    lines = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if str(folder) in line and process.info["pid"] != os.getpid():
-            lines.append(line)
-    return lines

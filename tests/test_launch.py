@@ -1,0 +1,440 @@
+"""Ranks started by ``launch``: what it says of each way to end, and that nothing stays behind.
+
+Most programs here do not join (msrun alone numbers them): a launch takes 3 s instead of 12.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import labkit
+from labkit import cluster, launch_plan, processes, rank_logs
+from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
+from labkit.launching import launch
+
+TIMEOUT = 120
+# Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
+HEAD = """
+import os, signal, subprocess, sys, time
+if os.environ["MS_ROLE"] == "MS_SCHED":
+    sys.exit()
+rank = int(os.environ["RANK_ID"])
+print("begins as", rank)
+"""
+JOINED = """
+import sys, time
+import numpy as np
+import labkit
+started = labkit.start("CPU", distribute=True)
+from mindspore import Tensor, nn, ops
+
+class Sum(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.reduce = ops.AllReduce()
+
+    def construct(self, values):
+        return self.reduce(values)
+
+cell = Sum()
+for call in range(int(sys.argv[1])):
+    found = cell(Tensor(np.full(3, started.rank + 1, np.float32))).asnumpy()
+    print("sum", found[0], "of rank", started.rank, flush=True)
+    time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    """Write a program; what of it is left at the end fails the test."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+
+    def write(code, head=HEAD):
+        path = tmp_path / "program.py"
+        path.write_text(head + code)
+        return path
+
+    yield write
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert [child.cmdline() for child in left] == []
+    assert about(tmp_path) == []
+
+
+def about(folder):
+    """Pids of the processes whose command line or working folder is in ``folder``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
+                continue
+            if str(folder) in " ".join([process.cwd(), *process.cmdline()]):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_for(condition, seconds=60):
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "not in time"
+        time.sleep(0.05)
+    return found
+
+
+def text(path):
+    return path.read_text() if path.exists() else ""
+
+
+def in_thread(call, *args, **options):
+    """Start ``call`` in a thread; return it and the list that its outcome is added to."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append(call(*args, **options))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, outcome
+
+
+class TestEnds:
+    def test_well(self, program, tmp_path, monkeypatch):
+        code = (
+            "import labkit.errors\n"
+            "print(sys.argv[1:], os.environ['MINE'], os.getcwd(), labkit.__file__)\n"
+            "print(os.environ['RANK_SIZE'], os.environ['DEVICE_ID'], file=sys.stderr)"
+        )
+        (tmp_path / "work").mkdir()
+        (tmp_path / "log").mkdir()
+        (tmp_path / "log" / "worker_0.log").write_text("of an earlier call")
+        monkeypatch.setenv("RANK_ID", "7")  # as in a rank that starts ranks of its own
+        monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+        done = launch(
+            program(code),
+            *("--of", "two words", Path("a"), 3, 0.5),
+            workers=2,
+            timeout=TIMEOUT,
+            cwd=tmp_path / "work",
+            log_dir=tmp_path / "log",
+            env={"MINE": "given"},
+        )
+        assert list(done.logs) == list(done.output) == [0, 1]
+        for rank in (0, 1):
+            assert done.output[rank] == done.logs[rank].read_text()
+            given = ["--of", "two words", "a", "3", "0.5"]
+            assert done.output[rank].splitlines() == [
+                f"begins as {rank}",
+                f"{given} given {tmp_path / 'work'} {labkit.__file__}",
+                f"2 {rank}",
+            ]
+        assert 0 < done.seconds < TIMEOUT
+
+    def test_an_error_names_the_rank_and_shows_its_lines(self, program, tmp_path):
+        code = (
+            "print('[WARNING] DISTRIBUTED(1,2,python): noise')\n"
+            "if rank == 1:\n"
+            "    raise ValueError('my own mistake')\n"
+            "print('all is well here'); time.sleep(60)"
+        )
+        with pytest.raises(WorkerFailed) as caught:
+            launch(program(code), workers=2, timeout=TIMEOUT)
+        error, said = caught.value, str(caught.value)
+        assert said.startswith("rank 1 of 2 failed: ValueError: my own mistake (exit code 1)\n")
+        assert "    raise ValueError('my own mistake')" in said and "begins as 1" in said
+        assert "well here" not in said and "noise" not in said and "no log is kept" in said
+        assert (error.rank, error.ranks, error.exit_code, error.signal) == (1, (1,), 1, None)
+        assert error.tail.endswith("ValueError: my own mistake")
+        assert "all is well here" in error.output[0] and error.logs == {}
+
+    def test_the_first_cause_and_not_the_first_end(self, program, tmp_path):
+        """Rank 0 fails because rank 1 does, and is the first to end."""
+        code = (
+            "if rank == 0:\n"
+            "    time.sleep(0.5)\n"
+            "    raise RuntimeError('Connection to rank 1 was lost')\n"
+            "import atexit; atexit.register(time.sleep, 30)\n"
+            "raise KeyError('the cause')"
+        )
+        with pytest.raises(WorkerFailed) as caught:
+            launch(program(code), workers=2, timeout=TIMEOUT, log_dir=tmp_path / "log")
+        # No exit code: msrun has ended it, because of rank 0.
+        assert str(caught.value).startswith("rank 1 of 2 failed: KeyError: 'the cause'\n")
+        assert (caught.value.exit_code, caught.value.signal) == (None, None)
+        assert "was lost" not in str(caught.value) and caught.value.rank == 1
+        assert f"log: {tmp_path / 'log' / 'worker_1.log'}" in str(caught.value)
+
+    def test_a_rank_that_hangs_shows_where(self, program, tmp_path):
+        code = "def stuck():\n    time.sleep(600)\nif rank == 1: stuck()"
+        began = time.monotonic()
+        with pytest.raises(WorkersTimedOut) as caught:
+            launch(program(code), workers=2, timeout=8, log_dir=tmp_path / "log")
+        assert 8 <= time.monotonic() - began < 14
+        assert isinstance(caught.value, TimeoutError) and caught.value.ranks == (1,)
+        said = str(caught.value)
+        assert said.startswith("not ended after 8 s: rank 1 of 2 still ran, 0 had ended\n")
+        assert "line 8 in stuck" in said and "begins as 0" not in said
+
+    def test_an_exit_code_without_a_word_and_a_module(self, program, tmp_path):
+        program("print('before'); sys.exit(3 * rank)")
+        with pytest.raises(WorkerFailed) as caught:
+            launch("-m", "program", workers=2, timeout=TIMEOUT, cwd=tmp_path)
+        assert str(caught.value).startswith("rank 1 of 2 failed (exit code 3)\n")
+        assert caught.value.exit_code == 3 and "    before\n" in str(caught.value)
+
+
+class TestProcesses:
+    def test_children_of_a_killed_rank_end_too(self, program, tmp_path):
+        """One in a session of its own, one with another environment that has lost its parent."""
+        code = (
+            "if rank == 1:\n"
+            "    nap = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+            "    own = subprocess.Popen(nap, start_new_session=True)\n"
+            "    bare = subprocess.Popen(nap, env={})\n"
+            "    open('pids', 'w').write(f'{own.pid} {bare.pid}')\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "time.sleep(600)"
+        )
+        with pytest.raises(WorkerFailed) as caught:
+            launch(program(code), workers=2, timeout=TIMEOUT, cwd=tmp_path)
+        assert str(caught.value).startswith("rank 1 of 2 was ended by SIGKILL: from outside, or")
+        assert (caught.value.signal, caught.value.exit_code) == ("SIGKILL", None)
+        children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+        assert len(children) == 2
+        assert not any(map(alive, children))
+
+    @pytest.mark.slow
+    def test_a_rank_killed_while_the_other_waits_in_a_collective(self, program, tmp_path):
+        log = tmp_path / "log" / "worker_1.log"
+        options = {"workers": 2, "timeout": TIMEOUT, "log_dir": tmp_path / "log", "cwd": tmp_path}
+        thread, outcome = in_thread(launch, program(JOINED, head=""), 100_000, **options)
+        wait_for(lambda: text(log).count("sum 3.0 of rank 1") > 3)
+        (victim,) = [pid for pid in about(tmp_path) if environment(pid).get("RANK_ID") == "1"]
+        killed = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        thread.join(60)
+        seconds = time.monotonic() - killed
+        print(f"{seconds:.1f} s from SIGKILL to the error")
+        assert isinstance(outcome[0], WorkerFailed) and seconds < 15
+        assert str(outcome[0]).startswith("rank 1 of 2 was ended by SIGKILL")
+        assert "sum 3.0 of rank 1" in outcome[0].tail
+        assert about(tmp_path) == []
+
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+    def test_the_calling_process_is_ended(self, program, tmp_path, number):
+        """By Ctrl-C, and by what leaves it no time to tidy up."""
+        path = program("open(f'rank{rank}', 'w').close(); time.sleep(600)")
+        call = f"from labkit import launch; launch({str(path)!r}, workers=2, timeout=None)"
+        caller = subprocess.Popen(
+            [sys.executable, "-c", call],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(Path(labkit.__file__).parents[1])},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        wait_for(lambda: (tmp_path / "rank0").exists() and (tmp_path / "rank1").exists())
+        assert len(about(tmp_path)) >= 4  # the caller, msrun, two ranks
+        caller.send_signal(number)
+        _, said = caller.communicate(timeout=20)
+        assert caller.returncode == -number
+        assert ("KeyboardInterrupt" in said) == (number == signal.SIGINT)
+        wait_for(lambda: not about(tmp_path), seconds=10)
+
+    def test_msrun_itself_is_killed(self, program, tmp_path):
+        code = (
+            "if rank == 1:\n"
+            "    time.sleep(1)\n"
+            "    os.kill(os.getppid(), signal.SIGKILL)\n"
+            "time.sleep(600)"
+        )
+        with pytest.raises(WorkerFailed, match="^msrun was ended by SIGKILL") as caught:
+            launch(program(code), workers=2, timeout=TIMEOUT)
+        assert caught.value.rank is None
+
+    def test_what_another_call_has_started_is_left_alone(self):
+        with processes.guarded() as one, processes.guarded() as other:
+            assert one != other
+            nap = [sys.executable, "-c", "import time; time.sleep(600)"]
+            mine = subprocess.Popen(nap, env=os.environ | one)
+            theirs = subprocess.Popen(nap, env=os.environ | other)
+            processes.end(one[processes.MARK])
+            assert mine.wait(5) == -signal.SIGKILL and theirs.poll() is None
+        assert theirs.wait(5) == -signal.SIGKILL
+
+    def test_a_call_inside_a_call_ends_with_it(self, monkeypatch):
+        with processes.guarded() as outer:
+            monkeypatch.setenv(processes.MARK, outer[processes.MARK])
+            with processes.guarded() as inner:
+                child = subprocess.Popen(["sleep", "600"], env=os.environ | inner)
+                processes.end(outer[processes.MARK])
+                assert child.wait(5) == -signal.SIGKILL
+
+
+class TestNodes:
+    @pytest.mark.slow
+    def test_two_nodes_by_address(self, program, tmp_path):
+        """Both on this machine, one rank each: they find each other and sum over both."""
+        path, port = program(JOINED, head=""), launch_plan.free_port()
+        calls = []
+        for node in (1, 0):
+            folder = tmp_path / f"node{node}"
+            folder.mkdir()
+            calls.append(
+                in_thread(
+                    *(launch, path, 3),
+                    workers=1,
+                    timeout=TIMEOUT,
+                    nodes=2,
+                    node_rank=node,
+                    master=f"127.0.0.1:{port}",
+                    cwd=folder,
+                    log_dir=folder / "log",
+                )
+            )
+        for thread, _ in calls:
+            thread.join(TIMEOUT)
+        for node, (_, (done,)) in zip((1, 0), calls, strict=True):
+            assert list(done.output) == list(done.logs) == [node]
+            assert done.output[node].count(f"sum 3.0 of rank {node}") == 3
+
+
+REFUSED = {
+    "no script": ({"script": "nowhere.py"}, "there is no script .*nowhere.py"),
+    "a folder": ({"script": "."}, "there is no script"),
+    "no text": ({"script": None}, "script is None"),
+    "-m alone": ({"script": "-m"}, "without the name of a module"),
+    "no worker": ({"workers": 0}, "workers is 0; expected a whole number >= 1"),
+    "half a worker": ({"workers": 1.5}, "workers is 1.5"),
+    "True": ({"workers": True}, "workers is True"),
+    "no time": ({"timeout": 0}, "timeout is 0; expected seconds > 0, or None"),
+    "negative": ({"timeout": -1.0}, "timeout is -1.0"),
+    "NaN": ({"timeout": float("nan")}, "timeout is nan"),
+    "text": ({"timeout": "60"}, "timeout is '60'"),
+    "cluster": ({"cluster_timeout": 0}, "cluster_timeout is 0"),
+    "no node": ({"nodes": 0}, "nodes is 0"),
+    "no such node": ({"nodes": 2, "node_rank": 2}, "node_rank is 2; expected 0 to 1"),
+    "no master": ({"nodes": 2}, "nodes is 2 and master is None"),
+    "no port": ({"master": "127.0.0.1"}, "expected HOST:PORT"),
+    "no host": ({"master": ":8118"}, "expected HOST:PORT"),
+    "bare IPv6": ({"master": "::1:8118"}, "expected HOST:PORT"),
+    "small port": ({"master": "127.0.0.1:80"}, "expected a port from 1024 to 65535"),
+    "large port": ({"master": "127.0.0.1:65536"}, "expected a port from 1024"),
+    "bad address": ({"master": "300.1.2.3.4:8118"}, "has no address"),
+    "not here": ({"master": "192.0.2.1:8118"}, "expected a free port at an address of this"),
+    "no folder": ({"cwd": "nowhere"}, "cwd .*nowhere is not there"),
+    "cwd a file": ({"cwd": __file__}, "is not a folder"),
+    "log_dir a file": ({"log_dir": __file__}, "log_dir .* is not a folder"),
+    "in a file": ({"log_dir": f"{__file__}/log"}, "cannot be written"),
+    "env": ({"env": {"A": 1}}, "env has 'A': 1; expected texts"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_started(case, tmp_path, monkeypatch):
+    options, message = REFUSED[case]
+    (tmp_path / "a.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", None)  # it must not come to that
+    options = {"script": "a.py", "workers": 1, "timeout": 60} | options
+    with pytest.raises(InputError, match=message):
+        launch(options.pop("script"), **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
+
+
+def test_a_port_that_is_taken(tmp_path):
+    import socket
+
+    (tmp_path / "a.py").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        master = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InputError, match=r"cannot be used here \(Address already in use\)"):
+            launch(tmp_path / "a.py", workers=1, timeout=60, master=master)
+
+
+@pytest.mark.parametrize("missing", ["msrun", "python"])
+def test_an_environment_without_msrun(tmp_path, monkeypatch, missing):
+    for name in {"a.py", "msrun", "python"} - {missing}:
+        (tmp_path / name).write_text("")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python3"))
+    with pytest.raises(InputError, match=f"^{missing} is not beside .*python3; expected"):
+        launch(tmp_path / "a.py", workers=1, timeout=60)
+
+
+def test_a_master_by_name_and_by_ipv6():
+    assert launch_plan._address("localhost:8118") == ("localhost", 8118)
+    assert launch_plan._address("[::1]:8118") == ("::1", 8118)
+
+
+def test_where_it_can_be_had():
+    assert cluster.launch is launch is labkit.launch
+    assert issubclass(labkit.WorkersTimedOut, labkit.WorkerFailed)
+
+
+class TestLogs:
+    LOST = "Traceback (most recent call last):\n  File\nRuntimeError: {}\n"
+    OWN = "Traceback (most recent call last):\n  File\nValueError: mine\n"
+
+    def test_the_last_error(self):
+        assert rank_logs.last_error("all is well") is None
+        assert rank_logs.last_error("Traceback (most recent call last):\n  cut") is None
+        log = self.LOST.format("first") + "text\n" + self.OWN + "after\n"
+        assert rank_logs.last_error(log) == "ValueError: mine"
+
+    def test_the_tail_leaves_mindspores_notes_out(self):
+        log = (
+            f"kept\n[INFO] DISTRIBUTED(1): note\n\n{'-' * 52}\n"
+            f"- C++ Call Stack: (For framework developers)\n{'-' * 52}\n"
+            "mindspore/ccsrc/cluster/init.cc:37 Initialize\n[ERROR] kept too\n"
+        )
+        assert rank_logs.tail(log) == "kept\n[ERROR] kept too"
+        assert rank_logs.tail("a\nb\nc\n", lines=2) == "b\nc"
+
+    @pytest.mark.parametrize(
+        "echo",
+        [
+            "The total number of timed out node is 1. Timed out node list is: {1}",
+            "Connection to rank 1 was lost",
+            "Failed to connect to the scheduler",
+            "no heartbeat from rank 1",
+        ],
+    )
+    def test_an_echo_gives_way_to_a_cause(self, echo):
+        lost = self.LOST.format(echo)
+        first = rank_logs.first_cause
+        assert first([0], {"s": "", 0: lost, 1: self.OWN}, last="s") == 1
+        assert first([0, 1], {"s": "", 0: lost, 1: ""}, last="s") == 0
+        assert first(["s", 0], {"s": lost, 0: lost, 1: self.OWN}, last="s") == 1
+
+    def test_the_first_to_end_and_the_scheduler_last(self):
+        first = rank_logs.first_cause
+        assert first([1, 0], {"s": "", 0: self.OWN, 1: self.OWN}, last="s") == 1
+        assert first(["s", 1], {"s": self.OWN, 0: "", 1: self.OWN}, last="s") == 1
+        assert first(["s"], {"s": self.OWN, 0: "", 1: ""}, last="s") == "s"
+        assert first([1], {"s": "", 0: self.OWN, 1: ""}, last="s") == 1
+
+
+def alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def environment(pid):
+    """Variables of a rank, not of the scheduler; nothing of a process that is gone."""
+    try:
+        found = psutil.Process(pid).environ()
+    except psutil.Error:
+        return {}
+    return found if found.get("MS_ROLE") == "MS_WORKER" else {}

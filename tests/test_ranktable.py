@@ -1,0 +1,494 @@
+"""Rank tables against the two that the tutorials print, and each way for one to be wrong."""
+
+import copy
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from labkit import cli, ranktable
+from labkit.errors import InputError
+
+NODE_0 = [f"192.{card}.27.{block}" for block in (6, 7) for card in (1, 2, 3, 4)]
+NODE_1 = [f"192.{card}.27.{block}" for block in (8, 9) for card in (1, 2, 3, 4)]
+# As the tutorial on two-stage training prints it, rank_table_8pcs.json: text for text.
+EIGHT = """{
+    "version": "1.0",
+    "server_count": "1",
+    "server_list": [
+        {
+            "server_id": "10.155.111.140",
+            "device": [
+                {"device_id": "0","device_ip": "192.1.27.6","rank_id": "0"},
+                {"device_id": "1","device_ip": "192.2.27.6","rank_id": "1"},
+                {"device_id": "2","device_ip": "192.3.27.6","rank_id": "2"},
+                {"device_id": "3","device_ip": "192.4.27.6","rank_id": "3"},
+                {"device_id": "4","device_ip": "192.1.27.7","rank_id": "4"},
+                {"device_id": "5","device_ip": "192.2.27.7","rank_id": "5"},
+                {"device_id": "6","device_ip": "192.3.27.7","rank_id": "6"},
+                {"device_id": "7","device_ip": "192.4.27.7","rank_id": "7"}],
+             "host_nic_ip": "reserve"
+        }
+    ],
+    "status": "completed"
+}"""
+
+
+# As the tutorial on Adasum prints it, rank_table_16pcs.json: its servers are starred out.
+def sixteen(servers=("10.*.*.*", "10.*.*.*")):
+    server_list = []
+    for node, (server, addresses) in enumerate(zip(servers, (NODE_0, NODE_1), strict=True)):
+        device = [
+            {"device_id": str(n), "device_ip": address, "rank_id": str(8 * node + n)}
+            for n, address in enumerate(addresses)
+        ]
+        server_list.append({"server_id": server, "device": device, "host_nic_ip": "reserve"})
+    return {
+        "version": "1.0",
+        "server_count": "2",
+        "server_list": server_list,
+        "status": "completed",
+    }
+
+
+SERVERS = ("10.155.111.140", "10.155.111.141")
+
+
+class TestForms:
+    def test_eight_devices(self):
+        table = json.loads(EIGHT)
+        assert ranktable.check(table) is table
+        made = ranktable.make("10.155.111.140", NODE_0)
+        assert made == table and json.dumps(made) == json.dumps(table)  # the order of keys too
+        assert ranktable.size(table) == (1, 8)
+
+    def test_sixteen_devices(self):
+        nodes = [ranktable.make(*node) for node in zip(SERVERS, (NODE_0, NODE_1), strict=True)]
+        merged = ranktable.merge(*nodes)
+        assert json.dumps(merged) == json.dumps(sixteen(SERVERS))
+        assert ranktable.size(merged) == (2, 16)
+
+    def test_servers_starred_out(self):
+        with pytest.raises(InputError, match=r"server_id is '10\.\*\.\*\.\*', starred out; exp"):
+            ranktable.check(sixteen())
+        ranktable.check(sixteen(), masked=True)
+        wrong = sixteen()
+        wrong["server_list"][1]["device"][7]["rank_id"] = "14"
+        with pytest.raises(ranktable.RankTableError) as caught:
+            ranktable.check(wrong, masked=True)
+        assert len(caught.value.problems) == 2  # and a server is no reason
+
+    def test_a_masked_device_is_none(self):
+        table = sixteen()
+        table["server_list"][0]["device"][0]["device_ip"] = "192.*.*.*"
+        with pytest.raises(InputError, match="device_ip is '192.*.*.*'"):
+            ranktable.check(table, masked=True)
+
+
+def device(table, number, server=0):
+    return table["server_list"][server]["device"][number]
+
+
+# name -> (what makes a right table of 16 devices wrong, every problem that is found)
+WRONG = {
+    "version": (
+        lambda t: t.update(version="1.2"),
+        ["version is '1.2'; expected '1.0'"],
+    ),
+    "status": (
+        lambda t: t.update(status="initializing"),
+        ["status is 'initializing'; expected 'completed'"],
+    ),
+    "count": (
+        lambda t: t.update(server_count="1"),
+        ["server_count is '1', and server_list has 2"],
+    ),
+    "count as number": (
+        lambda t: t.update(server_count=2),
+        ["the table: server_count is 2; expected a text, in quotation marks"],
+    ),
+    "no status": (lambda t: t.pop("status"), ["the table has no status"]),
+    "unknown key": (
+        lambda t: t.update(sever_list=[]),
+        [
+            "the table has 'sever_list'; expected one of: version, server_count, server_list, "
+            "status. Did you mean 'server_list'?"
+        ],
+    ),
+    "no servers": (
+        lambda t: t.update(server_list=[], server_count="0"),
+        ["server_list is []; expected a list of servers"],
+    ),
+    "server no object": (
+        lambda t: t["server_list"].append("10.0.0.1"),
+        ["server_list[2] is '10.0.0.1'; expected an object with server_id, device"],
+    ),
+    "no devices": (
+        lambda t: t["server_list"][1].update(device=[]),
+        ["server_list[1]: device is []; expected a list of devices"],
+    ),
+    "device key": (
+        lambda t: device(t, 2).update(rank=device(t, 2).pop("rank_id")),
+        [
+            "server_list[0].device[2] has no rank_id",
+            "server_list[0].device[2] has 'rank'; expected one of: device_id, device_ip, "
+            "rank_id. Did you mean 'rank_id'?",
+        ],
+    ),
+    "rank as number": (
+        lambda t: device(t, 2).update(rank_id=2),
+        ["server_list[0].device[2]: rank_id is 2; expected a text, in quotation marks"],
+    ),
+    "rank twice": (
+        lambda t: device(t, 1, 1).update(rank_id="8"),
+        [
+            "rank_id 8 is there 2 times; expected once",
+            "rank_id 9 is missing; expected 0 to 15, one for each of 16 devices",
+        ],
+    ),
+    "gap": (
+        lambda t: device(t, 7, 1).update(rank_id="16"),
+        ["rank_id 15 is missing; expected 0 to 15, one for each of 16 devices"],
+    ),
+    "not renumbered": (
+        lambda t: [
+            one.update(rank_id=str(n)) for n, one in enumerate(t["server_list"][1]["device"])
+        ],
+        [
+            *(f"rank_id {n} is there 2 times; expected once" for n in range(8)),
+            "rank_id 8, 9, 10, 11, 12, 13, 14, 15 is missing; expected 0 to 15, one for each of "
+            "16 devices",
+        ],
+    ),
+    "negative rank": (
+        lambda t: device(t, 0).update(rank_id="-1"),
+        [
+            "server_list[0].device[0]: rank_id is '-1'; expected a number",
+            "rank_id 0 is missing; expected 0 to 15, one for each of 16 devices",
+        ],
+    ),
+    "a number of 5000 digits": (
+        lambda t: device(t, 0).update(device_id="9" * 5000),
+        [f"server_list[0].device[0]: device_id is {'9' * 5000!r}; expected a number"],
+    ),
+    "padded": (
+        lambda t: device(t, 3).update(device_id="03"),
+        ["server_list[0].device[3]: device_id is '03'; expected a number"],
+    ),
+    "device twice": (
+        lambda t: device(t, 4, 1).update(device_id="3"),
+        ["server_list[1]: device_id 3 is there 2 times; expected once"],
+    ),
+    "address twice": (
+        lambda t: device(t, 0, 1).update(device_ip="192.1.27.6"),
+        ["device_ip 192.1.27.6 is there 2 times; expected once"],
+    ),
+    "IPv6 twice": (
+        lambda t: (
+            device(t, 0).update(device_ip="fd00::1"),
+            device(t, 1).update(device_ip="fd00:0::1"),
+        ),
+        ["device_ip fd00::1 is there 2 times; expected once"],
+    ),
+    "server twice": (
+        lambda t: t["server_list"][1].update(server_id=SERVERS[0]),
+        ["server_id 10.155.111.140 is there 2 times; expected once"],
+    ),
+    "no address": (
+        lambda t: device(t, 5).update(device_ip="192.1.27.256"),
+        ["server_list[0].device[5]: device_ip is '192.1.27.256'; expected an IP address"],
+    ),
+    "empty address": (
+        lambda t: device(t, 5).update(device_ip=""),
+        ["server_list[0].device[5]: device_ip is ''; expected an IP address"],
+    ),
+    "host name": (
+        lambda t: t["server_list"][0].update(server_id="node0"),
+        ["server_list[0]: server_id is 'node0'; expected an IP address"],
+    ),
+    "any address": (
+        lambda t: device(t, 5).update(device_ip="0.0.0.0"),
+        ["server_list[0].device[5]: device_ip is 0.0.0.0; expected the address of one machine"],
+    ),
+    "host_nic_ip": (
+        lambda t: t["server_list"][0].update(host_nic_ip="reserved"),
+        ["server_list[0]: host_nic_ip is 'reserved'; expected an IP address"],
+    ),
+    "two things": (
+        lambda t: (t.update(status=""), device(t, 0).update(device_ip="x")),
+        [
+            "status is ''; expected 'completed'",
+            "server_list[0].device[0]: device_ip is 'x'; expected an IP address",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said(case):
+    break_it, expected = WRONG[case]
+    table = ranktable.check(sixteen(SERVERS))
+    break_it(table)
+    with pytest.raises(ranktable.RankTableError) as caught:
+        ranktable.check(table, source="table.json")
+    assert list(caught.value.problems) == expected
+    assert str(caught.value).startswith("table.json is no usable rank table:\n  ")
+
+
+@pytest.mark.parametrize("table", [None, [], "text", 1])
+def test_no_table_at_all(table):
+    with pytest.raises(InputError, match="the table is .*; expected an object with version"):
+        ranktable.check(table)
+
+
+def test_host_nic_ip_may_be_left_out_or_be_an_address():
+    table = sixteen(SERVERS)
+    del table["server_list"][0]["host_nic_ip"]
+    table["server_list"][1]["host_nic_ip"] = "10.0.0.1"
+    ranktable.check(table)
+
+
+class TestMake:
+    def test_devices_of_their_own_numbers(self):
+        table = ranktable.make("10.0.0.1", ["192.0.0.4", "192.0.0.2"], [4, 2])
+        assert [list(one.values()) for one in table["server_list"][0]["device"]] == [
+            ["4", "192.0.0.4", "0"],
+            ["2", "192.0.0.2", "1"],
+        ]
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (("10.0.0.1", ["192.0.0.1"], [0, 1]), "1 device addresses came for 2 device numbers"),
+            (("10.0.0.1", []), "expected a list of devices"),
+            (("node0", ["192.0.0.1"]), "server_id is 'node0'"),
+            ((None, ["192.0.0.1"]), "server_id is None; expected a text"),
+            (("10.0.0.1", ["192.0.0.1"], [-1]), "device_id is '-1'"),
+            (("10.0.0.1", ["192.0.0.1", "192.0.0.2"], [1, 1]), "device_id 1 is there 2 times"),
+            (("10.0.0.1", "192.0.0.1"), "device_ips is '192.0.0.1'; expected a list"),
+        ],
+    )
+    def test_what_cannot_be_made(self, arguments, message):
+        with pytest.raises(InputError, match=message):
+            ranktable.make(*arguments)
+
+    def test_addresses_of_a_server(self, tmp_path):
+        conf = tmp_path / "hccn.conf"
+        conf.write_text("address_1=192.2.27.6\nnetmask_1=255.255.255.0\naddress_0 = 192.1.27.6\n")
+        found = ranktable.read_addresses(conf)
+        assert list(found.items()) == [(0, "192.1.27.6"), (1, "192.2.27.6")]
+
+    @pytest.mark.parametrize("text", ["", "netmask_0=255.0.0.0", "address_0=a\naddress_0=b", None])
+    def test_a_file_without_addresses(self, tmp_path, text):
+        if text is not None:
+            (tmp_path / "hccn.conf").write_text(text)
+        with pytest.raises(InputError, match="hccn.conf"):
+            ranktable.read_addresses(tmp_path / "hccn.conf")
+
+
+@st.composite
+def tables(draw):
+    """One to four right tables of one to three servers; ranks in any order within a table."""
+    found, server, address = [], 0, 0
+    for _ in range(draw(st.integers(1, 4))):
+        counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+        ranks = iter(draw(st.permutations(range(sum(counts)))))
+        servers = []
+        for count in counts:
+            server += 1
+            numbers = draw(st.permutations(range(count)))
+            device = []
+            for number in numbers:
+                address += 1
+                ip = f"192.0.{address // 200}.{address % 200 + 1}"
+                device.append(
+                    {"device_id": str(number), "device_ip": ip, "rank_id": str(next(ranks))}
+                )
+            servers.append({"server_id": f"10.0.0.{server}", "device": device})
+        count = str(len(servers))
+        found.append(
+            {
+                "version": "1.0",
+                "server_count": count,
+                "server_list": servers,
+                "status": "completed",
+            }
+        )
+    return found
+
+
+def devices(table):
+    return [one for server in table["server_list"] for one in server["device"]]
+
+
+class TestMerge:
+    @settings(max_examples=100, deadline=None)
+    @given(tables())
+    def test_ranks_go_on_and_all_else_stays(self, given):
+        before = copy.deepcopy(given)
+        merged = ranktable.merge(*given)
+        assert given == before  # and what came is not changed
+        ranks = [int(one["rank_id"]) for one in devices(merged)]
+        assert sorted(ranks) == list(range(len(ranks)))
+        first = 0
+        for table in given:
+            own = [int(one["rank_id"]) for one in devices(table)]
+            assert ranks[first : first + len(own)] == [first + rank for rank in own]
+            first += len(own)
+        assert first == len(ranks)
+        kept = [(one["device_id"], one["device_ip"]) for t in given for one in devices(t)]
+        assert [(one["device_id"], one["device_ip"]) for one in devices(merged)] == kept
+        names = [server["server_id"] for t in given for server in t["server_list"]]
+        assert [server["server_id"] for server in merged["server_list"]] == names
+        assert merged["server_count"] == str(len(names))
+        ranktable.check(merged)
+        # Once more changes nothing, and in two goes it is the same.
+        assert ranktable.merge(merged) == merged
+        assert ranktable.merge(ranktable.merge(*given[:1]), *given[1:]) == merged
+        assert ranktable.merge(given[0]) == given[0]
+
+    def test_the_same_server_twice(self):
+        table = json.loads(EIGHT)
+        with pytest.raises(InputError, match="make together .*\n  server_id 10.155.111.140 is th"):
+            ranktable.merge(table, table)
+
+    def test_a_wrong_one_is_named(self):
+        wrong = json.loads(EIGHT) | {"status": "failed"}
+        with pytest.raises(InputError, match="^table 2 of 2 is no usable .*\n  status is 'failed'"):
+            ranktable.merge(json.loads(EIGHT), wrong)
+
+    def test_none(self):
+        with pytest.raises(InputError, match="no rank table came"):
+            ranktable.merge()
+
+
+class TestFiles:
+    def test_written_and_read(self, tmp_path):
+        table = sixteen(SERVERS)
+        path = ranktable.write(table, tmp_path / "table.json")
+        assert ranktable.read(path) == table
+        assert [one.name for one in tmp_path.iterdir()] == ["table.json"]
+
+    def test_a_wrong_table_is_not_written(self, tmp_path):
+        (tmp_path / "table.json").write_text("of before")
+        with pytest.raises(InputError, match="status"):
+            ranktable.write(sixteen(SERVERS) | {"status": ""}, tmp_path / "table.json")
+        assert (tmp_path / "table.json").read_text() == "of before"
+
+    def test_a_write_that_fails_leaves_the_old_one(self, tmp_path, monkeypatch):
+        path = tmp_path / "table.json"
+        path.write_text("of before")
+
+        def full(*paths):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(InputError, match="cannot write .*No space left"):
+            ranktable.write(sixteen(SERVERS), path)
+        assert [one.name for one in tmp_path.iterdir()] == ["table.json"]
+        assert path.read_text() == "of before"
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            (None, "cannot read .*No such file"),
+            ("{", "is no JSON file"),
+            (b"\xff\xfe", "is no JSON file"),
+            ('{"version": "1.0", "version": "1.0"}', "'version' is there twice in one object"),
+            ("[" * 100_000, "is no JSON file"),
+        ],
+    )
+    def test_what_cannot_be_read(self, tmp_path, text, message):
+        path = tmp_path / "table.json"
+        if text is not None:
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        with pytest.raises(InputError, match=message):
+            ranktable.read(path)
+
+
+class TestCommand:
+    @pytest.fixture(autouse=True)
+    def folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    def call(self, *arguments):
+        return CliRunner().invoke(cli.app, ["ranktable", *map(str, arguments)])
+
+    def test_two_servers_from_their_files_to_the_tutorials_table(self, folder):
+        for node, addresses in enumerate((NODE_0, NODE_1)):
+            lines = [f"address_{n}={address}\n" for n, address in enumerate(addresses)]
+            (folder / f"hccn{node}.conf").write_text("".join(lines))
+            done = self.call("make", SERVERS[node], "--hccn", f"hccn{node}.conf")
+            name = f"hccl_8p_01234567_{SERVERS[node]}.json"
+            assert done.stdout == f"{name}: 1 server, 8 devices, ranks 0 to 7\n"
+        assert json.loads((folder / f"hccl_8p_01234567_{SERVERS[0]}.json").read_text()) == (
+            json.loads(EIGHT)
+        )
+        done = self.call("merge", *(f"hccl_8p_01234567_{server}.json" for server in SERVERS))
+        assert done.stdout == "hccl_2s_16p.json: 2 servers, 16 devices, ranks 0 to 15\n"
+        assert json.loads((folder / "hccl_2s_16p.json").read_text()) == sixteen(SERVERS)
+        done = self.call("check", "hccl_2s_16p.json")
+        assert (done.exit_code, done.stdout) == (
+            0,
+            "hccl_2s_16p.json: 2 servers, 16 devices, ranks 0 to 15\n",
+        )
+
+    def test_some_devices_by_number(self, folder):
+        (folder / "hccn.conf").write_text("address_0=1.1.1.1\naddress_1=1.1.1.2\naddress_5=1.1.1.3")
+        done = self.call("make", "10.0.0.1", "--hccn", "hccn.conf", "--devices", "5,0-1")
+        assert done.exit_code == 0, done.stderr
+        table = ranktable.read("hccl_3p_501_10.0.0.1.json")
+        assert [one["device_ip"] for one in devices(table)] == ["1.1.1.3", "1.1.1.1", "1.1.1.2"]
+        done = self.call("make", "10.0.0.1", "1.1.1.1", "--devices", "3", "--out", "one.json")
+        assert done.stdout == "one.json: 1 server, 1 device, ranks 0 to 0\n"
+        assert devices(ranktable.read("one.json"))[0]["device_id"] == "3"
+
+    def test_a_published_table(self, folder):
+        (folder / "16.json").write_text(json.dumps(sixteen()))
+        done = self.call("check", "16.json")
+        assert done.exit_code == 2 and "starred out" in done.stderr and done.stdout == ""
+        assert self.call("check", "--masked", "16.json").exit_code == 0
+
+    def test_all_files_are_checked(self, folder):
+        (folder / "right.json").write_text(EIGHT)
+        done = self.call("check", "nowhere.json", "right.json")
+        assert done.exit_code == 2
+        assert done.stdout == "right.json: 1 server, 8 devices, ranks 0 to 7\n"
+        assert done.stderr.startswith("labkit: cannot read nowhere.json")
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["make", "10.0.0.1"], "expected the devices' addresses, or --hccn"),
+            (["make", "10.0.0.1", "1.1.1.1", "--hccn", "right.json"], "expected the devices'"),
+            (["make", "10.0.0.1", "--hccn", "right.json"], "right.json has addresses for"),
+            (["make", "10.0.0.1", "--hccn", "one.conf", "--devices", "0-1"], "no address_1"),
+            (["make", "10.0.0.1", "1.1.1.1", "--devices", "1-0"], "--devices is '1-0'"),
+            (["make", "10.0.0.1", "1.1.1.1", "--devices", "a"], "expected numbers such as 0-7"),
+            (["make", "10.0.0.1", "1.1.1"], "device_ip is '1.1.1'"),
+            (["merge", "right.json", "right.json"], "server_id 10.155.111.140 is there 2 times"),
+            (["merge", "right.json", "nowhere.json"], "cannot read nowhere.json"),
+            (["merge", "right.json", "--out", "nowhere/a.json"], "cannot write nowhere/a.json"),
+            (["merge"], "Missing argument"),
+            (["check"], "Missing argument"),
+            (["chek"], "Did you mean 'check'?"),
+            (["check", "--mask", "right.json"], "--mask"),
+        ],
+    )
+    def test_bad_usage_is_exit_2_and_nothing_is_written(self, folder, arguments, said):
+        (folder / "right.json").write_text(EIGHT)
+        (folder / "one.conf").write_text("address_0=1.1.1.1\n")
+        before = sorted(folder.iterdir())
+        done = self.call(*arguments)
+        assert done.exit_code == 2
+        assert said in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
+        assert sorted(folder.iterdir()) == before
+
+    @pytest.mark.parametrize("command", ["make", "merge", "check"])
+    def test_help_has_an_example(self, command):
+        done = self.call(command, "--help")
+        assert done.exit_code == 0 and f"Example: labkit ranktable {command} " in done.stdout
