@@ -9,6 +9,7 @@ from importlib import metadata
 
 _NAMES = {
     "labkit.accumulation": ("AccumulatedStep",),
+    "labkit.algorithms.adasum": ("AdasumStep",),
     "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
     "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
