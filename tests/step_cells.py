@@ -5,6 +5,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.gradients import set_state
@@ -145,13 +146,30 @@ def accumulated_thor(loss_net, optimizer, **options):
     return AccumulatedStep(loss_net, optimizer, micro_steps=2, update=update, **options)
 
 
+def adasum(loss_net, optimizer, **options):
+    return AdasumStep(loss_net, optimizer, workers=2, **options)
+
+
 # Every step cell passes the battery of test_step.py; a new one adds a line here.
 STEPS = {
     "plain": plain,
     "accumulated": accumulated,
     "thor": thor,
     "accumulated thor": accumulated_thor,
+    "adasum": adasum,
 }
+
+# What a micro-batch that is not finite may move: counts, and a worker's turn that goes by. Each of
+# Adasum's workers has moments of its own, and finds them in the optimizer when it has its turn.
+COUNTS = {"step.dropped", "step.micro_step", "step.spoiled", "step.adasum_worker"}
+
+
+def traces(step, moved):
+    """Return the names in ``moved`` that no dropped micro-batch may move."""
+    turns = ()
+    if isinstance(step, AdasumStep):
+        turns = ("adasum.", *(one.name for one in step.update.states))
+    return {name for name in moved if name not in COUNTS and not name.startswith(turns)}
 
 
 class CountingTap(nn.Cell):

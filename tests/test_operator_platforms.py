@@ -10,6 +10,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.compiled import Operator, compiled_operators
@@ -21,6 +22,7 @@ from labkit.nets.small import NextToken, NormNet
 from tests.operator_platforms import (
     EXCEPTIONS,
     GRADIENT_OF,
+    MEASURED,
     NO_KERNEL,
     PLATFORMS,
     WRITTEN_FOR,
@@ -61,6 +63,10 @@ def accumulated_thor(network):
     loss_net, optimizer = _with_loss(network), momentum(network)
     update = ThorUpdate(loss_net, optimizer, 0.3)
     return AccumulatedStep(loss_net, optimizer, micro_steps=1, update=update)
+
+
+def adasum(network, **options):
+    return AdasumStep(_with_loss(network), momentum(network, weight_decay=1e-4), **options)
 
 
 def _with_loss(network):
@@ -130,6 +136,11 @@ STEPS = {
     "thor, GPU formulas": lambda: (thor(LeNet5(), formulas="upstream_gpu"), grey()),
     "thor, BatchNorm": lambda: (thor(NormNet("batch")), grey()),
     "thor, accumulated": lambda: (accumulated_thor(LeNet5()), grey()),
+    "adasum": lambda: (adasum(LeNet5(), workers=2), grey()),
+    "adasum, five": lambda: (adasum(LeNet5(), workers=5, micro_steps=2, clip_norm=1.0), grey()),
+    "adasum, gradients": lambda: (adasum(LeNet5(), workers=3, on="gradients"), grey()),
+    "adasum, mean": lambda: (adasum(LeNet5(), workers=2, reduction="mean"), grey()),
+    "adasum, float16": lambda: (adasum(LeNet5(), workers=2, scope="network", **FLOAT16), grey()),
 }
 
 TEN_SECONDS = {"plain, ResNet", "plain, ResNet, float16"}
@@ -270,6 +281,13 @@ class TestTables:
         for other in replaced.instead:
             assert platforms(other) == PLATFORMS
 
+    @pytest.mark.parametrize("name", MEASURED)
+    def test_what_was_measured_is_not_documented_and_its_test_is_there(self, name, root):
+        """That it runs is that test's to show, on ranks."""
+        measured = MEASURED[name]
+        assert measured.missing and PLATFORMS - platforms(name) == measured.missing
+        assert measured.how and name in (root / measured.test).read_text()
+
     def test_the_branch_for_ascend_is_in_the_ascend_plugin(self):
         replaced = EXCEPTIONS["SparseSoftmaxCrossEntropyWithLogits"]
         plugin = Path(ms.__file__).parent / "lib/plugin/libmindspore_ascend.so.2"
@@ -320,5 +338,5 @@ class TestPlatforms:
         assert missing(operators) == {"FloatStatus": {"CPU"}}
 
     def test_tables_are_disjoint(self):
-        tables = [NO_KERNEL, set(GRADIENT_OF), set(WRITTEN_FOR), set(EXCEPTIONS)]
+        tables = [NO_KERNEL, set(GRADIENT_OF), set(WRITTEN_FOR), set(EXCEPTIONS), set(MEASURED)]
         assert len(set().union(*tables)) == sum(map(len, tables))

@@ -64,6 +64,7 @@ def train(
     resume: bool = False,
     make_step: Callable = build_step,
     callbacks: Callable[[Any, int], list] | None = None,
+    folder_of_rank: bool = False,
 ) -> Trained:
     """Train on this device, or as one rank of several, and evaluate where there is a val/.
 
@@ -73,6 +74,8 @@ def train(
     make_step           (config, network, micro-batches in an epoch) -> step cell
     callbacks           (config, micro-batches in an epoch) -> what the first rank's training calls
                         and shows instead of the progress display
+    folder_of_rank      True: of several ranks, each writes records and checkpoints of its own, into
+                        rank_<n>/ of the run folder, for a step that holds other values on each
 
     On several ranks, each trains on its part of the images; the first writes. Raises
     ``InputError`` for a folder, a number of ranks or an earlier training that does not fit, and
@@ -81,7 +84,10 @@ def train(
     started = start(config, device, distribute, device_num)
     train_set, val_set, classes = datasets(config, dataset_path, started.rank, started.ranks)
     config = with_classes(config, classes)
-    folder = Path(config.save_checkpoint_path)
+    first, folder = started.rank == 0, Path(config.save_checkpoint_path)
+    folder_of_rank = folder_of_rank and started.ranks > 1
+    if folder_of_rank:
+        folder /= f"rank_{started.rank}"
     if resume:
         run_folder.check_resume(config, classes, folder, _MAY_CHANGE)
     network = build_network(config)
@@ -94,14 +100,15 @@ def train(
         weights=cluster.digest(network),
         checkpoint=run_folder.newest(folder) if resume else None,
     )
-    first = started.rank == 0
     if first:
-        images = config.batch_size * config.micro_steps * started.ranks
+        images = config.batch_size * _micro_batches(step) * started.ranks
         print(f"labkit: ResNet-{config.depth} into {folder}, {images} images in an update")
         print(settings.lines(config), flush=True)
     with out_of_memory.advice(config.batch_size, config.micro_steps):
         shown = None if callbacks is None else callbacks(config, epoch_size) if first else []
-        records = _fit(config, step, train_set, classes, first, resume, shown)
+        records = _fit(
+            config, step, train_set, classes, folder, resume, shown, first, first or folder_of_rank
+        )
         found = None if val_set is None else _evaluate(config, network, val_set, started.ranks)
     if first and found is not None:
         print(f"labkit: {summary(found)}", flush=True)
@@ -169,11 +176,16 @@ def summary(found: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.4f}" for name, value in found.items())
 
 
-def _fit(config, step, train_set, classes, first, resume, shown):
+def _micro_batches(step):
+    """Return how many of one rank's micro-batches make an update."""
+    held = getattr(step, "group_size", None)
+    return (1 if held is None else int(held.asnumpy())) * getattr(step, "workers", 1)
+
+
+def _fit(config, step, train_set, classes, folder, resume, shown, first, write):
     from labkit.training import fit
 
-    folder = Path(config.save_checkpoint_path)
-    own = [run_folder.description(config, classes, folder)] if first else []
+    own = [run_folder.description(config, classes, folder)] if write else []
     return fit(
         step,
         train_set,
@@ -183,7 +195,7 @@ def _fit(config, step, train_set, classes, first, resume, shown):
         checkpoint_every=config.save_checkpoint_steps,
         checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
         keep=config.keep_checkpoint_max,
-        write=first,
+        write=write,
         progress=f"ResNet-{config.depth}" if first and shown is None else None,
         callbacks=own + (shown or []),
     )

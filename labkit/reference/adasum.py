@@ -17,10 +17,10 @@ def cosine(a, b) -> float:
 def adasum_pair(a, b, m: int = 1, n: int = 1) -> np.ndarray:
     """Return Adasum of a, which m workers made, and b, which n made; each (d,).
 
-    (1 - n / (m + n) a.b / |a|^2) a  +  (1 - m / (m + n) a.b / |b|^2) b
+    (1 - m / (m + n) a.b / |a|^2) a  +  (1 - n / (m + n) a.b / |b|^2) b
 
-    With m = n it is the pair of Maleki et al., arXiv 2006.02924. A zero vector passes the other
-    through.
+    With m = n it is the pair of Maleki et al., arXiv 2006.02924. Parallel vectors give their mean
+    over the workers, (m a + n b) / (m + n); a zero vector passes the other through.
     """
     a, b = _vector(a), _vector(b)
     if a.shape != b.shape:
@@ -28,7 +28,7 @@ def adasum_pair(a, b, m: int = 1, n: int = 1) -> np.ndarray:
     if not a.any() or not b.any():
         return a + b
     product = a @ b
-    return (1 - n / (m + n) * product / (a @ a)) * a + (1 - m / (m + n) * product / (b @ b)) * b
+    return (1 - m / (m + n) * product / (a @ a)) * a + (1 - n / (m + n) * product / (b @ b)) * b
 
 
 def adasum_triple(vectors, counts: Sequence[int] = (1, 1, 1)) -> np.ndarray:

@@ -1,10 +1,10 @@
 r"""Adasum: combine the updates of N workers by how much they agree.
 
-    Adasum(a, b) = (1 - n / (m + n) a.b / |a|^2) a  +  (1 - m / (m + n) a.b / |b|^2) b
+    Adasum(a, b) = (1 - m / (m + n) a.b / |a|^2) a  +  (1 - n / (m + n) a.b / |b|^2) b
 
 for a made by m workers and b by n, layer by layer; m = n but where N is no power of two. Parallel
-vectors of m = n give their mean, orthogonal ones their sum, and a zero vector passes the other one
-through. N vectors are combined level by level, neighbours in pairs.
+vectors give their mean, in which every worker counts alike, orthogonal ones their sum, and a zero
+vector passes the other one through. N vectors are combined level by level, neighbours in pairs.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
 arXiv 2006.02924; and "Adaptive Gradient Summation Algorithm", MindSpore tutorial r1.6. Departures:

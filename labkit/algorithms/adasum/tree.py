@@ -78,15 +78,15 @@ class _Pair(nn.Cell):
     """Adasum of rows a and b, (..., p, d) each, made by ``first`` and ``second`` workers.
 
     With unit vectors u = a / |a| and v = b / |b| it is
-    (|a| - n/(m+n) |b| u.v) u + (|b| - m/(m+n) |a| u.v) v: no square of a length, and nothing
+    (|a| - m/(m+n) |b| u.v) u + (|b| - n/(m+n) |a| u.v) v: no square of a length, and nothing
     larger than the rows themselves.
     """
 
     def __init__(self, first, second, metric):
         super().__init__(auto_prefix=False)
         counts = list(zip(first, second, strict=True))
-        self.of_second = Tensor([[n / (m + n)] for m, n in counts], ms.float32)
         self.of_first = Tensor([[m / (m + n)] for m, n in counts], ms.float32)
+        self.of_second = Tensor([[n / (m + n)] for m, n in counts], ms.float32)
         self.metric = metric
         self.sum, self.max = ops.ReduceSum(keep_dims=True), ops.ReduceMax(keep_dims=True)
         self.min = ops.ReduceMin()
@@ -95,8 +95,8 @@ class _Pair(nn.Cell):
         unit_a, length_a, sound_a = self.unit(a, products)
         unit_b, length_b, sound_b = self.unit(b, products)
         cosine = self.product(unit_a, unit_b, products)
-        combined = (length_a - self.of_second * cosine * length_b) * unit_a
-        combined = combined + (length_b - self.of_first * cosine * length_a) * unit_b
+        combined = (length_a - self.of_first * cosine * length_b) * unit_a
+        combined = combined + (length_b - self.of_second * cosine * length_a) * unit_b
         return combined, self.min(ops.minimum(sound_a, sound_b), ())
 
     def unit(self, rows, products):

@@ -1,0 +1,106 @@
+"""Adasum on an image folder: the tutorial's ResNet-50 on ImageNet, 16 devices in two servers.
+
+    python -m labkit.recipes.adasum train --dataset_path FOLDER --settings servers
+    python -m labkit.recipes.adasum train --dataset_path FOLDER --settings one_device
+    python -m labkit.recipes.adasum eval --dataset_path FOLDER --checkpoint_path FILE
+
+FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
+(the tutorial's; there is no evaluation after training then). ``labkit.recipes.adasum_config`` has
+the settings "servers" (the default: 16 ranks, 8 to a server) and "one_device" (which stands for
+them) and says what else can be set. On several ranks, msrun starts one such command each, with
+--run_distribute True.
+
+Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.6), training.py. Departures:
+Adasum as labkit has it, on any device and from two workers on; every image counts in the
+evaluation; every rank keeps checkpoints of its own, RUN/rank_<n>/checkpoint, since each worker's
+optimizer has moments of its own; training resumes from there.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit.recipes import command, resnet50
+from labkit.recipes.adasum_config import NAMED, AdasumConfig
+from labkit.recipes.resnet50_parts import build_loss
+
+
+def build_step(config: AdasumConfig, network, epoch_size: int):
+    """Return the step cell; ``epoch_size`` is in micro-batches of this rank."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit import LossNet, cluster, schedules
+    from labkit.algorithms.adasum import AdasumStep
+    from labkit.parameter_groups import decay_groups
+
+    inside = 1 if cluster.rank_and_size()[1] > 1 else config.node_size
+    in_an_update = config.workers * config.micro_steps * inside
+    updates = epoch_size // in_an_update
+    if config.tail == "flush":
+        updates = -(-epoch_size // in_an_update)
+    rates = schedules.get_lr(
+        config.lr_init,
+        config.lr_end,
+        config.lr_max,
+        config.warmup_epochs,
+        config.epoch_size,
+        max(updates, 1),
+        config.lr_decay_mode,
+    )
+    groups = decay_groups(network, config.weight_decay)
+    return AdasumStep(
+        LossNet(network, build_loss(config)),
+        nn.Momentum(groups, ms.Tensor(rates), config.momentum),
+        workers=config.workers,
+        micro_steps=config.micro_steps,
+        on=config.on,
+        reduction=config.reduction,
+        scope=config.scope,
+        node_size=config.node_size,
+        tail=config.tail,
+        precision=config.precision,
+        loss_scale=config.loss_scale,
+    )
+
+
+def callbacks(config: AdasumConfig, epoch_size: int) -> list:
+    """Return the tutorial's callbacks, TimeMonitor and LossMonitor.
+
+    The loss is printed once an epoch, ``epoch: 1 step: 312, loss is 5.5303826``: that of the first
+    rank's last micro-batch, while records.csv has that of every update.
+    """
+    from mindspore.train import LossMonitor, TimeMonitor
+
+    return [TimeMonitor(data_size=epoch_size), LossMonitor(per_print_times=epoch_size)]
+
+
+def train(config: AdasumConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
+    """Train with Adasum, and evaluate where there is a val/; see ``labkit.recipes.resnet50.train``.
+
+    options  device, distribute, device_num, resume
+    """
+    return resnet50.train(
+        config,
+        dataset_path,
+        make_step=build_step,
+        callbacks=callbacks,
+        folder_of_rank=True,
+        **options,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 2 for bad input with its message on stderr."""
+    return command.run(
+        arguments,
+        name="adasum",
+        description=__doc__,
+        named=NAMED,
+        train=train,
+        evaluate=resnet50.evaluate_checkpoint,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""Gram and tree against the float64 tree: every branch of the rule, every kind of vector."""
+
+import functools
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from labkit import reference
+from labkit.algorithms.adasum import combination
+from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, SOUND, ByGram, bounds
+from labkit.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+# A requirement: relative to each layer's length.
+BOUND = 1e-5
+LAYERS = (150, 7)
+NUMBERS = sum(LAYERS)
+# Pairs alone, three alone, two levels, counts that differ in a pair and in three, three on two
+# levels, the largest. Above all Gram: where it falls back, the tree is in the same graph.
+CASES = [(count, "gram") for count in (2, 3, 4, 5, 7, 11, 64)]
+CASES += [(count, "tree") for count in (4, 7, 64)]
+
+
+@functools.cache
+def made(count, by, reduction="adasum"):
+    """A combination, compiled once for all tests."""
+    return combination(reduction, LAYERS, count, by=by)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget():
+    yield
+    made.cache_clear()
+
+
+def combined(rows, by="gram"):
+    return made(len(rows), by)(Tensor(rows)).asnumpy()
+
+
+def by_layer(row):
+    return [row[..., start:end] for start, end in bounds(LAYERS)]
+
+
+def errors(came, rows):
+    """Each layer's distance from the float64 tree, relative to that one's length."""
+    found = []
+    for layer, part in zip(by_layer(came), by_layer(rows.astype(np.float64)), strict=True):
+        expected = reference.adasum_tree(part)
+        # Float32 holds no length below its smallest number of full precision.
+        found.append(np.linalg.norm(layer - expected) / max(np.linalg.norm(expected), 1e-37))
+    return found
+
+
+def normal(count, seed=0):
+    return np.random.default_rng(seed).normal(size=(count, NUMBERS))
+
+
+def correlated(count):
+    return normal(count) + 2 * normal(1, seed=1)
+
+
+def anticorrelated(count):
+    return 0.5 * normal(count) + np.where(np.arange(count) % 2, 1, -1)[:, None] * normal(1, seed=1)
+
+
+def mixed_magnitudes(count):
+    """Lengths from 1e-30 to 1e30 side by side, other ones in each layer."""
+    exponents = np.random.default_rng(2).integers(-29, 30, size=(count, len(LAYERS)))
+    return normal(count) * np.repeat(10.0**exponents, LAYERS, axis=1)
+
+
+def some_zero(count):
+    """Layers that are zero for some workers, one for all of them."""
+    rows = normal(count) * (np.arange(count) % 3 == 0)[:, None]
+    rows[:, 150:] = 0
+    return rows
+
+
+KINDS = {
+    "independent": normal,
+    "correlated": correlated,
+    "anticorrelated": anticorrelated,
+    "equal": lambda count: np.repeat(normal(1), count, axis=0),
+    "1e-30": lambda count: 1e-30 * normal(count),
+    "1e30": lambda count: 1e30 * normal(count),
+    "mixed magnitudes": mixed_magnitudes,
+    "zeros": some_zero,
+    "all zero": lambda count: 0 * normal(count),
+}
+
+
+class TestAgainstFloat64:
+    @pytest.mark.parametrize(("count", "by"), CASES)
+    def test_every_kind_of_vector(self, count, by):
+        worst = {}
+        for kind, make in KINDS.items():
+            rows = make(count).astype(np.float32)
+            worst[kind] = max(errors(combined(rows, by), rows))
+        assert max(worst.values()) <= BOUND, worst
+
+    def test_the_kinds_are_what_they_are_called(self):
+        """Else the test above would compare less than it says."""
+        cosine = reference.cosine(*anticorrelated(2))
+        assert cosine < -0.5 < 0.5 < reference.cosine(*correlated(2))
+        assert abs(reference.cosine(*normal(2))) < 0.1
+        largest = np.abs(mixed_magnitudes(64).astype(np.float32)).max()
+        assert np.isfinite(largest) and largest > 1e29
+        lengths = np.abs(by_layer(mixed_magnitudes(64))[0]).max(axis=1)
+        assert lengths.min() < 1e-26
+
+    @pytest.mark.parametrize("by", ["gram", "tree"])
+    @pytest.mark.parametrize("value", [65504.0, 6e-8])
+    def test_float16_at_its_limits(self, value, by):
+        """Its largest number and its smallest, in vectors of both signs: as float64 has them."""
+        signs = np.sign(normal(4)).astype(np.float16)
+        rows = (signs * np.float16(value)).astype(np.float32)
+        assert np.abs(rows).min() == np.abs(rows).max() == np.float32(np.float16(value)) > 0
+        assert max(errors(combined(rows, by), rows)) <= BOUND
+
+    def test_by_hand(self):
+        """Of one number each: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
+        rows = np.zeros((2, NUMBERS), np.float32)
+        rows[:, 0], rows[:, 150] = (3.0, 5.0), (3.0, -5.0)
+        came = combined(rows)
+        assert came[0] == pytest.approx(4.0) and came[150] == pytest.approx(-1.0)
+        assert np.count_nonzero(came) == 2
+
+
+@pytest.fixture(scope="module")
+def alone():
+    """The Gram path with nothing to fall back on."""
+    names = ByGram.construct.__globals__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(names, "SOUND", -1.0)
+        cell = ByGram(LAYERS, 4)
+        cell(Tensor(normal(4).astype(np.float32)))
+    assert names["SOUND"] == SOUND
+    return lambda rows: cell(Tensor(rows)).asnumpy()
+
+
+def nearly_cancelling(rest):
+    """Four workers, the first two opposite but for ``rest``: their Adasum is as short."""
+    rows = normal(4)
+    rows[1] = rest * rows[1] - rows[0]
+    rows[2] += rows[0]
+    return rows.astype(np.float32)
+
+
+class TestWhichPath:
+    """Which way it went shows in the last bits: the two paths round differently."""
+
+    def test_sound_products_are_used(self, alone):
+        rows = normal(4).astype(np.float32)
+        came = combined(rows)
+        np.testing.assert_array_equal(came, alone(rows))
+        assert (came != combined(rows, "tree")).any()
+
+    @pytest.mark.parametrize("rest", [0.1, 0.01])
+    def test_nearly_cancelling_vectors_go_through_the_tree(self, rest):
+        rows = nearly_cancelling(rest)
+        came = combined(rows)
+        np.testing.assert_array_equal(came, combined(rows, "tree"))
+        assert max(errors(came, rows)) <= BOUND
+
+    def test_products_alone_would_be_wrong_there(self, alone):
+        rows = nearly_cancelling(0.003)
+        assert max(errors(alone(rows), rows)) > 5 * BOUND
+
+    @pytest.mark.parametrize("scale", [1e-14, 1e19])
+    def test_squares_out_of_range_go_through_the_tree(self, scale):
+        rows = (scale * normal(4)).astype(np.float32)
+        squares = np.square(rows[:, :150].astype(np.float64)).sum(axis=1)
+        assert squares.min() < SMALLEST or squares.max() > LARGEST
+        np.testing.assert_array_equal(combined(rows), combined(rows, "tree"))
+
+    @pytest.mark.parametrize("scale", [1e-9, 1e14])
+    def test_squares_in_range_do_not(self, alone, scale):
+        """One layer as long as every other, whatever its size: the shortest decides."""
+        rows = normal(4)
+        for layer in by_layer(rows):
+            layer *= scale / np.linalg.norm(layer, axis=1, keepdims=True)
+        rows = rows.astype(np.float32)
+        # 1e-9 squared is above 1e-24, 1e14 squared below 1e36.
+        np.testing.assert_array_equal(combined(rows), alone(rows))
+        assert max(errors(combined(rows), rows)) <= BOUND
+
+
+class TestNotFinite:
+    @pytest.mark.parametrize("by", ["gram", "tree"])
+    @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+    @pytest.mark.parametrize("row", [0, 3])
+    def test_stays_in_its_layer_and_is_seen_there(self, by, value, row):
+        """No layer hides it, and the others are what they are without it."""
+        rows = normal(4).astype(np.float32)
+        clean = by_layer(combined(rows, "tree"))
+        rows[row, 20] = value
+        came = by_layer(combined(rows, by))
+        assert not np.isfinite(came[0]).any()
+        np.testing.assert_allclose(came[1], clean[1], rtol=1e-5, atol=1e-6)
+
+    def test_in_three(self):
+        rows = normal(3).astype(np.float32)
+        rows[1, 150] = np.nan
+        came = by_layer(combined(rows))
+        assert np.isnan(came[1]).all() and np.isfinite(came[0]).all()
+
+
+class TestMeanAndSum:
+    @pytest.mark.parametrize("present", [None, [1, 1, 0, 1], [0, 0, 1, 0]])
+    def test_rows_that_are_not_present_count_for_nothing(self, present):
+        rows = normal(4).astype(np.float32)
+        counted = np.ones(4) if present is None else np.array(present)
+        rows *= counted[:, None].astype(np.float32)
+        given = () if present is None else (Tensor(counted.astype(np.float32)),)
+        total = rows.astype(np.float64).sum(axis=0)
+        for reduction, expected in (("sum", total), ("mean", total / counted.sum())):
+            came = made(4, "gram", reduction)(Tensor(rows), *given).asnumpy()
+            np.testing.assert_allclose(came, expected, rtol=1e-5, atol=1e-6)
+
+    def test_adasum_passes_over_absent_rows(self):
+        """As zeros: the others' Adasum in the same places of the tree."""
+        rows = normal(4).astype(np.float32)
+        rows[1:3] = 0
+        present = Tensor(np.array([1, 0, 0, 1], np.float32))
+        came = made(4, "gram")(Tensor(rows), present).asnumpy()
+        assert max(errors(came, rows)) <= BOUND
+        assert max(errors(came, rows[::3])) <= BOUND
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("average", LAYERS, 2), "unknown reduction 'average'"),
+        (("adasum", LAYERS, 2, "tre"), "unknown by 'tre'"),
+        (("adasum", (), 2), r"layers of sizes \(\) and 2 workers came"),
+        (("mean", (3, 0), 2), "no empty layer"),
+        (("sum", LAYERS, 0), "0 workers came; expected at least one"),
+    ],
+)
+def test_bad_arguments(given, message):
+    with pytest.raises(InputError, match=message):
+        combination(*given)
+
+
+def test_bounds():
+    assert bounds((3, 1, 4)) == ((0, 3), (3, 4), (4, 8))
+    assert bounds((5,)) == ((0, 5),)

@@ -1,0 +1,131 @@
+"""Ranks are virtual workers that take turns: the same bits, whoever computes them."""
+
+import numpy as np
+import pytest
+
+from labkit.compiled import Operator
+from tests import adasum_on_ranks
+from tests.adasum_on_ranks import CASES
+from tests.msrun import msrun
+from tests.operator_platforms import missing
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
+
+
+def launched(count, root, out):
+    """What all ranks found; fails where one of them fails, hangs or stays behind."""
+    code, logs = msrun(out, adasum_on_ranks.__file__, out, root=root, ranks=count)
+    assert code == 0, logs
+    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(count)]
+
+
+@pytest.fixture(scope="module")
+def ranks(root, tmp_path_factory):
+    """A launch of two ranks and one of four, the first time that each is asked for."""
+    found = {}
+
+    def of(count):
+        if count not in found:
+            found[count] = launched(count, root, tmp_path_factory.mktemp(f"ranks{count}"))
+        return found[count]
+
+    return of
+
+
+def of_case(found, case):
+    return {name: value for name, value in found.items() if name.startswith(f"{case}/")}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_are_virtual_workers(ranks, case):
+    """Every parameter after every update: the ranks' bits are those of one process.
+
+    The requirement is 1e-6 after 20 updates; bits can be compared where a rank computes the same
+    micro-batch as a virtual worker does. A node's mean is added up by AllReduce: within 1e-6.
+    """
+    real = [of_case(found, case) for found in ranks(CASES[case][0])]
+    virtual = adasum_on_ranks.run(case)
+    names = {name for name in virtual if name.count("/") == 2 and "/last/" not in name}
+    assert len(names) == CASES[case][3] * (10 if "LeNet" in case else 2)
+    for name in sorted(names):
+        for found in real:
+            np.testing.assert_array_equal(found[name], real[0][name], err_msg=name)
+        if case == "nodes":
+            np.testing.assert_allclose(real[0][name], virtual[name], rtol=1e-6, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(real[0][name], virtual[name], err_msg=name)
+    moved = [virtual[name] for name in sorted(names) if name.endswith(("/0", "/1"))]
+    assert any((a != b).any() for a, b in zip(moved[::2], moved[1::2], strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_rank_reports_the_whole_update(ranks, case):
+    virtual = adasum_on_ranks.run(case) if CASES[case][1] == "linear" else None
+    real = [of_case(found, case) for found in ranks(CASES[case][0])]
+    for update in range(CASES[case][3]):
+        name = f"{case}/last/{update}"
+        for found in real:
+            np.testing.assert_array_equal(found[name], real[0][name])
+            if virtual is not None:
+                np.testing.assert_allclose(found[name], virtual[name], rtol=1e-5)
+    # The update in which no worker has a gradient is none.
+    skipped = case in ("not finite",)
+    assert real[0][name][0] == CASES[case][3] - skipped
+
+
+def test_each_rank_counts_what_it_dropped(ranks):
+    for case, dropped in {"not finite": (1, 2), "nodes": (1, 1, 1, 0)}.items():
+        found = ranks(CASES[case][0])
+        assert tuple(int(one[f"{case}/dropped"]) for one in found) == dropped
+
+
+def test_it_says_who_is_combined(ranks):
+    expected = {
+        "LeNet": (2, 4_000, "2 workers (1 in each process, 2 ranks)"),
+        "virtual workers too": (4, 8_000, "4 workers (2 in each process, 2 ranks)"),
+        "nodes": (
+            2,
+            12_000,
+            "2 workers (1 in each process, 4 ranks, 2 nodes of 2, averaged inside)",
+        ),
+        "four": (4, 12_000, "4 workers (1 in each process, 4 ranks)"),
+    }
+    for case, (total, received, text) in expected.items():
+        for found in ranks(CASES[case][0]):
+            assert tuple(found[f"{case}/team"]) == (total, received)
+            assert str(found[f"{case}/text"]) == text
+
+
+def test_its_operators_are_documented_or_measured_here(ranks):
+    names = set(ranks(2)[0]["operators"].tolist())
+    assert {"AllGather", "ApplyMomentum"} <= names
+    assert missing([Operator(name, (), (), False, "") for name in names]) == {}
+
+
+def test_a_replica_that_differs_in_one_bit_is_found(ranks):
+    for found in ranks(2):
+        for when in ("end", "built"):
+            message = str(found[f"planted/{when}"])
+            assert message.startswith("parameter 'bias' of rank 1 is not that of rank 0")
+
+
+def test_a_resumed_training_is_the_uninterrupted_one(ranks):
+    for found in ranks(2):
+        assert found["resume/same"]
+
+
+def test_ranks_refuse_to_resume_from_different_micro_batches(ranks):
+    for found in ranks(2):
+        message = str(found["resume/refused"])
+        assert message.startswith("rank 1 has another number of micro-batches done than rank 0")
+
+
+def test_node_sizes_that_cannot_be(ranks):
+    for found in ranks(4):
+        assert str(found["no divisor"]) == (
+            "node_size is 3 and there are 4 ranks; expected a divisor"
+        )
+        assert str(found["one node"]).startswith(
+            "nothing to combine: 1 worker (1 in each process, 4 ranks, 1 nodes of 4, averaged "
+            "inside); expected at least two workers"
+        )

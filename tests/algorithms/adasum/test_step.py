@@ -1,0 +1,622 @@
+"""AdasumStep against float64, call by call; what it keeps, what it refuses, how it resumes."""
+
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mindspore import Tensor, nn
+
+from labkit import reference
+from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.adasum.update import states_of
+from labkit.algorithms.plain import PlainStep
+from labkit.errors import InputError
+from labkit.gradients import DynamicLossScale, set_state
+from labkit.losses import LossNet
+from labkit.nets.small import NormNet
+from labkit.tolerances import TOLERANCE
+from tests.adasum_twin import Twin
+from tests.step_cells import (
+    assert_bit_equal,
+    digits,
+    linear,
+    momentum,
+    regression,
+    restore,
+    rows,
+    snapshot,
+    tensors,
+)
+from tests.test_training import Training
+from tests.trainings import dataset, loss_fn, network
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+RATES = [0.05 * 0.8**update for update in range(40)]
+
+
+def decaying(update):
+    return RATES[update]
+
+
+# name -> (options of the step, options of the twin that are not the step's, calls, those that are
+# NaN, those after which the epoch ends). The first calls of a case end in the middle of a team.
+CASES = {
+    "2 workers": ({"workers": 2}, {}, 7, (), (5,)),
+    "3 workers, decay and schedule": (
+        {"workers": 3},
+        {"weight_decay": 0.1, "rate": decaying},
+        10,
+        (),
+        (),
+    ),
+    "5 workers": ({"workers": 5}, {}, 15, (), (7,)),
+    "one parameter vector": ({"workers": 3, "scope": "network"}, {}, 6, (), ()),
+    "gradients": (
+        {"workers": 3, "on": "gradients"},
+        {"weight_decay": 0.1, "rate": decaying},
+        8,
+        (3,),
+        (7,),
+    ),
+    "mean": ({"workers": 3, "reduction": "mean"}, {}, 10, (4,), (6,)),
+    "sum of gradients": (
+        {"workers": 2, "reduction": "sum", "on": "gradients"},
+        {"rate": lambda update: 0.02},
+        6,
+        (),
+        (),
+    ),
+    "micro-batches": ({"workers": 2, "micro_steps": 3}, {}, 20, (1,), (9, 14)),
+    "a mean inside nodes": ({"workers": 2, "node_size": 3}, {}, 13, (), (9,)),
+    "nodes and micro-batches": ({"workers": 2, "node_size": 2, "micro_steps": 2}, {}, 9, (), ()),
+    "schedule of micro_steps": (
+        {"workers": 2, "micro_steps": lambda updates: 1 + updates % 3},
+        {},
+        14,
+        (),
+        (10,),
+    ),
+    "clipped": ({"workers": 2, "clip_norm": 0.3, "loss_scale": 1024.0}, {}, 5, (), ()),
+    "not finite": ({"workers": 3}, {"rate": decaying}, 15, (0, 4, 6, 7, 8, 11), (12,)),
+    "drop_group": (
+        {"workers": 2, "micro_steps": 2, "nonfinite": "drop_group"},
+        {},
+        12,
+        (1, 5, 6),
+        (),
+    ),
+    "drop": ({"workers": 3, "micro_steps": 2, "tail": "drop"}, {}, 19, (), (8, 9, 16)),
+}
+# Of a rule of the twin's own name: micro-batches that a worker averages.
+INSIDE = {"a mean inside nodes": 3, "nodes and micro-batches": 4}
+
+
+def twin_of(case):
+    options, others, *_ = CASES[case]
+    options = {k: v for k, v in options.items() if k not in ("node_size", "loss_scale")}
+    return Twin(**options | others | ({"micro_steps": INSIDE[case]} if case in INSIDE else {}))
+
+
+def build(options, others):
+    """(network, step) with Momentum as the twin has it."""
+    net, loss_net = regression()
+    rate = others.get("rate", lambda update: 0.05)
+    rates = RATES if rate is decaying else rate(0)
+    step = AdasumStep(loss_net, momentum(net, rates, others.get("weight_decay", 0.0)), **options)
+    return net, step
+
+
+def weights_of(net):
+    return [net.weight.asnumpy().copy(), net.bias.asnumpy().copy()]
+
+
+def assert_weights(net, twin):
+    for came, expected in zip(weights_of(net), twin.weights, strict=True):
+        np.testing.assert_allclose(came, expected, **TOLERANCE["float32, many updates"])
+
+
+def assert_last(step, twin):
+    last = vars(step.last_update)
+    if twin.updates:
+        for name, expected in twin.last.items():
+            assert last[name] == pytest.approx(expected, rel=1e-4), name
+    assert last["number"] == twin.updates
+
+
+class TestTwin:
+    """Parameters and ``last_update`` after every call, for each option."""
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_equals_float64(self, case):
+        options, others, calls, nan, ends = CASES[case]
+        twin, (net, step) = twin_of(case), build(options, others)
+        for call in range(calls):
+            inputs, targets = rows(3 + call % 2, seed=call)
+            targets *= np.float32(np.nan if call in nan else 1)
+            before, done = weights_of(net), twin.updates
+            loss = step(*tensors(inputs, targets))
+            assert float(loss) == pytest.approx(twin.micro_batch(inputs, targets), nan_ok=True)
+            if twin.updates == done:
+                for came, expected in zip(weights_of(net), before, strict=True):
+                    np.testing.assert_array_equal(came, expected)
+            if call in ends:
+                step.end_epoch()
+                twin.end_epoch()
+            assert_weights(net, twin)
+            assert_last(step, twin)
+        assert int(step.dropped.asnumpy()) == len(nan)
+        assert twin.updates > 1
+        given = [np.stack([v[i].ravel() for v in twin.vectors]) for i in range(2)]
+        if not twin.entered and not twin.group.micro_step:
+            for came, expected in zip(step.vectors().values(), given, strict=True):
+                np.testing.assert_allclose(came, expected, **TOLERANCE["float32, many updates"])
+
+    def test_the_comparison_tells_the_cases_apart(self):
+        """Workers, reduction and scope: each gives weights of its own on the same rows."""
+        found = []
+        for options in (
+            {"workers": 2},
+            {"workers": 2, "micro_steps": 2},
+            {"workers": 4},
+            {"workers": 4, "on": "gradients"},
+            {"workers": 4, "reduction": "mean"},
+            {"workers": 4, "reduction": "sum"},
+            {"workers": 4, "scope": "network"},
+        ):
+            twin = Twin(**options)
+            for call in range(8):
+                twin.micro_batch(*rows(4, seed=call))
+            found.append(twin.weights[0].ravel())
+        distances = np.abs(np.array(found)[:, None] - np.array(found)).max(axis=2)
+        assert distances[~np.eye(len(found), dtype=bool)].min() > 1e-3
+
+    def test_propagate_lets_nan_into_the_weights(self):
+        net, step = build({"workers": 2, "nonfinite": "propagate"}, {})
+        inputs, targets = rows(4)
+        step(*tensors(inputs, targets * np.float32(np.nan)))
+        assert np.isfinite(net.weight.asnumpy()).all()
+        step(*tensors(inputs, targets))
+        assert np.isnan(net.weight.asnumpy()).all() and np.isnan(net.bias.asnumpy()).all()
+        assert int(step.dropped.asnumpy()) == 0 and step.last_update.number == 1
+
+
+def grouped(parameters):
+    """Two rates, one of them a schedule, and a decay; handed over in another order."""
+    weight, bias = parameters
+    given = [
+        {"params": [bias], "lr": RATES},
+        {"params": [weight], "weight_decay": 0.1},
+        {"order_params": [bias, weight]},
+    ]
+    return nn.Momentum(given, 0.02, 0.9)
+
+
+OPTIMIZERS = {
+    "Adam": lambda p: nn.Adam(p, RATES),
+    "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.01, weight_decay=0.1),
+    "SGD, Nesterov": lambda p: nn.SGD(p, 0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+    "RMSProp": lambda p: nn.RMSProp(p, 0.01),
+    "groups": grouped,
+}
+
+
+class Alone:
+    """A worker's own optimizer: one plain step that takes on each worker's state in turn."""
+
+    def __init__(self, make, workers):
+        self.network, loss_net = regression()
+        self.step = PlainStep(loss_net, make(self.network.trainable_params()))
+        self.fresh = [snapshot(self.step)] * workers
+
+    def update(self, batches):
+        """Return the new weights, by name, from a micro-batch for each worker."""
+        names = [parameter.name for parameter in self.network.trainable_params()]
+        start = {name: self.fresh[0][name] for name in names}
+        moves = []
+        for worker, batch in enumerate(batches):
+            restore(self.step, self.fresh[worker] | start)
+            self.step(*batch)
+            self.fresh[worker] = snapshot(self.step)
+            moves.append([self.fresh[worker][n].astype(np.float64) - start[n] for n in names])
+        combined = [
+            reference.adasum_tree(parts).reshape(parts[0].shape)
+            for parts in zip(*moves, strict=True)
+        ]
+        for name, part in zip(names, combined, strict=True):
+            for state in self.fresh:
+                state[name] = (start[name] + part).astype(np.float32)
+        return {name: self.fresh[0][name] for name in names}
+
+
+class TestAnyOptimizer:
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_each_worker_has_an_optimizer_of_its_own(self, name):
+        alone = Alone(OPTIMIZERS[name], 3)
+        net, loss_net = regression()
+        step = AdasumStep(loss_net, OPTIMIZERS[name](net.trainable_params()), workers=3)
+        for update in range(4):
+            batches = [tensors(*rows(4, seed=3 * update + worker)) for worker in range(3)]
+            for batch in batches:
+                step(*batch)
+            expected = alone.update(batches)
+            for parameter in net.trainable_params():
+                np.testing.assert_allclose(
+                    parameter.asnumpy(),
+                    expected[parameter.name],
+                    **TOLERANCE["float32, a few updates"],
+                    err_msg=f"{parameter.name}, update {update}",
+                )
+        rates = alone.step.last_update.learning_rate
+        assert step.last_update.learning_rate == pytest.approx(rates)
+        assert int(step.optimizer.global_step.asnumpy()[0]) == 4
+
+    def test_what_counts_as_the_optimizers_own_state(self):
+        kinds = {
+            "Adam": {"moment1", "moment2", "beta1_power", "beta2_power"},
+            "RMSProp": {"moment", "mean_square"},
+            "SGD, Nesterov": {"accum", "stat"},
+            "groups": {"moments"},
+        }
+        for name, expected in kinds.items():
+            found = states_of(OPTIMIZERS[name](linear().trainable_params()))
+            found = {one.name.removesuffix(".weight").removesuffix(".bias") for one in found}
+            assert expected <= found, (name, found)
+            assert not {"learning_rate", "global_step", "momentum", "weight", "bias"} & found
+
+
+@pytest.fixture(scope="module")
+def three(runtime):
+    """A step over three workers with Momentum, compiled once, as new for each test."""
+    net, loss_net = regression()
+    step = AdasumStep(loss_net, momentum(net), workers=3)
+    fresh = snapshot(step)
+
+    def anew(tail="flush"):
+        restore(step, fresh)
+        step.tail, step.schedule = tail, None
+        return net, step
+
+    return anew
+
+
+def feed(step, seeds):
+    for seed in seeds:
+        step(*tensors(*rows(4, seed=seed)))
+
+
+class TestTail:
+    def test_drop_leaves_no_trace(self, three):
+        """Bit for bit, moments too: as if the dropped workers had never had their turn."""
+        found = []
+        for dropped in ((), (50,), (50, 51)):
+            _, step = three("drop")
+            feed(step, range(6))
+            feed(step, dropped)
+            step.end_epoch()
+            feed(step, range(6, 15))
+            found.append(snapshot(step))
+        for other in found[1:]:
+            assert_bit_equal(other, found[0])
+
+    def test_drop_in_the_middle_of_a_worker(self, three):
+        """What a worker has gathered goes too."""
+        found = []
+        for dropped in ((), (50, 51, 52)):
+            _, step = three("drop")
+            set_state(step.group_size, 2)
+            feed(step, range(6))
+            feed(step, dropped)
+            step.end_epoch()
+            feed(step, range(6, 18))
+            found.append(snapshot(step))
+        assert_bit_equal(found[1], found[0])
+
+    def test_flush_of_nothing_is_nothing(self, three):
+        _, step = three()
+        feed(step, range(3))
+        before = snapshot(step)
+        step.end_epoch()
+        assert_bit_equal(snapshot(step), before)
+
+    def test_flush_passes_a_single_worker_through(self, three):
+        """Zeros for the two that had no turn: the one's vector is the update."""
+        net, step = three()
+        before = weights_of(net)
+        feed(step, [0])
+        step.end_epoch()
+        vectors = step.vectors()
+        assert step.last_update.number == 1 and step.last_update.images == 4
+        for name, old in zip(("weight", "bias"), before, strict=True):
+            assert not vectors[name][1:].any() and vectors[name][0].any()
+            moved = snapshot(net)[name] - old
+            np.testing.assert_allclose(moved.ravel(), vectors[name][0], rtol=1e-5, atol=1e-6)
+
+
+class TestBetweenWorkers:
+    """What happens to the optimizer while a team has not had all its turns."""
+
+    def test_a_workers_turn_moves_neither_weights_nor_count(self, three):
+        net, step = three()
+        feed(step, range(3))
+        before = weights_of(net)
+        for seed in (3, 4):
+            feed(step, [seed])
+            assert int(step.optimizer.global_step.asnumpy()[0]) == 1
+            for came, expected in zip(weights_of(net), before, strict=True):
+                np.testing.assert_array_equal(came, expected)
+        feed(step, [5])
+        assert int(step.optimizer.global_step.asnumpy()[0]) == 2
+
+    def test_what_a_callback_sets_stays(self, three):
+        """Learning rate and momentum, changed between updates and between workers."""
+        net, step = three()
+        now = {"rate": 0.05}
+        twin = Twin(3, rate=lambda update: now["rate"])
+        for call in range(12):
+            if call in (3, 7):
+                now["rate"] *= 0.5
+                set_state(step.optimizer.learning_rate, now["rate"])
+            if call == 5:
+                twin.momentum = 0.5
+                set_state(step.optimizer.momentum, 0.5)
+            inputs, targets = rows(4, seed=call)
+            step(*tensors(inputs, targets))
+            twin.micro_batch(inputs, targets)
+        assert_weights(net, twin)
+        assert step.last_update.learning_rate == pytest.approx((0.0125,))
+        assert float(step.optimizer.momentum.asnumpy()) == 0.5
+
+    def test_weights_set_from_outside_stay(self, three):
+        """As a callback that averages weights does."""
+        net, step = three()
+        feed(step, range(3))
+        set_state(net.bias, np.array([5.0, -5.0], np.float32))
+        feed(step, [3])
+        np.testing.assert_array_equal(net.bias.asnumpy(), [5.0, -5.0])
+
+    def test_a_worker_without_a_gradient_keeps_its_moments(self, three):
+        net, step = three()
+        feed(step, range(3))
+        bank = {p.name: p for p in step.get_parameters()}["adasum.bank.moments.weight"]
+        side = int(step.update.side.asnumpy())
+        kept = bank.asnumpy()[3 * side + 1].copy()
+        feed(step, [3])
+        inputs, targets = rows(4)
+        step(*tensors(inputs, targets * np.float32(np.inf)))
+        feed(step, [4])
+        side = int(step.update.side.asnumpy())
+        np.testing.assert_array_equal(bank.asnumpy()[3 * side + 1], kept)
+        assert not np.array_equal(bank.asnumpy()[3 * side], kept)
+        assert not step.vectors()["weight"][1].any() and kept.any()
+
+
+@pytest.fixture(scope="module")
+def steps(three):
+    """Steps of one, two and three micro-batches a worker, over two and three workers."""
+    net, loss_net = regression()
+    two = AdasumStep(loss_net, momentum(net), workers=2)
+    fresh = snapshot(two)
+
+    def anew(workers, tail):
+        if workers == 3:
+            return three(tail)[1]
+        restore(two, fresh)
+        two.tail, two.schedule = tail, None
+        return two
+
+    return anew
+
+
+def by_update(updates):
+    return 1 + updates % 3
+
+
+class TestUpdatesAhead:
+    @given(
+        workers=st.sampled_from([2, 3]),
+        tail=st.sampled_from(["flush", "drop"]),
+        size=st.sampled_from([1, 2, 3, "by update"]),
+        before=st.integers(0, 7),
+        epochs=st.lists(st.integers(0, 9), max_size=3),
+    )
+    @settings(
+        max_examples=40,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    def test_equals_what_happens(self, steps, workers, tail, size, before, epochs):
+        """From any point of a team, over epochs of any lengths."""
+        step = steps(workers, tail)
+        if size == "by update":
+            step.schedule = by_update
+        set_state(step.group_size, 1 if size == "by update" else size)
+        feed(step, range(before))
+        start = step.last_update.number
+        ahead = step.updates_ahead(epochs)
+        for epoch in epochs:
+            feed(step, range(epoch))
+            if epoch:
+                step.end_epoch()
+        assert step.last_update.number - start == ahead
+
+    def test_a_schedule_that_is_too_short_is_refused(self):
+        net, loss_net = regression()
+        step = AdasumStep(loss_net, momentum(net, RATES[:3]), workers=2, micro_steps=2)
+        step.check_length(step.updates_ahead([5, 4]))
+        with pytest.raises(InputError, match="3 values"):
+            step.check_length(step.updates_ahead([5, 5]))
+
+
+class TestPrecision:
+    def test_float16_and_its_loss_scale_are_undone_once(self):
+        twin, (net, step) = (
+            Twin(2),
+            build({"workers": 2, "precision": "O2", "loss_scale": 1024.0}, {}),
+        )
+        for call in range(6):
+            inputs, targets = rows(4, seed=call)
+            step(*tensors(inputs, targets))
+            twin.micro_batch(inputs, targets)
+        for came, expected in zip(weights_of(net), twin.weights, strict=True):
+            np.testing.assert_allclose(came, expected, **TOLERANCE["float16 network"])
+        assert step.last_update.gradient_norm == pytest.approx(twin.last["gradient_norm"], rel=1e-2)
+
+    def test_a_dynamic_loss_scale_counts_every_workers_micro_batch(self):
+        scale = DynamicLossScale(2.0**4, 2.0, 3)
+        twin, (net, step) = Twin(2), build({"workers": 2, "loss_scale": scale}, {})
+        scales, finite = [], []
+        for call in range(9):
+            inputs, targets = rows(4, seed=call)
+            finite.append(call != 4)
+            targets *= np.float32(1 if finite[-1] else np.nan)
+            step(*tensors(inputs, targets))
+            twin.micro_batch(inputs, targets)
+            scales.append(float(step.gradient.loss_scale.asnumpy()))
+        assert scales == reference.dynamic_loss_scale(finite, 2.0**4, 2.0, 3)
+        assert len(set(scales)) > 2
+        assert_weights(net, twin)
+
+    def test_float16_weights(self):
+        """Vectors are float32 whatever the weights are, and the weights stay float16."""
+        net, loss_net = regression()
+        net.to_float(ms.float16)
+        for parameter in net.trainable_params():
+            parameter.set_dtype(ms.float16)
+        step = AdasumStep(loss_net, nn.SGD(net.trainable_params(), 0.05), workers=2)
+        twin = Twin(2, momentum=0.0)
+        for call in range(4):
+            inputs, targets = rows(4, seed=call)
+            step(Tensor(inputs), Tensor(targets))
+            twin.micro_batch(inputs, targets)
+        assert {p.dtype for p in net.trainable_params()} == {ms.float16}
+        for came, expected in zip(weights_of(net), twin.weights, strict=True):
+            np.testing.assert_allclose(came, expected, **TOLERANCE["float16 network"])
+
+
+RESUMED = {
+    "flush": {"workers": 3, "micro_steps": 2},
+    "drop": {"workers": 4, "tail": "drop"},
+    "gradients": {"workers": 2, "on": "gradients", "micro_steps": 2},
+}
+
+
+class TestResume:
+    @pytest.mark.parametrize("case", RESUMED)
+    def test_from_any_micro_batch(self, case, tmp_path):
+        """Between workers, and between the micro-batches of one: to the last bit."""
+
+        def make():
+            net = network()
+            optimizer = nn.Adam(net.trainable_params(), 0.02)
+            return AdasumStep(LossNet(net, loss_fn()), optimizer, **RESUMED[case])
+
+        # Row 5 is not finite: what a worker without a gradient keeps has to be kept, too.
+        whole = Training(tmp_path / "whole", make, lambda: dataset(spoiled_row=5))
+        assert len(whole.paths) == 33 and whole.final["step.dropped"] == 3
+        for path in whole.paths[4:32:3]:
+            records, final = whole.resumed(path, tmp_path / path.stem, whole.step)
+            assert_bit_equal(final, whole.final)
+            assert records == whole.rows
+        records, final = whole.resumed(whole.paths[15], tmp_path / "anew")
+        assert_bit_equal(final, whole.final)
+        assert records == whole.rows
+
+    def test_another_team_is_refused(self):
+        net, loss_net = regression()
+        settings_of = []
+        for options in (
+            {"workers": 2},
+            {"workers": 3},
+            {"workers": 2, "node_size": 2},
+            {"workers": 2, "reduction": "mean"},
+            {"workers": 2, "scope": "network"},
+            {"workers": 2, "on": "gradients"},
+            {"workers": 2, "tail": "drop"},
+        ):
+            settings_of.append(AdasumStep(loss_net, momentum(net), **options).settings)
+        for index, one in enumerate(settings_of):
+            assert one not in settings_of[:index]
+        assert settings_of[0]["team"] == "2 workers (2 virtual)"
+
+
+class TestWhoIsCombined:
+    def test_it_says_how_many(self, capsys):
+        net, loss_net = regression()
+        step = AdasumStep(loss_net, momentum(net), workers=16, node_size=2, on="gradients")
+        assert step.total_workers == 16
+        assert step.team.text() == "16 workers (16 virtual, each the mean of 2)"
+        said = f"labkit: adasum over {step.team.text()}, on gradients, by layer"
+        assert capsys.readouterr().out.splitlines() == [said]
+        assert step.team.bytes_received(1000) == 0
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({}, r"nothing to combine: 1 worker \(1 virtual\); expected at least two workers"),
+            ({"workers": 0}, "workers is 0; expected an integer >= 1"),
+            ({"workers": True}, "workers is True; expected an integer >= 1"),
+            ({"workers": 1.5}, "workers is 1.5; expected an integer >= 1"),
+            ({"node_size": 2}, r"nothing to combine: 1 worker \(1 virtual, each the mean of 2\)"),
+            ({"workers": 2, "node_size": 0}, "node_size is 0; expected an integer >= 1"),
+            ({"workers": 2, "micro_steps": 0}, "micro_steps is 0"),
+            ({"workers": 2, "micro_steps": 1.0}, "micro_steps is 1.0"),
+            ({"workers": 2, "tail": "carry"}, "unknown tail 'carry'; expected one of: flush, drop"),
+            ({"workers": 2, "reduction": "average"}, "unknown reduction 'average'"),
+            ({"workers": 2, "on": "weights"}, "unknown on 'weights'"),
+            ({"workers": 2, "scope": "layers"}, "unknown scope 'layers'.*Did you mean 'layer'"),
+            ({"workers": 2, "nonfinite": "drop"}, "unknown nonfinite 'drop'"),
+        ],
+    )
+    def test_what_is_refused(self, options, message):
+        net, loss_net = regression()
+        with pytest.raises(InputError, match=message):
+            AdasumStep(loss_net, momentum(net), **options)
+
+    def test_unknown_options(self):
+        net, loss_net = regression()
+        for wrong in ({"worker": 2}, {"rank_group": ""}):
+            with pytest.raises(TypeError, match=next(iter(wrong))):
+                AdasumStep(loss_net, momentum(net), workers=2, **wrong)
+
+
+class TestBatchNorm:
+    """Each worker normalises by its own micro-batch, as each device of the tutorial does."""
+
+    def build(self, **options):
+        ms.set_seed(2)
+        net = NormNet("batch")
+        return net, AdasumStep(LossNet(net, loss_fn()), momentum(net), **options)
+
+    def test_warns_where_a_worker_averages_micro_batches(self):
+        for options in ({"micro_steps": 2}, {"node_size": 2}):
+            with pytest.warns(UserWarning, match="trainable BatchNorm"):
+                self.build(workers=2, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.build(workers=2)
+
+    def test_workers_statistics_follow_one_another(self):
+        """Running statistics are those of all workers' micro-batches; the weights wait."""
+        net, step = self.build(workers=2)
+        before = snapshot(net)
+        step(*tensors(*digits(4)))
+        after = snapshot(net)
+        moved = {name for name in before if not np.array_equal(after[name], before[name])}
+        assert moved and all("moving" in name for name in moved)
+        step(*tensors(*digits(4, seed=1)))
+        again = snapshot(net)
+        assert all((again[name] != after[name]).any() for name in moved)
+
+
+def test_trains_in_model_without_fit(three):
+    """Two epochs of eight batches: an update from every three of them."""
+    _, step = three()
+    data = ms.dataset.NumpySlicesDataset(rows(24), ["x", "y"], shuffle=False).batch(4)
+    ms.train.Model(step).train(2, data, dataset_sink_mode=False)
+    assert step.last_update.number == 4 and step.last_update.images == 12
+    assert isinstance(step.optimizer, nn.Momentum)
