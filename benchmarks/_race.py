@@ -149,17 +149,17 @@ def _point(update, network, data, losses):
     return {"update": update, "accuracy": accuracy, "loss": loss, "training_loss": seen}
 
 
-def batches(rows: np.ndarray, total: int, seed: int):
+def batches(rows: np.ndarray, total: int, seed: int, size: int = BATCH):
     """Yield ``total`` batches of rows: a new order each epoch, an incomplete last batch dropped."""
     random = np.random.default_rng(seed)
     made = 0
     while True:
         order = random.permutation(rows)
-        for start in range(0, len(order) - BATCH + 1, BATCH):
+        for start in range(0, len(order) - size + 1, size):
             if made == total:
                 return
             made += 1
-            yield order[start : start + BATCH]
+            yield order[start : start + size]
 
 
 def judge(network: nn.Cell, data: Images) -> tuple[float, float]:

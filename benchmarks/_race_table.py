@@ -1,14 +1,10 @@
 """The table of the race: rows from trainings, who has won the tuning, and what is printed of it."""
 
 import json
-import os
-import platform
-import time
-from importlib import metadata
-from pathlib import Path
 
 from _race_plan import TARGETS, TUNING_SEED
 from _side_by_side import print_table
+from _trainings import made_by
 
 from labkit.results import Stored, compare, mean_steps, steps_to
 
@@ -64,17 +60,7 @@ def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
 
 def head_of(option: str, plan: dict, machine: dict, tuned: dict) -> dict:
     """Return how the table was made: command, versions, cores, day, plan and tuned settings."""
-    return {
-        "command": f"python benchmarks/thor_race.py {option}",
-        "versions": {
-            "labkit": metadata.version("labkit"),
-            "mindspore": metadata.version("mindspore"),
-            "numpy": metadata.version("numpy"),
-            "python": platform.python_version(),
-        },
-        "cores": os.cpu_count(),
-        "date": time.strftime("%Y-%m-%d"),
-        "idle_before": machine["idle_before"],
+    return made_by(f"python benchmarks/thor_race.py {option}", machine) | {
         "meaning": _MEANING,
         "tuning_seed": TUNING_SEED,
         "plan": {name: value for name, value in plan.items() if name != "rounds"},
@@ -132,11 +118,3 @@ def _text(value):
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def load_json(path: Path):
-    """Return what a JSON file holds; None where there is none or a killed program has cut it."""
-    try:
-        return json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
-        return None

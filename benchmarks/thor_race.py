@@ -18,17 +18,15 @@ time of one, which is measured in one process in turns, refreshes included, comp
 """
 
 import argparse
-import hashlib
 import itertools
-import json
-import os
 import statistics
 import time
 from pathlib import Path
 
 from _race_plan import PLANS, TUNING_SEED, sweeps
-from _race_table import head_of, load_json, row_of, show, winner
+from _race_table import head_of, row_of, show, winner
 from _side_by_side import look_at_machine, write_json
+from _trainings import Trainings
 
 import labkit
 from labkit import results
@@ -48,7 +46,7 @@ def main():
         plan = PLANS["quick" if given.quick else "full"]
         work = RUNS / (f"{NAME}_quick" if given.quick else NAME)
         out = given.out or (work / "stored" if given.quick else results.stored.FOLDER)
-        trainings = Trainings(plan, data, work, given.anew)
+        trainings = _trainings(plan, data, work, given.anew)
         tuned = {}
         for net in plan["grid"]:
             tuned[net] = tune(trainings, net)
@@ -56,8 +54,7 @@ def main():
             if net == "LeNet":
                 sweep(trainings, tuned[net]["THOR"][0])
         head = head_of("--quick" if given.quick else "--all", plan, machine, tuned)
-        curves = {row["run"]: trainings.curves[row["run"]] for row in trainings.kept()}
-        stored = results.Stored(head, trainings.rows, curves)
+        stored = results.Stored(head, trainings.rows, _kept(trainings))
     else:
         plan, out = PLANS["full"], given.out or results.stored.FOLDER
         stored = results.load(NAME, out)
@@ -83,51 +80,21 @@ def _arguments():
     return parser.parse_args()
 
 
-class Trainings:
-    """The trainings of a plan: what is finished is in ``rows`` and ``curves``, and in ``folder``.
+def _trainings(plan, data, work, anew):
+    from _race import train
 
-    A training is found again by its setting, seed and data; a change of labkit it does not see.
-    """
+    return Trainings(plan, data, work, anew, train=train, row_of=row_of, said=_said)
 
-    def __init__(self, plan: dict, data: Path, folder: Path, anew: bool):
-        self.plan, self._data, self._folder, self._anew = plan, data, folder, anew
-        self._images = (None, None)
-        self.rows, self.curves = [], {}
-        folder.mkdir(parents=True, exist_ok=True)
 
-    def add(self, stage, setting, seed, *, updates=None, stop_at=None, **columns) -> dict:
-        """Train, unless it is done, and return the new row."""
-        limits = {"updates": updates, "stop_at": stop_at, "every": self.plan["every"]}
-        part = "test" if stage == "race" else "validation"
-        key = [part, setting, seed, limits, self.plan["images"]]
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-        path = self._folder / f"{digest[:24]}.json"
-        outcome = None if self._anew else load_json(path)
-        if outcome is None:
-            from _race import train
+def _kept(trainings):
+    """Return the curves that are stored: those of the tuning are too many."""
+    rows = [row for row in trainings.rows if row["stage"] != "tune"]
+    found = {row["run"]: trainings.curves[row["run"]] for row in rows}
+    return {run: curve for run, curve in found.items() if curve}
 
-            begin = time.perf_counter()
-            outcome = train(setting, self._part(part), seed, **limits)
-            outcome["busy_seconds"] = time.perf_counter() - begin
-            path.with_suffix(".part").write_text(json.dumps(outcome))
-            os.replace(path.with_suffix(".part"), path)
-        run = len(self.rows) + 1
-        row = row_of(run, stage, setting, seed, outcome, **columns)
-        self.rows.append(row)
-        self.curves[run] = outcome["curve"]
-        print(f"{stage} {seed} {setting}: {_said(row)}", flush=True)
-        return row
 
-    def kept(self) -> list[dict]:
-        """Return the rows whose curves are stored: those of the tuning are too many."""
-        return [row for row in self.rows if row["stage"] != "tune" and self.curves[row["run"]]]
-
-    def _part(self, part):
-        if self._images[0] != part:
-            from _race import images_for
-
-            self._images = (part, images_for(self._data, part, **self.plan["images"]))
-        return self._images[1]
+def _limits(plan, updates=None, stop_at=None):
+    return {"updates": updates, "stop_at": stop_at, "every": plan["every"]}
 
 
 def _said(row):
@@ -149,7 +116,8 @@ def tune(trainings: Trainings, net: str) -> dict:
                 {"net": net, "optimizer": optimizer, "epochs": epochs} | setting
                 for setting in settings
             ]
-            new = [trainings.add("tune", each, TUNING_SEED, stop_at=target) for each in grid]
+            limits = _limits(plan, stop_at=target)
+            new = [trainings.add("tune", each, TUNING_SEED, "validation", limits) for each in grid]
             winners.append(winner(new, grid, target))
             tried, rows = tried + grid, rows + new
         best = winner(rows, tried, target)
@@ -161,15 +129,16 @@ def race(trainings: Trainings, tuned: dict) -> None:
     """Train each optimizer's winners on the whole training set, with every seed."""
     for setting in itertools.chain(*tuned.values()):
         for seed in trainings.plan["seeds"]:
-            trainings.add("race", setting, seed)
+            trainings.add("race", setting, seed, "test", _limits(trainings.plan))
 
 
 def sweep(trainings: Trainings, won: dict) -> None:
     """Train the tuned THOR with one option changed at a time, all for as many updates."""
     plan = trainings.plan
     for name, value, setting in sweeps(won, plan["varied"]):
-        updates = plan["sweep_updates"]
-        trainings.add("sweep", setting, TUNING_SEED, updates=updates, varied=name, value=value)
+        limits = _limits(plan, updates=plan["sweep_updates"])
+        columns = {"varied": name, "value": value}
+        trainings.add("sweep", setting, TUNING_SEED, "validation", limits, **columns)
 
 
 def times(tuned: dict, plan: dict, data: Path) -> dict:

@@ -4,7 +4,8 @@ A result NAME is three files of this folder, written by a program under ``benchm
 
     NAME.json        the command, the versions, the machine's cores, the day, and what was decided
     NAME.csv         one row per training
-    NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss
+    NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss; and what
+                     ``CURVES`` adds
 """
 
 import csv
@@ -16,9 +17,14 @@ from pathlib import Path
 
 from labkit.errors import InputError, refuse_unknown
 
-NAMES = ("thor_race",)
 FOLDER = Path(__file__).resolve().parent
 CURVE = ("run", "update", "accuracy", "loss", "training_loss")
+LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
+CURVES = {
+    "thor_race": CURVE,
+    "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
+}
+NAMES = tuple(CURVES)
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Stored:
     head    how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
     rows    one dict per training; an empty field is None
     curves  run -> its points, dicts of update, accuracy and loss on the images it is judged by,
-            and mean training loss since the point before
+            mean training loss since the point before, and what ``CURVES`` adds
     """
 
     head: dict
@@ -61,7 +67,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
             f"stored result {name}: {path.name} cannot be read ({error}); "
             f"benchmarks/{name}.py makes it"
         ) from error
-    if not isinstance(head, dict) or not rows or not points or set(points[0]) != set(CURVE):
+    if not isinstance(head, dict) or not rows or not points or set(points[0]) != set(CURVES[name]):
         raise InputError(
             f"stored result {name} in {folder} is damaged: a file is not of its form, or empty"
         )
@@ -97,7 +103,7 @@ def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
     _replace(folder / f"{name}.csv", lambda file: _write_csv(file, stored.rows, None))
-    _replace(folder / f"{name}_curves.csv", lambda file: _write_csv(file, points, CURVE))
+    _replace(folder / f"{name}_curves.csv", lambda file: _write_csv(file, points, CURVES[name]))
     head = json.dumps(stored.head, indent=1) + "\n"
     _replace(folder / f"{name}.json", lambda file: file.write(head))
 
