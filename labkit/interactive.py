@@ -31,11 +31,12 @@ def has_front_end() -> bool:
     return bool(os.environ.get("JPY_SESSION_NAME")) and not os.environ.get("LABKIT_RUN")
 
 
-def show(draw: Callable[..., Any], alt: str, **sliders: Slider) -> None:
+def show(draw: Callable[..., Any], alt: str, save=None, **sliders: Slider) -> None:
     """Display the figure ``draw(**values)``, in JupyterLab with a slider for each value.
 
     draw     returns a matplotlib figure, a new one at each call
     alt      what is to be seen: alternative text of the picture
+    save     is called with the figure at the start values
     sliders  argument of ``draw`` -> its ``Slider``
 
     Headless it is the picture at the sliders' start values. Raises ``InputError`` where there is
@@ -46,12 +47,16 @@ def show(draw: Callable[..., Any], alt: str, **sliders: Slider) -> None:
     for name, one in sliders.items():
         if not (one.low <= one.start <= one.high and one.low < one.high and one.step > 0):
             raise InputError(f"slider {name} is {one}; expected low <= start <= high, step > 0")
+    figure = draw(**{name: one.start for name, one in sliders.items()})
+    if save is not None:
+        save(figure)
     if has_front_end():
         from IPython.display import display
 
+        plots.png(figure)  # closes it: Jupyter would show it a second time
         display(widget(draw, alt, **sliders))
     else:
-        plots.show(draw(**{name: one.start for name, one in sliders.items()}), alt)
+        plots.show(figure, alt)
 
 
 def widget(draw: Callable[..., Any], alt: str, **sliders: Slider):
