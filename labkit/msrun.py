@@ -30,7 +30,9 @@ class Job:
            have ended, in the order in which they did
     """
 
-    def __init__(self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: set[int]):
+    def __init__(
+        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float]
+    ):
         self.process = process
         self.pids: dict[int | str, int] = {}
         self.codes: dict[int | str, int | None] = {}
@@ -42,7 +44,8 @@ class Job:
         if len(self.pids) < len(names):
             for name, pid in zip(names[len(self.pids) :], self._started(), strict=False):
                 self.pids[name] = pid
-                self._sessions.add(pid)  # msrun makes each rank the leader of a session
+                # msrun makes each rank the leader of a session.
+                self._sessions[pid] = processes.created(pid)
                 # On one machine there may be several nodes: the scheduler is that of node 0.
                 if name == SCHEDULER and self._plan.node_rank:
                     os.kill(pid, signal.SIGKILL)
@@ -134,7 +137,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
         *(("--node_rank", plan.node_rank) if plan.nodes > 1 else ()),
         *(_PROGRAM, *plan.command),
     ]
-    sessions: set[int] = set()
+    sessions: dict[int, float] = {}
     with processes.guarded(sessions) as mark, _own_log(logs, plan).open("wb") as log:
         process = subprocess.Popen(
             [str(part) for part in command],
@@ -145,7 +148,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        sessions.add(process.pid)
+        sessions[process.pid] = processes.created(process.pid)
         try:
             yield Job(process, logs, plan, sessions)
         finally:
@@ -155,12 +158,9 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
 
 def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
     """Return the variables of the ranks: this process's, what they need, and what was given."""
-    # Of a process that is a rank itself; they would number the new ones.
-    of_a_rank = ("MS_ROLE", "MS_NODE_ID", "RANK_ID", "DEVICE_ID")
-    env = {name: value for name, value in os.environ.items() if name not in of_a_rank}
-    if (
-        env.get("GLOG_v") == "4"
-    ):  # labkit.start's, in a notebook: for cells, of which ranks have none
+    env = dict(os.environ)
+    # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
+    if "ipykernel" in sys.modules and env.get("GLOG_v") == "4":
         env["GLOG_v"] = "3"
     env.setdefault("PYTHONFAULTHANDLER", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -26,11 +27,12 @@ _PATIENCE = 10.0  # seconds; SIGKILL takes milliseconds where no device or netwo
 
 
 @contextlib.contextmanager
-def guarded(sessions: Collection[int] = ()) -> Iterator[dict[str, str]]:
+def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[dict[str, str]]:
     """Give the variables to start processes with, and end every one of them when it is left.
 
-    sessions  session ids that belong to the processes too, may grow meanwhile: it finds children
-              that were given an environment of their own and have lost their parent.
+    sessions  ids of sessions that belong to the processes, with the time their leader was created;
+              may grow meanwhile. They find children that were given an environment of their own
+              and have lost their parent.
 
     Ended by SIGKILL: the processes themselves, their descendants, whatever carries the mark. What
     escapes is a process that has all three: another session, no parent and another environment.
@@ -55,7 +57,7 @@ def guarded(sessions: Collection[int] = ()) -> Iterator[dict[str, str]]:
             guard.wait()
 
 
-def end(mark: str, sessions: Collection[int] = ()) -> None:
+def end(mark: str, sessions: Mapping[int, float] = MappingProxyType({})) -> None:
     """End all processes of a mark, until none is left; ``RuntimeError`` where one cannot be."""
     until = time.monotonic() + _PATIENCE
     empty = 0
@@ -78,19 +80,29 @@ def python_path(before: str | None) -> str:
     return os.pathsep.join([*own, *([before] if before else [])])
 
 
-def _family(mark: str, sessions: Collection[int]) -> set[int]:
+def _family(mark: str, sessions: Mapping[int, float]) -> set[int]:
     """Pids that live: with the mark, in one of the sessions, and the descendants of both."""
+    # A leader created at another time is a stranger with the number of one that is long gone.
+    own = {number for number, time in sessions.items() if created(number) in (None, time)}
     parents, found = {}, set()
     for process in psutil.process_iter(["pid", "ppid", "status"]):
         pid = process.info["pid"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or pid == os.getpid():
             continue
         parents[pid] = process.info["ppid"]
-        if _carries(pid, mark) or _session(pid) in sessions:
+        if _carries(pid, mark) or _session(pid) in own:
             found.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found
+
+
+def created(pid: int) -> float | None:
+    """Return the time a process was created; None where there is none of this number."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return None
 
 
 def _carries(pid: int, mark: str) -> bool:

@@ -102,7 +102,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
     if distribute and not _started_as_rank():
         raise InputError(
             "distribute came, but this process was started alone: RANK_SIZE is not in its "
-            "environment. msrun --worker_num=N python ... starts N ranks"
+            "environment. labkit.launch(..., workers=N) or msrun --worker_num=N starts N ranks"
         )
     present = available_devices()
     if device != "auto" and device not in present:

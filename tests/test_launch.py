@@ -210,6 +210,7 @@ class TestProcesses:
             launch(program(code), workers=2, timeout=TIMEOUT, cwd=tmp_path)
         assert str(caught.value).startswith("rank 1 of 2 was ended by SIGKILL: from outside, or")
         assert (caught.value.signal, caught.value.exit_code) == ("SIGKILL", None)
+        assert caught.value.tail == "begins as 1"  # not lost in a buffer
         children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(children) == 2
         assert not any(map(alive, children))
@@ -271,6 +272,17 @@ class TestProcesses:
             processes.end(one[processes.MARK])
             assert mine.wait(5) == -signal.SIGKILL and theirs.poll() is None
         assert theirs.wait(5) == -signal.SIGKILL
+
+    def test_a_session_with_the_number_of_one_that_is_gone(self):
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        try:
+            created = processes.created(child.pid)
+            processes.end("no such mark", {child.pid: created - 60})
+            assert child.poll() is None
+            processes.end("no such mark", {child.pid: created})
+            assert child.wait(5) == -signal.SIGKILL
+        finally:
+            child.kill()
 
     def test_a_call_inside_a_call_ends_with_it(self, monkeypatch):
         with processes.guarded() as outer:
