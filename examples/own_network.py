@@ -1,6 +1,6 @@
 """Your own network and data with one of the techniques: the whole program.
 
-    python examples/own_network.py [accumulation | thor | both]
+    python examples/own_network.py [accumulation | thor | both | adasum]
 
 Replace `Network` and `my_dataset`; the rest stays.
 """
@@ -13,7 +13,16 @@ import numpy as np
 from mindspore import nn
 
 import labkit
-from labkit import AccumulatedStep, InputError, LossNet, ThorStep, ThorUpdate, evaluate, fit
+from labkit import (
+    AccumulatedStep,
+    AdasumStep,
+    InputError,
+    LossNet,
+    ThorStep,
+    ThorUpdate,
+    evaluate,
+    fit,
+)
 
 
 class Network(nn.Cell):
@@ -43,7 +52,9 @@ def make_step(technique, loss_net, optimizer):
     if technique == "both":
         update = ThorUpdate(loss_net, optimizer, damping=1.0, frequency=10)
         return AccumulatedStep(loss_net, optimizer, micro_steps=4, update=update)
-    raise InputError(f"technique is {technique!r}; expected accumulation, thor or both")
+    if technique == "adasum":
+        return AdasumStep(loss_net, optimizer, workers=4)
+    raise InputError(f"technique is {technique!r}; expected accumulation, thor, both or adasum")
 
 
 def main(folder, technique="accumulation"):

@@ -14,7 +14,7 @@ def program(root, monkeypatch):
     return importlib.import_module("own_network")
 
 
-@pytest.mark.parametrize("technique", ["accumulation", "thor", "both"])
+@pytest.mark.parametrize("technique", ["accumulation", "thor", "both", "adasum"])
 def test_the_example_learns_the_circle(program, technique, tmp_path, capsys):
     assert program.main(tmp_path, technique) > 0.93  # always the larger class: 0.53
     capsys.readouterr()
@@ -23,5 +23,5 @@ def test_the_example_learns_the_circle(program, technique, tmp_path, capsys):
 
 
 def test_an_unknown_technique_is_refused(program, tmp_path):
-    with pytest.raises(InputError, match="expected accumulation, thor or both"):
+    with pytest.raises(InputError, match="expected accumulation, thor, both or adasum"):
         program.main(tmp_path, "adasum")
