@@ -86,7 +86,7 @@ def step_lengths(found, workers):
     return figure
 
 
-def cosines(panels, updates, ylim=(-0.15, 1.0)):
+def cosines(panels, updates, ylim=(-0.15, 1.05)):
     """Mean pairwise cosine by layer over training, a panel for each kind of vector.
 
     panels   title -> (updates, {layer: cosines})
