@@ -6,7 +6,6 @@ an exception in a rank to its end, measured with two ranks.
 """
 
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -14,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit import launch_plan, msrun, rank_logs
-from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
+from labkit import launch_plan, msrun
+from labkit.errors import InputError
+from labkit.rank_failures import Failures
 
 _POLL = 0.02  # seconds; an exit code can be read for up to a second, until msrun looks itself
 _SETTLE = 1.0  # seconds for ranks that fail together to do so, before one of them is named
 _WHERE = 3.0  # seconds for hanging ranks to write where they are
-_LINES = 20  # of the log of the one that failed; shared out among those that hang
 
 
 @dataclass(frozen=True)
@@ -98,117 +97,33 @@ def launch(
 
 def _watch(job, plan, until, kept):
     """Return when all ranks have ended well; raise what went wrong."""
+    say = Failures(job, plan, kept)
     while True:
         job.look()
         if job.failed() or job.process.poll() is not None:
-            settled = time.monotonic() + _SETTLE
-            while time.monotonic() < settled and not job.ended_well():
-                time.sleep(_POLL)
-                job.look()
+            absent = job.running() if say.somebody_is_absent() else []
+            if absent:
+                job.show_where(_SETTLE)
+            _settle(job)
         if job.ended_well():
             return
         if job.failed():
-            raise _failure(job, plan, kept)
+            raise say.absent(absent) if absent else say.first_cause()
         if job.process.poll() is not None:
-            raise _msrun_failure(job, plan, kept)
+            raise say.msrun()
         if time.monotonic() >= until:
-            raise _timed_out(job, plan, kept)
+            hanging = job.running()
+            job.show_where(_WHERE)
+            raise say.timed_out(hanging)
         time.sleep(_POLL)
 
 
-def _failure(job, plan, kept):
-    """The error that names who failed first."""
-    failed = job.failed()
-    logs = {name: job.log(name) for name in job.pids}
-    name, code = failed[0], job.codes[failed[0]]
-    if name == msrun.SCHEDULER or code > 0:
-        name = rank_logs.first_cause(failed, logs, last=msrun.SCHEDULER)
-    if name != failed[0]:  # what has ended it may be msrun, because of the other one
-        code = job.codes.get(name)
-        code = code if code is not None and code > 0 else None
-    error = rank_logs.last_error(logs[name])
-    if code is None or code > 0:
-        cause = f"failed: {error}" if error else "failed"
-        cause += f" (exit code {code})" if code else ""
-    else:
-        cause = f"was ended by {_signal(-code)}"
-        if -code == signal.SIGKILL:
-            cause += ": from outside, or because the machine's memory ran out"
-    return _error(job, plan, kept, name, cause, code)
-
-
-def _msrun_failure(job, plan, kept):
-    """The error for an msrun that has ended while its ranks had not."""
-    code = job.process.returncode
-    error = rank_logs.last_error(job.log("msrun"))
-    if code < 0:
-        cause = f"was ended by {_signal(-code)}"
-    else:
-        cause = f"failed: {error} (exit code {code})" if error else f"failed (exit code {code})"
-    return _error(job, plan, kept, "msrun", cause, code)
-
-
-def _error(job, plan, kept, name, cause, code):
-    tail = rank_logs.tail(job.log(name), _LINES)
-    ranks = (name,) if isinstance(name, int) else ()
-    who = f"rank {name} of {plan.nodes * plan.workers}" if ranks else name
-    return WorkerFailed(
-        f"{who} {cause}\n{_shown(name, tail)}{_where(job, name, kept)}",
-        ranks=ranks,
-        exit_code=code if code is not None and code >= 0 else None,
-        signal=_signal(-code) if code is not None and code < 0 else None,
-        tail=tail,
-        **_left(job, plan, kept),
-    )
-
-
-def _timed_out(job, plan, kept):
-    """The error for ranks that run when the time is up; each is made to say where it is."""
-    hanging = job.running()
-    job.show_where(_WHERE)
-    lines = max(_LINES // max(len(hanging), 1), 5)
-    tails = {rank: rank_logs.tail(job.log(rank), lines) for rank in hanging}
-    said = "".join(_shown(rank, tail) for rank, tail in tails.items())
-    return WorkersTimedOut(
-        f"not ended after {plan.timeout:g} s: {_still(job, plan, hanging)}\n{said}"
-        f"{_where(job, hanging[0] if len(hanging) == 1 else None, kept)}",
-        ranks=hanging,
-        tail="\n".join(tails.values()),
-        **_left(job, plan, kept),
-    )
-
-
-def _still(job, plan, hanging):
-    if not hanging:
-        return "the ranks of this node had ended, others' had not"
-    name = "ranks" if len(hanging) > 1 else "rank"
-    still = f"{name} {', '.join(map(str, hanging))} of {plan.nodes * plan.workers} still ran"
-    ended = [rank for rank in plan.ranks if rank not in hanging]
-    return still + (f", {', '.join(map(str, ended))} had ended" if ended else "")
-
-
-def _left(job, plan, kept):
-    logs = {rank: job.path(rank) for rank in plan.ranks if kept and job.path(rank).exists()}
-    return {"logs": logs, "output": {rank: job.log(rank) for rank in plan.ranks}}
-
-
-def _shown(name, tail):
-    who = f"rank {name}" if isinstance(name, int) else name
-    indented = "".join(f"    {line}\n" for line in tail.splitlines())
-    return f"  last lines of {who}:\n{indented}" if tail else f"  {who} has written nothing\n"
-
-
-def _where(job, name, kept):
-    if not kept:
-        return "  no log is kept: log_dir is None"
-    return f"  log: {job.path(name)}" if name is not None else f"  logs: {job.path('msrun').parent}"
-
-
-def _signal(number):
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
+def _settle(job):
+    """Wait for ranks that fail together."""
+    settled = time.monotonic() + _SETTLE
+    while time.monotonic() < settled and not job.ended_well():
+        time.sleep(_POLL)
+        job.look()
 
 
 def _variables(env):

@@ -40,18 +40,23 @@ class Job:
 
     def look(self) -> None:
         """Note what has started and what has ended since the last look."""
-        names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
-        if len(self.pids) < len(names):
-            for name, pid in zip(names[len(self.pids) :], self._started(), strict=False):
-                self.pids[name] = pid
-                # msrun makes each rank the leader of a session.
-                self._sessions[pid] = processes.created(pid)
-                # On one machine there may be several nodes: the scheduler is that of node 0.
-                if name == SCHEDULER and self._plan.node_rank:
-                    os.kill(pid, signal.SIGKILL)
+        if self._plan.ranks[-1] not in self.pids:
+            self._find()
         for name, pid in self.pids.items():
             if self.codes.get(name) is None and _ended(pid):
                 self.codes[name] = self._code(pid)
+
+    def _find(self):
+        names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
+        if len(self.pids) == len(names):
+            return
+        for name, pid in zip(names[len(self.pids) :], self._started(), strict=False):
+            self.pids[name] = pid
+            # msrun makes each rank the leader of a session.
+            self._sessions[pid] = processes.created(pid)
+            # On one machine there may be several nodes: the scheduler is that of node 0.
+            if name == SCHEDULER and self._plan.node_rank:
+                os.kill(pid, signal.SIGKILL)
 
     def running(self) -> list[int]:
         """Return the ranks, lowest first, that have not ended."""
@@ -173,10 +178,12 @@ def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
 
 
 def _ended(pid):
+    # Read here and not by psutil, 50 times a second: 1.4 % of a core instead of 2.1.
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
         return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
 def _own_log(logs, plan):

@@ -16,6 +16,11 @@ _ECHO = re.compile(
     re.IGNORECASE,
 )
 
+# MindSpore's error on the ranks that have joined, when others have not in time.
+_ALONE = "Failed to initialize distributed job cluster because some processes"
+_JOINING = re.compile(r'management\.py", line \d+ in init$', re.MULTILINE)
+_LOST = re.compile(r"The node: (\d+) is timed out")  # in the scheduler's log
+
 
 def tail(log: str, lines: int = 20) -> str:
     """Return the last lines of a log, without MindSpore's notes and C++ call stacks."""
@@ -31,6 +36,27 @@ def last_error(log: str) -> str | None:
     return next((line for line in after.splitlines() if line and not line[0].isspace()), None)
 
 
+def is_echo(log: str) -> bool:
+    """Return whether the last error of a log is one that a rank has because another is gone."""
+    error = last_error(log)
+    return error is not None and _ECHO.search(error) is not None
+
+
+def is_alone(log: str) -> bool:
+    """Return whether the last error of a log is that not all have joined in time."""
+    return _ALONE in (last_error(log) or "")
+
+
+def joins(log: str) -> bool:
+    """Return whether a log that ends with where its rank was shows it waiting for the others."""
+    return is_alone(log) or _JOINING.search(log) is not None
+
+
+def lost_ranks(scheduler: str) -> list[int]:
+    """Return the ranks that the scheduler has heard no more of, by its log."""
+    return sorted({int(rank) for rank in _LOST.findall(scheduler)})
+
+
 def first_cause(ended: Sequence[object], logs: Mapping[object, str], last: object) -> object:
     """Return who failed by itself, of those that ended badly.
 
@@ -42,9 +68,8 @@ def first_cause(ended: Sequence[object], logs: Mapping[object, str], last: objec
     error that does not. A rank may take seconds from its error to its end, in which the others
     may fail, and end, before it.
     """
-    own = [name for name in logs if (error := last_error(logs[name])) and not _ECHO.search(error)]
+    own = [name for name in logs if last_error(logs[name]) and not is_echo(logs[name])]
     own.sort(key=lambda name: (name == last, ended.index(name) if name in ended else len(ended)))
     first = ended[0]
-    error = last_error(logs.get(first, ""))
-    only_echo = first == last or (error is not None and _ECHO.search(error))
+    only_echo = first == last or is_echo(logs.get(first, ""))
     return own[0] if only_echo and own else first

@@ -18,6 +18,8 @@ import labkit
 from labkit import cluster, launch_plan, processes, rank_logs
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
 from labkit.launching import launch
+from labkit.msrun import SCHEDULER
+from labkit.rank_failures import Failures
 
 TIMEOUT = 120
 # Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
@@ -175,7 +177,8 @@ class TestEnds:
         assert "was lost" not in str(caught.value) and caught.value.rank == 1
         assert f"log: {tmp_path / 'log' / 'worker_1.log'}" in str(caught.value)
 
-    def test_a_rank_that_hangs_shows_where(self, program, tmp_path):
+    def test_a_rank_that_hangs_shows_where(self, program, tmp_path, monkeypatch):
+        monkeypatch.delenv("PYTHONFAULTHANDLER", raising=False)
         code = "def stuck():\n    time.sleep(600)\nif rank == 1: stuck()"
         began = time.monotonic()
         with pytest.raises(WorkersTimedOut) as caught:
@@ -186,6 +189,22 @@ class TestEnds:
         assert said.startswith("not ended after 8 s: rank 1 of 2 still ran, 0 had ended\n")
         assert "line 8 in stuck" in said and "begins as 0" not in said
 
+    def test_a_rank_that_does_not_join_is_named_and_not_who_waited(self, program):
+        code = (
+            "def load():\n"
+            "    time.sleep(600)\n"
+            "if rank == 1:\n"
+            "    load()\n"
+            "time.sleep(1)\n"
+            "raise RuntimeError('Failed to initialize distributed job cluster because some '\n"
+            "                   'processes in the cluster are not successfully spawned.')"
+        )
+        with pytest.raises(WorkerFailed) as caught:
+            launch(program(code), workers=2, timeout=TIMEOUT, cluster_timeout=7)
+        said = str(caught.value)
+        assert said.startswith("rank 1 of 2 had not joined the others in 7 s\n")
+        assert "line 8 in load" in said and "initialize" not in said and caught.value.rank == 1
+
     def test_an_exit_code_without_a_word_and_a_module(self, program, tmp_path):
         program("print('before'); sys.exit(3 * rank)")
         with pytest.raises(WorkerFailed) as caught:
@@ -195,8 +214,9 @@ class TestEnds:
 
 
 class TestProcesses:
-    def test_children_of_a_killed_rank_end_too(self, program, tmp_path):
+    def test_children_of_a_killed_rank_end_too(self, program, tmp_path, monkeypatch):
         """One in a session of its own, one with another environment that has lost its parent."""
+        monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
         code = (
             "if rank == 1:\n"
             "    nap = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
@@ -393,6 +413,52 @@ def test_where_it_can_be_had():
     assert issubclass(labkit.WorkersTimedOut, labkit.WorkerFailed)
 
 
+class FakeJob:
+    """A job whose ends and logs are given."""
+
+    def __init__(self, codes, logs):
+        self.codes, self.logs, self.pids = codes, logs, dict.fromkeys(logs)
+
+    def failed(self):
+        return [name for name, code in self.codes.items() if code]
+
+    def log(self, name):
+        return self.logs.get(name, "")
+
+    def path(self, name):
+        return Path("log") / str(name)
+
+
+class TestOtherNodes:
+    """What node 0 or 1 of two says when the other one's rank is gone."""
+
+    def first_cause(self, node, code, scheduler=""):
+        plan = launch_plan.Plan(
+            *(Path("msrun"), ("a.py",), 1, 2, node, "10.0.0.1", 8118, 60.0, 60),
+        )
+        logs = {SCHEDULER: scheduler, node: "its lines"}
+        return Failures(FakeJob({node: code}, logs), plan, kept=True).first_cause()
+
+    def test_the_scheduler_knows_who(self):
+        """The words of MindSpore 2.10.0's scheduler after a SIGKILL on node 1."""
+        scheduler = "[ERROR] x.cc:548] UpdateTopoState] The node: 1 is timed out. It may exit with"
+        error = self.first_cause(0, -signal.SIGTERM, scheduler)
+        assert str(error).startswith("rank 1 of 2, on another node, is gone: the call there says")
+        assert error.rank == 1 and error.output == {0: "its lines"}
+
+    def test_without_its_word(self):
+        error = self.first_cause(1, -signal.SIGTERM)
+        assert str(error).startswith(
+            "rank 1 of 2 was ended by SIGTERM: MindSpore does that when a rank of another node is"
+        )
+        assert (error.rank, error.signal, error.tail) == (1, "SIGTERM", "its lines")
+
+    def test_an_end_of_its_own(self):
+        scheduler = "The node: 1 is timed out."
+        error = self.first_cause(0, 3, scheduler)
+        assert str(error).startswith("rank 0 of 2 failed (exit code 3)\n") and error.rank == 0
+
+
 class TestLogs:
     LOST = "Traceback (most recent call last):\n  File\nRuntimeError: {}\n"
     OWN = "Traceback (most recent call last):\n  File\nValueError: mine\n"
@@ -402,6 +468,12 @@ class TestLogs:
         assert rank_logs.last_error("Traceback (most recent call last):\n  cut") is None
         log = self.LOST.format("first") + "text\n" + self.OWN + "after\n"
         assert rank_logs.last_error(log) == "ValueError: mine"
+
+    def test_a_rank_that_waits_for_the_others(self):
+        waits = '  File "/lib/mindspore/communication/management.py", line 210 in init\n  File\n'
+        assert rank_logs.joins("Fatal Python error: Aborted\n" + waits)
+        assert not rank_logs.joins(self.OWN)
+        assert rank_logs.lost_ranks("The node: 3 is timed out\nThe node: 1 is timed out") == [1, 3]
 
     def test_the_tail_leaves_mindspores_notes_out(self):
         log = (
