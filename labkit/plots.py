@@ -117,6 +117,31 @@ def race(curves, title, goal=None, ylim=None):
     return figure
 
 
+def errors_over(panels):
+    """Test error of several seeds over a number, side by side: mean as a line, seeds as dots.
+
+    panels  label of the number -> name -> {its value: accuracies by seed, 0 .. 1}; a name has the
+            same colour in every panel
+    """
+    figure, grid = axes(1, len(panels))
+    colors = dict(zip(dict.fromkeys(n for p in panels.values() for n in p), PALETTE, strict=False))
+    for axis, (label, named) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        for name, points in named.items():
+            values = sorted(points)
+            errors = [100 - 100 * np.asarray(points[value], float) for value in values]
+            means = [each.mean() for each in errors]
+            axis.plot(values, means, "-", color=colors[name], label=name)
+            for value, each in zip(values, errors, strict=True):
+                axis.plot([value] * each.size, each, "o", color=colors[name], markersize=3.5)
+        ticks = sorted({value for points in named.values() for value in points})
+        axis.set(xscale="log", yscale="log", xlabel=label, ylabel="test error (%)")
+        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_yticks([1, 2, 5, 10, 20, 50, 90], ["1", "2", "5", "10", "20", "50", "90"])
+        axis.minorticks_off()
+    np.atleast_1d(grid)[0].legend(frameon=False)
+    return figure
+
+
 def sweep(panels, ylabel, worst):
     """One panel for each setting: errors over its values, failed trainings marked.
 

@@ -132,3 +132,16 @@ def test_a_shown_figure_is_a_png_with_its_alternative_text(monkeypatch):
     picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
     assert (picture.format, picture.mode) == ("PNG", "P") and picture.size[0] > 300
     assert options["metadata"]["image/png"]["alt"] == data["text/plain"] == "what is to be seen"
+
+
+def test_errors_over_has_a_dot_for_each_seed_and_their_mean_as_a_line():
+    rates = {"mean": {0.06: [0.9, 0.8]}, "adasum": {0.06: [0.95], 0.03: [0.97, 0.98]}}
+    left, right = plots.errors_over({"rate": rates, "workers": {"adasum": {2: [0.99]}}}).axes
+    lines = {line.get_label(): line for line in left.get_lines() if line.get_linestyle() == "-"}
+    np.testing.assert_allclose(lines["mean"].get_ydata(), [15])
+    np.testing.assert_allclose(lines["adasum"].get_xdata(), [0.03, 0.06])
+    np.testing.assert_allclose(lines["adasum"].get_ydata(), [2.5, 5])
+    dots = [line.get_ydata() for line in left.get_lines() if line.get_marker() == "o"]
+    np.testing.assert_allclose(sorted(np.concatenate(dots)), [2, 3, 5, 10, 20])
+    assert right.get_lines()[0].get_color() == lines["adasum"].get_color()
+    assert left.get_xlabel() == "rate" and "test error" in left.get_ylabel()

@@ -44,9 +44,14 @@ def single_settings(plan: Mapping, optimizer: str) -> list[dict]:
     return [setting_of(rate, 1, optimizer=optimizer) for rate in plan["single"][optimizer]]
 
 
-def multiples(plan: Mapping, reduction: str, rate: float) -> list[float]:
-    """Return the learning rates of a reduction: its multiples of the single-worker ``rate``."""
-    return [float(f"{rate * factor:.6g}") for factor in plan["multiples"][reduction]]
+def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict:
+    """Return the setting of 16 workers with ``changes``, at a multiple of the single-worker rate.
+
+    single   optimizer -> single-worker learning rate
+    changes  arguments of ``setting_of``
+    """
+    rate = single[changes.get("optimizer", "Momentum")] * multiple
+    return setting_of(float(f"{rate:.6g}"), **changes)
 
 
 def planned(plan: Mapping, single: Mapping[str, float]) -> list[tuple[str, dict, int]]:
@@ -58,35 +63,14 @@ def planned(plan: Mapping, single: Mapping[str, float]) -> list[tuple[str, dict,
     Stages: ``tune`` on training images less those held out, which judge it; ``race`` on all
     training images, judged by the test set.
     """
-    rate, tuning, seeds = single["Momentum"], plan["tuning_seed"], plan["seeds"]
-    sweep = [
-        setting_of(each, reduction=reduction)
-        for reduction in REDUCTIONS
-        for each in multiples(plan, reduction, rate)
-    ]
+    tuning = plan["tuning_seed"]
     found = [("tune", one, tuning) for name in single for one in single_settings(plan, name)]
-    found += [("tune", one, tuning) for one in sweep]
-    found += [("race", one, seed) for one in sweep for seed in seeds]
-    found += [("race", setting_of(rate, 1), seed) for seed in seeds]
-    found += [
-        ("race", setting_of(rate, workers, reduction), seed)
-        for workers in plan["workers"]
-        for reduction in REDUCTIONS
-        for seed in plan["workers_seeds"]
-    ]
-    found += [
-        ("race", setting_of(rate, **variant), seed)
-        for variant in plan["variants"]
+    found += [("tune", changed(single, **change), tuning) for change in plan["tune"]]
+    return found + [
+        ("race", changed(single, **change), seed)
+        for change, seeds in plan["race"]
         for seed in seeds
     ]
-    found += [
-        ("race", setting_of(own, reduction=reduction, optimizer=name), seed)
-        for name, own in single.items()
-        if name != "Momentum"
-        for reduction in REDUCTIONS
-        for seed in plan["optimizer_seeds"]
-    ]
-    return found
 
 
 def updates_of(plan: Mapping, stage: str, workers: int) -> int:
@@ -123,7 +107,7 @@ def tuned_rates(rows: Iterable[Mapping]) -> dict[str, float]:
     rows = [row for row in rows if row["stage"] == "tune" and row["workers"] == WORKERS]
     return {
         name: best(row for row in rows if row["reduction"] == name)["learning_rate"]
-        for name in REDUCTIONS
+        for name in dict.fromkeys(row["reduction"] for row in rows)
     }
 
 
@@ -180,19 +164,19 @@ def _expect(what, found, wanted):
         )
 
 
-def accuracies(stored: Stored, reduction: str | None = "adasum", **changed) -> list[float]:
+def accuracies(stored: Stored, reduction: str | None = "adasum", **changes) -> list[float]:
     """Return the test accuracies at the end of a setting's trainings, by seed.
 
     reduction  one of ``REDUCTIONS``; of no meaning with ``workers=1``
-    changed    what else is not the default: learning_rate (the optimizer's single-worker rate),
+    changes    what else is not the default: learning_rate (the optimizer's single-worker rate),
                workers (16), optimizer ("Momentum"), on ("updates"), scope ("layer")
 
     Raises ``InputError`` for a setting that was not raced.
     """
-    for name in changed:
+    for name in changes:
         refuse_unknown("field", name, _OWN)
-    own = stored.head["single"].get(changed.get("optimizer", "Momentum"))
-    setting = setting_of(**{"learning_rate": own, "reduction": reduction} | changed)
+    own = stored.head["single"].get(changes.get("optimizer", "Momentum"))
+    setting = setting_of(**{"learning_rate": own, "reduction": reduction} | changes)
     rows = stored.select(stage="race", **setting)
     if not rows:
         raise InputError(f"{setting} was not raced; {NAME}.csv lists what was")
@@ -201,16 +185,21 @@ def accuracies(stored: Stored, reduction: str | None = "adasum", **changed) -> l
 
 def by_rate(stored: Stored, reduction: str) -> dict[float, list[float]]:
     """Return learning rate -> test accuracies by seed, 16 workers with Momentum."""
-    refuse_unknown("reduction", reduction, REDUCTIONS)
-    rates = multiples(stored.head["plan"], reduction, stored.head["single"]["Momentum"])
-    return {rate: accuracies(stored, reduction, learning_rate=rate) for rate in sorted(rates)}
+    return _by(stored, "learning_rate", reduction)
 
 
 def by_workers(stored: Stored, reduction: str) -> dict[int, list[float]]:
     """Return workers -> test accuracies by seed, at the single-worker learning rate."""
+    return _by(stored, "workers", reduction)
+
+
+def _by(stored, field, reduction):
     refuse_unknown("reduction", reduction, REDUCTIONS)
-    counts = sorted({1, WORKERS, *stored.head["plan"]["workers"]})
-    return {count: accuracies(stored, reduction, workers=count) for count in counts}
+    wanted = setting_of(stored.head["single"]["Momentum"], reduction=reduction)
+    del wanted[field]
+    rows = stored.select(stage="race", **wanted)
+    values = sorted({row[field] for row in rows})
+    return {value: accuracies(stored, **wanted, **{field: value}) for value in values}
 
 
 def cosines(stored: Stored, seed: int, on: str = "gradients") -> dict[str, list[tuple]]:

@@ -1,0 +1,241 @@
+"""What Adasum costs: its Gram form against the tree, and a step over real ranks against the mean.
+
+    python benchmarks/adasum_step.py [--rounds 7] [--ranks 2 4] [--json FILE]
+
+1. N vectors of LeNet's size to one, layer by layer, in one process: ``by="gram"``, ``by="tree"``,
+   and a plain tree as one would write it, with raw scalar products.
+2. A training step of LeNet, batch 32 a rank, on real ranks of this machine: ``AdasumStep`` against
+   ``PlainStep``, which averages gradients by AllReduce; the same optimizer. And the combination
+   alone: AllGather and Adasum against one AllReduce of as many numbers.
+3. Bytes that a rank sends, and receives, for an update, where the collectives run in rings.
+
+The contestants take turns in one process, or in one process a rank; medians over rounds.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from _on_ranks import on_ranks
+from _side_by_side import in_child, interleaved_ms, look_at_machine, print_table, write_json
+
+# LeNet's parameters, as the step has them: conv1, conv2, then weight and bias of three dense ones.
+SIZES = (150, 2400, 48000, 120, 10080, 84, 840, 10)
+WORKERS = (16, 32, 64)
+FASTER, SLOWER = 3.0, 1.15  # Gram against a tree, at least; a step against the mean's, at most
+NOTES = 5  # numbers that travel beside a worker's vector
+STEPS = {"gram": 5, "rank": 20}
+PAIRS = {"step": ("AdasumStep", "PlainStep"), "combination alone": ("Adasum", "AllReduce")}
+
+
+def main():
+    """Measure all and print three tables; or, as a child, measure one and leave JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
+    parser.add_argument("--json", type=Path, help="also write what was measured to this file")
+    parser.add_argument("--child", choices=("gram", "rank"))
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.child == "gram":
+        print(json.dumps(combinations_ms(given.workers, given.rounds)))
+        return
+    if given.child == "rank":
+        _leave(ranks_ms(given.rounds), given.out)
+        return
+    machine = look_at_machine()
+    rounds = ("--rounds", str(given.rounds), "--child")
+    found = {"gram": {}, "ranks": {}}
+    for workers in WORKERS:
+        child = in_child(__file__, *rounds, "gram", "--workers", str(workers))
+        found["gram"][workers] = child
+        print(f"{workers} workers done", file=sys.stderr)
+    for ranks in given.ranks:
+        found["ranks"][ranks] = on_ranks(ranks, str(Path(__file__).resolve()), *rounds, "rank")
+        print(f"{ranks} ranks done", file=sys.stderr)
+    found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*given.ranks, 16, 64})}
+    show(found)
+    path = write_json("adasum_step", found, machine)
+    if given.json:
+        given.json.write_text(path.read_text())
+
+
+def combinations_ms(workers, rounds):
+    """Return the milliseconds of each form, and its distance from the float64 tree."""
+    from labkit import start
+
+    start(device="CPU")
+    import numpy as np
+    from mindspore import Tensor
+
+    from labkit.algorithms.adasum import combination
+    from labkit.algorithms.adasum.combination import bounds
+    from labkit.reference import adasum_tree
+
+    random = np.random.default_rng(0)
+    # Half of each vector is the same for all workers, as in gradients: neither parallel nor not.
+    rows = random.standard_normal((workers, sum(SIZES))) + random.standard_normal(sum(SIZES))
+    rows = rows.astype(np.float32)
+    forms = {
+        "gram": combination("adasum", SIZES, workers),
+        "tree": combination("adasum", SIZES, workers, by="tree"),
+        "plain tree": _plain_tree(bounds(SIZES)),
+    }
+    tensor = Tensor(rows)
+    right = [adasum_tree(rows[:, start:end]) for start, end in bounds(SIZES)]
+    found = {"difference": {}}
+    for name, form in forms.items():
+        parts = np.split(form(tensor).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
+        found["difference"][name] = max(
+            float(np.linalg.norm(part - one) / np.linalg.norm(one))
+            for part, one in zip(parts, right, strict=True)
+        )
+    calls = {name: (lambda form=form: form(tensor).asnumpy()) for name, form in forms.items()}
+    return found | {"ms": interleaved_ms(calls, rounds, STEPS["gram"])}
+
+
+def _plain_tree(bounds):
+    """Return a cell (N, D) -> (D,), N a power of two: the formula on all pairs of a level."""
+    from mindspore import nn, ops
+
+    class PlainTree(nn.Cell):
+        def __init__(self):
+            super().__init__(auto_prefix=False)
+            self.sum = ops.ReduceSum(keep_dims=True)
+
+        def construct(self, rows):
+            layers = ()
+            for start, end in bounds:
+                level = rows[:, start:end]
+                while level.shape[0] > 1:
+                    level = self.pairs(level[0::2], level[1::2])
+                layers += (ops.reshape(level, (-1,)),)
+            return ops.concat(layers)
+
+        def pairs(self, a, b):
+            product = self.sum(a * b, -1)
+            of_a = 1 - product / (2 * self.sum(a * a, -1))
+            of_b = 1 - product / (2 * self.sum(b * b, -1))
+            return of_a * a + of_b * b
+
+    return PlainTree()
+
+
+def ranks_ms(rounds):
+    """Return the milliseconds of steps and combinations on this rank, all ranks in step."""
+    from labkit import start
+
+    start(device="CPU", seed=1, distribute=True)
+    import numpy as np
+    from mindspore import Tensor, nn
+
+    from labkit.algorithms.adasum import AdasumStep
+    from labkit.algorithms.plain import PlainStep
+    from labkit.cluster import rank_and_size
+    from labkit.losses import LossNet
+    from labkit.nets.lenet import LeNet5
+
+    rank, ranks = rank_and_size()
+    random = np.random.default_rng(rank)
+    images = Tensor(random.standard_normal((32, 1, 32, 32), dtype=np.float32))
+    labels = Tensor(random.integers(0, 10, 32).astype(np.int32))
+
+    def fresh(make):
+        network = LeNet5()
+        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        step = make(LossNet(network, loss_fn), nn.Momentum(network.trainable_params(), 0.01, 0.9))
+        return step, lambda: float(step(images, labels).asnumpy())
+
+    step, adasum = fresh(AdasumStep)
+    sizes = step.update.sizes
+    if sizes != SIZES or step.total_workers != ranks:
+        raise ValueError(f"LeNet has parameters of {sizes}, {step.team.text()}; see SIZES")
+    calls = {"AdasumStep": adasum, "PlainStep": fresh(PlainStep)[1]}
+    calls |= _combinations(step.team, Tensor(random.standard_normal((1, sum(SIZES)), np.float32)))
+    found = {"ms": interleaved_ms(calls, rounds, STEPS["rank"])}
+    step.check_replicas()
+    return found | {"bytes_received": step.team.bytes_received(sum(SIZES) + NOTES)}
+
+
+def _combinations(team, row):
+    """Return name -> function: Adasum and the mean of every rank's row (1, D)."""
+    from mindspore import nn, ops
+
+    from labkit.algorithms.adasum import combination
+
+    class Gathered(nn.Cell):
+        def __init__(self):
+            super().__init__(auto_prefix=False)
+            self.team, self.combination = team, combination("adasum", SIZES, team.total)
+
+        def construct(self, row):
+            return self.combination(self.team(row))
+
+    class Reduced(nn.Cell):
+        def __init__(self):
+            super().__init__(auto_prefix=False)
+            self.all_reduce, self.count = ops.AllReduce(), team.total
+
+        def construct(self, row):
+            return self.all_reduce(row) / self.count
+
+    cells = {"Adasum": Gathered(), "AllReduce": Reduced()}
+    return {name: (lambda cell=cell: cell(row).asnumpy()) for name, cell in cells.items()}
+
+
+def _leave(found, out):
+    """Write what rank 0 has measured; every rank has to be done before its process ends."""
+    from labkit.cluster import gather, rank_and_size
+
+    if rank_and_size()[0] == 0:
+        out.write_text(json.dumps(found))
+    gather([0.0])
+
+
+def bytes_of(ranks: int) -> dict[str, float]:
+    """Return the bytes that a rank sends for an update, and receives: as many, in a ring.
+
+    AllReduce of D float32 is a ReduceScatter and an AllGather, each of (R - 1) / R of them; Adasum
+    gathers the vectors of the R - 1 others whole.
+    """
+    numbers = sum(SIZES)
+    return {
+        "mean or sum": 2 * (ranks - 1) / ranks * 4 * numbers,
+        "Adasum": (ranks - 1) * 4 * (numbers + NOTES),
+    }
+
+
+def show(found: dict) -> None:
+    """Print the three tables, and whether the targets are met."""
+    print("Vectors of LeNet's size to one, one process, ms\n")
+    rows = []
+    for workers, child in found["gram"].items():
+        ms = child["ms"]
+        for name in ("tree", "plain tree"):
+            ratio = ms[name] / ms["gram"]
+            limit = f"{FASTER:g} {'met' if ratio >= FASTER else 'MISSED'}"
+            rows.append([f"{workers}, {name}", ms[name], ms["gram"], ratio, limit])
+    print_table(["workers", "ms", "by Gram", "times faster", "at least"], rows)
+    far = max(max(child["difference"].values()) for child in found["gram"].values())
+    print(f"\nlargest relative difference of a layer from the float64 tree: {far:.1e}")
+    print("\nReal ranks, LeNet, batch 32 a rank, ms\n")
+    rows = []
+    for ranks, child in found["ranks"].items():
+        for what, (ours, mean) in PAIRS.items():
+            ratio = child["ms"][ours] / child["ms"][mean]
+            limit = f"{SLOWER} {'met' if ratio <= SLOWER else 'MISSED'}" if what == "step" else ""
+            rows.append([f"{ranks}, {what}", child["ms"][ours], child["ms"][mean], ratio, limit])
+    print_table(["ranks", "Adasum", "mean", "ratio", "at most"], rows)
+    print("\nBytes that a rank sends for an update, and receives, in rings\n")
+    rows = [
+        [str(ranks), *(f"{value / 1e6:.2f} MB" for value in each.values()),
+         each["Adasum"] / each["mean or sum"]]
+        for ranks, each in found["bytes"].items()
+    ]  # fmt: skip
+    print_table(["ranks", "mean or sum", "Adasum", "ratio"], rows)
+
+
+if __name__ == "__main__":
+    main()
