@@ -26,15 +26,25 @@ class ByTree(nn.Cell):
 
     def __init__(self, sizes, workers):
         super().__init__(auto_prefix=False)
-        self.bounds = bounds(sizes)
+        # Layers of one size go through the tree at once: a ResNet-50 has 161, of 22 sizes.
+        found = bounds(sizes)
+        groups = [
+            [layer for layer, of in enumerate(sizes) if of == size] for size in dict.fromkeys(sizes)
+        ]
+        self.starts = tuple(tuple(found[layer][0] for layer in group) for group in groups)
+        self.ends = tuple(tuple(found[layer][1] for layer in group) for group in groups)
+        order = [layer for group in groups for layer in group]
+        self.places = tuple(order.index(layer) for layer in range(len(found)))
         self.tree = Tree(workers)
+        self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
     def construct(self, rows, present=None):
-        layers = ()
-        for start, end in self.bounds:
-            combined, _ = self.tree(rows[:, start:end])
-            layers += (ops.reshape(combined, (-1,)),)
-        return ops.concat(layers)
+        made = ()
+        for starts, ends in zip(self.starts, self.ends):  # noqa: B905, no strict in a graph
+            layers = self.map(ops.partial(_layer, rows), starts, ends)
+            combined, _ = self.tree(ops.stack(layers))
+            made += self.unstack(ops.squeeze(combined, 1))
+        return ops.concat(self.map(ops.partial(_at, made), self.places))
 
 
 class ByGram(nn.Cell):
@@ -51,19 +61,18 @@ class ByGram(nn.Cell):
 
     def __init__(self, sizes, workers):
         super().__init__(auto_prefix=False)
-        self.bounds = bounds(sizes)
+        self.starts, self.ends = zip(*bounds(sizes), strict=True)
         self.by_tree = ByTree(sizes, workers)
         self.tree = Tree(workers, metric=True)
         self.matmul, self.gram = ops.MatMul(), ops.MatMul(transpose_b=True)
         self.eye = Tensor(np.eye(workers), ms.float32)
         self.min, self.max = ops.ReduceMin(), ops.ReduceMax()
+        # Not a loop over the layers: its steps nest, and MindSpore compiles no more than 1000.
+        self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
     def construct(self, rows, present=None):
-        grams = ()
-        for start, end in self.bounds:
-            layer = rows[:, start:end]
-            grams += (self.gram(layer, layer),)
-        grams = ops.stack(grams)
+        layers = self.map(ops.partial(_layer, rows), self.starts, self.ends)
+        grams = ops.stack(self.map(self.gram, layers, layers))
         squares = ops.reduce_sum(grams * self.eye, -1)
         in_range = ops.logical_and(self.min(squares) > SMALLEST, self.max(squares) < LARGEST)
         lengths = ops.sqrt(squares)
@@ -71,17 +80,12 @@ class ByGram(nn.Cell):
         basis = ops.expand_dims(lengths, -1) * self.eye
         coefficients, soundness = self.tree(basis, cosines)
         if ops.logical_and(in_range, soundness > SOUND):
-            combined = self.weighted(rows, coefficients / ops.expand_dims(lengths, -2))
+            coefficients = self.unstack(coefficients / ops.expand_dims(lengths, -2))
+            weighted = self.map(self.matmul, coefficients, layers)
+            combined = ops.reshape(ops.concat(weighted, -1), (-1,))
         else:
             combined = self.by_tree(rows)
         return combined
-
-    def weighted(self, rows, coefficients):
-        layers = ()
-        for index, (start, end) in enumerate(self.bounds):
-            layer = self.matmul(coefficients[index], rows[:, start:end])
-            layers += (ops.reshape(layer, (-1,)),)
-        return ops.concat(layers)
 
 
 class Sum(nn.Cell):
@@ -127,3 +131,11 @@ def bounds(sizes):
     """Return (start, end) of each layer."""
     ends = np.cumsum(sizes).tolist()
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _layer(rows, start, end):
+    return rows[:, start:end]
+
+
+def _at(tensors, place):
+    return tensors[place]

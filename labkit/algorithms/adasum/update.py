@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, ops
 
-from labkit.algorithms.adasum.combination import combination
+from labkit.algorithms.adasum.combination import bounds, combination
 from labkit.errors import refuse_unknown
 from labkit.gradients import state
 from labkit.update_stage import UpdateStage
@@ -39,8 +39,8 @@ class AdasumUpdate(UpdateStage):
         refuse_unknown("scope", scope, SCOPE)
         self.optimizer, self.team = optimizer, team
         self.parameters = optimizer.parameters
-        self.shapes = tuple(parameter.shape for parameter in self.parameters)
         self.sizes = tuple(parameter.size for parameter in self.parameters)
+        self.starts, self.ends = zip(*bounds(self.sizes), strict=True)
         self.numbers = sum(self.sizes)
         layers = self.sizes if scope == "layer" else (self.numbers,)
         self.combination = combination(reduction, layers, team.total)
@@ -72,7 +72,7 @@ class AdasumUpdate(UpdateStage):
         if self.on_updates:
             vector = self.moved_by(gradients)
         else:
-            vector = _flat(gradients)
+            vector = ops.concat(self.map(_flat, gradients))
         return self.put(ops.concat((vector, ops.stack(notes))))
 
     def enter_nothing(self):
@@ -99,7 +99,8 @@ class AdasumUpdate(UpdateStage):
         done = self.optimizer(gradients)
         if self.workers > 1:
             done = (done, self.store_states())
-        vector = ops.depend(_flat(self.map(_difference, self.parameters, self.start)), done)
+        moves = self.map(_difference, self.parameters, self.start)
+        vector = ops.depend(ops.concat(moves), done)
         restored = self.map(ops.assign, self.parameters, self.start)
         counted = ops.assign(self.optimizer.global_step, self.start_step)
         return ops.depend(vector, (restored, counted))
@@ -122,11 +123,7 @@ class AdasumUpdate(UpdateStage):
     def construct(self, rows, notes):
         """Combine the team's vectors and move the weights."""
         vector = self.combination(rows, notes[:, PRESENT])
-        parts, start = (), 0
-        for index, size in enumerate(self.sizes):
-            parts += (ops.reshape(vector[start : start + size], self.shapes[index]),)
-            start += size
-        parts = self.map(_cast_like, parts, self.parameters)
+        parts = self.map(ops.partial(_part, vector), self.starts, self.ends, self.parameters)
         if self.on_updates:
             done = self.map(ops.assign_add, self.parameters, parts)
             ops.assign_add(self.optimizer.global_step, 1)
@@ -177,11 +174,8 @@ def _zeros(name, shape):
     return Parameter(Tensor(np.zeros(shape, np.float32)), name=name, requires_grad=False)
 
 
-def _flat(tensors):
-    parts = ()
-    for one in tensors:
-        parts += (ops.reshape(ops.cast(one, ms.float32), (-1,)),)
-    return ops.concat(parts)
+def _flat(tensor):
+    return ops.reshape(ops.cast(tensor, ms.float32), (-1,))
 
 
 def _load(index, one, bank):
@@ -193,8 +187,8 @@ def _store(index, one, bank):
 
 
 def _difference(a, b):
-    return ops.cast(a, ms.float32) - ops.cast(b, ms.float32)
+    return _flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
 
 
-def _cast_like(value, parameter):
-    return ops.cast(value, parameter.dtype)
+def _part(vector, start, end, parameter):
+    return ops.cast(ops.reshape(vector[start:end], parameter.shape), parameter.dtype)

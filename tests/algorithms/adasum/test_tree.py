@@ -78,22 +78,19 @@ class TestMetric:
         assert 0 < soundness <= 1
 
     def test_soundness_is_the_least_of_all_combinations(self):
-        """Rows e1 and -e1 + 0.1 e2 of an orthonormal pair, given as unit vectors and a product.
+        """e1 and -e1 + 0.1 e2, given as unit vectors and a product, and six more directions.
 
-        Their Adasum c has |c|^2 / (sum of its squared coefficients) far below 1; it is seen in the
-        next level, where c is one side of a pair.
+        The first two's Adasum c has |c|^2 / (sum of its squared coefficients) far below 1. That is
+        seen in the second level, where c is one side of a pair; in the third all is sound again.
         """
-        pair = np.array([[1.0, 0.0, 0.0], [-1.0, 0.1, 0.0], [0.0, 0.0, 1.0]])
-        units = pair / np.linalg.norm(pair, axis=1, keepdims=True)
-        rows = np.zeros((4, 4))
-        rows[:3, :3] = np.diag(np.linalg.norm(pair, axis=1))
-        rows[3, 3] = 1.0
-        units = np.vstack([np.pad(units, ((0, 0), (0, 1))), [0, 0, 0, 1]])
-        _, soundness = of_tree(rows, units @ units.T, metric=True)
-        combined = reference.adasum_pair(pair[0], pair[1])
-        lengths = np.linalg.norm(pair[:2], axis=1)
-        product = pair[0] @ pair[1]
-        by = (1 - product / (2 * lengths**2)) * lengths
+        pair = np.eye(2, 8)
+        pair[1, :2] = -1.0, 0.1
+        vectors = np.vstack([pair, np.eye(8)[2:]])
+        lengths = np.linalg.norm(vectors, axis=1)
+        units = vectors / lengths[:, None]
+        _, soundness = of_tree(np.diag(lengths), units @ units.T, metric=True)
+        combined, product = reference.adasum_pair(*pair), pair[0] @ pair[1]
+        by = (1 - product / (2 * lengths[:2] ** 2)) * lengths[:2]
         expected = combined @ combined / (by @ by)
         assert expected < 0.01
         assert soundness == pytest.approx(expected, rel=1e-3)
