@@ -2,8 +2,9 @@
 
     python benchmarks/adasum_step.py [--rounds 7] [--ranks 2 4] [--json FILE]
 
-1. N vectors of LeNet's size to one, layer by layer, in one process: ``by="gram"``, ``by="tree"``,
-   and a plain tree as one would write it, with raw scalar products.
+1. N vectors of LeNet's size to one, layer by layer, in one process: ``by="gram"``; ``by="tree"``,
+   which rescales every vector; and a plain tree with raw float32 scalar products in two forms: a
+   compiled pair that is called N - 1 times, and one graph that takes all pairs of a level at once.
 2. A training step of LeNet, batch 32 a rank, on real ranks of this machine: ``AdasumStep`` against
    ``PlainStep``, which averages gradients by AllReduce; the same optimizer. And the combination
    alone: AllGather and Adasum against one AllReduce of as many numbers.
@@ -81,46 +82,66 @@ def combinations_ms(workers, rounds):
     forms = {
         "gram": combination("adasum", SIZES, workers),
         "tree": combination("adasum", SIZES, workers, by="tree"),
-        "plain tree": _plain_tree(bounds(SIZES)),
-    }
-    tensor = Tensor(rows)
+    } | _plain_trees(bounds(SIZES))
+    # As they come: one after the other for the pairs, together for the others.
+    given = {name: Tensor(rows) for name in forms}
+    given["plain tree by pairs"] = [Tensor(row[None]) for row in rows]
     right = [adasum_tree(rows[:, start:end]) for start, end in bounds(SIZES)]
     found = {"difference": {}}
     for name, form in forms.items():
-        parts = np.split(form(tensor).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
+        parts = np.split(form(given[name]).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
         found["difference"][name] = max(
             float(np.linalg.norm(part - one) / np.linalg.norm(one))
             for part, one in zip(parts, right, strict=True)
         )
-    calls = {name: (lambda form=form: form(tensor).asnumpy()) for name, form in forms.items()}
+    calls = {
+        name: (lambda form=form, came=given[name]: form(came).asnumpy())
+        for name, form in forms.items()
+    }
     return found | {"ms": interleaved_ms(calls, rounds, STEPS["gram"])}
 
 
-def _plain_tree(bounds):
-    """Return a cell (N, D) -> (D,), N a power of two: the formula on all pairs of a level."""
+def _plain_trees(bounds):
+    """Return the formula for N a power of two: of N rows (1, D), and of (N, D) at once."""
     from mindspore import nn, ops
 
-    class PlainTree(nn.Cell):
+    class Pairs(nn.Cell):
+        """Pairs a and b (P, D) -> (P, D)."""
+
         def __init__(self):
             super().__init__(auto_prefix=False)
             self.sum = ops.ReduceSum(keep_dims=True)
 
-        def construct(self, rows):
+        def construct(self, a, b):
             layers = ()
             for start, end in bounds:
-                level = rows[:, start:end]
-                while level.shape[0] > 1:
-                    level = self.pairs(level[0::2], level[1::2])
-                layers += (ops.reshape(level, (-1,)),)
-            return ops.concat(layers)
+                layers += (self.pair(a[:, start:end], b[:, start:end]),)
+            return ops.concat(layers, -1)
 
-        def pairs(self, a, b):
+        def pair(self, a, b):
             product = self.sum(a * b, -1)
             of_a = 1 - product / (2 * self.sum(a * a, -1))
             of_b = 1 - product / (2 * self.sum(b * b, -1))
             return of_a * a + of_b * b
 
-    return PlainTree()
+    class Levels(Pairs):
+        def construct(self, rows):
+            layers = ()
+            for start, end in bounds:
+                level = rows[:, start:end]
+                while level.shape[0] > 1:
+                    level = self.pair(level[0::2], level[1::2])
+                layers += (ops.reshape(level, (-1,)),)
+            return ops.concat(layers)
+
+    pairs = Pairs()
+
+    def by_pairs(vectors):
+        while len(vectors) > 1:
+            vectors = [pairs(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+        return vectors[0].reshape(-1)
+
+    return {"plain tree by pairs": by_pairs, "plain tree by levels": Levels()}
 
 
 def ranks_ms(rounds):
@@ -213,7 +234,7 @@ def show(found: dict) -> None:
     rows = []
     for workers, child in found["gram"].items():
         ms = child["ms"]
-        for name in ("tree", "plain tree"):
+        for name in [name for name in ms if name != "gram"]:
             ratio = ms[name] / ms["gram"]
             limit = f"{FASTER:g} {'met' if ratio >= FASTER else 'MISSED'}"
             rows.append([f"{workers}, {name}", ms[name], ms["gram"], ratio, limit])
