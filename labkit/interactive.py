@@ -82,6 +82,7 @@ def _slider(one):
     import ipywidgets
 
     return ipywidgets.FloatSlider(
-        value=one.start, min=one.low, max=one.high, step=one.step, description=one.label, readout_format=".4g",
+        value=one.start, min=one.low, max=one.high, step=one.step,
+        description=one.label, readout_format=".4g",
         style={"description_width": "12em"}, layout={"width": "36em"},
     )  # fmt: skip
