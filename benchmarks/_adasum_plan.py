@@ -18,14 +18,22 @@ def _sweep(reduction, *multiples):
     return [{"reduction": reduction, "multiple": multiple} for multiple in multiples]
 
 
-_ADASUM, _MEAN, _SUM = _sweep("adasum", 1), _sweep("mean", 1, 2, 4, 8), _sweep("sum", 1)
+def _workers(*counts):
+    return [{"workers": n, "reduction": name} for n in counts for name in ("adasum", "mean")]
+
+
+_REQUIRED = _sweep("adasum", 1) + _sweep("mean", 1, 2, 4, 8) + _sweep("sum", 1)
+_BESIDE = _sweep("adasum", 0.5, 2) + _sweep("sum", 0.25) + [{"workers": 1}] + _workers(8, 32)
 
 PLANS = {
     "full": {
         "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
         "tuning_seed": 100,
-        "tune": [],
-        "race": [(change, SEEDS) for change in _ADASUM + _MEAN + _SUM],
+        "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
+        "race": [
+            *((change, SEEDS) for change in _REQUIRED),
+            *((change, _FIRST) for change in [*_BESIDE, {"on": "gradients"}]),
+        ],
         "epochs": 2,
         "points": 6,
         "images": {"held_out": 10_000, "train": None, "test": None},
@@ -35,7 +43,10 @@ PLANS = {
         "single": {"Momentum": (0.03,)},
         "tuning_seed": 100,
         "tune": _sweep("adasum", 1),
-        "race": [(change, _FIRST) for change in _ADASUM + _sweep("mean", 1) + _SUM],
+        "race": [
+            (change, _FIRST)
+            for change in _sweep("adasum", 1) + _sweep("mean", 1) + _sweep("sum", 1)
+        ],
         "epochs": 1,
         "points": 2,
         "images": {"held_out": 64, "train": 1088, "test": 64},

@@ -189,8 +189,11 @@ def by_rate(stored: Stored, reduction: str) -> dict[float, list[float]]:
 
 
 def by_workers(stored: Stored, reduction: str) -> dict[int, list[float]]:
-    """Return workers -> test accuracies by seed, at the single-worker learning rate."""
-    return _by(stored, "workers", reduction)
+    """Return workers -> test accuracies by seed, at the single-worker learning rate.
+
+    A single worker, who is the same for every reduction, is the first.
+    """
+    return {1: accuracies(stored, workers=1)} | _by(stored, "workers", reduction)
 
 
 def _by(stored, field, reduction):

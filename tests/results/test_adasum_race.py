@@ -97,11 +97,12 @@ def test_the_sum_at_the_single_worker_rate_does_not_train(stored):
 
 
 def test_the_workers_vectors_are_parallel_early_and_not_late(stored):
-    """In every layer, of the moves that are combined."""
+    """Of the moves that are combined; the last layer's are never as parallel as the others'."""
     for seed in SEEDS:
         for layer, points in race.cosines(stored, seed, on="updates").items():
             values = [value for _, value in points]
-            assert max(values) > 0.6 and values[-1] < 0.15, (seed, layer)
+            most = 0.5 if layer == "fc3" else 0.7
+            assert max(values[:3]) > most and values[-1] < 0.1, (seed, layer)
 
 
 def plant(stored, **planted):
@@ -174,6 +175,15 @@ def test_the_best_is_accurate_then_sure_and_has_not_failed():
 def test_a_single_worker_has_no_reduction():
     assert race.setting_of(0.1, 1) == race.setting_of(0.1, 1, "sum", scope="network")
     assert race.changed({"Momentum": 0.03}, 8, reduction="mean")["learning_rate"] == 0.24
+
+
+def test_tables_for_figures_have_every_seed(stored):
+    assert race.by_rate(stored, "adasum")[stored.head["single"]["Momentum"]] == race.accuracies(
+        stored
+    )
+    counts = race.by_workers(stored, "adasum")
+    assert {1, 8, 16, 32} <= set(counts) and len(counts[16]) == 3
+    assert counts[1] == race.by_workers(stored, "mean")[1] == race.accuracies(stored, workers=1)
 
 
 def test_what_was_not_raced_is_refused(stored):
