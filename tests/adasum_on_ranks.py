@@ -105,8 +105,8 @@ def operators():
     from labkit.compiled import compiled_operators
     from tests.step_cells import tensors
 
-    _, step = build("linear", {})
-    found = compiled_operators(step, *tensors(*batch("linear", 0, 0, 0, 0)))
+    _, step = build("lenet", {})
+    found = compiled_operators(step, *tensors(*batch("lenet", 0, 0, 0, 0)))
     return np.array(sorted({one.name for one in found}))
 
 

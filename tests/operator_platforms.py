@@ -55,6 +55,7 @@ GRADIENT_OF = {
 # read before and after the assignment of another.
 WRITTEN_FOR = {
     "Divs": "mindspore.ops.div",
+    "EqScalar": "mindspore.ops.eq",
     "LessScalar": "mindspore.ops.less",
     "MatMulExt": "mindspore.ops.matmul",
     "Max": "mindspore.ops.max",

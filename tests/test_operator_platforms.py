@@ -194,6 +194,10 @@ def below_two(x):
     return x < 2.0
 
 
+def is_zero(x):
+    return x == 0.0
+
+
 class Function(nn.Cell):
     """A function, as a cell of its own."""
 
@@ -243,6 +247,7 @@ FORWARD = {
 # A call and its arguments for every row of WRITTEN_FOR, of which the compiler makes the operator.
 WRITTEN = {
     "Divs": lambda: (Function(through_two), image()),
+    "EqScalar": lambda: (Function(is_zero), image()),
     "LessScalar": lambda: (Function(below_two), image()),
     "MatMulExt": lambda: (Function(ops.matmul), image(), image()),
     "Max": lambda: (Function(ops.max), image()),

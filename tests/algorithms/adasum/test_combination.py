@@ -183,7 +183,7 @@ class TestWhichPath:
         for layer in by_layer(rows):
             layer *= scale / np.linalg.norm(layer, axis=1, keepdims=True)
         rows = rows.astype(np.float32)
-        # 1e-9 squared is above 1e-24, 1e14 squared below 1e36.
+        # 1e-18 is above SMALLEST, 1e28 below LARGEST.
         np.testing.assert_array_equal(combined(rows), alone(rows))
         assert max(errors(combined(rows), rows)) <= BOUND
 
