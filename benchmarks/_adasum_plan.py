@@ -7,7 +7,8 @@ tune, race   changes of the setting "Adasum of 16 workers' moves, Momentum, at t
 epochs       passes of all workers together; points: how often a training is judged
 
 The sum of N vectors is N times their mean, and the moves of Momentum grow with the rate: the sum at
-a rate is the mean at 16 times that rate, so 8 and 16 times the rate are the sum at 1/2 and 1.
+a rate is the mean at 16 times that rate. Of the stored trainings, the mean at 0.12 and the sum at
+0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; rounding parts them later.
 """
 
 SEEDS = (1, 2, 3)
@@ -23,16 +24,23 @@ def _workers(*counts):
 
 
 _REQUIRED = _sweep("adasum", 1) + _sweep("mean", 1, 2, 4, 8) + _sweep("sum", 1)
-_BESIDE = _sweep("adasum", 0.5, 2) + _sweep("sum", 0.25) + [{"workers": 1}] + _workers(8, 32)
+_BESIDE = [
+    *_sweep("adasum", 0.5, 2),
+    *_sweep("sum", 0.25),
+    {"workers": 1},
+    *_workers(2, 4, 8, 32),
+    {"on": "gradients"},
+    {"scope": "network"},
+]
 
 PLANS = {
     "full": {
         "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
         "tuning_seed": 100,
-        "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
+        "tune": [],
         "race": [
             *((change, SEEDS) for change in _REQUIRED),
-            *((change, _FIRST) for change in [*_BESIDE, {"on": "gradients"}]),
+            *((change, _FIRST) for change in _BESIDE),
         ],
         "epochs": 2,
         "points": 6,

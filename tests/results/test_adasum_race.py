@@ -105,6 +105,23 @@ def test_the_workers_vectors_are_parallel_early_and_not_late(stored):
             assert max(values[:3]) > most and values[-1] < 0.1, (seed, layer)
 
 
+def test_so_are_their_gradients_in_part(stored):
+    for layer, points in race.cosines(stored, 1, on="gradients").items():
+        values = [value for _, value in points]
+        assert max(values[:3]) > 0.25 and values[-1] < 0.1, layer
+
+
+def test_the_sum_is_the_mean_at_16_times_the_rate(stored):
+    """Until rounding parts them: at the first point that is judged."""
+    rate = 4 * stored.head["single"]["Momentum"]
+    first = {}
+    for reduction, own in (("mean", rate), ("sum", rate / 16)):
+        wanted = race.setting_of(own, reduction=reduction)
+        (row,) = stored.select(stage="race", seed=1, **wanted)
+        first[reduction] = stored.curves[row["run"]][0]["loss"]
+    assert abs(first["mean"] - first["sum"]) < 1e-6 * first["mean"]
+
+
 def plant(stored, **planted):
     row = next(r for r in stored.rows if r["stage"] == "race" and r["reduction"] == "adasum")
     row.update(planted)
