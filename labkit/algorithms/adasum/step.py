@@ -19,6 +19,7 @@ from labkit.algorithms.adasum.update import (
 )
 from labkit.errors import InputError, refuse_unknown
 from labkit.gradients import set_state
+from labkit.step import check_optimizer
 
 TAILS = ("flush", "drop")
 
@@ -73,6 +74,7 @@ class AdasumStep(AccumulatedStep):
         **options,
     ):
         refuse_unknown("tail", tail, TAILS)
+        check_optimizer(optimizer)
         team = Team(workers, node_size)
         update = AdasumUpdate(optimizer, team, on=on, reduction=reduction, scope=scope)
         super().__init__(
@@ -100,7 +102,8 @@ class AdasumStep(AccumulatedStep):
         gradients, norm = self.gradient.finish(total, weight)
         gradients = self.map(_cast_like, gradients, self.optimizer.parameters)
         present = ops.cast(1.0, ms.float32)
-        notes = (loss_sum, weight, ops.cast(images, ms.float32), norm, present)
+        # Times 1.0: in PyNative mode a Parameter beside Tensors is of another type to Stack.
+        notes = (1.0 * loss_sum, 1.0 * weight, ops.cast(images, ms.float32), norm, present)
         return self.update.enter(gradients, notes)
 
     def apply_nothing(self):
