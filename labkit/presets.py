@@ -110,11 +110,47 @@ _THOR["smoke"] = {
     "evaluate_every": 10,
 }
 
+# The single worker's learning rate and the mean's own: what benchmarks/adasum_race.py found.
+# `paper` is the source document's ResNet-50 on two servers, as labkit/recipes/adasum_config.py
+# trains it on one device; the race is then that of `lab`.
+_ADASUM = {
+    "lab": {
+        "workers": 16,
+        "learning_rate": 0.03,
+        "mean_learning_rate": 0.06,
+        "momentum": 0.9,
+        "batch_size": 32,
+        "epochs": 2,
+        "train_images": 60_000,
+        "evaluate_every": 26,
+        "data": "",
+        "seed": 1,
+    },
+}
+_ADASUM["paper"] = {
+    **_ADASUM["lab"],
+    "workers": 2,
+    "learning_rate": 0.8,
+    "batch_size": 256,
+    "epochs": 90,
+}
+_ADASUM["smoke"] = {
+    **_ADASUM["lab"],
+    "workers": 4,
+    "epochs": 1,
+    "train_images": 1_280,
+    "evaluate_every": 5,
+}
+
+# The first are compared with float64, the others are the race.
+_ADASUM_UPDATES = 8
+
 LABS = {
     "00_start_here": {name: {} for name in PRESETS},
     "01_gradient_accumulation": _GRADIENT_ACCUMULATION,
     "02_resnet50_migration": _MIGRATION,
     "03_thor": _THOR,
+    "04_adasum": _ADASUM,
 }
 
 
@@ -140,7 +176,18 @@ def choose(lab: str, preset: str, **named) -> dict:
             f"batch_size {settings['batch_size']} is larger than the data: "
             f"train_images {settings['train_images']}"
         )
+    if lab == "04_adasum":
+        _check_updates(settings)
     return settings
+
+
+def _check_updates(settings):
+    batches = settings["epochs"] * (settings["train_images"] // settings["batch_size"])
+    if settings["workers"] < 2 or batches // settings["workers"] < _ADASUM_UPDATES:
+        raise InputError(
+            f"{batches} micro-batches and {settings['workers']} workers came; expected at least 2 "
+            f"workers, and {_ADASUM_UPDATES} updates of all of them"
+        )
 
 
 def _integer(low: int, high: float = math.inf) -> Callable[[object], bool]:
@@ -172,6 +219,7 @@ _VALUES = {
     "learning_rate": ("a finite number > 0", _number(lambda value: value > 0)),
     "thor_epochs": ("a finite number > 0", _number(lambda value: value > 0)),
     "momentum_epochs": ("a finite number > 0", _number(lambda value: value > 0)),
+    "mean_learning_rate": ("a finite number > 0", _number(lambda value: value > 0)),
     "momentum_learning_rate": ("a finite number > 0", _number(lambda value: value > 0)),
     "damping": ("a finite number > 0", _number(lambda value: value > 0)),
     "momentum": ("a number from 0 to below 1", _number(lambda value: 0 <= value < 1)),

@@ -4,6 +4,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.presets import LABS, PRESETS, choose
+from labkit.recipes.adasum_config import NAMED as ADASUM
 from labkit.recipes.resnet50_config import Config
 from labkit.recipes.thor_config import NAMED
 
@@ -95,6 +96,27 @@ def test_values_that_the_race_cannot_run_with_are_refused(name, value):
     with pytest.raises(InputError, match=f"{name} is {value!r}; expected"):
         choose("03_thor", "lab", **{name: value})
     choose("03_thor", "lab", thor_epochs=1.5, damping=1, frequency=1)
+
+
+def test_the_paper_preset_of_adasum_is_the_recipe_on_one_device():
+    settings, recipe = choose("04_adasum", "paper", data="ImageNet"), ADASUM["one_device"]
+    assert (settings["learning_rate"], settings["epochs"]) == (recipe.lr_max, recipe.epoch_size)
+    for name in ("workers", "batch_size", "momentum", "seed"):
+        assert settings[name] == getattr(recipe, name), name
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"workers": 1}, "and 1 workers came; expected at least 2"),
+        ({"workers": 6}, "40 micro-batches and 6 workers came; expected .* 8 updates"),
+        ({"mean_learning_rate": 0}, "mean_learning_rate is 0; expected"),
+    ],
+)
+def test_a_race_of_adasum_that_is_none_is_refused(named, said):
+    with pytest.raises(InputError, match=said):
+        choose("04_adasum", "smoke", **named)
+    choose("04_adasum", "smoke", workers=5)
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,19 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from labkit.exercises import accumulation, migration, thor
-from tests.exercises import accumulation_answers, migration_answers, thor_answers
+from labkit.exercises import accumulation, adasum, migration, thor
+from tests.exercises import (
+    accumulation_answers,
+    adasum_answers,
+    migration_answers,
+    thor_answers,
+)
 
 LABS = {
     "01_gradient_accumulation": (accumulation, accumulation_answers),
     "02_resnet50_migration": (migration, migration_answers),
     "03_thor": (thor, thor_answers),
+    "04_adasum": (adasum, adasum_answers),
 }
 ASKED = [(lab, name) for lab, (_, answers) in LABS.items() for name in answers.SOLUTIONS]
 WRONG = [(lab, *wrong) for lab, (_, answers) in LABS.items() for wrong in answers.WRONG]
@@ -57,9 +63,14 @@ def test_a_hint_never_gives_the_specification_away(lab):
 
 def _agrees(exercise, function):
     return all(
-        np.allclose(np.ravel(function(*case)), np.ravel(exercise.spec(*case)), rtol=1e-9)
+        np.allclose(_numbers(function(*case)), _numbers(exercise.spec(*case)), rtol=1e-9)
         for case in exercise.cases
     )
+
+
+def _numbers(answer):
+    parts = answer if isinstance(answer, list | tuple) else [answer]
+    return np.concatenate([np.ravel(part) for part in parts])
 
 
 def test_an_unknown_exercise_is_refused_with_the_nearest_name():

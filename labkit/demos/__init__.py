@@ -1,0 +1,1 @@
+"""Small programs that a notebook starts on ranks of their own."""

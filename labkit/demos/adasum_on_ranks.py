@@ -1,0 +1,84 @@
+"""LeNet on MNIST by Adasum over ranks: what lab 04 starts, to compare with virtual workers.
+
+    python -m labkit.demos.adasum_on_ranks FOLDER [--updates N] [--seed N]      under msrun
+
+Micro-batch n is that of worker n mod N, whoever that worker is: N virtual ones in one process, or
+N ranks with one each. Rank r writes FOLDER/rank_<r>.npz: the weights after training with Adasum,
+and the milliseconds of an update for each reduction.
+"""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import labkit
+from labkit.compare import parameter_values
+
+BATCH, RATE, MOMENTUM = 32, 0.03, 0.9
+
+
+def make_step(seed: int, reduction: str = "adasum", workers: int = 1):
+    """Return an ``AdasumStep`` of a LeNet with the weights of ``seed``, and a constant rate."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit.algorithms.adasum import AdasumStep
+
+    ms.set_seed(seed)
+    network = labkit.LeNet5()
+    optimizer = nn.Momentum(network.trainable_params(), RATE, MOMENTUM)
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    loss_net = labkit.LossNet(network, loss_fn)
+    return AdasumStep(loss_net, optimizer, workers=workers, reduction=reduction)
+
+
+def train(step, images, labels, updates: int) -> float:
+    """Make ``updates`` updates with this process's micro-batches; return ms of one, at the median.
+
+    The first, which compiles, is left out of the median.
+    """
+    from mindspore import Tensor
+
+    first, own = step.team.rank * step.workers, step.workers
+    seconds = []
+    for update in range(updates):
+        began = time.perf_counter()
+        for worker in range(first, first + own):
+            start = BATCH * (update * step.total_workers + worker)
+            rows = slice(start, start + BATCH)
+            step(Tensor(images[rows]), Tensor(labels[rows]))
+        step.update.worker.asnumpy()  # waits until the update has been made
+        seconds.append(time.perf_counter() - began)
+    return 1000 * float(np.median(seconds[1:]))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Train on this rank and write its file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--updates", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(argv)
+    if given.updates < 2:
+        parser.error(f"--updates is {given.updates}; expected at least 2")
+    runtime = labkit.start(seed=given.seed, distribute=True)
+
+    from labkit.data.mnist import load_arrays
+    from labkit.data.prepare import prepare
+
+    data = load_arrays(prepare("mnist"), "train", given.updates * runtime.ranks * BATCH)
+    found = {}
+    for reduction in ("mean", "adasum"):
+        step = make_step(given.seed, reduction)
+        found[f"ms_{reduction}"] = train(step, *data, given.updates)
+    step.check_replicas()
+    found |= parameter_values(step.gradient.loss_net)
+    given.folder.mkdir(parents=True, exist_ok=True)
+    np.savez(given.folder / f"rank_{runtime.rank}.npz", **found)
+
+
+if __name__ == "__main__":
+    main()

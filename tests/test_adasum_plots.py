@@ -1,0 +1,78 @@
+"""Figures of lab 04: numbers as given, units on the axes."""
+
+import numpy as np
+import pytest
+
+from labkit import adasum_plots, plots
+from labkit.reference import adasum_pair
+
+
+@pytest.fixture(autouse=True)
+def agg():
+    from matplotlib import pyplot
+
+    pyplot.switch_backend("agg")
+    yield
+    pyplot.close("all")
+
+
+def lines(axis):
+    return {line.get_label(): line for line in axis.get_lines()}
+
+
+@pytest.mark.parametrize(("angle", "ratio"), [(60, 1.5), (0, 1.0), (180, 2.0), (90, 0.25)])
+def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
+    plane, lengths = adasum_plots.two_vectors(angle, ratio).axes
+    b = ratio * np.array([np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))])
+    expected = {"Adasum": adasum_pair([1, 0], b), "sum": b + [1, 0], "mean": (b + [1, 0]) / 2}
+    for name, vector in expected.items():
+        (x,), (y,) = lines(plane)[name].get_data()
+        np.testing.assert_allclose((x, y), vector, atol=1e-12)
+        at = lines(lengths)[name].get_ydata()[angle]
+        assert at == pytest.approx(np.linalg.norm(vector), abs=1e-12)
+        assert plane.get_xlim()[0] < x < plane.get_xlim()[1] and y < plane.get_ylim()[1]
+    assert "degrees" in lengths.get_xlabel() and "length" in lengths.get_ylabel()
+
+
+def test_step_lengths_are_over_the_workers():
+    (axis,) = adasum_plots.step_lengths({"cosine 0": [1, 2, 4]}, (1, 4, 16)).axes
+    assert list(lines(axis)["cosine 0"].get_ydata()) == [1, 2, 4]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "4", "16"]
+
+
+def test_cosines_have_a_panel_for_each_kind_and_one_legend():
+    panels = {"of moves": ([0, 3], {"conv1": [0.9, 0.1], "fc1": [0.2, 0.0]})}
+    figure = adasum_plots.cosines(panels | {"of gradients": panels["of moves"]}, 10)
+    assert [axis.get_title() for axis in figure.axes] == ["of moves", "of gradients"]
+    assert list(lines(figure.axes[1])["fc1"].get_ydata()) == [0.2, 0.0]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["conv1", "fc1"]
+
+
+def test_the_race_draws_errors_and_a_second_curve_of_a_reduction_dashed():
+    curves = {
+        "Adasum, 0.03": ("adasum", [10, 20], [0.5, 0.98]),
+        "mean, 0.03": ("mean", [10, 20], [0.4, 0.9]),
+        "mean, 0.06": ("mean", [10, 20], [0.45, 0.95]),
+    }
+    (axis,) = adasum_plots.race(curves, "race").axes
+    drawn = lines(axis)
+    np.testing.assert_allclose(drawn["Adasum, 0.03"].get_ydata(), [50, 2])
+    assert [drawn[name].get_linestyle() for name in curves] == ["-", "-", "--"]
+    assert drawn["mean, 0.03"].get_color() == drawn["mean, 0.06"].get_color() == plots.ORANGE
+    assert axis.get_ylabel() == "test error (%)"
+
+
+def test_over_rates_shows_each_seed_their_mean_and_what_failed():
+    found = {"adasum": {0.03: [0.98, 0.96], 0.06: [0.9, None]}}
+    (axis,) = adasum_plots.over_rates(found, 0.03, "rates").axes
+    np.testing.assert_allclose(lines(axis)["Adasum"].get_ydata(), [3, 55])
+    dots = [list(line.get_ydata()) for line in axis.get_lines() if line.get_marker() == "."]
+    np.testing.assert_allclose(dots, [[2, 4], [10, 100]])
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0.03", "0.06"]
+    assert axis.get_xlabel() == "learning rate"
+
+
+def test_over_workers_is_over_the_number_of_workers():
+    (axis,) = adasum_plots.over_workers({"mean": {2: [0.99], 16: [0.9]}}).axes
+    assert list(lines(axis)["mean"].get_xdata()) == [2, 16] and axis.get_xlabel() == "workers"
