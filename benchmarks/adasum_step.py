@@ -16,9 +16,9 @@ The contestants take turns in one process, or in one process a rank; medians ove
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
-from _on_ranks import on_ranks
 from _side_by_side import in_child, interleaved_ms, look_at_machine, print_table, write_json
 
 # LeNet's parameters, as the step has them: conv1, conv2, then weight and bias of three dense ones.
@@ -26,6 +26,7 @@ SIZES = (150, 2400, 48000, 120, 10080, 84, 840, 10)
 WORKERS = (16, 32, 64)
 FASTER, SLOWER = 3.0, 1.15  # Gram against a tree, at least; a step against the mean's, at most
 NOTES = 5  # numbers that travel beside a worker's vector
+SECONDS = 300  # for ranks to end
 STEPS = {"gram": 5, "rank": 20}
 PAIRS = {"step": ("AdasumStep", "PlainStep"), "combination alone": ("Adasum", "AllReduce")}
 
@@ -54,13 +55,24 @@ def main():
         found["gram"][workers] = child
         print(f"{workers} workers done", file=sys.stderr)
     for ranks in given.ranks:
-        found["ranks"][ranks] = on_ranks(ranks, str(Path(__file__).resolve()), *rounds, "rank")
+        found["ranks"][ranks] = on_ranks(ranks, *rounds, "rank")
         print(f"{ranks} ranks done", file=sys.stderr)
     found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*given.ranks, 16, 64})}
     show(found)
     path = write_json("adasum_step", found, machine)
     if given.json:
         given.json.write_text(path.read_text())
+
+
+def on_ranks(ranks: int, *arguments: str) -> dict:
+    """Run this program on so many ranks and return what rank 0 leaves."""
+    from labkit import launch
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        program = Path(__file__).resolve()
+        launch(program, *arguments, "--out", out, workers=ranks, timeout=SECONDS, cwd=folder)
+        return json.loads(out.read_text())
 
 
 def combinations_ms(workers, rounds):
