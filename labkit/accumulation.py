@@ -182,6 +182,10 @@ class AccumulatedStep(Step):
         self._follow_schedule()
         return loss
 
+    @property
+    def micro_batches(self) -> int:
+        return int(self.group_size.asnumpy())
+
     def updates_ahead(self, epochs) -> int:
         updates, held = 0, int(self.micro_step.asnumpy())
         done, size = int(self.updates.asnumpy()), int(self.group_size.asnumpy())

@@ -88,7 +88,7 @@ class Step(nn.Cell):
         # kept: BatchNorm's running statistics as they were before the micro-batch.
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
-            self.kept = ParameterTuple(_copy(statistic, "kept") for statistic in self.statistics)
+            self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
         # The second and third compiled graphs of a step whose update stage wants extras.
         self._with_extras = None if extras is None else _WithExtras(self)
         self._apply_held = None if extras is None else _ApplyHeld(self)
@@ -125,7 +125,7 @@ class Step(nn.Cell):
         loss_sum, images, total = self.summed(loss_sum, images, total)
         gradients, norm = self.gradient.finish(total[: self.count], weight)
         noted = self.note(loss_sum / weight, norm, images)
-        gradients = self.map(_cast_like, gradients, self.optimizer.parameters)
+        gradients = self.map(cast_like, gradients, self.optimizer.parameters)
         if len(total) > self.count:
             extras = self.gradient.finish_extras(total[self.count :], weight)
             done = self.update.hold(gradients, extras)
@@ -227,6 +227,11 @@ class Step(nn.Cell):
         if isinstance(self.update, UpdateStage):
             self.update.check_length(int(self.updates.asnumpy()) + updates)
 
+    @property
+    def micro_batches(self) -> int:
+        """How many of this rank's micro-batches make up an update."""
+        return 1
+
     def end_epoch(self) -> None:
         """Say that the epoch is over; a step that holds a part of an update acts on it here."""
 
@@ -292,12 +297,14 @@ def _group_starts(optimizer):
     return tuple(first.values())
 
 
-def _copy(parameter, prefix):
+def copied(parameter, prefix):
+    """Return a Parameter with the values of ``parameter``, named ``prefix.NAME``."""
     copy = parameter.clone()
     copy.name = f"{prefix}.{parameter.name}"
     copy.requires_grad = False
     return copy
 
 
-def _cast_like(gradient, parameter):
+def cast_like(gradient, parameter):
+    """Return a gradient of the Parameter's type."""
     return ops.cast(gradient, parameter.dtype)

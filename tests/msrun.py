@@ -2,7 +2,6 @@
 
 from labkit.errors import WorkerFailed
 from labkit.launching import launch
-from labkit.launching.plan import free_port as free_port
 
 SECONDS = 170
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.msrun import free_port
+from labkit.launching.plan import free_port
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "resnet50"
 SCRIPTS = {

@@ -101,7 +101,7 @@ def train(
         checkpoint=run_folder.newest(folder) if resume else None,
     )
     if first:
-        images = config.batch_size * _micro_batches(step) * started.ranks
+        images = config.batch_size * step.micro_batches * started.ranks
         print(f"labkit: ResNet-{config.depth} into {folder}, {images} images in an update")
         print(settings.lines(config), flush=True)
     with out_of_memory.advice(config.batch_size, config.micro_steps):
@@ -174,12 +174,6 @@ def start(config: Config, device: str, distribute: bool, device_num: int | None)
 def summary(found: dict[str, float]) -> str:
     """Return an evaluation as one line."""
     return ", ".join(f"{name} {value:.4f}" for name, value in found.items())
-
-
-def _micro_batches(step):
-    """Return how many of one rank's micro-batches make an update."""
-    held = getattr(step, "group_size", None)
-    return (1 if held is None else int(held.asnumpy())) * getattr(step, "workers", 1)
 
 
 def _fit(config, step, train_set, classes, folder, resume, shown, first, write):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from labkit.launching.plan import free_port
 from tests.image_files import numbered
-from tests.msrun import free_port
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 

@@ -18,3 +18,17 @@ def digits(root, tmp_path_factory):
         return script.prepare(32, train, val, out=out, say=lambda line: None)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def small():
+    """ResNet-18 is a network of four small stages, and no environment speaks of ranks."""
+    from labkit.nets import resnet
+    from tests.recipes.resnet50_on_ranks import shrink
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
+        shrink()
+        for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
+            patch.delenv(name, raising=False)
+        yield

@@ -15,14 +15,12 @@ import labkit.algorithms.adasum.update as update_module
 from labkit import checkpoint, gradients, schedules
 from labkit.algorithms.adasum import combination as _combination
 from labkit.errors import InputError
-from labkit.nets import resnet
 from labkit.recipes import adasum, adasum_config, resnet50
 from labkit.recipes.adasum_config import NAMED, AdasumConfig
 from tests.recipes.adasum_on_ranks import SETTINGS, settings
-from tests.recipes.resnet50_on_ranks import shrink
 from tests.step_cells import assert_bit_equal
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 EPOCHS, STEPS = 2, 5
 # 50 images in micro-batches of 10: two updates of two workers, and one worker is left.
@@ -32,16 +30,6 @@ CHANGED = {"workers": 2, "node_size": 1}
 @pytest.fixture(scope="module")
 def data(digits):
     return digits(50, 20)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
-        shrink()
-        for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
-            patch.delenv(name, raising=False)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from labkit.nets import resnet
 from labkit.recipes import resnet50, resnet50_parts
 from labkit.recipes.resnet50_config import Config
 from labkit.runtime import start
-from tests.recipes.resnet50_on_ranks import SETTINGS, shrink
+from tests.recipes.resnet50_on_ranks import SETTINGS
 from tests.step_cells import assert_bit_equal, snapshot
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 EPOCHS, BATCH = 3, 20
 
@@ -31,16 +31,6 @@ EPOCHS, BATCH = 3, 20
 @pytest.fixture(scope="module")
 def data(digits):
     return digits(60, 30)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
-        shrink()
-        for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
-            patch.delenv(name, raising=False)
-        yield
 
 
 def settings(folder, **changed):

@@ -14,11 +14,10 @@ from labkit.errors import InputError
 from labkit.nets import resnet
 from labkit.recipes import resnet50, thor
 from labkit.recipes.thor_config import NAMED, PRECISIONS, ThorConfig
-from tests.recipes.resnet50_on_ranks import shrink
 from tests.recipes.thor_on_ranks import SETTINGS, settings
 from tests.step_cells import assert_bit_equal, snapshot
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 EPOCHS, BATCH, STEPS = 2, 20, 3
 
@@ -26,16 +25,6 @@ EPOCHS, BATCH, STEPS = 2, 20, 3
 @pytest.fixture(scope="module")
 def data(digits):
     return digits(60, 30)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
-        shrink()
-        for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
-            patch.delenv(name, raising=False)
-        yield
 
 
 @pytest.fixture(scope="module")

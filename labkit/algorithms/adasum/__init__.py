@@ -10,8 +10,9 @@ Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", M
 arXiv 2006.02924; and "Adaptive Gradient Summation Algorithm", MindSpore tutorial r1.6. Departures:
 - any number of workers: where a level is odd, its last three are combined as the mean of the three
   orders, so that none of them is special; a power of two gives the source's recursion;
-- every scalar product in float32, of unit vectors: nothing overflows or vanishes between 1e-30 and
-  1e30. MindSpore's scales each half of a layer by its own maximum, which gives other coefficients;
+- every scalar product in float32, of vectors scaled to length 1 where squares would leave its
+  range: nothing overflows or vanishes between 1e-30 and 1e30. MindSpore's scales each half of a
+  layer by its own maximum, which gives other coefficients;
 - every tensor is combined whole, biases too; MindSpore averages what has no axis to halve;
 - one AllGather and the same sum on every rank, no sends: replicas hold the same bits;
 - from 2 workers on, and it says how many. MindSpore's is silently off below 16 devices.

@@ -19,7 +19,7 @@ from labkit.algorithms.adasum.update import (
 )
 from labkit.errors import InputError, refuse_unknown
 from labkit.gradients import set_state
-from labkit.step import check_optimizer
+from labkit.step import cast_like, check_optimizer
 
 TAILS = ("flush", "drop")
 
@@ -100,7 +100,7 @@ class AdasumStep(AccumulatedStep):
         """Close a worker's group: its vector and its notes go into the bank."""
         loss_sum, images, total = self.summed(loss_sum, images, total)
         gradients, norm = self.gradient.finish(total, weight)
-        gradients = self.map(_cast_like, gradients, self.optimizer.parameters)
+        gradients = self.map(cast_like, gradients, self.optimizer.parameters)
         present = ops.cast(1.0, ms.float32)
         # Times 1.0: in PyNative mode a Parameter beside Tensors is of another type to Stack.
         notes = (1.0 * loss_sum, 1.0 * weight, ops.cast(images, ms.float32), norm, present)
@@ -133,6 +133,10 @@ class AdasumStep(AccumulatedStep):
             moved = self.update(ops.depend(rows, noted), notes)
             ops.assign_add(self.updates, 1)
         return ops.depend(self.update.start_anew(), moved)
+
+    @property
+    def micro_batches(self) -> int:
+        return super().micro_batches * self.workers
 
     def updates_ahead(self, epochs) -> int:
         updates, done = 0, int(self.updates.asnumpy())
@@ -195,7 +199,3 @@ def _times(micro_steps, factor):
     if not callable(micro_steps):
         return check_micro_steps(micro_steps) * factor
     return lambda updates: check_micro_steps(micro_steps(updates)) * factor
-
-
-def _cast_like(value, parameter):
-    return ops.cast(value, parameter.dtype)

@@ -13,6 +13,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, ops
 from labkit.algorithms.adasum.combination import bounds, combination
 from labkit.errors import refuse_unknown
 from labkit.gradients import state
+from labkit.step import cast_like, copied
 from labkit.update_stage import UpdateStage
 
 ON = ("updates", "gradients")
@@ -56,8 +57,8 @@ class AdasumUpdate(UpdateStage):
 
     def _keep_states(self):
         # start, start_step: the weights and the count of steps that every worker starts from.
-        self.start = ParameterTuple(_copy(one, "adasum.start") for one in self.parameters)
-        self.start_step = _copy(self.optimizer.global_step, "adasum.start")
+        self.start = ParameterTuple(copied(one, "adasum.start") for one in self.parameters)
+        self.start_step = copied(self.optimizer.global_step, "adasum.start")
         if self.team.ranks > 1:
             self.settings["rank"] = self.team.rank
         # banks: each state of the optimizer twice for each worker. Half ``side`` holds the state
@@ -163,13 +164,6 @@ def _bank(parameter, count):
     )
 
 
-def _copy(parameter, prefix):
-    copy = parameter.clone()
-    copy.name = f"{prefix}.{parameter.name}"
-    copy.requires_grad = False
-    return copy
-
-
 def _zeros(name, shape):
     return Parameter(Tensor(np.zeros(shape, np.float32)), name=name, requires_grad=False)
 
@@ -191,4 +185,4 @@ def _difference(a, b):
 
 
 def _part(vector, start, end, parameter):
-    return ops.cast(ops.reshape(vector[start:end], parameter.shape), parameter.dtype)
+    return cast_like(ops.reshape(vector[start:end], parameter.shape), parameter)
