@@ -7,14 +7,13 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
+from labkit.algorithms.adasum.gram import TINY, Coefficients
 from labkit.algorithms.adasum.tree import Tree
 from labkit.errors import InputError, refuse_unknown
 
 REDUCTION = ("adasum", "mean", "sum")
 # Squares of float32 numbers keep their bits and their sums stay finite between these.
 SMALLEST, LARGEST = 1e-24, 1e36
-# Below it, lengths that follow from scalar products have lost too many bits.
-SOUND = 0.05
 
 
 class ByTree(nn.Cell):
@@ -42,7 +41,7 @@ class ByTree(nn.Cell):
         made = ()
         for starts, ends in zip(self.starts, self.ends):  # noqa: B905, no strict in a graph
             layers = self.map(ops.partial(_layer, rows), starts, ends)
-            combined, _ = self.tree(ops.stack(layers))
+            combined = self.tree(ops.stack(layers))
             made += self.unstack(ops.squeeze(combined, 1))
         return ops.concat(self.map(ops.partial(_at, made), self.places))
 
@@ -51,7 +50,7 @@ class ByGram(nn.Cell):
     """The same from each layer's N x N scalar products, the Gram matrix: two passes over the rows.
 
     Every vector in the tree is a combination of the N rows, so all that the tree needs follows from
-    their scalar products; the tree runs on N coefficients instead of d numbers.
+    their scalar products; it runs on N coefficients instead of d numbers.
 
     Where a layer's squares leave float32's range, or its vectors nearly cancel, which costs a
     product twice the bits that it costs a vector, ``ByTree`` does the work.
@@ -61,9 +60,9 @@ class ByGram(nn.Cell):
 
     def __init__(self, sizes, workers):
         super().__init__(auto_prefix=False)
-        self.starts, self.ends = zip(*bounds(sizes), strict=True)
+        self.sizes = list(sizes)
         self.by_tree = ByTree(sizes, workers)
-        self.tree = Tree(workers, metric=True)
+        self.coefficients = Coefficients(workers)
         self.matmul, self.gram = ops.MatMul(), ops.MatMul(transpose_b=True)
         self.eye = Tensor(np.eye(workers), ms.float32)
         self.min, self.max = ops.ReduceMin(), ops.ReduceMax()
@@ -71,21 +70,28 @@ class ByGram(nn.Cell):
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
     def construct(self, rows, present=None):
-        layers = self.map(ops.partial(_layer, rows), self.starts, self.ends)
+        layers = ops.split(rows, self.sizes, 1)
         grams = ops.stack(self.map(self.gram, layers, layers))
         squares = ops.reduce_sum(grams * self.eye, -1)
-        in_range = ops.logical_and(self.min(squares) > SMALLEST, self.max(squares) < LARGEST)
         lengths = ops.sqrt(squares)
-        cosines = grams / ops.expand_dims(lengths, -1) / ops.expand_dims(lengths, -2)
-        basis = ops.expand_dims(lengths, -1) * self.eye
-        coefficients, soundness = self.tree(basis, cosines)
-        if ops.logical_and(in_range, soundness > SOUND):
-            coefficients = self.unstack(coefficients / ops.expand_dims(lengths, -2))
-            weighted = self.map(self.matmul, coefficients, layers)
-            combined = ops.reshape(ops.concat(weighted, -1), (-1,))
+        weights, sound = self.coefficients(grams, lengths)
+        sound = ops.logical_and(sound, self.max(squares) < LARGEST)
+        if ops.logical_and(sound, self.min(squares) > SMALLEST):
+            combined = self.weighted(layers, weights, lengths)
         else:
-            combined = self.by_tree(rows)
+            # Vectors that are 0 are as good; those whose squares have vanished are not.
+            sums = ops.stack(self.map(_sum_of_sizes, layers))
+            vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
+            if ops.logical_and(sound, ops.logical_not(vanished.any())):
+                combined = self.weighted(layers, weights, lengths)
+            else:
+                combined = self.by_tree(rows)
         return combined
+
+    def weighted(self, layers, weights, lengths):
+        weights = self.unstack(weights / (ops.expand_dims(lengths, -2) + TINY))
+        parts = self.map(self.matmul, weights, layers)
+        return ops.reshape(ops.concat(parts, -1), (-1,))
 
 
 class Sum(nn.Cell):
@@ -135,6 +141,10 @@ def bounds(sizes):
 
 def _layer(rows, start, end):
     return rows[:, start:end]
+
+
+def _sum_of_sizes(layer):
+    return ops.reduce_sum(ops.abs(layer), -1)
 
 
 def _at(tensors, place):

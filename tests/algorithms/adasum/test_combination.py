@@ -8,7 +8,8 @@ from mindspore import Tensor
 
 from labkit import reference
 from labkit.algorithms.adasum import combination
-from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, SOUND, ByGram, bounds
+from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, ByGram, bounds
+from labkit.algorithms.adasum.gram import SOUND, Coefficients
 from labkit.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -131,13 +132,14 @@ class TestAgainstFloat64:
 @pytest.fixture(scope="module")
 def alone():
     """The Gram path with nothing to fall back on."""
-    names = ByGram.construct.__globals__
+    names, of_sound = ByGram.construct.__globals__, Coefficients.construct.__globals__
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("SOUND", -1.0), ("SMALLEST", -1.0), ("LARGEST", 3e38)):
+        patch.setitem(of_sound, "SOUND", -1e9)
+        for name, value in (("SMALLEST", -1.0), ("LARGEST", 3e38)):
             patch.setitem(names, name, value)
         cell = ByGram(LAYERS, 4)
         cell(Tensor(normal(4).astype(np.float32)))
-    assert names["SOUND"] == SOUND
+    assert of_sound["SOUND"] == SOUND
     return lambda rows: cell(Tensor(rows)).asnumpy()
 
 
@@ -186,6 +188,22 @@ class TestWhichPath:
         # 1e-18 is above SMALLEST, 1e28 below LARGEST.
         np.testing.assert_array_equal(combined(rows), alone(rows))
         assert max(errors(combined(rows), rows)) <= BOUND
+
+    @pytest.mark.parametrize("zero", [(0,), (1, 2), (0, 1, 2, 3)])
+    def test_vectors_of_zeros_need_no_tree(self, alone, zero):
+        """A layer that has no gradient, or a worker: no slower than others."""
+        rows = normal(4).astype(np.float32)
+        rows[list(zero), :150] = 0
+        np.testing.assert_array_equal(combined(rows), alone(rows))
+        assert max(errors(combined(rows), rows)) <= BOUND
+
+    def test_vectors_whose_squares_are_zero_do(self):
+        """1e-25 squared is no float32, but beside zeros and beside ones it is no zero either."""
+        rows = normal(4).astype(np.float32)
+        rows[1, :150], rows[2, :150] = 1e-25, 0
+        came = combined(rows)
+        np.testing.assert_array_equal(came, combined(rows, "tree"))
+        assert max(errors(came, rows)) <= BOUND
 
 
 class TestNotFinite:

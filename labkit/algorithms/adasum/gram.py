@@ -1,0 +1,123 @@
+"""The tree of combinations on scalar products alone: of N vectors, only their Gram matrix is known.
+
+A level makes r vectors of the n that it is given, each a combination of at most three. With G their
+Gram matrix (n, n), W (n, N) their coefficients in the N vectors of the start, and C (r, n) what the
+level does,
+
+    C from G,    G <- C G C^T,    W <- C W
+"""
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from labkit.algorithms.adasum.tree import ORDERS
+
+# Combined squares of lengths are differences. Where one is below this part of the sum of its parts'
+# squares, too many of its bits are lost.
+SOUND = 0.05
+# What keeps 0 / 0 out: nothing beside squares in range, 0 under a product that is 0.
+TINY = 1e-37
+
+
+class Coefficients(nn.Cell):
+    """Gram matrices (L, N, N) of L layers -> their coefficients (L, 1, N) in Adasum, and whether
+    they are sound, ().
+
+    The coefficients are those of the vectors divided by their lengths. A vector of length 0 passes
+    the others through. workers is N >= 1.
+    """
+
+    def __init__(self, workers):
+        super().__init__(auto_prefix=False)
+        self.stages = nn.CellList([_Stage(*one) for one in _stages(workers)], auto_prefix=False)
+        self.eye = Tensor(np.eye(workers), ms.float32)
+        self.min = ops.ReduceMin()
+
+    def construct(self, grams, lengths):
+        weights = ops.expand_dims(lengths, -1) * self.eye
+        sound, margins = ops.cast(True, ms.bool_), ()
+        for stage in self.stages:
+            grams, weights, squares = stage(grams, weights)
+            margins += (squares - SOUND * ops.reduce_sum(ops.square(weights), -1),)
+        if margins:
+            sound = self.min(ops.concat(margins, -1)) >= 0
+        return weights, sound
+
+
+class _Stage(nn.Cell):
+    """Gram matrices (L, n, n), coefficients (L, n, N) -> those of r vectors, and squared lengths.
+
+    count  n
+    pairs  (i, j, m / (m + n), n / (m + n)) of the vectors i and j that are combined
+    rows   what each of the r vectors is: the mean of the pairs in a list, or the vector of a number
+    """
+
+    def __init__(self, count, pairs, rows):
+        super().__init__(auto_prefix=False)
+        self.count, self.made, self.both = count, len(rows), 2 * len(pairs)
+        first, second, of_first, of_second = (np.array(one) for one in zip(*pairs, strict=True))
+        # pick: which entries of G are a pair's |a|^2, |b|^2, and a.b times its two shares.
+        # spread, kept: C = factors . spread + kept.
+        pick = np.zeros((count, count, 4, len(pairs)))
+        spread = np.zeros((2, len(pairs), self.made, count))
+        kept = np.zeros((self.made, count))
+        every = np.arange(len(pairs))
+        pick[first, first, 0, every] = pick[second, second, 1, every] = 1
+        pick[first, second, 2, every], pick[first, second, 3, every] = of_first, of_second
+        for row, made_of in enumerate(rows):
+            if isinstance(made_of, int):
+                kept[row, made_of] = 1
+            else:
+                spread[0, made_of, row, first[made_of]] = 1 / len(made_of)
+                spread[1, made_of, row, second[made_of]] = 1 / len(made_of)
+        self.pick = Tensor(pick.reshape(count * count, -1), ms.float32)
+        self.spread = Tensor(spread.reshape(self.both, -1), ms.float32)
+        self.kept = Tensor(kept, ms.float32)
+        self.eye = Tensor(np.eye(self.made), ms.float32)
+        self.matmul, self.product = ops.MatMul(), ops.BatchMatMul()
+        self.product_with_transposed = ops.BatchMatMul(transpose_b=True)
+
+    def construct(self, grams, weights):
+        layers = grams.shape[0]
+        found = self.matmul(ops.reshape(grams, (layers, -1)), self.pick)
+        squares, products = ops.split(found, self.both, -1)
+        factors = 1 - products / (squares + TINY)
+        matrix = ops.reshape(self.matmul(factors, self.spread), (layers, self.made, self.count))
+        matrix = matrix + self.kept
+        grams = self.product_with_transposed(self.product(matrix, grams), matrix)
+        squares = ops.reduce_sum(grams * self.eye, -1)
+        return grams, self.product(matrix, weights), squares
+
+
+def _stages(workers):
+    """Return (count, pairs, rows) of every stage; a level with three at its end has two."""
+    found, counts = [], [1] * workers
+    while len(counts) > 1:
+        triple = len(counts) % 2
+        ends = range(0, len(counts) - 3 * triple, 2)
+        pairs = [_pair(i, i + 1, counts[i], counts[i + 1]) for i in ends]
+        made = [[k] for k in range(len(pairs))]
+        combined = [counts[i] + counts[i + 1] for i in ends]
+        if triple:
+            three, last = len(counts) - 3, counts[-3:]
+            inner = [_pair(three + i, three + j, last[i], last[j]) for i, j, _ in ORDERS]
+            both = [[len(pairs) + order] for order in range(3)]
+            found.append(
+                (len(counts), pairs + inner, made + both + [three + k for *_, k in ORDERS])
+            )
+            first = len(pairs)
+            outer = [
+                _pair(first + order, first + 3 + order, last[i] + last[j], last[k])
+                for order, (i, j, k) in enumerate(ORDERS)
+            ]
+            found.append((first + 6, outer, [*range(first), [0, 1, 2]]))
+            combined.append(sum(last))
+        else:
+            found.append((len(counts), pairs, made))
+        counts = combined
+    return found
+
+
+def _pair(i, j, m, n):
+    return i, j, m / (m + n), n / (m + n)

@@ -1,0 +1,107 @@
+"""Adasum's coefficients from scalar products alone, and how sound they are."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from labkit import reference
+from labkit.algorithms.adasum.gram import SOUND, Coefficients
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def of_products(vectors):
+    """Adasum of layers of vectors (L, N, d), made of Gram matrices; and whether it is sound."""
+    grams = vectors @ np.swapaxes(vectors, -1, -2)
+    lengths = np.linalg.norm(vectors, axis=-1)
+    given = [Tensor(one, ms.float32) for one in (grams, lengths)]
+    weights, sound = Coefficients(vectors.shape[1])(*given)
+    units = vectors / np.where(lengths, lengths, 1)[..., None]
+    return (weights.asnumpy().astype(np.float64) @ units)[:, 0], bool(sound)
+
+
+def opposite(rest):
+    """e1 and -e1 + ``rest`` e2: their Adasum is short, and its square a small difference."""
+    return np.array([[1.0, 0, 0, 0], [-1.0, rest, 0, 0]])
+
+
+def soundness(a, b):
+    """|c|^2 over the sum of its parts' squares, for c = Adasum(a, b) of one worker each."""
+    combined, product = reference.adasum_pair(a, b), a @ b
+    parts = [(1 - product / (2 * one @ one)) ** 2 * (one @ one) for one in (a, b)]
+    return combined @ combined / sum(parts)
+
+
+# One; pairs; three; three behind pairs; counts that differ in a pair (11) and in three (14); three
+# on two levels (23: 3 of 23, then 5 of 11 ... 2); a large power of two.
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11, 14, 23, 64])
+def test_equals_the_float64_tree(count):
+    random = np.random.default_rng(count)
+    vectors = random.normal(size=(3, count, 50)) + random.normal(size=(3, 1, 50))
+    came, sound = of_products(vectors)
+    assert sound
+    for layer, one in zip(vectors, came, strict=True):
+        expected = reference.adasum_tree(layer)
+        assert np.linalg.norm(one - expected) <= 2e-6 * np.linalg.norm(expected)
+
+
+def test_lengths_may_differ_by_any_factor():
+    """Whose squares float32 still holds: coefficients up to 1e28, none of them squared."""
+    vectors = np.random.default_rng(1).normal(size=(1, 4, 50))
+    vectors *= np.array([1e-12, 1e17, 1.0, 1e-3])[:, None]
+    came, sound = of_products(vectors)
+    expected = reference.adasum_tree(vectors[0])
+    assert sound
+    assert np.linalg.norm(came[0] - expected) <= 2e-6 * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("zero", [(0,), (1, 3), (0, 1), (0, 1, 2, 3, 4)])
+def test_a_vector_of_zeros_is_sound(zero):
+    vectors = np.random.default_rng(2).normal(size=(2, 5, 20))
+    vectors[1, list(zero)] = 0
+    came, sound = of_products(vectors)
+    assert sound
+    for layer, one in zip(vectors, came, strict=True):
+        np.testing.assert_allclose(one, reference.adasum_tree(layer), rtol=1e-5, atol=1e-6)
+
+
+class TestSound:
+    @pytest.mark.parametrize(("rest", "expected"), [(0.6, True), (0.3, False), (0.01, False)])
+    def test_of_a_pair(self, rest, expected):
+        pair = opposite(rest)
+        assert (soundness(*pair) > SOUND) == expected
+        assert of_products(pair[None])[1] == expected
+
+    @pytest.mark.parametrize("place", [0, 2, 4, 6])
+    def test_any_pair_of_the_first_level_counts(self, place):
+        """Whatever is combined with it, and if all is sound again further up."""
+        vectors = np.eye(8)[None].copy()
+        vectors[0, place : place + 2] = 0
+        vectors[0, place : place + 2, :4] = opposite(0.1)
+        assert of_products(np.eye(8)[None])[1]
+        assert not of_products(vectors)[1]
+
+    def test_the_last_level_counts(self):
+        """Two pairs of equal vectors, sound; their combinations nearly cancel."""
+        vectors = np.repeat(opposite(0.1), 2, axis=0)
+        assert of_products(vectors[:2][None])[1] and of_products(vectors[2:][None])[1]
+        assert not of_products(vectors[None])[1]
+
+    @pytest.mark.parametrize("count", [3, 5])
+    def test_in_three(self, count):
+        vectors = np.eye(count, 8)
+        vectors[-2:] = 0
+        vectors[-2:, 4:] = opposite(0.1)
+        assert of_products(np.eye(count, 8)[None])[1]
+        assert not of_products(vectors[None])[1]
+
+    def test_one_layer_spoils_all(self):
+        sound = np.eye(2, 4)
+        assert of_products(np.stack([sound, sound]))[1]
+        assert not of_products(np.stack([sound, opposite(0.1)]))[1]
+
+    def test_nan_is_not_sound(self):
+        vectors = np.eye(2)[None].copy()
+        vectors[0, 0, 0] = np.nan
+        assert not of_products(vectors)[1]
