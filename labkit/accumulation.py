@@ -179,7 +179,7 @@ class AccumulatedStep(Step):
 
     def __call__(self, *batch):
         loss = super().__call__(*batch)
-        self._follow_schedule()
+        self._between_graphs()
         return loss
 
     @property
@@ -214,10 +214,10 @@ class AccumulatedStep(Step):
             self._finish_held(())
         else:
             self._flush()
-        self._follow_schedule()
+        self._between_graphs()
 
-    def _follow_schedule(self):
-        """Set the size of the group that starts now; runs between compiled graphs."""
+    def _between_graphs(self):
+        """Set the size of the group that starts now."""
         if self.schedule is not None and int(self.micro_step.asnumpy()) == 0:
             size = check_micro_steps(self.schedule(int(self.updates.asnumpy())))
             set_state(self.group_size, size)

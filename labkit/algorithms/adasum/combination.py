@@ -70,27 +70,34 @@ class ByGram(nn.Cell):
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
     def construct(self, rows, present=None):
+        layers, squares, weights, sound = self.found(rows)
+        combined = self.weighted(layers, weights)
+        if not ops.logical_and(sound, self.min(squares) > SMALLEST):
+            # Vectors that are 0 are as good; those whose squares have vanished are not.
+            sums = ops.stack(self.map(_sum_of_sizes, layers))
+            vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
+            if ops.logical_or(ops.logical_not(sound), vanished.any()):
+                combined = self.by_tree(rows)
+        return combined
+
+    def attempt(self, rows, present=None):
+        """Return (what scalar products alone give, whether it is surely right)."""
+        layers, squares, weights, sound = self.found(rows)
+        sure = ops.logical_and(sound, self.min(squares) > SMALLEST)
+        return self.weighted(layers, weights), sure
+
+    def found(self, rows):
+        """Return (layers, their vectors' squared lengths, weights, whether those are sound)."""
         layers = ops.split(rows, self.sizes, 1)
         grams = ops.stack(self.map(self.gram, layers, layers))
         squares = ops.reduce_sum(grams * self.eye, -1)
         lengths = ops.sqrt(squares)
         weights, sound = self.coefficients(grams, lengths)
-        sound = ops.logical_and(sound, self.max(squares) < LARGEST)
-        if ops.logical_and(sound, self.min(squares) > SMALLEST):
-            combined = self.weighted(layers, weights, lengths)
-        else:
-            # Vectors that are 0 are as good; those whose squares have vanished are not.
-            sums = ops.stack(self.map(_sum_of_sizes, layers))
-            vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
-            if ops.logical_and(sound, ops.logical_not(vanished.any())):
-                combined = self.weighted(layers, weights, lengths)
-            else:
-                combined = self.by_tree(rows)
-        return combined
+        weights = weights / (ops.expand_dims(lengths, -2) + TINY)
+        return layers, squares, weights, ops.logical_and(sound, self.max(squares) < LARGEST)
 
-    def weighted(self, layers, weights, lengths):
-        weights = self.unstack(weights / (ops.expand_dims(lengths, -2) + TINY))
-        parts = self.map(self.matmul, weights, layers)
+    def weighted(self, layers, weights):
+        parts = self.map(self.matmul, self.unstack(weights), layers)
         return ops.reshape(ops.concat(parts, -1), (-1,))
 
 
@@ -99,6 +106,9 @@ class Sum(nn.Cell):
 
     def construct(self, rows, present=None):
         return ops.reduce_sum(rows, 0)
+
+    def attempt(self, rows, present):
+        return self.construct(rows, present), ops.cast(True, ms.bool_)
 
 
 class Mean(nn.Cell):
@@ -109,6 +119,9 @@ class Mean(nn.Cell):
         if present is not None:
             count = ops.reduce_sum(present)
         return ops.reduce_sum(rows, 0) / count
+
+    def attempt(self, rows, present):
+        return self.construct(rows, present), ops.cast(True, ms.bool_)
 
 
 def combination(reduction, sizes, workers, by="gram"):

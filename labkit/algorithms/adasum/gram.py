@@ -13,9 +13,9 @@ from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.adasum.tree import ORDERS
 
-# Combined squares of lengths are differences. Where one is below this part of the sum of its parts'
-# squares, too many of its bits are lost.
-SOUND = 0.05
+# A combination's square is a difference. Below this part of the sum of its parts' squares, too many
+# of its bits are lost: of one that others are combined with, and of the last.
+SOUND, SOUND_AT_THE_END = 0.05, 0.001
 # What keeps 0 / 0 out: nothing beside squares in range, 0 under a product that is 0.
 TINY = 1e-37
 
@@ -36,25 +36,30 @@ class Coefficients(nn.Cell):
 
     def construct(self, grams, lengths):
         weights = ops.expand_dims(lengths, -1) * self.eye
-        sound, margins = ops.cast(True, ms.bool_), ()
+        margins = ()
         for stage in self.stages:
-            grams, weights, squares = stage(grams, weights)
-            margins += (squares - SOUND * ops.reduce_sum(ops.square(weights), -1),)
-        if margins:
-            sound = self.min(ops.concat(margins, -1)) >= 0
-        return weights, sound
+            if stage.combined:
+                squares = ops.reduce_sum(grams * stage.eye, -1)
+                margins += (squares - SOUND * ops.reduce_sum(ops.square(weights), -1),)
+            grams, weights = stage(grams, weights)
+        parts = ops.reduce_sum(ops.square(weights), -1)
+        margins += (ops.reduce_sum(grams, -1) - SOUND_AT_THE_END * parts,)
+        return weights, self.min(ops.concat(margins, -1)) >= 0
 
 
 class _Stage(nn.Cell):
-    """Gram matrices (L, n, n), coefficients (L, n, N) -> those of r vectors, and squared lengths.
+    """Gram matrices (L, n, n) and coefficients (L, n, N) -> those of r vectors.
 
-    count  n
-    pairs  (i, j, m / (m + n), n / (m + n)) of the vectors i and j that are combined
-    rows   what each of the r vectors is: the mean of the pairs in a list, or the vector of a number
+    count     n
+    pairs     (i, j, m / (m + n), n / (m + n)) of the vectors i and j that are combined
+    rows      what each of the r vectors is: the mean of the pairs in a list, or the vector of a
+              number
+    combined  whether it is given combinations, not the vectors of the start
     """
 
-    def __init__(self, count, pairs, rows):
+    def __init__(self, count, pairs, rows, combined):
         super().__init__(auto_prefix=False)
+        self.combined = combined
         self.count, self.made, self.both = count, len(rows), 2 * len(pairs)
         first, second, of_first, of_second = (np.array(one) for one in zip(*pairs, strict=True))
         # pick: which entries of G are a pair's |a|^2, |b|^2, and a.b times its two shares.
@@ -74,7 +79,7 @@ class _Stage(nn.Cell):
         self.pick = Tensor(pick.reshape(count * count, -1), ms.float32)
         self.spread = Tensor(spread.reshape(self.both, -1), ms.float32)
         self.kept = Tensor(kept, ms.float32)
-        self.eye = Tensor(np.eye(self.made), ms.float32)
+        self.eye = Tensor(np.eye(count), ms.float32)
         self.matmul, self.product = ops.MatMul(), ops.BatchMatMul()
         self.product_with_transposed = ops.BatchMatMul(transpose_b=True)
 
@@ -86,12 +91,11 @@ class _Stage(nn.Cell):
         matrix = ops.reshape(self.matmul(factors, self.spread), (layers, self.made, self.count))
         matrix = matrix + self.kept
         grams = self.product_with_transposed(self.product(matrix, grams), matrix)
-        squares = ops.reduce_sum(grams * self.eye, -1)
-        return grams, self.product(matrix, weights), squares
+        return grams, self.product(matrix, weights)
 
 
 def _stages(workers):
-    """Return (count, pairs, rows) of every stage; a level with three at its end has two."""
+    """Return what every stage is made with; a level with three at its end has two."""
     found, counts = [], [1] * workers
     while len(counts) > 1:
         triple = len(counts) % 2
@@ -103,18 +107,17 @@ def _stages(workers):
             three, last = len(counts) - 3, counts[-3:]
             inner = [_pair(three + i, three + j, last[i], last[j]) for i, j, _ in ORDERS]
             both = [[len(pairs) + order] for order in range(3)]
-            found.append(
-                (len(counts), pairs + inner, made + both + [three + k for *_, k in ORDERS])
-            )
+            third = [three + k for *_, k in ORDERS]
+            found.append((len(counts), pairs + inner, made + both + third, bool(found)))
             first = len(pairs)
             outer = [
                 _pair(first + order, first + 3 + order, last[i] + last[j], last[k])
                 for order, (i, j, k) in enumerate(ORDERS)
             ]
-            found.append((first + 6, outer, [*range(first), [0, 1, 2]]))
+            found.append((first + 6, outer, [*range(first), [0, 1, 2]], True))
             combined.append(sum(last))
         else:
-            found.append((len(counts), pairs, made))
+            found.append((len(counts), pairs, made, bool(found)))
         counts = combined
     return found
 

@@ -45,11 +45,14 @@ class AdasumUpdate(UpdateStage):
         self.numbers = sum(self.sizes)
         layers = self.sizes if scope == "layer" else (self.numbers,)
         self.combination = combination(reduction, layers, team.total)
+        self.may_be_unsure = reduction == "adasum"
         self.on_updates = on == "updates"
         self.workers = team.workers
         # rows: the workers' vectors, and behind each its notes. worker: whose turn it is.
         self.rows = _zeros("adasum.rows", (self.workers, self.numbers + NOTES))
         self.worker = state("adasum_worker", 0)
+        # unsure: 1 where the full bank waits for the whole combination.
+        self.unsure = state("adasum_unsure", 0)
         self.map = ops.HyperMap()
         self.settings = {"on": on, "reduction": reduction, "scope": scope, "team": team.text()}
         if self.on_updates:
@@ -121,9 +124,12 @@ class AdasumUpdate(UpdateStage):
         rows = self.team(self.rows)
         return rows[:, : self.numbers], rows[:, self.numbers :]
 
-    def construct(self, rows, notes):
-        """Combine the team's vectors and move the weights."""
-        vector = self.combination(rows, notes[:, PRESENT])
+    def attempt(self, rows, notes):
+        """Return (the team's vectors combined (D,), whether that is surely right)."""
+        return self.combination.attempt(rows, notes[:, PRESENT])
+
+    def construct(self, vector):
+        """Move the weights by the combined vector."""
         parts = self.map(ops.partial(_part, vector), self.starts, self.ends, self.parameters)
         if self.on_updates:
             done = self.map(ops.assign_add, self.parameters, parts)

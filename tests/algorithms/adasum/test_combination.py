@@ -134,7 +134,8 @@ def alone():
     """The Gram path with nothing to fall back on."""
     names, of_sound = ByGram.construct.__globals__, Coefficients.construct.__globals__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(of_sound, "SOUND", -1e9)
+        for name in ("SOUND", "SOUND_AT_THE_END"):
+            patch.setitem(of_sound, name, -1e9)
         for name, value in (("SMALLEST", -1.0), ("LARGEST", 3e38)):
             patch.setitem(names, name, value)
         cell = ByGram(LAYERS, 4)

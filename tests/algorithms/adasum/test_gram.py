@@ -6,7 +6,7 @@ import pytest
 from mindspore import Tensor
 
 from labkit import reference
-from labkit.algorithms.adasum.gram import SOUND, Coefficients
+from labkit.algorithms.adasum.gram import SOUND, SOUND_AT_THE_END, Coefficients
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -68,10 +68,20 @@ def test_a_vector_of_zeros_is_sound(zero):
 
 class TestSound:
     @pytest.mark.parametrize(("rest", "expected"), [(0.6, True), (0.3, False), (0.01, False)])
-    def test_of_a_pair(self, rest, expected):
+    def test_of_a_pair_that_is_combined_further(self, rest, expected):
+        vectors = np.vstack([opposite(rest), np.eye(4)[2:]])
+        assert (soundness(*vectors[:2]) > SOUND) == expected
+        assert of_products(vectors[None])[1] == expected
+
+    @pytest.mark.parametrize(("rest", "expected"), [(0.3, True), (0.1, True), (0.01, False)])
+    def test_of_the_last_pair(self, rest, expected):
+        """Its square divides nothing: more may be lost before 1e-5 of its length are."""
         pair = opposite(rest)
-        assert (soundness(*pair) > SOUND) == expected
-        assert of_products(pair[None])[1] == expected
+        came, sound = of_products(pair[None])
+        assert sound == expected == (soundness(*pair) > SOUND_AT_THE_END)
+        assert soundness(*pair) < SOUND
+        right = reference.adasum_pair(*pair)
+        assert (np.linalg.norm(came[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
 
     @pytest.mark.parametrize("place", [0, 2, 4, 6])
     def test_any_pair_of_the_first_level_counts(self, place):
@@ -82,14 +92,17 @@ class TestSound:
         assert of_products(np.eye(8)[None])[1]
         assert not of_products(vectors)[1]
 
-    def test_the_last_level_counts(self):
+    def test_the_second_level_counts(self):
         """Two pairs of equal vectors, sound; their combinations nearly cancel."""
-        vectors = np.repeat(opposite(0.1), 2, axis=0)
-        assert of_products(vectors[:2][None])[1] and of_products(vectors[2:][None])[1]
+        vectors = np.zeros((8, 4))
+        vectors[:4] = np.repeat(opposite(0.1), 2, axis=0)
+        vectors[4:] = np.eye(4)
+        assert of_products(vectors[4:][None])[1]
         assert not of_products(vectors[None])[1]
 
     @pytest.mark.parametrize("count", [3, 5])
     def test_in_three(self, count):
+        """One of the three orders begins with the two that nearly cancel."""
         vectors = np.eye(count, 8)
         vectors[-2:] = 0
         vectors[-2:, 4:] = opposite(0.1)
@@ -97,11 +110,12 @@ class TestSound:
         assert not of_products(vectors[None])[1]
 
     def test_one_layer_spoils_all(self):
-        sound = np.eye(2, 4)
+        sound = np.eye(4)
+        spoilt = np.vstack([opposite(0.1), np.eye(4)[2:]])
         assert of_products(np.stack([sound, sound]))[1]
-        assert not of_products(np.stack([sound, opposite(0.1)]))[1]
+        assert not of_products(np.stack([sound, spoilt]))[1]
 
     def test_nan_is_not_sound(self):
-        vectors = np.eye(2)[None].copy()
+        vectors = np.eye(4)[None].copy()
         vectors[0, 0, 0] = np.nan
         assert not of_products(vectors)[1]
