@@ -25,6 +25,7 @@ _CHUNK, _BLOCK = 16384, 2048
 _ITEM = 2**18
 # Half a unit in the last place of float32, as a share of the number.
 _ROUNDING = 2.0**-24
+_EPSILON = np.finfo(np.float64).eps
 
 
 def principal_components(snapshots, components: int, threads=None):
@@ -46,9 +47,8 @@ def principal_components(snapshots, components: int, threads=None):
             snapshots.refuse_nonfinite()
         values, vectors = _eigen(gram, size, snapshots, components)
         matrix = blocks.project(vectors.T / np.sqrt(values)[:, None])
-        # The error of G, some 1e-16 of it, over the smallest eigenvalue is the rows' departure
-        # from a right angle.
-        if 1e-16 * len(snapshots) * np.trace(gram) / values[-1] > 1e-9:
+        # G's own error over the smallest eigenvalue is how far the rows are from right angles.
+        if _EPSILON * len(snapshots) * np.trace(gram) / values[-1] > 1e-9:
             blocks.orthonormalise(matrix)
     total = np.trace(_centred(gram))
     degrees = len(snapshots) - 1
@@ -62,14 +62,15 @@ def _eigen(gram, size, snapshots, components):
     values, vectors = values[::-1], vectors[:, ::-1]
     # The largest singular value of a matrix of float32 rounding errors, and of those of G itself.
     rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / snapshots.size))
-    floor = max(rounding**2, 1e-16 * count * np.trace(gram))
+    floor = max(rounding**2, _EPSILON * count * np.trace(gram))
     directions = int((values > floor).sum())
     if directions < components:
         raise InputError(
             f"the {count} snapshots in {snapshots.folder} span {directions} directions; "
             f"{components} components need as many. Take fewer, or snapshots that differ more"
         )
-    vectors = vectors[:, :components].copy()
+    vectors = vectors[:, :components]
+    vectors = vectors - vectors.mean(0)  # of the rounding: the middle row must drop out
     for vector in vectors.T:
         ends = vector[np.abs(vector) > 1e-6]
         vector *= np.sign(ends[-1])
