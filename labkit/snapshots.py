@@ -83,7 +83,11 @@ class Snapshots(Callback):
         self._writes = rank_and_size()[0] == 0
         if self._writes:
             arguments = run_context.original_args()
-            self._prepare((arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch)
+            done = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
+            self._prepare(done)
+            # The training may have been killed after its checkpoint and before this snapshot.
+            if self._resume and done and not self._path(done).exists():
+                self._save(done, arguments.batch_num)
 
     def _prepare(self, done):
         """Make the folder ready for a training that goes on from micro-batch ``done``."""
@@ -102,14 +106,20 @@ class Snapshots(Callback):
     def on_train_step_end(self, run_context):
         arguments = run_context.original_args()
         self._in_epoch += 1
-        moment, epoch = self._in_epoch, arguments.cur_epoch_num
-        if moment == arguments.batch_num:
-            self._in_epoch = 0
-        if not self._writes or epoch < self._start or moment not in self._moments:
+        number = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
+        self._in_epoch %= arguments.batch_num
+        if self._writes:
+            self._save(number, arguments.batch_num)
+
+    def _path(self, number):
+        return self._folder / f"step-{number:09d}{SUFFIX}"
+
+    def _save(self, number, size):
+        """Save the weights after micro-batch ``number``, if it is one of those that are saved."""
+        epoch, moment = (number - 1) // size + 1, (number - 1) % size + 1
+        if epoch < self._start or moment not in self._moments:
             return
-        number = (epoch - 1) * arguments.batch_num + moment
-        path = self._folder / f"step-{number:09d}{SUFFIX}"
-        write_snapshot(path, self._parameters, epoch=epoch, micro_batch=number)
+        write_snapshot(self._path(number), self._parameters, epoch=epoch, micro_batch=number)
         if self._keep is not None:
             for old in list(_saved(self._folder).values())[: -self._keep]:
                 old.unlink()
