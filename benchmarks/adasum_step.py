@@ -6,20 +6,25 @@
    which rescales every vector; and a plain tree with raw float32 scalar products in two forms: a
    compiled pair that is called N - 1 times, and one graph that takes all pairs of a level at once.
 2. A training step of LeNet, batch 32 a rank, on real ranks of this machine: ``AdasumStep`` against
-   ``PlainStep``, which averages gradients by AllReduce; the same optimizer. And the combination
-   alone: AllGather and Adasum against one AllReduce of as many numbers.
+   ``PlainStep``, which averages gradients by AllReduce; the same optimizer, each on batches of
+   MNIST that it has not seen: on a batch learnt by heart, the workers' moves cancel as they do in
+   no training. And the combination alone: AllGather and Adasum against one AllReduce of as many
+   numbers.
 3. Bytes that a rank sends, and receives, for an update, where the collectives run in rings.
 
 The contestants take turns in one process, or in one process a rank; medians over rounds.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 from pathlib import Path
 
 from _side_by_side import in_child, interleaved_ms, look_at_machine, print_table, write_json
+
+from labkit.data.prepare import prepare
 
 # LeNet's parameters, as the step has them: conv1, conv2, then weight and bias of three dense ones.
 SIZES = (150, 2400, 48000, 120, 10080, 84, 840, 10)
@@ -28,6 +33,7 @@ FASTER, SLOWER = 3.0, 1.15  # Gram against a tree, at least; a step against the 
 NOTES = 5  # numbers that travel beside a worker's vector
 SECONDS = 300  # for ranks to end
 STEPS = {"gram": 5, "rank": 20}
+BATCH = 32
 PAIRS = {"step": ("AdasumStep", "PlainStep"), "combination alone": ("Adasum", "AllReduce")}
 
 
@@ -39,15 +45,17 @@ def main():
     parser.add_argument("--json", type=Path, help="also write what was measured to this file")
     parser.add_argument("--child", choices=("gram", "rank"))
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--data", type=Path, help="folder of MNIST; the bundled files without it")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     if given.child == "gram":
         print(json.dumps(combinations_ms(given.workers, given.rounds)))
         return
     if given.child == "rank":
-        _leave(ranks_ms(given.rounds), given.out)
+        _leave(ranks_ms(given.rounds, given.data), given.out)
         return
     machine = look_at_machine()
+    data = Path(given.data or prepare("mnist")).resolve()
     rounds = ("--rounds", str(given.rounds), "--child")
     found = {"gram": {}, "ranks": {}}
     for workers in WORKERS:
@@ -55,7 +63,7 @@ def main():
         found["gram"][workers] = child
         print(f"{workers} workers done", file=sys.stderr)
     for ranks in given.ranks:
-        found["ranks"][ranks] = on_ranks(ranks, *rounds, "rank")
+        found["ranks"][ranks] = on_ranks(ranks, *rounds, "rank", "--data", data)
         print(f"{ranks} ranks done", file=sys.stderr)
     found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*given.ranks, 16, 64})}
     show(found)
@@ -156,7 +164,7 @@ def _plain_trees(bounds):
     return {"plain tree by pairs": by_pairs, "plain tree by levels": Levels()}
 
 
-def ranks_ms(rounds):
+def ranks_ms(rounds, data):
     """Return the milliseconds of steps and combinations on this rank, all ranks in step."""
     from labkit import start
 
@@ -167,19 +175,22 @@ def ranks_ms(rounds):
     from labkit.algorithms.adasum import AdasumStep
     from labkit.algorithms.plain import PlainStep
     from labkit.cluster import rank_and_size
+    from labkit.data.mnist import load_arrays
     from labkit.losses import LossNet
     from labkit.nets.lenet import LeNet5
 
     rank, ranks = rank_and_size()
     random = np.random.default_rng(rank)
-    images = Tensor(random.standard_normal((32, 1, 32, 32), dtype=np.float32))
-    labels = Tensor(random.integers(0, 10, 32).astype(np.int32))
+    images, labels = load_arrays(data, "train")
+    rows = random.permutation(len(labels))[: len(labels) // BATCH * BATCH].reshape(-1, BATCH)
+    batches = [(Tensor(images[some]), Tensor(labels[some])) for some in rows]
 
     def fresh(make):
         network = LeNet5()
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         step = make(LossNet(network, loss_fn), nn.Momentum(network.trainable_params(), 0.01, 0.9))
-        return step, lambda: float(step(images, labels).asnumpy())
+        unseen = itertools.cycle(batches)
+        return step, lambda: float(step(*next(unseen)).asnumpy())
 
     step, adasum = fresh(AdasumStep)
     sizes = step.update.sizes
