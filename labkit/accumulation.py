@@ -179,8 +179,12 @@ class AccumulatedStep(Step):
 
     def __call__(self, *batch):
         loss = super().__call__(*batch)
-        self._follow_schedule()
+        self.between_graphs(batch)
         return loss
+
+    def between_graphs(self, batch):
+        """Act on what a compiled graph has left; ``batch`` is (), where an epoch has ended."""
+        self._follow_schedule()
 
     @property
     def micro_batches(self) -> int:
@@ -214,7 +218,7 @@ class AccumulatedStep(Step):
             self._finish_held(())
         else:
             self._flush()
-        self._follow_schedule()
+        self.between_graphs(())
 
     def _follow_schedule(self):
         """Set the size of the group that starts now; runs between compiled graphs."""

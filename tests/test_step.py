@@ -155,7 +155,8 @@ class TestEveryStep:
             return
         sgd = nn.SGD(network.trainable_params(), 0.1)
         first, second = make_step(loss_net, sgd), make_step(loss_net, sgd)
-        turn = 1 if make_step is STEPS["plain"] else 2
+        once = (STEPS["plain"], STEPS["subspace"], STEPS["projected sgd"])
+        turn = 1 if make_step in once else 2
         groups = [[tensors(*rows(4, seed=2 * g + i)) for i in range(turn)] for g in range(2)]
         for group in groups:
             for step in (first, second):
