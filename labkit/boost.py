@@ -71,6 +71,11 @@ def boost_step(
                 f"{name} came as an option; expected it in boost_config_dict, as "
                 f"{_IN_DICTIONARY[name]}"
             )
+    if options.get("method", "bfgs") != "bfgs":
+        raise InputError(
+            f"method is {options['method']!r}; dim_reduce is the search 'bfgs': expected no "
+            "method, or SubspaceStep itself"
+        )
     if basis is not None and "dim_reduce" not in boost.on:
         raise InputError("basis came, and dim_reduce is not turned on; expected both or neither")
     step, used = _build(boost, loss_net, optimizer, basis, options)
@@ -114,14 +119,14 @@ def _subspace_step(boost, loss_net, optimizer, basis, options, used):
 
 def _basis(values, optimizer):
     """Return the basis that the dictionary names: loaded, or made of the weights and saved."""
-    from labkit.algorithms.subspace.basis import basis_of
-
     path, folder = values["pca_mat_path"], values["weight_load_dir"]
     if path is None and folder is None:
         raise InputError(
             "dim_reduce needs pca_mat_path or weight_load_dir, and both are None; expected the "
             "folder of the first stage's snapshots, or basis=... as an argument"
         )
+    from labkit.algorithms.subspace.basis import basis_of
+
     return basis_of(path, folder, optimizer.parameters, values["n_components"])
 
 

@@ -9,13 +9,15 @@ import warnings
 
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
 from mindspore.train import Callback, Model
 
 import labkit
 from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost, boost_step
+from labkit.algorithms.subspace import SubspaceStep
 from labkit.errors import InputError
 from tests.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
+from tests.subspace_cells import basis_of
 from tests.test_boost_config import ACCUMULATION, ADASUM, DIM_REDUCE, manual
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -82,6 +84,45 @@ class TestIsTheStepThatTheWordsMean:
         assert_bit_equal(came, trained(lambda *pair: kind(*pair, **arguments)))
 
 
+def basis():
+    """Three random components of the eight weights."""
+    return basis_of(regression()[0].trainable_params(), 3)
+
+
+CHANGED = {"rho": 0.3, "sigma": 0.2, "gamma": 0.5, "alpha": 0.02}
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+class TestDimReduce:
+    def words(self, *more, **sections):
+        return manual("dim_reduce", *more, dim_reduce=CHANGED, **sections)
+
+    def test_it_trains_as_a_subspace_step(self):
+        """With accumulation, a loss scale and a number of trials: all reach the step."""
+        words = self.words("grad_accumulation", common={"grad_accumulation_step": 2})
+        options = dict(trials=5, loss_scale=16.0)
+        came = trained(lambda *pair: boost_step(*pair, "O1", words, basis=basis(), **options))
+        options |= CHANGED | {"micro_steps": 2}
+        assert_bit_equal(came, trained(lambda *pair: SubspaceStep(*pair, basis(), **options)))
+
+    def test_the_users_optimizer_stays(self):
+        _, loss_net, optimizer = parts()
+        step = boost_step(loss_net, optimizer, "O2", self.words(), basis=basis())
+        assert type(step) is SubspaceStep and step.optimizer is optimizer
+
+    def test_the_basis_comes_from_one_place(self):
+        _, loss_net, optimizer = parts()
+        for name in ("pca_mat_path", "weight_load_dir"):
+            words = manual("dim_reduce", dim_reduce={name: "somewhere"})
+            with pytest.raises(InputError, match="basis came, and pca_mat_path or weight_load_dir"):
+                boost_step(loss_net, optimizer, "O1", words, basis=basis())
+
+    def test_it_is_the_search(self):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(InputError, match="method is 'sgd'; dim_reduce is the search 'bfgs'"):
+            boost_step(loss_net, optimizer, "O1", self.words(), basis=basis(), method="sgd")
+
+
 class TestWhatIsSaid:
     def said(self, capsys, *arguments, **options):
         _, loss_net, optimizer = parts()
@@ -103,6 +144,28 @@ class TestWhatIsSaid:
         assert line.endswith(
             "mode manual: adasum and grad_accumulation (micro_steps 3, node_size 1)"
         )
+
+    def test_dim_reduce_says_its_values_and_whose_optimizer_it_is(self, capsys):
+        words = manual("dim_reduce", dim_reduce=CHANGED | {"timeout": 5})
+        line, notes = self.said(capsys, "O1", words, basis=basis())
+        assert line == (
+            "labkit: boost_level O1, mode manual: dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, "
+            "alpha 0.02, n_components 3)"
+        )
+        assert notes == [
+            "boost_step: without effect here: timeout (no rank waits for a file); the optimizer "
+            "stays your Momentum; for dim_reduce MindSpore puts SGD(learning_rate=1) in its place"
+        ]
+        network, loss_net = regression()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for make, said in ((lambda p: nn.SGD(p, 1.0), False), (lambda p: nn.SGD(p, 0.5), True)):
+                optimizer = make(network.trainable_params())
+                if said:
+                    with pytest.raises(UserWarning, match="the optimizer stays your SGD"):
+                        boost_step(loss_net, optimizer, "O1", manual("dim_reduce"), basis=basis())
+                else:
+                    boost_step(loss_net, optimizer, "O1", manual("dim_reduce"), basis=basis())
 
     def test_one_notice_says_what_has_no_effect(self, capsys):
         _, notes = self.said(capsys, "O2", ADASUM, workers=2)
