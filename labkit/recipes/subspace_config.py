@@ -90,7 +90,8 @@ class StageOneConfig(_Training):
     weight_decay             of weights; not of biases and normalisation layers
     snapshot_start_epoch     first epoch with snapshots, counted from 1
     snapshots_per_epoch      at even distances; the last one at the epoch's end
-    snapshot_max             snapshots kept, the newest: with 70 epochs those from epoch 31 on
+    snapshot_max             snapshots kept, the newest: of 70 epochs those from epoch 31 on; None:
+                             all
     save_checkpoint_path     run folder: also checkpoint_pca/, the snapshots
     batch_size, loss_scale, precision, label_smooth_factor, label_smooth_convention, micro_steps,
     save_checkpoint, save_checkpoint_epochs, save_checkpoint_steps, keep_checkpoint_max, depth,
@@ -111,7 +112,7 @@ class StageOneConfig(_Training):
     momentum: float = _share(0.9)
     snapshot_start_epoch: int = count(1)
     snapshots_per_epoch: int = count(1)
-    snapshot_max: int = count(40)
+    snapshot_max: int | None = count(40)
     save_checkpoint_epochs: int = count(10)
     keep_checkpoint_max: int = count(10)
     save_checkpoint_path: str = _folder("runs/subspace/stage_1")

@@ -104,14 +104,15 @@ def train(config: StageOneConfig, dataset_path: str | Path, **options) -> resnet
 
     options  device, distribute, device_num, resume
     """
-    networks = []
+    trained = []
 
     def make_step(config, network, epoch_size):
-        networks.append(network)
+        trained.append(network)
         return build_step(config, network, epoch_size)
 
     def callbacks(config, epoch_size):
-        return [*tutorial_callbacks(config, epoch_size), snapshots(config, *networks, epoch_size)]
+        kept = snapshots(config, *trained, resume=options.get("resume", False))
+        return [*tutorial_callbacks(config, epoch_size), kept]
 
     return resnet50.train(
         config,
@@ -123,9 +124,18 @@ def train(config: StageOneConfig, dataset_path: str | Path, **options) -> resnet
     )
 
 
-def snapshots(config: StageOneConfig, network, epoch_size: int):
-    """Return the callback that keeps the network's trainable weights."""
-    raise NotImplementedError
+def snapshots(config: StageOneConfig, network, *, resume: bool = False):
+    """Return the callback that keeps the network's trainable weights in RUN/checkpoint_pca."""
+    from labkit.snapshots import Snapshots
+
+    return Snapshots(
+        network,
+        Path(config.save_checkpoint_path) / SNAPSHOTS,
+        start_epoch=config.snapshot_start_epoch,
+        saves_per_epoch=config.snapshots_per_epoch,
+        keep=config.snapshot_max,
+        resume=resume,
+    )
 
 
 def evaluate_checkpoint(
