@@ -13,6 +13,7 @@ Source: as ``labkit.boost_config``. Departures, beside those listed there:
 """
 
 import warnings
+from pathlib import Path
 
 from mindspore import nn
 
@@ -32,6 +33,8 @@ _IN_DICTIONARY = {
     "micro_steps": "grad_accumulation_step",
     "node_size": "device_number",
 }
+# Beside the snapshots.
+BASIS = "pca_mat.npy"
 # MindSpore's: fewer than two servers of 8 have no Adasum there.
 _DEVICES = 8
 
@@ -107,7 +110,9 @@ def _subspace_step(boost, loss_net, optimizer, basis, options, used):
 
     values = boost.values
     if basis is None:
-        basis = _basis(values, optimizer)
+        names = ("pca_mat_path", "weight_load_dir")
+        folders = (values[name] for name in names)
+        basis = basis_from(*folders, optimizer.parameters, values["n_components"])
     elif values["pca_mat_path"] is not None or values["weight_load_dir"] is not None:
         raise InputError(
             "basis came, and pca_mat_path or weight_load_dir as well; expected one of them"
@@ -117,17 +122,38 @@ def _subspace_step(boost, loss_net, optimizer, basis, options, used):
     return step, used | {"n_components": basis.matrix.shape[0]}
 
 
-def _basis(values, optimizer):
-    """Return the basis that the dictionary names: loaded, or made of the weights and saved."""
-    path, folder = values["pca_mat_path"], values["weight_load_dir"]
-    if path is None and folder is None:
-        raise InputError(
-            "dim_reduce needs pca_mat_path or weight_load_dir, and both are None; expected the "
-            "folder of the first stage's snapshots, or basis=... as an argument"
-        )
-    from labkit.algorithms.subspace.basis import basis_of
+def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):
+    """Return the ``Basis`` that two words of dim_reduce mean.
 
-    return basis_of(path, folder, optimizer.parameters, values["n_components"])
+    pca_mat_path     a file that is there is loaded, and nothing computed: the snapshots need not be
+                     there any more. One that is not there is made; None: ``pca_mat.npy`` beside the
+                     snapshots, made again where it is not of them
+    weight_load_dir  folder of snapshots, or None
+    parameters, n_components
+                     what the basis must be of, and its size
+
+    Over ranks, the first one makes it. Raises ``InputError`` where there is nothing to load and
+    nothing to make it of, for a basis of another network or size, and as ``basis_of`` does.
+    """
+    there = pca_mat_path is not None and Path(pca_mat_path).exists()
+    if weight_load_dir is None and not there:
+        raise InputError(
+            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
+            f"pca_mat_path {pca_mat_path} is no file; expected the folder of the first stage's "
+            "snapshots, or a basis"
+        )
+    from labkit.algorithms.subspace.basis import Basis, basis_of
+
+    if not there:
+        path = pca_mat_path or Path(weight_load_dir) / BASIS
+        return basis_of(path, weight_load_dir, parameters, n_components)
+    basis = Basis.load(pca_mat_path, parameters)
+    if len(basis.matrix) != n_components:
+        raise InputError(
+            f"n_components is {n_components}, and the basis in {pca_mat_path} has "
+            f"{len(basis.matrix)}; expected the same number"
+        )
+    return basis
 
 
 def _node_size(boost: Boost) -> int:

@@ -221,7 +221,9 @@ class TestRefused:
 
     def test_dim_reduce_without_any_weights(self):
         _, loss_net, optimizer = parts()
-        with pytest.raises(InputError, match="needs pca_mat_path or weight_load_dir, and both ar"):
+        with pytest.raises(
+            InputError, match="weight_load_dir is None, and pca_mat_path None is no"
+        ):
             boost_step(loss_net, optimizer, "O1", manual("dim_reduce"))
 
 

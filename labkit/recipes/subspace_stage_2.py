@@ -36,8 +36,6 @@ from labkit.recipes.subspace_stage_1 import (
     tutorial_callbacks,
 )
 
-BASIS = "pca_mat.npy"
-
 
 def build_step(config: StageTwoConfig, network, epoch_size: int):
     """Return the step cell, with the network's weights where the stage starts from."""
@@ -102,11 +100,9 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
 
 def find_basis(config: StageTwoConfig, parameters):
     """Return the basis: loaded where it is, otherwise made of the snapshots and saved."""
-    from labkit.algorithms.subspace.basis import basis_of
+    from labkit.boost import basis_from
 
-    folder = snapshot_folder(config)
-    path = Path(config.pca_mat_path or folder / BASIS)
-    return basis_of(path, folder, parameters, config.n_components)
+    return basis_from(config.pca_mat_path, snapshot_folder(config), parameters, config.n_components)
 
 
 def train(config: StageTwoConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
