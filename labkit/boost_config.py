@@ -101,9 +101,8 @@ def _checked_sections(given):
             raise InputError(
                 f"boost_config_dict[{section!r}] is {content!r}; expected a dictionary of settings"
             )
-        sections[section] = dict(content)
-        if section != "boost":
-            sections[section] = _checked_settings(section, content)
+        own = section == "boost"  # looked at by _mode_and_asked
+        sections[section] = content if own else _checked_settings(section, content)
     return sections
 
 

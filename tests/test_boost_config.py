@@ -279,6 +279,15 @@ class TestRefused:
         with pytest.raises(InputError, match=f"^{name} of {section} is "):
             read_boost("O1", manual(**{section: {name: value}}))
 
+    def test_the_ends_of_ranges_are_right(self):
+        ends = {"alpha": 0, "gamma": 0, "n_component": 1, "rho": 0.999, "timeout": 0.1}
+        found = read_boost("O1", manual("dim_reduce", dim_reduce=ends)).values
+        assert (found["alpha"], found["gamma"], found["n_components"]) == (0, 0, 1)
+        frozen = {"param_groups": 1, "freeze_type": 0, "freeze_p": 1, "total_steps": 1}
+        common = {"device_num": 1, "grad_accumulation_step": 1, "gradient_split_groups": [0]}
+        given_ = manual("grad_accumulation", common=common, grad_freeze=frozen)
+        assert read_boost("O1", given_).values == {"grad_accumulation_step": 1}
+
     @pytest.mark.parametrize("points", [50, [50, 100], (50,)])
     def test_a_single_split_point_is_right(self, points):
         """MindSpore raises TypeError for the number that its own check lets pass."""

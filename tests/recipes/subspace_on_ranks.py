@@ -16,7 +16,7 @@ SHARED = {
     "class_num": 12,
     "image_size": 32,
     "batch_size": 10,
-    "loss_scale": 1.0,
+    "loss_scale": 1024.0,
     "precision": "O0",
     "initialiser": "torchvision",
     "augment": False,

@@ -209,10 +209,10 @@ class TestSecondStage:
         moved = np.concatenate([(end[n].asnumpy() - start[n].asnumpy()).ravel() for n in names])
         basis = np.load(second[0] / "stage_1" / "checkpoint_pca" / "pca_mat.npy")
         inside = basis.T @ (basis @ moved)
-        # The residual's rate is a thousandth: what lies outside is small, and is there.
-        assert np.linalg.norm(moved) > 1e-3
+        # The residual's rate is a thousandth: measured 0.017. Of a loss scale of 1024 that stays in
+        # it, as in MindSpore, nearly everything would lie outside.
         outside = np.linalg.norm(moved - inside) / np.linalg.norm(moved)
-        assert 0 < outside < 0.5, outside
+        assert 0.001 < outside < 0.1, outside
 
     def test_a_resumed_training_is_the_uninterrupted_one(self, second, data, tmp_path):
         shutil.copytree(second[0] / "stage_1", tmp_path / "stage_1")
