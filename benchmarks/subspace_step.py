@@ -4,7 +4,7 @@
 
 LeNet, the same network, batch and SGD for both, in turns in one process; the median over rounds and
 processes. The basis is random, its rows orthonormal, which costs what any other one does. The batch
-is the same at every call, and every ten calls the search starts anew, so that the first trial is
+is the same at every call, and every five calls the search starts anew, so that the first trial is
 accepted: the program says so where it is not. Beside it, each compiled graph of an update by itself; their
 sum is what an update takes but for what happens between them.
 """
@@ -25,6 +25,7 @@ from _side_by_side import (
 
 TARGET = 1.7  # of an ordinary step, where the first trial is accepted
 STEPS = 10  # calls of each contestant in a round
+ANEW = 5  # calls after which the search starts anew
 
 
 def main():
@@ -87,7 +88,7 @@ def step_ms(batch, components, rounds):
 
     def counted():
         # To where it began, every so often: near the optimum the first trial would not do.
-        if len(trials) % STEPS == 0:
+        if len(trials) % ANEW == 0:
             restore(step, fresh_values)
         bfgs()
         trials.append(step.last_search.trials)
