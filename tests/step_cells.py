@@ -177,9 +177,9 @@ def adasum(loss_net, optimizer, **options):
 
 
 def subspace(loss_net, optimizer, **options):
-    """Three components; the optimizer alone would do without the search, alpha is 1."""
+    """Three components; outside of them the optimizer works as in the other steps."""
     basis = basis_of(getattr(optimizer, "parameters", ()), 3)
-    return SubspaceStep(loss_net, optimizer, basis, alpha=1.0, **options)
+    return SubspaceStep(loss_net, optimizer, basis, alpha=1.0, gamma=0.0, **options)
 
 
 def accumulated_subspace(loss_net, optimizer, **options):

@@ -147,22 +147,22 @@ class SubspaceStep(AccumulatedStep):
         memory = update.memory()
         inverse = updated_inverse(memory, gradient, constants.curvature)
         direction, slope = self._of_first_rank(*descent(inverse, gradient))
-        moves, start = self._prepare(
-            update.share.tensor, update.share.of(np.stack([direction, gradient]))
-        )
+        coefficients = update.share.of(np.stack([direction, gradient]))
+        (move, inside), start = self._prepare(update.share.tensor, coefficients)
 
         def loss_at(rate):
-            return self._loss(Tensor(rate, ms.float32), moves, start)
+            return self._loss(Tensor(rate, ms.float32), move, start)
 
         trials, rate = line_search(loss_at, float(update.loss.asnumpy()), slope, constants)
         memory = after_search(memory, inverse, gradient, direction, rate, constants.failure)
         notes = update.notes(memory, trials, rate)
-        self._finish(Tensor(rate, ms.float32), moves, start, flat, *notes)
+        self._finish(Tensor(rate, ms.float32), move, inside, start, flat, *notes)
 
     def _descend(self):
         gradient, _ = self._projected()
         share = self.update.share
-        self._finish(self._prepare(share.tensor, share.of(gradient[None]))[0])
+        (inside,), _ = self._prepare(share.tensor, share.of(gradient[None]))
+        self._finish(inside)
 
     def _projected(self):
         """Return (P g (K,) float64, g (M,)) of the update's gradient."""
@@ -183,11 +183,11 @@ class SubspaceStep(AccumulatedStep):
         values = self.gradient.all_reduce(Tensor(values)).asnumpy()
         return values[1:], float(values[0])
 
-    def _loss(self, rate, moves, start):
+    def _loss(self, rate, move, start):
         """Return the loss of the update's rows, of all ranks, at w + rate P^T d."""
         found = np.zeros(2)
         for batch in self._rows:
-            loss, weight = (float(x.asnumpy()) for x in self._trial(rate, moves, start, *batch))
+            loss, weight = (float(x.asnumpy()) for x in self._trial(rate, move, start, *batch))
             found += (loss * weight, weight)
         if self.gradient.ranks > 1:
             found = self.gradient.all_reduce(Tensor(found, ms.float32)).asnumpy().astype(np.float64)

@@ -114,7 +114,7 @@ class Project(nn.Cell):
 
 
 class Prepare(nn.Cell):
-    """(P's share (L, M), rows c (N, L) of coefficients) -> (c P (N, M) of all ranks, w (M,))."""
+    """(P's share (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
 
     def __init__(self, step):
         super().__init__(auto_prefix=False)
@@ -125,11 +125,12 @@ class Prepare(nn.Cell):
         moves = ops.matmul(coefficients, basis)
         if self.all_reduce is not None:
             moves = self.all_reduce(moves)
-        return moves, flat_of(self.map, self.weights)
+        # Not moves[0]: the CPU's StridedSlice takes 2.1 ms for a row of 61 684, Unstack 0.1.
+        return ops.unstack(moves), flat_of(self.map, self.weights)
 
 
 class Trial(nn.Cell):
-    """(rate, moves (2, M), w (M,), rows) -> (mean loss of the rows at w + rate P^T d, weight).
+    """(rate, P^T d (M,), w (M,), rows) -> (mean loss of the rows at w + rate P^T d, weight).
 
     A forward pass in training mode, as the loss is what is trained. It puts back what it changes
     within the graph: no interruption leaves a trial's weights.
@@ -145,10 +146,10 @@ class Trial(nn.Cell):
             kept = (copied(one, "kept.trial") for one in self.statistics)
             self.kept = ParameterTuple(kept)
 
-    def construct(self, rate, moves, start, *batch):
+    def construct(self, rate, move, start, *batch):
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
-        moved = self.put(start + rate * moves[0])
+        moved = self.put(start + rate * move)
         loss, weight = self.gradient.loss(*batch)
         loss = ops.depend(loss, moved)
         restored = self.put(ops.depend(start, loss))
@@ -164,7 +165,7 @@ class Trial(nn.Cell):
 
 
 class Finish(nn.Cell):
-    """(rate, moves (2, M), w (M,), g (M,), notes): move the weights and note the search."""
+    """(rate, P^T d, P^T P g, w, g, all (M,), and notes): move the weights and note the search."""
 
     def __init__(self, step):
         super().__init__(auto_prefix=False)
@@ -176,11 +177,11 @@ class Finish(nn.Cell):
         self.residual, self.noted, self.held = update.residual, update.noted, update.held
         self.updates = step.updates
 
-    def construct(self, rate, moves, start, gradient, *notes):
-        residual = self.gamma * self.residual + (gradient - moves[1])
+    def construct(self, rate, move, inside, start, gradient, *notes):
+        residual = self.gamma * self.residual + (gradient - inside)
         slope = self.alpha * residual
         kept = ops.assign(self.residual, residual)
-        parts = self.parts(start + rate * moves[0])
+        parts = self.parts(start + rate * move)
         moved = self.map(ops.assign, self.weights, parts)
         done = self.optimizer(self.parts(ops.depend(slope, (kept, moved))))
         noted = self.map(ops.assign, self.noted, notes)
@@ -192,7 +193,7 @@ class Finish(nn.Cell):
 
 
 class Descend(nn.Cell):
-    """Moves (1, M) = P^T P g -> w <- optimizer(w, P^T P g)."""
+    """P^T P g (M,) -> w <- optimizer(w, P^T P g)."""
 
     def __init__(self, step):
         super().__init__(auto_prefix=False)
@@ -201,9 +202,8 @@ class Descend(nn.Cell):
         self.starts, self.ends = step.update.share.starts, step.update.share.ends
         self.updates, self.held = step.updates, step.update.held
 
-    def construct(self, moves):
-        flat = moves[0]
-        parts = self.map(ops.partial(part_of, flat), self.starts, self.ends, self.weights)
+    def construct(self, inside):
+        parts = self.map(ops.partial(part_of, inside), self.starts, self.ends, self.weights)
         return _applied(self, self.optimizer(parts))
 
 
@@ -225,7 +225,8 @@ def _flat(value):
 
 def part_of(flat, start, end, parameter):
     """Return the numbers start .. end - 1 shaped and typed as a Parameter."""
-    return cast_like(ops.reshape(flat[start:end], parameter.shape), parameter)
+    part = ops.slice(flat, (start,), (end - start,))
+    return cast_like(ops.reshape(part, parameter.shape), parameter)
 
 
 def _kept(name, values):
