@@ -60,6 +60,9 @@ from labkit.reference.schedules import thor_schedule as thor_schedule
 from labkit.reference.subspace import ProjectedBFGS as ProjectedBFGS
 from labkit.reference.subspace import bfgs_inverse as bfgs_inverse
 from labkit.reference.subspace import projected_gradient as projected_gradient
+from labkit.reference.subspace_basis import PrincipalComponents as PrincipalComponents
+from labkit.reference.subspace_basis import principal_components as principal_components
+from labkit.reference.subspace_basis import reconstruct as reconstruct
 from labkit.reference.thor import Layer as Layer
 from labkit.reference.thor import Thor as Thor
 from labkit.reference.upstream import upstream_factors as upstream_factors

@@ -30,8 +30,9 @@ Departures:
 - any number of ranks shares the components out: MindSpore's wants a divisor of K.
 """
 
+from labkit.algorithms.subspace.basis import Basis, basis_of
 from labkit.algorithms.subspace.search import Constants, LastSearch
 from labkit.algorithms.subspace.step import SubspaceStep
 from labkit.algorithms.subspace.update import SubspaceUpdate
 
-__all__ = ["Constants", "LastSearch", "SubspaceStep", "SubspaceUpdate"]
+__all__ = ["Basis", "Constants", "LastSearch", "SubspaceStep", "SubspaceUpdate", "basis_of"]

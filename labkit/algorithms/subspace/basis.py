@@ -1,0 +1,205 @@
+"""The basis of the subspace: made of snapshots, and kept in a file for the next run."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from labkit.algorithms.subspace import basis_files
+from labkit.algorithms.subspace.components import principal_components
+from labkit.cluster import gather, rank_and_size
+from labkit.errors import InputError
+from labkit.snapshot_folder import SnapshotFolder, describe
+from labkit.training import check_counts
+
+# Bytes of the matrix that are hashed at a time.
+_HASHED = 2**24
+
+
+class Basis:
+    """K orthonormal directions in the space of a network's M trainable weights.
+
+    matrix          P (K, M) float32, rows orthonormal, the largest variance first. Read from the
+                    file as it is needed where the basis was loaded
+    names, shapes   of the parameters, in the order of P's columns; each is flattened row by row
+    variance        (K,) of the snapshots along each row, divided by N - 1
+    total_variance  of the snapshots, over all M weights
+    snapshots       name, bytes and SHA-256 of each snapshot that it was made of
+
+    The coordinates of weights w are P w, (K,); P^T P (w - mean) is the part of w - mean that the
+    basis can express.
+    """
+
+    def __init__(self, matrix, parameters, variance, total_variance, snapshots=()):
+        described = describe(parameters)
+        self.matrix = matrix
+        self.names = tuple(name for name, _ in described)
+        self.shapes = tuple(shape for _, shape in described)
+        self.variance = np.asarray(variance, np.float64)
+        self.total_variance = float(total_variance)
+        self.snapshots = list(snapshots)
+
+    @classmethod
+    def of(cls, snapshots, parameters=None, components: int = 32) -> "Basis":
+        """Return the principal components of snapshots.
+
+        snapshots   a folder of them, or a ``SnapshotFolder``
+        parameters  the network they must be of, whose order the columns get; see ``SnapshotFolder``
+        components  K
+
+        Time and memory: two readings of all snapshots, P, and some MB for each thread.
+
+        Raises ``InputError`` as ``SnapshotFolder`` does, for fewer snapshots than K + 1, for one
+        that is not finite, and where they span fewer than K directions.
+        """
+        check_counts(components=components)
+        snapshots = _opened(snapshots, parameters)
+        with snapshots:
+            found = principal_components(snapshots, components)
+        described = zip(snapshots.names, snapshots.shapes, strict=True)
+        return cls(found[0], described, found[1], found[2], snapshots.identities())
+
+    @property
+    def explained(self) -> np.ndarray:
+        """The share of the snapshots' variance along each row, (K,)."""
+        return self.variance / self.total_variance
+
+    @cached_property
+    def checksum(self) -> str:
+        """The SHA-256 of the matrix: its float32 numbers, row by row."""
+        found = hashlib.sha256()
+        flat = self.matrix.reshape(-1)
+        for start in range(0, flat.size, _HASHED // 4):
+            found.update(flat[start : start + _HASHED // 4].data)
+        return found.hexdigest()
+
+    def check(self, parameters) -> None:
+        """Raise ``InputError`` unless the columns are ``parameters``, in their order."""
+        own = list(zip(self.names, self.shapes, strict=True))
+        given = describe(parameters)
+        for came, expected in zip(own, given, strict=False):
+            if came != expected:
+                raise InputError(
+                    f"the basis is of another network or order: it has {came[0]} {came[1]} where "
+                    f"{expected[0]} {expected[1]} is expected"
+                )
+        if len(own) != len(given):
+            raise InputError(
+                f"the basis is of another network: of {len(own)} parameters; expected {len(given)}"
+            )
+
+    def save(self, path) -> None:
+        """Write the matrix to ``path`` (.npy), and what belongs to it to the .json beside it.
+
+        Both are written under other names and renamed. Killed at any moment, it leaves the old
+        pair, the new pair, or two files that ``load`` refuses to pair.
+        """
+        basis_files.save(self, path)
+
+    @classmethod
+    def load(cls, path, parameters=None) -> "Basis":
+        """Return the basis in ``path`` (.npy) and the .json beside it; no code in them is executed.
+
+        parameters  the network that it must be of; None takes any
+
+        Raises ``InputError`` where one of the two is missing or damaged, where they do not belong
+        together (type, shape or SHA-256), and for the basis of another network or order.
+        """
+        matrix, about = basis_files.load(path)
+        basis = cls(matrix, **about["basis"])
+        if parameters is not None:
+            basis.check(parameters)
+        if basis.checksum != about["sha256"]:
+            raise InputError(
+                f"the basis {path} is damaged, or of another .json: its SHA-256 is not the one "
+                f"in {basis_files.beside(path)}"
+            )
+        return basis
+
+
+def basis_of(path, snapshots, parameters=None, components: int = 32) -> Basis:
+    """Return the basis in ``path``; make it of ``snapshots`` and save it first where it is not.
+
+    path  of the .npy; the rest as in ``Basis.of``. What was done is printed
+
+    A basis that is damaged, or of other snapshots (a file that came, went or changed) or of another
+    number of components, is made again. Over ranks, the first one makes it and all load it: all
+    must see the same folders, and call this alike.
+
+    Raises ``InputError`` as ``Basis.of`` does, and for a basis of another network: it stays.
+    """
+    check_counts(components=components)
+    rank, ranks = rank_and_size()
+    if ranks == 1:
+        return _first(path, snapshots, parameters, components)
+    basis = error = None
+    if rank == 0:
+        try:
+            basis = _first(path, snapshots, parameters, components)
+        except Exception as raised:  # the others are told before it goes on
+            error = raised
+    failed = gather([float(error is not None)])[0, 0]
+    if error is not None:
+        raise error
+    if failed:
+        raise InputError("rank 0 could not make the basis; its message says why")
+    return basis if rank == 0 else Basis.load(path, parameters)
+
+
+def _first(path, snapshots, parameters, components):
+    """``basis_of`` in one process."""
+    snapshots = _opened(snapshots, parameters)
+    described = list(zip(snapshots.names, snapshots.shapes, strict=True))
+    reason = None
+    if basis_files.exists(path):
+        basis, reason = _saved(path, snapshots, components)
+        if reason is None:
+            print(f"labkit: basis loaded from {path}, nothing computed", flush=True)
+            return basis
+        reason = f" ({reason})"
+    basis = Basis.of(snapshots, described, components)
+    basis.save(path)
+    share = basis.explained.sum()
+    print(
+        f"labkit: basis of {components} components computed from {len(snapshots)} snapshots, "
+        f"{share:.1%} of their variance; saved to {path}{reason or ''}",
+        flush=True,
+    )
+    return basis
+
+
+def _saved(path, snapshots, components):
+    """Return the basis in ``path`` and None, or None and why it is not the one that is wanted."""
+    try:
+        basis = Basis.load(path)
+    except InputError as damage:
+        return None, str(damage)
+    basis.check(list(zip(snapshots.names, snapshots.shapes, strict=True)))
+    if len(basis.matrix) != components:
+        return None, f"the one there had {len(basis.matrix)} components"
+    difference = _difference(basis.snapshots, snapshots.identities())
+    return (None, difference) if difference else (basis, None)
+
+
+def _difference(then: Sequence[dict], now: Sequence[dict]):
+    """Return what differs between two lists of snapshots, in words; None where nothing does."""
+    before = {one["name"]: one for one in then}
+    after = {one["name"]: one for one in now}
+    for name, one in after.items():
+        if name not in before:
+            return f"the one there was made without {name}"
+        if one != before[name]:
+            return f"the one there was made of another {name}"
+    gone = sorted(before.keys() - after.keys())
+    return f"the one there was made with {gone[0]}, which is gone" if gone else None
+
+
+def _opened(snapshots, parameters):
+    if not isinstance(snapshots, SnapshotFolder):
+        return SnapshotFolder(snapshots, parameters)
+    if parameters is not None and describe(parameters) != list(
+        zip(snapshots.names, snapshots.shapes, strict=True)
+    ):
+        return SnapshotFolder(snapshots.folder, parameters)
+    return snapshots

@@ -1,0 +1,199 @@
+r"""The principal components of snapshots, from their Gram matrix and in blocks of columns.
+
+    X (N, M) snapshots as rows, x their mean    A = X - 1 x^T    G = A A^T = V diag(l) V^T, (N, N)
+    p_k = A^T v_k / sqrt(l_k)                   variance_k = l_k / (N - 1)
+
+With N = 40 and M = 25 million the covariance of the weights, (M, M), would take 2500 TB. X is read
+twice, a block of columns at a time, and is never in memory as a whole. All sums are in float64:
+l_k is the square of what it measures, so that a direction 10^-4 as long as the first one stands in
+the eighth digit of G.
+"""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from labkit.errors import InputError
+
+# Columns that a thread reads at once (64 kB of a file: with 16 kB, reading took twice as long) and
+# those whose float64 copies stay in a core's cache.
+_CHUNK, _BLOCK = 16384, 2048
+# Columns to one call of the matrix product. OpenBLAS keeps products up to 2^18 multiplications in
+# the thread that asks; larger ones wait for one another, and their bits depend on its threads.
+_ITEM = 2**18
+# Half a unit in the last place of float32, as a share of the number.
+_ROUNDING = 2.0**-24
+_EPSILON = np.finfo(np.float64).eps
+
+
+def principal_components(snapshots, components: int, threads=None):
+    """Return the first ``components`` components of an open ``SnapshotFolder``.
+
+    threads  that read and compute; None takes one per available core. The bits do not depend on it
+
+    Returns the matrix (K, M) float32 with orthonormal rows, the largest variance first; the
+    variances (K,); and the total variance of the snapshots. The sign of a row is such that the
+    last snapshot lies on its positive side.
+
+    Raises ``InputError`` for too few snapshots, for one that is not finite, and where they span
+    fewer directions than ``components``, beside the rounding of their float32 numbers.
+    """
+    snapshots.need(components)
+    with _Blocks(snapshots, threads) as blocks:
+        gram, size = blocks.gram()
+        if not (np.isfinite(gram).all() and np.isfinite(size)):
+            snapshots.refuse_nonfinite()
+        values, vectors = _eigen(gram, size, snapshots, components)
+        matrix = blocks.project(vectors.T / np.sqrt(values)[:, None])
+        # G's own error over the smallest eigenvalue is how far the rows are from right angles.
+        if _EPSILON * len(snapshots) * np.trace(gram) / values[-1] > 1e-9:
+            blocks.orthonormalise(matrix)
+    total = np.trace(_centred(gram))
+    degrees = len(snapshots) - 1
+    return matrix, values / degrees, float(total / degrees)
+
+
+def _eigen(gram, size, snapshots, components):
+    """Return the largest eigenvalues (K,) and their vectors (N, K) with signs; or refuse."""
+    count = len(snapshots)
+    values, vectors = np.linalg.eigh(_centred(gram))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    # The largest singular value of a matrix of float32 rounding errors, and of those of G itself.
+    rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / snapshots.size))
+    floor = max(rounding**2, _EPSILON * count * np.trace(gram))
+    directions = int((values > floor).sum())
+    if directions < components:
+        raise InputError(
+            f"the {count} snapshots in {snapshots.folder} span {directions} directions; "
+            f"{components} components need as many. Take fewer, or snapshots that differ more"
+        )
+    vectors = vectors[:, :components]
+    vectors = vectors - vectors.mean(0)  # of the rounding: the middle row must drop out
+    for vector in vectors.T:
+        ends = vector[np.abs(vector) > 1e-6]
+        vector *= np.sign(ends[-1])
+    return values[:components], vectors
+
+
+def _centred(gram):
+    """Return (I - 11^T / N) G (I - 11^T / N): G of rows less their mean."""
+    gram = gram - gram.mean(0)
+    return gram - gram.mean(1, keepdims=True)
+
+
+class _Blocks:
+    """A pool of threads over the columns of the snapshots, each with its own buffers.
+
+    Rows are taken less the middle snapshot, in float64, instead of less their mean: as near in
+    size, and one pass fewer. What is wanted of the mean follows in the small matrices.
+    """
+
+    def __init__(self, snapshots, threads):
+        self.snapshots = snapshots
+        self.count, self.size = len(snapshots), snapshots.size
+        self.threads = threads or len(os.sched_getaffinity(0))
+        self._own = threading.local()
+
+    def __enter__(self):
+        self._pool = ThreadPoolExecutor(self.threads)
+        return self
+
+    def __exit__(self, *_):
+        self._pool.shutdown(cancel_futures=True)
+
+    def gram(self):
+        """Return G (N, N) of the rows less the middle one, and the middle one's square."""
+
+        def one(start):
+            # Infinity less infinity is found in the result.
+            with np.errstate(invalid="ignore", over="ignore"):
+                total = np.zeros((self.count, self.count))
+                square = 0.0
+                for _, rows, middle in self._differences(start):
+                    total += _outer(rows)
+                    square += middle @ middle
+            return total, square
+
+        total, square = np.zeros((self.count, self.count)), 0.0
+        for part, middle in self._in_order(one):
+            total += part
+            square += middle
+        return total, square
+
+    def project(self, weights):
+        """Return ``weights`` (K, N) times the rows, float32; each row of ``weights`` adds to 0."""
+        matrix = np.empty((len(weights), self.size), np.float32)
+
+        def one(start):
+            for begin, rows, _ in self._differences(start):
+                matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
+
+        for _ in self._in_order(one):
+            pass
+        return matrix
+
+    def orthonormalise(self, matrix):
+        """Make rows that nearly are orthonormal so, in place: by Cholesky's factor of P P^T."""
+
+        def blocks(start):
+            for begin in range(start, min(start + _CHUNK, self.size), _BLOCK):
+                yield slice(begin, min(begin + _BLOCK, start + _CHUNK, self.size))
+
+        def one(start):
+            return sum(_outer(matrix[:, part].astype(np.float64)) for part in blocks(start))
+
+        inverse = np.linalg.inv(np.linalg.cholesky(sum(self._in_order(one))))
+
+        def correct(start):
+            for part in blocks(start):
+                matrix[:, part] = _times(inverse, matrix[:, part].astype(np.float64))
+
+        for _ in self._in_order(correct):
+            pass
+
+    def _in_order(self, one):
+        """Yield ``one(start)`` of every chunk in their order, whichever thread was first."""
+        return self._pool.map(one, range(0, self.size, _CHUNK))
+
+    def _differences(self, start):
+        """Yield (begin, rows less the middle one (N, n) float64, the middle one) of a chunk."""
+        own = self._own
+        if not hasattr(own, "read"):
+            own.read = np.empty((self.count, _CHUNK), np.float32)
+            own.rows = np.empty((self.count, _BLOCK))
+        wanted = min(_CHUNK, self.size - start)
+        self.snapshots.read(start, own.read[:, :wanted])
+        for begin in range(0, wanted, _BLOCK):
+            width = min(_BLOCK, wanted - begin)
+            rows = own.rows[:, :width]
+            np.copyto(rows, own.read[:, begin : begin + width])
+            middle = rows[self.count // 2].copy()
+            rows -= middle
+            yield start + begin, rows, middle
+
+
+def _items(rows, others):
+    """Return the columns of ``rows`` as items (n, N, c), and what is left over."""
+    width = max(1, min(rows.shape[1], _ITEM // (len(rows) * others)))
+    whole = rows.shape[1] // width * width
+    items = rows[:, :whole].reshape(len(rows), -1, width).transpose(1, 0, 2)
+    return items, rows[:, whole:]
+
+
+def _outer(rows):
+    """Return rows @ rows.T in the calling thread."""
+    items, rest = _items(rows, len(rows))
+    return np.matmul(items, items.transpose(0, 2, 1)).sum(0) + rest @ rest.T
+
+
+def _times(weights, rows):
+    """Return weights @ rows in the calling thread."""
+    items, rest = _items(rows, len(weights))
+    product = np.empty((len(weights), rows.shape[1]))
+    whole = rows.shape[1] - rest.shape[1]
+    out = product[:, :whole].reshape(len(weights), len(items), -1).transpose(1, 0, 2)
+    np.matmul(weights, items, out=out)
+    np.matmul(weights, rest, out=product[:, whole:])
+    return product

@@ -1,0 +1,382 @@
+"""The basis of a folder of snapshots: made, saved, loaded, made again; and what is refused."""
+
+import json
+import os
+import shutil
+import signal
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit.algorithms.subspace import Basis, basis_of
+from labkit.errors import InputError
+from labkit.reference import principal_components, reconstruct
+from labkit.snapshot_folder import SnapshotFolder
+from labkit.tolerances import TOLERANCE
+from tests.snapshots import SHAPES, size, with_spectrum, write
+from tests.trainings import python
+
+N, K = 10, 6
+SPECTRUM = 3.0 ** -np.arange(N - 1)
+
+
+@pytest.fixture
+def rows():
+    return with_spectrum(N, size(), SPECTRUM)
+
+
+@pytest.fixture
+def folder(tmp_path, rows):
+    write(tmp_path / "snapshots", rows)
+    return tmp_path / "snapshots"
+
+
+@pytest.fixture
+def saved(tmp_path, folder):
+    """The path of a saved basis."""
+    Basis.of(folder, SHAPES.items(), K).save(tmp_path / "pca_mat.npy")
+    return tmp_path / "pca_mat.npy"
+
+
+def assert_same(came, expected):
+    np.testing.assert_array_equal(came.matrix, expected.matrix)
+    np.testing.assert_array_equal(came.variance, expected.variance)
+    for name in ("names", "shapes", "total_variance", "snapshots", "checksum"):
+        assert getattr(came, name) == getattr(expected, name), name
+
+
+class TestMaking:
+    def test_it_is_the_twins(self, folder, rows):
+        basis = Basis.of(folder, SHAPES.items(), K)
+        expected = principal_components(rows, K)
+        np.testing.assert_allclose(basis.matrix, expected.matrix, **TOLERANCE["basis against SVD"])
+        np.testing.assert_allclose(basis.variance, expected.variance, rtol=1e-9)
+        explained = SPECTRUM[:K] ** 2 / (SPECTRUM**2).sum()
+        np.testing.assert_allclose(basis.explained, explained, rtol=1e-5)
+        assert basis.names == tuple(SHAPES) and basis.shapes == tuple(SHAPES.values())
+        assert [one["name"] for one in basis.snapshots] == sorted(os.listdir(folder))
+
+    def test_reconstruction_gets_better_as_the_spectrum_says(self, folder, rows):
+        mean = rows.mean(axis=0, dtype=np.float64)
+        errors = []
+        for components in range(1, N - 1):
+            basis = Basis.of(folder, SHAPES.items(), components)
+            matrix = basis.matrix.astype(np.float64)
+            errors.append(sum(((row - reconstruct(matrix, mean, row)) ** 2).sum() for row in rows))
+            left = basis.total_variance * (1 - basis.explained.sum()) * (N - 1)
+            assert errors[-1] == pytest.approx(left, rel=1e-4)
+            assert errors[-1] == pytest.approx((SPECTRUM[components:] ** 2).sum(), rel=1e-4)
+        assert (np.diff(errors) < 0).all()
+
+    def test_of_a_network_in_the_order_of_its_parameters(self, tmp_path):
+        net = nn.SequentialCell(nn.Dense(3, 2), nn.BatchNorm1d(2), nn.Dense(2, 2))
+        shapes = {one.name: one.shape for one in net.trainable_params()}
+        assert sorted(shapes) != list(shapes)
+        rows = with_spectrum(5, size(shapes), np.array([4.0, 2.0, 1.0]))
+        write(tmp_path, rows, shapes)
+        expected = principal_components(rows, 3).matrix
+        for parameters in (net, net.trainable_params(), list(shapes.items())):
+            basis = Basis.of(tmp_path, parameters, 3)
+            tolerance = TOLERANCE["basis against SVD"]
+            np.testing.assert_allclose(basis.matrix, expected, **tolerance)
+            basis.check(parameters)
+
+    def test_the_order_of_files_and_of_what_is_in_them_is_nothing(self, tmp_path, folder, rows):
+        basis = Basis.of(folder, SHAPES.items(), K)
+        shuffled = tmp_path / "shuffled"
+        write(shuffled, rows, order=np.random.default_rng(2).permutation(N))
+        assert_same(Basis.of(shuffled, SHAPES.items(), K), basis)
+        names = sorted(SHAPES, reverse=True)
+        for path in shuffled.iterdir():
+            reorder(path, names)
+        again = Basis.of(shuffled, SHAPES.items(), K)
+        np.testing.assert_array_equal(again.matrix, basis.matrix)
+        np.testing.assert_array_equal(again.variance, basis.variance)
+
+    def test_another_order_of_parameters_moves_columns(self, folder):
+        basis = Basis.of(folder, SHAPES.items(), K)
+        other = Basis.of(folder, None, K)  # by name
+        start, columns = 0, {}
+        for name, shape in zip(basis.names, basis.shapes, strict=True):
+            columns[name] = np.arange(start, start := start + int(np.prod(shape, dtype=int)))
+        moved = basis.matrix[:, np.concatenate([columns[name] for name in other.names])]
+        np.testing.assert_allclose(other.matrix, moved, atol=1e-6)
+
+    def test_two_makings_have_the_same_bits(self, folder):
+        assert_same(Basis.of(folder, None, K), Basis.of(SnapshotFolder(folder), None, K))
+
+    @pytest.mark.parametrize(
+        ("components", "words"),
+        [
+            (N, "holds 10 snapshots; 10 components need at least 11"),
+            (0, "components is 0; expected an integer >= 1"),
+            (True, "components is True"),
+        ],
+    )
+    def test_refusals(self, folder, components, words):
+        with pytest.raises(InputError, match=words):
+            Basis.of(folder, SHAPES.items(), components)
+
+    def test_a_number_that_is_not_finite_is_named(self, folder, rows):
+        rows[4, 20] = np.nan
+        write(folder, rows)
+        words = "000005.safetensors is not finite: dense.weight holds nan"
+        with pytest.raises(InputError, match=words):
+            Basis.of(folder, SHAPES.items(), K)
+
+    def test_snapshots_that_repeat_are_too_few_directions(self, folder, rows):
+        write(folder, rows[[0, 1, 2, 3] + [3] * 6])
+        with pytest.raises(InputError, match="span 3 directions; 6 components need as many"):
+            Basis.of(folder, SHAPES.items(), K)
+
+
+def reorder(path, names):
+    """Write a snapshot again with its tensors in another order within the file."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + length]), data[8 + length :]
+    entries, parts, place = {}, [], 0
+    for name in names:
+        start, end = header[name]["data_offsets"]
+        entries[name] = {**header[name], "data_offsets": [place, place + end - start]}
+        parts.append(body[start:end])
+        place += end - start
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
+
+
+class TestFiles:
+    def test_what_was_saved_is_loaded_to_the_last_bit(self, folder, saved):
+        basis = Basis.load(saved, SHAPES.items())
+        assert_same(basis, Basis.of(folder, SHAPES.items(), K))
+        assert isinstance(basis.matrix, np.memmap) and not basis.matrix.flags.writeable
+        basis.save(saved)  # over the file that it is mapped from
+        assert_same(Basis.load(saved), basis)
+        assert sorted(os.listdir(saved.parent)) == ["pca_mat.json", "pca_mat.npy", "snapshots"]
+
+    def test_it_holds_no_pickle(self, saved):
+        assert np.load(saved, allow_pickle=False).shape == (K, size())
+        np.save(saved, np.array([{"a": 1}], object), allow_pickle=True)
+        with pytest.raises(InputError, match="is damaged and cannot be read"):
+            Basis.load(saved)
+
+    @pytest.mark.parametrize("missing", ["pca_mat.npy", "pca_mat.json"])
+    def test_one_of_the_two_is_missing(self, saved, missing):
+        (saved.parent / missing).unlink()
+        with pytest.raises(InputError, match=f"no basis at .*pca_mat.npy: {missing} is missing"):
+            Basis.load(saved)
+
+    def test_another_file_name_is_refused(self, saved):
+        for call in (Basis.load, Basis.load(saved).save):
+            with pytest.raises(InputError, match="kept in a .npy file; .*pca_mat.bin came"):
+                call(saved.with_suffix(".bin"))
+
+    def test_a_changed_number_is_found(self, saved):
+        matrix = np.load(saved)
+        matrix[2, 3] = np.nextafter(matrix[2, 3], np.float32(1))
+        np.save(saved, matrix)
+        with pytest.raises(InputError, match="is damaged, or of another .json: its SHA-256"):
+            Basis.load(saved)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda matrix: matrix.astype(np.float64),
+            lambda matrix: matrix[:-1],
+            lambda matrix: matrix[:, :-1].copy(),
+            lambda matrix: matrix.T.copy(),
+            np.asfortranarray,
+        ],
+    )
+    def test_another_type_or_shape_or_layout(self, saved, change):
+        np.save(saved, change(np.load(saved)))
+        with pytest.raises(InputError, match="speaks of float32|is not one that labkit has"):
+            Basis.load(saved)
+
+    def test_truncated_at_any_length(self, saved):
+        for path, words in ((saved, "damaged"), (saved.with_suffix(".json"), "damaged")):
+            data = path.read_bytes()
+            for length in [*range(0, 140, 7), len(data) // 2, len(data) - 2]:
+                path.write_bytes(data[:length])
+                with pytest.raises(InputError, match=words):
+                    Basis.load(saved)
+            path.write_bytes(data)
+        Basis.load(saved)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("format", "other"), ("variance", [1.0]), ("parameters", 3), ("shape", None)],
+    )
+    def test_a_json_that_says_otherwise(self, saved, field, value):
+        about = saved.with_suffix(".json")
+        about.write_text(json.dumps({**json.loads(about.read_text()), field: value}))
+        with pytest.raises(InputError):
+            Basis.load(saved)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda pairs: pairs[::-1], r"it has conv.weight \(3, 2, 2\) where scale \(\) is"),
+            (lambda pairs: pairs[:-1], "of 4 parameters; expected 3"),
+            (lambda pairs: [*pairs, ("more", (1,))], "of 4 parameters; expected 5"),
+            (lambda pairs: [("conv.weight", (12,)), *pairs[1:]], r"where conv.weight \(12,\) is"),
+        ],
+    )
+    def test_of_another_network_or_order(self, saved, change, words):
+        with pytest.raises(InputError, match=words):
+            Basis.load(saved, change(list(SHAPES.items())))
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from labkit.algorithms.subspace import Basis
+
+path, moment = sys.argv[1:]
+renames = 0
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+def replace(*two):
+    global renames
+    renames += 1
+    if moment == f"before rename {renames}":
+        die()
+    rename(*two)
+def half(file, matrix, **options):
+    save(file, matrix[: len(matrix) // 2], **options)
+    die()
+rename, os.replace, save = os.replace, replace, np.save
+if moment == "in the matrix":
+    np.save = half
+matrix = 2 * np.load(path)  # of the same shape and type
+Basis(matrix, [("w", matrix.shape[1:])], range(len(matrix)), 7.0).save(path)
+if moment == "after":
+    die()
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "left"),
+    [
+        ("in the matrix", "old"),
+        ("before rename 1", "old"),
+        ("before rename 2", "none"),
+        ("after", "new"),
+    ],
+)
+def test_killed_while_it_saves_it_leaves_no_wrong_pair(saved, folder, moment, left, capsys):
+    before = Basis.load(saved)
+    done = python(KILLED, saved, moment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    if left == "old":
+        assert_same(Basis.load(saved), before)
+    elif left == "new":
+        assert Basis.load(saved).total_variance == 7.0
+        return
+    else:
+        with pytest.raises(InputError, match="its SHA-256 is not the one"):
+            Basis.load(saved)
+    assert_same(basis_of(saved, folder, SHAPES.items(), K), before)
+    assert ("nothing computed" in capsys.readouterr().out) == (left == "old")
+    assert_same(Basis.load(saved), before)
+
+
+class TestBasisOf:
+    @pytest.fixture
+    def call(self, tmp_path, folder, capsys):
+        """``basis_of`` on the folder; returns the basis and what was said."""
+
+        def call(components=K, parameters=None):
+            given = SHAPES.items() if parameters is None else parameters
+            basis = basis_of(tmp_path / "pca_mat.npy", folder, given, components)
+            said = capsys.readouterr().out
+            assert said.count("\n") == 1
+            return basis, said
+
+        return call
+
+    def test_a_second_run_computes_nothing(self, call, monkeypatch):
+        first, said = call()
+        assert f"basis of {K} components computed from {N} snapshots, 100.0% of their v" in said
+        monkeypatch.setattr(Basis, "of", None)
+        second, said = call()
+        assert said.endswith("pca_mat.npy, nothing computed\n")
+        assert_same(second, first)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ("changed", "was made of another step-000000003.safetensors"),
+            ("more", "was made without step-000000099.safetensors"),
+            ("gone", "was made with step-000000001.safetensors, which is gone"),
+        ],
+    )
+    def test_other_snapshots_are_noticed(self, call, folder, rows, change, words):
+        first, _ = call()
+        if change == "changed":
+            rows[2, 5] += 0.1
+            write(folder, rows)
+        elif change == "more":
+            shutil.copy(next(folder.iterdir()), folder / "step-000000099.safetensors")
+        else:
+            (folder / "step-000000001.safetensors").unlink()
+        second, said = call()
+        assert words in said
+        assert not np.array_equal(first.matrix, second.matrix)
+        assert "nothing computed" in call()[1]
+
+    def test_another_number_of_components_is_made(self, call):
+        call()
+        basis, said = call(4)
+        assert "the one there had 6 components" in said and len(basis.matrix) == 4
+
+    def test_a_damaged_one_is_made_again(self, call, tmp_path):
+        first, _ = call()
+        (tmp_path / "pca_mat.npy").write_bytes(b"x")
+        second, said = call()
+        assert "is damaged and cannot be read" in said
+        assert_same(second, first)
+
+    def test_one_of_another_network_stays(self, call, tmp_path):
+        call()
+        before = (tmp_path / "pca_mat.npy").read_bytes()
+        with pytest.raises(InputError, match="the basis is of another network or order"):
+            basis_of(
+                tmp_path / "pca_mat.npy", tmp_path / "snapshots", list(SHAPES.items())[::-1], K
+            )
+        assert (tmp_path / "pca_mat.npy").read_bytes() == before
+
+    def test_refusals_leave_nothing(self, tmp_path, folder):
+        with pytest.raises(InputError, match="holds 10 snapshots"):
+            basis_of(tmp_path / "b.npy", folder, None, N)
+        with pytest.raises(InputError, match="kept in a .npy file"):
+            basis_of(tmp_path / "b.bin", folder, None, K)
+        assert sorted(os.listdir(tmp_path)) == ["snapshots"]
+
+
+def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path, monkeypatch):
+    """From ``fit`` to the basis; the weights that it ends with are where the sign says."""
+    from labkit.algorithms.plain import PlainStep
+    from labkit.losses import LossNet
+    from labkit.snapshots import Snapshots
+    from labkit.training import fit
+    from tests.trainings import dataset, loss_fn, network
+
+    net = network()
+    step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.05))
+    saving = Snapshots(net, tmp_path / "snapshots", saves_per_epoch=5)
+    fit(step, dataset(), 2, progress=None, callbacks=[saving])
+    basis = basis_of(tmp_path / "pca_mat.npy", tmp_path / "snapshots", net, 4)
+    with SnapshotFolder(tmp_path / "snapshots", net) as snapshots:
+        rows = np.empty((10, snapshots.size), np.float32)
+        snapshots.read(0, rows)
+    last = np.concatenate([one.asnumpy().ravel() for one in net.trainable_params()])
+    np.testing.assert_array_equal(rows[-1], last)
+    assert (basis.matrix @ (last - rows.mean(axis=0)) > 0).all()
+    # Which snapshots they are is read from their headers, not from their 100 MB each.
+    monkeypatch.setattr("hashlib.file_digest", None)
+    assert basis.snapshots == SnapshotFolder(tmp_path / "snapshots").identities()
+    assert ms.get_context("mode") == ms.GRAPH_MODE

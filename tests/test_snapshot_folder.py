@@ -1,0 +1,178 @@
+"""Reading snapshots by parts, and refusing those that are not what they should be."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from labkit.errors import InputError
+from labkit.snapshot_folder import SnapshotFolder, describe
+from tests.snapshots import SHAPES, size, split, write
+
+COUNT = 5
+
+
+@pytest.fixture
+def rows():
+    return np.random.default_rng(0).normal(size=(COUNT, size())).astype(np.float32)
+
+
+@pytest.fixture
+def folder(tmp_path, rows):
+    write(tmp_path / "snapshots", rows)
+    return tmp_path / "snapshots"
+
+
+class TestReading:
+    @given(start=st.integers(0, size()), count=st.integers(0, size()))
+    @settings(max_examples=60, deadline=None)
+    def test_any_part_is_that_part_of_every_row(self, tmp_path_factory, start, count):
+        folder = tmp_path_factory.getbasetemp() / "parts"
+        rows = np.arange(COUNT * size(), dtype=np.float32).reshape(COUNT, -1)
+        if not folder.exists():
+            write(folder, rows)
+        count = min(count, size() - start)
+        part = np.full((COUNT, count), np.nan, np.float32)
+        with SnapshotFolder(folder, SHAPES.items()) as snapshots:
+            snapshots.read(start, part)
+        np.testing.assert_array_equal(part, rows[:, start : start + count])
+
+    def test_columns_come_in_the_order_that_was_asked_for(self, folder, rows):
+        other = sorted(SHAPES.items(), reverse=True)
+        part = np.empty(rows.shape, np.float32)
+        with SnapshotFolder(folder, other) as snapshots:
+            snapshots.read(0, part)
+        arrays = [split(row) for row in rows]
+        expected = [np.concatenate([one[name].ravel() for name, _ in other]) for one in arrays]
+        np.testing.assert_array_equal(part, expected)
+
+    def test_without_parameters_they_come_by_name(self, folder):
+        assert SnapshotFolder(folder).names == tuple(sorted(SHAPES))
+
+    def test_files_come_by_the_numbers_in_their_names(self, tmp_path, rows):
+        write(tmp_path, rows, name="net-{}_625.safetensors", order=[4, 0, 2, 1, 3])
+        for number in (10, 9):
+            os.rename(
+                tmp_path / f"net-{number - 6}_625.safetensors",
+                tmp_path / f"net-{number}_625.safetensors",
+            )
+        names = [path.name for path in SnapshotFolder(tmp_path).paths]
+        assert names == [f"net-{number}_625.safetensors" for number in (1, 2, 5, 9, 10)]
+
+    def test_empty_parameters_take_no_column(self, tmp_path):
+        save_file({"a": np.ones(2, np.float32), "b": np.ones((0, 3), np.float32)}, tmp_path / NAME)
+        with SnapshotFolder(tmp_path) as snapshots:
+            part = np.zeros((1, 2), np.float32)
+            snapshots.read(0, part)
+        assert snapshots.size == 2 and (part == 1).all()
+
+    def test_a_read_that_the_system_cuts_short_goes_on(self, folder, rows, monkeypatch):
+        whole = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda file, part, at: whole(file, [part[0][:8]], at))
+        part = np.empty(rows.shape, np.float32)
+        with SnapshotFolder(folder, SHAPES.items()) as snapshots:
+            snapshots.read(0, part)
+        np.testing.assert_array_equal(part, rows)
+
+
+NAME = "step-000000009.safetensors"
+
+
+class TestRefusals:
+    def test_a_folder_that_is_not_there_or_empty(self, tmp_path):
+        with pytest.raises(InputError, match="no folder of snapshots at"):
+            SnapshotFolder(tmp_path / "none")
+        with pytest.raises(InputError, match="holds no snapshot"):
+            SnapshotFolder(tmp_path)
+        (tmp_path / "a.ckpt").write_bytes(b"")
+        with pytest.raises(InputError, match="convert_checkpoints makes them of .ckpt"):
+            SnapshotFolder(tmp_path)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"bias": None}, "it lacks bias"),
+            ({"bias": np.zeros(3, np.float32)}, r"bias is F32 \(3,\); expected F32 \(4,\)"),
+            ({"bias": np.zeros(4)}, r"bias is F64 \(4,\); expected F32 \(4,\)"),
+            ({"more": np.zeros(4, np.float32)}, "it also holds more"),
+        ],
+    )
+    def test_a_snapshot_of_another_network(self, folder, rows, change, words):
+        arrays = {**{name: np.array(a) for name, a in split(rows[0]).items()}, **change}
+        save_file({k: v for k, v in arrays.items() if v is not None}, folder / NAME)
+        with pytest.raises(InputError, match=f"{NAME} is of another network: {words}"):
+            SnapshotFolder(folder, SHAPES.items())
+
+    def test_a_truncated_file_at_any_length(self, folder):
+        path = folder / "step-000000002.safetensors"
+        data = path.read_bytes()
+        for length in range(0, len(data), 7):
+            path.write_bytes(data[:length])
+            with pytest.raises(InputError, match="step-000000002.* is truncated or damaged"):
+                SnapshotFolder(folder, SHAPES.items())
+
+    def test_a_damaged_header(self, folder):
+        path = folder / "step-000000002.safetensors"
+        data = bytearray(path.read_bytes())
+        for place in range(0, 60):
+            damaged = data.copy()
+            damaged[place] ^= 255
+            path.write_bytes(damaged)
+            with pytest.raises(InputError, match="step-000000002"):
+                SnapshotFolder(folder, SHAPES.items())
+
+    def test_a_note_that_is_none(self, folder, rows):
+        arrays = {name: np.array(a) for name, a in split(rows[0]).items()}
+        save_file(arrays, folder / NAME, metadata={"labkit": "{"})
+        with pytest.raises(InputError, match=f"{NAME} is truncated or damaged"):
+            SnapshotFolder(folder, SHAPES.items())
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_a_number_that_is_not_finite(self, folder, rows, bad):
+        rows[3, 18] = bad  # the third of dense.weight
+        write(folder, rows)
+        with SnapshotFolder(folder, SHAPES.items()) as snapshots:
+            words = f"000004.safetensors is not finite: dense.weight holds {bad} .1 of 35"
+            with pytest.raises(InputError, match=words):
+                snapshots.refuse_nonfinite()
+
+    def test_a_file_that_is_cut_while_it_is_read(self, folder, rows):
+        with SnapshotFolder(folder, SHAPES.items()) as snapshots:
+            os.truncate(snapshots.paths[1], 300)
+            with pytest.raises(InputError, match="000002.safetensors was cut while it was read"):
+                snapshots.read(0, np.empty(rows.shape, np.float32))
+
+    def test_a_file_that_goes_before_it_is_read(self, folder):
+        snapshots = SnapshotFolder(folder)
+        snapshots.paths[2].unlink()
+        with pytest.raises(InputError, match="000003.safetensors cannot be read"):
+            with snapshots:
+                pass
+        assert not snapshots._files
+
+    def test_fewer_than_one_more_than_the_components(self, folder):
+        snapshots = SnapshotFolder(folder)
+        snapshots.need(COUNT - 1)
+        with pytest.raises(InputError, match="holds 5 snapshots; 5 components need at least 6"):
+            snapshots.need(COUNT)
+
+    def test_parameters_that_are_none(self):
+        with pytest.raises(InputError, match="parameters are a int; expected a network"):
+            describe(3)
+        with pytest.raises(InputError, match="2 parameters with 1 names"):
+            describe([("a", (1,)), ("a", (2,))])
+
+
+def test_identities_see_any_change(folder, rows):
+    before = SnapshotFolder(folder).identities()
+    assert len({one["sha256"] for one in before}) == COUNT
+    assert json.loads(json.dumps(before)) == before
+    assert SnapshotFolder(folder).identities() == before
+    rows[2, -1] += 1
+    write(folder, rows)
+    after = SnapshotFolder(folder).identities()
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True, True]

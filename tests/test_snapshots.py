@@ -1,0 +1,368 @@
+"""``Snapshots``: what is saved, when, and by whom; interrupted, killed, resumed; loading one."""
+
+import hashlib
+import json
+import signal
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from mindspore.train import Callback, Model, RunContext
+from mindspore.train.callback import _InternalCallbackParam
+from safetensors import safe_open
+
+from labkit import snapshots as module
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.plain import PlainStep
+from labkit.checkpoint import checkpoints
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+from labkit.snapshot_folder import SnapshotFolder
+from labkit.snapshots import Snapshots, convert_checkpoints, load_snapshot
+from labkit.training import EndOfEpoch, fit
+from tests.step_cells import assert_bit_equal, snapshot
+from tests.trainings import dataset, loss_fn, network, python
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+SIZE = 11  # micro-batches in an epoch of ``dataset()``
+
+
+def make(accumulated=True):
+    """A network with BatchNorm, whose statistics are no weights, and a step with Adam."""
+    net = network(norm=True)
+    optimizer = nn.Adam(net.trainable_params(), 0.02)
+    loss_net = LossNet(net, loss_fn())
+    step = (
+        AccumulatedStep(loss_net, optimizer, 4) if accumulated else PlainStep(loss_net, optimizer)
+    )
+    return net, step
+
+
+@pytest.fixture(scope="module")
+def built(once, runtime):
+    """A function that gives ``make()`` as new, compiled once."""
+    return lambda: once(make)
+
+
+def weights(net):
+    return {one.name: one.asnumpy().copy() for one in net.trainable_params()}
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def numbers(folder):
+    return [int(name[5:14]) for name in names(folder)]
+
+
+def digests(folder):
+    """SHA-256 of every file by name; an empty folder fails."""
+    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.iterdir()}
+    assert found
+    return found
+
+
+class Look(Callback):
+    """Note the weights after each micro-batch; stop the training at one of them."""
+
+    def __init__(self, net, stop=None):
+        super().__init__()
+        self.net, self.stop, self.seen, self.done = net, stop, {}, 0
+
+    def on_train_step_end(self, run_context):
+        self.done += 1
+        self.seen[self.done] = weights(self.net)
+        if self.done == self.stop:
+            raise KeyboardInterrupt
+
+
+class TestSaving:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, [11, 22, 33]),
+            ({"saves_per_epoch": 2}, [6, 11, 17, 22, 28, 33]),
+            ({"start_epoch": 3, "saves_per_epoch": 3}, [26, 30, 33]),
+            ({"start_epoch": 2, "saves_per_epoch": 11, "keep": 4}, [30, 31, 32, 33]),
+            ({"start_epoch": 4}, []),
+        ],
+    )
+    def test_the_weights_of_those_moments(self, built, tmp_path, options, expected):
+        net, step = built()
+        look, folder = Look(net), tmp_path / "snapshots"
+        fit(step, dataset(), 3, progress=None, callbacks=[look, Snapshots(net, folder, **options)])
+        assert numbers(folder) == expected
+        for number, path in zip(expected, sorted(folder.iterdir()), strict=True):
+            with safe_open(path, "numpy") as file:
+                saved = {name: file.get_tensor(name) for name in file.keys()}
+                note = json.loads(file.metadata()["labkit"])
+            assert_bit_equal(saved, look.seen[number])
+            assert (note["micro_batch"], note["epoch"]) == (number, (number - 1) // SIZE + 1)
+        assert not expected or not np.array_equal(saved["1.weight"], network(norm=True)[1].weight)
+
+    def test_the_sources_advice_makes_60(self, tmp_path):
+        """50 epochs, from epoch 21 on, twice an epoch; without the training."""
+        net = nn.Dense(2, 2)
+        callback = Snapshots(net, tmp_path, start_epoch=21, saves_per_epoch=2, keep=None)
+        pretend(callback, epochs=50, size=4)
+        assert len(names(tmp_path)) == 60 and numbers(tmp_path)[:2] == [82, 84]
+
+    def test_under_model_train_with_a_step_and_without(self, built, tmp_path):
+        net, step = built()
+        own = Snapshots(net, tmp_path / "step", saves_per_epoch=2)
+        Model(step).train(2, dataset(), callbacks=[EndOfEpoch(step), own])
+        fitted, step = built()
+        fit(
+            step,
+            dataset(),
+            2,
+            progress=None,
+            callbacks=[Snapshots(fitted, tmp_path / "fit", saves_per_epoch=2)],
+        )
+        assert digests(tmp_path / "step") == digests(tmp_path / "fit")
+        bare = network()
+        optimizer = nn.SGD(bare.trainable_params(), 0.02)
+        Model(bare, loss_fn(), optimizer).train(
+            3, dataset(), callbacks=[Snapshots(bare, tmp_path / "bare")], initial_epoch=1
+        )
+        assert numbers(tmp_path / "bare") == [22, 33]
+        load_snapshot(other := network(), tmp_path / "bare")
+        assert_bit_equal(weights(other), weights(bare))
+
+    def test_a_frozen_parameter_is_left_out(self, tmp_path):
+        net = network()
+        net[1].weight.requires_grad = False
+        pretend(Snapshots(net, tmp_path))
+        assert SnapshotFolder(tmp_path, net).names == ("1.bias", "3.weight", "3.bias")
+
+    def test_only_the_first_rank_writes(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(module, "rank_and_size", lambda: (1, 2))
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path / "none"))
+        assert not (tmp_path / "none").exists()
+        monkeypatch.setattr(module, "rank_and_size", lambda: (0, 2))
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path / "some"))
+        assert numbers(tmp_path / "some") == [4, 8]
+
+
+def pretend(callback, epochs=2, size=4, done=0, sink=False):
+    """Call a callback as ``Model.train`` does, without training."""
+    given = _InternalCallbackParam()
+    data = dataset()
+    data.set_init_step(done)
+    given.update(train_dataset=data, batch_num=size, dataset_sink_mode=sink)
+    context = RunContext(given)
+    callback.on_train_begin(context)
+    for epoch in range(done // size, epochs):
+        given.cur_epoch_num = epoch + 1
+        callback.on_train_epoch_begin(context)
+        for _ in range(done % size if epoch == done // size else 0, size):
+            callback.on_train_step_end(context)
+
+
+@pytest.fixture(scope="module")
+def whole(built, tmp_path_factory):
+    """The snapshots of a training that nobody has interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    TestInterrupted().train(built, folder)
+    return digests(folder / "snapshots")
+
+
+class TestInterrupted:
+    def train(self, built, folder, stop=None, resume=False, first=False):
+        net, step = built()
+        options = {"saves_per_epoch": 3, "start_epoch": 2, "keep": 4, "resume": resume}
+        callbacks = [Snapshots(net, folder / "snapshots", **options), Look(net, stop)]
+        fit(
+            step,
+            dataset(augment=True),
+            3,
+            folder=folder / "run",
+            resume=resume,
+            checkpoint_every=5,
+            progress=None,
+            callbacks=callbacks[::-1] if first else callbacks,
+        )
+
+    @pytest.mark.parametrize(
+        ("stop", "first"),
+        [
+            (3, False),  # before any checkpoint
+            (15, True),  # after a checkpoint and before its snapshot
+            (19, False),  # after a snapshot that is behind the newest checkpoint
+            (30, False),  # where the first snapshots have already been removed
+        ],
+    )
+    def test_a_resumed_training_leaves_the_same_bits(self, built, whole, tmp_path, stop, first):
+        with pytest.raises(KeyboardInterrupt):
+            self.train(built, tmp_path, stop, first=first)
+        folder, held = tmp_path / "snapshots", checkpoints(tmp_path / "run" / "checkpoint")
+        for number in numbers(folder):
+            if number > int(held[-1].stem[5:]):
+                (folder / f"step-{number:09d}.safetensors").write_bytes(b"of another future")
+        (folder / ".part-killed").mkdir()
+        self.train(built, tmp_path, resume=True)
+        assert digests(folder) == whole
+        assert len(whole) == 4
+
+    def test_what_was_saved_after_the_checkpoint_is_removed(self, tmp_path):
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=5)
+        assert numbers(tmp_path) == [4, 8, 12, 16, 20]
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=3, done=10)
+        assert numbers(tmp_path) == [4, 8, 12]
+
+    def test_an_earlier_training_is_not_mixed_in(self, tmp_path):
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path))
+        before = digests(tmp_path)
+        with pytest.raises(InputError, match="snapshots of an earlier training; give resume=True"):
+            pretend(Snapshots(nn.Dense(2, 2), tmp_path))
+        assert digests(tmp_path) == before
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path, resume=True), epochs=1)
+        assert numbers(tmp_path) == [4]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import safetensors.numpy
+from mindspore import nn
+from labkit.snapshots import write_snapshot
+
+folder, moment = Path(sys.argv[1]), sys.argv[2]
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+def half(arrays, path, metadata):
+    whole(arrays, path, metadata=metadata)
+    os.truncate(path, path.stat().st_size // 2)
+    die()
+whole = safetensors.numpy.save_file
+parameters = nn.Dense(30, 20).trainable_params()
+write_snapshot(folder / "step-000000004.safetensors", parameters)
+if moment == "half":
+    safetensors.numpy.save_file = half
+else:
+    os.replace = die
+write_snapshot(folder / "step-000000008.safetensors", parameters)
+"""
+
+
+@pytest.mark.parametrize("moment", ["half", "not renamed"])
+def test_killed_while_it_writes_it_leaves_whole_snapshots(tmp_path, moment):
+    done = python(KILLED, tmp_path, moment)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert any(path.name.startswith(".part-") for path in tmp_path.iterdir())
+    found = SnapshotFolder(tmp_path, nn.Dense(30, 20))
+    assert [path.name for path in found.paths] == ["step-000000004.safetensors"]
+    load_snapshot(nn.Dense(30, 20), tmp_path)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"start_epoch": 0}, "start_epoch is 0; expected an integer >= 1"),
+            ({"saves_per_epoch": 1.5}, "saves_per_epoch is 1.5"),
+            ({"keep": 0}, "keep is 0"),
+        ],
+    )
+    def test_counts(self, tmp_path, options, words):
+        with pytest.raises(InputError, match=words):
+            Snapshots(nn.Dense(2, 2), tmp_path, **options)
+
+    def test_networks(self, tmp_path):
+        with pytest.raises(InputError, match="network is a str; expected an nn.Cell"):
+            Snapshots("net", tmp_path)
+        with pytest.raises(InputError, match="ReLU has no trainable parameter"):
+            Snapshots(nn.ReLU(), tmp_path)
+        with pytest.raises(InputError, match="weight is Float16; snapshots are of float32"):
+            Snapshots(nn.Dense(2, 2, dtype=ms.float16), tmp_path)
+
+    def test_at_the_beginning_of_the_training(self, tmp_path):
+        net = nn.Dense(2, 2)
+        with pytest.raises(InputError, match="saves_per_epoch is 5, and an epoch has 4"):
+            pretend(Snapshots(net, tmp_path, saves_per_epoch=5))
+        with pytest.raises(InputError, match="dataset sink mode came"):
+            pretend(Snapshots(net, tmp_path), sink=True)
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(InputError, match="cannot write to"):
+            pretend(Snapshots(net, tmp_path / "file"))
+        assert names(tmp_path) == ["file"]
+
+
+class TestLoading:
+    @pytest.fixture
+    def saved(self, tmp_path):
+        """Three snapshots of a network: its weights are 1, 2 and 3."""
+        net = network()
+        for value in (1, 2, 3):
+            for parameter in net.trainable_params():
+                set_state(parameter, np.full(parameter.shape, value, np.float32))
+            module.write_snapshot(
+                tmp_path / f"step-{value:09d}.safetensors", net.trainable_params()
+            )
+        return tmp_path
+
+    @pytest.mark.parametrize(("which", "value"), [("last", 3), ("first", 1), (1, 2), (-1, 3)])
+    def test_the_one_that_was_asked_for(self, saved, which, value):
+        net = network(norm=False)
+        path = load_snapshot(net, saved, which)
+        assert path.name == f"step-{value:09d}.safetensors"
+        assert all((parameter.asnumpy() == value).all() for parameter in net.trainable_params())
+
+    def test_running_statistics_stay(self, built, tmp_path):
+        net, step = built()
+        fit(step, dataset(), 1, progress=None, callbacks=[Snapshots(net, tmp_path)])
+        trained = snapshot(net)
+        other = network(norm=True)
+        load_snapshot(other, tmp_path)
+        assert_bit_equal(weights(other), {n: trained[n] for n in weights(net)})
+        assert (other[2].moving_mean.asnumpy() == 0).all() and trained["2.moving_mean"].any()
+
+    @pytest.mark.parametrize("which", ["middle", 3, -2, True, 1.0, None])
+    def test_others_are_refused(self, saved, which):
+        with pytest.raises(InputError, match="which is "):
+            load_snapshot(network(), saved, which)
+
+    def test_a_flipped_bit_is_found_and_the_network_left_alone(self, saved):
+        path = saved / "step-000000003.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-3] ^= 1
+        path.write_bytes(data)
+        net = network()
+        before = snapshot(net)
+        with pytest.raises(InputError, match="000003.safetensors is damaged: its weights have"):
+            load_snapshot(net, saved)
+        assert_bit_equal(snapshot(net), before)
+        load_snapshot(net, saved, "first")
+
+    def test_another_network_is_refused_by_the_parameter(self, saved):
+        with pytest.raises(InputError, match=r"1.weight is F32 \(7, 16\); expected F32 \(8, 16\)"):
+            load_snapshot(network(8), saved)
+
+
+class TestCheckpoints:
+    def test_of_mindspore_become_snapshots_in_their_order(self, tmp_path):
+        net = network(norm=True)
+        for epoch in (2, 10, 1):
+            set_state(net[1].bias, np.full(7, epoch, np.float32))
+            ms.save_checkpoint(net, str(tmp_path / f"resnet-{epoch}_625.ckpt"))
+        found = convert_checkpoints(tmp_path, net, tmp_path / "new")
+        assert [note["source"] for note in found.notes] == [
+            f"resnet-{epoch}_625.ckpt" for epoch in (1, 2, 10)
+        ]
+        load_snapshot(other := network(norm=True), tmp_path / "new")
+        assert_bit_equal(weights(other), {**weights(net), "1.bias": np.full(7, 10, np.float32)})
+
+    def test_refusals(self, tmp_path):
+        with pytest.raises(InputError, match="holds no .ckpt file"):
+            convert_checkpoints(tmp_path, network(), tmp_path / "new")
+        ms.save_checkpoint(network(8), str(tmp_path / "a.ckpt"))
+        with pytest.raises(InputError, match=r"a.ckpt is of another network: for 1.weight it hol"):
+            convert_checkpoints(tmp_path, network(), tmp_path / "new")
+        (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
+        with pytest.raises(InputError, match="a.ckpt is damaged, or no checkpoint"):
+            convert_checkpoints(tmp_path, network(), tmp_path / "new")
+        assert not any((tmp_path / "new").iterdir())
