@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,8 +15,10 @@ from mindspore.train import Callback, Model
 
 import labkit
 from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost, boost_step
-from labkit.algorithms.subspace import SubspaceStep
+from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.snapshots import write_snapshot
 from tests.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
 from tests.subspace_cells import basis_of
 from tests.test_boost_config import ACCUMULATION, ADASUM, DIM_REDUCE, manual
@@ -121,6 +124,83 @@ class TestDimReduce:
         _, loss_net, optimizer = parts()
         with pytest.raises(InputError, match="method is 'sgd'; dim_reduce is the search 'bfgs'"):
             boost_step(loss_net, optimizer, "O1", self.words(), basis=basis(), method="sgd")
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+class TestTheBasisOfTheDictionary:
+    """The tutorial's dictionary with its own keys, on snapshots of the network."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        network, _ = regression()
+        for number in range(6):
+            for parameter in network.trainable_params():
+                moved = np.random.default_rng(number).normal(size=parameter.shape)
+                set_state(parameter, moved.astype(np.float32))
+            path = tmp_path / "checkpoint_pca" / f"step-{number:09d}.safetensors"
+            path.parent.mkdir(exist_ok=True)
+            write_snapshot(path, network.trainable_params(), micro_batch=number)
+        return path.parent
+
+    def step(self, **changed):
+        _, loss_net, optimizer = parts()
+        words = copy.deepcopy(DIM_REDUCE)
+        words["dim_reduce"] |= {"n_component": 3} | {n: str(v) for n, v in changed.items()}
+        before = copy.deepcopy(words)
+        step = boost_step(loss_net, optimizer, "O1", words)
+        assert words == before
+        return step
+
+    def checksum(self, step):
+        return step.settings["basis"]
+
+    def test_it_is_made_of_the_snapshots_and_kept_beside_them(self, folder, capsys):
+        step = self.step(weight_load_dir=folder)
+        parameters = regression()[0].trainable_params()
+        assert self.checksum(step) == Basis.of(folder, parameters, 3).checksum
+        kept = Basis.load(folder / "pca_mat.npy", parameters)
+        assert kept.matrix.shape == (3, 8) and kept.checksum == self.checksum(step)
+        assert "n_components 3" in capsys.readouterr().out
+        loss = step(*BATCHES[0])
+        assert np.isfinite(float(loss.asnumpy())) and step.last_update.number == 1
+
+    def test_a_file_that_is_there_is_taken_and_the_snapshots_may_be_gone(self, folder, tmp_path):
+        step = self.step(weight_load_dir=folder)
+        moved = tmp_path / "moved"
+        shutil.move(folder, moved)
+        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=folder)
+        assert self.checksum(again) == self.checksum(step)
+        # What the dictionary names is never written over, whatever lies in the other folder.
+        before = (moved / "pca_mat.npy").read_bytes()
+        (moved / "step-000000000.safetensors").unlink()
+        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
+        assert self.checksum(again) == self.checksum(step)
+        assert (moved / "pca_mat.npy").read_bytes() == before
+
+    def test_a_file_that_is_not_there_is_made(self, folder, tmp_path):
+        path = tmp_path / "own.npy"
+        step = self.step(pca_mat_path=path, weight_load_dir=folder)
+        parameters = regression()[0].trainable_params()
+        assert Basis.load(path, parameters).checksum == self.checksum(step)
+        assert not (folder / "pca_mat.npy").exists()
+
+    def test_other_snapshots_make_another(self, folder):
+        step = self.step(weight_load_dir=folder)
+        (folder / "step-000000000.safetensors").unlink()
+        assert self.checksum(self.step(weight_load_dir=folder)) != self.checksum(step)
+
+    def test_what_is_refused(self, folder, tmp_path):
+        self.step(weight_load_dir=folder)
+        _, loss_net, optimizer = parts()
+        words = manual("dim_reduce", dim_reduce={"pca_mat_path": folder / "pca_mat.npy"})
+        message = r"n_components is 32, and the basis in .*pca_mat\.npy has 3; expected the same"
+        with pytest.raises(InputError, match=message):
+            boost_step(loss_net, optimizer, "O1", words)
+        with pytest.raises(InputError, match="no folder of snapshots at"):
+            self.step(weight_load_dir=tmp_path / "none")
+        with pytest.raises(InputError, match=r"pca_mat_path .*none\.npy is no file"):
+            words["dim_reduce"]["pca_mat_path"] = tmp_path / "none.npy"
+            boost_step(loss_net, optimizer, "O1", words)
 
 
 class TestWhatIsSaid:
