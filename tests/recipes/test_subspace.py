@@ -112,12 +112,13 @@ class TestFirstStage:
         for name, value in last.items():
             np.testing.assert_array_equal(value, end[name].asnumpy(), err_msg=name)
 
-    def test_a_resumed_training_is_the_uninterrupted_one(self, first, data, tmp_path):
+    def test_a_resumed_training_is_the_uninterrupted_one(self, first, data, tmp_path, capsys):
         moved = shutil.copytree(first[0] / "stage_1", tmp_path / "stage_1")
         newest = max((moved / "checkpoint").iterdir())
         whole = checkpoint.read(newest)
         newest.unlink()
         before = {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()}
+        assert any(name.startswith("step-") for name in before)
         config = stage_1(tmp_path)
         trained = subspace_stage_1.train(config, data, device="CPU", resume=True)
         assert len(trained.records) == EPOCHS * STEPS
@@ -125,6 +126,9 @@ class TestFirstStage:
         assert_state_equal(resumed, whole)
         after = {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()}
         assert after == before
+        lines = [line for line in first[1].splitlines() if line.startswith("epoch:")]
+        again = [x for x in capsys.readouterr().out.splitlines() if x.startswith("epoch:")]
+        assert again == lines[-1:]
 
     def test_the_rate_stops_where_it_is(self):
         """70 of the 90 epochs that the schedule is made for: 0.188 is left."""
