@@ -147,7 +147,8 @@ class StageTwoConfig(_Training):
 
     stage_1                  run folder of the first stage, for what the next three leave out
     pretrained_weight_path   checkpoint to start from; None: the newest of stage_1
-    weight_load_dir          folder of the snapshots; None: that of stage_1
+    weight_load_dir          folder of the snapshots; None: that of the checkpoint's run folder, or
+                             of stage_1
     pca_mat_path             the basis: loaded where the file is there, else made of the snapshots
                              and saved there; None: pca_mat.npy beside the snapshots
     start_from               ``last``: from the checkpoint, as the tutorial; ``first``: from the

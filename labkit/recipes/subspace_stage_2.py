@@ -95,7 +95,10 @@ def load_start(config: StageTwoConfig, network) -> None:
 
 def snapshot_folder(config: StageTwoConfig) -> Path:
     """Return the folder that the first stage's snapshots are in."""
-    return Path(config.weight_load_dir or Path(config.stage_1) / SNAPSHOTS)
+    if config.weight_load_dir is not None:
+        return Path(config.weight_load_dir)
+    beside = pretrained(config).absolute().parent.parent / SNAPSHOTS
+    return beside if beside.is_dir() else Path(config.stage_1) / SNAPSHOTS
 
 
 def find_basis(config: StageTwoConfig, parameters):

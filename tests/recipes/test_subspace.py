@@ -112,11 +112,14 @@ class TestFirstStage:
         for name, value in last.items():
             np.testing.assert_array_equal(value, end[name].asnumpy(), err_msg=name)
 
-    def test_a_resumed_training_is_the_uninterrupted_one(self, first, data, tmp_path, capsys):
+    @pytest.mark.parametrize("left", [1, 0])
+    def test_a_resumed_training_is_the_uninterrupted_one(self, first, data, tmp_path, capsys, left):
+        """Also where it was killed before its first checkpoint, with snapshots there already."""
         moved = shutil.copytree(first[0] / "stage_1", tmp_path / "stage_1")
-        newest = max((moved / "checkpoint").iterdir())
+        oldest, newest = sorted((moved / "checkpoint").iterdir())
         whole = checkpoint.read(newest)
-        newest.unlink()
+        for path in (newest, oldest)[: 2 - left]:
+            path.unlink()
         before = {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()}
         assert any(name.startswith("step-") for name in before)
         config = stage_1(tmp_path)
@@ -128,7 +131,7 @@ class TestFirstStage:
         assert after == before
         lines = [line for line in first[1].splitlines() if line.startswith("epoch:")]
         again = [x for x in capsys.readouterr().out.splitlines() if x.startswith("epoch:")]
-        assert again == lines[-1:]
+        assert again == (lines[-1:] if left else lines)
 
     def test_the_rate_stops_where_it_is(self):
         """70 of the 90 epochs that the schedule is made for: 0.188 is left."""
@@ -177,6 +180,21 @@ class TestSecondStage:
         expected = snapshot(plain) | weights
         assert_bit_equal(snapshot(network), expected)
         assert any((snapshot(plain)[name] != value).any() for name, value in weights.items())
+
+    def test_where_the_snapshots_are(self, second, tmp_path):
+        """Beside a checkpoint, wherever that is; else in stage_1, or where the settings say."""
+        run = second[0] / "stage_1"
+        newest = max((run / "checkpoint").iterdir())
+        moved = shutil.copy(newest, tmp_path / "alone.ckpt")
+        folder = subspace_stage_2.snapshot_folder
+        assert folder(stage_2(second[0])) == run / "checkpoint_pca"
+        assert folder(stage_2(tmp_path, pretrained_weight_path=str(newest))) == (
+            run / "checkpoint_pca"
+        )
+        elsewhere = stage_2(second[0], pretrained_weight_path=str(moved))
+        assert folder(elsewhere) == run / "checkpoint_pca"
+        said = stage_2(second[0], weight_load_dir=str(tmp_path / "own"))
+        assert folder(said) == tmp_path / "own"
 
     def test_the_basis_is_kept_and_loaded_again(self, second, monkeypatch):
         """The tutorial's third argument: with a pca_mat.npy nothing is computed."""
