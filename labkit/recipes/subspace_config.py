@@ -11,6 +11,10 @@ that is not finite is dropped (there drop_overflow_update is False: it goes into
 The second stage has no weight decay: the tutorial writes 1e-4 at rate 1, which would take an
 eighth of every weight in its 1250 steps (1 - (1 - 1e-4)^1250 = 0.118), but MindSpore puts an
 optimizer without any in the place of the one it is written for.
+
+The tutorial's figures, which are not repeated here: loss 5.248, 3.018, 2.423 and 2.312 after epochs
+1, 10, 30 and 70 of the first stage, accuracy 66.05 %; 2.342 and 2.164 after the two epochs of the
+second, 74.31 %. An ordinary training has 70.18 % after 80 epochs, it says.
 """
 
 from dataclasses import dataclass
