@@ -72,9 +72,7 @@ def small_loss(flat, inputs, labels):
 def parts_of(flat):
     """Cut a vector (70,) into the arrays of ``SHAPES``."""
     ends = np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1]
-    return [
-        part.reshape(shape) for part, shape in zip(np.split(flat, ends), SHAPES, strict=True)
-    ]
+    return [part.reshape(shape) for part, shape in zip(np.split(flat, ends), SHAPES, strict=True)]
 
 
 def small(flat=None):

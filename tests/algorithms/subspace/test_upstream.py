@@ -35,11 +35,17 @@ def theirs(request, runtime, tmp_path_factory):
     images, labels = (np.stack(part) for part in zip(*batches, strict=True))
     weights = dict(zip(names, parts_of(small_weights()), strict=True))
     np.savez(
-        folder / "given.npz", images=images, labels=labels, components=np.int64(COMPONENTS), **weights
+        folder / "given.npz",
+        images=images,
+        labels=labels,
+        components=np.int64(COMPONENTS),
+        **weights,
     )
     np.save(folder / "pca_mat.npy", basis_of(network.trainable_params(), COMPONENTS).matrix)
     (folder / "constants.json").write_text(json.dumps(constants))
-    code = "import sys, pathlib; from tests.boost_child import main; main(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import sys, pathlib; from tests.boost_child import main; main(pathlib.Path(sys.argv[1]))"
+    )
     done = python(code, folder)
     assert done.returncode == 0, done.stderr
     return constants, dict(np.load(folder / "weights.npz"))
