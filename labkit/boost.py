@@ -136,6 +136,9 @@ def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):
     nothing to make it of, for a basis of another network or size, and as ``basis_of`` does.
     """
     there = pca_mat_path is not None and Path(pca_mat_path).exists()
+    # As the first rank sees it: a slower one may find the file that the first has just made, load
+    # it, and leave the first waiting for it in basis_of.
+    there = bool(cluster.gather([float(there)])[0, 0])
     if weight_load_dir is None and not there:
         raise InputError(
             f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
@@ -153,6 +156,8 @@ def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):
             f"n_components is {n_components}, and the basis in {pca_mat_path} has "
             f"{len(basis.matrix)}; expected the same number"
         )
+    if cluster.rank_and_size()[0] == 0:
+        print(f"labkit: basis loaded from {pca_mat_path}, nothing computed", flush=True)
     return basis
 
 

@@ -14,6 +14,7 @@ from mindspore import Tensor, nn
 from mindspore.train import Callback, Model
 
 import labkit
+import labkit.algorithms.subspace.basis as basis_module
 from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost, boost_step
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.errors import InputError
@@ -164,11 +165,14 @@ class TestTheBasisOfTheDictionary:
         loss = step(*BATCHES[0])
         assert np.isfinite(float(loss.asnumpy())) and step.last_update.number == 1
 
-    def test_a_file_that_is_there_is_taken_and_the_snapshots_may_be_gone(self, folder, tmp_path):
+    def test_a_file_that_is_there_is_taken_and_the_snapshots_may_be_gone(
+        self, folder, tmp_path, capsys
+    ):
         step = self.step(weight_load_dir=folder)
         moved = tmp_path / "moved"
         shutil.move(folder, moved)
         again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=folder)
+        assert f"basis loaded from {moved}/pca_mat.npy, nothing computed" in capsys.readouterr().out
         assert self.checksum(again) == self.checksum(step)
         # What the dictionary names is never written over, whatever lies in the other folder.
         before = (moved / "pca_mat.npy").read_bytes()
@@ -188,6 +192,16 @@ class TestTheBasisOfTheDictionary:
         step = self.step(weight_load_dir=folder)
         (folder / "step-000000000.safetensors").unlink()
         assert self.checksum(self.step(weight_load_dir=folder)) != self.checksum(step)
+
+    def test_all_ranks_do_what_the_first_one_sees(self, folder, monkeypatch):
+        """A slow one may find the file that the first has just made, and must join it still."""
+        self.step(weight_load_dir=folder)
+        path = folder / "pca_mat.npy"
+        parameters, calls = regression()[0].trainable_params(), []
+        monkeypatch.setattr(boost.cluster, "gather", lambda values: np.array([[0.0], values]))
+        monkeypatch.setattr(basis_module, "basis_of", lambda *given: calls.append(given))
+        boost.basis_from(path, folder, parameters, 3)
+        assert calls == [(path, folder, parameters, 3)]
 
     def test_what_is_refused(self, folder, tmp_path):
         self.step(weight_load_dir=folder)
