@@ -293,7 +293,8 @@ class TestData:
         config = stage_1(tmp_path)
         _, val_set, classes = resnet50.datasets(config, other, 0, 1)
         _, expected, names = resnet50.datasets(config, data, 0, 1)
-        assert classes == names and val_set.get_dataset_size() == expected.get_dataset_size()
+        assert classes == names
+        assert val_set.get_dataset_size() == expected.get_dataset_size() == 2
         rows = [x.asnumpy() for x in next(val_set.create_tuple_iterator(num_epochs=1))]
         same = [x.asnumpy() for x in next(expected.create_tuple_iterator(num_epochs=1))]
         np.testing.assert_array_equal(rows[0], same[0])
