@@ -6,10 +6,7 @@ in 10 of 10 tries).
 """
 
 import json
-import os
 import re
-import shutil
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,10 +14,10 @@ import mindspore as ms
 
 from labkit.errors import InputError
 from labkit.gradients import set_state
+from labkit.whole_files import remove_unfinished, whole_file
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _POSITION = "labkit_position"
-_PART = ".part-"
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,7 @@ def save(step, position: Position, folder, keep=2) -> Path:
     """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path."""
     folder = Path(folder)
     path = folder / f"step-{position.micro_batches:09d}.ckpt"
-    for unfinished in folder.glob(f"{_PART}*"):  # of a process killed while it wrote
-        shutil.rmtree(unfinished, ignore_errors=True)
+    remove_unfinished(folder)  # of a process killed while it wrote
     write(step, path, {_POSITION: json.dumps(asdict(position))})
     for old in checkpoints(folder)[:-keep]:
         old.unlink()
@@ -60,17 +56,8 @@ def save(step, position: Position, folder, keep=2) -> Path:
 
 def write(cell, path, extra=None) -> None:
     """Write all Parameters of ``cell`` to ``path``: complete, or not at all."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_PART, dir=path.parent) as scratch:
-            temporary = os.path.join(scratch, "part.ckpt")
-            ms.save_checkpoint(cell, temporary, append_dict=extra, crc_check=True)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"cannot write the checkpoint {path}: {error}") from error
+    with whole_file(path, "the checkpoint") as temporary:
+        ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
 
 
 def checkpoints(folder) -> list[Path]:

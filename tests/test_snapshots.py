@@ -191,7 +191,7 @@ class TestInterrupted:
         ("stop", "first"),
         [
             (3, False),  # before any checkpoint
-            (15, True),  # after a checkpoint and before its snapshot
+            (30, True),  # after a checkpoint and before its snapshot
             (19, False),  # after a snapshot that is behind the newest checkpoint
             (30, False),  # where the first snapshots have already been removed
         ],

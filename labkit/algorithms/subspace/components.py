@@ -69,8 +69,7 @@ def _eigen(gram, size, snapshots, components):
             f"the {count} snapshots in {snapshots.folder} span {directions} directions; "
             f"{components} components need as many. Take fewer, or snapshots that differ more"
         )
-    vectors = vectors[:, :components]
-    vectors = vectors - vectors.mean(0)  # of the rounding: the middle row must drop out
+    vectors = vectors[:, :components].copy()
     for vector in vectors.T:
         ends = vector[np.abs(vector) > 1e-6]
         vector *= np.sign(ends[-1])
@@ -123,7 +122,11 @@ class _Blocks:
         return total, square
 
     def project(self, weights):
-        """Return ``weights`` (K, N) times the rows, float32; each row of ``weights`` adds to 0."""
+        """Return ``weights`` (K, N) times the rows, float32.
+
+        Each row of ``weights`` adds to 0: it is an eigenvector of centred rows, and so it makes no
+        difference that the middle row was taken off instead of the mean.
+        """
         matrix = np.empty((len(weights), self.size), np.float32)
 
         def one(start):
