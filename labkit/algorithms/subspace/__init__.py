@@ -1,4 +1,4 @@
-r"""Training in a subspace: a quasi-Newton search where the weights' path has gone, little beside it.
+r"""Training in a subspace: quasi-Newton where the weights' path has gone, little beside it.
 
     g_k = P g,    d = -B g_k,    s = rho^m d,    r <- gamma r + g - P^T g_k
     w <- optimizer(w + P^T s, alpha r)
