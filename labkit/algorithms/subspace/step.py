@@ -209,4 +209,4 @@ class SubspaceStep(AccumulatedStep):
     @property
     def can_be_saved(self) -> bool:
         """Whether a checkpoint would be the whole state: no rows are kept for a search."""
-        return not self._rows
+        return not self.searches or int(self.micro_step.asnumpy()) == 0
