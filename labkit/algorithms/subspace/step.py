@@ -118,6 +118,11 @@ class SubspaceStep(AccumulatedStep):
             self._dropped_before = int(self.dropped.asnumpy())
         return super().__call__(*batch)
 
+    def end_epoch(self) -> None:
+        if self.searches:
+            self._check_rows()
+        super().end_epoch()
+
     def between_graphs(self, batch):
         if self.searches and batch and int(self.dropped.asnumpy()) == self._dropped_before:
             self._rows.append(batch)
