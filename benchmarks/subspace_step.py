@@ -5,8 +5,8 @@
 LeNet, the same network, batch and SGD for both, in turns in one process; the median over rounds and
 processes. The basis is random, its rows orthonormal, which costs what any other one does. The batch
 is the same at every call, and every five calls the search starts anew, so that the first trial is
-accepted: the program says so where it is not. Beside it, each compiled graph of an update by itself; their
-sum is what an update takes but for what happens between them.
+accepted: the program says so where it is not. Beside it, each compiled graph of an update by
+itself; their sum is what an update takes but for what happens between them.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-r"""Training in a subspace: a quasi-Newton search where the weights' path has gone, little beside it.
+r"""Training in a subspace: quasi-Newton where the weights' path has gone, little beside it.
 
     g_k = P g,    d = -B g_k,    s = rho^m d,    r <- gamma r + g - P^T g_k
     w <- optimizer(w + P^T s, alpha r)
@@ -28,6 +28,11 @@ Departures:
   statistics nor in the optimizer's count of steps;
 - with accumulation a trial is made on all micro-batches of the update, not on the last one;
 - any number of ranks shares the components out: MindSpore's wants a divisor of K.
+
+As in the sources B starts as I. On quadratics of condition 100 the gap to the subspace's optimum is
+1e-6 of its start after 17 updates where the eigenvalues lie around 1, after 32 around 0.1 and 35
+around 100; around 0.01 more than 60 go by. A search is not continuous: after twenty updates on
+small batches a change of 1e-7 in the weights was anything from 3e-7 to 0.2, in float64.
 """
 
 from labkit.algorithms.subspace.basis import Basis, basis_of

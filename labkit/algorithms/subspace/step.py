@@ -118,6 +118,11 @@ class SubspaceStep(AccumulatedStep):
             self._dropped_before = int(self.dropped.asnumpy())
         return super().__call__(*batch)
 
+    def end_epoch(self) -> None:
+        if self.searches:
+            self._check_rows()
+        super().end_epoch()
+
     def between_graphs(self, batch):
         if self.searches and batch and int(self.dropped.asnumpy()) == self._dropped_before:
             self._rows.append(batch)
@@ -209,4 +214,4 @@ class SubspaceStep(AccumulatedStep):
     @property
     def can_be_saved(self) -> bool:
         """Whether a checkpoint would be the whole state: no rows are kept for a search."""
-        return not self._rows
+        return not self.searches or int(self.micro_step.asnumpy()) == 0
