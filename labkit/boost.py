@@ -119,7 +119,8 @@ def _subspace_step(boost, loss_net, optimizer, basis, options, used):
         )
     used |= {name: values[name] for name in ("rho", "sigma", "gamma", "alpha")}
     step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
-    return step, used | {"n_components": basis.matrix.shape[0]}
+    more = {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
+    return step, used | more
 
 
 def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):

@@ -244,7 +244,7 @@ class TestWhatIsSaid:
         line, notes = self.said(capsys, "O1", words, basis=basis())
         assert line == (
             "labkit: boost_level O1, mode manual: dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, "
-            "alpha 0.02, n_components 3)"
+            "alpha 0.02, n_components 3, trials 20)"
         )
         assert notes == [
             "boost_step: without effect here: timeout (no rank waits for a file); the optimizer "

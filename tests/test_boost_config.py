@@ -342,6 +342,62 @@ SETTINGS = [(section, name) for section, keys in SECTIONS.items() for name in ke
 ]
 
 
+def is_name(value):
+    """Whether a dictionary can have it for a key."""
+    return not isinstance(value, list | dict)
+
+
+ANYTHING = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 70),
+    st.floats(),
+    st.text(max_size=3),
+    st.sampled_from(["manual", "auto", "enable_all", "disable_all"]),
+    st.lists(st.integers(-1, 3), max_size=2),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=1),
+    st.just(object()),
+)
+DICTIONARIES = st.dictionaries(
+    st.sampled_from(["boost", *SECTIONS, "adasum"]),
+    st.dictionaries(ANYTHING.filter(is_name), ANYTHING),
+)
+VALUES = st.fixed_dictionaries(
+    {},
+    optional={
+        section: st.fixed_dictionaries({}, optional=dict.fromkeys(keys, ANYTHING))
+        for section, keys in SECTIONS.items()
+    },
+)
+
+
+@given(st.sampled_from([*LEVELS, "O3", None, []]), st.data())
+def test_whatever_comes_is_read_or_refused(level, data):
+    """No other error than InputError, and nothing is turned on without a word for it."""
+    # As one strategy, the nine kinds of ANYTHING would crowd out the others.
+    dictionary = data.draw(data.draw(st.sampled_from([ANYTHING, DICTIONARIES, VALUES])))
+    try:
+        found = read_boost(level, dictionary)
+    except InputError:
+        return
+    assert found.on == () and level in LEVELS
+
+
+@given(
+    st.sampled_from(list(LEVELS)),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(FUNCTIONS, st.booleans())),
+)
+def test_manual_turns_on_what_it_says_or_says_why_not(level, asked):
+    on = {name for name, value in asked.items() if value}
+    lacking = on & {"less_bn", "grad_freeze", "loss_scale_group"}
+    try:
+        found = read_boost(level, ACCUMULATION | {"boost": {"mode": "manual"} | asked})
+    except InputError:
+        assert lacking or {"adasum", "dim_reduce"} <= on or (level == "O0" and on)
+    else:
+        assert set(found.on) == on and not lacking
+
+
 @given(st.sampled_from(SETTINGS), st.data())
 def test_a_typo_is_never_taken_and_is_led_back(setting, data):
     """One letter dropped, doubled or swapped with the next: refused, and the right name is said."""
