@@ -53,6 +53,7 @@ class ProjectedBFGS:
     alpha: float = 0.001
     curvature: float = 1e-8
     failure: str = "reset"
+    start: str = "identity"
     optimizer: Callable = sgd_update
     pair: tuple | None = None
     made: int = 0
@@ -63,6 +64,7 @@ class ProjectedBFGS:
 
     def __post_init__(self):
         refuse_unknown("failure", self.failure, ("reset", "rollback"))
+        refuse_unknown("start", self.start, ("identity", "scaled"))
         self.basis = np.asarray(self.basis, np.float64)
         components, numbers = self.basis.shape
         self.inverse = np.eye(components)
@@ -92,6 +94,8 @@ class ProjectedBFGS:
         y = projected - last
         if y @ s <= self.curvature * np.linalg.norm(y) * np.linalg.norm(s):
             return self.inverse
+        if self.start == "scaled" and np.array_equal(self.inverse, np.eye(len(s))):
+            return bfgs_inverse(y @ s / (y @ y) * self.inverse, s, y)
         return bfgs_inverse(self.inverse, s, y)
 
     def _search(self, weights, direction, slope, loss_of):

@@ -47,13 +47,15 @@ def test_the_steps_own_inverse_is_the_twins(size):
     last = np.random.default_rng(1).normal(size=size).astype(np.float32)
     memory = Memory(inverse.astype(np.float32), last, s.astype(np.float32), True)
     gradient = memory.gradient + y
-    came = updated_inverse(memory, gradient, 1e-8)
+    came = updated_inverse(memory, gradient, Constants())
     expected = reference.bfgs_inverse(memory.inverse, memory.step, gradient - memory.gradient)
     np.testing.assert_allclose(came, expected, rtol=1e-6, atol=1e-6)
     for gradient in (memory.gradient - y, memory.gradient + np.nan):  # no curvature
-        np.testing.assert_array_equal(updated_inverse(memory, gradient, 1e-8), memory.inverse)
+        np.testing.assert_array_equal(
+            updated_inverse(memory, gradient, Constants()), memory.inverse
+        )
     alone = Memory(memory.inverse, last, memory.step, False)
-    np.testing.assert_array_equal(updated_inverse(alone, last + y, 1e-8), memory.inverse)
+    np.testing.assert_array_equal(updated_inverse(alone, last + y, Constants()), memory.inverse)
 
 
 def test_curvature_is_relative():
@@ -62,8 +64,9 @@ def test_curvature_is_relative():
     for length in (1e-12, 1.0, 1e12):
         memory = Memory(np.eye(2, dtype=np.float32), np.zeros(2, np.float32), s, True)
         cosine = 0.1 / np.sqrt(1.01)
-        assert (updated_inverse(memory, length * y, 0.99 * cosine) != np.eye(2)).any()
-        assert (updated_inverse(memory, length * y, 1.01 * cosine) == np.eye(2)).all()
+        low, high = (Constants(curvature=factor * cosine) for factor in (0.99, 1.01))
+        assert (updated_inverse(memory, length * y, low) != np.eye(2)).any()
+        assert (updated_inverse(memory, length * y, high) == np.eye(2)).all()
 
 
 def test_descent():

@@ -12,6 +12,7 @@ import numpy as np
 
 from labkit.errors import InputError, refuse_unknown
 
+STARTS = ("identity", "scaled")
 FAILURES = ("reset", "rollback")
 # A direction longer than this is none: its squares leave the range of float32.
 _LONGEST = 1e18
@@ -27,6 +28,9 @@ class Constants:
     gamma      momentum of the residual, 0 <= gamma < 1
     alpha      factor of the residual, >= 0; 0 leaves the optimizer nothing but its weight decay
     curvature  a pair enters B only where y.s > curvature |y| |s|, 0 <= curvature < 1
+    start      what B is before its first pair: ``identity``, as in the sources; or ``scaled``, that
+               times y.s / y.y of the pair, the scale of the inverse Hessian (Nocedal and Wright,
+               "Numerical Optimization", eq. 6.20)
     failure    ``reset``: a failed search forgets B and the pair; ``rollback``: both are as before
                the update, as in MindSpore
 
@@ -39,10 +43,12 @@ class Constants:
     gamma: float = 0.9
     alpha: float = 0.001
     curvature: float = 1e-8
+    start: str = "identity"
     failure: str = "reset"
 
     def __post_init__(self):
         refuse_unknown("failure", self.failure, FAILURES)
+        refuse_unknown("start", self.start, STARTS)
         for name in ("rho", "sigma"):
             self._expect(name, f"0 < {name} < 1", lambda x: 0 < x < 1)
         for name in ("gamma", "curvature"):
@@ -93,7 +99,7 @@ class Memory:
         return cls(np.eye(components, dtype=np.float32), zeros, zeros, False)
 
 
-def updated_inverse(memory: Memory, gradient, curvature: float) -> np.ndarray:
+def updated_inverse(memory: Memory, gradient, constants: Constants) -> np.ndarray:
     """Return B (K, K) after the pair that ``gradient`` = P g (K,) completes, float64."""
     inverse = memory.inverse.astype(np.float64)
     if not memory.has_pair:
@@ -101,8 +107,10 @@ def updated_inverse(memory: Memory, gradient, curvature: float) -> np.ndarray:
     s = memory.step.astype(np.float64)
     y = gradient - memory.gradient.astype(np.float64)
     product = y @ s
-    if not product > curvature * np.linalg.norm(y) * np.linalg.norm(s):
+    if not product > constants.curvature * np.linalg.norm(y) * np.linalg.norm(s):
         return inverse
+    if constants.start == "scaled" and np.array_equal(inverse, np.eye(len(s))):
+        inverse = inverse * product / (y @ y)
     left = np.eye(len(s)) - np.outer(s, y) / product
     return left @ inverse @ left.T + np.outer(s, s) / product
 

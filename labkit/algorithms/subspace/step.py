@@ -150,7 +150,7 @@ class SubspaceStep(AccumulatedStep):
         update, constants = self.update, self.update.constants
         gradient, flat = self._projected()
         memory = update.memory()
-        inverse = updated_inverse(memory, gradient, constants.curvature)
+        inverse = updated_inverse(memory, gradient, constants)
         direction, slope = self._of_first_rank(*descent(inverse, gradient))
         coefficients = update.share.of(np.stack([direction, gradient]))
         (move, inside), start = self._prepare(update.share.tensor, coefficients)

@@ -43,7 +43,7 @@ HARD = {"sigma": 0.95, "trials": 2, "alpha": 0.3}
 # calls after which the epoch ends)
 CASES = {
     "defaults": ({}, {}, (), ()),
-    "failed searches": (HARD, {}, (7,), ()),
+    "failed searches": (HARD | {"start": "scaled"}, {}, (7,), ()),
     "rolled back": (HARD | {"failure": "rollback"}, {}, (), ()),
     "groups of Momentum": (
         {"alpha": 0.2, "gamma": 0.5},
@@ -152,6 +152,7 @@ class TestTwin:
             HARD | {"failure": "rollback"},
             {"alpha": 0.1},
             {"alpha": 0.1, "gamma": 0.5},
+            {"start": "scaled"},
             {"curvature": 0.9999},
             {"rho": 0.1, "sigma": 0.9},
         ):
@@ -175,11 +176,12 @@ class Quadratic(nn.Cell):
         return 0.5 * ops.reduce_sum(ops.square(off))
 
 
-def quadratic(numbers, components):
+def quadratic(numbers, components, start):
     """(basis, step) over the weights of a ``Quadratic``; the search alone moves them."""
     loss_net = Quadratic(numbers)
     basis = basis_of([loss_net.weights], components)
-    return basis, SubspaceStep(loss_net, nn.SGD([loss_net.weights], 1.0), basis, alpha=0.0)
+    sgd = nn.SGD([loss_net.weights], 1.0)
+    return basis, SubspaceStep(loss_net, sgd, basis, alpha=0.0, start=start)
 
 
 class TestQuadratics:
@@ -189,8 +191,8 @@ class TestQuadratics:
 
     @pytest.fixture
     def step(self, once):
-        def anew(weights):
-            basis, step = once(quadratic, self.NUMBERS, self.COMPONENTS)
+        def anew(weights, start):
+            basis, step = once(quadratic, self.NUMBERS, self.COMPONENTS, start)
             set_state(step.optimizer.parameters[0], weights)
             return basis.matrix.astype(np.float64), step
 
@@ -208,23 +210,38 @@ class TestQuadratics:
         return root, optimum, weights
 
     @pytest.mark.parametrize("condition", [1, 10, 100])
-    @pytest.mark.parametrize("scale", [0.1, 1, 10, 100])
-    def test_gap_closes(self, step, condition, scale):
+    @pytest.mark.parametrize(
+        ("scale", "start"),
+        [(0.1, "identity"), (1, "identity"), (10, "identity"), (100, "identity")]
+        + [(1e-4, "scaled"), (1, "scaled"), (100, "scaled")],
+    )
+    def test_gap_closes(self, step, condition, scale, start):
         for seed in range(2):
-            root, optimum, weights = self.problem(condition, scale, seed)
-            basis, made = step(weights)
-            hessian, off = root.T @ root, weights.astype(np.float64) - optimum
-            best = np.linalg.solve(basis @ hessian @ basis.T, -basis @ hessian @ off)
-            lowest = self.value(root, off + basis.T @ best)
-            gaps = [self.value(root, off) - lowest]
-            for _ in range(37):
-                made(*tensors(root.astype(np.float32), optimum))
-                gaps.append(self.value(root, flat_of(made) - optimum) - lowest)
-            # Never left the subspace, and was not there from the start.
-            outside = flat_of(made) - weights
+            assert self.updates_of(step, condition, scale, start, seed) is not None
+
+    def test_where_identity_is_too_slow(self, step):
+        """Eigenvalues around 0.01, the other side of ``scaled``."""
+        assert self.updates_of(step, 100, 0.01, "identity", 0) is None
+        assert 10 < self.updates_of(step, 100, 0.01, "scaled", 0) <= 25
+
+    def updates_of(self, step, condition, scale, start, seed):
+        """How many updates close the gap; None where 37 do not."""
+        root, optimum, weights = self.problem(condition, scale, seed)
+        basis, made = step(weights, start)
+        hessian, off = root.T @ root, weights.astype(np.float64) - optimum
+        best = np.linalg.solve(basis @ hessian @ basis.T, -basis @ hessian @ off)
+        lowest = self.value(root, off + basis.T @ best)
+        wanted = 1e-6 * (self.value(root, off) - lowest)
+        for updates in range(1, 38):
+            made(*tensors(root.astype(np.float32), optimum))
+            weights_now = flat_of(made)
+            # Never left the subspace, and the optimum there is not that of the whole space.
+            outside = weights_now - weights
             outside = outside - basis.T @ (basis @ outside)
-            assert np.abs(outside).max() < 1e-5 and lowest > 0
-            assert min(gaps) <= 1e-6 * gaps[0], (min(gaps) / gaps[0], seed)
+            assert np.abs(outside).max() < 1e-5 and lowest > 1e4 * wanted
+            if self.value(root, weights_now - optimum) - lowest <= wanted:
+                return updates
+        return None
 
     def value(self, root, off):
         return 0.5 * float(np.sum((root @ off) ** 2))
@@ -471,6 +488,7 @@ class TestRefused:
             ({"trials": 0}, "trials is 0; expected an integer >= 1"),
             ({"trials": 2.0}, "trials is 2.0; expected an integer >= 1"),
             ({"failure": "restart"}, "unknown failure 'restart'; expected one of: reset, rollb"),
+            ({"start": "identiti"}, "unknown start 'identiti'; expected one of: identity, sc"),
             ({"method": "bfg"}, "unknown method 'bfg'; expected one of: bfgs, sgd. Did you mean"),
             ({"method": "sgd", "rho": 0.5, "alpha": 1}, "method='sgd' came with alpha, rho"),
             ({"tail": "carry"}, "unknown tail 'carry'; expected one of: flush, drop"),
