@@ -115,12 +115,16 @@ def train(config: StageTwoConfig, dataset_path: str | Path, **options) -> resnet
 
     Raises ``InputError`` also where there is nothing to start from, and for data of other classes.
     """
-    beside = run_folder.beside(pretrained(config), run_folder.CLASSES)
-    run_folder.check_classes(class_names(folders(dataset_path)[1]), beside)
+
+    def make_step(config, network, epoch_size):
+        beside = run_folder.beside(pretrained(config), run_folder.CLASSES)
+        run_folder.check_classes(class_names(folders(dataset_path)[1]), beside)
+        return build_step(config, network, epoch_size)
+
     return resnet50.train(
         config,
         dataset_path,
-        make_step=build_step,
+        make_step=make_step,
         callbacks=tutorial_callbacks,
         evaluate=evaluation,
         **options,

@@ -5,6 +5,8 @@ import io
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -400,6 +402,17 @@ def test_the_command(recipe, monkeypatch, capsys):
     assert recipe.main([*arguments, "--set", "epochsize=4"]) == 2
     name = recipe.__name__.rsplit(".", 1)[1]
     assert capsys.readouterr().err.startswith(f"{name}: unknown setting 'epochsize'. Did you mean")
+
+
+@pytest.mark.parametrize("recipe", ["subspace_stage_1", "subspace_stage_2"])
+def test_mindspore_is_not_there_before_labkit_has_started(recipe, data):
+    """``start`` sets what MindSpore reads when it is imported, the level of its log for one."""
+    code = (
+        "import sys; from labkit.recipes import resnet50, " + recipe + " as recipe; "
+        "resnet50.start = lambda *given: sys.exit(7 if 'mindspore' in sys.modules else 5); "
+        f"recipe.main(['train', '--dataset_path', {str(data)!r}])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 5
 
 
 def assert_state_equal(came, expected, of=None):
