@@ -14,6 +14,7 @@ _NAMES = {
     "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
     "labkit.algorithms.thor.mindspore_optimizer": ("thor",),
+    "labkit.boost": ("boost_step",),
     "labkit.compat": (
         "GradientAccumulation",
         "TrainClear",

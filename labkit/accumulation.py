@@ -179,8 +179,12 @@ class AccumulatedStep(Step):
 
     def __call__(self, *batch):
         loss = super().__call__(*batch)
-        self._between_graphs()
+        self.between_graphs(batch)
         return loss
+
+    def between_graphs(self, batch):
+        """Act on what a compiled graph has left; ``batch`` is (), where an epoch has ended."""
+        self._follow_schedule()
 
     @property
     def micro_batches(self) -> int:
@@ -214,10 +218,10 @@ class AccumulatedStep(Step):
             self._finish_held(())
         else:
             self._flush()
-        self._between_graphs()
+        self.between_graphs(())
 
-    def _between_graphs(self):
-        """Set the size of the group that starts now."""
+    def _follow_schedule(self):
+        """Set the size of the group that starts now; runs between compiled graphs."""
         if self.schedule is not None and int(self.micro_step.asnumpy()) == 0:
             size = check_micro_steps(self.schedule(int(self.updates.asnumpy())))
             set_state(self.group_size, size)

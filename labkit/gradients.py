@@ -155,6 +155,11 @@ class GradientStage(nn.Cell):
             return loss * weight, loss, weight
         return loss, loss, weight
 
+    def loss(self, *batch):
+        """Return (L_i, w_i) of one micro-batch; nothing is differentiated or scaled."""
+        _, loss, weight = self._objective(*batch)
+        return loss, weight
+
     def contribution(self, *batch):
         """Return (L_i, w_i, gradients, finite) of one micro-batch.
 

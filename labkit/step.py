@@ -232,6 +232,11 @@ class Step(nn.Cell):
         """How many of this rank's micro-batches make up an update."""
         return 1
 
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the Parameters are all that the step would have to go on from."""
+        return True
+
     def end_epoch(self) -> None:
         """Say that the epoch is over; a step that holds a part of an update acts on it here."""
 

@@ -43,7 +43,8 @@ def fit(
                       the parameters are then bit-identical to those of an uninterrupted run, but
                       not where the network draws random numbers (Dropout): MindSpore's kernels
                       show their state to nobody, and draw from the start again
-    checkpoint_every  micro-batches between checkpoints within an epoch; None writes none there
+    checkpoint_every  micro-batches between checkpoints within an epoch; None writes none there. A
+                      step that keeps a group's rows (``SubspaceStep``) is saved at the group's end
     checkpoint_epochs epochs between checkpoints, the last epoch has one anyway; None: no checkpoint
                       after any epoch
     keep              checkpoints kept
@@ -293,11 +294,14 @@ class _Checkpointer(Callback):
     def __init__(self, run, every, epochs, keep):
         super().__init__()
         self._run, self._every, self._epochs, self._keep = run, every, epochs, keep
+        self._due = False
 
     def on_train_step_end(self, run_context):
         done = self._run.micro_batches
         # Not at an epoch's last micro-batch: the epoch's own checkpoint follows.
         if self._every and done % self._every == 0 and done % self._run.epoch_size:
+            self._due = True
+        if self._due and self._run.step.can_be_saved:
             self._save()
 
     def on_train_epoch_end(self, run_context):
@@ -306,7 +310,7 @@ class _Checkpointer(Callback):
             self._save()
 
     def _save(self):
-        run = self._run
+        run, self._due = self._run, False
         checkpoint.save(run.step, run.position(), run.folder / CHECKPOINTS, self._keep)
 
 

@@ -7,9 +7,11 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.gradients import set_state
 from labkit.losses import LossNet
+from tests.subspace_cells import basis_of
 
 INPUTS, OUTPUTS = 3, 2
 
@@ -174,6 +176,23 @@ def adasum(loss_net, optimizer, **options):
     return AdasumStep(loss_net, optimizer, workers=2, **options)
 
 
+def subspace(loss_net, optimizer, **options):
+    """Three components; outside of them the optimizer works as in the other steps."""
+    basis = basis_of(getattr(optimizer, "parameters", ()), 3)
+    return SubspaceStep(loss_net, optimizer, basis, alpha=1.0, gamma=0.0, **options)
+
+
+def accumulated_subspace(loss_net, optimizer, **options):
+    return subspace(loss_net, optimizer, micro_steps=2, **options)
+
+
+def projected_sgd(loss_net, optimizer, **options):
+    """All components: P^T P g is g."""
+    parameters = getattr(optimizer, "parameters", ())
+    basis = basis_of(parameters, sum(parameter.size for parameter in parameters))
+    return SubspaceStep(loss_net, optimizer, basis, method="sgd", **options)
+
+
 # Every step cell passes the battery of test_step.py; a new one adds a line here.
 STEPS = {
     "plain": plain,
@@ -181,6 +200,9 @@ STEPS = {
     "thor": thor,
     "accumulated thor": accumulated_thor,
     "adasum": adasum,
+    "subspace": subspace,
+    "accumulated subspace": accumulated_subspace,
+    "projected sgd": projected_sgd,
 }
 
 # What a micro-batch that is not finite may move: counts, and a worker's turn that goes by. Each of

@@ -12,6 +12,7 @@ from mindspore import Tensor, nn, ops
 from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.compiled import Operator, compiled_operators
 from labkit.gradients import DynamicLossScale
@@ -32,6 +33,7 @@ from tests.operator_platforms import (
     platforms,
 )
 from tests.step_cells import digits, momentum, tensors
+from tests.subspace_cells import basis_of
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -67,6 +69,12 @@ def accumulated_thor(network):
 
 def adasum(network, **options):
     return AdasumStep(_with_loss(network), momentum(network, weight_decay=1e-4), **options)
+
+
+def subspace(network, **options):
+    optimizer = momentum(network, weight_decay=1e-4)
+    basis = basis_of(optimizer.parameters, 4)
+    return SubspaceStep(_with_loss(network), optimizer, basis, **options)
 
 
 def _with_loss(network):
@@ -170,6 +178,13 @@ STEPS = {
     "adasum, gradients": lambda: (adasum(smallest(), workers=3, on="gradients"), grey()),
     "adasum, mean": lambda: (adasum(smallest(), workers=2, reduction="mean"), grey()),
     "adasum, float16": lambda: (adasum(smallest(), workers=2, scope="network", **FLOAT16), grey()),
+    "subspace": lambda: (subspace(smallest(), clip_norm=1.0), grey()),
+    "subspace, BatchNorm, micro-batches": lambda: (
+        subspace(NormNet("batch"), micro_steps=3, **FLOAT16),
+        grey(),
+    ),
+    "subspace, tokens": lambda: (subspace(NextToken(), normalise="tokens"), tokens()),
+    "subspace, sgd": lambda: (subspace(smallest(), method="sgd", reduction="sum"), grey()),
 }
 
 TEN_SECONDS = {"plain, ResNet"}

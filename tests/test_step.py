@@ -153,16 +153,19 @@ class TestEveryStep:
             with pytest.raises(InputError, match=r"'network' has a tap.*release\(\) first"):
                 make_step(loss_net, momentum(network))
             return
-        sgd = nn.SGD(network.trainable_params(), 0.1)
-        first, second = make_step(loss_net, sgd), make_step(loss_net, sgd)
-        turn = 1 if make_step is STEPS["plain"] else 2
+        sgd, options = nn.SGD(network.trainable_params(), 0.1), {}
+        if make_step in (STEPS["subspace"], STEPS["accumulated subspace"]):
+            options["curvature"] = 0.999999  # no pair enters B: each step would have its own
+        first, second = (make_step(loss_net, sgd, **options) for _ in range(2))
+        once = (STEPS["plain"], STEPS["subspace"], STEPS["projected sgd"])
+        turn = 1 if make_step in once else 2
         groups = [[tensors(*rows(4, seed=2 * g + i)) for i in range(turn)] for g in range(2)]
         for group in groups:
             for step in (first, second):
                 for batch in group:
                     step(*batch)
         alone_network, alone_net = regression()
-        alone = make_step(alone_net, nn.SGD(alone_network.trainable_params(), 0.1))
+        alone = make_step(alone_net, nn.SGD(alone_network.trainable_params(), 0.1), **options)
         for group in groups:
             for batch in group + group:
                 alone(*batch)

@@ -1,4 +1,4 @@
-"""``create_dataset2``: the THOR and Adasum tutorials' ImageNet pipeline under its own name.
+"""``create_dataset2``: the tutorials' ImageNet pipeline (THOR, Adasum, dimension reduction).
 
 Source: src/dataset.py of the tutorials (official/cv/resnet of MindSpore's models repository). It is
 ``labkit.data.imagefolder.create_dataset`` with these arguments. Departures: evaluation keeps its
@@ -29,8 +29,11 @@ def create_dataset2(
     distribute: bool = False,
     enable_cache: bool = False,
     cache_session_id: int | None = None,
+    *,
+    train_image_size: int = 224,
+    eval_image_size: int = 224,
 ) -> ds.Dataset:
-    """Return the pipeline of one folder of classes: (B, 3, 224, 224) float32, (B,) int32.
+    """Return the pipeline of one folder of classes: (B, 3, S, S) float32, (B,) int32.
 
     do_train          random crops and flips, shuffled, whole batches; or resize and centre crop
     repeat_num        passes over the data in one epoch of the dataset
@@ -39,6 +42,8 @@ def create_dataset2(
     distribute        the images are shared out among the ranks
     enable_cache      evaluation: keep the finished images in MindSpore's dataset cache, under
                       cache_session_id; without effect in training
+    train_image_size, eval_image_size
+                      S in training and in evaluation, arguments of r1.6
 
     Raises ``InputError`` for a cache without session, several ranks that have not been joined, and
     as ``create_dataset`` does.
@@ -64,6 +69,7 @@ def create_dataset2(
         ranks,
         rank,
         do_train,
+        image_size=train_image_size if do_train else eval_image_size,
         repeat_size=repeat_num,
         num_parallel_workers=8,
         cache_session_id=session,

@@ -54,6 +54,16 @@ class Trained:
     evaluation: dict[str, float] | None
 
 
+def evaluation(config: Config, network, val_set, ranks: int) -> dict[str, float]:
+    """Return accuracies and mean loss over every image, added up over the ranks."""
+    from labkit.evaluation import evaluate
+    from labkit.step import running_statistics
+
+    cluster.take_from_first(running_statistics(network))
+    found = evaluate(network, build_loss(config), val_set, top=TOP, over_ranks=ranks > 1)
+    return {name: found[name] for name in (*(f"top_{k}_accuracy" for k in TOP), "loss")}
+
+
 def train(
     config: Config,
     dataset_path: str | Path,
@@ -65,6 +75,7 @@ def train(
     make_step: Callable = build_step,
     callbacks: Callable[[Any, int], list] | None = None,
     folder_of_rank: bool = False,
+    evaluate: Callable = evaluation,
 ) -> Trained:
     """Train on this device, or as one rank of several, and evaluate where there is a val/.
 
@@ -76,6 +87,7 @@ def train(
                         and shows instead of the progress display
     folder_of_rank      True: of several ranks, each writes records and checkpoints of its own, into
                         rank_<n>/ of the run folder, for a step that holds other values on each
+    evaluate            called as ``evaluation`` is, on every rank
 
     On several ranks, each trains on its part of the images; the first writes. Raises
     ``InputError`` for a folder, a number of ranks or an earlier training that does not fit, and
@@ -109,7 +121,7 @@ def train(
         records = _fit(
             config, step, train_set, classes, folder, resume, shown, first, first or folder_of_rank
         )
-        found = None if val_set is None else _evaluate(config, network, val_set, started.ranks)
+        found = None if val_set is None else evaluate(config, network, val_set, started.ranks)
     if first and found is not None:
         print(f"labkit: {summary(found)}", flush=True)
     return Trained(folder, records, found)
@@ -123,11 +135,13 @@ def evaluate_checkpoint(
     device: str = "auto",
     distribute: bool = False,
     device_num: int | None = None,
+    evaluate: Callable = evaluation,
 ) -> dict[str, float]:
     """Return accuracies and loss of a checkpoint over every image of the folder.
 
     checkpoint_path  of ``train``, or of the network alone, such as ``labkit.migration`` makes one
                      of PyTorch's weights
+    evaluate         as for ``train``
 
     Raises ``InputError`` as ``train`` does, for a checkpoint of another network, and for classes
     other than those of the training.
@@ -142,7 +156,7 @@ def evaluate_checkpoint(
     load_network(network, checkpoint_path)
     cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
     with out_of_memory.advice(config.batch_size, config.micro_steps):
-        found = _evaluate(config, network, val_set, started.ranks)
+        found = evaluate(config, network, val_set, started.ranks)
     if started.rank == 0:
         print(f"labkit: {summary(found)}, checkpoint {checkpoint_path}", flush=True)
     return found
@@ -193,15 +207,6 @@ def _fit(config, step, train_set, classes, folder, resume, shown, first, write):
         progress=f"ResNet-{config.depth}" if first and shown is None else None,
         callbacks=own + (shown or []),
     )
-
-
-def _evaluate(config, network, val_set, ranks):
-    from labkit.evaluation import evaluate
-    from labkit.step import running_statistics
-
-    cluster.take_from_first(running_statistics(network))
-    found = evaluate(network, build_loss(config), val_set, top=TOP, over_ranks=ranks > 1)
-    return {name: found[name] for name in (*(f"top_{k}_accuracy" for k in TOP), "loss")}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

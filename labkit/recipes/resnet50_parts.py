@@ -10,12 +10,15 @@ from pathlib import Path
 from labkit.errors import InputError
 from labkit.recipes.resnet50_config import Config
 
+# The tutorials' code and layout; the text of the one on dimension reduction has the second.
+_VAL = ("val", "validation_preprocess")
+
 
 def datasets(config: Config, dataset_path, rank: int, ranks: int, *, only_evaluate=False) -> tuple:
     """Return (training set or None, evaluation set or None, class names)."""
     from labkit.data import imagefolder
 
-    root, train_folder, val_folder = _folders(dataset_path)
+    root, train_folder, val_folder = folders(dataset_path)
     share = (config.batch_size, ranks, rank)
     options = dict(image_size=config.image_size, num_parallel_workers=config.num_parallel_workers)
     if only_evaluate:
@@ -24,15 +27,21 @@ def datasets(config: Config, dataset_path, rank: int, ranks: int, *, only_evalua
     if train_folder == root:
         train_set = imagefolder.create_dataset(root, *share, augment=config.augment, **options)
         return train_set, None, imagefolder.classes(root)
-    return imagefolder.create_datasets(root, *share, augment=config.augment, **options)
+    options |= dict(val=val_folder.name, augment=config.augment)
+    return imagefolder.create_datasets(root, *share, **options)
 
 
-def _folders(dataset_path):
-    """Return (the folder, its training folder, its evaluation folder)."""
+def folders(dataset_path):
+    """Return (the folder, its training folder, its evaluation folder).
+
+    All three are the folder itself where it is one of classes.
+    """
     root = Path(dataset_path)
-    there = [name for name in ("train", "val") if (root / name).is_dir()]
+    there = [name for name in ("train", *_VAL) if (root / name).is_dir()]
+    if set(_VAL) <= set(there):
+        raise InputError(f"{root} holds {' and '.join(_VAL)}; expected one of them")
     if len(there) == 2:
-        return root, root / "train", root / "val"
+        return root, root / there[0], root / there[1]
     if there and sum(entry.is_dir() for entry in root.iterdir()) == 1:
         raise InputError(
             f"{root} holds {there[0]}/ alone; expected train/ and val/, or one folder a class"

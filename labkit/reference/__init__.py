@@ -57,6 +57,9 @@ from labkit.reference.schedules import resnet_schedule as resnet_schedule
 from labkit.reference.schedules import stairs_schedule as stairs_schedule
 from labkit.reference.schedules import thor_damping as thor_damping
 from labkit.reference.schedules import thor_schedule as thor_schedule
+from labkit.reference.subspace import ProjectedBFGS as ProjectedBFGS
+from labkit.reference.subspace import bfgs_inverse as bfgs_inverse
+from labkit.reference.subspace import projected_gradient as projected_gradient
 from labkit.reference.subspace_basis import PrincipalComponents as PrincipalComponents
 from labkit.reference.subspace_basis import principal_components as principal_components
 from labkit.reference.subspace_basis import reconstruct as reconstruct

@@ -59,7 +59,20 @@ def test_the_arguments_are_the_tutorials():
         ("distribute", False),
         ("enable_cache", False),
         ("cache_session_id", None),
+        ("train_image_size", 224),
+        ("eval_image_size", 224),
     ]
+
+
+def test_the_call_of_the_dimension_reduction_tutorial(pictures):
+    """Sizes of its own for training and evaluation; its batch of 256, here of 4."""
+    sizes = dict(train_image_size=24, eval_image_size=32, target="CPU", batch_size=4)
+    train_set = create_dataset2(dataset_path=pictures, do_train=True, **sizes)
+    images, labels = batches(train_set)[0]
+    assert images.shape == (4, 3, 24, 24) and labels.shape == (4,)
+    images, _ = batches(create_dataset2(dataset_path=pictures, do_train=False, **sizes))[0]
+    expected = imagefolder.create_dataset(pictures, 4, do_train=False, image_size=32)
+    np.testing.assert_array_equal(images, batches(expected)[0][0])
 
 
 def test_training_is_that_of_create_dataset(pictures):

@@ -141,10 +141,10 @@ class AdasumStep(AccumulatedStep):
         moved = self.update(ops.depend(vector, noted))
         return ops.depend(ops.assign_add(self.updates, 1), moved)
 
-    def _between_graphs(self):
+    def between_graphs(self, batch):
         if self.update.may_be_unsure and int(self.update.unsure.asnumpy()):
             self._whole()
-        super()._between_graphs()
+        super().between_graphs(batch)
 
     @property
     def micro_batches(self) -> int:
@@ -176,7 +176,7 @@ class AdasumStep(AccumulatedStep):
         while int(self.micro_step.asnumpy()) or int(self.update.worker.asnumpy()):
             # A worker at a time; those that have had no turn enter zeros.
             self._flush()
-        self._between_graphs()
+        self.between_graphs(())
         self.check_replicas()
 
     def vectors(self) -> dict[str, np.ndarray]:

@@ -1,0 +1,180 @@
+"""What a search in the subspace costs: a step of ``SubspaceStep`` against ``PlainStep``.
+
+    python benchmarks/subspace_step.py [--rounds 7] [--batch 250] [--components 32] [--processes 3]
+
+LeNet, the same network, batch and SGD for both, in turns in one process; the median over rounds and
+processes. The basis is random, its rows orthonormal, which costs what any other one does. The batch
+is the same at every call, and every five calls the search starts anew, so that the first trial is
+accepted: the program says so where it is not. Beside it, each compiled graph of an update by
+itself; their sum is what an update takes but for what happens between them.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from _side_by_side import (
+    in_child,
+    interleaved_ms,
+    look_at_machine,
+    medians,
+    print_table,
+    write_json,
+)
+
+TARGET = 1.7  # of an ordinary step, where the first trial is accepted
+STEPS = 10  # calls of each contestant in a round
+ANEW = 5  # calls after which the search starts anew
+
+
+def main():
+    """Measure in processes of their own and print the table; or, as a child, measure."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=250)
+    parser.add_argument("--components", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write what was measured to this file")
+    parser.add_argument("--child", action="store_true")
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(step_ms(given.batch, given.components, given.rounds)))
+        return
+    machine = look_at_machine()
+    arguments = [f"--{n}={getattr(given, n)}" for n in ("rounds", "batch", "components")]
+    runs = []
+    for number in range(given.processes):
+        runs.append(in_child(__file__, *arguments, "--child"))
+        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    found = {
+        "batch": given.batch,
+        "components": given.components,
+        "ms": medians([run["ms"] for run in runs]),
+        "graphs_ms": medians([run["graphs_ms"] for run in runs]),
+        "ratio": medians([{"ratio": run["ms"]["bfgs"] / run["ms"]["plain"]} for run in runs]),
+        "trials": [run["trials"] for run in runs],
+    }
+    show(found)
+    path = write_json("subspace_step", found, machine)
+    if given.json:
+        given.json.write_text(path.read_text())
+
+
+def step_ms(batch, components, rounds):
+    """Return the milliseconds of each step and of each graph, and the mean trials of a search."""
+    from labkit import start
+
+    start(device="CPU", seed=1)
+    import numpy as np
+    from mindspore import Tensor
+
+    from labkit.algorithms.plain import PlainStep
+    from labkit.algorithms.subspace import SubspaceStep
+
+    random = np.random.default_rng(0)
+    images = Tensor(random.standard_normal((batch, 1, 32, 32), dtype=np.float32))
+    labels = Tensor(random.integers(0, 10, batch).astype(np.int32))
+
+    def fresh(make, rate, **options):
+        loss_net, optimizer = lenet(rate)
+        if make is not PlainStep:
+            options["basis"] = random_basis(optimizer.parameters, components)
+        step = make(loss_net, optimizer, **options)
+        return step, lambda: float(step(images, labels).asnumpy())
+
+    step, bfgs = fresh(SubspaceStep, 1.0, alpha=1e-5, sigma=1e-3)
+    trials, fresh_values = [], [one.asnumpy().copy() for one in step.get_parameters()]
+
+    def counted():
+        # To where it began, every so often: near the optimum the first trial would not do.
+        if len(trials) % ANEW == 0:
+            restore(step, fresh_values)
+        bfgs()
+        trials.append(step.last_search.trials)
+
+    calls = {
+        "plain": fresh(PlainStep, 1e-4)[1],
+        "bfgs": counted,
+        "projected sgd": fresh(SubspaceStep, 1e-4, method="sgd")[1],
+    }
+    found = {"ms": interleaved_ms(calls, rounds, STEPS), "trials": float(np.mean(trials))}
+    return found | {"graphs_ms": interleaved_ms(graphs(step, images, labels), rounds, STEPS)}
+
+
+def restore(step, values):
+    """Set all Parameters of a step to earlier values."""
+    from labkit.gradients import set_state
+
+    for parameter, value in zip(step.get_parameters(), values, strict=True):
+        set_state(parameter, value)
+
+
+def lenet(rate):
+    """Return (loss_net, optimizer): LeNet and plain SGD."""
+    from mindspore import nn
+
+    from labkit.losses import LossNet
+    from labkit.nets.lenet import LeNet5
+
+    network = LeNet5()
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return LossNet(network, loss_fn), nn.SGD(network.trainable_params(), rate)
+
+
+def random_basis(parameters, components):
+    """Return what a step reads of a basis, for a random one."""
+    from types import SimpleNamespace
+
+    import numpy as np
+
+    numbers = sum(parameter.size for parameter in parameters)
+    columns = np.random.default_rng(0).standard_normal((numbers, components))
+    return SimpleNamespace(
+        matrix=np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32),
+        names=[parameter.name for parameter in parameters],
+        shapes=[parameter.shape for parameter in parameters],
+        checksum="random",
+    )
+
+
+def graphs(step, images, labels):
+    """Return name -> function: each compiled graph that an update is made of, by itself."""
+    import mindspore as ms
+    import numpy as np
+    from mindspore import Tensor
+
+    share, rate = step.update.share, Tensor(0.0, ms.float32)
+    flat = step._project(share.tensor)[1]
+    rows = np.zeros((2, share.components), np.float32)
+    (move, inside), start = step._prepare(share.tensor, share.of(rows))
+    notes = [Tensor(one.asnumpy()) for one in step.update.noted]
+
+    def finished():
+        step._finish(rate, move, inside, start, flat, *notes)
+        return step.updates.asnumpy()
+
+    return {
+        "project": lambda: step._project(share.tensor)[0].asnumpy(),
+        "prepare": lambda: step._prepare(share.tensor, share.of(rows))[1].asnumpy(),
+        "trial": lambda: step._trial(rate, move, start, images, labels)[0].asnumpy(),
+        "finish": lambda: int(finished()),
+    }
+
+
+def show(found: dict) -> None:
+    """Print the table, and whether the target is met."""
+    plain = found["ms"]["plain"]
+    rows = [[name, ms, ms / plain] for name, ms in found["ms"].items()]
+    rows += [[f"  {name}", ms, ms / plain] for name, ms in found["graphs_ms"].items()]
+    print(f"LeNet, batch {found['batch']}, {found['components']} components, ms\n")
+    print_table(["step", "ms", "of plain"], rows)
+    ratio = found["ratio"]["ratio"]
+    print(f"\nsearch over ordinary step: {ratio:.2f}, at most {TARGET} ", end="")
+    print("met" if ratio <= TARGET else "MISSED")
+    if any(trials > 1 for trials in found["trials"]):
+        print(f"warning: trials a search, on average by process: {found['trials']}; expected 1")
+
+
+if __name__ == "__main__":
+    main()

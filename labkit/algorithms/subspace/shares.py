@@ -1,0 +1,95 @@
+"""The rows of the basis that a rank holds, and how they lie beside the optimizer's parameters."""
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+
+from labkit.cluster import rank_and_size
+from labkit.errors import InputError
+
+# P P^T may differ from I by so much: a basis in float32 differs by 1e-6, one that is not
+# orthonormal would make the residual hold a part of the subspace.
+_ORTHONORMAL = 1e-3
+
+
+class Share(nn.Cell):
+    """This rank's components of a basis, in the order of the optimizer's parameters.
+
+    basis       matrix (K, M) float32, names, shapes and checksum, as ``Basis`` has them
+    parameters  of the optimizer: the same names and shapes, in any order
+
+    tensor      (L, M) float32, L = ceil(K / ranks); what is missing to ranks L rows is zero
+    components  K; numbers  M; starts, ends  of each parameter among the M
+
+    Raises ``InputError`` for a basis of other weights, one that is not finite and one whose rows
+    are not orthonormal.
+    """
+
+    def __init__(self, basis, parameters):
+        super().__init__(auto_prefix=False)
+        columns = _columns(basis, parameters)
+        self.components, self.numbers = basis.matrix.shape
+        sizes = np.cumsum([0] + [parameter.size for parameter in parameters])
+        self.starts = tuple(int(size) for size in sizes[:-1])
+        self.ends = tuple(int(size) for size in sizes[1:])
+        _check_rows(basis.matrix)
+        self.rank, self.ranks = rank_and_size()
+        self.rows = -(-self.components // self.ranks)
+        self.first = self.rank * self.rows
+        own = basis.matrix[self.first : self.first + self.rows]
+        if columns is not None or len(own) < self.rows:
+            padded = np.zeros((self.rows, self.numbers), np.float32)
+            start = 0
+            for begin, end in columns or [(0, self.numbers)]:
+                padded[: len(own), start : start + end - begin] = own[:, begin:end]
+                start += end - begin
+            own = padded
+        self.tensor = Tensor(np.ascontiguousarray(own, np.float32))
+
+    def others(self):
+        """Return zeros for the components of the ranks before this one and after it, or None."""
+        after = (self.ranks - 1 - self.rank) * self.rows
+        counts = (self.first, after)
+        return tuple(Tensor(np.zeros(n), ms.float32) if n else None for n in counts)
+
+    def of(self, coefficients) -> Tensor:
+        """Return this rank's columns (N, L) of coefficients (N, K)."""
+        padded = np.zeros((len(coefficients), self.ranks * self.rows), np.float32)
+        padded[:, : self.components] = coefficients
+        return Tensor(np.ascontiguousarray(padded[:, self.first : self.first + self.rows]))
+
+
+def _columns(basis, parameters):
+    """Return the columns of each parameter in the basis, None where they are in order."""
+    names = list(basis.names)
+    shapes = dict(zip(names, map(tuple, basis.shapes), strict=True))
+    expected = {parameter.name: tuple(parameter.shape) for parameter in parameters}
+    if shapes != expected:
+        name = next(n for n in [*expected, *shapes] if shapes.get(n) != expected.get(n))
+        raise InputError(
+            f"the basis is of other weights: {name!r} is {shapes.get(name, 'not there')} in the "
+            f"basis and {expected.get(name, 'not there')} in the optimizer"
+        )
+    sizes = [int(np.prod(shape)) for shape in shapes.values()]
+    matrix = basis.matrix
+    if matrix.ndim != 2 or not len(matrix) or matrix.shape[1] != sum(sizes):
+        raise InputError(
+            f"the basis has shape {matrix.shape}; expected (components, {sum(sizes)}), a column "
+            "for every weight"
+        )
+    if names == list(expected):
+        return None
+    ends = dict(zip(names, np.cumsum(sizes), strict=True))
+    return [(int(ends[n] - np.prod(shapes[n])), int(ends[n])) for n in expected]
+
+
+def _check_rows(matrix):
+    products = matrix @ matrix.T
+    off = np.abs(products - np.eye(len(matrix)))
+    if not np.isfinite(products).all():
+        raise InputError("the basis holds numbers that are not finite")
+    if off.max() > _ORTHONORMAL:
+        raise InputError(
+            f"the basis' rows are not orthonormal: P P^T differs from I by {off.max():.2g}; "
+            f"expected at most {_ORTHONORMAL}"
+        )

@@ -1,0 +1,147 @@
+"""Dimension reduction, second stage: a search in the directions of the first stage's snapshots.
+
+    python -m labkit.recipes.subspace_stage_2 train --dataset_path FOLDER
+    python -m labkit.recipes.subspace_stage_2 train --dataset_path FOLDER \
+        --set pretrained_weight_path=FILE --set pca_mat_path=pca_mat.npy
+    python -m labkit.recipes.subspace_stage_2 eval --dataset_path FOLDER --checkpoint_path FILE
+
+FOLDER is that of ``labkit.recipes.subspace_stage_1``, whose run folder the training starts from:
+its newest checkpoint and its snapshots, of which the basis is made and kept as pca_mat.npy. A
+pca_mat_path that is there already is loaded, and nothing computed.
+``labkit.recipes.subspace_config`` says what can be set, and has the settings "tutorial" (the
+default) and "as_it_ran". On several ranks, msrun starts one such command each, with
+--run_distribute True.
+
+Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_boost_stage_2.py, which
+gives ``boost_config_dict`` to Model (``labkit.boost_step`` takes it). Departures: ``SubspaceStep``
+as labkit has it, on any device; the optimizer is the one that is written there, not another; a
+checkpoint that is missing is refused (there NameError); the loss scale is a number, and divided out
+once.
+"""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from labkit import cluster
+from labkit.data.imagefiles import class_names
+from labkit.errors import InputError
+from labkit.recipes import command, resnet50, run_folder
+from labkit.recipes.resnet50_parts import build_loss, folders, load_network
+from labkit.recipes.subspace_config import STAGE_TWO, StageTwoConfig
+from labkit.recipes.subspace_stage_1 import (
+    SNAPSHOTS,
+    evaluate_checkpoint,
+    evaluation,
+    tutorial_callbacks,
+)
+
+
+def build_step(config: StageTwoConfig, network, epoch_size: int):
+    """Return the step cell, with the network's weights where the stage starts from."""
+    from mindspore import nn
+
+    from labkit import LossNet
+    from labkit.algorithms.subspace import SubspaceStep
+    from labkit.parameter_groups import decay_groups
+
+    load_start(config, network)
+    optimizer = nn.SGD(decay_groups(network, config.weight_decay), config.learning_rate)
+    names = ("rho", "sigma", "trials", "gamma", "alpha", "failure")
+    # Projected SGD has no search, and refuses its constants.
+    constants = {name: getattr(config, name) for name in names} if config.method == "bfgs" else {}
+    return SubspaceStep(
+        LossNet(network, build_loss(config)),
+        optimizer,
+        find_basis(config, optimizer.parameters),
+        method=config.method,
+        micro_steps=config.micro_steps,
+        precision=config.precision,
+        loss_scale=config.loss_scale,
+        **constants,
+    )
+
+
+def pretrained(config: StageTwoConfig) -> Path:
+    """Return the checkpoint to start from; raise ``InputError`` where there is none."""
+    if config.pretrained_weight_path is not None:
+        path = Path(config.pretrained_weight_path)
+        if not path.is_file():
+            raise InputError(f"pretrained_weight_path is {path}, which is no file")
+        return path
+    newest = run_folder.newest(Path(config.stage_1))
+    if newest is None:
+        raise InputError(
+            f"{config.stage_1} holds no checkpoint; expected stage_1 to be the run folder of the "
+            "first stage, or pretrained_weight_path"
+        )
+    return Path(config.stage_1) / "checkpoint" / newest
+
+
+def load_start(config: StageTwoConfig, network) -> None:
+    """Set the network's Parameters to those that the stage starts from."""
+    path = pretrained(config)
+    load_network(network, path)
+    said = f"labkit: starts from {path}"
+    if config.start_from == "first":
+        from labkit.snapshots import load_snapshot
+
+        # BatchNorm's running statistics stay the checkpoint's: snapshots hold trainable weights.
+        load_snapshot(network, snapshot_folder(config), which="first")
+        said += f", with the weights of the first snapshot in {snapshot_folder(config)}"
+    if cluster.rank_and_size()[0] == 0:
+        print(said, flush=True)
+
+
+def snapshot_folder(config: StageTwoConfig) -> Path:
+    """Return the folder that the first stage's snapshots are in."""
+    if config.weight_load_dir is not None:
+        return Path(config.weight_load_dir)
+    beside = pretrained(config).absolute().parent.parent / SNAPSHOTS
+    return beside if beside.is_dir() else Path(config.stage_1) / SNAPSHOTS
+
+
+def find_basis(config: StageTwoConfig, parameters):
+    """Return the basis: loaded where it is, otherwise made of the snapshots and saved."""
+    from labkit.boost import basis_from
+
+    return basis_from(config.pca_mat_path, snapshot_folder(config), parameters, config.n_components)
+
+
+def train(config: StageTwoConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
+    """Train as the tutorial's second stage; see ``labkit.recipes.resnet50.train``.
+
+    options  device, distribute, device_num, resume
+
+    Raises ``InputError`` also where there is nothing to start from, and for data of other classes.
+    """
+
+    def make_step(config, network, epoch_size):
+        beside = run_folder.beside(pretrained(config), run_folder.CLASSES)
+        run_folder.check_classes(class_names(folders(dataset_path)[1]), beside)
+        return build_step(config, network, epoch_size)
+
+    return resnet50.train(
+        config,
+        dataset_path,
+        make_step=make_step,
+        callbacks=tutorial_callbacks,
+        evaluate=evaluation,
+        **options,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return 0, or 2 for bad input with its message on stderr."""
+    return command.run(
+        arguments,
+        name="subspace_stage_2",
+        description=__doc__,
+        named=STAGE_TWO,
+        train=train,
+        evaluate=evaluate_checkpoint,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

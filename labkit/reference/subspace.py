@@ -1,0 +1,117 @@
+r"""Projected BFGS with a line search, update by update, on flat float64 vectors.
+
+    g_k = P g,   d = -B g_k,   s = rho^m d,   r <- gamma r + g - P^T g_k
+    w <- optimizer(w + P^T s, alpha r)
+
+m is the first of 0 .. trials - 1 with L(w + rho^m P^T d) < L(w) + sigma rho^m g_k.d. Source: Li et
+al., "Low Dimensional Trajectory Hypothesis is True", TPAMI 2022, arXiv 2103.11154, and MindSpore's
+``mindspore.boost.dim_reduce`` (the residual).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from labkit.errors import refuse_unknown
+
+
+def bfgs_inverse(inverse, s, y) -> np.ndarray:
+    """Return B (K, K) after the pair s, y (K,), y.s > 0, written out.
+
+    B + (1 + y^T B y / y.s) s s^T / y.s - (B y s^T + s y^T B) / y.s: symmetric, and B y = s.
+    """
+    inverse, s, y = (np.asarray(one, np.float64) for one in (inverse, s, y))
+    product, moved = y @ s, inverse @ y
+    grown = (1 + y @ moved / product) * np.outer(s, s) / product
+    return inverse + grown - (np.outer(moved, s) + np.outer(s, moved)) / product
+
+
+def sgd_update(weights, slope) -> np.ndarray:
+    """Return w - slope: MindSpore's SGD at rate 1, what the source's rule ends with."""
+    return weights - slope
+
+
+@dataclass
+class ProjectedBFGS:
+    """Whole updates: ``weights = search.update(weights, gradient, loss_of)``.
+
+    basis      P (K, M), rows orthonormal
+    optimizer  function (weights, slope) -> weights
+    others     as of ``labkit.algorithms.subspace.Constants``
+
+    inverse        B;  pair  (P g, s) of the last update, or None;  residual  r (M,)
+    trials, rate   of the last search: losses looked at, and rho^m or 0.0 where none was low enough
+    failures       searches that found no step
+    """
+
+    basis: np.ndarray
+    rho: float = 0.55
+    sigma: float = 0.4
+    trials: int = 20
+    gamma: float = 0.9
+    alpha: float = 0.001
+    curvature: float = 1e-8
+    failure: str = "reset"
+    start: str = "identity"
+    optimizer: Callable = sgd_update
+    pair: tuple | None = None
+    made: int = 0
+    rate: float = 0.0
+    failures: int = 0
+    inverse: np.ndarray = field(default=None)
+    residual: np.ndarray = field(default=None)
+
+    def __post_init__(self):
+        refuse_unknown("failure", self.failure, ("reset", "rollback"))
+        refuse_unknown("start", self.start, ("identity", "scaled"))
+        self.basis = np.asarray(self.basis, np.float64)
+        components, numbers = self.basis.shape
+        self.inverse = np.eye(components)
+        self.residual = np.zeros(numbers)
+
+    def update(self, weights, gradient, loss_of) -> np.ndarray:
+        """Return the new weights (M,). ``loss_of``: weights -> loss of the update's rows."""
+        projected = self.basis @ gradient
+        inverse = self._updated(projected)
+        direction = -inverse @ projected
+        self._search(weights, direction, projected @ direction, loss_of)
+        if self.rate:
+            self.inverse, self.pair = inverse, (projected, self.rate * direction)
+        else:
+            self.failures += 1
+            if self.failure == "reset":
+                self.inverse, self.pair = np.eye(len(direction)), None
+        outside = gradient - self.basis.T @ projected
+        self.residual = self.gamma * self.residual + outside
+        moved = weights + self.basis.T @ (self.rate * direction)
+        return self.optimizer(moved, self.alpha * self.residual)
+
+    def _updated(self, projected):
+        if self.pair is None:
+            return self.inverse
+        last, s = self.pair
+        y = projected - last
+        if y @ s <= self.curvature * np.linalg.norm(y) * np.linalg.norm(s):
+            return self.inverse
+        if self.start == "scaled" and np.array_equal(self.inverse, np.eye(len(s))):
+            return bfgs_inverse(y @ s / (y @ y) * self.inverse, s, y)
+        return bfgs_inverse(self.inverse, s, y)
+
+    def _search(self, weights, direction, slope, loss_of):
+        self.made, self.rate = 0, 0.0
+        if slope >= 0:
+            return
+        before = loss_of(weights)
+        for m in range(self.trials):
+            self.made += 1
+            rate = self.rho**m
+            bound = before + self.sigma * rate * slope
+            if loss_of(weights + rate * (self.basis.T @ direction)) < bound:
+                self.rate = rate
+                return
+
+
+def projected_gradient(basis, gradient) -> np.ndarray:
+    """Return P^T P g (M,), what projected SGD gives the optimizer."""
+    return basis.T @ (basis @ np.asarray(gradient, np.float64))

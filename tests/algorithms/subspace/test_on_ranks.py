@@ -1,0 +1,70 @@
+"""Components and rows shared out over ranks: the weights are those of one process."""
+
+import numpy as np
+import pytest
+
+from labkit.compiled import Operator
+from tests import subspace_on_ranks
+from tests.msrun import msrun
+from tests.operator_platforms import missing
+from tests.subspace_on_ranks import CASES, RANKS, UPDATES, cases
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=RANKS)
+def ranks(request, root, tmp_path_factory):
+    """What each of 2, 3 and 4 ranks found; fails where one fails, hangs or stays behind."""
+    out = tmp_path_factory.mktemp(f"ranks{request.param}")
+    program = subspace_on_ranks.__file__
+    code, logs = msrun(out, program, out, root=root, ranks=request.param)
+    assert code == 0, logs
+    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(request.param)]
+
+
+def of_case(found, case, kind):
+    return {name: value for name, value in found.items() if name.startswith(f"{case}/{kind}/")}
+
+
+def test_replicas_hold_the_same_bits(ranks):
+    """After every update, whoever had a finite micro-batch and whoever had none."""
+    names = {name for name in ranks[0] if name.count("/") == 2}
+    assert len(names) >= 6 * UPDATES
+    for found in ranks[1:]:
+        for name in names:
+            np.testing.assert_array_equal(found[name], ranks[0][name], err_msg=name)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_are_one_process_with_all_rows(ranks, case):
+    """The weights to 1e-4, and every search with the same trials and the same step."""
+    if case not in cases(len(ranks)):
+        return
+    alone = subspace_on_ranks.run(case, len(ranks))
+    weights = of_case(alone, case, "weights")
+    assert len(weights) == UPDATES * CASES[case][1].get("micro_steps", 1)
+    for kind in ("weights", "last", "search"):
+        for name, expected in of_case(alone, case, kind).items():
+            np.testing.assert_allclose(ranks[0][name], expected, 1e-4, 1e-4, err_msg=name)
+    moved = list(weights.values())
+    assert np.abs(moved[-1] - moved[0]).max() > 0.1
+    if case == "micro-batches":
+        searches = np.array(list(of_case(alone, case, "search").values()))
+        assert 0 < searches[-1, 2] < UPDATES and set(searches[:, 0]) == {0, 1, 2}
+
+
+def test_ranks_that_differ_are_refused(ranks):
+    if len(ranks) == 2:
+        for found in ranks:
+            for what, message in {
+                "basis": "rank 1 has another basis than rank 0",
+                "weights": "rank 1 has another state of weights and optimizer than rank 0",
+            }.items():
+                assert str(found[f"refused/{what}"]).startswith(message)
+
+
+def test_its_operators_are_documented(ranks):
+    if len(ranks) == 2:
+        names = set(ranks[0]["operators"].tolist())
+        assert {"AllReduce", "MatMul", "SGD"} <= names
+        assert missing([Operator(name, (), (), False, "") for name in names]) == {}

@@ -1,0 +1,96 @@
+"""A search resumed from any checkpoint ends as the uninterrupted one, to the last bit."""
+
+import pytest
+from mindspore import nn
+
+from labkit import checkpoint
+from labkit.algorithms.subspace import SubspaceStep
+from labkit.errors import InputError
+from labkit.losses import LossNet
+from labkit.training import fit
+from tests.step_cells import assert_bit_equal, snapshot, tensors
+from tests.subspace_cells import basis_of
+from tests.test_training import Training
+from tests.trainings import dataset, images_and_labels, loss_fn, network
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+# name -> (options, checkpoints of a training of 33 micro-batches, those that are taken up)
+CASES = {
+    # Each micro-batch is an update.
+    "each batch": ({"sigma": 0.95, "trials": 2}, 33, (0, 4, 10, 17)),
+    # Groups of 4, 4 and 3 of an epoch's 11 micro-batches: a checkpoint after each.
+    "micro-batches": ({"micro_steps": 4}, 9, (0, 2, 4)),
+}
+
+
+def make(seed=0, **options):
+    """A search with everything that has a state: B, residual, Adam's moments, BatchNorm."""
+    net = network(norm=True)
+    parameters = net.trainable_params()
+    adam = nn.Adam(parameters, nn.ExponentialDecayLR(0.02, 0.9, 1))
+    basis = basis_of(parameters, 6, seed=seed)
+    return SubspaceStep(LossNet(net, loss_fn()), adam, basis, alpha=0.5, **options)
+
+
+@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
+@pytest.mark.parametrize("case", CASES)
+def test_from_any_checkpoint(case, tmp_path):
+    options, count, taken = CASES[case]
+    whole = Training(tmp_path / "whole", lambda: make(**options), lambda: dataset(spoiled_row=5))
+    assert len(whole.paths) == count and whole.final["step.dropped"] == 3
+    assert whole.final["step.subspace.failures"] > 0 or case == "micro-batches"
+    for number in taken:
+        path = whole.paths[number]
+        # The compiled step goes on from another state; one of them is built anew.
+        step = None if number == taken[1] else whole.step
+        records, final = whole.resumed(path, tmp_path / path.stem, step)
+        assert_bit_equal(final, whole.final)
+        assert records == whole.rows
+    held = checkpoint.read(whole.paths[0])
+    assert max(value.size for value in held.values() if hasattr(value, "size")) < 6 * 16 * 7
+
+
+@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
+def test_in_the_middle_of_a_group_it_refuses_to_go_on(tmp_path):
+    """A checkpoint of another hand's making lacks the group's rows: nothing is guessed."""
+    step = make(micro_steps=2)
+    images, labels = images_and_labels(4)
+    batch = tensors(images.reshape(4, 1, 4, 4) / 60, labels)
+    assert step.can_be_saved
+    step(*batch)
+    assert not step.can_be_saved
+    checkpoint.write(step, tmp_path / "middle.ckpt")
+    step(*batch)
+    assert step.can_be_saved and step.last_update.number == 1
+    checkpoint.load_into(step, checkpoint.read(tmp_path / "middle.ckpt"))
+    before = snapshot(step)
+    for go_on in (lambda: step(*batch), step.end_epoch):
+        with pytest.raises(InputError, match="the sums of 1 micro-batches and not their rows"):
+            go_on()
+    assert_bit_equal(snapshot(step), before)
+
+
+DIFFERENT = {
+    "seed": 1,
+    "rho": 0.5,
+    "sigma": 0.3,
+    "trials": 2,
+    "gamma": 0.8,
+    "curvature": 0.1,
+    "start": "scaled",
+    "failure": "rollback",
+    "micro_steps": 2,
+    "tail": "drop",
+}
+
+
+@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
+def test_refused_with_another_basis_or_other_constants(tmp_path):
+    fit(make(), dataset(), 1, folder=tmp_path, progress=None)
+    for name, value in DIFFERENT.items():
+        other = make(**{name: value})
+        fresh, said = snapshot(other), "basis" if name == "seed" else name
+        with pytest.raises(InputError, match=f"cannot resume: settings is .*'{said}'"):
+            fit(other, dataset(), 2, folder=tmp_path, progress=None, resume=True)
+        assert_bit_equal(snapshot(other), fresh)

@@ -1,0 +1,504 @@
+"""SubspaceStep against float64, update by update; what a trial leaves, what is refused."""
+
+import warnings
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit import reference
+from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.subspace import LastSearch, SubspaceStep
+from labkit.errors import InputError
+from labkit.gradients import DynamicLossScale, set_state
+from labkit.losses import LossNet, TokenLossNet
+from labkit.nets.small import NextToken, NormNet
+from labkit.step import running_statistics
+from labkit.tolerances import TOLERANCE
+from tests.step_cells import assert_bit_equal, digits, momentum, snapshot, tensors
+from tests.subspace_cells import QR, basis_of, flat, small, small_loss, small_rows
+from tests.subspace_twin import Twin
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+COMPONENTS = 5
+# Rows on which twenty updates are well conditioned. A search is not continuous: on other rows they
+# moved a change of 1e-7 in the first weights, in float64, by anything from 3e-7 to 0.2.
+ROWS, FIRST = 64, 1000
+
+
+def by_groups(parameters):
+    """The biases without decay; handed over in another order than the network has them."""
+    biases = [p for p in parameters if p.name.endswith("bias")]
+    weights = [p for p in parameters if p.name.endswith("weight")]
+    groups = [{"params": biases, "weight_decay": 0.0}, {"params": weights, "weight_decay": 0.1}]
+    return nn.Momentum([*groups, {"order_params": biases + weights}], 0.4, 0.8)
+
+
+DECAYED = np.repeat([0.1, 0.0, 0.1, 0.0], [36, 6, 24, 4])
+# Asks for more than most steps give: searches fail.
+HARD = {"sigma": 0.95, "trials": 2, "alpha": 0.3}
+# name -> (options of the step, options of the twin that are not the step's, calls that are NaN,
+# calls after which the epoch ends)
+CASES = {
+    "defaults": ({}, {}, (), ()),
+    "failed searches": (HARD | {"start": "scaled"}, {}, (7,), ()),
+    "rolled back": (HARD | {"failure": "rollback"}, {}, (), ()),
+    "groups of Momentum": (
+        {"alpha": 0.2, "gamma": 0.5},
+        {"rate": 0.4, "momentum": 0.8, "decay": DECAYED},
+        (),
+        (),
+    ),
+    "micro-batches": (
+        {"micro_steps": 3, "alpha": 0.1, "loss_scale": 1024.0},
+        {},
+        (1, 9, 10, 11, 20),
+        (7, 19),
+    ),
+    "sum, clipped": (
+        {"micro_steps": 2, "reduction": "sum", "clip_norm": 0.6, "tail": "drop", "alpha": 0.1},
+        {},
+        (),
+        (6,),
+    ),
+    "sgd": ({"method": "sgd", "clip_norm": 0.3}, {"rate": 0.5}, (3,), ()),
+}
+
+
+def batch(case, call):
+    """The rows of a call: as many in each, or other numbers where there are micro-batches."""
+    options, _, nan, _ = CASES[case]
+    uneven = call % 3 if "micro_steps" in options else 0
+    inputs, labels = small_rows(ROWS + uneven, seed=FIRST + call)
+    return inputs * np.float32(np.nan if call in nan else 1), labels
+
+
+def twin_of(case, basis):
+    options, others, *_ = CASES[case]
+    names = set(Twin.__dataclass_fields__)
+    own = {name: value for name, value in options.items() if name in names}
+    rest = options.keys() - names - {"loss_scale"}
+    return Twin(basis.matrix, constants={name: options[name] for name in rest}, **own | others)
+
+
+def build(options, make=None):
+    """(network, basis, step) of the small network, SGD of rate 1 alone unless ``make`` says."""
+    network, loss_net = small()
+    parameters = network.trainable_params()
+    basis = basis_of(parameters, COMPONENTS)
+    optimizer = make(parameters) if make else nn.SGD(parameters, 1.0)
+    return network, basis, SubspaceStep(loss_net, optimizer, basis, **options)
+
+
+class TestTwin:
+    """The requirement: 1e-4 after twenty updates; and every search decides alike."""
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_twenty_updates_equal_float64(self, case):
+        options, others, nan, ends = CASES[case]
+        make = by_groups if "momentum" in others else lambda p: nn.SGD(p, others.get("rate", 1.0))
+        network, basis, step = build(options, make)
+        twin, call, failed = twin_of(case, basis), 0, 0
+        while twin.updates < 20:
+            inputs, labels = batch(case, call)
+            before, done = flat(network), twin.updates
+            loss = float(step(*tensors(inputs, labels)))
+            assert loss == pytest.approx(twin.micro_batch(inputs, labels), rel=1e-4, nan_ok=True)
+            if twin.updates == done:
+                np.testing.assert_array_equal(flat(network), before)
+            if call in ends:
+                step.end_epoch()
+                twin.end_epoch()
+            np.testing.assert_allclose(flat(network), twin.weights, rtol=1e-4, atol=1e-4)
+            assert step.last_update.number == twin.updates
+            if step.searches and twin.updates > done:
+                search, last = twin.search, step.last_search
+                assert (last.trials, last.failures) == (search.made, search.failures)
+                assert last.rate == pytest.approx(search.rate) and last.accepted == (last.rate > 0)
+                failed += not last.accepted
+            call += 1
+        assert int(step.dropped.asnumpy()) == len(nan)
+        assert int(step.optimizer.global_step.asnumpy()[0]) == 20
+        if "sigma" in options:
+            assert 2 < failed < 18
+        if step.searches and case != "groups of Momentum":  # which has another order
+            residual = step.update.residual.asnumpy()
+            np.testing.assert_allclose(residual, twin.search.residual, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_the_comparison_is_well_conditioned(self, case):
+        """In float64: what 1e-7 in the first weights makes of the last ones, a tenth of 1e-4."""
+        basis, found = basis_of(small()[0].trainable_params(), COMPONENTS), []
+        for change in (0, 1e-7, -1e-7):
+            twin, call = twin_of(case, basis), 0
+            twin.weights = twin.weights + change * np.random.default_rng(9).normal(size=70)
+            while twin.updates < 20:
+                twin.micro_batch(*batch(case, call))
+                if call in CASES[case][3]:
+                    twin.end_epoch()
+                call += 1
+            found.append(twin.weights)
+        assert 1e-8 < np.abs(np.array(found[1:]) - found[0]).max() < 1e-5
+
+    def test_the_comparison_tells_the_options_apart(self):
+        """Each option of the twin gives weights of its own on the same rows."""
+        network, _ = small()
+        basis, found = basis_of(network.trainable_params(), COMPONENTS), []
+        for constants in (
+            {},
+            HARD,
+            HARD | {"failure": "rollback"},
+            {"alpha": 0.1},
+            {"alpha": 0.1, "gamma": 0.5},
+            {"start": "scaled"},
+            {"curvature": 0.9999},
+            {"rho": 0.1, "sigma": 0.9},
+        ):
+            twin = Twin(basis.matrix, constants=constants)
+            for call in range(20):
+                twin.micro_batch(*small_rows(ROWS, seed=call))
+            found.append(twin.weights)
+        distances = np.abs(np.array(found)[:, None] - np.array(found)).max(axis=2)
+        assert distances[~np.eye(len(found), dtype=bool)].min() > 1e-3
+
+
+class Quadratic(nn.Cell):
+    """Loss net: 1/2 |A (w - w*)|^2 with A (M, M) and w* (M,) given as the batch."""
+
+    def __init__(self, numbers):
+        super().__init__(auto_prefix=False)
+        self.weights = Parameter(Tensor(np.zeros(numbers), ms.float32), name="weights")
+
+    def construct(self, root, optimum):
+        off = ops.matmul(root, ops.reshape(self.weights - optimum, (-1, 1)))
+        return 0.5 * ops.reduce_sum(ops.square(off))
+
+
+def quadratic(numbers, components, start):
+    """(basis, step) over the weights of a ``Quadratic``; the search alone moves them."""
+    loss_net = Quadratic(numbers)
+    basis = basis_of([loss_net.weights], components)
+    sgd = nn.SGD([loss_net.weights], 1.0)
+    return basis, SubspaceStep(loss_net, sgd, basis, alpha=0.0, start=start)
+
+
+class TestQuadratics:
+    """The requirement: the gap to the subspace's optimum is 1e-6 of its start within 37 steps."""
+
+    NUMBERS, COMPONENTS = 64, 32
+
+    @pytest.fixture
+    def step(self, once):
+        def anew(weights, start):
+            basis, step = once(quadratic, self.NUMBERS, self.COMPONENTS, start)
+            set_state(step.optimizer.parameters[0], weights)
+            return basis.matrix.astype(np.float64), step
+
+        return anew
+
+    def problem(self, condition, scale, seed):
+        """A with eigenvalues of A^T A around ``scale``, spread by ``condition``; w*, w."""
+        random = np.random.default_rng(seed)
+        rotation = np.linalg.qr(random.normal(size=(self.NUMBERS, self.NUMBERS)))[0]
+        spread = np.log10(condition) / 2
+        eigenvalues = scale * np.logspace(-spread, spread, self.NUMBERS)
+        root = (rotation * np.sqrt(random.permutation(eigenvalues))) @ rotation.T
+        root = root.astype(np.float32).astype(np.float64)
+        optimum, weights = random.normal(size=(2, self.NUMBERS)).astype(np.float32)
+        return root, optimum, weights
+
+    @pytest.mark.parametrize("condition", [1, 10, 100])
+    @pytest.mark.parametrize(
+        ("scale", "start"),
+        [(0.1, "identity"), (1, "identity"), (10, "identity"), (100, "identity")]
+        + [(1e-4, "scaled"), (1, "scaled"), (100, "scaled")],
+    )
+    def test_gap_closes(self, step, condition, scale, start):
+        for seed in range(2):
+            assert self.updates_of(step, condition, scale, start, seed) is not None
+
+    def test_where_identity_is_too_slow(self, step):
+        """Eigenvalues around 0.01, the other side of ``scaled``."""
+        assert self.updates_of(step, 100, 0.01, "identity", 0) is None
+        assert 10 < self.updates_of(step, 100, 0.01, "scaled", 0) <= 25
+
+    def updates_of(self, step, condition, scale, start, seed):
+        """How many updates close the gap; None where 37 do not."""
+        root, optimum, weights = self.problem(condition, scale, seed)
+        basis, made = step(weights, start)
+        hessian, off = root.T @ root, weights.astype(np.float64) - optimum
+        best = np.linalg.solve(basis @ hessian @ basis.T, -basis @ hessian @ off)
+        lowest = self.value(root, off + basis.T @ best)
+        wanted = 1e-6 * (self.value(root, off) - lowest)
+        for updates in range(1, 38):
+            made(*tensors(root.astype(np.float32), optimum))
+            weights_now = flat_of(made)
+            # Never left the subspace, and the optimum there is not that of the whole space.
+            outside = weights_now - weights
+            outside = outside - basis.T @ (basis @ outside)
+            assert np.abs(outside).max() < 1e-5 and lowest > 1e4 * wanted
+            if self.value(root, weights_now - optimum) - lowest <= wanted:
+                return updates
+        return None
+
+    def value(self, root, off):
+        return 0.5 * float(np.sum((root @ off) ** 2))
+
+
+def flat_of(step):
+    return step.optimizer.parameters[0].asnumpy().astype(np.float64)
+
+
+class TestLossScale:
+    def test_it_is_in_nothing(self):
+        """Scales 1, 128 and 1024 give the same parameters to 1e-5: no power is left anywhere."""
+        found = {}
+        for scale in (1.0, 128.0, 1024.0, DynamicLossScale(2.0**12, 2.0, 2)):
+            network, _, step = build({"loss_scale": scale})
+            for call in range(8):
+                step(*tensors(*small_rows(ROWS, seed=call)))
+            found[repr(scale)] = flat(network)
+        for came in found.values():
+            np.testing.assert_allclose(came, found["1.0"], rtol=1e-5, atol=1e-5)
+        assert len(found) == 4
+
+    def test_leaking_it_into_the_residual_would_be_seen(self):
+        """As in MindSpore: g scaled in the residual alone. At 1024 that is alpha = 1.024."""
+        network, _ = small()
+        basis, found = basis_of(network.trainable_params(), COMPONENTS).matrix, []
+        for alpha in (0.001, 0.001 * 128, 0.001 * 1024):
+            twin = Twin(basis, constants={"alpha": alpha})
+            for call in range(8):
+                twin.micro_batch(*small_rows(ROWS, seed=call))
+            found.append(twin.weights)
+        assert np.abs(found[1] - found[0]).max() > 0.1
+        assert np.abs(found[2] - found[0]).max() > 1
+
+
+class Steep(nn.Cell):
+    """Cross entropy times 10 000: a step of the gradient's length is far too long."""
+
+    def __init__(self):
+        super().__init__()
+        self.loss = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+    def construct(self, logits, labels):
+        return 1e4 * self.loss(logits, labels)
+
+
+# 20 trials between 1 and 0.83 of such a step: none of them is low enough.
+ALL_FAIL = {"rho": 0.99, "trials": 20}
+
+
+class TestTrialsLeaveNoTrace:
+    def build(self, **options):
+        ms.set_seed(2)
+        network = NormNet("batch")
+        loss_net = LossNet(network, Steep())
+        adam = nn.Adam(network.trainable_params(), nn.ExponentialDecayLR(0.01, 0.9, 1))
+        basis = basis_of(adam.parameters, 4)
+        return network, loss_net, adam, basis
+
+    def statistics_after(self, step, network):
+        step(*tensors(*digits(16)))
+        return {one.name: one.asnumpy().copy() for one in running_statistics(network)}
+
+    def test_batch_norm_after_twenty_trials(self):
+        """Running statistics, bit for bit, are those after one ordinary forward pass."""
+        network, loss_net, adam, _ = self.build()
+        expected = self.statistics_after(PlainStep(loss_net, adam), network)
+        network, loss_net, adam, basis = self.build()
+        step = SubspaceStep(loss_net, adam, basis, **ALL_FAIL)
+        assert_bit_equal(self.statistics_after(step, network), expected)
+        assert step.last_search == LastSearch(20, False, 0.0, 1)
+        assert int(adam.global_step.asnumpy()[0]) == 1
+        assert step.last_update.learning_rate == pytest.approx((0.01,))
+
+    def test_they_would_show(self):
+        """The same without putting the statistics back: they are those of 21 forward passes."""
+        network, loss_net, adam, basis = self.build()
+        before = {one.name: one.asnumpy().copy() for one in running_statistics(network)}
+        step = SubspaceStep(loss_net, adam, basis, nonfinite="propagate", **ALL_FAIL)
+        step._trial.statistics = ()
+        after = self.statistics_after(step, network)
+        network, loss_net, adam, _ = self.build()
+        expected = self.statistics_after(PlainStep(loss_net, adam), network)
+        for name, one in expected.items():
+            moved = np.abs(after[name] - before[name]).max()
+            assert moved > 3 * np.abs(one - before[name]).max() > 0
+
+    def test_a_failed_search_moves_the_optimizers_part_alone(self):
+        """w <- optimizer(w, alpha r) with r = g - P^T P g."""
+        network, _ = small()
+        sgd, loss_net = nn.SGD(network.trainable_params(), 1.0), LossNet(network, Steep())
+        basis = basis_of(sgd.parameters, COMPONENTS)
+        step = SubspaceStep(loss_net, sgd, basis, alpha=5e-5, **ALL_FAIL)
+        before = flat(network).astype(np.float64)
+        batch = small_rows(32, seed=0)
+        step(*tensors(*batch))
+        assert not step.last_search.accepted
+        gradient = 1e4 * small_loss(before, *batch)[1]
+        outside = gradient - reference.projected_gradient(basis.matrix, gradient)
+        np.testing.assert_allclose(
+            flat(network), before - 5e-5 * outside, **TOLERANCE["float32, one update"]
+        )
+        # Nothing of the move lies in the subspace.
+        assert np.abs(basis.matrix @ (flat(network) - before)).max() < 1e-6
+
+
+class TestInterrupted:
+    def test_an_interrupted_search_was_not_made(self, once, monkeypatch):
+        """Before any graph: no weight has moved, and the next call is as if it had not been."""
+        found = []
+        for graph in (None, "_project", "_prepare", "_trial", "_finish"):
+            _, _, step = once(build, {"alpha": 0.1})
+            for call in range(4):
+                if call == 2 and graph is not None:
+                    self.interrupt(step, graph, monkeypatch)
+                step(*tensors(*small_rows(ROWS, seed=call)))
+            found.append(snapshot(step))
+        for other in found[1:]:
+            assert_bit_equal(other, found[0])
+
+    def interrupt(self, step, graph, monkeypatch):
+        """Stop a call before one of its graphs runs."""
+
+        def stop(*args, **options):
+            raise KeyboardInterrupt
+
+        before = [one.asnumpy().copy() for one in step.optimizer.parameters]
+        with monkeypatch.context() as patch:
+            patch.setattr(type(getattr(step, graph)), "__call__", stop)
+            with pytest.raises(KeyboardInterrupt):
+                step(*tensors(*small_rows(ROWS, seed=77)))
+        for one, value in zip(step.optimizer.parameters, before, strict=True):
+            np.testing.assert_array_equal(one.asnumpy(), value)
+
+
+class TestComposes:
+    def test_tokens(self):
+        """Halves with other numbers of tokens are the whole, in the gradient and in the trials."""
+        tokens = np.arange(24, dtype=np.int32).reshape(4, 6) % 12
+        labels = (tokens + 1) % 12
+        labels[1:3, 2:] = -1
+        found = []
+        for micro_steps in (1, 2):
+            ms.set_seed(3)
+            network = NextToken()
+            parameters = network.trainable_params()
+            options = {"normalise": "tokens", "micro_steps": micro_steps, "alpha": 0.3}
+            basis = basis_of(parameters, 4)
+            step = SubspaceStep(
+                TokenLossNet(network), nn.SGD(parameters, 1.0), basis, sigma=0.8, **options
+            )
+            for _ in range(6):
+                for part in np.split(np.arange(4), [1, 1] if micro_steps == 1 else [1]):
+                    if len(part) and micro_steps == 2:
+                        step(*tensors(tokens[part], labels[part]))
+                if micro_steps == 1:
+                    step(*tensors(tokens, labels))
+            assert step.last_update.number == 6
+            found.append((flat(network), step.last_search))
+        np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
+        assert found[0][1] == found[1][1]
+
+    def test_float16(self):
+        """Float16 in the network, float32 in P, B and the residual: close to float32's weights."""
+        found = []
+        for options in ({}, {"precision": "O2", "loss_scale": DynamicLossScale()}):
+            network, _, step = build(options | {"clip_norm": 1.0})
+            for call in range(4):
+                step(*tensors(*small_rows(32, seed=call)))
+            assert step.last_search.accepted and step.last_update.number == 4
+            found.append(flat(network))
+        np.testing.assert_allclose(found[1], found[0], atol=0.02)
+        assert (found[0] != found[1]).any()
+
+    def test_float16_weights(self):
+        network, loss_net = small()
+        network.to_float(ms.float16)
+        for parameter in network.trainable_params():
+            parameter.set_dtype(ms.float16)
+        parameters = network.trainable_params()
+        basis = basis_of(parameters, 20)
+        step = SubspaceStep(loss_net, nn.SGD(parameters, 1.0), basis, alpha=0.1)
+        losses = [float(step(*tensors(*small_rows(ROWS, seed=0)))) for _ in range(10)]
+        assert {p.dtype for p in parameters} == {ms.float16}
+        assert losses[-1] < 0.9 * losses[0] and np.isfinite(flat(network)).all()
+
+    def test_batch_norm_with_micro_batches_is_warned_of(self):
+        network = NormNet("batch")
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
+        optimizer = momentum(network)
+        with pytest.warns(UserWarning, match="trainable BatchNorm"):
+            SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 3), micro_steps=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 3))
+
+
+class TestBasis:
+    def test_in_another_order_it_is_the_same(self):
+        """By name: columns go to the parameters they are of."""
+        network, loss_net = small()
+        parameters = network.trainable_params()
+        basis = basis_of(parameters, COMPONENTS)
+        ends = np.cumsum([p.size for p in parameters])[:-1]
+        parts = np.split(basis.matrix, ends, axis=1)
+        turned = QR(np.hstack(parts[::-1]), basis.names[::-1], basis.shapes[::-1])
+        one = SubspaceStep(loss_net, nn.SGD(parameters, 1.0), basis).update.share
+        other = SubspaceStep(loss_net, nn.SGD(parameters, 1.0), turned).update.share
+        np.testing.assert_array_equal(one.tensor.asnumpy(), other.tensor.asnumpy())
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"names": ("0.weight", "0.bias", "2.weight", "3.bias")}, "'2.bias' is not there in"),
+            ({"shapes": ((6, 6), (6,), (6, 4), (4,))}, r"'2.weight' is \(6, 4\) in the basis and"),
+            ({"matrix": np.eye(3, 69, dtype=np.float32)}, r"shape \(3, 69\); expected \(comp"),
+            ({"matrix": 2 * np.eye(3, 70, dtype=np.float32)}, "differs from I by 3; expected"),
+            ({"matrix": np.full((3, 70), np.nan, np.float32)}, "not finite"),
+        ],
+    )
+    def test_of_other_weights(self, change, message):
+        network, loss_net = small()
+        parameters = network.trainable_params()
+        basis = basis_of(parameters, 3)
+        wrong = QR(**(vars(basis) | change))
+        with pytest.raises(InputError, match=message):
+            SubspaceStep(loss_net, nn.SGD(parameters, 1.0), wrong)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"rho": 1.0}, "rho is 1.0; expected 0 < rho < 1"),
+            ({"rho": 0}, "rho is 0; expected 0 < rho < 1"),
+            ({"rho": "0.5"}, "rho is '0.5'; expected 0 < rho < 1"),
+            ({"sigma": -0.1}, "sigma is -0.1; expected 0 < sigma < 1"),
+            ({"sigma": float("nan")}, "sigma is nan; expected 0 < sigma < 1"),
+            ({"gamma": 1}, "gamma is 1; expected 0 <= gamma < 1"),
+            ({"gamma": True}, "gamma is True; expected 0 <= gamma < 1"),
+            ({"alpha": -1e-3}, "alpha is -0.001; expected a finite number >= 0"),
+            ({"alpha": float("inf")}, "alpha is inf; expected a finite number >= 0"),
+            ({"curvature": 1}, "curvature is 1; expected 0 <= curvature < 1"),
+            ({"trials": 0}, "trials is 0; expected an integer >= 1"),
+            ({"trials": 2.0}, "trials is 2.0; expected an integer >= 1"),
+            ({"failure": "restart"}, "unknown failure 'restart'; expected one of: reset, rollb"),
+            ({"start": "identiti"}, "unknown start 'identiti'; expected one of: identity, sc"),
+            ({"method": "bfg"}, "unknown method 'bfg'; expected one of: bfgs, sgd. Did you mean"),
+            ({"method": "sgd", "rho": 0.5, "alpha": 1}, "method='sgd' came with alpha, rho"),
+            ({"tail": "carry"}, "unknown tail 'carry'; expected one of: flush, drop"),
+            ({"micro_steps": 0}, "micro_steps is 0; expected an integer >= 1"),
+        ],
+    )
+    def test_what_is_no_option(self, options, message):
+        with pytest.raises(InputError, match=message):
+            build(options)
+
+    def test_no_search_to_report(self):
+        with pytest.raises(InputError, match="method='sgd' searches nothing"):
+            _ = build({"method": "sgd"})[2].last_search

@@ -1,0 +1,87 @@
+"""The same weights as MindSpore's own dimension reduction, where that works as written.
+
+It does with two trials, on one rank, without a loss scale, and where ``Model`` is given metrics.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit.algorithms.subspace import SubspaceStep
+from tests.boost_child import CONSTANTS
+from tests.step_cells import tensors
+from tests.subspace_cells import basis_of, parts_of, small, small_rows, small_weights
+from tests.trainings import python
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
+
+COMPONENTS, STEPS = 5, 5
+# The second one asks for more decrease than most steps give; its residual moves the weights too.
+CASES = {
+    "as the source": CONSTANTS,
+    "asking for more": {"rho": 0.55, "gamma": 0.7, "alpha": 0.3, "sigma": 0.95},
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def theirs(request, runtime, tmp_path_factory):
+    """(constants, weights of each step by name) from MindSpore's Model and its boost."""
+    folder, constants = tmp_path_factory.mktemp("boost"), CASES[request.param]
+    network, _ = small()
+    names = [p.name for p in network.trainable_params()]
+    batches = [small_rows(16, seed=step) for step in range(STEPS)]
+    images, labels = (np.stack(part) for part in zip(*batches, strict=True))
+    weights = dict(zip(names, parts_of(small_weights()), strict=True))
+    np.savez(
+        folder / "given.npz",
+        images=images,
+        labels=labels,
+        components=np.int64(COMPONENTS),
+        **weights,
+    )
+    np.save(folder / "pca_mat.npy", basis_of(network.trainable_params(), COMPONENTS).matrix)
+    (folder / "constants.json").write_text(json.dumps(constants))
+    code = (
+        "import sys, pathlib; from tests.boost_child import main; main(pathlib.Path(sys.argv[1]))"
+    )
+    done = python(code, folder)
+    assert done.returncode == 0, done.stderr
+    return constants, dict(np.load(folder / "weights.npz"))
+
+
+def trained(options):
+    """Weights of each step by name, and the searches, of labkit's step."""
+    network, loss_net = small()
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    basis = basis_of(network.trainable_params(), COMPONENTS)
+    step = SubspaceStep(loss_net, sgd, basis, **options)
+    found, searches = [], []
+    for number in range(STEPS):
+        step(*tensors(*small_rows(16, seed=number)))
+        found.append([p.asnumpy().copy() for p in network.trainable_params()])
+        searches.append(step.last_search)
+    names = [p.name for p in network.trainable_params()]
+    return dict(zip(names, map(np.stack, zip(*found, strict=True)), strict=True)), searches
+
+
+def test_five_steps_are_those_of_mindspore_boost(theirs):
+    constants, expected = theirs
+    came, searches = trained(constants | {"trials": 2, "failure": "rollback"})
+    assert came.keys() == expected.keys() and len(came) == 4
+    for name, values in expected.items():
+        assert len(values) == STEPS and np.abs(np.diff(values, axis=0)).max() > 1e-3
+        np.testing.assert_allclose(came[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+    # Searches of one trial and of two, and one that failed and was followed by another.
+    assert {search.trials for search in searches} == {1, 2}
+    assert 0 < searches[-2].failures < STEPS - 1
+
+
+def test_other_constants_are_other_weights(theirs):
+    """The comparison sees each constant: one that is changed moves the weights by more."""
+    constants, expected = theirs
+    changes = ({"gamma": 0.5}, {"alpha": 2 * constants["alpha"]}, {"curvature": 0.9999})
+    for change in (*changes, {"failure": "reset"}):
+        came, _ = trained(constants | {"trials": 2, "failure": "rollback"} | change)
+        assert max(np.abs(came[name] - expected[name]).max() for name in expected) > 1e-4

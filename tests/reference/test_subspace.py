@@ -1,0 +1,165 @@
+"""The float64 twin against closed forms, and the step's own float64 part against the twin."""
+
+import numpy as np
+import pytest
+
+from labkit import reference
+from labkit.algorithms.subspace.search import (
+    Constants,
+    Memory,
+    after_search,
+    descent,
+    line_search,
+    updated_inverse,
+)
+from labkit.errors import InputError
+
+
+def curved(size, seed):
+    """(Hessian, B, s, y = H s) with all eigenvalues > 0."""
+    random = np.random.default_rng(seed)
+    hessian, inverse = (
+        one @ one.T + 0.1 * np.eye(size) for one in random.normal(size=(2, size, size))
+    )
+    s = random.normal(size=size)
+    return hessian, inverse, s, hessian @ s
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 32])
+def test_bfgs_is_the_product_form_with_the_secant_equation(size):
+    """B y = s, B symmetric and positive definite; and B from (I - s y^T / y.s) on both sides."""
+    _, inverse, s, y = curved(size, size)
+    came = reference.bfgs_inverse(inverse, s, y)
+    np.testing.assert_allclose(came @ y, s, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(came, came.T, rtol=1e-9, atol=1e-9)
+    assert np.linalg.eigvalsh(came).min() > 0
+    left = np.eye(size) - np.outer(s, y) / (y @ s)
+    product = left @ inverse @ left.T + np.outer(s, s) / (y @ s)
+    np.testing.assert_allclose(came, product, rtol=1e-7, atol=1e-7)
+    if size > 1:
+        exchanged = reference.bfgs_inverse(inverse, y, s)
+        assert np.abs(exchanged @ y - s).max() > 0.1
+
+
+@pytest.mark.parametrize("size", [2, 7, 32])
+def test_the_steps_own_inverse_is_the_twins(size):
+    _, inverse, s, y = curved(size, 50 + size)
+    last = np.random.default_rng(1).normal(size=size).astype(np.float32)
+    memory = Memory(inverse.astype(np.float32), last, s.astype(np.float32), True)
+    gradient = memory.gradient + y
+    came = updated_inverse(memory, gradient, Constants())
+    expected = reference.bfgs_inverse(memory.inverse, memory.step, gradient - memory.gradient)
+    np.testing.assert_allclose(came, expected, rtol=1e-6, atol=1e-6)
+    for gradient in (memory.gradient - y, memory.gradient + np.nan):  # no curvature
+        np.testing.assert_array_equal(
+            updated_inverse(memory, gradient, Constants()), memory.inverse
+        )
+    alone = Memory(memory.inverse, last, memory.step, False)
+    np.testing.assert_array_equal(updated_inverse(alone, last + y, Constants()), memory.inverse)
+
+
+def test_curvature_is_relative():
+    """The angle decides: not the lengths, by which MindSpore's absolute 1e-20 can be passed."""
+    s, y = np.float32([1, 0]), np.float32([0.1, 1])
+    for length in (1e-12, 1.0, 1e12):
+        memory = Memory(np.eye(2, dtype=np.float32), np.zeros(2, np.float32), s, True)
+        cosine = 0.1 / np.sqrt(1.01)
+        low, high = (Constants(curvature=factor * cosine) for factor in (0.99, 1.01))
+        assert (updated_inverse(memory, length * y, low) != np.eye(2)).any()
+        assert (updated_inverse(memory, length * y, high) == np.eye(2)).all()
+
+
+def test_descent():
+    direction, slope = descent(np.diag([2.0, 0.5]), np.array([3.0, -4.0]))
+    np.testing.assert_array_equal(direction, np.float32([-6, 2]))
+    assert slope == -26
+    for inverse, gradient in (
+        (-np.eye(2), np.ones(2)),
+        (np.eye(2), np.zeros(2)),
+        (np.eye(2), np.array([np.nan, 1])),
+        (1e30 * np.eye(2), np.ones(2)),
+    ):
+        direction, slope = descent(inverse, gradient)
+        assert slope == 0 and (direction == 0).all()
+
+
+def test_line_search_takes_the_first_that_is_low_enough():
+    """On f(t) = (1 - t)^2 + c the bound 1 - 2 sigma t is met for t < 2 - 2 sigma, exactly."""
+    constants = Constants(rho=0.5, sigma=0.4, trials=8)
+    found = []
+    for factor in (0.5, 1.19, 1.21, 4.9, 300.0, 1000.0):
+        seen = []
+
+        def loss_at(rate, factor=factor, seen=seen):
+            seen.append(rate)
+            return (1 - factor * rate) ** 2 + 7.0
+
+        trials, rate = line_search(loss_at, 8.0, -2.0 * factor, constants)
+        assert len(seen) == trials and seen == [0.5**m for m in range(trials)]
+        found.append((trials, rate))
+    assert found == [(1, 1), (1, 1), (2, 0.5), (4, 0.125), (8, 0.0), (8, 0.0)]
+    assert line_search(lambda rate: np.nan, 1.0, -1.0, constants) == (8, 0.0)
+    assert line_search(lambda rate: 1.0, 1.0, -1.0, constants) == (8, 0.0)
+    assert line_search(None, 1.0, 0.0, constants) == (0, 0.0)
+
+
+def test_what_is_remembered():
+    random = np.random.default_rng(2)
+    old = Memory(np.eye(3, dtype=np.float32) * 2, *np.ones((2, 3), np.float32), True)
+    inverse, gradient = random.normal(size=(3, 3)), random.normal(size=3)
+    direction = np.float32([1, 2, 3])
+    kept = after_search(old, inverse, gradient, direction, 0.5, "reset")
+    np.testing.assert_array_equal(kept.step, np.float32([0.5, 1, 1.5]))
+    np.testing.assert_array_equal(kept.inverse, np.float32(inverse))
+    np.testing.assert_array_equal(kept.gradient, np.float32(gradient))
+    assert kept.has_pair and all(
+        one.dtype == np.float32 for one in (kept.step, kept.inverse, kept.gradient)
+    )
+    assert after_search(old, inverse, gradient, direction, 0.0, "rollback") is old
+    forgotten = after_search(old, inverse, gradient, direction, 0.0, "reset")
+    assert (forgotten.inverse == np.eye(3)).all() and not forgotten.has_pair
+
+
+def test_the_twin_reaches_the_subspace_optimum():
+    """A quadratic of condition 100: the gap falls to 1e-6 of its start, and never leaves P."""
+    random = np.random.default_rng(0)
+    rotation = np.linalg.qr(random.normal(size=(64, 64)))[0]
+    hessian = (rotation * np.logspace(-1, 1, 64)) @ rotation.T
+    basis = np.linalg.qr(random.normal(size=(64, 32)))[0].T
+    start = weights = random.normal(size=64)
+    best = start + basis.T @ np.linalg.solve(basis @ hessian @ basis.T, -basis @ hessian @ start)
+    loss_of = lambda w: 0.5 * w @ hessian @ w  # noqa: E731
+    search, wanted = reference.ProjectedBFGS(basis, alpha=0.0), loss_of(start) - loss_of(best)
+    updates = 0
+    while loss_of(weights) - loss_of(best) > 1e-6 * wanted:
+        weights = search.update(weights, hessian @ weights, loss_of)
+        updates += 1
+    assert 5 < updates <= 37
+    assert loss_of(best) > 0.1 * loss_of(start) and search.failures == 0
+    moved = weights - start
+    np.testing.assert_allclose(basis.T @ (basis @ moved), moved, atol=1e-9)
+
+
+def test_the_twins_residual_is_momentum_of_what_lies_outside():
+    basis = np.eye(2, 4)
+    search = reference.ProjectedBFGS(basis, gamma=0.5, alpha=0.1)
+    weights = np.zeros(4)
+    for gradient in ([1.0, 0, 2, 0], [0, 1.0, 0, 4]):
+        weights = search.update(weights, np.array(gradient), lambda w: 1.0)
+    np.testing.assert_allclose(search.residual, [0, 0, 1, 4])
+    np.testing.assert_allclose(weights, [0, 0, -0.1 * (2 + 1), -0.4])
+    assert search.failures == 2 and search.pair is None
+
+
+def test_projected_gradient():
+    basis = np.linalg.qr(np.random.default_rng(3).normal(size=(9, 4)))[0].T
+    gradient = np.random.default_rng(4).normal(size=9)
+    came = reference.projected_gradient(basis, gradient)
+    np.testing.assert_allclose(basis @ came, basis @ gradient)
+    np.testing.assert_allclose(reference.projected_gradient(basis, came), came)
+    assert np.abs(came - gradient).max() > 0.1
+
+
+def test_the_twin_refuses_an_unknown_failure():
+    with pytest.raises(InputError, match="unknown failure 'retry'"):
+        reference.ProjectedBFGS(np.eye(2), failure="retry")

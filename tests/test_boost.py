@@ -1,0 +1,416 @@
+"""``boost_step``: what each dictionary builds, beside what MindSpore makes of the same words."""
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from mindspore.train import Callback, Model
+
+import labkit
+import labkit.algorithms.subspace.basis as basis_module
+from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost, boost_step
+from labkit.algorithms.subspace import Basis, SubspaceStep
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.snapshots import write_snapshot
+from tests.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
+from tests.subspace_cells import basis_of
+from tests.test_boost_config import ACCUMULATION, ADASUM, DIM_REDUCE, manual
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+BATCHES = split(rows(32), [4] * 8)
+
+
+def parts():
+    network, loss_net = regression()
+    return network, loss_net, momentum(network)
+
+
+def trained(make):
+    """Every Parameter of a step after eight batches and the epoch's end."""
+    network, loss_net, optimizer = parts()
+    step = make(loss_net, optimizer)
+    for batch in BATCHES:
+        step(*batch)
+    step.end_epoch()
+    assert step.last_update.number > 0
+    return snapshot(step)
+
+
+SAME = {
+    "nothing": (("O0", None, {}), PlainStep, {}),
+    "disabled": (("O2", {"boost": {"mode": "disable_all"}}, {}), PlainStep, {}),
+    "accumulation": (("O1", ACCUMULATION, {}), AccumulatedStep, {"micro_steps": 4}),
+    "adasum": (("O2", ADASUM, {"workers": 2}), AdasumStep, {"workers": 2}),
+    "O2": (("O2", None, {"workers": 2, "missing": "skip"}), AdasumStep, {"workers": 2}),
+    "both": (
+        (
+            "O1",
+            manual("adasum", "grad_accumulation", common={"grad_accumulation_step": 2}),
+            {"workers": 2, "loss_scale": 8.0},
+        ),
+        AdasumStep,
+        {"workers": 2, "micro_steps": 2, "loss_scale": 8.0},
+    ),
+    "server": (
+        ("O2", ADASUM | {"common": {"device_num": 2}}, {"workers": 2, "scope": "network"}),
+        AdasumStep,
+        {"workers": 2, "node_size": 2, "scope": "network"},
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+class TestIsTheStepThatTheWordsMean:
+    @pytest.mark.parametrize("name", SAME)
+    def test_with_its_arguments(self, name):
+        (level, dictionary, options), kind, arguments = SAME[name]
+        step = boost_step(*parts()[1:], level, dictionary, **options)
+        other = kind(*parts()[1:], **arguments)
+        assert type(step) is kind and step.settings == other.settings
+        assert step.micro_batches == other.micro_batches
+        if kind is AdasumStep:
+            assert step.team.text() == other.team.text()
+        assert_bit_equal(snapshot(step), snapshot(other))
+
+    @pytest.mark.parametrize("name", ["accumulation", "both"])
+    def test_and_trains_as_it(self, name):
+        (level, dictionary, options), kind, arguments = SAME[name]
+        came = trained(lambda *pair: boost_step(*pair, level, dictionary, **options))
+        assert_bit_equal(came, trained(lambda *pair: kind(*pair, **arguments)))
+
+
+def basis():
+    """Three random components of the eight weights."""
+    return basis_of(regression()[0].trainable_params(), 3)
+
+
+CHANGED = {"rho": 0.3, "sigma": 0.2, "gamma": 0.5, "alpha": 0.02}
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+class TestDimReduce:
+    def words(self, *more, **sections):
+        return manual("dim_reduce", *more, dim_reduce=CHANGED, **sections)
+
+    def test_it_trains_as_a_subspace_step(self):
+        """With accumulation, a loss scale and a number of trials: all reach the step."""
+        words = self.words("grad_accumulation", common={"grad_accumulation_step": 2})
+        options = dict(trials=5, loss_scale=16.0)
+        came = trained(lambda *pair: boost_step(*pair, "O1", words, basis=basis(), **options))
+        options |= CHANGED | {"micro_steps": 2}
+        assert_bit_equal(came, trained(lambda *pair: SubspaceStep(*pair, basis(), **options)))
+
+    def test_the_users_optimizer_stays(self):
+        _, loss_net, optimizer = parts()
+        step = boost_step(loss_net, optimizer, "O2", self.words(), basis=basis())
+        assert type(step) is SubspaceStep and step.optimizer is optimizer
+
+    def test_the_basis_comes_from_one_place(self):
+        _, loss_net, optimizer = parts()
+        for name in ("pca_mat_path", "weight_load_dir"):
+            words = manual("dim_reduce", dim_reduce={name: "somewhere"})
+            with pytest.raises(InputError, match="basis came, and pca_mat_path or weight_load_dir"):
+                boost_step(loss_net, optimizer, "O1", words, basis=basis())
+
+    def test_it_is_the_search(self):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(InputError, match="method is 'sgd'; dim_reduce is the search 'bfgs'"):
+            boost_step(loss_net, optimizer, "O1", self.words(), basis=basis(), method="sgd")
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+class TestTheBasisOfTheDictionary:
+    """The tutorial's dictionary with its own keys, on snapshots of the network."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        network, _ = regression()
+        for number in range(6):
+            for parameter in network.trainable_params():
+                moved = np.random.default_rng(number).normal(size=parameter.shape)
+                set_state(parameter, moved.astype(np.float32))
+            path = tmp_path / "checkpoint_pca" / f"step-{number:09d}.safetensors"
+            path.parent.mkdir(exist_ok=True)
+            write_snapshot(path, network.trainable_params(), micro_batch=number)
+        return path.parent
+
+    def step(self, **changed):
+        _, loss_net, optimizer = parts()
+        words = copy.deepcopy(DIM_REDUCE)
+        words["dim_reduce"] |= {"n_component": 3} | {n: str(v) for n, v in changed.items()}
+        before = copy.deepcopy(words)
+        step = boost_step(loss_net, optimizer, "O1", words)
+        assert words == before
+        return step
+
+    def checksum(self, step):
+        return step.settings["basis"]
+
+    def test_it_is_made_of_the_snapshots_and_kept_beside_them(self, folder, capsys):
+        step = self.step(weight_load_dir=folder)
+        parameters = regression()[0].trainable_params()
+        assert self.checksum(step) == Basis.of(folder, parameters, 3).checksum
+        kept = Basis.load(folder / "pca_mat.npy", parameters)
+        assert kept.matrix.shape == (3, 8) and kept.checksum == self.checksum(step)
+        assert "n_components 3" in capsys.readouterr().out
+        loss = step(*BATCHES[0])
+        assert np.isfinite(float(loss.asnumpy())) and step.last_update.number == 1
+
+    def test_a_file_that_is_there_is_taken_and_the_snapshots_may_be_gone(
+        self, folder, tmp_path, capsys
+    ):
+        step = self.step(weight_load_dir=folder)
+        moved = tmp_path / "moved"
+        shutil.move(folder, moved)
+        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=folder)
+        assert f"basis loaded from {moved}/pca_mat.npy, nothing computed" in capsys.readouterr().out
+        assert self.checksum(again) == self.checksum(step)
+        # What the dictionary names is never written over, whatever lies in the other folder.
+        before = (moved / "pca_mat.npy").read_bytes()
+        (moved / "step-000000000.safetensors").unlink()
+        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
+        assert self.checksum(again) == self.checksum(step)
+        assert (moved / "pca_mat.npy").read_bytes() == before
+
+    def test_a_file_that_is_not_there_is_made(self, folder, tmp_path):
+        path = tmp_path / "own.npy"
+        step = self.step(pca_mat_path=path, weight_load_dir=folder)
+        parameters = regression()[0].trainable_params()
+        assert Basis.load(path, parameters).checksum == self.checksum(step)
+        assert not (folder / "pca_mat.npy").exists()
+
+    def test_other_snapshots_make_another(self, folder):
+        step = self.step(weight_load_dir=folder)
+        (folder / "step-000000000.safetensors").unlink()
+        assert self.checksum(self.step(weight_load_dir=folder)) != self.checksum(step)
+
+    def test_all_ranks_do_what_the_first_one_sees(self, folder, monkeypatch):
+        """A slow one may find the file that the first has just made, and must join it still."""
+        self.step(weight_load_dir=folder)
+        path = folder / "pca_mat.npy"
+        parameters, calls = regression()[0].trainable_params(), []
+        monkeypatch.setattr(boost.cluster, "gather", lambda values: np.array([[0.0], values]))
+        monkeypatch.setattr(basis_module, "basis_of", lambda *given: calls.append(given))
+        boost.basis_from(path, folder, parameters, 3)
+        assert calls == [(path, folder, parameters, 3)]
+
+    def test_what_is_refused(self, folder, tmp_path):
+        self.step(weight_load_dir=folder)
+        _, loss_net, optimizer = parts()
+        words = manual("dim_reduce", dim_reduce={"pca_mat_path": folder / "pca_mat.npy"})
+        message = r"n_components is 32, and the basis in .*pca_mat\.npy has 3; expected the same"
+        with pytest.raises(InputError, match=message):
+            boost_step(loss_net, optimizer, "O1", words)
+        with pytest.raises(InputError, match="no folder of snapshots at"):
+            self.step(weight_load_dir=tmp_path / "none")
+        with pytest.raises(InputError, match=r"pca_mat_path .*none\.npy is no file"):
+            words["dim_reduce"]["pca_mat_path"] = tmp_path / "none.npy"
+            boost_step(loss_net, optimizer, "O1", words)
+
+
+class TestWhatIsSaid:
+    def said(self, capsys, *arguments, **options):
+        _, loss_net, optimizer = parts()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            boost_step(loss_net, optimizer, *arguments, **options)
+        notes = [str(one.message) for one in caught if "boost_step" in str(one.message)]
+        lines = [line for line in capsys.readouterr().out.splitlines() if "boost_level" in line]
+        assert len(lines) == 1 and len(notes) <= 1
+        return lines[0], notes
+
+    def test_one_line_says_what_is_on(self, capsys):
+        line, notes = self.said(capsys, "O1", manual("adasum"), workers=2)
+        assert line == "labkit: boost_level O1, mode manual: adasum (node_size 1)"
+        line, _ = self.said(capsys)
+        assert line == "labkit: boost_level O0, mode auto: nothing is turned on, a plain step"
+        words = manual("adasum", "grad_accumulation", common={"grad_accumulation_step": 3})
+        line, _ = self.said(capsys, "O2", words, workers=2)
+        assert line.endswith(
+            "mode manual: adasum and grad_accumulation (micro_steps 3, node_size 1)"
+        )
+
+    def test_dim_reduce_says_its_values_and_whose_optimizer_it_is(self, capsys):
+        words = manual("dim_reduce", dim_reduce=CHANGED | {"timeout": 5})
+        line, notes = self.said(capsys, "O1", words, basis=basis())
+        assert line == (
+            "labkit: boost_level O1, mode manual: dim_reduce (rho 0.3, sigma 0.2, gamma 0.5, "
+            "alpha 0.02, n_components 3, trials 20)"
+        )
+        assert notes == [
+            "boost_step: without effect here: timeout (no rank waits for a file); the optimizer "
+            "stays your Momentum; for dim_reduce MindSpore puts SGD(learning_rate=1) in its place"
+        ]
+        network, loss_net = regression()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for make, said in ((lambda p: nn.SGD(p, 1.0), False), (lambda p: nn.SGD(p, 0.5), True)):
+                optimizer = make(network.trainable_params())
+                if said:
+                    with pytest.raises(UserWarning, match="the optimizer stays your SGD"):
+                        boost_step(loss_net, optimizer, "O1", manual("dim_reduce"), basis=basis())
+                else:
+                    boost_step(loss_net, optimizer, "O1", manual("dim_reduce"), basis=basis())
+
+    def test_one_notice_says_what_has_no_effect(self, capsys):
+        _, notes = self.said(capsys, "O2", ADASUM, workers=2)
+        assert notes == []
+        words = ADASUM | {"dim_reduce": {"rho": 0.5}, "common": {"gradient_split_groups": [5]}}
+        _, notes = self.said(capsys, "O2", words, workers=2)
+        assert notes == [
+            "boost_step: without effect here: rho (dim_reduce is off), gradient_split_groups "
+            "(less_bn is off)"
+        ]
+        _, notes = self.said(capsys, "O2", missing="skip", workers=2)
+        assert notes == ["boost_step: labkit has no less_bn and grad_freeze: left off"]
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("option", "word"),
+        [
+            ("micro_steps", "grad_accumulation_step"),
+            ("node_size", "device_number"),
+            ("rho", "rho"),
+            ("sigma", "sigma"),
+            ("gamma", "gamma"),
+            ("alpha", "alpha"),
+        ],
+    )
+    def test_options_that_the_dictionary_has_a_word_for(self, option, word):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(InputError, match=f"{option} came as an option; .*, as {word}$"):
+            boost_step(loss_net, optimizer, "O1", ACCUMULATION, **{option: 2})
+
+    def test_what_the_words_refuse(self):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(InputError, match="boost_level 'O2' turns on less_bn, grad_freeze and"):
+            boost_step(loss_net, optimizer, "O2")
+        with pytest.raises(InputError, match="Did you mean 'n_components'"):
+            boost_step(loss_net, optimizer, "O1", manual(dim_reduce={"n_componets": 3}))
+
+    def test_a_team_of_one(self):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(InputError, match="nothing to combine: 1 worker"):
+            boost_step(loss_net, optimizer, "O1", ADASUM)
+
+    def test_what_is_no_optimizer(self):
+        _, loss_net, _ = parts()
+        with pytest.raises(InputError, match="optimizer is a str; expected an nn.Optimizer"):
+            boost_step(loss_net, "SGD", "O1", ACCUMULATION)
+
+    def test_a_basis_for_nothing(self):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(InputError, match="basis came, and dim_reduce is not turned on"):
+            boost_step(loss_net, optimizer, "O1", ACCUMULATION, basis=object())
+
+    def test_dim_reduce_without_any_weights(self):
+        _, loss_net, optimizer = parts()
+        with pytest.raises(
+            InputError, match="weight_load_dir is None, and pca_mat_path None is no"
+        ):
+            boost_step(loss_net, optimizer, "O1", manual("dim_reduce"))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words", "expected"),
+    [
+        (1, {}, 1),
+        (2, {}, 1),
+        (8, {}, 1),
+        (20, {}, 1),
+        (16, {}, 8),
+        (32, {}, 8),
+        (16, {"device_num": 4}, 4),
+        (2, {"device_number": 1}, 1),
+        (1, {"device_num": 8}, 8),
+    ],
+)
+def test_a_server_has_8_devices_where_mindspore_has_adasum(monkeypatch, ranks, words, expected):
+    """The tutorial's dictionary does not say device_number; MindSpore takes 8 from 16 ranks on."""
+    monkeypatch.setattr(boost.cluster, "rank_and_size", lambda: (0, ranks))
+    assert boost._node_size(boost.read_boost("O2", ADASUM | {"common": words})) == expected
+
+
+class Losses(Callback):
+    """What a training's steps return."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_step_end(self, run_context):
+        self.found.append(run_context.original_args().net_outputs)
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+def test_model_trains_it_and_sees_a_loss_and_an_epochs_tail():
+    """MindSpore's own cell returns None without a loss scale, and keeps the tail for later."""
+    network, loss_net, optimizer = parts()
+    inputs, targets = rows(28)
+    batches = [(x, y) for x, y in zip(np.split(inputs, 7), np.split(targets, 7), strict=True)]
+    import mindspore.dataset as ds
+
+    data = ds.GeneratorDataset(batches, ["x", "y"], shuffle=False)
+    step, losses = boost_step(loss_net, optimizer, "O1", ACCUMULATION), Losses()
+    Model(step).train(1, data, callbacks=[EndOfEpoch(step), losses], dataset_sink_mode=False)
+    assert len(losses.found) == 7
+    assert all(isinstance(loss, Tensor) and float(loss.asnumpy()) > 0 for loss in losses.found)
+    assert step.last_update.number == 2 and int(step.micro_step.asnumpy()) == 0
+
+
+UPSTREAM = """
+import json, sys
+from mindspore.boost import AutoBoost
+from mindspore.boost import boost
+words, second = json.loads(sys.argv[1])
+first = AutoBoost("O1", words)
+found = {
+    "n_components": first.n_components,
+    "device_number": first.device_number,
+    "rho": first.rho,
+    "table": boost._boost_config_level["O1"],
+}
+again = AutoBoost("O2", second)
+found["again"] = [again is first, again.level, again.boost_config, again.grad_accumulation_step]
+print(json.dumps(found))
+"""
+
+
+def test_mindspore_ignores_the_tutorials_keys_and_every_dictionary_but_the_first():
+    """D-01, D-02, D-03 of MindSpore 2.10.0, in a process of its own; and ours beside it."""
+    words = copy.deepcopy(DIM_REDUCE)
+    words["common"]["device_num"], words["dim_reduce"]["n_component"] = 4, 5
+    words["dim_reduce"]["rho"] = 0.3
+    command = [sys.executable, "-c", textwrap.dedent(UPSTREAM), json.dumps([words, ACCUMULATION])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    # The keys that the tutorial writes have no effect; the one whose name still stands has.
+    assert (found["n_components"], found["device_number"], found["rho"]) == (32, 8, 0.3)
+    # The module's own table has been written into.
+    assert found["table"]["dim_reduce"] is True
+    # The second dictionary, another level, is not read at all.
+    is_first, level, config, steps = found["again"]
+    assert is_first and level == "O1" and steps == 1
+    assert config["dim_reduce"] and not config["grad_accumulation"]
+
+    ours, second = boost.read_boost("O1", words), boost.read_boost("O2", ACCUMULATION)
+    assert ours.values["n_components"] == 5 and ours.values["rho"] == 0.3
+    with_adasum = copy.deepcopy(ADASUM) | {"common": words["common"]}
+    assert boost.read_boost("O2", with_adasum).values["device_number"] == 4
+    assert (second.level, second.on) == ("O2", ("grad_accumulation",))
+    assert second.values["grad_accumulation_step"] == 4
+
+
+def test_it_is_public():
+    assert labkit.boost_step is boost.boost_step and "boost_step" in labkit.__all__
