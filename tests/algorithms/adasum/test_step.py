@@ -11,6 +11,7 @@ from mindspore import Tensor, nn
 
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.adasum import step as step_module
 from labkit.algorithms.adasum.update import states_of
 from labkit.algorithms.plain import PlainStep
 from labkit.errors import InputError
@@ -190,6 +191,31 @@ class TestTwin:
             found.append(twin.weights[0].ravel())
         distances = np.abs(np.array(found)[:, None] - np.array(found)).max(axis=2)
         assert distances[~np.eye(len(found), dtype=bool)].min() > 1e-3
+
+    @pytest.mark.parametrize(("rest", "expected"), [(1.0, 0), (0.02, 4)])
+    def test_workers_that_nearly_cancel(self, rest, expected, monkeypatch):
+        """Are combined by the tree, in a graph of its own, and counted once like others."""
+        seen = []
+        compiled = step_module._Whole.__call__
+        monkeypatch.setattr(
+            step_module._Whole, "__call__", lambda graph: (seen.append(1), compiled(graph))
+        )
+        net, step = build({"workers": 4}, {})
+        for call in range(16):
+            inputs, targets = rows(4, seed=call - (call % 4 == 1))
+            before = weights_of(net)
+            if call % 4 == 1:
+                # The residuals of the worker before it, with the other sign.
+                residuals = targets - inputs @ before[0].T - before[1]
+                targets += rest * rows(4, seed=call)[1] - (2 - rest) * residuals
+            step(*tensors(inputs, targets.astype(np.float32)))
+            if call % 4 == 3:
+                entered = step.vectors().values()
+                for came, start, vectors in zip(weights_of(net), before, entered, strict=True):
+                    combined = reference.adasum_tree(vectors)
+                    far = np.linalg.norm((came - start).ravel() - combined)
+                    assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
+        assert len(seen) == expected and step.last_update.number == 4
 
     def test_propagate_lets_nan_into_the_weights(self):
         net, step = build({"workers": 2, "nonfinite": "propagate"}, {})
