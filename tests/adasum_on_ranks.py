@@ -129,6 +129,21 @@ def planted_difference(rank):
     return at_the_end, refused(lambda: AdasumStep(loss_net, sgd))
 
 
+def one_is_unsure(rank):
+    """Train the case "not finite" with a second rank that is never sure of its Gram form."""
+    from unittest import mock
+
+    from labkit.algorithms.adasum.combination import ByGram
+
+    attempt = _unsure if rank == 1 else ByGram.attempt
+    with mock.patch.object(ByGram, "attempt", attempt):
+        return run("not finite", rank, 2)
+
+
+def _unsure(self, rows, present=None):
+    return self.construct(rows), present.sum() < 0
+
+
 def resumed(out, rank):
     """Train in a folder for each rank, resume bit-equal, and refuse other micro-batches."""
     from mindspore import nn
@@ -173,6 +188,8 @@ def main(out):
         found["one node"] = refused(lambda: build("linear", {"node_size": 4}))
     else:
         found["operators"] = operators()
+        unsure = one_is_unsure(rank).items()
+        found |= {f"one is unsure/{name}": value for name, value in unsure}
         found["planted/end"], found["planted/built"] = planted_difference(rank)
         found |= resumed(out, rank)
     path = out / f"rank{rank}.npz"

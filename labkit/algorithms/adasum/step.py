@@ -123,7 +123,9 @@ class AdasumStep(AccumulatedStep):
         """Combine the full bank and move the weights; all workers have had their turn."""
         rows, notes = self.update.gathered()
         vector, sure = self.update.attempt(ops.depend(rows, done), notes)
-        # The same on every rank: all hold the same rows.
+        # All hold the same rows, and yet: a rank that rounds otherwise, and alone takes the second
+        # graph, would wait there for the others forever.
+        sure = self.team.all_of(sure)
         some = ops.reduce_sum(notes[:, WEIGHT]) > 0
         unsure = ops.logical_and(some, ops.logical_not(sure))
         moved = ops.assign(self.update.unsure, ops.cast(unsure, ms.int32))

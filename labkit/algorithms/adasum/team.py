@@ -1,5 +1,6 @@
 """Who is combined: virtual workers of this process, ranks, nodes of ranks."""
 
+import mindspore as ms
 from mindspore import nn, ops
 from mindspore.communication import create_group
 
@@ -40,6 +41,7 @@ class Team(nn.Cell):
                 "or more ranks, or a smaller node_size)"
             )
         self.all_gather = ops.AllGather() if self.ranks > 1 else None
+        self.all_reduce = ops.AllReduce() if self.ranks > 1 else None
 
     def text(self) -> str:
         """Return who is combined, in words."""
@@ -75,6 +77,12 @@ class Team(nn.Cell):
             rows = ops.reshape(rows, shape)[:, 0]
             rows = ops.reshape(rows, (self.total, rows.shape[-1]))
         return rows
+
+    def all_of(self, truth):
+        """Return whether ``truth`` () holds on every rank: the same answer on all of them."""
+        if self.all_reduce is None:
+            return truth
+        return self.all_reduce(ops.cast(truth, ms.float32)) > self.ranks - 0.5
 
     def bytes_received(self, numbers: int) -> int:
         """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""

@@ -73,6 +73,15 @@ def test_every_rank_reports_the_whole_update(ranks, case):
     assert real[0][name][0] == CASES[case][3] - skipped
 
 
+def test_a_rank_that_alone_is_unsure_waits_for_nobody(ranks):
+    """All take the second graph with it, which gives the same."""
+    for found in ranks(2):
+        common = of_case(found, "not finite")
+        assert len(common) > 10
+        for name, value in common.items():
+            np.testing.assert_array_equal(found[f"one is unsure/{name}"], value)
+
+
 def test_each_rank_counts_what_it_dropped(ranks):
     for case, dropped in {"not finite": (1, 2), "nodes": (1, 1, 1, 0)}.items():
         found = ranks(CASES[case][0])
