@@ -152,7 +152,7 @@ def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
     _initialise(network, seed)
     _set_rates(step, np.full(total, stage_one["learning_rate"]))
     start.clear()
-    moments = _moments(stage_one, per_epoch)
+    moments = moments_of(stage_one, per_epoch)
     whole = {math.ceil(total * part / (len(moments) - 1)) for part in range(len(moments))}
     weights = network.trainable_params()
 
@@ -170,7 +170,7 @@ def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
     return outcome
 
 
-def _moments(stage_one, per_epoch):
+def moments_of(stage_one, per_epoch):
     """Return after which updates ``Snapshots`` saves with these arguments."""
     saves = stage_one["saves_per_epoch"]
     inside = [math.ceil(per_epoch * part / saves) for part in range(1, saves + 1)]
