@@ -4,6 +4,7 @@ settings  stage one: its batch, rate and epochs, and start_epoch and saves_per_e
           ``labkit.snapshots.Snapshots``, which leave 40 snapshots
 compare   all methods side by side, for each stage one; sweep: changes of the search. Arguments of
           ``labkit.results.subspace_race.setting_of``; each with all seeds
+more      the ends of stage one are far apart from seed to seed: some methods with more_seeds
 epochs    of stage two; points: how often it is judged
 
 Rates of the large batch: that of stage one, and that times the square root of the ratio of the
@@ -13,6 +14,8 @@ batches, and times the ratio. Rates of projected SGD, momentum 0.9: that of stag
 from labkit.results.subspace_race import LARGE_BATCH, rounded
 
 SEEDS = (1, 2, 3)
+_MORE_SEEDS = (4, 5, 6, 7, 8)
+_MORE = ("stage_one", "same_rate", "tenth", "to_zero", "average", "projected_bfgs")
 _SETTINGS = {
     "batch 8": {
         "batch": 8,
@@ -67,6 +70,8 @@ _FULL = {
     "seeds": SEEDS,
     "compare": _REQUIRED + _compare("batch 8", noise=0.3),
     "sweep": _SWEEP,
+    "more_seeds": _MORE_SEEDS,
+    "more": [{"method": name} for name in _MORE],
     "epochs": 2,
     "points": 4,
     "images": {"held_out": 0, "train": 5000, "test": None},
@@ -74,7 +79,7 @@ _FULL = {
 _SMALL = {"epochs": 2, "start_epoch": 1, "saves_per_epoch": 20}
 PLANS = {
     "all": _FULL,
-    "required": _FULL | {"compare": _REQUIRED, "sweep": []},
+    "required": _FULL | {"compare": _REQUIRED, "sweep": [], "more": []},
     # To see the program run: seconds, and no meaning.
     "quick": _FULL
     | {
@@ -88,6 +93,7 @@ PLANS = {
             _search(),
         ],
         "sweep": [_search(start="initial")],
+        "more": [],
         "images": {"held_out": 0, "train": 500, "test": 64},
     },
 }

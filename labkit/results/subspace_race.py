@@ -4,7 +4,8 @@ A row is one training on 5 000 MNIST images, LeNet, judged by the test set:
 
 setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
 noise     share of the training labels drawn anew at random; 0.0, or 0.3 with "batch 8"
-seed      1, 2, 3: of weights and order
+stage     ``compare``, all methods side by side; ``sweep``, one thing changed; ``more``, further seeds
+seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
 method    one of ``METHODS``. ``stage_one`` is stage one itself; all else starts from its end
 batch     of the training; learning_rate: of the optimizer, for ``to_zero`` at its begin
 components, start        of the basis, and the weights stage two starts from (``STARTS``)
@@ -42,6 +43,7 @@ METHODS = (
     "projected_sgd",
     "projected_bfgs",
 )
+STAGES = ("compare", "sweep", "more")
 STARTS = ("last", "first", "initial")
 LARGE_BATCH = 250
 SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
@@ -92,12 +94,13 @@ def rounded(rate: float) -> float:
 def planned(plan: Mapping) -> list[tuple[str, dict, int]]:
     """Return (stage, setting, seed) of every training, in order.
 
-    Stages: ``compare``, all methods side by side; ``sweep``, one thing changed.
+    Stages: ``compare``, all methods side by side; ``sweep``, one thing changed; ``more``, some
+    methods with further seeds.
     """
     return [
         (stage, setting_of(plan, **change), seed)
-        for stage in ("compare", "sweep")
-        for seed in plan["seeds"]
+        for stage in STAGES
+        for seed in plan["more_seeds" if stage == "more" else "seeds"]
         for change in plan[stage]
     ]
 
@@ -180,14 +183,22 @@ def _expect(what, found, wanted):
 
 
 def rows_of(
-    stored: Stored, method: str, *, setting: str = "batch 8", noise: float = 0.0, **changes
+    stored: Stored,
+    method: str,
+    *,
+    setting: str = "batch 8",
+    noise: float = 0.0,
+    more: bool = False,
+    **changes,
 ) -> list[dict]:
     """Return the rows of one setting, by seed; arguments as in ``setting_of``.
+
+    more  the further seeds as well
 
     Raises ``InputError`` for a setting that was not raced.
     """
     wanted = setting_of(stored.head["plan"], method, setting, noise, **changes)
-    rows = stored.select(**wanted)
+    rows = [row for row in stored.select(**wanted) if more or row["stage"] != "more"]
     if not rows:
         raise InputError(f"{wanted} was not raced; {NAME}.csv lists what was")
     return sorted(rows, key=lambda row: row["seed"])
@@ -215,7 +226,7 @@ def _accuracies(rows, epochs):
 def gains(stored: Stored, method: str, epochs: int = 2, **which) -> list[float]:
     """Return ``accuracies`` less those at the end of stage one, by seed."""
     found = accuracies(stored, method, epochs, **which)
-    begin = {name: which[name] for name in ("setting", "noise") if name in which}
+    begin = {name: which[name] for name in ("setting", "noise", "more") if name in which}
     ends = accuracies(stored, "stage_one", **begin)
     return [one - end for one, end in zip(found, ends, strict=True)]
 

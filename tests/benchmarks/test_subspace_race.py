@@ -206,7 +206,7 @@ def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
         )
         assert done.returncode == 0, done.stderr
         finished.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")})
-    assert "required: gain of one epoch" in done.stdout and "start=initial" in done.stdout
+    assert "gain over the end of stage one" in done.stdout and "start=initial" in done.stdout
     stored = race.load(folder / "stored")  # checks the rows against the plan
     assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
     (bfgs,) = stored.select(stage="compare", method="projected_bfgs")
