@@ -4,7 +4,7 @@ A row is one training on 5 000 MNIST images, LeNet, judged by the test set:
 
 setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
 noise     share of the training labels drawn anew at random; 0.0, or 0.3 with "batch 8"
-stage     ``compare``, all methods side by side; ``sweep``, one thing changed; ``more``, further seeds
+stage     ``compare``: all methods; ``sweep``: one thing changed; ``more``: further seeds
 seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
 method    one of ``METHODS``. ``stage_one`` is stage one itself; all else starts from its end
 batch     of the training; learning_rate: of the optimizer, for ``to_zero`` at its begin
