@@ -4,7 +4,6 @@ import functools
 import hashlib
 import json
 import math
-import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 from _race import Images, batches, judge
+from _subspace_start import Start, moments_of, with_noise
 from mindspore import Tensor, nn
 
 from labkit.algorithms.plain import PlainStep
@@ -22,16 +22,14 @@ from labkit.losses import LossNet
 from labkit.nets.lenet import LeNet5
 from labkit.snapshot_folder import SnapshotFolder
 from labkit.snapshots import load_snapshot, write_snapshot
-from labkit.whole_files import whole_file
 
 MOMENTUM = 0.9
-_NOISE_SEED = 0  # wrong labels are of the data: every training with them sees the same ones
 
 
 def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, points) -> dict:
     """Train once and return its curve and what became of it, ready for JSON.
 
-    setting    as ``labkit.results.subspace_race.setting_of`` makes it
+    setting    as ``labkit.results.subspace_plan.setting_of`` makes it
     folder     where stage one leaves its snapshots and its end
     stage_one  its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
                ``labkit.snapshots.Snapshots``
@@ -54,46 +52,6 @@ def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, 
     elif method != "stage_one":
         outcome = go_on(setting, data, seed, start, stage_one, epochs, points)
     return outcome | {"epoch_updates": len(data.rows) // (setting["batch"] or len(data.rows))}
-
-
-def with_noise(data: Images, noise: float) -> np.ndarray:
-    """Return the labels, a share ``noise`` of the training images' drawn anew from all classes."""
-    random = np.random.default_rng(_NOISE_SEED)
-    rows = random.permutation(data.rows)[: round(noise * len(data.rows))]
-    labels = data.labels.copy()
-    labels[rows] = random.integers(0, 10, len(rows))
-    return labels
-
-
-class Start:
-    """What stage one leaves in its folder.
-
-    snapshots  40 of its later epochs; whole: 40 from the initial weights to its end
-    end        the Parameters of its step by name: weights and moments
-    """
-
-    def __init__(self, folder: Path):
-        self.folder, self.snapshots, self.whole = folder, folder / "snapshots", folder / "whole"
-
-    @property
-    def finished(self) -> bool:
-        return (self.folder / "end.npz").exists()
-
-    def clear(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        for folder in (self.snapshots, self.whole):
-            folder.mkdir(parents=True)
-
-    def save(self, step) -> None:
-        values = {one.name: one.asnumpy() for one in step.get_parameters()}
-        with whole_file(self.folder / "end.npz", "the end of stage one") as temporary:
-            np.savez(temporary, **values)
-
-    def load_into(self, step, moments=True) -> None:
-        """Set the weights, and the optimizer's moments, to those of the end."""
-        with np.load(self.folder / "end.npz") as values:
-            for parameter in (*step.optimizer.parameters, *(step.optimizer.moments * moments)):
-                set_state(parameter, values[parameter.name])
 
 
 @functools.cache
@@ -168,14 +126,6 @@ def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
     outcome = run(step, network, data, stream, judged, after)
     start.save(step)
     return outcome
-
-
-def moments_of(stage_one, per_epoch):
-    """Return after which updates ``Snapshots`` saves with these arguments."""
-    saves = stage_one["saves_per_epoch"]
-    inside = [math.ceil(per_epoch * part / saves) for part in range(1, saves + 1)]
-    epochs = range(stage_one["start_epoch"] - 1, stage_one["epochs"])
-    return [epoch * per_epoch + moment for epoch in epochs for moment in inside]
 
 
 def _initialise(network, seed):

@@ -33,6 +33,7 @@ import labkit
 from labkit import results
 from labkit.data.prepare import prepare
 from labkit.results import subspace_race as race
+from labkit.results.subspace_plan import LARGE_BATCH
 
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 # Issue: after one epoch of stage two over the end of stage one, mean of the seeds.
@@ -172,7 +173,7 @@ def _show_sweep(stored):
 
 
 def _usual(name):
-    return {"setting": "batch 8", "batch": race.LARGE_BATCH}.get(name) or race.SEARCH[name]
+    return {"setting": "batch 8", "batch": LARGE_BATCH}.get(name) or race.SEARCH[name]
 
 
 def _percent(found):

@@ -6,9 +6,9 @@ setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate
 noise     share of the training labels drawn anew at random; 0.0, or 0.3 with "batch 8"
 stage     ``compare``: all methods; ``sweep``: one thing changed; ``more``: further seeds
 seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
-method    one of ``METHODS``. ``stage_one`` is stage one itself; all else starts from its end
+method    one of ``METHODS``, which ``labkit.results.subspace_plan`` describes
 batch     of the training; learning_rate: of the optimizer, for ``to_zero`` at its begin
-components, start        of the basis, and the weights stage two starts from (``STARTS``)
+components, start        of the basis, and the weights that stage two starts from (``STARTS``)
 trials, failure, alpha   constants of the search, as in ``labkit.algorithms.subspace``
 updates   that were made; seconds: what they took, without compiling and judging
 one_epoch_accuracy, one_epoch_loss   after one epoch of stage two; empty for ``stage_one``, average
@@ -31,88 +31,12 @@ from collections.abc import Mapping
 from labkit.errors import InputError, refuse_unknown
 from labkit.results import stored as files
 from labkit.results.stored import Stored
+from labkit.results.subspace_plan import METHODS as METHODS
+from labkit.results.subspace_plan import SEARCH as SEARCH
+from labkit.results.subspace_plan import STARTS as STARTS
+from labkit.results.subspace_plan import SWEPT, planned, setting_of, updates_of
 
 NAME = "subspace_race"
-METHODS = (
-    "stage_one",
-    "same_rate",
-    "tenth",
-    "to_zero",
-    "large_batch",
-    "average",
-    "projected_sgd",
-    "projected_bfgs",
-)
-STAGES = ("compare", "sweep", "more")
-STARTS = ("last", "first", "initial")
-LARGE_BATCH = 250
-SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
-_OWN = ("setting", "noise", "method", "batch", "learning_rate", *SEARCH)
-_SWEPT = ("batch", "learning_rate", *SEARCH)
-
-
-def setting_of(
-    plan: Mapping, method: str, setting: str = "batch 8", noise: float = 0.0, **changes
-) -> dict:
-    """Return what one training is made with; what its method has not is None.
-
-    plan     as ``head["plan"]``
-    changes  fields of a row that are not the method's own: ``same_rate`` and ``to_zero`` have batch
-             and rate of stage one, ``tenth`` a tenth of that rate, ``large_batch`` batch 250 at
-             that rate, ``projected_sgd`` likewise in the subspace, ``projected_bfgs`` batch 250 and
-             rate 1
-
-    Raises ``InputError`` for unknown names, and for changes of what the method has not.
-    """
-    refuse_unknown("method", method, METHODS)
-    refuse_unknown("setting", setting, plan["settings"])
-    own = plan["settings"][setting]
-    found = {"setting": setting, "noise": noise, "method": method}
-    found |= dict.fromkeys(_SWEPT)
-    if method != "average":
-        found |= {"batch": own["batch"], "learning_rate": own["learning_rate"]}
-    if method == "tenth":
-        found["learning_rate"] = rounded(own["learning_rate"] / 10)
-    if method in ("large_batch", "projected_sgd", "projected_bfgs"):
-        found["batch"] = LARGE_BATCH
-    if method == "projected_sgd":
-        found |= {name: SEARCH[name] for name in ("components", "start")}
-    if method == "projected_bfgs":
-        found |= {"learning_rate": 1.0} | SEARCH
-    for name in changes:
-        refuse_unknown("field", name, _SWEPT)
-        if found[name] is None:
-            raise InputError(f"{name} came with {method}; it has none")
-    return found | changes
-
-
-def rounded(rate: float) -> float:
-    """Return a rate to six digits, as the table holds it."""
-    return float(f"{rate:.6g}")
-
-
-def planned(plan: Mapping) -> list[tuple[str, dict, int]]:
-    """Return (stage, setting, seed) of every training, in order.
-
-    Stages: ``compare``, all methods side by side; ``sweep``, one thing changed; ``more``, some
-    methods with further seeds.
-    """
-    return [
-        (stage, setting_of(plan, **change), seed)
-        for stage in STAGES
-        for seed in plan["more_seeds" if stage == "more" else "seeds"]
-        for change in plan[stage]
-    ]
-
-
-def updates_of(plan: Mapping, row: Mapping) -> int:
-    """Return the updates of a training: whole batches of each epoch; none for an average."""
-    if row["method"] == "average":
-        return 0
-    epochs = plan["epochs"]
-    if row["method"] == "stage_one":
-        epochs = plan["settings"][row["setting"]]["epochs"]
-    return epochs * (plan["images"]["train"] // row["batch"])
 
 
 def load(folder: str | os.PathLike | None = None) -> Stored:
@@ -254,7 +178,7 @@ def compared(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> li
 
 def by(stored: Stored, field: str, epochs: int = 2, method="projected_bfgs", **which) -> dict:
     """Return value of ``field`` -> accuracies by seed, all else as in ``setting_of``."""
-    refuse_unknown("field", field, _SWEPT)
+    refuse_unknown("field", field, SWEPT)
     wanted = setting_of(stored.head["plan"], method, **which)
     del wanted[field]
     values = {row[field] for row in stored.select(**wanted)} - {None}

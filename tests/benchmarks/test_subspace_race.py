@@ -13,6 +13,7 @@ from labkit.gradients import set_state
 from labkit.losses import LossNet
 from labkit.nets.lenet import LeNet5
 from labkit.results import subspace_race as race
+from labkit.results.subspace_plan import setting_of
 from labkit.snapshot_folder import SnapshotFolder
 from labkit.snapshots import Snapshots, load_snapshot
 from labkit.training import fit
@@ -45,8 +46,9 @@ def data(programs):
 def started(programs, data, tmp_path_factory):
     """(Start, values of the step at the end of stage one, its outcome)."""
     import _subspace_training as training
+    from _subspace_start import Start
 
-    start = training.Start(tmp_path_factory.mktemp("race") / "one")
+    start = Start(tmp_path_factory.mktemp("race") / "one")
     outcome = training.train_stage_one(SMALL, data, 3, start, 1)
     _, step, _ = training.plain(8, 3 * PER_EPOCH)
     return start, {one.name: one.asnumpy().copy() for one in step.get_parameters()}, outcome
@@ -55,7 +57,7 @@ def started(programs, data, tmp_path_factory):
 @pytest.mark.parametrize("name", ["all", "required", "quick"])
 def test_no_training_is_planned_twice_and_all_have_40_snapshots(programs, name):
     from _subspace_plan import PLANS
-    from _subspace_training import moments_of
+    from _subspace_start import moments_of
 
     plan = PLANS[name]
     planned = race.planned(plan)
@@ -69,7 +71,7 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots(programs, name):
 
 
 def test_snapshots_are_taken_when_the_callback_takes_them(programs, once, tmp_path):
-    from _subspace_training import moments_of
+    from _subspace_start import moments_of
 
     from labkit.algorithms.plain import PlainStep
     from tests.trainings import dataset, loss_fn, network
@@ -83,7 +85,7 @@ def test_snapshots_are_taken_when_the_callback_takes_them(programs, once, tmp_pa
 
 
 def test_stage_one_leaves_its_end_and_its_snapshots(programs, data, started):
-    from _subspace_training import moments_of
+    from _subspace_start import moments_of
 
     start, end, outcome = started
     assert start.finished and not outcome["failure"]
@@ -157,7 +159,7 @@ def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(program
     import _subspace_training as training
 
     start = started[0]
-    setting = race.setting_of({"settings": {"batch 8": SMALL}}, "projected_bfgs", components=2)
+    setting = setting_of({"settings": {"batch 8": SMALL}}, "projected_bfgs", components=2)
     setting["batch"] = 15
     first, *others = (
         training.search(setting | {"start": name}, data, 3, start, 1, 1)
@@ -180,7 +182,7 @@ def _options(setting):
 def test_labels_are_drawn_anew_for_the_share_and_only_for_training(programs, data):
     from dataclasses import replace
 
-    from _subspace_training import with_noise
+    from _subspace_start import with_noise
 
     big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
     found = with_noise(big, 0.6)
