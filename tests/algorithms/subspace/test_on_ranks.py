@@ -47,7 +47,7 @@ def test_ranks_are_one_process_with_all_rows(ranks, case):
         for name, expected in of_case(alone, case, kind).items():
             np.testing.assert_allclose(ranks[0][name], expected, 1e-4, 1e-4, err_msg=name)
     moved = list(weights.values())
-    assert np.abs(moved[-1] - moved[0]).max() > 0.1
+    assert np.abs(moved[-1] - moved[0]).max() > 0.02  # 200 times the tolerance
     if case == "micro-batches":
         searches = np.array(list(of_case(alone, case, "search").values()))
         assert 0 < searches[-1, 2] < UPDATES and set(searches[:, 0]) == {0, 1, 2}

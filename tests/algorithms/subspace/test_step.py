@@ -355,8 +355,13 @@ class TestInterrupted:
         for graph in (None, "_project", "_prepare", "_trial", "_finish"):
             _, _, step = once(build, {"alpha": 0.1})
             for call in range(4):
-                if call == 2 and graph is not None:
-                    self.interrupt(step, graph, monkeypatch)
+                if call == 2:
+                    if graph is not None:
+                        self.interrupt(step, graph, monkeypatch)
+                    # One that is not finite makes no update either, nor the interrupted one.
+                    inputs, labels = small_rows(ROWS, seed=78)
+                    step(*tensors(inputs * np.float32(np.nan), labels))
+                    assert step.last_update.number == 2
                 step(*tensors(*small_rows(ROWS, seed=call)))
             found.append(snapshot(step))
         for other in found[1:]:
