@@ -6,6 +6,7 @@ from labkit import plots
 
 # What follows stage one: its name in figures, its colour, its line and its mark.
 METHODS = {
+    "stage_one": ("end of stage one", "#777777", "-", "o"),
     "same_rate": ("same rate", plots.RED, "-", "o"),
     "tenth": ("a tenth of the rate", plots.ORANGE, "-", "o"),
     "to_zero": ("rate down to 0", plots.GREEN, "-", "o"),
@@ -145,23 +146,24 @@ def race(curves, start, flat, title):
     return figure
 
 
-def by_method(found, title, start=None):
-    """Test error of each method: a dot for each seed, a line for their mean.
+def by_method(panels):
+    """Test error of each method: a dot for each seed, a bar for their mean, a panel for each race.
 
-    found  method (a name of ``METHODS``, or any text) -> accuracies by seed, 0 .. 1
-    start  the same, of the end of stage one: drawn first
+    panels  title -> {method: accuracies by seed, 0 .. 1}; all with the same methods
     """
-    rows = ({"end of stage one": start} if start is not None else {}) | found
-    figure, axis = plots.axes(width=6.8, height=0.34 * len(rows) + 1.1)
-    for place, (method, right) in enumerate(rows.items()):
-        color = METHODS.get(method, (None, "#777777"))[1]
-        errors = 100 - 100 * np.asarray(right, float)
-        axis.plot(errors, [place] * errors.size, "o", color=color, markersize=4, alpha=0.6)
-        axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
-    names = [METHODS.get(method, (method,))[0] for method in rows]
-    axis.set_yticks(range(len(rows)), names, fontsize=9)
-    axis.invert_yaxis()
-    axis.set(xlabel="test error (%)", title=title)
+    methods = list(next(iter(panels.values())))
+    height = 0.34 * len(methods) + 1.1
+    figure, grid = plots.axes(1, len(panels), width=3.6, height=height)
+    for axis, (title, found) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        for place, method in enumerate(methods):
+            color = METHODS[method][1]
+            errors = 100 - 100 * np.asarray(found[method], float)
+            axis.plot(errors, [place] * errors.size, "o", color=color, markersize=4, alpha=0.6)
+            axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
+        axis.set_yticks(range(len(methods)), [""] * len(methods))
+        axis.set(xlabel="test error (%)", title=title, ylim=(len(methods) - 0.5, -0.5))
+    first = np.atleast_1d(grid)[0]
+    first.set_yticks(range(len(methods)), [METHODS[method][0] for method in methods], fontsize=9)
     return figure
 
 
