@@ -96,6 +96,7 @@ def reconstruction(found, title):
         counts = sorted(left)
         values = [100 * left[count] for count in counts]
         axis.plot(counts, values, ".-", color=plots.PALETTE[number], label=label)
+        axis.set_xticks(counts)
     axis.set(xlabel="components", ylabel="not expressed (%)", title=title, ylim=(0, 105))
     axis.legend(frameon=False, fontsize=9)
     return figure
@@ -164,6 +165,25 @@ def by_method(panels):
         axis.set(xlabel="test error (%)", title=title, ylim=(len(methods) - 0.5, -0.5))
     first = np.atleast_1d(grid)[0]
     first.set_yticks(range(len(methods)), [METHODS[method][0] for method in methods], fontsize=9)
+    return figure
+
+
+def swept(panels, method="projected_bfgs"):
+    """Test error over the values of settings, a panel for each: mean as a line, seeds as dots.
+
+    panels  name of a setting -> {its value: accuracies by seed, 0 .. 1}
+    """
+    figure, grid = plots.axes(1, len(panels), width=4.0)
+    color = METHODS[method][1]
+    for axis, (name, found) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        values = sorted(found)
+        errors = [100 - 100 * np.asarray(found[value], float) for value in values]
+        axis.plot(values, [each.mean() for each in errors], "-", color=color, label="mean")
+        for value, each in zip(values, errors, strict=True):
+            axis.plot([value] * each.size, each, "o", color=color, markersize=4, alpha=0.6)
+        axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
     return figure
 
 

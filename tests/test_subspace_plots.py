@@ -95,5 +95,15 @@ def test_by_method_shows_each_seed_and_their_mean_in_every_panel():
     assert first.get_xlabel() == "test error (%)" and first.yaxis_inverted()
 
 
+def test_a_sweep_has_a_panel_for_each_setting_with_means_and_seeds():
+    found = {"trials": {20: [0.97, 0.98], 2: [0.96]}, "components": {8: [0.9]}}
+    first, second = subspace_plots.swept(found).axes
+    assert lines(first)["mean"].get_xydata().tolist() == [[2, 4], [20, 2.5]]
+    assert [tick.get_text() for tick in first.get_xticklabels()] == ["2", "20"]
+    assert (first.get_xlabel(), second.get_xlabel()) == ("trials", "components")
+    dots = [list(line.get_ydata()) for line in first.get_lines() if line.get_marker() == "o"]
+    np.testing.assert_allclose(np.concatenate(dots), [4, 3, 2])
+
+
 def test_every_method_of_the_race_has_a_name_and_a_colour():
     assert set(subspace_plots.METHODS) == set(subspace_race.METHODS)
