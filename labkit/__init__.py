@@ -11,6 +11,7 @@ _NAMES = {
     "labkit.accumulation": ("AccumulatedStep",),
     "labkit.algorithms.adasum": ("AdasumStep",),
     "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
+    "labkit.algorithms.subspace": ("SubspaceStep",),
     "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
     "labkit.algorithms.thor.mindspore_optimizer": ("thor",),
