@@ -54,7 +54,10 @@ def main():
         stored = train_all(given.train, given.data or prepare("mnist"), work, given.anew, machine)
         out = given.out or (work / "stored" if given.train == "quick" else out)
         results.write(race.NAME, stored, out)
-    show(race.load(out))
+    stored = race.load(out)
+    show(stored)
+    if given.figure:
+        draw(stored, given.figure)
 
 
 def _arguments():
@@ -65,6 +68,7 @@ def _arguments():
     for name in PLANS:
         what.add_argument(f"--{name}", dest="train", action="store_const", const=name)
     parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+    parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
     parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
     parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
     return parser.parse_args()
@@ -145,6 +149,24 @@ def _gain(stored, method, **which):
     found = race.gains(stored, method, 1, **which)
     mean, *by_seed = (f"{100 * one:+.2f}" for one in (statistics.mean(found), *found))
     return [mean, " ".join(by_seed)]
+
+
+def draw(stored: results.Stored, path: Path) -> None:
+    """Write the figure: test error after two epochs, of each method at the best of its rates."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from labkit import subspace_plots
+
+    panels = {}
+    for setting, noise in {(one["setting"], one["noise"]): None for one in stored.rows}:
+        best = {}
+        for line in race.compared(stored, setting, noise):
+            found = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
+            best[line["method"]] = max(found, key=statistics.mean)
+        title = f"stage one: {setting}" + (f"; {noise:.0%} random labels" if noise else "")
+        panels[title] = best
+    subspace_plots.by_method(panels).savefig(path, dpi=110)
 
 
 def _show_compared(lines):
