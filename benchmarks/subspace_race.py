@@ -77,7 +77,7 @@ def _arguments():
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
     """Train everything that is planned, take the times of updates, and return the race."""
     from _race import images_for
-    from _subspace_times import update_ms
+    from _subspace_times import kept_ms
     from _subspace_training import train
 
     plan, folder = PLANS[option], work / "stage_one"
@@ -91,7 +91,7 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
         one = plan["settings"][setting["setting"]]
         trainings.add(stage, setting, seed, "test", limits | {"stage_one": one})
     images = images_for(data, "test", **plan["images"])
-    times = update_ms(plan, images, folder)
+    times = kept_ms(plan, images, folder)
     for row in trainings.rows:
         if row["method"] != "average":
             row["seconds"] = seconds_of(times, row)
