@@ -2,7 +2,7 @@
 
     python benchmarks/subspace_race.py               prints the stored race
     python benchmarks/subspace_race.py --all         trains what is not yet done, and stores it
-    python benchmarks/subspace_race.py --required    the comparison without noise and sweeps only
+    python benchmarks/subspace_race.py --required    no noise and no sweeps, into runs/bench
     python benchmarks/subspace_race.py --quick       few of all on few images, into runs/bench
 
 Stage one trains with momentum 0.9 at a constant rate and saves 40 snapshots. From its end, weights
@@ -52,7 +52,7 @@ def main():
         labkit.start(device="CPU")
         work = RUNS / (race.NAME + ("_quick" if given.train == "quick" else ""))
         stored = train_all(given.train, given.data or prepare("mnist"), work, given.anew, machine)
-        out = given.out or (work / "stored" if given.train == "quick" else out)
+        out = given.out or (out if given.train == "all" else work / "stored")
         results.write(race.NAME, stored, out)
     stored = race.load(out)
     show(stored)
