@@ -6,6 +6,7 @@ compare   all methods side by side, for each stage one; sweep: changes of the se
           ``labkit.results.subspace_plan.setting_of``; each with all seeds
 more      the ends of stage one are far apart from seed to seed: some methods with more_seeds
 epochs    of stage two; points: how often it is judged
+rounds    in which the times of updates are taken, in turns
 
 Rates of the large batch: that of stage one, and that times the square root of the ratio of the
 batches, and times the ratio. Rates of projected SGD, momentum 0.9: that of stage one, 0.1 and 1.
@@ -68,12 +69,13 @@ _SWEEP = [
 _FULL = {
     "settings": _SETTINGS,
     "seeds": SEEDS,
-    "compare": _REQUIRED + _compare("batch 8", noise=0.3),
+    "compare": _REQUIRED + _compare("batch 8", noise=0.3) + _compare("batch 32", noise=0.3),
     "sweep": _SWEEP,
     "more_seeds": _MORE_SEEDS,
     "more": [{"method": name} for name in _MORE],
     "epochs": 2,
     "points": 4,
+    "rounds": 5,
     "images": {"held_out": 0, "train": 5000, "test": None},
 }
 _SMALL = {"epochs": 2, "start_epoch": 1, "saves_per_epoch": 20}
@@ -94,6 +96,7 @@ PLANS = {
         ],
         "sweep": [_search(start="initial")],
         "more": [],
+        "rounds": 1,
         "images": {"held_out": 0, "train": 500, "test": 64},
     },
 }

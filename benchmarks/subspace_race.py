@@ -13,8 +13,9 @@ components: ``SubspaceStep`` over nn.SGD, rate 1, no momentum, and projected SGD
 All are judged by MNIST's 10 000 test images; nothing is tuned. ``_subspace_plan.py`` says what is
 raced.
 
-Seconds are those of the updates, without compiling, judging and the basis. They mean little where
-other programs run beside: "idle_before" of the stored race says whether.
+Seconds are updates times the time of one, without compiling, judging and the basis; these times are
+taken in turns, when all is trained. Where other programs run beside, compare them with each other
+only: "idle_before" of the stored race says whether they did.
 
 --all, --required and --quick take up what they have finished, from runs/bench; --anew does not.
 """
@@ -33,7 +34,7 @@ import labkit
 from labkit import results
 from labkit.data.prepare import prepare
 from labkit.results import subspace_race as race
-from labkit.results.subspace_plan import LARGE_BATCH
+from labkit.results.subspace_plan import LARGE_BATCH, seconds_of
 
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 # Issue: after one epoch of stage two over the end of stage one, mean of the seeds.
@@ -50,17 +51,13 @@ def main():
         machine = look_at_machine()
         labkit.start(device="CPU")
         work = RUNS / (race.NAME + ("_quick" if given.train == "quick" else ""))
-        plan = PLANS[given.train]
-        trainings = _trainings(plan, given.data or prepare("mnist"), work, given.anew)
-        limits = {"epochs": plan["epochs"], "points": plan["points"]}
-        for stage, setting, seed in race.planned(plan):
-            one = plan["settings"][setting["setting"]]
-            trainings.add(stage, setting, seed, "test", limits | {"stage_one": one})
-        head = made_by(f"python benchmarks/{race.NAME}.py --{given.train}", machine)
+        stored = train_all(given.train, given.data or prepare("mnist"), work, given.anew, machine)
         out = given.out or (work / "stored" if given.train == "quick" else out)
-        stored = results.Stored(head | {"plan": plan}, trainings.rows, trainings.curves)
         results.write(race.NAME, stored, out)
-    show(race.load(out))
+    stored = race.load(out)
+    show(stored)
+    if given.figure:
+        draw(stored, given.figure)
 
 
 def _arguments():
@@ -71,20 +68,36 @@ def _arguments():
     for name in PLANS:
         what.add_argument(f"--{name}", dest="train", action="store_const", const=name)
     parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+    parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
     parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
     parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
     return parser.parse_args()
 
 
-def _trainings(plan, data, work, anew):
+def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
+    """Train everything that is planned, take the times of updates, and return the race."""
+    from _race import images_for
+    from _subspace_times import update_ms
     from _subspace_training import train
 
-    folder = work / "stage_one"
+    plan, folder = PLANS[option], work / "stage_one"
     if anew:
         shutil.rmtree(folder, ignore_errors=True)
-    return Trainings(
+    trainings = Trainings(
         plan, data, work, anew, train=partial(train, folder=folder), row_of=row_of, said=_said
     )
+    limits = {"epochs": plan["epochs"], "points": plan["points"]}
+    for stage, setting, seed in race.planned(plan):
+        one = plan["settings"][setting["setting"]]
+        trainings.add(stage, setting, seed, "test", limits | {"stage_one": one})
+    images = images_for(data, "test", **plan["images"])
+    times = update_ms(plan, images, folder)
+    for row in trainings.rows:
+        if row["method"] != "average":
+            row["seconds"] = seconds_of(times, row)
+    head = made_by(f"python benchmarks/{race.NAME}.py --{option}", machine)
+    head |= {"times": times, "plan": plan}
+    return results.Stored(head, trainings.rows, trainings.curves)
 
 
 def row_of(run, stage, setting, seed, outcome) -> dict:
@@ -136,6 +149,24 @@ def _gain(stored, method, **which):
     found = race.gains(stored, method, 1, **which)
     mean, *by_seed = (f"{100 * one:+.2f}" for one in (statistics.mean(found), *found))
     return [mean, " ".join(by_seed)]
+
+
+def draw(stored: results.Stored, path: Path) -> None:
+    """Write the figure: test error after two epochs, of each method at the best of its rates."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from labkit import subspace_plots
+
+    panels = {}
+    for setting, noise in {(one["setting"], one["noise"]): None for one in stored.rows}:
+        best = {}
+        for line in race.compared(stored, setting, noise):
+            found = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
+            best[line["method"]] = max(found, key=statistics.mean)
+        title = f"stage one: {setting}" + (f"; {noise:.0%} random labels" if noise else "")
+        panels[title] = best
+    subspace_plots.by_method(panels).savefig(path, dpi=110)
 
 
 def _show_compared(lines):

@@ -32,6 +32,8 @@ STAGES = ("compare", "sweep", "more")
 STARTS = ("last", "first", "initial")
 LARGE_BATCH = 250
 SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
+# Of what an update is timed; stage one and the other controls have the step of same_rate.
+TIMED = ("same_rate", "large_batch", "projected_sgd", "projected_bfgs")
 SWEPT = ("batch", "learning_rate", *SEARCH)
 
 
@@ -97,3 +99,14 @@ def updates_of(plan: Mapping, row: Mapping) -> int:
     if row["method"] == "stage_one":
         epochs = plan["settings"][row["setting"]]["epochs"]
     return epochs * (plan["images"]["train"] // row["batch"])
+
+
+def seconds_of(times: Mapping, row: Mapping) -> float | None:
+    """Return the seconds of a training's updates; None in a sweep, whose updates are not timed.
+
+    times  setting -> method of ``TIMED`` -> milliseconds of an update
+    """
+    if row["stage"] == "sweep":
+        return None
+    method = row["method"] if row["method"] in TIMED else "same_rate"
+    return round(row["updates"] * times[row["setting"]][method] / 1e3, 4)

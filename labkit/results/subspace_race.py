@@ -10,7 +10,8 @@ method    one of ``METHODS``, which ``labkit.results.subspace_plan`` describes
 batch     of the training; learning_rate: of the optimizer, for ``to_zero`` at its begin
 components, start        of the basis, and the weights that stage two starts from (``STARTS``)
 trials, failure, alpha   constants of the search, as in ``labkit.algorithms.subspace``
-updates   that were made; seconds: what they took, without compiling and judging
+updates   that were made; seconds: so many times the time of one, without compiling and judging,
+          that ``head["times"]`` has by setting and method; for an average, of reading the snapshots
 one_epoch_accuracy, one_epoch_loss   after one epoch of stage two; empty for ``stage_one``, average
 last_accuracy, last_loss             at its end: after stage one, or two epochs of stage two
 basis_seconds, explained             to make the basis; share of variance of all its components
@@ -34,7 +35,7 @@ from labkit.results.stored import Stored
 from labkit.results.subspace_plan import METHODS as METHODS
 from labkit.results.subspace_plan import SEARCH as SEARCH
 from labkit.results.subspace_plan import STARTS as STARTS
-from labkit.results.subspace_plan import SWEPT, planned, setting_of, updates_of
+from labkit.results.subspace_plan import SWEPT, planned, seconds_of, setting_of, updates_of
 
 NAME = "subspace_race"
 
@@ -65,6 +66,10 @@ def check(stored: Stored) -> None:
         what = {"run": number, "stage": stage, "seed": seed, **setting}
         _expect(f"row {number}", {name: row[name] for name in what}, what)
         _check_curve(plan, row, stored.curves.get(number, []))
+        if row["method"] != "average":
+            _expect(
+                f"seconds of run {number}", row["seconds"], seconds_of(stored.head["times"], row)
+            )
 
 
 def _check_curve(plan, row, curve):

@@ -66,7 +66,7 @@ def test_the_setting_is_the_issues(stored):
 
 
 @pytest.mark.parametrize(
-    ("setting", "noise"), [("batch 8", 0.0), ("batch 32", 0.0), ("batch 8", 0.3)]
+    ("setting", "noise"), [("batch 8", 0.0), ("batch 32", 0.0), ("batch 8", 0.3), ("batch 32", 0.3)]
 )
 def test_every_control_is_beside_it(stored, setting, noise):
     lines = race.compared(stored, setting, noise)
@@ -81,6 +81,52 @@ def test_every_control_is_beside_it(stored, setting, noise):
         assert min(line["seconds"]) > 0
 
 
+def test_one_epoch_gains_two_points(stored):
+    """The issue's requirement, on its three seeds; and with five more, whose stages one end better
+    or worse by chance."""
+    gains = race.gains(stored, "projected_bfgs", 1)
+    assert len(gains) == 3 and statistics.mean(gains) >= 0.02 and min(gains) > 0
+    more = race.gains(stored, "projected_bfgs", 1, more=True)
+    assert len(more) == 8 and more[:3] == gains
+    assert statistics.mean(more) >= 0.02 and min(more) > 0
+
+
+def test_the_controls_gain_as_much(stored):
+    """What costs less is not behind by more than the seeds differ; the same rate goes nowhere."""
+    for setting in ("batch 8", "batch 32"):
+        subspace = mean(stored, "projected_bfgs", setting=setting)
+        for control in ("tenth", "to_zero", "average"):
+            assert mean(stored, control, setting=setting) > subspace - 0.001
+    assert abs(statistics.mean(race.gains(stored, "same_rate", 1, more=True))) < 0.005
+
+
+def test_the_average_is_as_good_on_eight_seeds(stored):
+    average = race.gains(stored, "average", more=True)
+    one_epoch = race.gains(stored, "projected_bfgs", 1, more=True)
+    assert sum(a > b for a, b in zip(average, one_epoch, strict=True)) >= 6
+
+
+def test_the_number_of_trials_matters_little_and_failures_fall_with_it(stored):
+    trials = {n: statistics.mean(found) for n, found in race.by(stored, "trials", 1).items()}
+    assert max(trials.values()) - min(trials.values()) < 0.003
+    failed = [statistics.mean(race.searches(stored, trials=n)["failed"]) for n in (1, 2, 5, 20)]
+    assert failed == sorted(failed, reverse=True) and failed[0] > 0.1 and failed[-1] < 0.02
+
+
+def test_few_components_and_early_starts_are_worse(stored):
+    components = race.by(stored, "components")
+    assert statistics.mean(components[8]) < statistics.mean(components[32]) - 0.003
+    starts = {name: statistics.mean(found) for name, found in race.by(stored, "start", 1).items()}
+    assert starts["initial"] < starts["first"] - 0.02 < starts["last"] - 0.03
+
+
+def test_the_leaking_loss_scale_diverges(stored):
+    """alpha is 1.024 where 0.001 is multiplied by a loss scale of 1024 that is not taken out."""
+    rows = race.rows_of(stored, "projected_bfgs", alpha=1.024)
+    assert len(rows) == 3
+    assert all(row["stopped"] == "the loss is not finite" for row in rows)
+
+
 def plant(stored, planted):
     next(row for row in stored.rows if row["method"] == "projected_bfgs").update(planted)
 
@@ -92,6 +138,7 @@ def plant(stored, planted):
         ({"one_epoch_accuracy": 0.999}, "by its curve"),
         ({"one_epoch_loss": 0.001}, "by its curve"),
         ({"updates": 39}, "by its curve"),
+        ({"seconds": 1e-3}, "seconds of run"),
         ({"learning_rate": 0.02}, "row .* is .*0.02"),
         ({"seed": 4}, "row .*'seed': 4"),
         ({"stage": "sweep"}, "row .*sweep"),
@@ -152,6 +199,7 @@ def test_figures_are_those_of_the_rows(stored):
         row["last_accuracy"]
         for row in stored.rows
         if (row["setting"], row["noise"], row["method"]) == ("batch 8", 0.0, "stage_one")
+        and row["stage"] == "compare"
     ]
     gains = race.gains(stored, "projected_bfgs", 1)
     assert gains == [a - b for a, b in zip(one, ends, strict=True)]
@@ -185,7 +233,7 @@ def test_what_was_not_raced_is_refused(stored):
         race.accuracies(stored, "projected_bfgs", trials=7)
     with pytest.raises(InputError, match="epochs is 3; expected 1 or 2"):
         race.accuracies(stored, "tenth", 3)
-    with pytest.raises(InputError, match="'batch 32' with noise 0.3 was not raced"):
-        race.compared(stored, "batch 32", 0.3)
+    with pytest.raises(InputError, match="'batch 32' with noise 0.1 was not raced"):
+        race.compared(stored, "batch 32", 0.1)
     with pytest.raises(InputError, match="unknown field 'moments'"):
         race.by(stored, "moments")
