@@ -164,8 +164,7 @@ def draw(stored: results.Stored, path: Path) -> None:
         for line in race.compared(stored, setting, noise):
             found = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
             best[line["method"]] = max(found, key=statistics.mean)
-        title = f"stage one: {setting}" + (f"; {noise:.0%} random labels" if noise else "")
-        panels[title] = best
+        panels[setting + (f"\n{noise:.0%} random labels" if noise else "")] = best
     subspace_plots.by_method(panels).savefig(path, dpi=110)
 
 

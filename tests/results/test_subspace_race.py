@@ -120,6 +120,18 @@ def test_few_components_and_early_starts_are_worse(stored):
     assert starts["initial"] < starts["first"] - 0.02 < starts["last"] - 0.03
 
 
+def test_random_labels_learnt_by_heart_are_the_averages_to_forget(stored):
+    """14 epochs with 30 % random labels: the average helps, the search little. 6 noisy epochs have
+    not learnt them yet: there both help alike."""
+    late = {"setting": "batch 32", "noise": 0.3}
+    assert min(race.gains(stored, "average", **late)) > 0.03
+    assert statistics.mean(race.gains(stored, "projected_bfgs", **late)) < 0.02
+    early = {"setting": "batch 8", "noise": 0.3}
+    assert min(race.gains(stored, "projected_bfgs", **early)) > 0.01
+    difference = mean(stored, "projected_bfgs", **early) - mean(stored, "average", **early)
+    assert abs(difference) < 0.003
+
+
 def test_the_leaking_loss_scale_diverges(stored):
     """alpha is 1.024 where 0.001 is multiplied by a loss scale of 1024 that is not taken out."""
     rows = race.rows_of(stored, "projected_bfgs", alpha=1.024)
