@@ -153,9 +153,13 @@ def by_method(panels):
     panels  title -> {method: accuracies by seed, 0 .. 1}; all with the same methods
     """
     methods = list(next(iter(panels.values())))
-    height = 0.34 * len(methods) + 1.1
-    figure, grid = plots.axes(1, len(panels), width=3.6, height=height)
-    for axis, (title, found) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+    columns = len(panels) if len(panels) <= 3 else 2
+    rows, height = -(-len(panels) // columns), 0.3 * len(methods) + 1.1
+    figure, grid = plots.axes(rows, columns, width=3.6, height=height)
+    flat = np.atleast_1d(grid).ravel()
+    for axis in flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (title, found) in zip(flat, panels.items(), strict=False):
         for place, method in enumerate(methods):
             color = METHODS[method][1]
             errors = 100 - 100 * np.asarray(found[method], float)
@@ -163,8 +167,9 @@ def by_method(panels):
             axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
         axis.set_yticks(range(len(methods)), [""] * len(methods))
         axis.set(xlabel="test error (%)", title=title, ylim=(len(methods) - 0.5, -0.5))
-    first = np.atleast_1d(grid)[0]
-    first.set_yticks(range(len(methods)), [METHODS[method][0] for method in methods], fontsize=9)
+    names = [METHODS[method][0] for method in methods]
+    for first in flat[::columns]:
+        first.set_yticks(range(len(methods)), names, fontsize=9)
     return figure
 
 

@@ -95,6 +95,15 @@ def test_by_method_shows_each_seed_and_their_mean_in_every_panel():
     assert first.get_xlabel() == "test error (%)" and first.yaxis_inverted()
 
 
+def test_more_than_three_panels_stand_in_two_columns():
+    figure = subspace_plots.by_method({str(n): {"tenth": [0.9 + n / 100]} for n in range(5)})
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles == ["0", "1", "2", "3", "4", ""]
+    left = [axis.get_yticklabels()[0].get_text() for axis in figure.axes[:5]]
+    assert left == ["a tenth of the rate", "", "a tenth of the rate", "", "a tenth of the rate"]
+    assert not figure.axes[5].axison
+
+
 def test_a_sweep_has_a_panel_for_each_setting_with_means_and_seeds():
     found = {"trials": {20: [0.97, 0.98], 2: [0.96]}, "components": {8: [0.9]}}
     first, second = subspace_plots.swept(found).axes
