@@ -142,6 +142,48 @@ _ADASUM["smoke"] = {
     "evaluate_every": 5,
 }
 
+# The two stages on 5 000 images, as benchmarks/subspace_race.py trains them: small batches at a
+# learning rate that is never lowered, so that the end is noisy. `paper` is the source document's
+# ResNet-50 on 8 devices, as labkit/recipes/subspace_config.py trains it; the race is then that of
+# `lab`.
+_SUBSPACE = {
+    "lab": {
+        "train_images": 5_000,
+        "batch_size": 8,
+        "learning_rate": 0.01,
+        "momentum": 0.9,
+        "epochs": 6,
+        "start_epoch": 2,
+        "saves_per_epoch": 8,
+        "components": 32,
+        "trials": 20,
+        "second_batch_size": 250,
+        "second_epochs": 2,
+        "data": "",
+        "seed": 1,
+    },
+}
+_SUBSPACE["paper"] = {
+    **_SUBSPACE["lab"],
+    "batch_size": 256,
+    "learning_rate": 0.8,
+    "epochs": 70,
+    "start_epoch": 31,
+    "saves_per_epoch": 1,
+    "second_batch_size": 256,
+}
+_SUBSPACE["smoke"] = {
+    **_SUBSPACE["lab"],
+    "train_images": 800,
+    "epochs": 2,
+    "start_epoch": 1,
+    "saves_per_epoch": 6,
+    "components": 4,
+    "trials": 5,
+    "second_batch_size": 200,
+    "second_epochs": 2,
+}
+
 # The first are compared with float64, the others are the race.
 _ADASUM_UPDATES = 8
 
@@ -151,6 +193,7 @@ LABS = {
     "02_resnet50_migration": _MIGRATION,
     "03_thor": _THOR,
     "04_adasum": _ADASUM,
+    "05_dimension_reduction": _SUBSPACE,
 }
 
 
@@ -178,6 +221,8 @@ def choose(lab: str, preset: str, **named) -> dict:
         )
     if lab == "04_adasum":
         _check_updates(settings)
+    if lab == "05_dimension_reduction":
+        _check_stages(settings)
     return settings
 
 
@@ -187,6 +232,29 @@ def _check_updates(settings):
         raise InputError(
             f"{batches} micro-batches and {settings['workers']} workers came; expected at least 2 "
             f"workers, and {_ADASUM_UPDATES} updates of all of them"
+        )
+
+
+def _check_stages(settings):
+    """Raise ``InputError`` unless stage one makes the snapshots that stage two needs."""
+    updates = settings["train_images"] // settings["batch_size"]
+    if settings["saves_per_epoch"] > updates:
+        raise InputError(
+            f"saves_per_epoch is {settings['saves_per_epoch']}, and an epoch has {updates} updates;"
+            " expected at most as many"
+        )
+    epochs = settings["epochs"] - settings["start_epoch"] + 1
+    snapshots = max(epochs, 0) * settings["saves_per_epoch"]
+    if snapshots <= settings["components"]:
+        raise InputError(
+            f"epochs {settings['epochs']}, start_epoch {settings['start_epoch']} and "
+            f"saves_per_epoch {settings['saves_per_epoch']} make {snapshots} snapshots; "
+            f"{settings['components']} components need at least {settings['components'] + 1}"
+        )
+    if settings["second_batch_size"] > settings["train_images"]:
+        raise InputError(
+            f"second_batch_size {settings['second_batch_size']} is larger than the data: "
+            f"train_images {settings['train_images']}"
         )
 
 
@@ -215,6 +283,12 @@ _VALUES = {
     "train_images": ("an integer from 1 to 60000", _integer(1, 60_000)),
     "frequency": _COUNT,
     "evaluate_every": _COUNT,
+    "start_epoch": _COUNT,
+    "saves_per_epoch": _COUNT,
+    "components": _COUNT,
+    "trials": _COUNT,
+    "second_batch_size": _COUNT,
+    "second_epochs": _COUNT,
     "seed": ("an integer from 0 to 2**32 - 1", _integer(0, 2**32 - 1)),
     "learning_rate": ("a finite number > 0", _number(lambda value: value > 0)),
     "thor_epochs": ("a finite number > 0", _number(lambda value: value > 0)),

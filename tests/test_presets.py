@@ -6,6 +6,7 @@ from labkit.errors import InputError
 from labkit.presets import LABS, PRESETS, choose
 from labkit.recipes.adasum_config import NAMED as ADASUM
 from labkit.recipes.resnet50_config import Config
+from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig
 from labkit.recipes.thor_config import NAMED
 
 LAB = "01_gradient_accumulation"
@@ -117,6 +118,37 @@ def test_a_race_of_adasum_that_is_none_is_refused(named, said):
     with pytest.raises(InputError, match=said):
         choose("04_adasum", "smoke", **named)
     choose("04_adasum", "smoke", workers=5)
+
+
+def test_the_paper_preset_of_dimension_reduction_is_the_recipes_two_stages():
+    settings = choose("05_dimension_reduction", "paper", data="ImageNet")
+    one, two = StageOneConfig(), STAGE_TWO["tutorial"]
+    assert (settings["learning_rate"], settings["epochs"]) == (one.lr_max, one.epoch_size)
+    for name in ("batch_size", "momentum", "seed"):
+        assert settings[name] == getattr(one, name), name
+    # The 40 newest of one snapshot an epoch are those from epoch 31 on.
+    assert settings["saves_per_epoch"] == one.snapshots_per_epoch
+    assert settings["epochs"] - settings["start_epoch"] + 1 == one.snapshot_max
+    assert (settings["components"], settings["trials"]) == (two.n_components, two.trials)
+    assert settings["second_batch_size"] == two.batch_size
+    assert settings["second_epochs"] == two.epoch_size
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"components": 12}, "make 12 snapshots; 12 components need at least 13"),
+        ({"start_epoch": 3}, "start_epoch 3 and .* make 0 snapshots; 4 components"),
+        ({"saves_per_epoch": 101}, "saves_per_epoch is 101, and an epoch has 100 updates"),
+        ({"second_batch_size": 801}, "second_batch_size 801 is larger than the data"),
+        ({"trials": 0}, "trials is 0; expected an integer >= 1"),
+        ({"components": 2.0}, "components is 2.0; expected an integer >= 1"),
+    ],
+)
+def test_two_stages_that_cannot_be_are_refused(named, said):
+    with pytest.raises(InputError, match=said):
+        choose("05_dimension_reduction", "smoke", **named)
+    choose("05_dimension_reduction", "smoke", components=11, saves_per_epoch=100)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
 CURVES = {
     "thor_race": CURVE,
     "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
+    "subspace_race": CURVE,
 }
 NAMES = tuple(CURVES)
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from labkit.exercises import accumulation, adasum, migration, thor
+from labkit.exercises import accumulation, adasum, migration, subspace, thor
 from tests.exercises import (
     accumulation_answers,
     adasum_answers,
     migration_answers,
+    subspace_answers,
     thor_answers,
 )
 
@@ -20,6 +21,7 @@ LABS = {
     "02_resnet50_migration": (migration, migration_answers),
     "03_thor": (thor, thor_answers),
     "04_adasum": (adasum, adasum_answers),
+    "05_dimension_reduction": (subspace, subspace_answers),
 }
 ASKED = [(lab, name) for lab, (_, answers) in LABS.items() for name in answers.SOLUTIONS]
 WRONG = [(lab, *wrong) for lab, (_, answers) in LABS.items() for wrong in answers.WRONG]

@@ -1,0 +1,247 @@
+"""One training of the two-stage race: stage one with its snapshots, or what may follow it."""
+
+import functools
+import hashlib
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from _race import Images, batches, judge
+from _subspace_start import Start, moments_of, with_noise
+from mindspore import Tensor, nn
+
+from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.subspace import Basis, SubspaceStep
+from labkit.algorithms.subspace.shares import Share
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+from labkit.nets.lenet import LeNet5
+from labkit.snapshot_folder import SnapshotFolder
+from labkit.snapshots import load_snapshot, write_snapshot
+
+MOMENTUM = 0.9
+
+
+def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, points) -> dict:
+    """Train once and return its curve and what became of it, ready for JSON.
+
+    setting    as ``labkit.results.subspace_plan.setting_of`` makes it
+    folder     where stage one leaves its snapshots and its end
+    stage_one  its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
+               ``labkit.snapshots.Snapshots``
+    epochs     of stage two; points: how often it is judged, the last time at its end
+
+    Returns ``curve``, points as ``labkit.results`` stores them; ``failure``, what stopped the
+    training, or an empty text; ``seconds`` of the training without compiling and judging;
+    ``epoch_updates``, those of one epoch; and what a search has to say.
+    """
+    data = replace(data, labels=with_noise(data, setting["noise"]))
+    key = json.dumps([stage_one, setting["noise"], seed, len(data.rows), epochs], sort_keys=True)
+    start = Start(Path(folder) / hashlib.sha256(key.encode()).hexdigest()[:16])
+    method = setting["method"]
+    if method == "stage_one" or not start.finished:
+        outcome = train_stage_one(stage_one, data, seed, start, epochs)
+    if method == "average":
+        outcome = average(start, data)
+    elif method.startswith("projected"):
+        outcome = search(setting, data, seed, start, epochs, points)
+    elif method != "stage_one":
+        outcome = go_on(setting, data, seed, start, stage_one, epochs, points)
+    return outcome | {"epoch_updates": len(data.rows) // (setting["batch"] or len(data.rows))}
+
+
+@functools.cache
+def plain(batch: int, updates: int):
+    """Return (network, step, its first state) of Momentum with an array of so many rates.
+
+    Shared by all trainings of that form: MindSpore compiles it once.
+    """
+    network = LeNet5()
+    rates = Tensor(np.zeros(updates, np.float32))
+    optimizer = nn.Momentum(network.trainable_params(), rates, MOMENTUM)
+    return network, *_compiled(PlainStep(_loss_net(network), optimizer), batch)
+
+
+@functools.cache
+def subspace(batch: int, components: int, method: str, rate: float, momentum: float, options: str):
+    """Return (network, step, its first state) of a ``SubspaceStep``, with any basis as yet."""
+    network = LeNet5()
+    parameters = network.trainable_params()
+    names = [(one.name, one.shape) for one in parameters]
+    size = sum(one.size for one in parameters)
+    basis = Basis(np.eye(components, size, dtype=np.float32), names, np.ones(components), 1.0)
+    optimizer = nn.SGD(parameters, rate, momentum)
+    step = SubspaceStep(_loss_net(network), optimizer, basis, method=method, **json.loads(options))
+    return network, *_compiled(step, batch)
+
+
+def _loss_net(network):
+    return LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+
+
+def _compiled(step, batch):
+    """Return (step, values of its Parameters), after one update that compiles its graphs."""
+    values = [one.asnumpy().copy() for one in step.get_parameters()]
+    random = np.random.default_rng(0)
+    images = random.standard_normal((batch, 1, 32, 32), dtype=np.float32)
+    step(Tensor(images), Tensor(random.integers(0, 10, batch).astype(np.int32)))
+    return step, values
+
+
+def _restore(step, values):
+    for parameter, value in zip(step.get_parameters(), values, strict=True):
+        set_state(parameter, value)
+
+
+def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
+    """Train stage one, which leaves in ``start`` what others start from.
+
+    epochs  of stage two: the array of rates, zero behind its end, is as long as a training that
+            goes on, so that both have one compiled step
+    """
+    per_epoch = len(data.rows) // stage_one["batch"]
+    total = stage_one["epochs"] * per_epoch
+    network, step, values = plain(stage_one["batch"], total + epochs * per_epoch)
+    _restore(step, values)
+    _initialise(network, seed)
+    _set_rates(step, np.full(total, stage_one["learning_rate"]))
+    start.clear()
+    moments = moments_of(stage_one, per_epoch)
+    whole = {math.ceil(total * part / (len(moments) - 1)) for part in range(len(moments))}
+    weights = network.trainable_params()
+
+    def after(update):
+        if update in moments:
+            write_snapshot(start.snapshots / f"step-{update:09d}.safetensors", weights)
+        if update in whole:
+            write_snapshot(start.whole / f"step-{update:09d}.safetensors", weights)
+
+    after(0)
+    judged = range(per_epoch, total + 1, per_epoch)
+    stream = batches(data.rows, total, seed, stage_one["batch"])
+    outcome = run(step, network, data, stream, judged, after)
+    start.save(step)
+    return outcome
+
+
+def _initialise(network, seed):
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    for own, new in zip(network.trainable_params(), LeNet5().trainable_params(), strict=True):
+        set_state(own, new.asnumpy())
+
+
+def _set_rates(step, rates):
+    parameter = step.optimizer.learning_rate.learning_rate
+    found = np.zeros(parameter.shape, np.float32)
+    found[: len(rates)] = rates
+    set_state(parameter, found)
+
+
+def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
+    """Train on as stage one did, with its moments, at the setting's batch and rates."""
+    batch, rate = setting["batch"], setting["learning_rate"]
+    per_epoch = len(data.rows) // batch
+    total = epochs * per_epoch
+    length = total
+    if batch == stage_one["batch"]:
+        length += stage_one["epochs"] * per_epoch
+    network, step, values = plain(batch, length)
+    _restore(step, values)
+    start.load_into(step)
+    to_zero = setting["method"] == "to_zero"
+    _set_rates(step, rate * (1 - np.arange(total) / total) if to_zero else np.full(total, rate))
+    return run(step, network, data, _second(data, total, seed, batch), _judged(total, points))
+
+
+def search(setting, data, seed, start, epochs, points) -> dict:
+    """Train in the subspace of the snapshots, from where the setting starts."""
+    initial = setting["start"] == "initial"
+    folder = start.whole if initial else start.snapshots
+    searches = setting["method"] == "projected_bfgs"
+    options = {n: setting[n] for n in ("trials", "failure", "alpha")} if searches else {}
+    batch = setting["batch"]
+    network, step, values = subspace(
+        batch,
+        setting["components"],
+        "bfgs" if searches else "sgd",
+        setting["learning_rate"],
+        0.0 if searches else MOMENTUM,
+        json.dumps(options),
+    )
+    _restore(step, values)
+    begin = time.perf_counter()
+    basis = Basis.of(folder, network, setting["components"])
+    basis_seconds = time.perf_counter() - begin
+    step.update.share = Share(basis, step.optimizer.parameters)
+    load_snapshot(network, folder, "last" if setting["start"] == "last" else "first")
+    total = epochs * (len(data.rows) // batch)
+    found = []
+
+    def after(update):
+        if searches:
+            found.append(step.last_search)
+
+    stream = _second(data, total, seed, batch)
+    outcome = run(step, network, data, stream, _judged(total, points), after)
+    outcome |= {"basis_seconds": basis_seconds, "explained": float(basis.explained.sum())}
+    if searches and found:
+        outcome["searches"] = len(found)
+        outcome["failed_searches"] = found[-1].failures
+        outcome["trials_made"] = sum(one.trials for one in found)
+    return outcome
+
+
+def average(start, data) -> dict:
+    """Judge the mean of the snapshots, which costs their reading."""
+    network = LeNet5()
+    begin = time.perf_counter()
+    with SnapshotFolder(start.snapshots, network) as snapshots:
+        found = [snapshots.load(number) for number in range(len(snapshots))]
+    for parameter in network.trainable_params():
+        values = np.mean([each[parameter.name] for each in found], axis=0, dtype=np.float64)
+        set_state(parameter, values.astype(np.float32))
+    seconds = time.perf_counter() - begin
+    accuracy, loss = judge(network, data)
+    point = {"update": 0, "accuracy": accuracy, "loss": loss, "training_loss": None}
+    return {"curve": [point], "failure": "", "seconds": seconds}
+
+
+def _second(data, total, seed, batch):
+    """Return the batches of stage two: in another order than those of stage one."""
+    return batches(data.rows, total, (seed, 2), batch)
+
+
+def _judged(total, points):
+    return {round(total * number / points) for number in range(1, points + 1)}
+
+
+def run(step, network, data, stream, judged, after=lambda update: None) -> dict:
+    """Train on the batches of ``stream``; return the outcome with its curve and seconds.
+
+    judged  updates after which the network is judged; after: called after each update
+    """
+    curve, losses, failure, seconds = [], [], "", 0.0
+    begin = time.perf_counter()
+    try:
+        for update, rows in enumerate(stream, start=1):
+            losses.append(step(Tensor(data.images[rows]), Tensor(data.labels[rows])))
+            after(update)
+            if update not in judged:
+                continue
+            seen = float(np.mean([float(each.asnumpy()) for each in losses]))
+            seconds += time.perf_counter() - begin
+            accuracy, loss = judge(network, data)
+            point = {"update": update, "accuracy": accuracy, "loss": loss, "training_loss": seen}
+            curve.append(point)
+            losses, begin = [], time.perf_counter()
+            if not math.isfinite(loss + seen):
+                failure = "the loss is not finite"
+                break
+    except (FloatingPointError, RuntimeError, ValueError) as error:
+        failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return {"curve": curve, "failure": failure, "seconds": seconds}

@@ -1,0 +1,217 @@
+"""Two-stage training against its controls: LeNet, 5 000 MNIST images, two epochs after stage one.
+
+    python benchmarks/subspace_race.py               prints the stored race
+    python benchmarks/subspace_race.py --all         trains what is not yet done, and stores it
+    python benchmarks/subspace_race.py --required    no noise and no sweeps, into runs/bench
+    python benchmarks/subspace_race.py --quick       few of all on few images, into runs/bench
+
+Stage one trains with momentum 0.9 at a constant rate and saves 40 snapshots. From its end, weights
+and moments, the controls train on: at its rate, at a tenth of it, with a linear decay to zero, in
+batches of 250. The average of the snapshots trains nothing. Stage two starts from the weights of
+the last snapshot, which are those of the end, and takes batches of 250 in the subspace of 32
+components: ``SubspaceStep`` over nn.SGD, rate 1, no momentum, and projected SGD with momentum 0.9.
+All are judged by MNIST's 10 000 test images; nothing is tuned. ``_subspace_plan.py`` says what is
+raced.
+
+Seconds are updates times the time of one, without compiling, judging and the basis; these times are
+taken in turns, when all is trained. Where other programs run beside, compare them with each other
+only: "idle_before" of the stored race says whether they did.
+
+--all, --required and --quick take up what they have finished, from runs/bench; --anew does not.
+"""
+
+import argparse
+import shutil
+import statistics
+from functools import partial
+from pathlib import Path
+
+from _side_by_side import look_at_machine, print_table
+from _subspace_plan import PLANS
+from _trainings import Trainings, made_by
+
+import labkit
+from labkit import results
+from labkit.data.prepare import prepare
+from labkit.results import subspace_race as race
+from labkit.results.subspace_plan import LARGE_BATCH, seconds_of
+
+RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
+# Issue: after one epoch of stage two over the end of stage one, mean of the seeds.
+GAIN = 0.02
+_SEARCHED = ("searches", "failed_searches", "trials_made")
+_KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
+
+
+def main():
+    """Do what the command line asks for."""
+    given = _arguments()
+    out = given.out or results.stored.FOLDER
+    if given.train:
+        machine = look_at_machine()
+        labkit.start(device="CPU")
+        work = RUNS / (race.NAME + ("_quick" if given.train == "quick" else ""))
+        stored = train_all(given.train, given.data or prepare("mnist"), work, given.anew, machine)
+        out = given.out or (out if given.train == "all" else work / "stored")
+        results.write(race.NAME, stored, out)
+    stored = race.load(out)
+    show(stored)
+    if given.figure:
+        draw(stored, given.figure)
+
+
+def _arguments():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    for name in PLANS:
+        what.add_argument(f"--{name}", dest="train", action="store_const", const=name)
+    parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+    parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
+    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
+    parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
+    return parser.parse_args()
+
+
+def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
+    """Train everything that is planned, take the times of updates, and return the race."""
+    from _race import images_for
+    from _subspace_times import kept_ms
+    from _subspace_training import train
+
+    plan, folder = PLANS[option], work / "stage_one"
+    if anew:
+        shutil.rmtree(folder, ignore_errors=True)
+    trainings = Trainings(
+        plan, data, work, anew, train=partial(train, folder=folder), row_of=row_of, said=_said
+    )
+    limits = {"epochs": plan["epochs"], "points": plan["points"]}
+    for stage, setting, seed in race.planned(plan):
+        one = plan["settings"][setting["setting"]]
+        trainings.add(stage, setting, seed, "test", limits | {"stage_one": one})
+    images = images_for(data, "test", **plan["images"])
+    times = kept_ms(plan, images, folder)
+    for row in trainings.rows:
+        if row["method"] != "average":
+            row["seconds"] = seconds_of(times, row)
+    head = made_by(f"python benchmarks/{race.NAME}.py --{option}", machine)
+    head |= {"times": times, "plan": plan}
+    return results.Stored(head, trainings.rows, trainings.curves)
+
+
+def row_of(run, stage, setting, seed, outcome) -> dict:
+    """Return one row of the table."""
+    epoch = outcome["epoch_updates"]
+    return {
+        "run": run,
+        "stage": stage,
+        "seed": seed,
+        **setting,
+        **race.from_curve(outcome["curve"], epoch, setting["method"]),
+        **{name: _rounded(outcome.get(name)) for name in _KEPT},
+        "stopped": outcome["failure"] or None,
+    }
+
+
+def _rounded(value):
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _said(row):
+    return f"{row['one_epoch_accuracy']} {row['last_accuracy']} {row['stopped'] or ''}"
+
+
+def show(stored: results.Stored) -> None:
+    """Print the comparisons, the sweeps, and whether the race shows what is required."""
+    pairs = {(row["setting"], row["noise"]): None for row in stored.select(stage="compare")}
+    for setting, noise in pairs:
+        print(f"\nstage one: {setting}, {noise:.0%} of the labels random; test accuracy in %\n")
+        _show_compared(race.compared(stored, setting, noise))
+    _show_sweep(stored)
+    _show_gains(stored)
+
+
+def _show_gains(stored):
+    print("\ngain over the end of stage one, batch 8, after one epoch of stage two; in points\n")
+    methods = [change["method"] for change in stored.head["plan"]["more"]]
+    if methods:
+        rows = [[one, *_gain(stored, one, more=True)] for one in methods if one != "stage_one"]
+        print_table(["more seeds", "mean", "by seed"], rows)
+        print()
+    mean, by_seed = _gain(stored, "projected_bfgs")
+    met = statistics.mean(race.gains(stored, "projected_bfgs", 1)) >= GAIN
+    required = [["projected_bfgs", mean, by_seed, f"{GAIN:+.0%}", "met" if met else "MISSED"]]
+    print_table(["", "mean", "by seed", "required", ""], required)
+
+
+def _gain(stored, method, **which):
+    found = race.gains(stored, method, 1, **which)
+    mean, *by_seed = (f"{100 * one:+.2f}" for one in (statistics.mean(found), *found))
+    return [mean, " ".join(by_seed)]
+
+
+def draw(stored: results.Stored, path: Path) -> None:
+    """Write the figure: test error after two epochs, of each method at the best of its rates."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from labkit import subspace_plots
+
+    panels = {}
+    for setting, noise in {(one["setting"], one["noise"]): None for one in stored.rows}:
+        best = {}
+        for line in race.compared(stored, setting, noise):
+            found = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
+            best[line["method"]] = max(found, key=statistics.mean)
+        panels[setting + (f"\n{noise:.0%} random labels" if noise else "")] = best
+    subspace_plots.by_method(panels).savefig(path, dpi=110)
+
+
+def _show_compared(lines):
+    rows = []
+    for line in lines:
+        # Where there is but one accuracy, it is that at the end.
+        one = line["one_epoch"] if line["method"] not in ("stage_one", "average") else None
+        name = " ".join(str(line[n]) for n in ("batch", "learning_rate") if line[n] is not None)
+        numbers = [f"{statistics.mean(line[n]):.3f}" for n in ("loss", "seconds")]
+        columns = [*_percent(one), *_percent(line["two_epochs"])]
+        rows.append([line["method"], name, *columns, *numbers])
+    header = ["", "batch, rate", "one epoch", "by seed", "two", "by seed", "loss", "seconds"]
+    print_table(header, rows)
+
+
+def _show_sweep(stored):
+    found = {}
+    for row in stored.select(stage="sweep"):
+        key = {name: row[name] for name in ("setting", *race.SEARCH)} | {"batch": row["batch"]}
+        found[tuple(key.items())] = key
+    rows = []
+    for key in found.values():
+        what = {name: value for name, value in key.items() if value != _usual(name)}
+        searches = race.searches(stored, **key)
+        accuracies = (race.accuracies(stored, "projected_bfgs", n, **key) for n in (1, 2))
+        failed = f"{statistics.mean(searches['failed']):.1%}"
+        trials = f"{statistics.mean(searches['trials']):.2f}"
+        columns = [text for found in accuracies for text in _percent(found)]
+        rows.append([" ".join(f"{n}={v}" for n, v in what.items()), *columns, failed, trials])
+    if rows:
+        print("\nprojected BFGS, changed in one thing; test accuracy in %\n")
+        print_table(
+            ["", "one epoch", "by seed", "two", "by seed", "failed searches", "trials"], rows
+        )
+
+
+def _usual(name):
+    return {"setting": "batch 8", "batch": LARGE_BATCH}.get(name) or race.SEARCH[name]
+
+
+def _percent(found):
+    if found is None:
+        return ["", ""]
+    texts = " ".join(f"{100 * one:.2f}" for one in found)
+    return [f"{100 * statistics.mean(found):.2f}", texts]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""The race's program: its plan, what stage one leaves and what starts from it, the quick form."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+from labkit.nets.lenet import LeNet5
+from labkit.results import subspace_race as race
+from labkit.results.subspace_plan import setting_of
+from labkit.snapshot_folder import SnapshotFolder
+from labkit.snapshots import Snapshots, load_snapshot
+from labkit.training import fit
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+SMALL = {"batch": 8, "learning_rate": 0.05, "epochs": 2, "start_epoch": 2, "saves_per_epoch": 3}
+PER_EPOCH = 5
+
+
+@pytest.fixture(scope="module")
+def programs(root):
+    sys.path.insert(0, str(root / "benchmarks"))
+    yield root / "benchmarks"
+    sys.path.remove(str(root / "benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def data(programs):
+    from _race import Images
+
+    random = np.random.default_rng(5)
+    images = random.standard_normal((60, 1, 32, 32), dtype=np.float32)
+    labels = random.integers(0, 10, 60).astype(np.int32)
+    # The last 15 are not trained on, nor drawn anew.
+    return Images(images, labels, np.arange(45), images[:20], labels[:20])
+
+
+@pytest.fixture(scope="module")
+def started(programs, data, tmp_path_factory):
+    """(Start, values of the step at the end of stage one, its outcome)."""
+    import _subspace_training as training
+    from _subspace_start import Start
+
+    start = Start(tmp_path_factory.mktemp("race") / "one")
+    outcome = training.train_stage_one(SMALL, data, 3, start, 1)
+    _, step, _ = training.plain(8, 3 * PER_EPOCH)
+    return start, {one.name: one.asnumpy().copy() for one in step.get_parameters()}, outcome
+
+
+@pytest.mark.parametrize("name", ["all", "required", "quick"])
+def test_no_training_is_planned_twice_and_all_have_40_snapshots(programs, name):
+    from _subspace_plan import PLANS
+    from _subspace_start import moments_of
+
+    plan = PLANS[name]
+    planned = race.planned(plan)
+    assert planned and len({repr(one) for one in planned}) == len(planned)
+    for one in plan["settings"].values():
+        moments = moments_of(one, plan["images"]["train"] // one["batch"])
+        assert len(set(moments)) == 40
+        assert moments[-1] == one["epochs"] * (plan["images"]["train"] // one["batch"])
+    # Points fall on the end of the first epoch.
+    assert plan["points"] % plan["epochs"] == 0
+
+
+def test_snapshots_are_taken_when_the_callback_takes_them(programs, once, tmp_path):
+    from _subspace_start import moments_of
+
+    from labkit.algorithms.plain import PlainStep
+    from tests.trainings import dataset, loss_fn, network
+
+    net = network()
+    step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.01))
+    words = {"start_epoch": 2, "saves_per_epoch": 4}
+    fit(step, dataset(), 3, progress=None, callbacks=[Snapshots(net, tmp_path / "s", **words)])
+    found = [int(path.name[5:14]) for path in sorted((tmp_path / "s").iterdir())]
+    assert found == moments_of(words | {"epochs": 3}, 11)
+
+
+def test_stage_one_leaves_its_end_and_its_snapshots(programs, data, started):
+    from _subspace_start import moments_of
+
+    start, end, outcome = started
+    assert start.finished and not outcome["failure"]
+    assert [point["update"] for point in outcome["curve"]] == [PER_EPOCH, 2 * PER_EPOCH]
+    network = LeNet5()
+    assert len(SnapshotFolder(start.snapshots, network)) == len(moments_of(SMALL, PER_EPOCH)) == 3
+    load_snapshot(network, start.snapshots)
+    for one in network.trainable_params():
+        np.testing.assert_array_equal(one.asnumpy(), end[one.name])
+    # The other folder goes from the initial weights to the end.
+    names = [path.name for path in SnapshotFolder(start.whole, network).paths]
+    assert names[0] == "step-000000000.safetensors" and len(names) == 3
+    assert names[-1] == f"step-{2 * PER_EPOCH:09d}.safetensors"
+    load_snapshot(network, start.whole, "first")
+    moved = [np.abs(one.asnumpy() - end[one.name]).max() for one in network.trainable_params()]
+    assert min(moved) > 0
+
+
+def test_controls_go_on_with_weights_and_moments(programs, data, started):
+    """One epoch more at the same rate is what a loop with those moments makes of the weights."""
+    import _subspace_training as training
+
+    start, end, _ = started
+    setting = {"batch": 8, "learning_rate": 0.05, "method": "same_rate"}
+    outcome = training.go_on(setting, data, 3, start, SMALL, 1, 1)
+    network, step, _ = training.plain(8, 3 * PER_EPOCH)
+    found = {one.name: one.asnumpy().copy() for one in step.get_parameters()}
+    assert [point["update"] for point in outcome["curve"]] == [PER_EPOCH]
+    other = LeNet5()
+    optimizer = nn.Momentum(other.trainable_params(), 0.05, training.MOMENTUM)
+    for one in (*other.trainable_params(), *optimizer.moments):
+        set_state(one, end[one.name])
+    plain = nn.TrainOneStepCell(training._loss_net(other), optimizer).set_train()
+    for rows in training._second(data, PER_EPOCH, 3, 8):
+        plain(Tensor(data.images[rows]), Tensor(data.labels[rows]))
+    for one in other.trainable_params():
+        np.testing.assert_allclose(found[one.name], one.asnumpy(), rtol=1e-5, atol=1e-6)
+        assert np.abs(found[one.name] - end[one.name]).max() > 1e-3
+    assert training.go_on(setting, data, 3, start, SMALL, 1, 1)["curve"] == outcome["curve"]
+
+
+def test_the_decay_ends_at_zero_and_others_are_constant(programs, data, started):
+    import _subspace_training as training
+
+    start = started[0]
+    _, step, _ = training.plain(8, 3 * PER_EPOCH)
+    for method, expected in (("to_zero", [0.05, 0.04, 0.03, 0.02, 0.01]), ("tenth", [0.005] * 5)):
+        setting = {"batch": 8, "learning_rate": expected[0], "method": method}
+        training.go_on(setting, data, 3, start, SMALL, 1, 1)
+        rates = step.optimizer.learning_rate.learning_rate.asnumpy()[:PER_EPOCH]
+        np.testing.assert_allclose(rates, expected, rtol=1e-6)
+        assert int(step.updates.asnumpy()) == PER_EPOCH
+
+
+def test_the_average_is_that_of_the_snapshots(programs, data, started):
+    import _subspace_training as training
+
+    start, _, _ = started
+    (point,) = training.average(start, data)["curve"]
+    network = LeNet5()
+    with SnapshotFolder(start.snapshots, network) as folder:
+        found = [folder.load(number) for number in range(3)]
+    for one in network.trainable_params():
+        set_state(one, sum(each[one.name] for each in found) / np.float32(3))
+    accuracy, loss = training.judge(network, data)
+    assert point["accuracy"] == accuracy and abs(point["loss"] - loss) < 1e-6
+
+
+def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(programs, data, started):
+    """Two searches in one compiled step: the second finds what it would have found alone."""
+    import _subspace_training as training
+
+    start = started[0]
+    setting = setting_of({"settings": {"batch 8": SMALL}}, "projected_bfgs", components=2)
+    setting["batch"] = 15
+    first, *others = (
+        training.search(setting | {"start": name}, data, 3, start, 1, 1)
+        for name in ("last", "first", "initial", "last")
+    )
+    assert first["curve"] == others[-1]["curve"]
+    assert len({str(one["curve"]) for one in (first, *others[:-1])}) == 3
+    assert first["searches"] == 3 and first["trials_made"] >= 3 - first["failed_searches"]
+    network, step, values = training.subspace(15, 2, "bfgs", 1.0, 0.0, _options(setting))
+    training._restore(step, values)
+    assert int(step.updates.asnumpy()) == 0 and not step.update.residual.asnumpy().any()
+
+
+def _options(setting):
+    import json
+
+    return json.dumps({name: setting[name] for name in ("trials", "failure", "alpha")})
+
+
+def test_labels_are_drawn_anew_for_the_share_and_only_for_training(programs, data):
+    from dataclasses import replace
+
+    from _subspace_start import with_noise
+
+    big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
+    found = with_noise(big, 0.6)
+    assert not found[50:].any() and not big.labels.any()
+    # 30 labels are drawn from ten classes: of those 27 are not 0 on average.
+    assert 20 <= (found != 0).sum() <= 30
+    np.testing.assert_array_equal(with_noise(big, 0.6), found)
+    np.testing.assert_array_equal(with_noise(data, 0.0), data.labels)
+
+
+@pytest.mark.slow
+def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
+    """Everything that is planned has its row, and a second run trains nothing again."""
+    program = tmp_path / "benchmarks"  # what it writes goes beside it
+    shutil.copytree(programs, program)
+    folder = tmp_path / "runs" / "bench" / "subspace_race_quick"
+    command = [sys.executable, "subspace_race.py", "--quick", "--data", str(mnist)]
+    environment = os.environ | {"PYTHONPATH": str(root)}
+    finished = []
+    for _ in range(2):
+        done = subprocess.run(
+            command, cwd=program, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        finished.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")})
+    assert "gain over the end of stage one" in done.stdout and "start=initial" in done.stdout
+    stored = race.load(folder / "stored")  # checks the rows against the plan
+    assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
+    (bfgs,) = stored.select(stage="compare", method="projected_bfgs")
+    assert bfgs["searches"] == bfgs["updates"] == 4 and bfgs["explained"] > 0.5
