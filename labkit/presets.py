@@ -180,8 +180,8 @@ _SUBSPACE["smoke"] = {
     "saves_per_epoch": 6,
     "components": 4,
     "trials": 5,
-    "second_batch_size": 200,
-    "second_epochs": 2,
+    "second_batch_size": 100,
+    "second_epochs": 1,
 }
 
 # The first are compared with float64, the others are the race.

@@ -166,7 +166,8 @@ def by_method(panels):
             axis.plot(errors, [place] * errors.size, "o", color=color, markersize=4, alpha=0.6)
             axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
         axis.set_yticks(range(len(methods)), [""] * len(methods))
-        axis.set(xlabel="test error (%)", title=title, ylim=(len(methods) - 0.5, -0.5))
+        axis.set(xlabel="test error (%)", ylim=(len(methods) - 0.5, -0.5))
+        axis.set_title(title, fontsize=10)  # at 12 "batch 32, 30% random labels" is too wide
     names = [METHODS[method][0] for method in methods]
     for first in flat[::columns]:
         first.set_yticks(range(len(methods)), names, fontsize=9)
