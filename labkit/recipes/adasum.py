@@ -10,7 +10,7 @@ the settings "servers" (the default: 16 ranks, 8 to a server) and "one_device" (
 them) and says what else can be set. On several ranks, msrun starts one such command each, with
 --run_distribute True.
 
-Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.6), training.py. Departures:
+Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.7), training.py. Departures:
 Adasum as labkit has it, on any device and from two workers on; every image counts in the
 evaluation; every rank keeps checkpoints of its own, RUN/rank_<n>/checkpoint, since each worker's
 optimizer has moments of its own; training resumes from there.

@@ -7,7 +7,7 @@ vectors give their mean, in which every worker counts alike, orthogonal ones the
 vector passes the other one through. N vectors are combined level by level, neighbours in pairs.
 
 Source: Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
-arXiv 2006.02924; and "Adaptive Gradient Summation Algorithm", MindSpore tutorial r1.6. Departures:
+arXiv 2006.02924; and "Adaptive Gradient Summation Algorithm", MindSpore tutorial r1.7. Departures:
 - any number of workers: where a level is odd, its last three are combined as the mean of the three
   orders, so that none of them is special; a power of two gives the source's recursion;
 - every scalar product in float32, of vectors scaled to length 1 where squares would leave its

@@ -12,7 +12,7 @@ since the last update and s that update's step,
 
 Sources: Li et al., "Low Dimensional Trajectory Hypothesis is True: DNNs Can Be Trained in Tiny
 Subspaces", TPAMI 2022, arXiv 2103.11154 (projected BFGS); "Dimension Reduction Training", MindSpore
-tutorial r1.7, and MindSpore's ``mindspore.boost.dim_reduce``, where the residual r comes from.
+tutorial r1.6, and MindSpore's ``mindspore.boost.dim_reduce``, where the residual r comes from.
 Departures:
 - the user's own optimizer, its groups, rates and weight decay, takes alpha r; nn.SGD at rate 1
   gives the source's rule, which puts that in every optimizer's place;
