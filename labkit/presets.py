@@ -186,6 +186,7 @@ _SUBSPACE["smoke"] = {
 
 # The first are compared with float64, the others are the race.
 _ADASUM_UPDATES = 8
+_SUBSPACE_UPDATES = 4
 
 LABS = {
     "00_start_here": {name: {} for name in PRESETS},
@@ -256,6 +257,12 @@ def _check_stages(settings):
             f"second_batch_size {settings['second_batch_size']} is larger than the data: "
             f"train_images {settings['train_images']}"
         )
+    second = settings["second_epochs"] * (settings["train_images"] // settings["second_batch_size"])
+    if second < _SUBSPACE_UPDATES:
+        raise InputError(
+            f"second_epochs {settings['second_epochs']} in batches of "
+            f"{settings['second_batch_size']} are {second} updates; expected {_SUBSPACE_UPDATES}"
+        )
 
 
 def _integer(low: int, high: float = math.inf) -> Callable[[object], bool]:
@@ -285,7 +292,8 @@ _VALUES = {
     "evaluate_every": _COUNT,
     "start_epoch": _COUNT,
     "saves_per_epoch": _COUNT,
-    "components": _COUNT,
+    # Two of them span the plane that a path is drawn in.
+    "components": ("an integer >= 2", _integer(2)),
     "trials": _COUNT,
     "second_batch_size": _COUNT,
     "second_epochs": _COUNT,

@@ -142,13 +142,16 @@ def test_the_paper_preset_of_dimension_reduction_is_the_recipes_two_stages():
         ({"saves_per_epoch": 101}, "saves_per_epoch is 101, and an epoch has 100 updates"),
         ({"second_batch_size": 801}, "second_batch_size 801 is larger than the data"),
         ({"trials": 0}, "trials is 0; expected an integer >= 1"),
-        ({"components": 2.0}, "components is 2.0; expected an integer >= 1"),
+        ({"components": 2.0}, "components is 2.0; expected an integer >= 2"),
+        ({"components": 1}, "components is 1; expected an integer >= 2"),
+        ({"second_batch_size": 201}, "in batches of 201 are 3 updates; expected 4"),
     ],
 )
 def test_two_stages_that_cannot_be_are_refused(named, said):
     with pytest.raises(InputError, match=said):
         choose("05_dimension_reduction", "smoke", **named)
-    choose("05_dimension_reduction", "smoke", components=11, saves_per_epoch=100)
+    choose("05_dimension_reduction", "smoke", components=11, second_batch_size=200)
+    choose("05_dimension_reduction", "smoke", saves_per_epoch=100)
 
 
 @pytest.mark.parametrize(
