@@ -190,12 +190,16 @@ class TestEnds:
         assert said.startswith("not ended after 8 s: rank 1 of 2 still ran, 0 had ended\n")
         assert "line 8 in stuck" in said and "begins as 0" not in said
 
-    def test_a_rank_that_does_not_join_is_named_and_not_who_waited(self, program):
+    def test_a_rank_that_does_not_join_is_named_and_not_who_waited(self, program, tmp_path):
         code = (
             "def load():\n"
             "    time.sleep(600)\n"
+            f"there = {str(tmp_path / 'there')!r}\n"
             "if rank == 1:\n"
+            "    open(there, 'w').close()\n"
             "    load()\n"
+            "while not os.path.exists(there):\n"
+            "    time.sleep(0.1)\n"
             "time.sleep(1)\n"
             "raise RuntimeError('Failed to initialize distributed job cluster because some '\n"
             "                   'processes in the cluster are not successfully spawned.')"
