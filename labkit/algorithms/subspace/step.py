@@ -215,6 +215,14 @@ class SubspaceStep(AccumulatedStep):
         )
 
     @property
+    def more_to_record(self) -> dict[str, float]:
+        """The search of the most recent update: its trials, its rate, and failed ones so far."""
+        if not self.searches:
+            return {}
+        last = self.last_search
+        return {"trials": last.trials, "rate": last.rate, "failed_searches": last.failures}
+
+    @property
     def can_be_saved(self) -> bool:
         """Whether a checkpoint would be the whole state: no rows are kept for a search."""
         return not self.searches or int(self.micro_step.asnumpy()) == 0
