@@ -22,6 +22,7 @@ from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
 from labkit.boost_config import Boost, read_boost
 from labkit.errors import InputError
+from labkit.snapshot_folder import SUFFIX, SnapshotFolder
 from labkit.step import Step, check_optimizer
 
 # Arguments of the steps that the dictionary has a word for.
@@ -127,8 +128,9 @@ def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):
     """Return the ``Basis`` that two words of dim_reduce mean.
 
     pca_mat_path     a file that is there is loaded, and nothing computed: the snapshots need not be
-                     there any more. One that is not there is made; None: ``pca_mat.npy`` beside the
-                     snapshots, made again where it is not of them
+                     there any more, and where others are, it is said. One that is not there
+                     is made; None: ``pca_mat.npy`` beside the snapshots, made again where it is
+                     not of them
     weight_load_dir  folder of snapshots, or None
     parameters, n_components
                      what the basis must be of, and its size
@@ -158,8 +160,20 @@ def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):
             f"{len(basis.matrix)}; expected the same number"
         )
     if cluster.rank_and_size()[0] == 0:
-        print(f"labkit: basis loaded from {pca_mat_path}, nothing computed", flush=True)
+        others = _other_snapshots(basis, weight_load_dir, parameters)
+        print(f"labkit: basis loaded from {pca_mat_path}, nothing computed{others}", flush=True)
     return basis
+
+
+def _other_snapshots(basis, folder, parameters):
+    """Return a remark where a folder holds snapshots that a loaded basis is not of, else ''."""
+    if folder is None or not any(Path(folder).glob(f"*{SUFFIX}")):
+        return ""
+    try:
+        difference = basis.difference(SnapshotFolder(folder, parameters))
+    except InputError as error:
+        difference = str(error)
+    return f", though {folder} holds other snapshots ({difference})" if difference else ""
 
 
 def _node_size(boost: Boost) -> int:

@@ -36,7 +36,9 @@ class Snapshots(Callback):
     saves_per_epoch  after equal parts of each epoch's micro-batches, the last after its end
     keep             at most so many files stay, the oldest go; None keeps all
     resume           the training may continue one that has saved snapshots here. Those that it
-                     saved after the checkpoint it is resumed from are removed, and come again
+                     saved after the checkpoint it is resumed from are removed, and come again.
+                     Another start_epoch, saves_per_epoch or keep counts from there on: the earlier
+                     snapshots stay, among the newest ``keep``
 
     50 epochs from ``start_epoch=21`` on with ``saves_per_epoch=2`` make 60 snapshots.
 

@@ -204,6 +204,11 @@ class Step(nn.Cell):
             images=int(self.last_images.asnumpy()),
         )
 
+    @property
+    def more_to_record(self) -> dict[str, float]:
+        """What a record of the most recent update holds beside ``last_update``: name -> number."""
+        return {}
+
     def updates_ahead(self, epochs) -> int:
         """Return the most updates that epochs of so many micro-batches each make from here."""
         return sum(epochs)

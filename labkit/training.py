@@ -277,6 +277,7 @@ class _Recorder(Callback):
             loss=last.loss,
             gradient_norm=last.gradient_norm,
             **rates,
+            **run.step.more_to_record,
             seconds=round(run.seconds(), 3),
             peak_memory_mb=round(peak_memory_mb(), 1),
         )

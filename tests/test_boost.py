@@ -174,10 +174,15 @@ class TestTheBasisOfTheDictionary:
         again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=folder)
         assert f"basis loaded from {moved}/pca_mat.npy, nothing computed" in capsys.readouterr().out
         assert self.checksum(again) == self.checksum(step)
+        again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
+        assert "holds other snapshots" not in capsys.readouterr().out
         # What the dictionary names is never written over, whatever lies in the other folder.
         before = (moved / "pca_mat.npy").read_bytes()
         (moved / "step-000000000.safetensors").unlink()
         again = self.step(pca_mat_path=moved / "pca_mat.npy", weight_load_dir=moved)
+        gone = "the one there was made with step-000000000.safetensors, which is gone"
+        said = f"nothing computed, though {moved} holds other snapshots ({gone})"
+        assert said in capsys.readouterr().out
         assert self.checksum(again) == self.checksum(step)
         assert (moved / "pca_mat.npy").read_bytes() == before
 

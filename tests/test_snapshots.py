@@ -214,6 +214,15 @@ class TestInterrupted:
         pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=3, done=10)
         assert numbers(tmp_path) == [4, 8, 12]
 
+    def test_other_counts_hold_from_there_on(self, tmp_path):
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path, saves_per_epoch=2))
+        assert numbers(tmp_path) == [2, 4, 6, 8]
+        options = {"start_epoch": 4, "keep": 4, "resume": True}
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path, **options), epochs=3, done=8)
+        assert numbers(tmp_path) == [2, 4, 6, 8]
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path, **options), epochs=5, done=12)
+        assert numbers(tmp_path) == [6, 8, 16, 20]
+
     def test_an_earlier_training_is_not_mixed_in(self, tmp_path):
         pretend(Snapshots(nn.Dense(2, 2), tmp_path))
         before = digests(tmp_path)

@@ -156,7 +156,8 @@ class StageTwoConfig(_Training):
     pca_mat_path             the basis: loaded where the file is there, else made of the snapshots
                              and saved there; None: pca_mat.npy beside the snapshots
     start_from               ``last``: from the checkpoint, as the tutorial; ``first``: from the
-                             first snapshot's weights, as the paper
+                             first snapshot's weights, the nearest to the paper, which starts from
+                             the initial ones: no snapshot holds these
     n_components             of the basis
     method, rho, sigma, trials, gamma, alpha, failure
                              of ``labkit.SubspaceStep``

@@ -89,6 +89,10 @@ class Basis:
                 f"the basis is of another network: of {len(own)} parameters; expected {len(given)}"
             )
 
+    def difference(self, snapshots: SnapshotFolder) -> str | None:
+        """Return how these snapshots differ from those it was made of, in words; None if not."""
+        return _difference(self.snapshots, snapshots.identities())
+
     def save(self, path) -> None:
         """Write the matrix to ``path`` (.npy), and what belongs to it to the .json beside it.
 
@@ -178,7 +182,7 @@ def _saved(path, snapshots, components):
     basis.check(list(zip(snapshots.names, snapshots.shapes, strict=True)))
     if len(basis.matrix) != components:
         return None, f"the one there had {len(basis.matrix)} components"
-    difference = _difference(basis.snapshots, snapshots.identities())
+    difference = basis.difference(snapshots)
     return (None, difference) if difference else (basis, None)
 
 

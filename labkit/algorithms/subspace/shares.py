@@ -21,12 +21,17 @@ class Share(nn.Cell):
     tensor      (L, M) float32, L = ceil(K / ranks); what is missing to ranks L rows is zero
     components  K; numbers  M; starts, ends  of each parameter among the M
 
-    Raises ``InputError`` for a basis of other weights, one that is not finite and one whose rows
-    are not orthonormal.
+    Raises ``InputError`` for what is no basis, one of other weights, one that is not finite and
+    one whose rows are not orthonormal.
     """
 
     def __init__(self, basis, parameters):
         super().__init__(auto_prefix=False)
+        if not all(hasattr(basis, name) for name in ("matrix", "names", "shapes", "checksum")):
+            raise InputError(
+                f"basis is a {type(basis).__name__}; expected a Basis: Basis.load reads one from "
+                "its file, Basis.of makes one of snapshots"
+            )
         columns = _columns(basis, parameters)
         self.components, self.numbers = basis.matrix.shape
         sizes = np.cumsum([0] + [parameter.size for parameter in parameters])

@@ -53,6 +53,9 @@ class SubspaceStep(AccumulatedStep):
     ``clip_norm`` shortens g before all else: B learns from clipped gradients, and a trial is asked
     for the decrease that the clipped one foresees, which is less.
 
+    A trial is a forward pass in training mode. Dropout draws another mask for each one, so that the
+    search compares losses of different masks: noise that it cannot tell from a decrease.
+
     A checkpoint holds no rows: with ``bfgs`` and several micro-batches an update, ``fit`` writes
     checkpoints between groups only, and a step that was loaded in the middle of one refuses to go
     on. Over ranks, every rank builds the same step and holds K / ranks of the components.
@@ -210,6 +213,14 @@ class SubspaceStep(AccumulatedStep):
             rate=rate,
             failures=int(self.update.failures.asnumpy()),
         )
+
+    @property
+    def more_to_record(self) -> dict[str, float]:
+        """The search of the most recent update: its trials, its rate, and failed ones so far."""
+        if not self.searches:
+            return {}
+        last = self.last_search
+        return {"trials": last.trials, "rate": last.rate, "failed_searches": last.failures}
 
     @property
     def can_be_saved(self) -> bool:

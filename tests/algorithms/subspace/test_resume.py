@@ -40,6 +40,10 @@ def test_from_any_checkpoint(case, tmp_path):
     whole = Training(tmp_path / "whole", lambda: make(**options), lambda: dataset(spoiled_row=5))
     assert len(whole.paths) == count and whole.final["step.dropped"] == 3
     assert whole.final["step.subspace.failures"] > 0 or case == "micro-batches"
+    last, failed = whole.rows[-1], whole.final["step.subspace.failures"]
+    assert last["failed_searches"] == failed == sum(row["rate"] == 0 for row in whole.rows)
+    assert last["trials"] == whole.final["step.subspace.trials"]
+    assert all(1 <= row["trials"] <= options.get("trials", 20) for row in whole.rows)
     for number in taken:
         path = whole.paths[number]
         # The compiled step goes on from another state; one of them is built anew.

@@ -475,6 +475,13 @@ class TestBasis:
         with pytest.raises(InputError, match=message):
             SubspaceStep(loss_net, nn.SGD(parameters, 1.0), wrong)
 
+    @pytest.mark.parametrize("wrong", [None, "pca_mat.npy", np.eye(3, 70, dtype=np.float32)])
+    def test_what_is_none(self, wrong):
+        network, loss_net = small()
+        message = f"basis is a {type(wrong).__name__}; expected a Basis: Basis.load reads"
+        with pytest.raises(InputError, match=message):
+            SubspaceStep(loss_net, nn.SGD(network.trainable_params(), 1.0), wrong)
+
 
 class TestRefused:
     @pytest.mark.parametrize(
