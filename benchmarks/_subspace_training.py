@@ -143,7 +143,10 @@ def _set_rates(step, rates):
 
 
 def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
-    """Train on as stage one did, with its moments, at the setting's batch and rates."""
+    """Train on as stage one did, at the setting's batch and rates.
+
+    With its moments, but in large batches: they are of another rate, and kicked the weights away.
+    """
     batch, rate = setting["batch"], setting["learning_rate"]
     per_epoch = len(data.rows) // batch
     total = epochs * per_epoch
@@ -152,7 +155,7 @@ def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
         length += stage_one["epochs"] * per_epoch
     network, step, values = plain(batch, length)
     _restore(step, values)
-    start.load_into(step)
+    start.load_into(step, moments=setting["method"] != "large_batch")
     to_zero = setting["method"] == "to_zero"
     _set_rates(step, rate * (1 - np.arange(total) / total) if to_zero else np.full(total, rate))
     return run(step, network, data, _second(data, total, seed, batch), _judged(total, points))

@@ -4,7 +4,7 @@ stage_one       Momentum 0.9 at a constant rate, 40 snapshots in its later epoch
 same_rate       goes on, moments and all, at the rate of stage one
 tenth           at a tenth of it
 to_zero         in a line from it to 0 over the two epochs
-large_batch     at it, or another, in batches of 250
+large_batch     at it, or another, in batches of 250, with moments begun anew
 average         the mean of the snapshots, which trains nothing
 projected_sgd   ``SubspaceStep(method="sgd")`` over nn.SGD with momentum 0.9, batches of 250
 projected_bfgs  ``SubspaceStep`` over nn.SGD at rate 1, batches of 250
