@@ -91,6 +91,22 @@ def test_adasum_is_above_the_mean_at_every_rate(stored):
     assert means[max(means)] < max(means.values())
 
 
+def test_adasums_own_rate_is_raced_with_every_seed(stored):
+    """Tuned on held-out images, it is no better on the test set; above the mean all the same."""
+    own = stored.head["tuned"]["adasum"]
+    right = race.accuracies(stored, learning_rate=own)
+    means = race.by_rate(stored, "mean").values()
+    assert len(right) == 3 and own != stored.head["single"]["Momentum"]
+    best_mean = max(statistics.mean(found) for found in means)
+    assert best_mean < statistics.mean(right) < statistics.mean(race.accuracies(stored))
+
+
+def test_the_means_own_rate_of_the_tuning_does_not_hold(stored):
+    """Best with the tuning's one seed; none of the race's three trains at it."""
+    right = race.accuracies(stored, "mean", learning_rate=stored.head["tuned"]["mean"])
+    assert len(right) == 3 and max(right) < 0.2
+
+
 def test_the_sum_at_the_single_worker_rate_does_not_train(stored):
     right = race.accuracies(stored, "sum")
     assert len(right) == 3 and max(right) < 0.9

@@ -143,10 +143,18 @@ class AdasumStep(AccumulatedStep):
         moved = self.update(ops.depend(vector, noted))
         return ops.depend(ops.assign_add(self.updates, 1), moved)
 
+    def __call__(self, *batch):
+        # Of an update that was interrupted between its graphs: before its bank is overwritten.
+        self._combine_whole()
+        return super().__call__(*batch)
+
     def between_graphs(self, batch):
+        self._combine_whole()
+        super().between_graphs(batch)
+
+    def _combine_whole(self):
         if self.update.may_be_unsure and int(self.update.unsure.asnumpy()):
             self._whole()
-        super().between_graphs(batch)
 
     @property
     def micro_batches(self) -> int:
@@ -170,6 +178,7 @@ class AdasumStep(AccumulatedStep):
 
     def end_epoch(self) -> None:
         """Combine or forget the workers that have had their turn, as ``tail`` says."""
+        self._combine_whole()
         if self.tail == "drop":
             for one in (self.loss_sum, self.weight_sum, self.images, self.micro_step):
                 set_state(one, 0)

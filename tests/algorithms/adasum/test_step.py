@@ -217,6 +217,30 @@ class TestTwin:
                     assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
         assert len(seen) == expected and step.last_update.number == 4
 
+    def test_interrupted_between_its_graphs_an_update_is_made_by_the_next_call(self, monkeypatch):
+        """Of the vectors that were in the bank, before the next worker's overwrites one."""
+
+        def interrupt(graph):
+            raise KeyboardInterrupt
+
+        net, step = build({"workers": 2}, {})
+        inputs, targets = rows(4)
+        before = weights_of(net)
+        step(*tensors(inputs, targets))
+        residuals = targets - inputs @ before[0].T - before[1]
+        opposite = tensors(inputs, (targets - 2 * residuals).astype(np.float32))
+        with monkeypatch.context() as patch:
+            patch.setattr(step_module._Whole, "__call__", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                step(*opposite)
+        entered = {name: one.copy() for name, one in step.vectors().items()}
+        assert step.last_update.number == 0
+        step(*tensors(*rows(4, seed=1)))
+        assert step.last_update.number == 1
+        for came, start, vectors in zip(weights_of(net), before, entered.values(), strict=True):
+            moved = reference.adasum_tree(vectors).reshape(came.shape)
+            np.testing.assert_allclose(came - start, moved, atol=1e-7)
+
     def test_propagate_lets_nan_into_the_weights(self):
         net, step = build({"workers": 2, "nonfinite": "propagate"}, {})
         inputs, targets = rows(4)
