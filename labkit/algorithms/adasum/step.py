@@ -193,7 +193,9 @@ class AdasumStep(AccumulatedStep):
     def vectors(self) -> dict[str, np.ndarray]:
         """Return each parameter's vectors (workers, size) that this process entered last."""
         ends = np.cumsum(self.update.sizes)[:-1]
-        parts = np.split(self.update.rows.asnumpy()[:, : self.update.numbers], ends, axis=1)
+        # A copy: on CPU asnumpy is the bank itself, which the next call overwrites.
+        rows = self.update.rows.asnumpy()[:, : self.update.numbers].copy()
+        parts = np.split(rows, ends, axis=1)
         names = [parameter.name for parameter in self.optimizer.parameters]
         return dict(zip(names, parts, strict=True))
 
