@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from labkit.commands import compare, report
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -40,6 +41,8 @@ app = typer.Typer(
 
 
 app.add_typer(ranktable.app, name="ranktable")
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
 
 
 def _show_version(asked: bool) -> None:
