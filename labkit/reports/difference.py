@@ -25,7 +25,8 @@ class Difference:
     group   parameters, versions, runtime, inputs, metrics, run; or times, which do not count
     left, right  the values; "(none)" where a run has none
     change  right minus left, if both are numbers
-    within  of a metric: whether that is inside the stored tolerance; None where none is stored
+    within  of a metric: whether that is inside the stored tolerance; None where none is stored for
+            these parameters
     """
 
     lab: str
@@ -62,13 +63,14 @@ def compare_labs(key: str, left: LabRun, right: LabRun) -> list[Difference]:
         values = left.results.get(name, NOTHING), right.results.get(name, NOTHING)
         if values[0] != values[1]:
             found.append(Difference(key, "run", name, *values))
+    known = _stored_metrics(left, right)
     for group in _GROUPS:
         ours, theirs = left.results.get(group, {}), right.results.get(group, {})
         for name, one, other in differing(ours, theirs):
-            found.append(_difference(key, group, name, one, other, left.results))
+            found.append(_difference(key, group, name, one, other, known))
     for name in _TIMES:
-        if name in left.results or name in right.results:
-            values = (run.results.get(name, NOTHING) for run in (left, right))
+        values = [run.results.get(name, NOTHING) for run in (left, right)]
+        if values[0] != values[1]:
             found.append(_difference(key, "times", name, *values, {}))
     return found
 
@@ -110,13 +112,13 @@ def number(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _difference(key, group, name, left, right, results) -> Difference:
+def _difference(key, group, name, left, right, stored) -> Difference:
     change = right - left if _is_number(left) and _is_number(right) else None
     if group != "metrics":
         return Difference(key, group, name, left, right, change)
     if is_time(name):
         return Difference(key, "times", name, left, right, change)
-    known = (reference.stored(results) or {}).get("metrics", {}).get(name)
+    known = stored.get(name)
     within = None
     if known and known["kind"] == "at most":
         limit = known["amount"]
@@ -124,6 +126,16 @@ def _difference(key, group, name, left, right, results) -> Difference:
     elif known:
         within = reference.is_within(right, left, known["kind"], known.get("amount"))
     return Difference(key, group, name, left, right, change, within)
+
+
+def _stored_metrics(left: LabRun, right: LabRun) -> Mapping[str, Any]:
+    """Return the stored metrics with their tolerances, where these are made for both runs."""
+    entry = reference.stored(left.results)
+    if entry is None or reference.stored(right.results) is not entry:
+        return {}
+    if any(reference.why_not(run.results, entry) for run in (left, right)):
+        return {}
+    return entry["metrics"]
 
 
 def _is_number(value) -> bool:

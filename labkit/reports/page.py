@@ -70,6 +70,10 @@ def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> s
         counts=_counts(every),
         around=tables.facts({run.label: tables.surroundings(run) for run in runs}),
         sections=sections,
+        differing=_differing(sections),
+        same_inputs=[
+            one["name"] for one in sections if len(one["labs"]) > 1 and not one["inputs"].differ
+        ],
         what_ran=tables.what_ran(runs),
         failures=[lab for lab in every if lab.status in ("failed", "interrupted")],
         problems=_problems(runs),
@@ -91,6 +95,21 @@ def _section(name: str, labs: list[LabRun], numbers: dict[str, int]) -> dict[str
         "figures": _figures(labs),
         "many": len(labs) > 2,
     }
+
+
+def _differing(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tables of what differs, each once, with the labs that it is true of."""
+    found: list[dict[str, Any]] = []
+    for section in sections:
+        table = section["inputs"].differ
+        if table is None:
+            continue
+        known = next((one for one in found if one["table"] == table), None)
+        if known:
+            known["labs"].append(section["name"])
+        else:
+            found.append({"labs": [section["name"]], "table": table})
+    return found
 
 
 def _curves(labs: Sequence[LabRun], numbers: dict[str, int]) -> list[dict[str, Any]]:

@@ -2,8 +2,9 @@
 
 The stored run is labkit/results/labs.json, which benchmarks/reference_runs.py makes:
 
-    preset -> lab -> command, device, git, versions, parameters, and metrics: name -> value, kind
-    and amount of the tolerance, its reason, and what other seeds gave
+    preset -> lab -> command, device, git, versions, parameters, whether any seed is compared, and
+    metrics: name -> value, kind and amount of the tolerance, its reason, and the [seed, value] of
+    every run that was made to find it
 
 Kinds of tolerance: "absolute" (at most ``amount`` away from the stored value), "at most" (not above
 ``amount``: an error, for which smaller is better), "equal" (the stored value itself).
@@ -22,8 +23,6 @@ from labkit.results.stored import FOLDER
 
 NAME = "labs.json"
 KINDS = ("absolute", "at most", "equal")
-# A tolerance covers the seeds that were measured, so that another seed is no other experiment.
-FREE_PARAMETERS = ("seed",)
 _MISSING = object()
 
 
@@ -64,8 +63,8 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
     folder   where labs.json is; None: the one that came with labkit
 
     Returns a row for each stored metric and each headline metric that is not stored. Where a
-    parameter other than the seed differs from the stored run's, nothing is compared, and the
-    verdict names it. Raises ``InputError`` if labs.json cannot be read.
+    parameter differs from the stored run's, nothing is compared, and the verdict names it; the
+    seed may differ where the stored tolerances cover seeds. Raises ``InputError`` if labs.json cannot be read.
     """
     if results.get("status", "passed") != "passed":
         return []
@@ -73,13 +72,29 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
     names = [name for name in results.get("headline") or () if name in metrics]
     if entry is None:
         return [_unknown(name, metrics[name], _no_entry(results)) for name in names]
-    other = _other_parameters(results.get("parameters") or {}, entry["parameters"])
+    other = why_not(results, entry)
     rows = [
         judge(name, metrics.get(name, _MISSING), one, other)
         for name, one in entry["metrics"].items()
     ]
     new = [name for name in names if name not in entry["metrics"]]
     return rows + [_unknown(name, metrics[name], "not compared: not stored") for name in new]
+
+
+def why_not(results: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
+    """Return "" where a run's parameters allow a comparison with ``entry``, else why they do not.
+
+    The seed is free where the stored tolerances cover seeds.
+    """
+    given, known = results.get("parameters") or {}, entry["parameters"]
+    free = ("seed",) if entry["any_seed"] else ()
+    names = [name for name in {**known, **given} if name not in free]
+    differ = [name for name in names if given.get(name, _MISSING) != known.get(name, _MISSING)]
+    if not differ:
+        return ""
+    said = [f"{name} is {given.get(name)}, stored {known.get(name)}" for name in differ[:3]]
+    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+    return f"not compared: {', '.join(said)}{more}"
 
 
 def judge(metric: str, value: Any, stored_one: Mapping[str, Any], other: str = "") -> Row:
@@ -133,16 +148,6 @@ def _no_entry(results):
     return f"not compared: no stored run of {lab} at preset {preset}"
 
 
-def _other_parameters(given: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    names = [name for name in {**known, **given} if name not in FREE_PARAMETERS]
-    differ = [name for name in names if given.get(name, _MISSING) != known.get(name, _MISSING)]
-    if not differ:
-        return ""
-    said = [f"{name} is {given.get(name)}, stored {known.get(name)}" for name in differ[:3]]
-    more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return f"not compared: {', '.join(said)}{more}"
-
-
 def _is_number(value) -> bool:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
@@ -166,6 +171,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 def _check(entry):
     entry["parameters"].items()
+    entry["any_seed"]
     for name, one in entry["metrics"].items():
         if one["kind"] not in KINDS or not one["reason"]:
             raise ValueError(f"{name}: kind {one['kind']}, reason {one['reason']!r}")

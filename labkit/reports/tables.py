@@ -126,7 +126,7 @@ def text(value: Any) -> str:
     """Return any value of a JSON file as one line of text."""
     if isinstance(value, dict | list):
         return json.dumps(value, ensure_ascii=False)
-    return number(value)
+    return number(value) or "(empty)"
 
 
 def _turned(labels: Sequence[str], found: Mapping[str, Sequence[str]]) -> Table:
