@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from labkit.commands import compare, report
+from labkit.commands import attach, compare, report
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -43,6 +43,7 @@ app = typer.Typer(
 app.add_typer(ranktable.app, name="ranktable")
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
+app.command("attach")(attach.attach)
 
 
 def _show_version(asked: bool) -> None:

@@ -26,7 +26,6 @@ _UNITS = {
     "seconds": "s",
     "accuracy": "0 to 1",
     "peak_memory_mb": "MB",
-    "update": "number",
 }
 _FIRST = ("loss", "training_loss", "accuracy")
 
@@ -54,7 +53,7 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """The panel in words: ``loss (nats) over seconds (s)``."""
+        """The panel in words: ``loss (nats) over time (s)``."""
         return f"{with_unit(self.y)} over {with_unit(self.x)}"
 
 
@@ -86,11 +85,11 @@ def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
 def with_unit(name: str) -> str:
     """Return a column's name as an axis has it: ``loss (nats)``."""
     unit = _UNITS.get(name)
-    words = name.removesuffix("_mb").replace("_", " ")
-    return f"{words} ({unit})" if unit and unit != "number" else words
+    words = "time" if name == "seconds" else name.removesuffix("_mb").replace("_", " ")
+    return f"{words} ({unit})" if unit else words
 
 
-def ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     """Return round numbers from ``low`` to ``high``, about ``wanted`` of them.
 
     Where the two are too near each other for a float to divide what is between, only ``low``.

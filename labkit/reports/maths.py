@@ -28,7 +28,7 @@ _POINTS = {1: 1, 2: 1, 3: 2, 4: 3, 79: 1}
 
 
 def draw_maths(html: str) -> str:
-    """Return ``html`` with every ``$...$`` and ``$$...$$`` of its text drawn; code stays as it is."""
+    """Return ``html`` with every ``$...$`` and ``$$...$$`` of its text drawn; code stays."""
     drawer = _Drawer()
     drawer.feed(html)
     drawer.close()

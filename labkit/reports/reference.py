@@ -31,8 +31,8 @@ class Row:
     """One headline metric against the stored run.
 
     within   whether it is inside the tolerance; None where it cannot be compared
-    verdict  the same in words: "within", "outside", "not compared: ..."
-    by       how far it is from the stored value, or above its limit; None where that is no number
+    verdict  the same in words: "within", "outside by 0.003", "not compared: ..."
+    by       value minus stored value; None where one of them is no number
     reason   why the tolerance is what it is
     """
 
@@ -64,7 +64,9 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
 
     Returns a row for each stored metric and each headline metric that is not stored. Where a
     parameter differs from the stored run's, nothing is compared, and the verdict names it; the
-    seed may differ where the stored tolerances cover seeds. Raises ``InputError`` if labs.json cannot be read.
+    seed may differ where the stored tolerances cover seeds.
+
+    Raises ``InputError`` if labs.json cannot be read.
     """
     if results.get("status", "passed") != "passed":
         return []
@@ -112,11 +114,18 @@ def judge(metric: str, value: Any, stored_one: Mapping[str, Any], other: str = "
         verdict = "outside: the run has no such metric" if missing else other
         return Row(**row, within=False if missing else None, verdict=verdict, by=None)
     within = is_within(value, reference, stored_one["kind"], stored_one.get("amount"))
-    far = None
-    if _is_number(value):
-        base = stored_one["amount"] if stored_one["kind"] == "at most" else reference
-        far = value - base if _is_number(base) else None
-    return Row(**row, within=within, verdict="within" if within else "outside", by=far)
+    by = value - reference if _is_number(value) and _is_number(reference) else None
+    verdict = "within" if within else f"outside{_beyond(value, by, stored_one)}"
+    return Row(**row, within=within, verdict=verdict, by=by)
+
+
+def _beyond(value, by, stored_one) -> str:
+    """Return `` by 0.003``: how far a value is beyond its tolerance; "" where that is no number."""
+    if stored_one["kind"] == "at most" and _is_number(value):
+        return f" by {value - stored_one['amount']:.3g}"
+    if by is None:
+        return ""
+    return f" by {abs(by) - (stored_one.get('amount') or 0):.3g}"
 
 
 def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
