@@ -146,7 +146,7 @@ def _is_number(value) -> bool:
 
 
 def _by_key(run: RunFolder) -> dict[str, LabRun]:
-    return {(lab.label if run.kind == "sweep" else lab.lab): lab for lab in run.labs}
+    return {(lab.folder.name if run.kind == "sweep" else lab.lab): lab for lab in run.labs}
 
 
 def _lab(runs: Mapping[str, LabRun]) -> str:

@@ -60,6 +60,11 @@ def svg(tex: str, display: bool = False) -> str:
 
 def readable(tex: str) -> str:
     """Return ``tex`` in the part of TeX that mathtext reads: ``\\frac12`` as ``\\frac{1}{2}``."""
+    opened, closed = (re.findall(_BIG.pattern + re.escape(one), tex) for one in "()")
+    if len(opened) == len(closed):
+        # As high as what stands between, which is what the writer wanted.
+        tex = re.sub(_BIG.pattern + r"\(", lambda _: r"\left(", tex)
+        tex = re.sub(_BIG.pattern + r"\)", lambda _: r"\right)", tex)
     tex = _BIG.sub("", tex)
     for name, plain in _PLAIN.items():
         tex = re.sub(re.escape(name) + r"(?![A-Za-z])", lambda _, to=plain: to, tex)

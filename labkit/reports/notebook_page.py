@@ -4,6 +4,9 @@ nbconvert's own pages load require.js and MathJax from elsewhere. Here its bare 
 cleaned of everything that would run or be loaded, and its maths is drawn (labkit.reports.maths).
 """
 
+import json
+import logging
+import warnings
 from functools import cache
 from pathlib import Path
 from urllib.parse import quote
@@ -14,7 +17,7 @@ from labkit.reports.maths import draw_maths
 # Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
 # need a page that loads programs.
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/latex", "text/plain")
-_RUNS = "script, link, iframe, object, embed, base, meta, form, audio, video, source"
+_RUNS = "script, link, iframe, object, embed, base, meta, form, audio, video, source, style, .anchor-link"
 _LOADS = ("src", "srcset", "poster", "background", "data")
 
 
@@ -28,11 +31,18 @@ def convert(notebook: Path, beside: Path | None = None) -> tuple[str, str]:
     import nbformat
 
     try:
-        read = nbformat.read(notebook, as_version=4)
-        body, _ = _exporter().from_notebook_node(read)
+        text = json.loads(notebook.read_text(encoding="utf-8"))
+        if text["nbformat"] != 4:
+            raise ValueError(f"its format is {text['nbformat']}; expected 4")
+        read = nbformat.from_dict(text)
+        with warnings.catch_warnings():
+            # Of an output that only a widget or JavaScript could show.
+            warnings.simplefilter("ignore")
+            nbformat.validate(read)
+            body, _ = _exporter().from_notebook_node(read)
     # nbformat and nbconvert raise what the damage happens to lead to: KeyError, AttributeError.
     except Exception as error:
-        raise InputError(f"{notebook.name} cannot be converted: {error}") from error
+        raise InputError(f"{notebook.name} cannot be converted: {_first_line(error)}") from error
     return _title(read, notebook), _clean(body, (beside or notebook.parent).resolve())
 
 
@@ -51,9 +61,13 @@ def highlight_css() -> tuple[str, str]:
 def _exporter():
     from nbconvert import HTMLExporter
 
+    # What it warns of, pictures without a text, the page mends.
+    log = logging.getLogger(f"{__name__}.nbconvert")
+    log.addHandler(logging.NullHandler())
+    log.propagate = False
     return HTMLExporter(
         template_name="basic",
-        exclude_anchor_links=True,
+        log=log,
         config={"NbConvertBase": {"display_data_priority": list(_SHOWN)}},
     )
 
@@ -65,8 +79,6 @@ def _clean(body: str, folder: Path) -> str:
     soup = BeautifulSoup(body, "html.parser")
     for one in soup.select(_RUNS):
         one.decompose()
-    for style in soup.select("style"):
-        style.decompose()
     seen: set[str] = set()
     for one in soup.find_all(True):
         for name in list(one.attrs):
@@ -100,6 +112,10 @@ def _point(link, folder: Path) -> None:
         return
     path, _, fragment = target.partition("#")
     link["href"] = f"file://{quote(str(folder))}/{path}" + (f"#{fragment}" if fragment else "")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _title(read, notebook: Path) -> str:

@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,7 @@ def _write_text(path: Path, text: str, what: str) -> None:
         temporary.write_text(_NO_LETTER.sub("\ufffd", text), encoding="utf-8")
 
 
+@cache
 def _template(name: str):
     import jinja2
 

@@ -112,7 +112,11 @@ def read_all(folders: Sequence) -> list[RunFolder]:
     for given, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
             raise InputError(f"{given} is given twice")
-    return [read(place, label) for place, label in zip(places, _labels(places), strict=True)]
+    runs = [read(place, label) for place, label in zip(places, _labels(places), strict=True)]
+    for run in runs if len(runs) > 1 else ():
+        for lab in run.labs if run.kind == "sweep" else ():
+            lab.label = f"{run.label}: {lab.label}"
+    return runs
 
 
 def read(folder, label: str | None = None) -> RunFolder:

@@ -48,7 +48,9 @@ class Row:
 
 def load(folder: Path | None = None) -> dict[str, Any]:
     """Return all that is stored: preset -> lab -> entry. ``InputError`` if it cannot be read."""
-    return _load(Path(folder or FOLDER) / NAME)
+    path = Path(folder or FOLDER) / NAME
+    # By its time as well: a program that renews the file reads the new one.
+    return _load(path, path.stat().st_mtime_ns if path.exists() else 0)
 
 
 def stored(results: Mapping[str, Any], folder: Path | None = None) -> Mapping[str, Any] | None:
@@ -164,7 +166,7 @@ def _is_number(value) -> bool:
 
 
 @cache
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, changed: int) -> dict[str, Any]:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         for labs in read.values():
