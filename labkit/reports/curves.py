@@ -76,7 +76,7 @@ def points(rows: Sequence[Mapping], x: str, y: str) -> list[Point]:
 def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
     """Draw ``lines`` over each other; losses and other noisy columns as running means."""
     lines = tuple(Line(one.label, one.number, _thin(_smooth(one.points, y))) for one in lines)
-    heights = [b for line in lines for _, b in line.points if math.isfinite(b)]
+    heights = [b for line in lines for _, b in line.points if is_drawn(b)]
     # A training that has ended in infinity still has a beginning.
     logarithmic = bool(heights) and min(heights) > 0 and max(heights) > 30 * min(heights)
     return Panel(x, y, lines, logarithmic, _draw(lines, x, y, heights, logarithmic))
@@ -87,6 +87,11 @@ def with_unit(name: str) -> str:
     unit = _UNITS.get(name)
     words = "time" if name == "seconds" else name.removesuffix("_mb").replace("_", " ")
     return f"{words} ({unit})" if unit else words
+
+
+def is_drawn(value: float) -> bool:
+    """Return whether a value has a place on an axis: finite, and no sum of two overflows."""
+    return abs(value) < 1e300
 
 
 def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
@@ -111,7 +116,7 @@ def _smooth(found: Sequence[Point], y: str) -> Sequence[Point]:
     from labkit.plots import smooth
 
     heights = [b for _, b in found]
-    if not all(map(math.isfinite, heights)):
+    if not all(map(is_drawn, heights)):
         return found
     return [(a, float(b)) for (a, _), b in zip(found, smooth(heights, _WINDOW), strict=True)]
 
@@ -124,16 +129,16 @@ def _thin(found: Sequence[Point]) -> Sequence[Point]:
     kept = [found[0]]
     for start in range(0, len(found), stretch):
         part = list(enumerate(found[start : start + stretch]))
-        finite = [one for one in part if math.isfinite(one[1][1])] or part[:1]
+        finite = [one for one in part if is_drawn(one[1][1])] or part[:1]
         ends = {min(finite, key=lambda one: one[1][1]), max(finite, key=lambda one: one[1][1])}
         # Not a number in a stretch stays: it breaks the line there.
-        ends |= {one for one in part if not math.isfinite(one[1][1])}
+        ends |= {one for one in part if not is_drawn(one[1][1])}
         kept += [point for _, point in sorted(ends, key=lambda one: one[0])]
     return [*kept, found[-1]]
 
 
 def _draw(lines, x, y, heights, logarithmic) -> Markup:
-    xs = [a for line in lines for a, _ in line.points if math.isfinite(a)]
+    xs = [a for line in lines for a, _ in line.points if is_drawn(a)]
     names = ", ".join(line.label for line in lines)
     alt = f"{with_unit(y)} over {with_unit(x)}: {names}"
     parts = [
@@ -203,7 +208,7 @@ def _frame(across: _Axis, up: _Axis, x: str) -> list[str]:
 def _path(line: Line, across: _Axis, up: _Axis) -> str:
     drawn, pen = [], "M"
     for a, b in line.points:
-        if not (math.isfinite(a) and math.isfinite(b)):
+        if not (is_drawn(a) and is_drawn(b)):
             pen = "M"
             continue
         drawn.append(f"{pen}{across.place(a):.1f} {up.place(b):.1f}")

@@ -17,7 +17,7 @@ from labkit.reports.maths import draw_maths
 # Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
 # need a page that loads programs.
 _SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/latex", "text/plain")
-_RUNS = "script, link, iframe, object, embed, base, meta, form, audio, video, source, style, .anchor-link"
+_RUNS = "script, link, iframe, object, embed, base, meta, form, audio, video, source, style"
 _LOADS = ("src", "srcset", "poster", "background", "data")
 
 
@@ -31,10 +31,11 @@ def convert(notebook: Path, beside: Path | None = None) -> tuple[str, str]:
     import nbformat
 
     try:
-        text = json.loads(notebook.read_text(encoding="utf-8"))
-        if text["nbformat"] != 4:
-            raise ValueError(f"its format is {text['nbformat']}; expected 4")
-        read = nbformat.from_dict(text)
+        text = notebook.read_text(encoding="utf-8")
+        if (version := json.loads(text)["nbformat"]) != 4:
+            raise ValueError(f"its format is {version}; expected 4")
+        # nbformat.read would print what it finds wrong, and go on.
+        read = nbformat.v4.reads(text)
         with warnings.catch_warnings():
             # Of an output that only a widget or JavaScript could show.
             warnings.simplefilter("ignore")
@@ -63,8 +64,7 @@ def _exporter():
 
     # What it warns of, pictures without a text, the page mends.
     log = logging.getLogger(f"{__name__}.nbconvert")
-    log.addHandler(logging.NullHandler())
-    log.propagate = False
+    log.setLevel(logging.CRITICAL)
     return HTMLExporter(
         template_name="basic",
         log=log,
@@ -77,7 +77,7 @@ def _clean(body: str, folder: Path) -> str:
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(body, "html.parser")
-    for one in soup.select(_RUNS):
+    for one in soup.select(f"{_RUNS}, .anchor-link"):
         one.decompose()
     seen: set[str] = set()
     for one in soup.find_all(True):

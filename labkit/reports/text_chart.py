@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from labkit.reports.curves import Point
+from labkit.reports.curves import Point, is_drawn
 
 _LABEL = 10
 
@@ -15,7 +15,7 @@ def chart(found: Sequence[Point], title: str, x: str, width: int = 72, height: i
     out, and their number is said. Positive values over more than two decades get a logarithmic
     axis, which the title says.
     """
-    finite = [(a, b) for a, b in found if math.isfinite(a) and math.isfinite(b)]
+    finite = [(a, b) for a, b in found if is_drawn(a) and is_drawn(b)]
     lost = len(found) - len(finite)
     note = f", {lost} not finite" if lost else ""
     if not finite:
