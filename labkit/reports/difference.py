@@ -123,7 +123,7 @@ def _difference(key, group, name, left, right, stored) -> Difference:
     if known and known["kind"] == "at most":
         limit = known["amount"]
         within = all(reference.is_within(one, None, "at most", limit) for one in (left, right))
-    elif known:
+    elif known and known["kind"] != "none":
         within = reference.is_within(right, left, known["kind"], known.get("amount"))
     return Difference(key, group, name, left, right, change, within)
 

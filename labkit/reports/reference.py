@@ -7,7 +7,8 @@ The stored run is labkit/results/labs.json, which benchmarks/reference_runs.py m
     every run that was made to find it
 
 Kinds of tolerance: "absolute" (at most ``amount`` away from the stored value), "at most" (not above
-``amount``: an error, for which smaller is better), "equal" (the stored value itself).
+``amount``: an error, for which smaller is better), "equal" (the stored value itself), "none" (shown
+beside the stored value and not judged, where seeds differ so that no amount would say anything).
 """
 
 import json
@@ -22,7 +23,7 @@ from labkit.errors import InputError
 from labkit.results.stored import FOLDER
 
 NAME = "labs.json"
-KINDS = ("absolute", "at most", "equal")
+KINDS = ("absolute", "at most", "equal", "none")
 _MISSING = object()
 
 
@@ -105,6 +106,8 @@ def judge(metric: str, value: Any, stored_one: Mapping[str, Any], other: str = "
     """Compare one metric with its stored entry; ``other`` says why not to, if so."""
     reference = stored_one["value"]
     missing = value is _MISSING
+    if stored_one["kind"] == "none" and not missing:
+        other = other or "not compared: no tolerance"
     row = {
         "metric": metric,
         "value": None if missing else value,
@@ -131,9 +134,12 @@ def _beyond(value, by, stored_one) -> str:
 
 
 def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
-    """Return whether ``value`` is inside the tolerance around ``reference``; NaN never is."""
-    if kind == "equal":
-        return value == reference
+    """Return whether ``value`` is inside the tolerance around ``reference``.
+
+    NaN and what is no number are inside only of what has no tolerance at all.
+    """
+    if kind in ("equal", "none"):
+        return kind == "none" or value == reference
     if not _is_number(value):
         return False
     if kind == "at most":
@@ -145,8 +151,8 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
 def tolerance_text(stored_one: Mapping[str, Any]) -> str:
     """Return the tolerance as a table shows it: ``± 0.004``, ``at most 1e-06``, ``equal``."""
     kind = stored_one["kind"]
-    if kind == "equal":
-        return "equal"
+    if kind in ("equal", "none"):
+        return kind
     return f"{'±' if kind == 'absolute' else 'at most'} {stored_one['amount']:g}"
 
 
@@ -186,6 +192,6 @@ def _check(entry):
     for name, one in entry["metrics"].items():
         if one["kind"] not in KINDS or not one["reason"]:
             raise ValueError(f"{name}: kind {one['kind']}, reason {one['reason']!r}")
-        if one["kind"] != "equal" and not _is_number(one["amount"]):
+        if one["kind"] not in ("equal", "none") and not _is_number(one["amount"]):
             raise ValueError(f"{name}: amount {one['amount']}")
         one["value"]  # null is a value (a goal that was not reached); none at all is damage

@@ -43,6 +43,7 @@ def test_the_edge_of_the_tolerance_is_inside():
         (None, "equal", None, False),
         (math.nan, "at most", 1e-6, False),
         ("nan", "absolute", 0.1, False),
+        ("nan", "none", None, True),
         (None, "absolute", 0.1, False),
         (True, "absolute", 20, False),
     ],
@@ -56,6 +57,12 @@ def test_a_goal_that_was_not_reached_is_a_value_of_its_own(tmp_path):
     assert row.within and row.by is None
     (row,) = rows(tmp_path, entry=metric(None, "equal", None), metrics={"m": 17}, headline=["m"])
     assert row.within is False and row.verdict == "outside"
+
+
+def test_what_has_no_tolerance_is_shown_and_not_judged(tmp_path):
+    (row,) = rows(tmp_path, entry=metric(546, "none", None), metrics={"m": None}, headline=["m"])
+    assert row.within is None and row.verdict == "not compared: no tolerance"
+    assert (row.reference, row.tolerance) == (546, "none")
 
 
 def test_a_stored_metric_that_the_run_does_not_have_is_outside(tmp_path):
