@@ -3,7 +3,6 @@
 What a command needs is imported when it is called: `labkit --help` answers at once.
 """
 
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from labkit.commands import run, sweep
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -33,7 +33,7 @@ app = typer.Typer(
     cls=_Commands,
     help="Training techniques for neural networks with MindSpore, one notebook lab each.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -70,41 +70,8 @@ def list_labs() -> None:
     console.table(("number", "lab", "title", "presets", "minutes"), rows)
 
 
-@app.command()
-def run(
-    labs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[LAB]...", help="Number or name, as in `labkit list`; none: all."),
-    ] = None,
-    preset: Annotated[
-        str, typer.Option(envvar="LABKIT_PRESET", help="smoke, lab or paper.")
-    ] = "lab",
-    device: Annotated[str, typer.Option(help="auto, Ascend, GPU or CPU.")] = "auto",
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="Set one; may be repeated."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder to write to; runs/<time> of the project if not given."),
-    ] = None,
-    cell_timeout: Annotated[
-        float | None,
-        typer.Option(min=1, help="Seconds that one cell may take; no limit if not given."),
-    ] = None,
-) -> None:
-    """Execute labs headlessly; each leaves its notebook, results.json, records and figures."""
-    from labkit import console, request, runner
-
-    wanted = request.check(labs or (), preset=preset, device=device, parameters=parameter or ())
-    # SIGTERM ends Python at once and would leave the kernel to find that out by itself.
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        outcomes = runner.run(wanted, out, say=console.line, cell_timeout=cell_timeout)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    console.outcomes(outcomes)
-    raise typer.Exit(runner.exit_code(outcomes))
+app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
 
 
 @app.command()
@@ -149,10 +116,6 @@ def convert(
             source, target, network, classes, rename=rename or (), entry=entry, prefix=prefix
         )
     )
-
-
-def _terminate(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

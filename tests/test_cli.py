@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli, console, doctor, runner
-from labkit.execution import Failure
+from labkit import cli, console, doctor
 from labkit.labs import find_labs
+from labkit.running import runner
+from labkit.running.execution import Failure
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 
