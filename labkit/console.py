@@ -62,7 +62,7 @@ def closing(found: Sequence[Outcome], folder: Path, *, as_json: bool, code: int)
         line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
     elif found:
         outcomes(found)
-    if code:
+    if code in (1, 130):
         print(f"labkit: go on with: labkit run --resume {near(folder)}", file=sys.stderr)
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -15,6 +16,7 @@ from labkit import cli, console, doctor
 from labkit.labs import find_labs
 from labkit.running import runner
 from labkit.running.execution import Failure
+from labkit.running.watch import Limits
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 
@@ -153,7 +155,9 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
     assert "Traceback" not in stderr
     wait_for(lambda: not Path("/proc", pid.read_text().rstrip(".")).exists())
     results = json.loads((project / "out" / "01_sums" / "results.json").read_text())
-    assert results["status"] == "failed"
+    assert results["status"] == "interrupted"
+    resumable = "labkit: go on with: labkit run --resume out\n"
+    assert (resumable in stderr) == (number == signal.SIGINT)
 
 
 def wait_for(condition):
@@ -166,16 +170,16 @@ def wait_for(condition):
 def test_run_hands_everything_on(project, monkeypatch):
     seen = {}
 
-    def pretend(request, out, **options):
-        seen.update(options, out=out, request=request)
-        return [outcome(project)]
+    def pretend(lab, request, folder, say, limits):
+        seen.update(request=request, folder=folder, limits=limits)
+        return outcome(project)
 
-    monkeypatch.setattr(runner, "run", pretend)
-    done = call("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2",
-                "--out", "there", "--cell-timeout", "9")  # fmt: skip
+    monkeypatch.setattr(runner, "run_lab", pretend)
+    done = call("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2", "--out",
+                "there", "--cell-timeout", "9", "--timeout", "99", "--memory", "3")  # fmt: skip
     assert done.exit_code == 0, done.stderr
-    assert seen["out"] == Path("there")
-    assert seen["cell_timeout"] == 9
+    assert seen["folder"] == project / "there" / "01_sums"
+    assert seen["limits"] == Limits(seconds=99, cell_seconds=9, memory=3e9)
     asked = seen["request"]
     assert ([lab.name for lab in asked.labs], asked.preset, asked.device, asked.parameters) == (
         ["01_sums"],
@@ -183,6 +187,16 @@ def test_run_hands_everything_on(project, monkeypatch):
         "CPU",
         {"epochs": 2},
     )
+
+
+def test_memory_is_limited_by_what_is_free_if_nobody_says(project, monkeypatch):
+    seen = []
+    monkeypatch.setattr(runner, "run_lab", lambda *given: seen.append(given) or outcome(project))
+    free = psutil.virtual_memory().available
+    assert call("run").exit_code == 0
+    limits = seen[0][-1]
+    assert 0.7 * free < limits.memory < 0.95 * free
+    assert limits.seconds is None
 
 
 def test_the_closing_table_shows_the_headline(project, capsys):
