@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from click.core import ParameterSource
 
 from labkit.commands import options
 from labkit.commands.signals import ended_by_sigterm
@@ -49,7 +48,7 @@ def run(
     named = request.parse_parameters(parameter or ())
     if resume is not None:
         before = folders.read_run(resume)
-        from_shell = ctx.get_parameter_source("preset") == ParameterSource.ENVIRONMENT
+        from_shell = ctx.get_parameter_source("preset").name == "ENVIRONMENT"
         preset = before["preset"] if preset is None or from_shell else preset
         device = device or before["device"]
         labs = labs or before["labs"]
