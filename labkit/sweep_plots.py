@@ -12,6 +12,7 @@ SEED = "seed"
 _MARKS = "osD^vP*"
 # A metric that ends so, or is called so, has the unit.
 _UNITS = {"seconds": "s", "accuracy": "fraction", "loss": "nats", "mb": "MB"}
+_UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 
 
 def metric(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: Mapping):
@@ -41,7 +42,8 @@ def metric(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: M
         axis.minorticks_off()
         if max(len(_short(one)) for one in axes[first]) > 6:
             axis.tick_params(axis="x", rotation=30)
-    axis.set(xlabel=first, ylabel=_labelled(name), title=_title(axes, first))
+    axis.set(xlabel=_labelled(first), ylabel=_labelled(name))
+    axis.set_title(_title(axes, first), fontsize=9)
     if several:
         axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
@@ -80,10 +82,10 @@ def _index(values, value):
 
 
 def _labelled(name):
-    words = name.lower().replace("_", " ").split()
-    unit = next((unit for word, unit in _UNITS.items() if words and words[-1] == word), "")
+    words = name.lower().replace("_", " ")
+    unit = next((unit for word, unit in _UNITS.items() if f" {words}".endswith(f" {word}")), "")
     shown = name if len(name) <= 40 else name.replace(", ", ",\n", 1)
-    return f"{shown} ({unit})" if unit and unit not in words else shown
+    return f"{shown} ({unit})" if unit else shown
 
 
 def _title(axes, first):
