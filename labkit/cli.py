@@ -4,13 +4,12 @@ What a command needs is imported when it is called: `labkit --help` answers at o
 """
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from labkit.commands import run, sweep
+from labkit.commands import convert, list_labs, run, sweep
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -60,62 +59,24 @@ def _main(
     pass
 
 
-@app.command("list")
-def list_labs() -> None:
-    """Show the labs: number, title, presets, and the minutes their header card states."""
-    from labkit import console, labs
-
-    found = labs.find_labs(labs.find_project())
-    rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in found]
-    console.table(("number", "lab", "title", "presets", "minutes"), rows)
-
-
+app.command("list")(list_labs.list_labs)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("convert")(convert.convert)
 
 
 @app.command()
 def doctor() -> None:
-    """Check this machine for what bites people, and say the remedy. Takes about 15 seconds."""
+    """Check this machine for what bites people, and say the remedy. Takes about 15 seconds.
+
+    Example: labkit doctor
+    """
     from labkit import console, doctor
 
     found = [console.check(check()) for check in doctor.checks()]
     failed = sum(not check.ok for check in found)
     console.line(f"{len(found) - failed} of {len(found)} checks passed")
     raise typer.Exit(1 if failed else 0)
-
-
-@app.command()
-def convert(
-    source: Annotated[Path, typer.Argument(help=".pth, .pt, .bin, .safetensors or .ckpt")],
-    target: Annotated[Path, typer.Argument(help=".ckpt, or .pth or .safetensors")],
-    network: Annotated[
-        str, typer.Option(help="resnet18 ... resnet152, or module:function that returns a Cell.")
-    ] = "resnet50",
-    classes: Annotated[int, typer.Option(min=1, help="Classes of a resnet.")] = 1000,
-    rename: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MINDSPORE=PYTORCH", help="Part of a name; may be repeated."),
-    ] = None,
-    entry: Annotated[
-        str | None, typer.Option(help="Entry of PyTorch's file that holds the tensors.")
-    ] = None,
-    prefix: Annotated[str, typer.Option(help="To take off PyTorch's names: module.")] = "",
-) -> None:
-    """Convert weights between PyTorch and MindSpore, bit by bit; nothing in a file is executed.
-
-    Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
-    """
-    from labkit import runtime
-    from labkit.migration import command
-
-    sys.path.insert(0, str(Path.cwd()))
-    runtime.start("CPU")
-    print(
-        command.convert(
-            source, target, network, classes, rename=rename or (), entry=entry, prefix=prefix
-        )
-    )
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from labkit import cli, console, doctor
@@ -90,6 +91,50 @@ def test_list_shows_the_labs_as_plain_columns(project):
         "01      01_sums          The sums          smoke lab paper",
         "02      02_second_order  The second_order  smoke lab paper",
     ]
+
+
+def commands(group=None, words=()):
+    """Every command, with the words that call it."""
+    group = group or typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name)
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_the_help_of_every_command_shows_an_example(words, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = call(*words, "--help")
+    assert done.exit_code == 0
+    assert f"Example: labkit {' '.join(words)}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ru", "run"),
+        ("run 01", "01_sums"),
+        ("run 01_sums -p ep", "epochs="),
+        ("sweep 01 -p ep", "epochs="),
+        ("run --preset s", "smoke"),
+        ("sweep 01 --device C", "CPU"),
+        ("run -p de", ""),  # has an option of its own
+    ],
+)
+def test_a_shell_completes(project, line, expected):
+    words = f"labkit {line}"
+    variables = {
+        "_LABKIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "from labkit.cli import app; app(prog_name='labkit')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == expected, done.stderr
 
 
 def test_version():

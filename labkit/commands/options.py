@@ -10,26 +10,26 @@ from labkit.presets import PRESETS
 _DEVICES = ("auto", "Ascend", "GPU", "CPU")
 
 
-def _labs(incomplete: str) -> list[str]:
-    from labkit import labs
+def labs(incomplete: str) -> list[str]:
+    from labkit import labs as lab_files
     from labkit.errors import InputError
 
     try:
-        found = labs.find_labs(labs.find_project())
+        found = lab_files.find_labs(lab_files.find_project())
     except InputError:
         return []
     return [lab.name for lab in found if lab.name.startswith(incomplete)]
 
 
-def _parameters(ctx: typer.Context, incomplete: str) -> list[str]:
-    from labkit import labs
+def parameters(ctx: typer.Context, incomplete: str) -> list[str]:
+    from labkit import labs as lab_files
     from labkit.errors import InputError
 
     try:
-        found = labs.find_labs(labs.find_project())
+        found = lab_files.find_labs(lab_files.find_project())
         asked = ctx.params.get("labs") or ctx.params.get("lab") or ()
-        chosen = labs.pick(found, [asked] if isinstance(asked, str) else asked)
-        names = {name for lab in chosen for name in labs.parameter_names(lab)}
+        chosen = lab_files.pick(found, [asked] if isinstance(asked, str) else asked)
+        names = {name for lab in chosen for name in lab_files.parameter_names(lab)}
     except InputError:
         return []
     return [
@@ -46,14 +46,12 @@ Labs = Annotated[
     typer.Argument(
         metavar="[LAB]...",
         help="Number or name, as in `labkit list`; none: all.",
-        autocompletion=_labs,
+        autocompletion=labs,
     ),
 ]
 OneLab = Annotated[
     str,
-    typer.Argument(
-        metavar="LAB", help="Number or name, as in `labkit list`.", autocompletion=_labs
-    ),
+    typer.Argument(metavar="LAB", help="Number or name, as in `labkit list`.", autocompletion=labs),
 ]
 Preset = Annotated[
     str | None,
@@ -72,7 +70,7 @@ Parameters = Annotated[
         "--parameter",
         metavar="NAME=VALUE",
         help="Set one; may be repeated.",
-        autocompletion=_parameters,
+        autocompletion=parameters,
     ),
 ]
 CellTimeout = Annotated[float | None, typer.Option(min=1, help="Seconds that one cell may take.")]

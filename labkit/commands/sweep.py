@@ -18,6 +18,7 @@ def sweep(
             "--parameter",
             metavar="NAME=VALUE,VALUE",
             help="Values that one takes; may be repeated. The first is the figures' axis.",
+            autocompletion=options.parameters,
         ),
     ] = None,
     preset: options.Preset = "lab",
