@@ -18,6 +18,7 @@ from labkit.labs import find_labs
 from labkit.running import runner
 from labkit.running.execution import Failure
 from labkit.running.watch import Limits
+from tests.living import is_alive
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 
@@ -209,11 +210,6 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
     assert results["status"] == "interrupted"
     resumable = "labkit: go on with: labkit run --resume out\n"
     assert (resumable in stderr) == (number == signal.SIGINT)
-
-
-def is_alive(pid):
-    # One whose parent is gone may stay a zombie until somebody collects it.
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def wait_for(condition):

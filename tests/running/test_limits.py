@@ -5,13 +5,13 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 
 from labkit.errors import InputError
 from labkit.running.watch import Limits, memory_of
+from tests.living import MARK, is_alive, marked
 from tests.running.test_runner import ROOT, write_labs
 
 # Its child leaves the session, as msrun's ranks do, and outlives a killed kernel.
@@ -51,7 +51,7 @@ def ran(tmp_path_factory):
     done = subprocess.run(
         command,
         cwd=project,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "MARKED_BY": str(project)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)},
         capture_output=True,
         text=True,
         timeout=120,
@@ -110,19 +110,7 @@ def test_no_process_is_left(ran):
     children = [int(path.name.split("-")[1]) for path in ran[0].glob("notebooks/child-*")]
     assert len(children) == 3
     assert not [pid for pid in children if is_alive(pid)]
-    marked = f"MARKED_BY={ran[0]}".encode()
-    assert not [pid for pid in psutil.pids() if marked in environment(pid)]
-
-
-def is_alive(pid):
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-
-
-def environment(pid):
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
+    assert not marked(ran[0])
 
 
 def test_memory_is_what_a_process_and_its_children_hold():

@@ -7,13 +7,12 @@ import sys
 import time
 
 import nbformat
-import psutil
 import pytest
 from typer.testing import CliRunner
 
 from labkit import cli
 from labkit.running import folders
-from tests.running.test_limits import environment
+from tests.living import MARK, marked
 from tests.running.test_runner import ROOT, write_labs
 
 COUNT = """import os
@@ -59,7 +58,7 @@ def killed(tmp_path_factory):
     project = tmp_path_factory.mktemp("project")
     write_labs(project, LABS)
     command = [sys.executable, "-m", "labkit.cli", "run", "--preset", "smoke", "--out", "out"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "MARKED_BY": str(project)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)}
     done = subprocess.run(
         [*command, "-p", "rate=0.5"], cwd=project, env=environment, capture_output=True, timeout=120
     )
@@ -85,9 +84,8 @@ def test_a_killed_run_is_known_as_one(resumed):
 
 
 def test_a_killed_runner_leaves_no_process(killed, resumed):
-    marked = f"MARKED_BY={killed}".encode()
     until = time.monotonic() + 10
-    while left := [pid for pid in psutil.pids() if marked in environment(pid)]:
+    while left := marked(killed):
         assert time.monotonic() < until, left
         time.sleep(0.1)
 

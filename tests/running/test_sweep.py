@@ -15,9 +15,10 @@ from typer.testing import CliRunner
 from labkit import cli
 from labkit.errors import InputError
 from labkit.running import sweep
-from tests.running.test_limits import environment, is_alive
+from tests.living import MARK, is_alive, marked
 from tests.running.test_runner import ROOT, write_labs
 
+JOBS = min(2, len(os.sched_getaffinity(0)))
 LAB = """import os, signal, time
 from labkit.run import Run
 run = Run.open("01_lab", preset=preset, parameters={"rate": rate, "seed": seed})
@@ -66,7 +67,7 @@ def swept(project):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.setenv("PYTHONPATH", str(ROOT))
-        done = call("-p", "rate=1,2,3,4", "-p", "seed=1,2", "--jobs", "2")
+        done = call("-p", "rate=1,2,3,4", "-p", "seed=1,2", "--jobs", str(JOBS))
     return project / "runs" / "sweeps" / "01_lab-smoke", done
 
 
@@ -89,7 +90,7 @@ def test_each_run_has_a_core_of_its_own(swept):
     rows = rows_of(swept[0])
     assert {row["cores"] for row in rows if row["cores"]} == {"1"}
     assert {row["core"] for row in rows if row["core"]} == {
-        str(core) for core in sorted(os.sched_getaffinity(0))[:2]
+        str(core) for core in sorted(os.sched_getaffinity(0))[:JOBS]
     }
 
 
@@ -142,7 +143,7 @@ def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
     command += ["1", "-p", "rate=1,5,2", "--out", str(tmp_path)]
     waits = project / "notebooks" / "waits"
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    variables = os.environ | {"MARKED_BY": str(tmp_path)}
+    variables = os.environ | {MARK: str(tmp_path)}
     try:
         with subprocess.Popen(
             command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -158,8 +159,7 @@ def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
     assert process.returncode == 130
     assert "Traceback" not in stderr
     assert not is_alive(int(waits.read_text()))
-    marked = f"MARKED_BY={tmp_path}".encode()
-    assert not [pid for pid in os.listdir("/proc") if pid.isdigit() and marked in environment(pid)]
+    assert not marked(tmp_path)
     status = json.loads((tmp_path / "runs" / "rate=5" / "results.json").read_text())["status"]
     assert status == "interrupted"
     assert not (tmp_path / "runs" / "rate=2").exists()
