@@ -114,9 +114,13 @@ def test_no_process_is_left(ran):
 
 
 def test_memory_is_what_a_process_and_its_children_hold():
-    code = "x = bytearray(300_000_000)\nprint(flush=True)\nimport time\ntime.sleep(60)"
-    nested = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])"
-    with subprocess.Popen([sys.executable, "-c", nested], stdout=subprocess.PIPE) as process:
+    code = (
+        "import mmap, time\nown = bytearray(300_000_000)\nshared = mmap.mmap(-1, 200_000_000)\n"
+        "shared.write(b'x' * len(shared))\nprint(flush=True)\ntime.sleep(60)"
+    )
+    for _ in range(2):  # a grandchild
+        code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         try:
             process.stdout.readline()
             time.sleep(0.1)
