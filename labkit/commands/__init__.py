@@ -1,1 +1,1 @@
-"""The commands of `labkit` that live in modules of their own; cli.py names them."""
+"""The commands of `labkit`, one file each. What a command needs is imported when it is called."""
