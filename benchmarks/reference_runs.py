@@ -1,8 +1,10 @@
-"""Make labkit/results/labs.json, the stored run that reports hold headline metrics against.
+"""Make labkit/reports/labs.json, the stored run that reports hold headline metrics against.
 
     labkit run --preset smoke --out runs/smoke-1
     labkit run --preset smoke --out runs/smoke-2 -p seed=2 01 02 03 04 05
     python benchmarks/reference_runs.py runs/smoke-1 runs/smoke-2 ... [--out FOLDER]
+
+Without a RUN it prints what is stored.
 
 Of the RUNs with a lab and a preset the first is stored; the others, which may differ from it in the
 seed alone, show how far the numbers go from run to run. The tolerances are those of
@@ -22,17 +24,19 @@ from _lab_tolerances import ANY_SEED, TOLERANCES
 from labkit.errors import InputError
 from labkit.reports import reference
 from labkit.reports.read import LabRun, read_all
-from labkit.results.stored import FOLDER
 from labkit.whole_files import whole_file
 
 
 def main(arguments=None) -> int:
     """Read the RUNs and write labs.json; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of labs.json")
+    parser.add_argument("runs", nargs="*", metavar="RUN", type=Path)
+    parser.add_argument("--out", type=Path, default=reference.FOLDER, help="folder of labs.json")
     given = parser.parse_args(arguments)
     try:
+        if not given.runs:
+            show(reference.load(given.out))
+            return 0
         made = entries([lab for run in read_all(given.runs) for lab in run.labs])
         place = given.out / reference.NAME
         kept = reference.load(given.out) if place.exists() else {}
@@ -47,6 +51,15 @@ def main(arguments=None) -> int:
         for lab, entry in labs.items():
             print(f"{preset} {lab}: {len(entry['metrics'])} metrics of {entry['runs']} runs")
     return 0
+
+
+def show(stored: dict[str, dict]) -> None:
+    """Print a row for every stored metric."""
+    for preset, labs in stored.items():
+        for lab, entry in labs.items():
+            for metric, one in entry["metrics"].items():
+                tolerance = reference.tolerance_text(one)
+                print(f"{preset:6}{lab:24}{metric:54}{one['value']!s:24}{tolerance}")
 
 
 def entries(labs: list[LabRun]) -> dict[str, dict[str, dict]]:

@@ -2,7 +2,7 @@
 
 read         folders to plain data, whatever is missing or damaged in them
 results_file results.json, key by key, and what has become of its run
-reference    headline metrics against those of the stored run, labkit/results/labs.json
+reference    headline metrics against those of the stored run, labkit/reports/labs.json
 difference   two runs against each other: `labkit compare`
 curves       rows of records to lines in a picture (SVG) or of text
 page         everything on one HTML page: `labkit report`

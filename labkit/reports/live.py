@@ -4,6 +4,7 @@ Everything is read from the run's folder, again at every look: it may be another
 records may come later, their last line may be half written, the runner may have been killed.
 """
 
+import math
 import shutil
 import sys
 import time
@@ -172,13 +173,23 @@ def _status(run: RunFolder) -> str:
     statuses = [lab.status for lab in run.labs]
     if "running" in statuses:
         return "running"
-    waits = not statuses or any(status in ("unknown", "not started") for status in statuses)
+    waits = len(statuses) < _expected(run) or any(
+        status in ("unknown", "not started") for status in statuses
+    )
     if waits and time.time() - _newest(run) < PATIENCE and "interrupted" not in statuses:
         return "running"
     for status in ("interrupted", "failed"):
         if status in statuses:
             return status
     return "interrupted" if waits else "passed"
+
+
+def _expected(run: RunFolder) -> int:
+    """Return how many labs there will be: of a sweep, one for each combination of its grid."""
+    grid = run.about.get("grid")
+    if run.kind != "sweep" or not isinstance(grid, dict):
+        return max(1, len(run.labs))
+    return math.prod(len(values) for values in grid.values() if isinstance(values, list))
 
 
 def _current(run: RunFolder) -> LabRun | None:

@@ -114,30 +114,44 @@ def _differing(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _curves(labs: Sequence[LabRun], numbers: dict[str, int]) -> list[dict[str, Any]]:
-    """Return for each file of records its legend, first panels, and the panels of the rest."""
-    found: dict[str, list[tuple[LabRun, list[dict]]]] = {}
+    """Return for each group of records its legend, first panels, and the panels of the rest."""
+    groups: dict[str, list[tuple[str, int, list[dict]]]] = {}
     for lab in labs:
         for file, rows in lab.records().items():
-            found.setdefault(file, []).append((lab, rows))
+            group, name = _group(file)
+            label = f"{lab.label}, {name}" if name and len(labs) > 1 else name or lab.label
+            # A run has its colour everywhere, but beside others of its group a line has its own.
+            number = len(groups.get(group, ())) if name else numbers[lab.label]
+            groups.setdefault(group, []).append((label, number, rows))
     pictures = []
-    for file, pairs in sorted(found.items()):
-        shown = pairs[: curves.MOST]
-        names = list(dict.fromkeys(name for _, rows in shown for name in curves.columns(rows)))
+    for group, found in sorted(groups.items()):
+        shown = found[: curves.MOST]
+        names = list(dict.fromkeys(name for *_, rows in shown for name in curves.columns(rows)))
         first = [name for name in names if name in ("loss", "training_loss", "accuracy")]
-        panels = [_panel(shown, numbers, x, y) for y in first for x in ("update", "seconds")]
-        rest = [_panel(shown, numbers, "update", y) for y in names if y not in first]
-        legend = [curves.Line(lab.label, numbers[lab.label], ()) for lab, _ in shown]
-        left_out = [lab.label for lab, _ in pairs[curves.MOST :]]
-        one = {"file": file, "legend": legend, "left_out": left_out}
-        pictures.append(one | {"panels": list(filter(None, panels)),
-                               "rest": list(filter(None, rest))})  # fmt: skip
+        panels = [_panel(shown, x, y) for y in first for x in ("update", "seconds")]
+        rest = [_panel(shown, "update", y) for y in names if y not in first]
+        pictures.append(
+            {
+                "group": group,
+                "legend": [curves.Line(label, number, ()) for label, number, _ in shown],
+                "left_out": [label for label, *_ in found[curves.MOST :]],
+                "panels": list(filter(None, panels)),
+                "rest": list(filter(None, rest)),
+            }
+        )
     return pictures
 
 
-def _panel(pairs, numbers, x, y):
+def _group(file: str) -> tuple[str, str]:
+    """Return the group of a file of records and its name in it: ``race/THOR/records.csv``."""
+    *group, name = Path(file).parts[:-1] or ("",)
+    return ("/".join(group), name) if group else (name, "")
+
+
+def _panel(found, x, y):
     lines = [
-        curves.Line(lab.label, numbers[lab.label], drawn)
-        for lab, rows in pairs
+        curves.Line(label, number, drawn)
+        for label, number, rows in found
         if (drawn := curves.points(rows, x, y))
     ]
     return curves.panel(lines, x, y) if lines else None

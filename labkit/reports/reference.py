@@ -1,6 +1,6 @@
 """Headline metrics of a lab against the stored run of the same lab, preset and parameters.
 
-The stored run is labkit/results/labs.json, which benchmarks/reference_runs.py makes:
+The stored run is labs.json beside this module, which benchmarks/reference_runs.py makes:
 
     preset -> lab -> command, device, git, versions, parameters, whether any seed is compared, and
     metrics: name -> value, kind and amount of the tolerance, its reason, and the [seed, value] of
@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
-from labkit.results.stored import FOLDER
 
+# Not in labkit/results: what lies there is an input of the labs, and would be one of itself.
+FOLDER = Path(__file__).resolve().parent
 NAME = "labs.json"
 KINDS = ("absolute", "at most", "equal", "none")
 _MISSING = object()

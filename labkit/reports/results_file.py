@@ -28,9 +28,10 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "status": str,
     "error": dict,
     "pid": int,
+    "pid_created": _NUMBER,
 }
 STATUSES = ("passed", "failed", "running", "interrupted")
-# A run's folder names its process; a later process may have got the same number.
+# A process cannot have written that a lab started long before the process itself did.
 _SLACK_SECONDS = 5.0
 
 
@@ -85,19 +86,22 @@ def status_of(results: Mapping[str, Any]) -> str:
     status = results.get("status")
     if status not in STATUSES:
         return "unknown"
-    if status == "running" and not _is_alive(results.get("pid"), results.get("started")):
+    if status == "running" and not _is_alive(results):
         return "interrupted"
     return status
 
 
-def _is_alive(pid: int | None, started: str | None) -> bool:
-    """Return whether process ``pid`` is there and is not younger than what it is said to run."""
+def _is_alive(results: Mapping[str, Any]) -> bool:
+    """Return whether the process that wrote the file is there, and not another of its number."""
     import psutil
 
+    pid, born, started = (results.get(name) for name in ("pid", "pid_created", "started"))
     try:
         process = psutil.Process(pid) if pid and pid > 0 else None
         if process is None or process.status() == psutil.STATUS_ZOMBIE:
             return False
+        if born is not None:
+            return abs(process.create_time() - born) < 1
         moment = datetime.fromisoformat(started).timestamp() if started else None
     except (psutil.Error, OverflowError):
         return False

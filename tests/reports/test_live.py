@@ -94,6 +94,14 @@ def test_the_lab_that_is_going_is_the_one_shown(tmp_path):
     assert "(2 of 2): running" in found.where and found.status == "running"
 
 
+def test_a_sweep_is_going_until_every_combination_is_there(tmp_path):
+    sweep = folders.write_sweep(tmp_path / "s", seeds=(1, 2))
+    assert live.look(sweep).status == "passed"
+    about = json.loads((sweep / "sweep.json").read_text())
+    (sweep / "sweep.json").write_text(json.dumps({**about, "grid": {"seed": [1, 2, 3]}}))
+    assert live.look(sweep).status == "running"
+
+
 def test_a_run_that_has_written_nothing_yet(tmp_path):
     (tmp_path / "run.json").write_text('{"labs": ["01_a"]}')
     found = live.look(tmp_path)

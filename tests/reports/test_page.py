@@ -162,6 +162,18 @@ def test_twelve_runs_have_a_row_each_and_curves_that_differ(tmp_path, known):
     assert len(looks) == 12
 
 
+def test_curves_of_one_group_are_laid_over_each_other(tmp_path, known):
+    lab = folders.write_lab(tmp_path / "r")
+    for name in ("THOR", "Momentum"):
+        folders.write_records(lab / "race" / name / "records.csv", 5)
+    found = check(page.render(read.read_all([lab])))
+    assert f"{folders.LAB}: race" in found.text
+    groups = {one["group"]: one for one in page._curves(read.read(lab).labs, {"r": 0})}
+    assert [line.label for line in groups["race"]["legend"]] == ["Momentum", "THOR"]
+    assert [len(panel.lines) for panel in groups["race"]["panels"]] == [2, 2, 2, 2]
+    assert [len(panel.lines) for panel in groups[""]["panels"]] == [1, 1, 1, 1]
+
+
 def test_a_sweep_shows_its_table_and_figures(tmp_path, known):
     found = check(page.render(read.read_all([folders.write_sweep(tmp_path / "s")])))
     assert "seed = [1, 2]" in found.text and "test accuracy over the sweep s" in [

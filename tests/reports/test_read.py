@@ -4,6 +4,7 @@ import json
 import os
 import time
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -67,6 +68,9 @@ def test_a_run_that_says_running_is_believed_while_its_process_lives(tmp_path):
     assert results_file.status_of(running) == "running"
     assert results_file.status_of({**running, "pid": 2**30}) == "interrupted"
     assert results_file.status_of({**running, "pid": -1}) == "interrupted"
+    born = psutil.Process().create_time()
+    assert results_file.status_of({**running, "pid_created": born}) == "running"
+    assert results_file.status_of({**running, "pid_created": born - 60}) == "interrupted"
     # The number has gone to a process that is younger than the run.
     old = {**running, "started": "2020-01-01T00:00:00"}
     assert results_file.status_of(old) == "interrupted"

@@ -154,6 +154,11 @@ def test_the_program_stores_the_first_run_and_what_the_others_gave(program, tmp_
     assert "1 metrics of 2 runs" in capsys.readouterr().out
 
 
+def test_the_program_prints_what_is_stored(program, tmp_path, capsys):
+    assert program.main(["--out", str(folders.stored(tmp_path / "s"))]) == 0
+    assert capsys.readouterr().out.split()[-2:] == ["±", "0.005"]
+
+
 @pytest.mark.parametrize(
     "changes, message",
     [
