@@ -13,6 +13,8 @@ from labkit.reports.read import LabRun, RunFolder
 
 _GROUPS = ("parameters", "versions", "runtime", "inputs", "metrics")
 _SINGLE = ("preset", "device", "git")
+# A digest of the parameters, and what a runtime repeats of them.
+_REPEATED = (("inputs", "parameters"), ("runtime", "seed"))
 _TIMES = ("seconds", "total_seconds")
 _TIME_WORDS = re.compile(r"\b(ms|seconds|minutes)\b")
 NOTHING = "(none)"
@@ -67,6 +69,8 @@ def compare_labs(key: str, left: LabRun, right: LabRun) -> list[Difference]:
     for group in _GROUPS:
         ours, theirs = left.results.get(group, {}), right.results.get(group, {})
         for name, one, other in differing(ours, theirs):
+            if (group, name) in _REPEATED:
+                continue
             found.append(_difference(key, group, name, one, other, known))
     for name in _TIMES:
         values = [run.results.get(name, NOTHING) for run in (left, right)]

@@ -169,7 +169,7 @@ def _figures(labs: Sequence[LabRun]) -> dict[str, list[Picture]]:
 
 def _sweep(run: RunFolder) -> dict[str, Any]:
     pictures = [
-        Picture(_uri(path), path.stem, f"{path.stem} over the sweep {run.label}")
+        Picture(_uri(path), path.stem.replace("_", " "), f"{path.stem} over the sweep {run.label}")
         for path in run.figures
     ]
     grid = run.about.get("grid")

@@ -179,7 +179,7 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
     try:
         with (place / SWEEP_TABLE).open(encoding="utf-8", newline="") as file:
             rows = [
-                {str(name): str(value) for name, value in row.items() if name and value}
+                {name: str(value or "") for name, value in row.items() if name}
                 for row in csv.DictReader(file)
             ]
     except FileNotFoundError:

@@ -73,6 +73,8 @@ def inputs(lab: LabRun) -> dict[str, str]:
     parameters = lab.results.get("parameters", {})
     found = {f"parameter {name}": text(value) for name, value in parameters.items()}
     for name, value in lab.results.get("inputs", {}).items():
+        if name == "parameters" and parameters:
+            continue  # a digest of what stands above
         found[f"input {name}"] = text(value)[:_SHORT_HASH]
     return found
 
@@ -159,7 +161,7 @@ def _ran(lab: LabRun) -> tuple[str, ...]:
         lab.status,
         results.get("device", "-"),
         results.get("preset", "-"),
-        results.get("started", "-"),
+        results.get("started", "-").replace("T", " "),
         f"{seconds:.1f}" if _is_small(seconds) else "-",
         text(results.get("versions", {}).get("platform")),
         git[:10] + ("+" if git.endswith("+") and len(git) > 10 else ""),
