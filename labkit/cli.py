@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from labkit.commands import doctor
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -107,15 +108,7 @@ def run(
     raise typer.Exit(runner.exit_code(outcomes))
 
 
-@app.command()
-def doctor() -> None:
-    """Check this machine for what bites people, and say the remedy. Takes about 15 seconds."""
-    from labkit import console, doctor
-
-    found = [console.check(check()) for check in doctor.checks()]
-    failed = sum(not check.ok for check in found)
-    console.line(f"{len(found) - failed} of {len(found)} checks passed")
-    raise typer.Exit(1 if failed else 0)
+app.command("doctor")(doctor.doctor)
 
 
 @app.command()
