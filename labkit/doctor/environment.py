@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from labkit.doctor.check import Check
 from labkit.presets import PRESETS
 
-# What can draw without a window. ipykernel names "module://matplotlib_inline.backend_inline".
-_BACKENDS = ("agg", "cairo", "inline", "ipympl", "nbagg", "pdf", "ps", "svg", "template", "widget")
+# What draws into the notebook. ipykernel names "module://matplotlib_inline.backend_inline".
+_BACKENDS = ("inline", "ipympl", "nbagg", "notebook", "widget")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ _RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     ),
     "MPLBACKEND": (
         lambda value: value.lower() in _BACKENDS or value.startswith("module://"),
-        "figures need a window of their own instead of the notebook",
+        "JupyterLab shows no figures",
     ),
     "GLOG_v": (
         lambda value: value in ("0", "1", "2", "3", "4"),

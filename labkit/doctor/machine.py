@@ -13,8 +13,9 @@ from labkit.doctor.check import Check
 _GIB = 2**30
 _FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
 _FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
-# GiB: reserved, not used; a process that imports MindSpore and computes reaches 3.4 on four cores.
-_ADDRESS_SPACE = 8.0
+# GiB: reserved, not used. The convolution of these checks reaches 2.4 on two cores, before any data
+# set's workers; every further thread may reserve more.
+_ADDRESS_SPACE = 4.0
 _MSRUN_PORT = 8118
 _JUPYTER_PORTS = range(8888, 8893)  # JupyterLab tries these in turn, and then others at random
 _CGROUPS = (
@@ -101,6 +102,8 @@ def _missing(place: Path) -> str:
 
 def refuses(folder: Path) -> str:
     """Return why ``folder`` cannot be written to or made, or an empty text; leaves no trace."""
+    if folder.is_symlink() and not folder.exists():
+        return f"it is a link to {os.readlink(folder)}, which is not there"
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not existing.is_dir():
         return f"{existing} is not a folder"
