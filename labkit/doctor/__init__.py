@@ -56,5 +56,5 @@ def _table(root: Path, measurements: measured.Measurements) -> dict[str, Callabl
         "data": lambda: data.data(root),
         "numpy": measured.Measured(measurements, measured.numpy),
         "devices": measured.Measured(measurements, measured.devices),
-        "convolution": measured.Measured(measurements, measured.convolution),
+        "convolution": measured.Measured(measurements, measured.convolution, both=True),
     }

@@ -23,38 +23,48 @@ class Measurements:
     """The two processes: with what ``labkit.start`` sets, and as MindSpore is installed."""
 
     def __init__(self) -> None:
-        self._children: tuple[Child, Child] | None = None
+        self._children: dict[bool, Child] = {}
 
-    def begin(self) -> None:
-        """Start the processes, once.
+    def begin(self, bare: bool = False) -> Child:
+        """Start one of the processes, once, and return it.
 
         Variables that the check of the environment names are taken away: what they break would
         be said of the packages too.
         """
-        if self._children is None:
+        if bare not in self._children:
             without = dict.fromkeys(fault.variable for fault in faults())
-            ours = Child("start", "devices", "arithmetic", "convolution", **without)
-            bare = Child("start_bare", ("convolution", False), **without, ONEDNN_MAX_CPU_ISA=None)
-            self._children = (ours, bare)
+            if bare:
+                without["ONEDNN_MAX_CPU_ISA"] = None
+                probes = ("start_bare", ("convolution", False))
+            else:
+                probes = ("start", "devices", "arithmetic", "convolution")
+            self._children[bare] = Child(*probes, **without)
+        return self._children[bare]
 
     def answer(self, probe: str, bare: bool = False) -> Any:
         """Return what ``probe`` found; ``RuntimeError`` says why it found nothing.
 
         bare  in the process without what ``labkit.start`` sets
         """
-        self.begin()
-        return self._children[bare].answer(probe)
+        return self.begin(bare).answer(probe)
 
 
 class Measured:
-    """A check that waits for measurements; ``begin`` starts them, calling it waits."""
+    """A check that waits for measurements; ``begin`` starts them, calling it waits.
 
-    def __init__(self, measurements: Measurements, check: Callable[[Measurements], Check]) -> None:
-        self._measurements, self._check = measurements, check
+    both  whether it needs both processes
+    """
+
+    def __init__(
+        self, measurements: Measurements, check: Callable[[Measurements], Check], both: bool = False
+    ) -> None:
+        self._measurements, self._check, self._both = measurements, check, both
 
     def begin(self) -> None:
         """Start what is measured."""
         self._measurements.begin()
+        if self._both:
+            self._measurements.begin(bare=True)
 
     def __call__(self) -> Check:
         """Wait, and return the finding."""

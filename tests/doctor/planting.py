@@ -95,7 +95,7 @@ def project(folder: Path) -> Path:
     return folder
 
 
-_CACHES = shutil.ignore_patterns("__pycache__", "kernel_meta", "rank_*")
+_CACHES = shutil.ignore_patterns("__pycache__", "kernel_meta", "rank_[0-9]*")
 
 
 @dataclass

@@ -25,7 +25,6 @@ VARIABLES = {
 }
 # What the doctor has to say of each fault: the check, what it found, and its remedy.
 SAID = {
-    "numpy 2": ("NumPy", r"numpy 2\.2\.6", r"pip install -c constraints\.txt -e \."),
     "a package's version": ("Packages", r"nbclient is 0\.5\.0; expected ", "pip install -c"),
     "MindSpore's version": ("Packages", r"mindspore is 2\.9\.0; expected 2\.10\.0", "pip install"),
     "msrun is missing": ("msrun", "not found", "comes with MindSpore: .*pip install"),
@@ -65,7 +64,6 @@ def found(shell):
 
 def plant(shell):
     prefix = shell.python.parents[1]
-    planting.numpy_2(prefix)
     planting.another_version(prefix, "nbclient", "0.5.0")
     planting.another_version(prefix, "mindspore", "2.9.0")
     planting.take_away(prefix, "ipykernel")
@@ -81,7 +79,7 @@ def plant(shell):
 def remedy(shell, ill):
     """Do what the doctor says; where that is a command or a variable, read it from its words."""
     prefix = shell.python.parents[1]
-    planting.put_back(prefix, "numpy", "nbclient", "mindspore", "ipykernel")
+    planting.put_back(prefix, "nbclient", "mindspore", "ipykernel")
     (prefix / "bin/msrun").symlink_to(Path(sys.executable).parent / "msrun")
     named = re.search(r"take (\S+) out of PYTHONPATH", ill["labkit"]["remedy"])[1]
     assert named == str(ROOT)
@@ -162,6 +160,7 @@ def test_what_is_healthy_passes_beside_the_faults(found):
         "Python",
         "Disk",
         "Loopback",
+        "NumPy",
         "Devices",
     } | (set() if SLOW_CPU else {"Convolution"})
     failed = {name for name, check in well.items() if not check["ok"]}
@@ -170,7 +169,7 @@ def test_what_is_healthy_passes_beside_the_faults(found):
     assert len(well) == 17
 
 
-def test_another_environments_kernel_is_named(shell, tmp_path):
+def test_another_environments_kernel_is_named(shell, found, tmp_path):
     place = tmp_path / "kernels/python3"
     place.mkdir(parents=True)
     elsewhere = '{"argv": ["/opt/elsewhere/bin/python", "-m", "ipykernel_launcher"]}'
@@ -186,7 +185,7 @@ def test_another_environments_kernel_is_named(shell, tmp_path):
     assert well["Kernel"]["found"] == f"python3 starts {sys.executable}"
 
 
-def test_a_damaged_prepared_file_is_named(shell):
+def test_a_damaged_prepared_file_is_named(shell, found):
     place = shell.folder / "datasets/MNIST_Data/test/t10k-labels-idx1-ubyte"
     place.parent.mkdir(parents=True)
     place.write_bytes(b"\0\0\x08\x01" + 10_004 * b"\0")
@@ -198,11 +197,19 @@ def test_a_damaged_prepared_file_is_named(shell):
     assert well_shell.doctor("data")[0] == 0
 
 
-def test_mindspore_that_is_not_installed_is_named(shell, tmp_path):
+def test_numpy_2_and_a_missing_mindspore_are_named(shell, tmp_path):
     prefix = tmp_path / "environment"
-    ill_shell = Shell(planting.environment(prefix), shell.folder, ROOT)
+    here = Shell(planting.environment(prefix), shell.folder, ROOT)
+    planting.numpy_2(prefix)
+    code, ill = here.doctor("numpy", "packages")
+    assert code == 1
+    assert "numpy is 2.2.6; expected 1.26.4" in ill["Packages"]["found"]
+    assert re.match(r"numpy 2\.2\.6 .*Tensor\(1\.0\) \+ 1 fails: \w+Error", ill["NumPy"]["found"])
+    assert "pip install -c constraints.txt -e ." in ill["NumPy"]["remedy"]
+    planting.put_back(prefix, "numpy")
+    assert here.doctor("numpy", "packages")[0] == 0
     planting.take_away(prefix, "mindspore")
-    code, ill = ill_shell.doctor("packages", "numpy", "devices", "convolution")
+    code, ill = here.doctor("packages", "numpy", "devices", "convolution")
     assert code == 1
     assert "mindspore is not installed; expected 2.10.0" in ill["Packages"]["found"]
     for name in ("NumPy", "Devices", "Convolution"):
