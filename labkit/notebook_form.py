@@ -45,7 +45,7 @@ _MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
 _LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|\b(?:href|src)=[\"']([^\"']+)[\"']")
 _ELSEWHERE = re.compile(r"(?:https?|mailto|data|attachment):")
 _ABSOLUTE = re.compile(r"file:|/|~|[A-Za-z]:[\\/]")
-_TRUTH = re.compile(r"\b(?:True|False)$", re.MULTILINE)
+_TRUTH = re.compile(r"(?:: | {2})(?:True|False)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:[ ,]\d{3})*(?:\.\d+)?(?:e-?\d+)?)(\s*%)?(?![\w])")
 
 
@@ -211,7 +211,7 @@ def _link_fault(
     path = normpath(str(place.parent / target)) if target else str(place)
     if path.startswith(".."):
         return "leads out of the project"
-    if path not in files and not any(file.startswith(f"{path}/") for file in files):
+    if target and path not in files and not any(file.startswith(f"{path}/") for file in files):
         return "leads to nothing that is committed"
     if anchor and anchor not in _anchors(notebook if not target else None, root / path):
         return "leads to no heading there"

@@ -24,7 +24,7 @@ from labkit.request import check
 
 PRESET = "lab"
 # The refresh itself is no input: a change to it does not change what a notebook prints.
-_NOT_INPUTS = ("notebooks.py", "notebook_rules.py")
+_NOT_INPUTS = ("notebooks.py", "notebook_rules.py", "notebook_form.py")
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
