@@ -81,7 +81,9 @@ def form_faults(notebook: Mapping) -> list[str]:
     return faults
 
 
-def link_faults(notebook: Mapping, place: PurePosixPath, root: Path, files: Collection[str]):
+def link_faults(
+    notebook: Mapping, place: PurePosixPath, root: Path, files: Collection[str]
+) -> list[str]:
     """Return the links of ``notebook`` that lead nowhere, or out of the project; empty if none.
 
     place  of the notebook in the project, such as notebooks/01_name.ipynb
