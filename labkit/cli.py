@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from labkit.commands import convert, doctor, list_labs, run, sweep
+from labkit.commands import attach, compare, convert, doctor, list_labs, report, run, sweep
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -62,6 +62,9 @@ def _main(
 app.command("list")(list_labs.list_labs)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("attach")(attach.attach)
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)
 
