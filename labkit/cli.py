@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from labkit.commands import lab, progress, work
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -40,6 +41,9 @@ app = typer.Typer(
 
 
 app.add_typer(ranktable.app, name="ranktable")
+app.command("lab")(lab.lab)
+app.command("work")(work.work)
+app.command("progress")(progress.progress)
 
 
 def _show_version(asked: bool) -> None:

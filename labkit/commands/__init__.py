@@ -1,0 +1,1 @@
+"""The commands of `labkit`, one file each; `labkit.cli` registers them."""
