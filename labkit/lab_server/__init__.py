@@ -71,7 +71,7 @@ def command(
         "ServerApp.root_dir": str(root),
         "ServerApp.identity_provider_class": f"{__name__}.AlwaysToken",
         "ServerApp.kernel_spec_manager_class": f"{__name__}.OwnKernel",
-        # Two questions to the network, each with a window of its own at the first start.
+        # No question to the network; labconfig/ beside this file keeps the window that asks away.
         "LabApp.news_url": "None",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
     }
@@ -91,5 +91,11 @@ def command(
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the server and its kernels: ``given`` without `labkit run`'s own."""
-    return {name: value for name, value in given.items() if name not in _NOT_FOR_KERNELS}
+    """Return the variables of the server and its kernels: ``given`` without `labkit run`'s own.
+
+    Jupyter's search path begins with this package's folder, for the settings in ``labconfig``; the
+    user's own settings in JupyterLab still beat them.
+    """
+    kept = {name: value for name, value in given.items() if name not in _NOT_FOR_KERNELS}
+    paths = [str(Path(__file__).parent), *filter(None, [given.get("JUPYTER_CONFIG_PATH")])]
+    return kept | {"JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
