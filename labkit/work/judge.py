@@ -20,7 +20,7 @@ import traceback
 
 # Imports of an answer may take long on a busy machine; MindSpore's own took 3 to 12 s.
 _PREPARATION = 60.0
-_DATA = 4 << 30  # bytes of memory of its own
+_DATA = 2 << 30  # bytes of memory of its own; an import of MindSpore takes 0.8
 _KEPT = 20_000  # characters of what an answer prints
 
 
