@@ -7,9 +7,11 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
+from labkit import cli, runner
 from labkit.errors import InputError
 from labkit.labs import find_labs
+from labkit.notebooks import refresh
+from labkit.request import check
 from labkit.work import copies
 
 ROOT = Path(cli.__file__).resolve().parents[1]
@@ -169,8 +171,26 @@ def test_the_command(project, edit, change):
         assert refused.exit_code == 2 and said in refused.stderr
 
 
-def test_no_other_command_touches_the_copies():
-    """`make clean` least of all: it removes what can be made again."""
+@pytest.mark.slow
+def test_make_run_and_make_notebooks_leave_the_copies_alone(project, edit, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("LABKIT_RUN", raising=False)
+    copy = make(project)
+    edit(copy.path, e1="raise SystemExit('the copy was executed')", p="seed = 7")
+    before = copy.path.read_bytes(), copy.path.stat().st_mtime_ns
+    request = check(["01"], preset="smoke", start=project)
+    (outcome,) = runner.run(request, say=lambda line: None)
+    assert outcome.failure is None
+    committed = project / "notebooks" / "01_sums.ipynb"
+    untouched = committed.read_bytes()
+    refresh(project, force=True, accept=True, say=lambda line: None)
+    assert committed.read_bytes() != untouched  # it was executed and written
+    assert (copy.path.read_bytes(), copy.path.stat().st_mtime_ns) == before
+    assert [path.name for path in copy.path.parent.iterdir()] == ["01_sums.ipynb"]
+
+
+def test_make_clean_leaves_the_copies_alone():
+    """It removes what can be made again."""
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     removing = makefile.partition("\nclean:")[2]
     assert "rm -rf runs datasets" in removing and "work" not in removing

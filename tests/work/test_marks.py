@@ -145,7 +145,7 @@ def is_judge(process):
 
 
 def test_an_answer_that_takes_all_memory_is_stopped(project):
-    hungry = "def normalise(pixels):\n    held = []\n    while True:\n        held.append(bytearray(2**28))"
+    hungry = "def normalise(pixels):\n    held = []\n    while True: held.append(bytearray(2**28))"
     mark = look(project, hungry, seconds=30.0)
     assert (mark.state, mark.message) == ("wrong", "it raised MemoryError: ")
 
