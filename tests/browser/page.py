@@ -20,8 +20,8 @@ _OUTPUTS = """kind => [...document.querySelectorAll(
   )].map(one => one.textContent)"""
 _PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(one => ({
     alt: one.alt, width: one.naturalWidth,
-    shown: one.getBoundingClientRect().width,
-    room: one.closest('.jp-OutputArea').getBoundingClientRect().width,
+    right: one.getBoundingClientRect().right,
+    edge: one.closest('.jp-OutputArea-output').getBoundingClientRect().right,
   }))"""
 _CUT = """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-RenderedMarkdown')]
     .filter(one => one.scrollWidth > one.clientWidth + 1)
@@ -85,7 +85,7 @@ class LabPage:
         return self.page.evaluate(_OUTPUTS, "stderr")
 
     def images(self) -> list[dict]:
-        """Return alternative text, width in pixels, width as shown and room, of every picture."""
+        """Return alternative text, width in pixels, and right edge with its limit, of each."""
         return self.page.evaluate(_PICTURES)
 
     def cut(self) -> list[str]:
