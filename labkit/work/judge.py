@@ -3,7 +3,8 @@
     python -m labkit.work.judge < request.json
 
 The request: {"folder", "seconds", "answers": [{"name", "module", "code", "attempt"}]}. For each
-answer one JSON object a line: {"name", "state", "message"}. Only Linux has what this rests on.
+answer, in order, one JSON object a line: {"name", "state", "message"}. Only Linux has what this
+rests on.
 """
 
 import contextlib
@@ -35,8 +36,8 @@ def main() -> None:
     sys.path.insert(0, request["folder"])
     for answer in answers:
         state, message = judge(answer, request["seconds"])
-        verdict = {"name": answer["name"], "module": answer["module"]}
-        print(json.dumps(verdict | {"state": state, "message": message}), flush=True)
+        verdict = {"name": answer["name"], "state": state, "message": message}
+        print(json.dumps(verdict), flush=True)
 
 
 def judge(answer: dict, seconds: float) -> tuple[str, str]:

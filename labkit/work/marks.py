@@ -62,7 +62,10 @@ def look(folder: Path, labs: Sequence[Lab], seconds: float = SECONDS) -> list[La
         LabMarks(
             lab,
             folder / lab.path.name,
-            tuple(_mark(one, found.get(lab, {}).get(one.name), verdicts) for one in asked[lab]),
+            tuple(
+                _mark(one, found.get(lab, {}).get(one.name), verdicts.get((lab, one)))
+                for one in asked[lab]
+            ),
             problems.get(lab, ""),
         )
         for lab in labs
@@ -80,27 +83,28 @@ def _cells(path: Path) -> list[answers.Cell]:
     return answers.code_cells(notebook_files.read(path))
 
 
-def _mark(exercise: answers.Exercise, answer: answers.Answer | None, verdicts: Mapping) -> Mark:
+def _mark(
+    exercise: answers.Exercise, answer: answers.Answer | None, verdict: Mapping | None
+) -> Mark:
     if answer is None:
         return Mark(exercise.name, "not attempted")
     if answer.problem:
         return Mark(exercise.name, "error", answer.problem, tuple(answer.notes))
-    verdict = verdicts[exercise.module, exercise.name]
     # Why a name is missing helps who has no verdict to be glad about.
     notes = [] if verdict["state"] == "not attempted" else answer.notes
     return Mark(exercise.name, verdict["state"], verdict["message"], tuple(notes))
 
 
 def _judge(folder: Path, found: Mapping, asked: Mapping, seconds: float) -> dict:
-    """Return (module, exercise) -> verdict of every answer that can be executed."""
+    """Return (lab, exercise) -> verdict of every answer that can be executed."""
+    wanted = [(lab, one) for lab in found for one in asked[lab] if not found[lab][one.name].problem]
+    if not wanted:
+        return {}
     requests = [
         {"name": one.name, "module": one.module, "code": answer.code, "attempt": answer.attempt}
-        for lab in found
-        for one in asked[lab]
-        if not (answer := found[lab][one.name]).problem
+        for lab, one in wanted
+        if (answer := found[lab][one.name])
     ]
-    if not requests:
-        return {}
     request = {"folder": str(folder.resolve()), "seconds": seconds, "answers": requests}
     command = [sys.executable, "-m", "labkit.work.judge"]
     done = subprocess.run(
@@ -109,4 +113,4 @@ def _judge(folder: Path, found: Mapping, asked: Mapping, seconds: float) -> dict
     if done.returncode:
         raise RuntimeError(f"the judge exited with {done.returncode}:\n{done.stderr.strip()}")
     verdicts = map(json.loads, done.stdout.splitlines())
-    return {(verdict["module"], verdict["name"]): verdict for verdict in verdicts}
+    return dict(zip(wanted, verdicts, strict=True))

@@ -36,6 +36,8 @@ def test_every_cell_runs_and_is_to_be_seen(lab, server, name):
     lab.open(place(server, name))
     assert "Python 3 (ipykernel)" in lab.page.locator(".jp-Toolbar-kernelName").inner_text()
     lab.picture("begin")
+    if name == "00_start_here":
+        kill_the_kernel(lab, server)
     lab.run_all(SECONDS)
     lab.whole("cells")
     assert lab.errors() == []
@@ -49,6 +51,19 @@ def test_every_cell_runs_and_is_to_be_seen(lab, server, name):
         assert lab.page.locator(".jp-OutputArea-output .widget-hprogress").count()
     if name == "04_adasum":
         move_the_slider(lab)
+
+
+def kill_the_kernel(lab, server):
+    """JupyterLab says so and starts another one."""
+    first = server.kernel_process()
+    first.kill()
+    lab.page.wait_for_selector(".jp-Dialog", timeout=60_000)
+    said = lab.page.locator(".jp-Dialog").inner_text()
+    assert "appears to have died. It will restart automatically" in said
+    lab.picture("died")
+    lab.page.locator(".jp-Dialog button", has_text="Ok").click()
+    lab.wait(lambda state: state["status"] == "idle", 60, "the new kernel is idle")
+    assert server.kernel_process().pid != first.pid
 
 
 def move_the_slider(lab):
@@ -103,18 +118,3 @@ def test_an_exercise_is_told_what_is_wrong_and_passes_when_right(lab, server):
     assert re.search(r"mean_gradient +passed\n", done.stdout), done.stdout
     assert "1 of 5 exercises passed" in done.stdout
     assert subprocess.run(["git", "diff", "--quiet", "notebooks"], cwd=ROOT).returncode == 0
-
-
-def test_a_killed_kernel_is_started_again_and_the_notebook_runs(lab, server):
-    lab.open(place(server, "00_start_here"))
-    first = server.kernel_process()
-    first.kill()
-    lab.page.wait_for_selector(".jp-Dialog", timeout=60_000)
-    said = lab.page.locator(".jp-Dialog").inner_text()
-    assert "appears to have died. It will restart automatically" in said
-    lab.picture("died")
-    lab.page.locator(".jp-Dialog button", has_text="Ok").click()
-    lab.wait(lambda state: state["status"] == "idle", 60, "the new kernel is idle")
-    assert server.kernel_process().pid != first.pid
-    lab.run_all(SECONDS)
-    assert lab.errors() == [] and lab.noise() == []
