@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 # A busy mirror takes a minute or two; a test that waits for longer helps nobody.
@@ -15,14 +16,20 @@ def find() -> tuple[str | None, str]:
         return path, ""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return None, "no Chromium here: on Debian, as root, `apt-get install chromium`"
-    command = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
-    quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    try:
-        done = subprocess.run(
-            command, env=quiet, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return None, f"`apt-get install chromium` took longer than {INSTALL_SECONDS} s"
+    install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+    until = time.monotonic() + INSTALL_SECONDS
+    for command in (["apt-get", "update"], install):
+        try:
+            done = subprocess.run(
+                command,
+                env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+                text=True,
+                timeout=max(until - time.monotonic(), 1),
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return None, f"`{' '.join(command)}` took longer than {INSTALL_SECONDS} s"
     if path := _there():
         return path, ""
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -9,7 +9,7 @@ from tests.browser.page import LabPage
 from tests.browser.server import ROOT, Server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kept():
     """The folder of this run's pictures and logs: runs/browser/<time>."""
     folder = ROOT / "runs" / "browser" / time.strftime("%Y%m%d-%H%M%S")
@@ -17,7 +17,7 @@ def kept():
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # Playwright's event loop would be in the way of nbclient's
 def browser():
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path, why = chromium.find()

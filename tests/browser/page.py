@@ -70,7 +70,7 @@ class LabPage:
             if fine(state):
                 return state
             assert time.monotonic() < until, f"waited {seconds} s until {what}: {state}"
-            self.page.wait_for_timeout(200)
+            self.page.wait_for_timeout(500)
 
     def slider(self, label: str):
         """Return the knob of the slider ``label``."""
