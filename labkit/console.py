@@ -1,5 +1,7 @@
 """What the command line prints: plain lines and columns, and rich tables where a person watches."""
 
+import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,15 +13,98 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from labkit.doctor import Check
-from labkit.runner import Outcome
+from labkit.errors import InputError
+from labkit.running.events import Event, Say
+from labkit.running.runner import Outcome
 
 _NAME_WIDTH = 12
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
+_CAUSES = {
+    "died": "its kernel died",
+    "memory": "out of memory",
+    "timeout": "out of time",
+    "interrupted": "stopped from outside",
+}
+_LOG_LINES = 5  # of a failed lab's log, below the closing table
 
 
 def line(text: str) -> None:
     """Print one line at once, also into a pipe."""
-    print(text, flush=True)
+    # One write: print makes two of it, and another thread's line could come between.
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Say:
+    """Return what prints the events of a run as they come.
+
+    Without options: a line when a lab starts and ends, and one every few seconds. Verbose: what it
+    prints as well. Quiet: nothing. JSON: every event as one object a line. Raises ``InputError``
+    where more than one was asked for.
+    """
+    if quiet + verbose + as_json > 1:
+        raise InputError("expected at most one of --quiet, --verbose and --json")
+    if as_json:
+        return lambda event: line(json.dumps(event.as_json(), ensure_ascii=False))
+
+    def say(event: Event) -> None:
+        if not quiet and (verbose or event.kind != "output"):
+            line(event.text)
+
+    return say
+
+
+def closing(found: Sequence[Outcome], folder: Path, *, as_json: bool, code: int) -> None:
+    """Print how a run ended: the table of its labs, why some stopped, how to go on."""
+    if as_json:
+        by_lab = {outcome.lab.name: outcome.results["status"] for outcome in found}
+        values = {"exit_code": code, "labs": by_lab, "folder": str(folder)}
+        line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
+    elif found:
+        outcomes(found)
+    if code in (1, 130):
+        print(f"labkit: go on with: labkit run --resume {near(folder)}", file=sys.stderr)
+
+
+def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: object) -> Event:
+    """Return the event that says what a sweep is going to do."""
+    runs = math.prod(map(len, axes.values()))
+    shape = " x ".join(f"{len(values)} {name}" for name, values in axes.items())
+    at_once = f"{jobs} at once, each on its own core" if jobs > 1 else "one after the other"
+    text = f"sweep: {lab}, {shape} = {runs} runs, {at_once}{limits}"
+    values = {"runs": runs, "jobs": jobs, "grid": dict(axes)}
+    return Event("sweep", text, lab, values)
+
+
+def sweep_ends(rows: Sequence, files: Sequence[Path], *, as_json: bool) -> None:
+    """Print the table of a sweep, why runs failed, and what was written."""
+    failed = [row for row in rows if row.results.get("status") != "passed"]
+    if as_json:
+        values = {"exit_code": 1 if failed else 0, "files": [str(path) for path in files]}
+        line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
+    else:
+        line("")
+        names = list(rows[0].parameters)
+        table((*names, "status", "seconds", "headline"), map(_sweep_row, rows))
+        figures = sorted({near(path.parent) for path in files[1:]})
+        line(f"table: {near(files[0])}")
+        line(f"figures: {len(files) - 1} in {', '.join(figures) or 'none'}")
+    for row in failed:
+        error = row.results.get("error", {})
+        reason = f"{error.get('name')}: {error.get('message')}".splitlines()[0]
+        cell = error.get("cell")
+        where = f"in cell {cell}" if cell else "before its first cell"
+        print(f"labkit: {near(row.folder)} failed {where}: {reason}", file=sys.stderr)
+
+
+def _sweep_row(row: Any) -> tuple[str, ...]:
+    results = row.results
+    return (
+        *(str(value) for value in row.parameters.values()),
+        "passed before" if row.skipped else results.get("status", "failed"),
+        f"{results.get('total_seconds', 0):.1f}",
+        (headline(results) if results.get("headline") else "") or "-",
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -47,13 +132,20 @@ def outcomes(found: Sequence[Outcome]) -> None:
         if outcome.refused:
             print(f"labkit: {outcome.lab.name}: {outcome.failure.message}", file=sys.stderr)
         elif outcome.failure:
-            failure = outcome.failure
-            reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
-            print(
-                f"labkit: {outcome.lab.name} failed in cell {failure.cell}: {reason}\n"
-                f"    {_near(outcome.notebook)} shows where",
-                file=sys.stderr,
-            )
+            print("\n".join(_why(outcome)), file=sys.stderr)
+
+
+def _why(outcome: Outcome) -> Iterable[str]:
+    failure = outcome.failure
+    where = f"in cell {failure.cell}" if failure.cell else "before its first cell"
+    if failure.cause == "exception":
+        reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
+        yield f"labkit: {outcome.lab.name} failed {where}: {reason}"
+    else:
+        yield f"labkit: {outcome.lab.name} failed {where}: {_CAUSES[failure.cause]}"
+        yield f"    {failure.message}"
+        yield from (f"    | {text}" for text in failure.log[-_LOG_LINES:])
+    yield f"    {near(outcome.notebook)} shows where"
 
 
 def check(found: Check) -> Check:
@@ -79,11 +171,11 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     results = outcome.results
     return (
         outcome.lab.name,
-        results["status"],
+        "passed before" if outcome.skipped else results["status"],
         results["device"] or "-",
         f"{results['total_seconds']:.1f}",
         headline(results) or "-",
-        _near(outcome.notebook),
+        near(outcome.notebook),
     )
 
 
@@ -91,7 +183,7 @@ def _number(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """Return ``path`` as seen from here where it is below, else in full."""
     here = Path.cwd().resolve()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

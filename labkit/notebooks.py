@@ -16,15 +16,14 @@ from pathlib import Path
 
 import nbformat
 
+from labkit import inputs
 from labkit import notebook_rules as rules
-from labkit import runner
 from labkit.errors import InputError
 from labkit.labs import Lab, find_labs, find_project, pick
-from labkit.request import check
+from labkit.running import runner
+from labkit.running.request import check
 
 PRESET = "lab"
-# The refresh itself is no input: a change to it does not change what a notebook prints.
-_NOT_INPUTS = ("notebooks.py", "notebook_rules.py")
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -32,17 +31,10 @@ class Refused(Exception):
     """A notebook that was executed and may not be written back; the message says why."""
 
 
-def inputs(project: Path, notebook: Mapping) -> dict[str, str]:
+def stamped(project: Path, notebook: Mapping) -> dict[str, str]:
     """Return the hash of everything that decides what ``notebook`` prints, by kind of input."""
-    return {
-        "notebook": rules.source_digest(notebook),
-        "labkit": rules.file_digest(project, "labkit/**/*", without=_NOT_INPUTS),
-        # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
-        "data": rules.file_digest(
-            project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
-        ),
-        "versions": rules.file_digest(project, "constraints.txt"),
-    }
+    versions = rules.file_digest(project, "constraints.txt")
+    return inputs.of_project(project, notebook) | {"versions": versions}
 
 
 def why_stale(project: Path, notebook: Mapping) -> str:
@@ -50,8 +42,7 @@ def why_stale(project: Path, notebook: Mapping) -> str:
     stamp = notebook["metadata"].get("labkit", {})
     if not stamp:
         return "it has no stamp of an execution"
-    was, now = stamp.get("inputs", {}), inputs(project, notebook)
-    changed = [kind for kind in now if was.get(kind) != now[kind]]
+    changed = inputs.changed(stamp.get("inputs", {}), stamped(project, notebook))
     if changed:
         return f"changed: {', '.join(changed)}"
     if stamp.get("outputs") != rules.output_digest(notebook):
@@ -98,7 +89,7 @@ def _refresh_one(
     """Execute one notebook and write it back; return a line for each changed compared output."""
     before = lab.path.read_bytes()
     notebook = nbformat.reads(before.decode("utf-8"), as_version=4)
-    stamp, old_texts = inputs(project, notebook), _compared(notebook)
+    stamp, old_texts = stamped(project, notebook), _compared(notebook)
     outcome = _execute(project, lab, say)
     _take_outputs(notebook, nbformat.read(outcome.notebook, as_version=4))
     new_texts = _compared(notebook)
@@ -119,7 +110,7 @@ def _refresh_one(
     if faults:
         where = os.path.relpath(outcome.notebook)
         raise Refused("\n  ".join([f"the executed copy is {where}", *faults]))
-    if lab.path.read_bytes() != before or inputs(project, notebook) != stamp:
+    if lab.path.read_bytes() != before or stamped(project, notebook) != stamp:
         raise Refused("the notebook or its inputs changed while it was running; run it again")
     _write(lab.path, text)
     return changed
@@ -139,7 +130,7 @@ def _execute(project: Path, lab: Lab, say: Callable[[str], None]) -> runner.Outc
     if (out / lab.name).exists():
         shutil.rmtree(out / lab.name)
     request = check([lab.name], preset=PRESET, start=project)
-    outcome = runner.run(request, out, say=say)[0]
+    outcome = runner.run(request, out, say=lambda event: say(event.text))[0]
     if outcome.failure:
         failure = outcome.failure
         where = os.path.relpath(outcome.notebook)

@@ -15,6 +15,7 @@ from typing import Any
 
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs import project_root
+from labkit.records import Records
 
 RESULTS = "results.json"
 _FIGURE_DPI = 110
@@ -71,6 +72,16 @@ class Run:
         finally:
             temporary.unlink(missing_ok=True)
         return place
+
+    def records(self, name: str) -> Records:
+        """Return new records for a loop of one's own, written row by row to ``<name>/records.csv``.
+
+        What an earlier execution has left there is replaced. ``labkit attach`` and ``labkit
+        report`` find them as they find those of ``fit``.
+        """
+        place = self.path(f"{name}/records.csv")
+        place.unlink(missing_ok=True)
+        return Records(place)
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed" and return its path.

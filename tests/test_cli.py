@@ -8,12 +8,17 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from labkit import cli, console, doctor, runner
-from labkit.execution import Failure
+from labkit import cli, console, doctor
 from labkit.labs import find_labs
+from labkit.running import runner
+from labkit.running.execution import Failure
+from labkit.running.watch import Limits
+from tests.living import is_alive
 
 ROOT = Path(cli.__file__).resolve().parents[1]
 
@@ -89,6 +94,50 @@ def test_list_shows_the_labs_as_plain_columns(project):
     ]
 
 
+def commands(group=None, words=()):
+    """Every command, with the words that call it."""
+    group = group or typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from commands(command, (*words, name))
+        else:
+            yield (*words, name)
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_the_help_of_every_command_shows_an_example(words, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    done = call(*words, "--help")
+    assert done.exit_code == 0
+    assert f"Example: labkit {' '.join(words)}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("ru", "run"),
+        ("run 01", "01_sums"),
+        ("run 01_sums -p ep", "epochs="),
+        ("sweep 01 -p ep", "epochs="),
+        ("run --preset s", "smoke"),
+        ("sweep 01 --device C", "CPU"),
+        ("run -p de", ""),  # has an option of its own
+    ],
+)
+def test_a_shell_completes(project, line, expected):
+    words = f"labkit {line}"
+    variables = {
+        "_LABKIT_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "from labkit.cli import app; app(prog_name='labkit')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == expected, done.stderr
+
+
 def test_version():
     done = call("--version")
     assert done.exit_code == 0
@@ -136,7 +185,13 @@ def test_bad_input_found_by_the_notebook_is_exit_2(project):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_kernel_too(project, number, code):
-    source = "import os, time\nopen('pid', 'w').write(f'{os.getpid()}.')\ntime.sleep(100)"
+    # A worker that has left the session, as msrun's ranks have.
+    source = (
+        "import os, subprocess, sys, time\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(100)']\n"
+        "worker = subprocess.Popen(sleep, start_new_session=True)\n"
+        "open('pid', 'w').write(f'{os.getpid()} {worker.pid}.')\ntime.sleep(100)"
+    )
     write_lab(project, "01_sums", source)
     # A test started in the background ignores SIGINT, and so would what it starts.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -150,9 +205,11 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
         signal.signal(signal.SIGINT, before)
     assert process.returncode == code
     assert "Traceback" not in stderr
-    wait_for(lambda: not Path("/proc", pid.read_text().rstrip(".")).exists())
+    assert not [one for one in pid.read_text().rstrip(".").split() if is_alive(int(one))]
     results = json.loads((project / "out" / "01_sums" / "results.json").read_text())
-    assert results["status"] == "failed"
+    assert results["status"] == "interrupted"
+    resumable = "labkit: go on with: labkit run --resume out\n"
+    assert (resumable in stderr) == (number == signal.SIGINT)
 
 
 def wait_for(condition):
@@ -165,16 +222,16 @@ def wait_for(condition):
 def test_run_hands_everything_on(project, monkeypatch):
     seen = {}
 
-    def pretend(request, out, **options):
-        seen.update(options, out=out, request=request)
-        return [outcome(project)]
+    def pretend(lab, request, folder, say, limits):
+        seen.update(request=request, folder=folder, limits=limits)
+        return outcome(project)
 
-    monkeypatch.setattr(runner, "run", pretend)
-    done = call("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2",
-                "--out", "there", "--cell-timeout", "9")  # fmt: skip
+    monkeypatch.setattr(runner, "run_lab", pretend)
+    done = call("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2", "--out",
+                "there", "--cell-timeout", "9", "--timeout", "99", "--memory", "3")  # fmt: skip
     assert done.exit_code == 0, done.stderr
-    assert seen["out"] == Path("there")
-    assert seen["cell_timeout"] == 9
+    assert seen["folder"] == project / "there" / "01_sums"
+    assert seen["limits"] == Limits(seconds=99, cell_seconds=9, memory=3e9)
     asked = seen["request"]
     assert ([lab.name for lab in asked.labs], asked.preset, asked.device, asked.parameters) == (
         ["01_sums"],
@@ -182,6 +239,25 @@ def test_run_hands_everything_on(project, monkeypatch):
         "CPU",
         {"epochs": 2},
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        (["--preset", "smoke"], 900),
+        ([], 3600),
+        (["--preset", "paper"], None),
+        (["--timeout", "inf"], float("inf")),
+    ],
+)
+def test_labs_are_limited_if_nobody_says(project, monkeypatch, arguments, seconds):
+    seen = []
+    monkeypatch.setattr(runner, "run_lab", lambda *given: seen.append(given) or outcome(project))
+    free = psutil.virtual_memory().available
+    assert call("run", *arguments).exit_code == 0
+    limits = seen[0][-1]
+    assert 0.7 * free < limits.memory < 0.95 * free
+    assert limits.seconds == seconds
 
 
 def test_the_closing_table_shows_the_headline(project, capsys):

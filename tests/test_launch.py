@@ -21,6 +21,7 @@ from labkit.launching import launch, processes, rank_logs
 from labkit.launching import plan as launch_plan
 from labkit.launching.failures import Failures
 from labkit.launching.msrun import SCHEDULER
+from tests.living import is_alive
 
 TIMEOUT = 120
 # Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
@@ -238,7 +239,7 @@ class TestProcesses:
         assert caught.value.tail == "begins as 1"  # not lost in a buffer
         children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(children) == 2
-        assert not any(map(alive, children))
+        assert not any(map(is_alive, children))
 
     @pytest.mark.slow
     def test_a_rank_killed_while_the_other_waits_in_a_collective(self, program, tmp_path):
@@ -511,13 +512,6 @@ class TestLogs:
         assert first(["s", 1], {"s": self.OWN, 0: "", 1: self.OWN}, last="s") == 1
         assert first(["s"], {"s": self.OWN, 0: "", 1: ""}, last="s") == "s"
         assert first([1], {"s": "", 0: self.OWN, 1: ""}, last="s") == 1
-
-
-def alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def environment(pid):

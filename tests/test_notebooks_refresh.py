@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import notebooks
 from labkit.notebook_rules import COMPARED, output_faults, source_faults
-from labkit.notebooks import inputs, main, refresh, why_stale
+from labkit.notebooks import main, refresh, stamped, why_stale
 
 PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
 PNG = (
@@ -146,9 +146,9 @@ def test_what_is_no_input_does_not_count(project, name):
 
 
 def test_a_moved_line_between_two_files_is_a_change(project):
-    before = inputs(project, read(project))["labkit"]
+    before = stamped(project, read(project))["labkit"]
     (project / "labkit" / "step.py").rename(project / "labkit" / "other.py")
-    assert inputs(project, read(project))["labkit"] != before
+    assert stamped(project, read(project))["labkit"] != before
 
 
 @pytest.mark.parametrize(

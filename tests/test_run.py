@@ -143,3 +143,13 @@ def test_the_module_does_not_import_mindspore():
     code = "import sys, labkit.run; sys.exit('mindspore' in sys.modules)"
     root = Path(run.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_records_of_a_loop_start_anew_in_a_folder_of_their_own(opened):
+    for value in (1, 2):
+        records = opened.records("race/THOR")
+        records.add(update=1, accuracy=value)
+        records.close()
+    assert (opened.folder / "race/THOR/records.csv").read_text() == "update,accuracy\n1,2\n"
+    with pytest.raises(InputError, match="inside the run folder"):
+        opened.records("../out")

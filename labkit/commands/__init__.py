@@ -1,1 +1,1 @@
-"""The commands of `labkit`, one file each; `labkit.cli` registers them."""
+"""The commands of `labkit`, one file each. What a command needs is imported when it is called."""

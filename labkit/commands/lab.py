@@ -1,4 +1,4 @@
-"""``labkit lab``: JupyterLab on the learner's copies; what `make lab` calls."""
+"""`labkit lab`: JupyterLab on the learner's copies; what `make lab` calls."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from labkit.commands import options
 from labkit.errors import InputError, refuse_unknown
 
 
@@ -16,6 +17,7 @@ def lab(
         typer.Argument(
             metavar="[LAB|NOTEBOOK] [-- OPTION...]",
             help="Number or name of a lab, or a notebook's path; options for JupyterLab itself.",
+            autocompletion=options.labs,
         ),
     ] = None,
     folder: Annotated[

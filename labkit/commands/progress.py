@@ -1,4 +1,4 @@
-"""``labkit progress``: which exercises pass."""
+"""`labkit progress`: which exercises pass."""
 
 import json
 from pathlib import Path
@@ -6,23 +6,19 @@ from typing import Annotated
 
 import typer
 
+from labkit.commands import options
 from labkit.errors import InputError
 
 
 def progress(
-    labs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[LAB]...", help="Number or name, as in `labkit list`; none: all."),
-    ] = None,
+    labs: options.Labs = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
     ] = None,
     seconds: Annotated[
         float, typer.Option(min=0.1, help="How long the check of one answer may take.")
     ] = 10.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a lab, a line each.")
-    ] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show which exercises pass in your copies of the notebooks; no training is run.
 

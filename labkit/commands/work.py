@@ -1,10 +1,12 @@
-"""``labkit work``: the learner's own copies of the notebooks."""
+"""`labkit work`: the learner's own copies of the notebooks."""
 
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from labkit.commands import options
 
 _SAID = {
     "copied": "copied",
@@ -16,10 +18,7 @@ _SAID = {
 
 
 def work(
-    labs: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[LAB]...", help="Number or name, as in `labkit list`; none: all."),
-    ] = None,
+    labs: options.Labs = None,
     folder: Annotated[
         Path | None, typer.Option(help="Folder of the copies; work/ in the project if not given.")
     ] = None,

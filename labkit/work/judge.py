@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import io
 import json
+import linecache
 import os
 import resource
 import select
@@ -105,7 +106,9 @@ def _attempt(answer: dict) -> object:
     """Return the learner's function, or the verdict where there is none."""
     space = {"__name__": "__main__"}
     try:
-        exec(compile(answer["code"], "the answer", "exec"), space)
+        code = answer["code"]
+        linecache.cache["answer"] = (len(code), None, code.splitlines(keepends=True), "answer")
+        exec(compile(code, "answer", "exec"), space)
         return eval(answer["attempt"], space)
     except BaseException as error:
         return "error", _raised(error)
@@ -116,9 +119,10 @@ def _checked(answer: dict, attempt: object, out: "_Tail") -> tuple[str, str]:
         passed = importlib.import_module(answer["module"]).check(answer["name"], attempt)
     except BaseException as error:  # SystemExit, say, which the check lets through
         return "error", _raised(error)
-    # The check's verdict is the last thing printed, behind whatever the answer prints.
-    *_, line = out.getvalue().rstrip("\n").split(f"{answer['name']}: ")
-    line = line.splitlines()[0] if line else ""
+    # What the answer itself prints may stand before and behind.
+    head = f"{answer['name']}: "
+    lines = [line for line in out.getvalue().splitlines() if line.startswith(head)]
+    line = lines[-1].removeprefix(head) if lines else ""
     if passed:
         return "passed", line.removeprefix("passed ").strip("()")
     if line == "not attempted yet":

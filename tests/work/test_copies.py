@@ -7,11 +7,10 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli, runner
+from labkit import cli
 from labkit.errors import InputError
 from labkit.labs import find_labs
 from labkit.notebooks import refresh
-from labkit.request import check
 from labkit.work import copies
 
 ROOT = Path(cli.__file__).resolve().parents[1]
@@ -178,12 +177,11 @@ def test_make_run_and_make_notebooks_leave_the_copies_alone(project, edit, monke
     copy = make(project)
     edit(copy.path, e1="raise SystemExit('the copy was executed')", p="seed = 7")
     before = copy.path.read_bytes(), copy.path.stat().st_mtime_ns
-    request = check(["01"], preset="smoke", start=project)
-    (outcome,) = runner.run(request, say=lambda line: None)
-    assert outcome.failure is None
+    done = CliRunner().invoke(cli.app, ["run", "01", "--preset", "smoke", "--quiet"])
+    assert done.exit_code == 0, done.output
     committed = project / "notebooks" / "01_sums.ipynb"
     untouched = committed.read_bytes()
-    refresh(project, force=True, accept=True, say=lambda line: None)
+    assert refresh(project, force=True, accept=True) == []
     assert committed.read_bytes() != untouched  # it was executed and written
     assert (copy.path.read_bytes(), copy.path.stat().st_mtime_ns) == before
     assert [path.name for path in copy.path.parent.iterdir()] == ["01_sums.ipynb"]

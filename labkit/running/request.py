@@ -31,12 +31,12 @@ def check(
     *,
     preset: str = "lab",
     device: str = "auto",
-    parameters: Iterable[str] = (),
+    parameters: Iterable[str] | Mapping[str, Any] = (),
     start: Path | None = None,
 ) -> Request:
     """Return the checked request for the labs ``names`` (none: all).
 
-    parameters  texts ``name=value``, the value as YAML.
+    parameters  texts ``name=value``, the value as YAML; or values by name.
     start       a folder of the project; the working folder if not given.
 
     Raises ``InputError`` for an unknown lab, preset, device or parameter, for a preset or parameter
@@ -47,7 +47,7 @@ def check(
     chosen = lab_files.pick(lab_files.find_labs(project), names)
     refuse_unknown("preset", preset, PRESETS)
     refuse_unknown("device", device, DEVICES)
-    named = parse_parameters(parameters)
+    named = parameters if isinstance(parameters, Mapping) else parse_parameters(parameters)
     for lab in chosen:
         refuse_unknown(f"preset of lab {lab.name}", preset, lab.presets)
         known = [n for n in lab_files.parameter_names(lab) if n not in ("preset", "device")]
@@ -62,7 +62,7 @@ def check(
                 f"device {device} was asked for and is not here; MindSpore can use: "
                 f"{', '.join(present)}"
             )
-    return Request(project, chosen, preset, device, named)
+    return Request(project, chosen, preset, device, dict(named))
 
 
 def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:

@@ -8,11 +8,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import request, runner
 from labkit.errors import InputError
-from labkit.execution import Failure, Progress
+from labkit.running import request, runner
+from labkit.running.events import Progress
+from labkit.running.execution import Execution, Failure
+from labkit.running.watch import Limits
 
-ROOT = Path(runner.__file__).resolve().parents[1]
+ROOT = Path(runner.__file__).resolve().parents[2]
 PARAMETERS = """import os
 preset = os.environ.get("LABKIT_PRESET", "lab")
 device = "auto"
@@ -71,7 +73,7 @@ def ran(tmp_path_factory):
         asked = request.check(
             preset="smoke", device="CPU", parameters=["rate=1e-3", "sizes=[1, a]"], start=project
         )
-        outcomes = runner.run(asked, say=lines.append)
+        outcomes = runner.run(asked, say=lambda event: lines.append(event.text))
     return project, {outcome.lab.name: outcome for outcome in outcomes}, lines
 
 
@@ -93,12 +95,17 @@ def test_a_passed_lab_leaves_a_whole_folder(ran):
     project, outcomes, _ = ran
     folder = outcomes["01_good"].notebook.parent
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
-    assert names == ["01_good.ipynb", "figures", "figures/loss.png", "results.json"]
+    assert names == ["01_good.ipynb", "figures", "figures/loss.png", "log.txt", "results.json"]
     results = json.loads((folder / "results.json").read_text())
     assert results == outcomes["01_good"].results
     assert results["status"] == "passed"
     assert results["notebook"] == "01_good.ipynb"
     assert results["total_seconds"] > results["seconds"] > 0
+    assert set(results["inputs"]) == {"notebook", "labkit", "data", "parameters", "versions"}
+    assert 10 < results["peak_memory_mb"] < 1000
+    assert "pid" not in results and "error" not in results
+    run = json.loads((folder.parent / "run.json").read_text())
+    assert run["labs"] == list(LABS) and run["parameters"] == {"rate": 0.001, "sizes": [1, "a"]}
     assert (project / "runs" / "latest").resolve() == folder.parent
 
 
@@ -115,8 +122,9 @@ def test_the_executed_notebook_opens_again_and_shows_its_figure(ran):
 def test_a_failure_after_the_results_were_written_still_counts(ran):
     results = ran[1]["02_late"].results
     assert results["status"] == "failed"
-    error = {"name": "ZeroDivisionError", "message": "division by zero", "cell": 5}
-    assert results["error"] == error
+    error = results["error"]
+    assert (error["name"], error["message"]) == ("ZeroDivisionError", "division by zero")
+    assert (error["cell"], error["cause"], error["log"]) == (5, "exception", ["the end"])
     assert results["metrics"]["rate"] == 0.001
     executed = nbformat.read(ran[1]["02_late"].notebook, as_version=4)
     assert [cell for cell in executed.cells if cell.get("execution_count") == error["cell"]]
@@ -124,9 +132,12 @@ def test_a_failure_after_the_results_were_written_still_counts(ran):
 
 def test_failures_of_every_kind_are_recorded_and_the_next_lab_runs(ran):
     outcomes = ran[1]
-    assert outcomes["03_input"].failure == Failure("InputError", "batch is 0", 3)
+    assert outcomes["03_input"].failure == Failure("InputError", "batch is 0", 3, "exception")
     assert outcomes["03_input"].refused
-    assert outcomes["04_killed"].failure.name == "DeadKernelError"
+    failure = outcomes["04_killed"].failure
+    assert (failure.name, failure.cell, failure.cause) == ("DeadKernelError", 3, "died")
+    assert failure.message == "the kernel's process exited with code 9"
+    assert failure.log == ("bad kernel",)
     killed = outcomes["04_killed"].results
     assert (killed["status"], killed["device"], killed["preset"]) == ("failed", "CPU", "smoke")
     log = outcomes["04_killed"].notebook.with_name("kernel.log")
@@ -138,6 +149,8 @@ def test_failures_of_every_kind_are_recorded_and_the_next_lab_runs(ran):
 def test_printed_lines_are_passed_on_whole(ran):
     lines = ran[2]
     start = lines.index("01_good: preset smoke, device CPU")
+    log = ran[1]["01_good"].notebook.with_name("log.txt").read_text().splitlines()
+    assert log == lines[start : start + 5]
     assert lines[start + 1 : start + 4] == ["    half a line", "        bar 2%", "    the end"]
     assert lines[start + 4].startswith("01_good: passed after ")
     assert any(line.startswith("02_late: failed in cell 5 (ZeroDivisionError)") for line in lines)
@@ -154,8 +167,9 @@ def test_the_exit_code_is_2_only_if_bad_input_is_all_that_was_wrong(ran):
 def test_a_cell_that_takes_too_long_is_stopped(tmp_path):
     write_labs(tmp_path / "project", {"01_slow": ["import time\ntime.sleep(100)"]})
     asked = request.check(start=tmp_path / "project")
-    (outcome,) = runner.run(asked, tmp_path / "out", say=lambda _: None, cell_timeout=1)
-    assert outcome.failure.name == "CellTimeoutError"
+    limits = Limits(cell_seconds=1)
+    (outcome,) = runner.run(asked, tmp_path / "out", say=lambda _: None, limits=limits)
+    assert (outcome.failure.name, outcome.failure.cause) == ("CellTimeoutError", "timeout")
     assert outcome.results["error"]["cell"] == 3
 
 
@@ -164,16 +178,22 @@ def test_progress_says_which_cell_is_running():
 
     lines, said = [], threading.Event()
 
-    def say(line):
-        lines.append(line)
+    def say(event):
+        lines.append(event)
         said.set()
 
     with Progress("01_x", 7, say, every=0.05) as progress:
         progress.cell_started({"cell_type": "markdown", "source": "text"}, 0)
         progress.cell_started({"cell_type": "code", "source": ""}, 1)
         progress.cell_started({"cell_type": "code", "source": "1"}, 2)
+        progress.write("loss 1\nloss 2\n")
+        said.clear()
         assert said.wait(10)
-    assert lines[0] == "01_x: cell 1/7, 0 s"
+    told = [event for event in lines if event.kind == "progress"][-1]
+    assert told.text == "01_x: cell 1/7, 0 s · loss 2"
+    assert told.as_json() == {
+        "event": "progress", "lab": "01_x", "cell": 1, "cells": 7, "seconds": 0.1, "last": "loss 2",
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -181,7 +201,7 @@ def project(tmp_path, monkeypatch):
     """A project whose one lab needs MNIST, with the execution itself left out."""
     project = tmp_path / "project"
     write_labs(project, {"01_data": ["Mnist()"]})
-    monkeypatch.setattr(runner, "execute", lambda *_: None)
+    monkeypatch.setattr(runner, "execute", lambda *_: Execution(None, 0.0))
     return project
 
 
@@ -193,7 +213,7 @@ def data_script(project, source):
 def test_data_is_prepared_first_and_said_so(project):
     data_script(project, "open('prepared', 'w').close()")
     lines = []
-    runner.run(request.check(start=project), say=lines.append)
+    runner.run(request.check(start=project), say=lambda event: lines.append(event.text))
     assert lines[0] == "data: preparing mnist with data_scripts/mnist.py"
     assert (project / "prepared").exists()
 
@@ -269,5 +289,5 @@ def test_an_interrupted_lab_says_so_in_its_results(project, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         runner.run(request.check(start=project), project / "out")
     results = json.loads((project / "out" / "01_data" / "results.json").read_text())
-    assert results["status"] == "failed"
-    assert results["error"]["name"] == "KeyboardInterrupt"
+    assert results["status"] == results["error"]["cause"] == "interrupted"
+    assert "pid" not in results

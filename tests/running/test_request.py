@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from labkit import request
 from labkit.errors import InputError
+from labkit.running import request
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+"""`labkit convert`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def convert(
+    source: Annotated[Path, typer.Argument(help=".pth, .pt, .bin, .safetensors or .ckpt")],
+    target: Annotated[Path, typer.Argument(help=".ckpt, or .pth or .safetensors")],
+    network: Annotated[
+        str, typer.Option(help="resnet18 ... resnet152, or module:function that returns a Cell.")
+    ] = "resnet50",
+    classes: Annotated[int, typer.Option(min=1, help="Classes of a resnet.")] = 1000,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MINDSPORE=PYTORCH", help="Part of a name; may be repeated."),
+    ] = None,
+    entry: Annotated[
+        str | None, typer.Option(help="Entry of PyTorch's file that holds the tensors.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="To take off PyTorch's names: module.")] = "",
+) -> None:
+    """Convert weights between PyTorch and MindSpore, bit by bit; nothing in a file is executed.
+
+    Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
+    """
+    from labkit import runtime
+    from labkit.migration import command
+
+    sys.path.insert(0, str(Path.cwd()))
+    runtime.start("CPU")
+    print(
+        command.convert(
+            source, target, network, classes, rename=rename or (), entry=entry, prefix=prefix
+        )
+    )

@@ -1,0 +1,13 @@
+"""`labkit list`."""
+
+
+def list_labs() -> None:
+    """Show the labs: number, title, presets, and the minutes their header card states.
+
+    Example: labkit list
+    """
+    from labkit import console, labs
+
+    found = labs.find_labs(labs.find_project())
+    rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in found]
+    console.table(("number", "lab", "title", "presets", "minutes"), rows)

@@ -1,0 +1,1 @@
+"""Labs executed headlessly: `labkit run` and `labkit sweep`, limits, resuming, progress."""

@@ -1,0 +1,100 @@
+"""What happens in a run, told as it happens: each an ``Event``, a line of text or a JSON object."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened.
+
+    kind    "data", "started", "output" (a line that the lab printed), "progress" (every few
+            seconds), "skipped", "ended"
+    text    the same as one line for people
+    lab     name of the lab; None where it is of none
+    values  plain numbers and texts, for programs
+    """
+
+    kind: str
+    text: str
+    lab: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the event as one JSON object."""
+        return {"event": self.kind, **({"lab": self.lab} if self.lab else {}), **self.values}
+
+
+Say = Callable[[Event], None]
+
+
+class Progress:
+    """Passes a notebook's printed lines on and says, every few seconds, which cell is running.
+
+    say    takes an ``Event``
+    every  seconds between two that say how far it is
+
+    Used as a context manager around an execution; papermill writes the notebook's standard output
+    to it as to a file.
+    """
+
+    def __init__(self, lab: str, cells: int, say: Say, every: float = 5.0):
+        self.cell = 0  # code cells started so far: the n of the running cell's In [n]
+        self.last = ""  # line printed
+        self._lab, self._cells, self._say, self._every = lab, cells, say, every
+        self._started = time.monotonic()
+        self._partial = ""
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._report, daemon=True)
+
+    def __enter__(self) -> "Progress":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._end_line()
+
+    def cell_started(self, cell: Mapping[str, Any], cell_index: int) -> None:
+        """Count a cell that is about to run; pass on what the last one left without line end."""
+        self._end_line()
+        if is_executed(cell):
+            self.cell += 1
+
+    def write(self, text: str) -> None:
+        """Pass on the complete lines of ``text``, indented; a rest waits for its line end."""
+        *lines, self._partial = (self._partial + text).split("\n")
+        for line in lines:
+            self._pass_on(line)
+
+    def flush(self) -> None:
+        """Do nothing: papermill flushes after every message, also in the middle of a line."""
+
+    def _end_line(self) -> None:
+        line, self._partial = self._partial, ""
+        self._pass_on(line)
+
+    def _pass_on(self, line: str) -> None:
+        # A bar that redraws itself with carriage returns shows its last state.
+        line = line.rstrip("\r").rsplit("\r", 1)[-1].rstrip()
+        if line:
+            self.last = line.strip()
+            self._say(Event("output", f"    {line}", self._lab, {"text": line}))
+
+    def _report(self) -> None:
+        while not self._stop.wait(self._every):
+            seconds = time.monotonic() - self._started
+            values = {"cell": self.cell, "cells": self._cells, "seconds": round(seconds, 1)}
+            text = f"{self._lab}: cell {self.cell}/{self._cells}, {seconds:.0f} s"
+            # The last thing printed says more than the number of a cell that takes minutes.
+            text += f" · {self.last}" if self.last else ""
+            self._say(Event("progress", text, self._lab, values | {"last": self.last}))
+
+
+def is_executed(cell: Mapping[str, Any]) -> bool:
+    """Return whether the kernel runs ``cell``, which then gets the next number ``In [n]``."""
+    return cell["cell_type"] == "code" and bool("".join(cell["source"]).strip())

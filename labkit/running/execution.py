@@ -1,0 +1,144 @@
+"""One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.launching.processes import MARK, guarded
+from labkit.running.events import Progress, Say, is_executed
+from labkit.running.kernel import NAME, own_kernel
+from labkit.running.watch import Limits, Watch
+
+# Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
+_START_TIMEOUT = 180
+_TAIL = 10  # lines
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a notebook stopped: exception ``name``, its message, and ``cell`` n as in ``In [n]``.
+
+    cell   None where it was stopped before the first one
+    cause  "exception", "died" (its kernel), "memory", "timeout" or "interrupted" (from outside)
+    log    the last lines that the kernel's process wrote; where it wrote none, that the cells
+           printed
+    """
+
+    name: str
+    message: str
+    cell: int | None
+    cause: str = "exception"
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a notebook's execution ended: ``failure`` or None, and its largest memory in bytes."""
+
+    failure: Failure | None
+    peak_memory: float
+
+
+def execute(
+    source: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    environment: Mapping[str, str],
+    say: Say,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+) -> Execution:
+    """Execute the notebook ``source`` into ``output``; say how it ended.
+
+    The kernel works in the folder of ``source``, as in JupyterLab, with ``environment`` added to
+    its variables. ``output`` is saved after every cell and can be opened again; beside it, after a
+    failure, lies kernel.log: what the kernel's process wrote outside the cells. On
+    KeyboardInterrupt, and however this process ends, the kernel and its processes are ended first.
+    """
+    _silence_papermill()
+    log = output.with_name("kernel.log")
+    cells = _prepare(source, output)
+    progress = Progress(source.stem, cells + 1, say)
+    with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits) as watch, progress:
+        manager = own_kernel({**environment, **mark}, log, watch.kernel_started)
+        error = _papermill(source, output, parameters, progress, manager, limits)
+        if error is not None and type(error).__name__ == "DeadKernelError":
+            watch.kernel_died()
+    if error is None:
+        log.unlink(missing_ok=True)
+        return Execution(None, watch.peak)
+    return Execution(_failure(error, watch, progress, log), watch.peak)
+
+
+def _papermill(
+    source: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    progress: Progress,
+    manager: type,
+    limits: Limits,
+) -> Exception | None:
+    """Let papermill execute ``output`` in place; return what stopped it."""
+    import papermill
+
+    # papermill fills {name} in paths with parameters: a brace in a folder's name is doubled.
+    path = str(output).replace("{", "{{").replace("}", "}}")
+    try:
+        papermill.execute_notebook(
+            path,
+            path,
+            dict(parameters),
+            kernel_name=NAME,
+            language="python",
+            progress_bar=False,
+            stdout_file=progress,
+            start_timeout=_START_TIMEOUT,
+            execution_timeout=limits.cell_seconds,
+            coalesce_streams=True,
+            on_cell_start=progress.cell_started,
+            kernel_manager_class=manager,
+            resources={"metadata": {"path": str(source.parent)}},
+        )
+    # Whatever stops one notebook (an error of a cell, its kernel was killed, a cell took too long)
+    # is that lab's failure: it is reported, and the other labs still run.
+    except Exception as error:
+        return error
+    return None
+
+
+def _failure(error: Exception, watch: Watch, progress: Progress, log: Path) -> Failure:
+    name = getattr(error, "ename", type(error).__name__)
+    message = getattr(error, "evalue", str(error))
+    cause = watch.cause or ("timeout" if name == "CellTimeoutError" else "exception")
+    if watch.cause is not None:
+        message = watch.reason
+    elif name == "CellTimeoutError":
+        message = message.splitlines()[0]
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    written = [line.rstrip() for line in lines if line.strip()][-_TAIL:]
+    tail = written or ([progress.last] if progress.last else [])
+    return Failure(name, message, progress.cell or None, cause, tuple(tail))
+
+
+def _prepare(source: Path, output: Path) -> int:
+    """Copy the notebook with the metadata that papermill needs; return how many cells will run."""
+    import nbformat
+
+    notebook = nbformat.read(source, as_version=4)
+    notebook.metadata["kernelspec"] = {
+        "name": NAME,
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+    }
+    notebook.metadata.setdefault("language_info", {"name": "python"})
+    nbformat.write(notebook, output)
+    return sum(is_executed(cell) for cell in notebook.cells)
+
+
+def _silence_papermill() -> None:
+    """Keep papermill's own lines off stderr: what they say is in the ``Failure``."""
+    for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel by traitlets' logger
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())

@@ -1,0 +1,251 @@
+"""Execution of checked labs one after the other, each into its own folder: `labkit run`."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit import inputs
+from labkit.errors import InputError
+from labkit.labs import Lab, mentions
+from labkit.run import describe, new_folder, write_results
+from labkit.running import folders
+from labkit.running.events import Event, Say
+from labkit.running.execution import Execution, Failure, execute
+from labkit.running.request import Request
+from labkit.running.watch import Limits
+
+LOG = "log.txt"
+# Bundled with the project, so that preparing it needs no network.
+_DATA_SETS = ("mnist",)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One lab of a run: what results.json says, the executed notebook, and why it failed, if so.
+
+    skipped  it had passed before, with the same inputs, and was not executed again
+    """
+
+    lab: Lab
+    results: Mapping[str, Any]
+    notebook: Path
+    failure: Failure | None
+    skipped: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the lab stopped because its input cannot be used."""
+        return self.failure is not None and self.failure.name == "InputError"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run whose folder is there and whose data are prepared; made by ``prepare``."""
+
+    request: Request
+    folder: Path
+    resumed: bool
+
+
+def prepare(
+    request: Request, out: Path | None = None, *, resume: Path | None = None, say: Say
+) -> Job:
+    """Check where the labs of ``request`` may be written to, prepare their data, make the folder.
+
+    Lab ``name`` goes to ``out/name``; without ``out`` to a new ``runs/<time>/name`` of the project,
+    and ``runs/latest`` then points to ``runs/<time>``. ``resume`` is the folder of an earlier run
+    to go on in. Raises ``InputError`` before anything is created where the folder cannot be used or
+    the data cannot be prepared, ``RuntimeError`` where preparing them fails for another reason.
+    """
+    runs = request.project / "runs"
+    if resume is None:
+        folders.refuse_used(request.labs, out, runs)
+    else:
+        _refuse_running(resume, request.labs)
+        folders.refuse_unwritable(resume)
+    prepare_data(request, say)
+    folder = resume or out
+    if folder is None:
+        folder = new_folder(runs)
+        folders.point_latest(runs, folder)
+    folder = folder.resolve()
+    folders.write_run(folder, request)
+    return Job(request, folder, resumed=resume is not None)
+
+
+def run_labs(job: Job, say: Say, limits: Limits) -> Iterator[Outcome]:
+    """Execute the labs of a prepared run, one after the other; give what became of each."""
+    for lab in job.request.labs:
+        if job.resumed and (outcome := passed_before(lab, job.request, job.folder, say)):
+            yield outcome
+        else:
+            yield run_lab(lab, job.request, job.folder / lab.name, say, limits)
+
+
+def run(
+    request: Request,
+    out: Path | None = None,
+    *,
+    say: Say = lambda event: print(event.text),
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+) -> list[Outcome]:
+    """Prepare a run and execute all its labs; arguments and errors as in ``prepare``."""
+    return list(run_labs(prepare(request, out, say=say), say, limits))
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """Return 0 if all labs passed, 1 if one failed, 2 if only bad input stopped any."""
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    if not failed:
+        return 0
+    return 2 if all(outcome.refused for outcome in failed) else 1
+
+
+def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) -> Outcome:
+    """Execute one lab into ``folder``, where trainings of an earlier execution are continued."""
+    folder.mkdir(parents=True, exist_ok=True)
+    notebook = folder / lab.path.name
+    before = _begin(lab, request, folder)
+    ending = Execution(_INTERRUPTED, 0.0)
+    started = time.monotonic()
+    with (folder / LOG).open("a", encoding="utf-8", buffering=1) as log:
+
+        def told(event: Event) -> None:
+            log.write(event.text + "\n")
+            say(event)
+
+        text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
+        values = {"preset": request.preset, "device": request.device, "folder": str(folder)}
+        told(Event("started", text, lab.name, values))
+        try:
+            ending = _execute(lab, request, folder, notebook, told, limits)
+        finally:
+            # Ctrl-C passes through here: the folder must say that it holds no whole run.
+            seconds = time.monotonic() - started
+            results = _complete_results(folder, before, notebook, ending, seconds)
+            told(_ended(lab, results))
+    return Outcome(lab, results, notebook, ending.failure)
+
+
+_INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
+
+
+def _execute(
+    lab: Lab, request: Request, folder: Path, notebook: Path, say: Say, limits: Limits
+) -> Execution:
+    parameters = {"preset": request.preset, "device": request.device, **request.parameters}
+    environment = {
+        "LABKIT_PRESET": request.preset,
+        "LABKIT_RUN": str(folder),
+        # labkit.progress then prints plain lines and draws no bar.
+        "LABKIT_HEADLESS": "1",
+        # A user's MPLBACKEND=Agg would leave the figures out of the executed notebook.
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    }
+    return execute(lab.path, notebook, parameters, environment, say, limits)
+
+
+def _ended(lab: Lab, results: Mapping[str, Any]) -> Event:
+    error = results.get("error")
+    how = f"{results['status']} in cell {error['cell']} ({error['name']})" if error else "passed"
+    text = f"{lab.name}: {how} after {results['total_seconds']:.1f} s"
+    keys = ("status", "device", "total_seconds", "metrics", "headline", "error")
+    return Event("ended", text, lab.name, {key: results[key] for key in keys if key in results})
+
+
+def passed_before(
+    lab: Lab, request: Request, out: Path, say: Say, name: str | None = None
+) -> Outcome | None:
+    """Return the outcome of a lab that has passed in ``out/name`` with the same inputs, or None.
+
+    name  of its folder; by default the lab's
+
+    What was made from other inputs is moved out of the way, to ``out/replaced``.
+    """
+    name = name or lab.name
+    folder = out / name
+    if not folder.exists():
+        return None
+    results = folders.results_of(folder)
+    different = inputs.changed(results.get("inputs", {}), _inputs(lab, request))
+    if different:
+        aside = folders.set_aside(out, name)
+        text = f"{name}: changed: {', '.join(different)}; the old run is in {aside}"
+        say(Event("replaced", text, lab.name, {"changed": different, "folder": str(aside)}))
+        return None
+    notebook = folder / lab.path.name
+    if results.get("status") != "passed" or not notebook.exists():
+        return None
+    text = f"{name}: passed before with the same inputs, not executed again"
+    say(Event("skipped", text, lab.name, {"folder": str(folder)}))
+    return Outcome(lab, results, notebook, None, skipped=True)
+
+
+def _inputs(lab: Lab, request: Request) -> dict[str, str]:
+    import nbformat
+
+    notebook = nbformat.read(lab.path, as_version=4)
+    return inputs.of_run(
+        request.project, notebook, request.preset, request.device, request.parameters
+    )
+
+
+def _begin(lab: Lab, request: Request, folder: Path) -> dict[str, Any]:
+    """Write results.json as it is while the lab runs; return it."""
+    device = None if request.device == "auto" else request.device
+    record = describe(lab.name, request.preset, request.parameters, device)
+    record |= {"inputs": _inputs(lab, request), "started": folders.now()}
+    record |= {"seconds": None, "metrics": {}, "headline": [], "notebook": lab.path.name}
+    record |= {"status": "running", **folders.runner_stamp()}
+    write_results(folder, record)
+    return record
+
+
+def _complete_results(
+    folder: Path, before: Mapping[str, Any], notebook: Path, ending: Execution, seconds: float
+) -> dict[str, Any]:
+    """Add to results.json what only the runner knows, whether or not the notebook wrote its own."""
+    results = {**before, **folders.results_of(folder)}
+    for name in ("pid", "pid_created"):
+        results.pop(name, None)
+    results |= {
+        "total_seconds": round(seconds, 3),
+        "peak_memory_mb": round(ending.peak_memory / 1e6, 1),
+        "status": "passed",
+    }
+    if failure := ending.failure:
+        error = {name: getattr(failure, name) for name in ("name", "message", "cell", "cause")}
+        interrupted = failure.cause == "interrupted"
+        results |= {"status": "interrupted" if interrupted else "failed"}
+        results |= {"error": error | {"log": list(failure.log)}}
+    write_results(folder, results)
+    return results
+
+
+def prepare_data(request: Request, say: Say) -> None:
+    """Prepare the bundled data that the labs name; errors as in ``prepare``."""
+    for name in _DATA_SETS:
+        script = request.project / "data_scripts" / f"{name}.py"
+        if not script.exists() or not any(mentions(lab, name) for lab in request.labs):
+            continue
+        text = f"data: preparing {name} with {script.relative_to(request.project)}"
+        say(Event("data", text, values={"name": name}))
+        command = [sys.executable, str(script)]
+        done = subprocess.run(
+            command, cwd=request.project, capture_output=True, text=True, check=False
+        )
+        if done.returncode == 2:
+            raise InputError(done.stderr.strip() or f"{name} cannot be prepared")
+        if done.returncode:
+            raise RuntimeError(f"{script} exited with {done.returncode}:\n{done.stderr.strip()}")
+
+
+def _refuse_running(out: Path, labs: Iterable[Lab]) -> None:
+    for lab in labs:
+        results = folders.results_of(out / lab.name)
+        if folders.is_running(results):
+            raise InputError(f"{out / lab.name} is being run by process {results['pid']}")

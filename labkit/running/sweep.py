@@ -1,0 +1,238 @@
+"""A sweep: one lab over a grid of parameters, several runs at once, each on a core of its own.
+
+What has passed with the same inputs is not run again, so a sweep that was stopped goes on where it
+was, and one that is asked for a further seed runs that seed alone.
+"""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from labkit.errors import InputError
+from labkit.launching.processes import guarded, python_path
+from labkit.running import folders, grid, runner
+from labkit.running.events import Event, Say
+from labkit.running.request import Request
+from labkit.running.watch import Limits
+
+SWEEP, RUNS = "sweep.json", "runs"
+_GB_EACH = 2e9  # a lab's kernel holds 1 to 1.5 GB
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a sweep: its parameters, its folder, its results.json, whether it ran just now."""
+
+    parameters: Mapping[str, Any]
+    folder: Path
+    results: Mapping[str, Any]
+    skipped: bool
+
+
+def usable_jobs(runs: int, free: float) -> int:
+    """Return how many runs go on at once if nobody says: one a core, each with 2 GB of memory."""
+    return max(1, min(runs, len(os.sched_getaffinity(0)), int(free // _GB_EACH)))
+
+
+def check_jobs(jobs: int) -> None:
+    """Raise ``InputError`` for more runs at once than there are cores."""
+    cores = len(os.sched_getaffinity(0))
+    if not 1 <= jobs <= cores:
+        raise InputError(f"--jobs is {jobs}; expected 1 to {cores}, one for each core to be used")
+
+
+def sweep(
+    requests: Sequence[Request],
+    axes: Mapping[str, Sequence[Any]],
+    folder: Path,
+    *,
+    jobs: int,
+    say: Say,
+    limits: Limits,
+) -> list[Row]:
+    """Run the ``requests`` of a grid, ``jobs`` at once, and return a row for each, in their order.
+
+    axes    the grid: values by name of parameter
+    folder  of the sweep; each run goes to ``folder/runs/<name=value,...>``
+
+    With several jobs each run is pinned to a core of its own: a small network does not use a second
+    one, and two runs that share two cores slow each other down. One that fails is its own failure.
+    Raises ``InputError`` where the folder cannot be used, before anything is written.
+    """
+    folder = folder.resolve()
+    folders.refuse_unwritable(folder)
+    check_jobs(jobs)
+    with _locked(folder):
+        runner.prepare_data(requests[0], say)
+        first = requests[0]
+        record = {"lab": first.labs[0].name, "preset": first.preset, "device": first.device}
+        folders.write_json(folder / SWEEP, {**record, "grid": dict(axes), "updated": folders.now()})
+        return _run_all(requests, folder / RUNS, jobs, say, limits)
+
+
+def _run_all(
+    requests: Sequence[Request], out: Path, jobs: int, say: Say, limits: Limits
+) -> list[Row]:
+    cores: SimpleQueue = SimpleQueue()
+    for core in sorted(os.sched_getaffinity(0))[:jobs]:
+        cores.put(core if jobs > 1 else None)
+    children = _Children(say, limits)
+    total, rows = len(requests), {}
+    with guarded() as mark, children.told(total), ThreadPoolExecutor(jobs) as pool:
+        work = {
+            pool.submit(children.run, request, out, cores, mark): number
+            for number, request in enumerate(requests)
+        }
+        try:
+            for future in as_completed(work):
+                row = rows[work[future]] = future.result()
+                children.done += 1
+                say(_finished(row, children.done, total))
+        except BaseException:
+            children.stop()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return [rows[number] for number in range(total)]
+
+
+class _Children:
+    """The processes of a sweep's runs; each run in one, so that none can harm another."""
+
+    def __init__(self, say: Say, limits: Limits):
+        self.done = 0
+        self._say, self._limits = say, limits
+        self._where: dict[str, str] = {}  # of each run that is under way
+        self._lock = threading.Lock()
+        self._alive: set[subprocess.Popen] = set()
+        self._stopped = False
+
+    def run(self, request: Request, out: Path, cores: SimpleQueue, mark: Mapping) -> Row:
+        """Run one request, unless it has passed before; wait for a free core first."""
+        name = grid.folder_name(request.parameters)
+        lab = request.labs[0]
+        before = runner.passed_before(lab, request, out, self._say, name)
+        if before is not None:
+            return Row(request.parameters, out / name, before.results, skipped=True)
+        core = cores.get()
+        try:
+            asked = {
+                "project": str(request.project),
+                "lab": lab.name,
+                "preset": request.preset,
+                "device": request.device,
+                "parameters": dict(request.parameters),
+                "folder": str(out / name),
+                "core": core,
+                "limits": asdict(self._limits),
+            }
+            self._child(asked, name, mark)
+        finally:
+            cores.put(core)
+        return Row(request.parameters, out / name, _settled(out / name), skipped=False)
+
+    @contextmanager
+    def told(self, total: int, every: float = 10.0) -> Iterator[None]:
+        """Say every few seconds how far the sweep is, in one line for all its runs."""
+        over = threading.Event()
+
+        def report() -> None:
+            while not over.wait(every):
+                now = "; ".join(f"{name} {where}" for name, where in sorted(self._where.items()))
+                text = f"{self.done} of {total} done" + (f"; {now}" if now else "")
+                values = {"done": self.done, "runs": total, "running": dict(self._where)}
+                self._say(Event("progress", text, values=values))
+
+        thread = threading.Thread(target=report, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def stop(self) -> None:
+        """Ask every process to end; its kernel is stopped and its results say interrupted."""
+        with self._lock:
+            self._stopped = True
+            for child in self._alive:
+                child.terminate()
+
+    def _child(self, asked: Mapping[str, Any], name: str, mark: Mapping[str, str]) -> None:
+        environment = os.environ | mark
+        environment["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH"))
+        with self._lock:
+            if self._stopped:
+                return
+            child = subprocess.Popen(
+                [sys.executable, "-m", "labkit.running.one"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for this process, which then asks them to end
+            )
+            self._alive.add(child)
+        with child:
+            child.stdin.write(json.dumps(asked))
+            child.stdin.close()
+            for line in child.stdout:
+                self._pass_on(line, name)
+            complaint = child.stderr.read().strip()
+        with self._lock:
+            self._alive.discard(child)
+            self._where.pop(name, None)
+        if complaint and child.returncode not in (0, 1):
+            self._say(Event("output", f"{name}: {complaint}", values={"text": complaint}))
+
+    def _pass_on(self, line: str, name: str) -> None:
+        values = json.loads(line)
+        text, kind, lab = values.pop("text"), values.pop("event"), values.pop("lab", None)
+        if kind == "progress":
+            with self._lock:
+                self._where[name] = f"cell {values['cell']}/{values['cells']}"
+            return
+        text = text.replace(lab, name, 1) if lab else text
+        self._say(Event(kind, text, lab, {"run": name, **values}))
+
+
+def _finished(row: Row, done: int, total: int) -> Event:
+    status = "passed before" if row.skipped else row.results.get("status", "failed")
+    name = grid.folder_name(row.parameters)
+    values = {"done": done, "runs": total, "run": name, "status": status}
+    return Event("run", f"{done} of {total}: {name} {status}", values=values)
+
+
+def _settled(folder: Path) -> dict[str, Any]:
+    """Return results.json of a run whose process is over, also of one that was killed."""
+    results = folders.results_of(folder)
+    if results.get("status") not in ("passed", "failed", "interrupted"):
+        message = "the process that ran the lab has ended without its results"
+        error = {"name": "RunnerDied", "message": message, "cell": None, "cause": "died"}
+        results |= {"status": "failed", "error": error}
+        results.setdefault("metrics", {})
+        if folder.is_dir():
+            folders.write_json(folder / "results.json", results)
+    return results
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep a second sweep out of the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InputError(f"another sweep is running in {folder}") from None
+        yield

@@ -1,0 +1,211 @@
+"""A sweep: every point once, failures their own, nothing twice, one tidy table."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from labkit import cli
+from labkit.errors import InputError
+from labkit.running import sweep
+from tests.living import MARK, is_alive, marked
+from tests.running.test_runner import ROOT, write_labs
+
+JOBS = min(2, len(os.sched_getaffinity(0)))
+LAB = """import os, signal, time
+from labkit.run import Run
+run = Run.open("01_lab", preset=preset, parameters={"rate": rate, "seed": seed})
+with open(run.path("executed"), "a") as file:
+    file.write("x")
+if rate == 3:
+    raise ValueError("rate is 3")
+if rate == 4:
+    os.kill(os.getpid(), signal.SIGKILL)
+while rate == 5:
+    open("waits", "w").write(str(os.getpid()))
+    time.sleep(0.1)
+run.finish({"accuracy": rate / 10 + seed / 100, "cores": len(os.sched_getaffinity(0)),
+            "core": min(os.sched_getaffinity(0)), "names": ["a"], "bad": float("nan")},
+           headline=["accuracy"])"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    project = tmp_path_factory.mktemp("project")
+    write_labs(project, {"01_lab": [LAB]})
+    path = project / "notebooks" / "01_lab.ipynb"
+    path.write_text(path.read_text().replace("sizes = None", "seed = 1"))
+    return project
+
+
+@pytest.fixture(autouse=True)
+def here(project, monkeypatch):
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("LABKIT_PRESET", raising=False)
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli.app, ["sweep", "01", "--preset", "smoke", *arguments])
+
+
+def rows_of(folder):
+    with (folder / "sweep.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def swept(project):
+    """A grid with a failing and a dying run, two runs at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        patch.setenv("PYTHONPATH", str(ROOT))
+        done = call("-p", "rate=1,2,3,4", "-p", "seed=1,2", "--jobs", str(JOBS))
+    return project / "runs" / "sweeps" / "01_lab-smoke", done
+
+
+def test_the_table_has_a_row_for_each_run(swept):
+    folder, done = swept
+    assert done.exit_code == 1
+    rows = rows_of(folder)
+    assert [(row["rate"], row["seed"]) for row in rows] == [
+        (rate, seed) for rate in "1234" for seed in "12"
+    ]
+    assert [row["status"] for row in rows] == ["passed"] * 4 + ["failed"] * 4
+    assert [row["cause"] for row in rows] == [""] * 4 + ["exception"] * 2 + ["died"] * 2
+    assert [float(row["accuracy"]) for row in rows[:4]] == pytest.approx([0.11, 0.12, 0.21, 0.22])
+    assert [row["accuracy"] for row in rows[4:]] == [""] * 4
+    assert rows[0]["bad"] == "nan" and "names" not in rows[0]
+    assert all(float(row["seconds"]) > 0 for row in rows)
+
+
+def test_each_run_has_a_core_of_its_own(swept):
+    rows = rows_of(swept[0])
+    assert {row["cores"] for row in rows if row["cores"]} == {"1"}
+    assert {row["core"] for row in rows if row["core"]} == {
+        str(core) for core in sorted(os.sched_getaffinity(0))[:JOBS]
+    }
+
+
+def test_failures_are_named_on_stderr(swept):
+    lines = swept[1].stderr.splitlines()
+    assert len(lines) == 4
+    assert lines[0].endswith("rate=3,seed=1 failed in cell 3: ValueError: rate is 3")
+    assert lines[2].endswith("in cell 3: DeadKernelError: the kernel was ended by SIGKILL")
+
+
+def test_every_metric_has_a_figure(swept):
+    figures = swept[0] / "figures"
+    assert {path.name for path in figures.iterdir()} == {
+        "accuracy.png", "cores.png", "core.png", "seconds.png",
+    }  # fmt: skip
+    with Image.open(figures / "accuracy.png") as image:
+        assert image.size[0] > 300 and len(image.getcolors(100_000)) > 2
+
+
+def test_a_repeated_sweep_executes_nothing_that_passed(swept):
+    folder, _ = swept
+    done = call("-p", "seed=1,2", "-p", "rate=1,2", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 0
+    assert [one["status"] for one in events if one["event"] == "run"] == ["passed before"] * 4
+    for run in ("rate=1,seed=1", "rate=2,seed=2"):
+        assert (folder / "runs" / run / "executed").read_text() == "x"
+    assert len(rows_of(folder)) == 4
+    assert events[-1]["files"][0] == str(folder / "sweep.csv")
+
+
+def test_a_further_seed_runs_alone(swept):
+    folder, _ = swept
+    done = call("-p", "rate=1", "-p", "seed=1,3", "-q")
+    assert done.exit_code == 0
+    assert [row["accuracy"] for row in rows_of(folder)] == ["0.11", "0.13"]
+    assert (folder / "runs" / "rate=1,seed=1" / "executed").read_text() == "x"
+    assert done.stdout.splitlines()[1].split()[:3] == ["rate", "seed", "status"]
+
+
+def test_other_inputs_are_run_again_and_the_old_run_is_kept(project, tmp_path):
+    assert call("-p", "rate=1", "--out", str(tmp_path)).exit_code == 0
+    again = call("-p", "rate=1", "--out", str(tmp_path), "--device", "CPU")
+    assert "rate=1: changed: parameters" in again.stdout
+    assert (tmp_path / "runs" / "replaced" / "rate=1-1" / "executed").exists()
+
+
+def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
+    command = [sys.executable, "-m", "labkit.cli", "sweep", "01", "--preset", "smoke", "--jobs"]
+    command += ["1", "-p", "rate=1,5,2", "--out", str(tmp_path)]
+    waits = project / "notebooks" / "waits"
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    variables = os.environ | {MARK: str(tmp_path)}
+    try:
+        with subprocess.Popen(
+            command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            until = time.monotonic() + 60
+            while not waits.exists() or not waits.read_text():
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=30)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert process.returncode == 130
+    assert "Traceback" not in stderr
+    assert not is_alive(int(waits.read_text()))
+    assert not marked(tmp_path)
+    status = json.loads((tmp_path / "runs" / "rate=5" / "results.json").read_text())["status"]
+    assert status == "interrupted"
+    assert not (tmp_path / "runs" / "rate=2").exists()
+    assert call("-p", "rate=1,2", "--out", str(tmp_path), "--jobs", "1").exit_code == 0
+    assert (tmp_path / "runs" / "rate=1" / "executed").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["-p", "rat=1,2"], "Did you mean 'rate'?"),
+        (["-p", "rate=1", "--jobs", "999"], "--jobs is 999; expected 1 to"),
+        (["-p", "rate=1", "--jobs", "0"], "--jobs is 0"),
+        ([], "at least one parameter"),
+        (["-p", "rate=1", "-q", "--json"], "at most one of"),
+        (["-p", "rate=1", "--out", "pyproject.toml"], "is not a folder"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_made(tmp_path, monkeypatch, arguments, said):
+    write_labs(tmp_path / "project", {"01_lab": [LAB]})
+    monkeypatch.chdir(tmp_path / "project")
+    before = sorted(tmp_path.rglob("*"))
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_two_sweeps_do_not_share_a_folder(tmp_path):
+    with sweep._locked(tmp_path), pytest.raises(InputError, match="another sweep is running"):
+        with sweep._locked(tmp_path):
+            pass
+    with sweep._locked(tmp_path):
+        pass
+
+
+def test_a_run_whose_process_was_killed_is_a_failure(tmp_path):
+    (tmp_path / "results.json").write_text('{"status": "running", "metrics": {}}')
+    results = sweep._settled(tmp_path)
+    assert (results["status"], results["error"]["cause"]) == ("failed", "died")
+    assert json.loads((tmp_path / "results.json").read_text()) == results
+
+
+def test_the_jobs_fit_cores_and_memory():
+    cores = len(os.sched_getaffinity(0))
+    assert sweep.usable_jobs(100, 1e12) == cores
+    assert sweep.usable_jobs(1, 1e12) == 1
+    assert sweep.usable_jobs(100, 2.5e9) == 1
+    assert sweep.usable_jobs(100, 0) == 1
