@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from labkit.commands import attach, compare, convert, doctor, list_labs, report, run, sweep
+from labkit.commands import (
+    attach,
+    compare,
+    convert,
+    doctor,
+    lab,
+    list_labs,
+    progress,
+    report,
+    run,
+    sweep,
+    work,
+)
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -65,6 +77,9 @@ app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
 app.command("attach")(attach.attach)
+app.command("lab")(lab.lab)
+app.command("work")(work.work)
+app.command("progress")(progress.progress)
 app.command("convert")(convert.convert)
 app.command("doctor")(doctor.doctor)
 
