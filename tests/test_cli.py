@@ -241,14 +241,23 @@ def test_run_hands_everything_on(project, monkeypatch):
     )
 
 
-def test_memory_is_limited_by_what_is_free_if_nobody_says(project, monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "seconds"),
+    [
+        (["--preset", "smoke"], 900),
+        ([], 3600),
+        (["--preset", "paper"], None),
+        (["--timeout", "inf"], float("inf")),
+    ],
+)
+def test_labs_are_limited_if_nobody_says(project, monkeypatch, arguments, seconds):
     seen = []
     monkeypatch.setattr(runner, "run_lab", lambda *given: seen.append(given) or outcome(project))
     free = psutil.virtual_memory().available
-    assert call("run").exit_code == 0
+    assert call("run", *arguments).exit_code == 0
     limits = seen[0][-1]
     assert 0.7 * free < limits.memory < 0.95 * free
-    assert limits.seconds is None
+    assert limits.seconds == seconds
 
 
 def test_the_closing_table_shows_the_headline(project, capsys):
@@ -279,11 +288,11 @@ def test_a_terminal_gets_a_drawn_table(project, monkeypatch, capsys):
 def test_the_doctor_exits_1_on_any_fail_and_says_the_remedy(monkeypatch):
     good = doctor.Check("Disk", True, "[9] GiB", "buy one")
     bad = doctor.Check("msrun", False, "not found", "install it")
-    monkeypatch.setattr(doctor, "checks", lambda: [lambda: good])
+    monkeypatch.setattr(doctor, "checks", lambda names: [lambda: good])
     done = call("doctor")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed")
     assert "buy one" not in done.stdout
-    monkeypatch.setattr(doctor, "checks", lambda: [lambda: good, lambda: bad])
+    monkeypatch.setattr(doctor, "checks", lambda names: [lambda: good, lambda: bad])
     done = call("doctor")
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [

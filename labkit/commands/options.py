@@ -7,6 +7,8 @@ import typer
 
 from labkit.presets import PRESETS
 
+# Far above what a lab takes, 30 s and 4 minutes on two cores: a lab that hangs must end some time.
+_SECONDS = {"smoke": 900.0, "lab": 3600.0, "paper": None}
 _DEVICES = ("auto", "Ascend", "GPU", "CPU")
 
 
@@ -74,7 +76,14 @@ Parameters = Annotated[
     ),
 ]
 CellTimeout = Annotated[float | None, typer.Option(min=1, help="Seconds that one cell may take.")]
-Timeout = Annotated[float | None, typer.Option(min=1, help="Seconds that one lab may take.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Seconds that one lab may take; 900 at preset smoke, 3600 at lab, no limit at paper "
+        "if not given; inf is none.",
+    ),
+]
 Memory = Annotated[
     float | None,
     typer.Option(
@@ -94,9 +103,16 @@ Json = Annotated[
 ]
 
 
-def limits(timeout: float | None, cell_timeout: float | None, memory: float | None, runs: int = 1):
-    """Return the limits of one lab; what is free is shared by ``runs`` of them at once."""
+def limits(
+    preset: str,
+    timeout: float | None,
+    cell_timeout: float | None,
+    memory: float | None,
+    runs: int = 1,
+):
+    """Return the limits of one lab at ``preset``; what is free is shared by ``runs`` at once."""
     from labkit.running.watch import GB, Limits, free_memory
 
     held = free_memory() / runs if memory is None else memory * GB
-    return Limits(seconds=timeout, cell_seconds=cell_timeout, memory=held)
+    seconds = _SECONDS[preset] if timeout is None else timeout
+    return Limits(seconds=seconds, cell_seconds=cell_timeout, memory=held)

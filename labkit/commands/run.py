@@ -56,7 +56,7 @@ def run(
     wanted = request.check(
         labs or (), preset=preset or "lab", device=device or "auto", parameters=named
     )
-    limits = options.limits(timeout, cell_timeout, memory)
+    limits = options.limits(wanted.preset, timeout, cell_timeout, memory)
     outcomes: list[runner.Outcome] = []
     with ended_by_sigterm():
         job = runner.prepare(wanted, out, resume=resume, say=say)

@@ -56,7 +56,7 @@ def sweep(
     sweep.check_jobs(jobs)
     first = requests[0]
     folder = out or first.project / "runs" / "sweeps" / f"{first.labs[0].name}-{preset}"
-    limits = options.limits(timeout, cell_timeout, memory, jobs)
+    limits = options.limits(preset, timeout, cell_timeout, memory, jobs)
     say(console.sweep_begins(first.labs[0].name, axes, jobs, limits))
     with ended_by_sigterm():
         rows = sweep.sweep(requests, axes, folder, jobs=jobs, say=say, limits=limits)
