@@ -42,6 +42,16 @@ def test_a_bar_is_above_the_line_and_a_descender_below():
     assert box("y")[3] + box("y")[1] > low[3] + low[1]
 
 
+@pytest.mark.parametrize("tex", ["x", "y", r"\frac{a}{b}", r"\sum_i x_i^2"])
+def test_the_drawing_is_inside_its_box(tex):
+    drawn = svg(tex)
+    left, top, width, height = map(float, re.search(r'viewBox="([^"]*)"', drawn)[1].split())
+    (path,) = re.findall(r' d="([^"]*)"', drawn)
+    numbers = [float(one) for one in re.findall(r"-?[\d.]+", path)]
+    assert left <= min(numbers[::2]) and max(numbers[::2]) <= left + width
+    assert top <= min(numbers[1::2]) and max(numbers[1::2]) <= top + height
+
+
 def test_what_cannot_be_read_stays_as_tex():
     assert svg(r"\begin{matrix} <1> \end{matrix}") == (
         r'<code class="maths">\begin{matrix} &lt;1&gt; \end{matrix}</code>'

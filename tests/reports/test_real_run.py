@@ -21,7 +21,9 @@ for update in range(1, 9):
     records.add(update=update, loss=1 / update, seconds=0.1 * update)
 records.close()
 run.finish({"last loss": 1 / 8}, headline=["last loss"])
-print("the end")
+import labkit
+
+print("the end", labkit.attach(run.folder))
 """
 
 
@@ -53,7 +55,13 @@ def test_its_report_has_its_numbers_its_curve_and_its_notebook(executed):
     assert "1 passed" in found.text and "last loss" in found.text and "0.125" in found.text
     assert "loss (nats) over update" in found.text and "loss (nats) over time (s)" in found.text
     (link,) = [link for link in found.links if not link.startswith("#")]
-    assert "the end" in check((out.parent / link).read_text()).text
+    assert "the end passed" in check((out.parent / link).read_text()).text
+
+
+def test_in_a_notebook_without_a_browser_the_figure_of_attach_is_there(executed):
+    cells = json.loads((executed / "01_sums" / "01_sums.ipynb").read_text())["cells"]
+    kinds = [kind for one in cells[-1]["outputs"] for kind in one.get("data", ())]
+    assert kinds.count("image/png") == 1
 
 
 def test_it_can_be_attached_to_and_compared_with_itself(executed):
