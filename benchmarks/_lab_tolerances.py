@@ -129,26 +129,38 @@ TOLERANCES = {
             "end of stage one: test accuracy": (
                 "absolute",
                 0.03,
-                "seeds 1 to 3: 0.9363, 0.9473; at a rate that is never lowered, the end is "
+                "seeds 1 to 3: 0.9363, 0.9473, 0.9546; at a rate that is never lowered, the end is "
                 "noisy, which is this lab's subject",
             ),
-            "projected BFGS: test accuracy": ("absolute", 0.015, "seeds 1 to 3: 0.9702, 0.9614"),
+            "projected BFGS: test accuracy": (
+                "absolute",
+                0.015,
+                "seeds 1 to 3: 0.9702, 0.9614, 0.9709",
+            ),
             "same rate: test accuracy": (
                 "absolute",
                 0.045,
-                "seeds 1 to 3: 0.9226, 0.9537; as noisy as the end of stage one",
+                "seeds 1 to 3: 0.9226, 0.9537, 0.9549; as noisy as the end of stage one",
             ),
             "a tenth of the rate: test accuracy": (
                 "absolute",
                 0.008,
-                "seeds 1 to 3: 0.9721, 0.9687",
+                "seeds 1 to 3: 0.9721, 0.9687, 0.9710",
             ),
-            "rate down to 0: test accuracy": ("absolute", 0.008, "seeds 1 to 3: 0.9744, 0.9715"),
-            "large batch: test accuracy": ("absolute", 0.01, "seeds 1 to 3: 0.9743, 0.9694"),
+            "rate down to 0: test accuracy": (
+                "absolute",
+                0.008,
+                "seeds 1 to 3: 0.9744, 0.9715, 0.9724",
+            ),
+            "large batch: test accuracy": (
+                "absolute",
+                0.01,
+                "seeds 1 to 3: 0.9743, 0.9694, 0.9727",
+            ),
             "average of snapshots: test accuracy": (
                 "absolute",
-                0.006,
-                "seeds 1 to 3: 0.9704, 0.9702",
+                0.008,
+                "seeds 1 to 3: 0.9704, 0.9702, 0.9753",
             ),
         },
     },
