@@ -73,7 +73,7 @@ def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> s
         sections=sections,
         differing=_differing(sections),
         same_inputs=[
-            one["name"] for one in sections if len(one["labs"]) > 1 and not one["inputs"].differ
+            one["name"] for one in sections if one["compared"] > 1 and not one["inputs"].differ
         ],
         what_ran=tables.what_ran(runs),
         failures=[lab for lab in every if lab.status in ("failed", "interrupted")],
@@ -90,6 +90,7 @@ def _section(name: str, labs: list[LabRun], numbers: dict[str, int]) -> dict[str
         "name": name,
         "labs": labs,
         "inputs": tables.facts(inputs),
+        "compared": len(inputs),
         "headline": tables.headline(labs),
         "metrics": tables.all_metrics(labs),
         "curves": _curves(labs, numbers),

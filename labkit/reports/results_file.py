@@ -22,6 +22,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "started": str,
     "seconds": _NUMBER,
     "total_seconds": _NUMBER,
+    "peak_memory_mb": _NUMBER,
     "metrics": dict,
     "headline": list,
     "notebook": str,

@@ -81,7 +81,8 @@ def inputs(lab: LabRun) -> dict[str, str]:
 
 def what_ran(runs: Iterable[RunFolder]) -> Table:
     """Return a row for every lab of every run: status, device, machine, git, time."""
-    head = ("run", "lab", "status", "device", "preset", "started", "seconds", "platform", "git")
+    head = ("run", "lab", "status", "device", "preset", "started", "seconds", "peak MB")
+    head += ("platform", "git")
     return Table(head, [_ran(lab) for run in runs for lab in run.labs], statuses=(2,))
 
 
@@ -141,9 +142,11 @@ def _turned(labels: Sequence[str], found: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _surroundings(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name in ("preset", "device", "git"):
+    for name in ("preset", "device"):
         if name in results:
             yield name, text(results[name])
+    if "git" in results:
+        yield "git", _revision(results["git"])
     for name, value in results.get("versions", {}).items():
         yield name, text(value)
     for name in _RUNTIME:
@@ -154,7 +157,6 @@ def _surroundings(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 def _ran(lab: LabRun) -> tuple[str, ...]:
     results = lab.results
     seconds = results.get("total_seconds", results.get("seconds"))
-    git = results.get("git", "-")
     return (
         lab.label,
         lab.lab,
@@ -162,14 +164,20 @@ def _ran(lab: LabRun) -> tuple[str, ...]:
         results.get("device", "-"),
         results.get("preset", "-"),
         results.get("started", "-").replace("T", " "),
-        f"{seconds:.1f}" if _is_small(seconds) else "-",
+        _rounded(seconds, 1),
+        _rounded(results.get("peak_memory_mb"), 0),
         text(results.get("versions", {}).get("platform")),
-        git[:10] + ("+" if git.endswith("+") and len(git) > 10 else ""),
+        _revision(results.get("git", "-")),
     )
 
 
-def _is_small(seconds) -> bool:
-    return seconds is not None and abs(seconds) < 1e9
+def _rounded(value, places: int) -> str:
+    return f"{value:.{places}f}" if value is not None and abs(value) < 1e9 else "-"
+
+
+def _revision(git: str) -> str:
+    """Return the first letters of a revision, with the "+" of one that was changed."""
+    return git[:10] + ("+" if git.endswith("+") and len(git) > 10 else "")
 
 
 def _shorter(cell: str) -> str:

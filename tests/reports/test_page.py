@@ -98,6 +98,14 @@ def test_what_differs_stands_before_what_is_equal_and_what_ran(tmp_path, known):
     assert "not compared: learning_rate is 0.5, stored 0.01" in text
 
 
+def test_what_cannot_be_read_is_not_called_equal(tmp_path):
+    runs = [folders.write_run(tmp_path / name) for name in ("a", "b")]
+    sentence = f"Parameters and inputs are the same in all runs of {folders.LAB}"
+    assert sentence in check(page.render(read.read_all(runs))).text
+    (runs[1] / folders.LAB / "results.json").write_text("{")
+    assert sentence not in check(page.render(read.read_all(runs))).text
+
+
 def test_a_metric_outside_its_tolerance_is_said_with_by_how_much_and_the_reason(tmp_path, known):
     metrics = {**folders.METRICS, "test accuracy": 0.97}
     run = folders.write_run(tmp_path / "r", metrics=metrics)
