@@ -92,7 +92,8 @@ TOLERANCES = {
                 "absolute",
                 117,
                 "seeds 1 to 3 of the stored race: 351, 312, 351, and seed 1 run again 390, judged "
-                "every 39 updates; so flat a curve may cross the goal three of these sooner or later",
+                "every 39 updates; so flat a curve may cross the goal three of these before or "
+                "after",
             ),
             "Momentum: updates to 98.5 %": (
                 "none",

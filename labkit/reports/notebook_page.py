@@ -9,9 +9,10 @@ import logging
 import warnings
 from functools import cache
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from labkit.errors import InputError
+from labkit.labs import project_root
 from labkit.reports.maths import draw_maths
 
 # Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
@@ -21,10 +22,8 @@ _RUNS = "script, link, iframe, object, embed, base, meta, form, audio, video, so
 _LOADS = ("src", "srcset", "poster", "background", "data")
 
 
-def convert(notebook: Path, beside: Path | None = None) -> tuple[str, str]:
+def convert(notebook: Path) -> tuple[str, str]:
     """Return the notebook's title and its cells as HTML for ``notebook.html.j2``.
-
-    beside  folder that relative links are to lead to; None: the notebook's own
 
     Raises ``InputError`` for a file that is no notebook.
     """
@@ -44,7 +43,7 @@ def convert(notebook: Path, beside: Path | None = None) -> tuple[str, str]:
     # nbformat and nbconvert raise what the damage happens to lead to: KeyError, AttributeError.
     except Exception as error:
         raise InputError(f"{notebook.name} cannot be converted: {_first_line(error)}") from error
-    return _title(read, notebook), _clean(body, (beside or notebook.parent).resolve())
+    return _title(read, notebook), _clean(body, notebook.parent.resolve())
 
 
 @cache
@@ -73,7 +72,7 @@ def _exporter():
 
 
 def _clean(body: str, folder: Path) -> str:
-    """Take out what would run or be loaded, draw the maths, point relative links to ``folder``."""
+    """Take out what would run or be loaded, draw the maths, and let relative links lead from ``folder``."""
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(body, "html.parser")
@@ -103,15 +102,26 @@ def _clean(body: str, folder: Path) -> str:
 
 
 def _point(link, folder: Path) -> None:
-    """Make a relative link absolute, drop one that is no link to a page."""
+    """Make a relative link absolute; drop one that leads nowhere, or is no link to a page."""
     target = str(link.get("href", ""))
     if target.startswith(("http://", "https://", "#")) or not target:
         return
-    if ":" in target.split("/", 1)[0]:
+    path, _, fragment = target.partition("#")
+    found = None if ":" in path.split("/", 1)[0] else _file(unquote(path), folder)
+    if found is None:
         del link.attrs["href"]
         return
-    path, _, fragment = target.partition("#")
-    link["href"] = f"file://{quote(str(folder))}/{path}" + (f"#{fragment}" if fragment else "")
+    link["href"] = f"file://{quote(str(found))}" + (f"#{fragment}" if fragment else "")
+
+
+def _file(path: str, folder: Path) -> Path | None:
+    """Return the file that a link means; a lab's are written for the place it was copied from."""
+    project = project_root(folder)
+    for base in (folder, project / "notebooks") if project else (folder,):
+        place = (base / path).resolve()
+        if place.exists():
+            return place
+    return None
 
 
 def _first_line(error: Exception) -> str:
