@@ -72,7 +72,7 @@ def _exporter():
 
 
 def _clean(body: str, folder: Path) -> str:
-    """Take out what would run or be loaded, draw the maths, and let relative links lead from ``folder``."""
+    """Take out what would run or be loaded, draw the maths, lead relative links from ``folder``."""
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(body, "html.parser")
