@@ -58,7 +58,7 @@ def _table(root: Path, measurements: measured.Measurements) -> dict[str, Callabl
         "environment": environment.environment,
         "disk": lambda: machine.disk(root),
         "folders": lambda: machine.folders(root),
-        "temporary": machine.temporary,
+        "temp-folder": machine.temporary,
         "memory": machine.memory,
         "loopback": machine.loopback,
         "msrun-port": machine.msrun_port,
