@@ -15,8 +15,8 @@ def progress(
     folder: Annotated[
         Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
     ] = None,
-    seconds: Annotated[
-        float, typer.Option(min=0.1, help="How long the check of one answer may take.")
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the check of one answer may take.")
     ] = 10.0,
     as_json: options.Json = False,
 ) -> None:
@@ -36,7 +36,7 @@ def progress(
     place = project / copies.FOLDER if folder is None else folder
     if not place.is_dir():
         raise InputError(f"no copies of the notebooks in {place}: `labkit work` makes them")
-    found = marks.look(place, chosen, seconds)
+    found = marks.look(place, chosen, timeout)
     if as_json:
         for one in found:
             print(_json(one), flush=True)

@@ -1,9 +1,11 @@
 """`labkit doctor`: what bites people on a new machine, each with the remedy."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from labkit.doctor import data, environment, installed, machine, measured
+from labkit.doctor.check import INSTALL
 from labkit.doctor.check import Check as Check
 from labkit.errors import refuse_unknown
 from labkit.labs import project_root
@@ -30,7 +32,15 @@ def checks(root: Path | None = None, names: Sequence[str] = ()) -> list[Callable
     for check in chosen.values():
         if isinstance(check, measured.Measured):
             check.begin()
-    return list(chosen.values())
+    return [functools.partial(_finding, name, check) for name, check in chosen.items()]
+
+
+def _finding(name: str, check: Callable[[], Check]) -> Check:
+    """Return what ``check`` found; one that cannot be made (a package is missing) has failed."""
+    try:
+        return check()
+    except Exception as error:  # whatever a broken installation raises
+        return Check(name, False, f"cannot be looked at: {type(error).__name__}: {error}", INSTALL)
 
 
 def known() -> list[str]:
@@ -48,7 +58,7 @@ def _table(root: Path, measurements: measured.Measurements) -> dict[str, Callabl
         "environment": environment.environment,
         "disk": lambda: machine.disk(root),
         "folders": lambda: machine.folders(root),
-        "temporary": machine.temporary,
+        "temp-folder": machine.temporary,
         "memory": machine.memory,
         "loopback": machine.loopback,
         "msrun-port": machine.msrun_port,

@@ -93,7 +93,9 @@ def find(cells: list[Cell], name: str) -> Answer:
         return answer
     at = checks[-1][0] if checks else definitions[-1]
     if len(definitions) > 1:
-        answer.notes.append(f"{name} is defined in {len(definitions)} cells; the last one counts")
+        answer.notes.append(
+            f"{name} is defined in {len(definitions)} cells; the last one above its check counts"
+        )
     if not checks:
         answer.notes.append("its check is gone; checked all the same")
     _collect(cells, at, answer)
@@ -105,6 +107,11 @@ def find(cells: list[Cell], name: str) -> Answer:
 def _collect(cells: list[Cell], at: int, answer: Answer) -> None:
     """Put into ``answer`` the statements that its attempt needs, transitively, in their order."""
     chosen: dict[tuple[int, int], ast.stmt] = {}
+    try:
+        compile(answer.attempt, "attempt", "eval")
+    except SyntaxError:  # `check(name, *both)`, say
+        answer.problem = f"it is checked as {answer.attempt}, which is not a function"
+        return
     waiting, seen = [*_used(answer.attempt)], set()
     while waiting:
         name = waiting.pop()
@@ -145,15 +152,12 @@ def _harmless(statement: ast.stmt) -> bool:
     """Return whether ``statement`` binds names without computing anything to speak of."""
     if isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
         return True
-    if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
-        if isinstance(statement.value, ast.Lambda):
-            return True
-        try:
-            ast.literal_eval(statement.value)
-        except ValueError:
-            return False
-        return True
-    return False
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return False
+    return isinstance(statement.value, ast.Lambda) or not any(
+        isinstance(node, ast.Call | ast.comprehension | ast.Await)
+        for node in ast.walk(statement.value)
+    )
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -198,16 +202,19 @@ def _checks(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
 
 
 def _parse(source: str) -> Cell:
-    # IPython's own lines are blanked, so that line numbers stay; a cell magic's first line as well.
-    lines = ["" if _MAGIC.search(line) else line for line in source.splitlines()]
-    text = "\n".join(lines)
-    try:
-        statements = ast.parse(text).body
-        return Cell(tuple((one, frozenset(_bound(one))) for one in statements), text, "")
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None)
-        said = getattr(error, "msg", None) or str(error)
-        return Cell((), text, f"{said} (line {line})" if line else said)
+    """Return ``source`` as a cell; IPython's own lines are blanked where Python refuses them."""
+    error = ""
+    # So that line numbers stay, and a `%` that goes on from the line above is taken for what it is.
+    without = "\n".join("" if _MAGIC.search(line) else line for line in source.splitlines())
+    for text in (source, without):
+        try:
+            statements = ast.parse(text).body
+            return Cell(tuple((one, frozenset(_bound(one))) for one in statements), text, "")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as found:
+            line = getattr(found, "lineno", None)
+            said = getattr(found, "msg", None) or str(found)
+            error = f"{said} (line {line})" if line else said
+    return Cell((), source, error)
 
 
 def _broken(cells: list[Cell], name: str) -> str:

@@ -32,8 +32,10 @@ def browser():
 @pytest.fixture(scope="module")
 def server(browser, kept, tmp_path_factory):
     """JupyterLab over copies of the notebooks; in the project, whose data sets they find."""
+    committed = {path: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
     with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as one:
         yield one
+    assert {path: path.read_bytes() for path in committed} == committed
 
 
 @pytest.fixture

@@ -117,4 +117,3 @@ def test_an_exercise_is_told_what_is_wrong_and_passes_when_right(lab, server):
     )  # fmt: skip
     assert re.search(r"mean_gradient +passed\n", done.stdout), done.stdout
     assert "1 of 5 exercises passed" in done.stdout
-    assert subprocess.run(["git", "diff", "--quiet", "notebooks"], cwd=ROOT).returncode == 0

@@ -56,6 +56,7 @@ def test_every_check_names_what_it_found_and_a_remedy(children, tmp_path):
     found = doctor.run(tmp_path)
     assert len({check.name for check in found}) == len(found) == len(doctor.known()) == 17
     assert all(check.found and (check.remedy or check.ok) for check in found)
+    assert [check.name.lower().replace(" ", "-") for check in found] == doctor.known()
     assert max(len(check.name) for check in found) <= 12
     assert not any(tmp_path.iterdir())
     assert children.started == 2

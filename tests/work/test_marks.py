@@ -98,6 +98,8 @@ FOUND = [
     ([RIGHT.replace("pixels / 255", "np.divide(pixels, 255)"), ASKS], None),
     (["%matplotlib inline\n!ls\n" + RIGHT + ASKS], None),
     (["import os\nos._exit(1)", "%%time\n" + RIGHT + ASKS, "train("], None),
+    (["scale = (1000\n    % 745)", RIGHT.replace("255", "scale") + ASKS], None),
+    (["half = 127.5\nscale = half * 2", RIGHT.replace("255", "scale") + ASKS], None),
     (["raise SystemExit", RIGHT + "print(undefined)\n" + ASKS], None),
     ([RIGHT + "print('normalise: passed')\n" + ASKS], None),
 ]
@@ -109,6 +111,8 @@ ERRORS = [
     (["class normalise(Missing): pass"], "it raised NameError: name 'Missing'"),
     (["import os\ndef normalise(pixels):\n    os._exit(3)"], "ended with exit code 3"),
     (["import os\ndef normalise(pixels):\n    os.abort()"], "ended by SIGABRT"),
+    ([RIGHT + "check('normalise', *both)"], "checked as *both, which is not a function"),
+    ([RIGHT + "check('normalise', normalize)"], "no cell defines normalize"),
     (["def normalise(pixels):\n    return return"], "not Python: invalid syntax (line 2)"),
 ]
 
@@ -243,7 +247,7 @@ def test_ctrl_c_leaves_no_process(project):
     endless = "def normalise(pixels):\n    while True: pass"
     write(project / "work" / "01_sums.ipynb", [code("a", endless)])
     with subprocess.Popen(
-        [sys.executable, "-m", "labkit.cli", "progress", "--seconds", "60"],
+        [sys.executable, "-m", "labkit.cli", "progress", "--timeout", "60"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip

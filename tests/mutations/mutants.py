@@ -1,0 +1,72 @@
+"""One small change to the core formula of each technique, and who must see it."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A wrong formula.
+
+    file      where it is
+    right     the text of the right one, which must stand there once
+    wrong     what takes its place
+    notebook  stem of the lab in which an assertion must fail at preset smoke
+    test      node id of a unit test that must fail
+    """
+
+    file: str
+    right: str
+    wrong: str
+    notebook: str
+    test: str
+
+
+MUTANTS = {
+    # A micro-batch's mean gradient that does not count its samples: the mean of means.
+    "accumulation, weighting": Mutant(
+        file="labkit/gradients.py",
+        right="return loss * weight, loss, weight",
+        wrong="return loss, loss, weight",
+        notebook="01_gradient_accumulation",
+        test="tests/test_accumulation.py::TestUnevenMicroBatches",
+    ),
+    # PyTorch's number taken for MindSpore's, which says the opposite.
+    "migration, BatchNorm's momentum": Mutant(
+        file="labkit/nets/resnet.py",
+        right="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)",
+        wrong="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.1)",
+        notebook="02_resnet50_migration",
+        test="tests/nets/test_resnet.py::test_batch_norms_have_pytorchs_momentum_and_epsilon",
+    ),
+    "migration, map of names": Mutant(
+        file="labkit/migration/names.py",
+        right='{"gamma": "weight", "beta": "bias"}',
+        wrong='{"gamma": "bias", "beta": "weight"}',
+        notebook="02_resnet50_migration",
+        test="tests/migration/test_names.py::test_names_of_a_resnet_in_words",
+    ),
+    # (F - damping I)^-1 g for the natural gradient (F + damping I)^-1 g.
+    "THOR, natural gradient": Mutant(
+        file="labkit/algorithms/thor/curvature.py",
+        right="damped = factor + damping * identity",
+        wrong="damped = factor - damping * identity",
+        notebook="03_thor",
+        test="tests/algorithms/thor/test_curvature.py::test_directions_are_the_references",
+    ),
+    # 1 + <a, b> / 2 |a|^2 for 1 - <a, b> / 2 |a|^2.
+    "Adasum, coefficient": Mutant(
+        file="labkit/algorithms/adasum/gram.py",
+        right="factors = 1 - products / (squares + TINY)",
+        wrong="factors = 1 + products / (squares + TINY)",
+        notebook="04_adasum",
+        test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
+    ),
+    # (I + s y^T / y.s) B (I + y s^T / y.s) + s s^T / y.s
+    "subspace, BFGS": Mutant(
+        file="labkit/algorithms/subspace/search.py",
+        right="left = np.eye(len(s)) - np.outer(s, y) / product",
+        wrong="left = np.eye(len(s)) + np.outer(s, y) / product",
+        notebook="05_dimension_reduction",
+        test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
+    ),
+}
