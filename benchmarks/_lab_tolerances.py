@@ -72,13 +72,14 @@ TOLERANCES = {
         "02_resnet50_migration": {
             "validation accuracy": (
                 "absolute",
-                0.02,
-                "two runs with one seed gave 0.973 and 0.975, of 1000 images; the lab asserts 0.95",
+                0.015,
+                "seed 1 gave 0.973 and 0.975, seed 2 0.973; of 1000 images the standard deviation "
+                "is 0.005, and three of them are allowed",
             ),
             "one step: largest difference of a gradient": (
                 "at most",
                 1e-4,
-                "float32 kernels of two frameworks: 2.1e-5 measured; at preset smoke other kernels "
+                "float32 kernels of two frameworks: 2.1e-5 and 2.5e-5 measured; at preset smoke other kernels "
                 "and numbers of threads changed it by a factor of 2.4",
             ),
         },
