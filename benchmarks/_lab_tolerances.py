@@ -4,8 +4,8 @@ preset -> lab -> metric -> (kind, amount, reason); kinds as in labkit.reports.re
 is None for "equal". benchmarks/reference_runs.py refuses an amount that does not cover the runs it
 is given.
 
-At preset smoke a network has been trained for some twenty updates. Its accuracy says little, but
-with one seed it is the same again, so that only runs with the stored seed are compared
+At preset smoke a network has hardly been trained, most for 6 to 20 updates. Its accuracy says
+little, but with one seed it is the same again, so that only runs with the stored seed are compared
 (``ANY_SEED``). At preset lab rounding, which depends on the number of threads and on the processor,
 has grown as large as another seed by the end, so that a tolerance covers seeds.
 """
