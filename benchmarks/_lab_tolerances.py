@@ -79,8 +79,8 @@ TOLERANCES = {
             "one step: largest difference of a gradient": (
                 "at most",
                 1e-4,
-                "float32 kernels of two frameworks: 2.1e-5 and 2.5e-5 measured; at preset smoke other "
-                "kernels and numbers of threads changed it by a factor of 2.4",
+                "float32 kernels of two frameworks: 2.1e-5 and 2.5e-5 measured; at preset smoke "
+                "other kernels and numbers of threads changed it by a factor of 2.4",
             ),
         },
         "03_thor": {
