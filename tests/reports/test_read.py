@@ -112,6 +112,8 @@ def test_last_lines_are_those_of_the_error_else_of_the_logs(tmp_path):
 def test_a_log_of_many_lines_gives_its_last(tmp_path):
     lab = folders.write_lab(tmp_path / "l", log="".join(f"{n}\n" for n in range(50_000)))
     assert read.tail(lab / "log.txt", 2) == ["49998", "49999"]
+    (lab / "log.txt").write_bytes(b"half a letter \xc3\n")
+    assert read.tail(lab / "log.txt") == ["half a letter \ufffd"]
 
 
 JSON = st.recursive(
