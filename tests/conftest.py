@@ -14,6 +14,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Of the 170 files that MindSpore writes for a graph with save_graphs on, labkit.compiled reads
 # these two kinds: a step of Adasum took 3.3 s instead of 6 to 7.4. MindSpore reads it once.
 os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate,graph_build")
+# PyTorch's threads wait for each other busily: where other processes compute as well, 200 backward
+# passes of LeNet took 26 s instead of 5. Their number, which changes rounding, stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(scope="session")
