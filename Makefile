@@ -30,10 +30,9 @@ test: ## install if needed, then all tests, and every notebook at preset smoke: 
 	    --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg \
 	    --nbval-cell-timeout 300 $(ARGS)
 
-lab: ## open JupyterLab on the first notebook, on this machine only
+lab: ## open JupyterLab on your own copies of the notebooks, in work/, on this machine only
 	@$(ENVIRONMENT) base
-	$(BIN)/python -m jupyterlab --ServerApp.ip=127.0.0.1 --ServerApp.root_dir=. \
-	    --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ARGS)
+	@$(BIN)/labkit lab $(ARGS)
 
 notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force: all of them)
 	@$(ENVIRONMENT) base

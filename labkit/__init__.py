@@ -35,6 +35,7 @@ _NAMES = {
     "labkit.parameter_groups": ("decay_groups",),
     "labkit.precision": ("DynamicLossScale",),
     "labkit.presets": ("choose",),
+    "labkit.reports.live": ("attach",),
     "labkit.run": ("Run",),
     "labkit.runtime": ("start",),
     "labkit.training": ("EndOfEpoch", "fit"),

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from labkit.commands import convert, list_labs, run, sweep
+from labkit.commands import (
+    attach,
+    compare,
+    convert,
+    doctor,
+    lab,
+    list_labs,
+    progress,
+    report,
+    run,
+    sweep,
+    work,
+)
 from labkit.errors import InputError
 from labkit.ranktable import command as ranktable
 
@@ -62,21 +74,14 @@ def _main(
 app.command("list")(list_labs.list_labs)
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("attach")(attach.attach)
+app.command("lab")(lab.lab)
+app.command("work")(work.work)
+app.command("progress")(progress.progress)
 app.command("convert")(convert.convert)
-
-
-@app.command()
-def doctor() -> None:
-    """Check this machine for what bites people, and say the remedy. Takes about 15 seconds.
-
-    Example: labkit doctor
-    """
-    from labkit import console, doctor
-
-    found = [console.check(check()) for check in doctor.checks()]
-    failed = sum(not check.ok for check in found)
-    console.line(f"{len(found) - failed} of {len(found)} checks passed")
-    raise typer.Exit(1 if failed else 0)
+app.command("doctor")(doctor.doctor)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from labkit.doctor import Check
 from labkit.errors import InputError
 from labkit.running.events import Event, Say
 from labkit.running.runner import Outcome
 
-_NAME_WIDTH = 12
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
 _CAUSES = {
     "died": "its kernel died",
@@ -146,19 +144,6 @@ def _why(outcome: Outcome) -> Iterable[str]:
         yield f"    {failure.message}"
         yield from (f"    | {text}" for text in failure.log[-_LOG_LINES:])
     yield f"    {near(outcome.notebook)} shows where"
-
-
-def check(found: Check) -> Check:
-    """Print one finding of the doctor, with the remedy if it is none of the good ones."""
-    console = Console(soft_wrap=True, highlight=False)
-    verdict = "pass" if found.ok else "fail"
-    text = Text.assemble(
-        (verdict, _STYLE[verdict]), f"  {found.name.ljust(_NAME_WIDTH)}  {found.found}"
-    )
-    console.print(text)
-    if not found.ok:
-        console.print(Text(" " * (_NAME_WIDTH + 8) + f"remedy: {found.remedy}"))
-    return found
 
 
 def headline(results: Mapping[str, Any]) -> str:

@@ -11,7 +11,14 @@ from labkit import notebook_rules as rules
 from labkit.run import installed_version
 
 # They run the labs, or read what these have left; what a notebook prints does not depend on them.
-_NOT_INPUTS = ("notebooks.py", "notebook_rules.py", "inputs.py", "cli.py", "console.py")
+_NOT_INPUTS = (
+    "notebooks.py",
+    "notebook_rules.py",
+    "notebook_form.py",
+    "inputs.py",
+    "cli.py",
+    "console.py",
+)
 _NOT_INPUT_FOLDERS = ("commands", "lab_server", "reports", "running", "work")
 
 

@@ -64,13 +64,15 @@ def widget(draw: Callable[..., Any], alt: str, **sliders: Slider):
     import ipywidgets
 
     moved = {name: _slider(one) for name, one in sliders.items()}
-    picture = ipywidgets.HTML()
+    picture = ipywidgets.HTML(layout={"max_width": "100%"})
 
     def redraw(change=None):
         figure = draw(**{name: one.value for name, one in moved.items()})
         # As HTML, since a widget's picture takes no alternative text.
         data = base64.b64encode(plots.png(figure)).decode()
-        picture.value = f'<img alt="{html.escape(alt)}" src="data:image/png;base64,{data}">'
+        # JupyterLab cuts off what is wider than the page.
+        fit = 'style="max-width: 100%; height: auto"'
+        picture.value = f'<img alt="{html.escape(alt)}" {fit} src="data:image/png;base64,{data}">'
 
     for one in moved.values():
         one.observe(redraw, names="value")

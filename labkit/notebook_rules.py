@@ -104,12 +104,12 @@ def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
 
 def _cell_source_faults(cell: Mapping) -> Iterator[str]:
     source = cell["source"]
+    if match := _PATH.search(source):
+        yield f"a path of one machine: {match[0]}"
     if cell["cell_type"] == "code":
         lines = len(source.splitlines())
         if lines > MAX_CELL_LINES:
             yield f"{lines} lines of code; expected at most {MAX_CELL_LINES}"
-        if match := _PATH.search(source):
-            yield f"a path of one machine: {match[0]}"
     elif match := _NO_ALT.search(source):
         yield f"a picture without alternative text: {match[0][:60]}"
 

@@ -288,11 +288,11 @@ def test_a_terminal_gets_a_drawn_table(project, monkeypatch, capsys):
 def test_the_doctor_exits_1_on_any_fail_and_says_the_remedy(monkeypatch):
     good = doctor.Check("Disk", True, "[9] GiB", "buy one")
     bad = doctor.Check("msrun", False, "not found", "install it")
-    monkeypatch.setattr(doctor, "checks", lambda: [lambda: good])
+    monkeypatch.setattr(doctor, "checks", lambda names: [lambda: good])
     done = call("doctor")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed")
     assert "buy one" not in done.stdout
-    monkeypatch.setattr(doctor, "checks", lambda: [lambda: good, lambda: bad])
+    monkeypatch.setattr(doctor, "checks", lambda names: [lambda: good, lambda: bad])
     done = call("doctor")
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [

@@ -77,6 +77,7 @@ def test_under_a_server_it_is_sliders_and_a_picture(monkeypatch, shown, draw):
     height, width, picture = box.children
     assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
     assert (height.value, width.value) == (1.5, 2) and 'alt="a bar"' in picture.value
+    assert "max-width: 100%" in picture.value  # else JupyterLab cuts its right side off
 
 
 def test_a_run_of_labkit_is_headless_even_under_a_server(monkeypatch):

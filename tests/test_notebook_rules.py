@@ -50,6 +50,7 @@ def test_a_good_notebook_has_no_fault():
         (lambda n: n.cells[2].pop("id"), "an id of their own"),
         (lambda n: n.cells[2].update(source="x = 1\n" * 21), "cell 2: 21 lines"),
         (lambda n: n.cells[2].update(source='open("/home/ann/x")'), "cell 2: a path of one"),
+        (lambda n: n.cells.append(new_markdown_cell("in `/home/ann/x`")), "cell 3: a path of one"),
         (lambda n: n.cells.append(new_markdown_cell("![](a.png)")), "cell 3: a picture"),
         (lambda n: n.cells.append(new_markdown_cell('<img src="a">')), "cell 3: a picture"),
     ],

@@ -39,21 +39,71 @@ SOLUTIONS = {
     "clipped_update": right_clipped_update,
     "token_loss": right_token_loss,
 }
+
+
+def _mean_of_all(losses, masks):
+    return np.concatenate(losses).mean()
+
+
+def _short_norm(gradients, sizes, norm):
+    mean = right_mean_gradient(gradients, sizes)
+    return mean if mean @ mean <= norm else mean * norm / (mean @ mean)
+
+
+def _groups(n, k, tail):
+    updates, rest = divmod(n, k)
+    return updates + {"flush": rest > 0, "carry": rest > 0, "drop": False}[tail]
+
+
+def _in_place(gradients, sizes):
+    total = gradients[0]
+    total *= sizes[0]
+    for gradient, size in zip(gradients[1:], sizes[1:], strict=True):
+        total += size * gradient
+    return total / sum(sizes)
+
+
 WRONG = [
     ("mean_gradient", lambda gradients, sizes: sum(gradients), "the plain sum"),
     ("mean_gradient", lambda gradients, sizes: np.mean(gradients, axis=0), "same size"),
     ("mean_gradient", lambda g, n: 3 * right_mean_gradient(g, n), "3 times what is expected"),
-    ("mean_gradient", lambda g, n: -right_mean_gradient(g, n), "-1 times what is expected"),
+    ("mean_gradient", lambda g, n: -right_mean_gradient(g, n), "-1 times .*; which sign"),
     ("mean_gradient", lambda g, n: None, "is the `return` missing?"),
     ("mean_gradient", lambda g, n: "half", "expected numbers"),
     ("mean_gradient", lambda g, n: right_mean_gradient(g, n)[:3], "3 numbers; expected 6"),
     ("mean_gradient", lambda g, n: g[0] * np.nan, "not finite"),
     ("mean_gradient", lambda g, n: 1 / 0, "ZeroDivisionError: division by zero"),
     ("normalise", lambda pixels: (pixels / 0.3081 - 0.1307 / 0.3081) / 255, "which step is first"),
+    ("mean_gradient", lambda g, n: sum(g) / sum(n), "weigh it before dividing"),
+    ("mean_gradient", lambda g, n: sum(np.multiply(n, np.transpose(g)).T), "not yet a mean"),
+    ("mean_gradient", lambda g, n: np.mean(
+        [size * one for one, size in zip(g, n, strict=True)], axis=0), "by how many they are"),
+    ("mean_gradient", lambda g, n: g[-1], "overwritten"),
+    ("mean_gradient", lambda g, n: 0 * g[0], "zeros only"),
+    ("mean_gradient", _in_place, "changes its argument `gradients`"),
+    ("mean_gradient", lambda g, n: right_mean_gradient(g, n).astype(np.float16), "of float16"),
+    ("mean_gradient", lambda gradients: gradients[0], "the exercise's 2 arguments: gradients, siz"),
     ("normalise", lambda pixels: pixels / 255, "off by"),
+    ("normalise", lambda pixels: pixels / 255 - 0.1307 / 0.3081, "in which order"),
+    ("normalise", lambda pixels: (pixels / 255 - 0.1307) * 0.3081, "which way does"),
+    ("normalise", lambda pixels: (pixels / 255 - 0.3081) / 0.1307, "have changed places"),
+    ("normalise", lambda pixels: (pixels // 255 - 0.1307) / 0.3081, "two grey values"),
+    ("normalise", lambda pixels: pixels / 255 - 0.1307, "what is the deviation"),
+    ("normalise", lambda pixels: (pixels - pixels.mean()) / pixels.std(), "another image"),
     ("updates_per_epoch", lambda n, k, tail: n // k, "is an update too"),
-    ("updates_per_epoch", lambda n, k, tail: -(-n // k), "only `flush`"),
-    ("clipped_update", lambda g, n, norm: right_mean_gradient(g, n), "off by|times"),
+    ("updates_per_epoch", lambda n, k, tail: -(-n // k), "not every `tail`"),
+    ("updates_per_epoch", lambda n, k, tail: n // k + (tail == "flush"), "a tail when k"),
+    ("updates_per_epoch", _groups, "is completed when"),
+    ("updates_per_epoch", lambda n, k, tail: n / k, "a fraction of one"),
+    ("updates_per_epoch", lambda n, k, tail: n, "how many make an update"),
+    ("clipped_update", lambda g, n, norm: right_mean_gradient(g, n), "never clipped"),
+    ("clipped_update", lambda g, n, norm: right_clipped_update(
+        [sum(g)], [1], norm), "depends on the number"),
+    ("clipped_update", lambda g, n, norm: np.clip(
+        right_mean_gradient(g, n), -norm, norm), "a limit of"),
+    ("clipped_update", _short_norm, "a root missing"),
+    ("clipped_update", lambda g, n, norm: right_clipped_update(
+        g, np.ones(len(n)), norm), "if the sizes differ"),
     ("clipped_update", lambda g, n, norm: right_clipped_update(
         [right_clipped_update([one], [1], norm) for one in g], n, np.inf), "on its own"),
     ("clipped_update", lambda g, n, norm: right_mean_gradient(g, n) * norm
@@ -62,4 +112,9 @@ WRONG = [
         [losses[i][masks[i] == 1].mean() for i in range(len(losses))]), "count as much"),
     ("token_loss", lambda losses, masks: (
         np.concatenate(losses) * np.concatenate(masks)).mean(), "padding was counted"),
+    ("token_loss", lambda losses, masks: (
+        np.concatenate(losses) @ np.concatenate(masks)), "grows with the number of tokens"),
+    ("token_loss", lambda losses, masks: (
+        np.concatenate(losses) @ np.concatenate(masks)) / len(masks), "of a sequence"),
+    ("token_loss", _mean_of_all, "what is the mask for"),
 ]  # fmt: skip

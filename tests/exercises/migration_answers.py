@@ -38,26 +38,66 @@ SOLUTIONS = {
     "preprocess": right_preprocess,
     "learning_rate": right_learning_rate,
 }
+
+
+def _padded(outputs_of, least=0):
+    def attempt(size, kernel, stride):
+        total = max((outputs_of(size, stride) - 1) * stride + kernel - size, least)
+        return np.array([total // 2, (total + 1) // 2])
+
+    return attempt
+
+
+def _after_warmup(rate_at):
+    def attempt(i, n, w, rate):
+        return right_learning_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
+
+    return attempt
+
+
 WRONG = [
     ("same_padding", lambda size, kernel, stride: [(kernel - 1) // 2] * 2, "that is PyTorch's"),
     ("same_padding", lambda *case: right_same_padding(*case)[::-1], "on which side"),
+    ("same_padding", lambda *case: [sum(right_same_padding(*case))] * 2, "was put on each side"),
+    ("same_padding", _padded(lambda size, stride: size // stride), "in no window"),
+    ("same_padding", _padded(lambda size, stride: 1 + -(-size // stride)), "one stride too far"),
+    ("same_padding", _padded(lambda size, stride: -(-size // stride), -99), "below 0"),
     ("same_padding", lambda *case: sum(right_same_padding(*case)), "1 numbers; expected 2"),
     ("running_variance", lambda old, v, m: right_running_variance(old, v, 1 - m), "whose weight"),
     ("running_variance", lambda old, v, m: (1 - m) * old + m * v.var(), "divided by what"),
     ("running_variance", lambda old, v, m: m * old + (1 - m) * v.var(), "both"),
-    ("running_variance", lambda old, v, m: old, "off by|times"),
+    ("running_variance", lambda old, v, m: old, "nothing of the batch"),
+    ("running_variance", lambda old, v, m: old + m * (np.std(v, ddof=1) - old), "a square"),
+    ("running_variance", lambda old, v, m: v.var(ddof=1), "become of the old one"),
+    ("running_variance", lambda old, v, m: old + m * (v.mean() - old), "for their variance"),
     ("smooth_targets", lambda label, n, e: np.where(
         np.arange(n) == label, 1 - e, e / (n - 1)), "not PyTorch's"),
     ("smooth_targets", lambda label, n, e: np.where(
-        np.arange(n) == label, 1 - e, e / n), "do not sum to 1"),
-    ("smooth_targets", lambda label, n, e: np.eye(n)[label], "off by"),
+        np.arange(n) == label, 1 - e, e / n), "sum to less than 1"),
+    ("smooth_targets", lambda label, n, e: np.arange(n) == label, "no smoothing"),
+    ("smooth_targets", lambda label, n, e: np.eye(n)[label] + e / n, "sum to more than 1"),
+    ("smooth_targets", lambda label, n, e: np.eye(n)[label] * (1 - e) + e, "the whole of e"),
+    ("smooth_targets", lambda label, n, e: np.where(
+        np.arange(n) == label, e, 0) + (1 - e) / n, "hardly ahead"),
     ("preprocess", lambda pixels, mean, std: (pixels - mean) / std, "these go to 255"),
-    ("preprocess", lambda pixels, mean, std: (pixels / 255 - mean) * std, "divide"),
+    ("preprocess", lambda pixels, mean, std: (pixels / 255 - mean) * std, "become smaller"),
+    ("preprocess", lambda pixels, mean, std: (pixels - mean * 255) / std, "does the deviation"),
+    ("preprocess", lambda pixels, mean, std: (pixels - mean) / std / 255, "does the mean"),
+    ("preprocess", lambda pixels, mean, std: pixels / 255, "what are `mean` and `std` for"),
+    ("preprocess", lambda pixels, mean, std: (pixels - pixels.mean()) / pixels.std(), "own mean"),
+    ("preprocess", lambda pixels, mean, std: (pixels // 255 - mean) / std, "two grey values"),
     ("preprocess", lambda pixels, mean, std: None, "is the `return` missing?"),
     ("learning_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
     ("learning_rate", lambda i, n, w, rate: rate * i / w if i < w else right_learning_rate(
         i, n, w, rate), "does nothing"),
     ("learning_rate", lambda i, n, w, rate: right_learning_rate(i, n, w, rate) if i < w else (
-        rate / 2 * (1 + math.cos(math.pi * i / n))), "where the warm-up ends"),
+        rate / 2 * (1 + math.cos(math.pi * i / n))), "where does the cosine begin"),
+    ("learning_rate", _after_warmup(lambda i, n, w, rate: rate / 2 * (
+        1 + math.cos(math.pi * (i - w) / n))), "does not reach 0"),
+    ("learning_rate", _after_warmup(lambda i, n, w, rate: rate), "stays where it is"),
+    ("learning_rate", _after_warmup(lambda i, n, w, rate: rate * (
+        1 + math.cos(math.pi * (i - w) / (n - w)))), "twice the rate"),
+    ("learning_rate", _after_warmup(
+        lambda i, n, w, rate: rate - rate * (i - w) / (n - w)), "a straight line"),
 ]  # fmt: skip

@@ -173,7 +173,7 @@ WRONG = [
         lambda old, g, inside, gamma: old + g - inside,
         lambda new, old, part, alpha: alpha * old), "of the update before"),
     ("residual_update", _residual(
-        lambda old, g, inside, gamma: old + (1 - gamma) * (g - inside)), "smaller by 1 - gamma"),
+        lambda old, g, inside, gamma: old + (1 - gamma) * (g - inside)), "weigh both"),
     ("first_and_count", lambda k, n, i: (i * (k // n), k // n), "nobody's"),
     ("first_and_count", lambda k, n, i: (i * -(-k // n), -(-k // n)), "not there"),
     ("first_and_count", lambda k, n, i: (

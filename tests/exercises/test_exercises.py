@@ -1,11 +1,15 @@
 """The exercises of every lab: right answers, the wrong ones of learners, what they are told."""
 
+import ast
+import inspect
 import json
 import re
+import textwrap
 
 import numpy as np
 import pytest
 
+from labkit import reference
 from labkit.errors import InputError
 from labkit.exercises import accumulation, adasum, migration, subspace, thor
 from tests.exercises import (
@@ -45,6 +49,77 @@ def test_a_right_solution_passes(lab, name, capsys):
 def test_a_wrong_solution_is_told_what_is_wrong(lab, name, attempt, message, capsys):
     assert not LABS[lab][0].check(name, attempt)
     assert re.search(message, capsys.readouterr().out)
+
+
+def _exercise(lab, name):
+    return next(one for one in LABS[lab][0].EXERCISES if one.name == name)
+
+
+def _told(lab, name, capsys):
+    """What the wrong answers of this exercise are told, a message each."""
+    capsys.readouterr()
+    for at, asked, attempt, _ in WRONG:
+        if (at, asked) == (lab, name):
+            LABS[lab][0].check(name, attempt)
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(("lab", "name"), ASKED)
+def test_four_mistakes_or_more_have_a_message_of_their_own(lab, name, capsys):
+    """Every message is reached by an answer that was written without looking at the hint's own."""
+    hints = [hint for _, hint in _exercise(lab, name).hints]
+    assert len(set(hints)) == len(hints) >= 4
+    told = _told(lab, name, capsys)
+    unreached = [hint for hint in hints if not any(line.endswith("; " + hint) for line in told)]
+    assert not unreached
+
+
+@pytest.mark.parametrize(("lab", "name"), ASKED)
+def test_no_message_holds_an_expression_or_a_number_of_the_answer(lab, name, capsys):
+    exercise = _exercise(lab, name)
+    answers = [_numbers(exercise.spec(*case)) for case in exercise.cases]
+    fractions = {f"{x:.4g}" for x in np.concatenate(answers) if x != round(x)}
+    for line in _told(lab, name, capsys):
+        message = re.sub(r", at `.*`$", "", line.split("; ", 1)[-1])  # the learner's own line
+        packed = re.sub(r"\s", "", message)
+        assert not [code for code in _expressions(exercise.spec) if code in packed], message
+        assert not FORMULA.search(message), message
+        assert not fractions & set(re.findall(r"-?\d[\d.e-]*\d", message)), message
+
+
+# A name or number, an operator, and another: "1 - gamma", "n / k", "a @ b", "y = s".
+FORMULA = re.compile(
+    r"[\w)\]]\s*(?:\*\*?|//?|[-+]|@|=|<|>)\s+[\w(]|[\w)\]](?:\*\*?|//?|\+|@|=)[\w(]"
+)
+
+
+def _expressions(spec):
+    """Source of every calculation, call, comparison and index in ``spec`` and what it calls."""
+    found, functions = set(), [spec]
+    for function in functions:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.BinOp | ast.Compare | ast.Call | ast.Subscript | ast.IfExp):
+                found.add(re.sub(r"\s", "", ast.unparse(node)))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                called = inspect.getmodule(function).__dict__.get(node.func.id)
+                if inspect.isfunction(called) and called not in functions:
+                    functions.append(called)
+            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("reference."):
+                called = getattr(reference, node.func.attr)
+                functions += [called] if called not in functions else []
+    assert found, spec
+    return found
+
+
+def test_the_search_for_an_answer_given_away_finds_one():
+    found = _expressions(accumulation.EXERCISES[1].spec)
+    assert any("0.1307)/0.3081" in code for code in found)
+    assert "np.linalg.norm(mean)" in _expressions(accumulation.EXERCISES[3].spec)
+    for leak in ("it is n // k", "divide: a/b", "take (x - mean) first", "then y = s", "1 - gamma"):
+        assert FORMULA.search(leak), leak
+    for fine in ("3.5e-05 of the largest", "why `-`, not `/`?", "one-sided", "that is -1 times"):
+        assert not FORMULA.search(fine), fine
 
 
 @pytest.mark.parametrize(("lab", "name"), ASKED)

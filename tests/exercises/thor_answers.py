@@ -83,6 +83,8 @@ WRONG = [
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d, "still in it"),
     ("unscaled_factor", lambda d, s: d.T @ d / len(d) / s**2, "of the mean loss"),
     ("unscaled_factor", lambda d, s: d.T @ d / s**2, "times what is expected"),
+    ("unscaled_factor", lambda d, s: (len(d) * d / s).T @ (len(d) * d / s), "grows with the batch"),
+    ("unscaled_factor", lambda d, s: np.outer(d.sum(0), d.sum(0)) / s**2, "forgets the batch"),
     ("block_inverse", _inverse_in_blocks, "not inverses of the blocks"),
     ("block_inverse", _uneven, "as equal as possible"),
     ("block_inverse", lambda f, damping, split: right_block_inverse(
@@ -115,6 +117,6 @@ WRONG = [
     ("trace_decision", _trace(lambda a, g, t, d, last: abs(
         (t * np.trace(a) * np.trace(g) + d) / last - 1)), "how large is I"),
     ("trace_decision", _trace(
-        lambda a, g, t, d, last: abs(_now(a, g, 1, d) / last - 1)), "T times the product"),
+        lambda a, g, t, d, last: abs(_now(a, g, 1, d) / last - 1)), "not in F"),
     ("trace_decision", lambda *case: right_trace_decision(*case)[1], "1 numbers; expected 2"),
 ]  # fmt: skip

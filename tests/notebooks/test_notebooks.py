@@ -2,11 +2,13 @@
 
 import json
 import re
-from pathlib import Path
+import subprocess
+from pathlib import Path, PurePosixPath
 
 import nbformat
 import pytest
 
+from labkit import notebook_form
 from labkit import notebook_rules as rules
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -27,6 +29,28 @@ def test_source_keeps_the_rules(path):
     nbformat.validate(notebook)
     assert rules.source_faults(notebook) == []
     assert notebook.cells[0].source.startswith(f"# {path.stem[:2]} · ")
+
+
+@each_notebook
+def test_sections_proofs_and_the_header_card_keep_the_form(path):
+    assert notebook_form.form_faults(nbformat.read(path, as_version=4)) == []
+
+
+@pytest.fixture(scope="module")
+def committed(root):
+    """What git has, or would have with the next commit of all that is there."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("no git checkout: what is committed cannot be asked")
+    return {name for name in done.stdout.splitlines() if (root / name).exists()}
+
+
+@each_notebook
+def test_every_link_leads_somewhere(path, root, committed):
+    place = PurePosixPath(path.relative_to(root).as_posix())
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook_form.link_faults(notebook, place, root, committed) == []
 
 
 @each_notebook

@@ -19,6 +19,11 @@ def test_values_are_yaml_between_commas():
     }
 
 
+def test_values_of_other_kinds_are_others():
+    values = grid.parse(["x=1,true,1.0"])["x"]
+    assert [type(value) for value in values] == [int, bool, float]
+
+
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.errors import InputError
-from labkit.running import request, runner
+from labkit.running import folders, request, runner
 from labkit.running.events import Progress
 from labkit.running.execution import Execution, Failure
 from labkit.running.watch import Limits
@@ -279,6 +279,19 @@ def test_latest_is_never_put_over_a_users_folder(project):
     with pytest.raises(InputError, match="latest is in the way"):
         runner.run(request.check(start=project))
     assert list((project / "runs").iterdir()) == [project / "runs" / "latest"]
+
+
+def test_a_lab_that_is_running_says_so_with_its_process(project, monkeypatch):
+    seen = []
+
+    def look(source, output, *_):
+        seen.append(folders.results_of(output.parent))
+        return Execution(None, 0.0)
+
+    monkeypatch.setattr(runner, "execute", look)
+    runner.run(request.check(start=project), project / "out")
+    assert folders.is_running(seen[0])
+    assert not folders.is_running(folders.results_of(project / "out" / "01_data"))
 
 
 def test_an_interrupted_lab_says_so_in_its_results(project, monkeypatch):

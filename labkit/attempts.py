@@ -1,0 +1,171 @@
+"""Call a learner's function once, whatever it does: raise, print, loop, change its arguments.
+
+What it returned is then read as numbers; what cannot be read is said in one sentence.
+"""
+
+import contextlib
+import copy
+import inspect
+import io
+import linecache
+import numbers
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SECONDS = 5.0  # a case takes milliseconds; a loop that has not ended by then never will
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One call: what was returned and printed, or what was wrong with it other than its numbers.
+
+    answer    what came back; None where nothing did
+    fault     a sentence, empty if the answer is to be looked at
+    printed   what the function wrote to standard output
+    unsolved  it raised ``NotImplementedError``, as the stub in the notebook does
+    endless   it was stopped after ``SECONDS``
+    """
+
+    answer: Any = None
+    fault: str = ""
+    printed: str = ""
+    unsolved: bool = False
+    endless: bool = False
+
+
+class _Endless(BaseException):
+    """No ``Exception``: a learner's own ``except Exception`` must not catch it."""
+
+
+def call(function: Callable, case: tuple, names: list[str], seconds: float = SECONDS) -> Attempt:
+    """Call ``function`` with copies of the arguments ``case``, which are called ``names``."""
+    arguments = copy.deepcopy(case)
+    wrote = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(wrote), _limit(seconds):
+            answer = function(*arguments)
+    except NotImplementedError:
+        return Attempt(unsolved=True)
+    except _Endless:
+        told = f"it had not ended after {seconds:g} s: does every loop stop?"
+        return Attempt(fault=told, printed=wrote.getvalue(), endless=True)
+    except (Exception, SystemExit) as error:  # the learner's code may raise anything
+        return Attempt(fault=_raised(function, error), printed=wrote.getvalue())
+    changed = [n for n, a, b in zip(names, arguments, case, strict=False) if not _same(a, b)]
+    fault = _fault(answer, changed, wrote.getvalue())
+    return Attempt(answer=answer, fault=fault, printed=wrote.getvalue())
+
+
+def refusal(function: Any, names: list[str]) -> str:
+    """Return why ``function`` cannot be called with arguments ``names``; empty if it can."""
+    if not callable(function):
+        return f"this is a {_kind(function)}, not a function: hand over its name without calling it"
+    try:
+        inspect.signature(function).bind(*names)
+    except TypeError:
+        wanted = ", ".join(names)
+        return f"it does not take the exercise's {len(names)} arguments: {wanted}"
+    except ValueError:  # a built-in that does not say what it takes: the call will tell
+        return ""
+    return ""
+
+
+def row(answer: Any) -> np.ndarray:
+    """Return the numbers of an answer in one row, float64; ``TypeError`` says what came instead."""
+    parts = answer if isinstance(answer, list | tuple) else [answer]
+    if len(parts) == 0:
+        return np.empty(0)
+    return np.concatenate([_part(part, answer).ravel() for part in parts])
+
+
+def _part(part: Any, answer: Any) -> np.ndarray:
+    if not isinstance(part, numbers.Number | np.ndarray | np.generic | list | tuple):
+        where = f" with a {_kind(part)} in it" if part is not answer else ""
+        if hasattr(part, "asnumpy") or hasattr(part, "numpy"):
+            raise TypeError(
+                f"it returned a {_kind(answer)}{where}; expected NumPy arrays or numbers: "
+                "convert it before it is returned"
+            )
+        raise TypeError(f"it returned a {_kind(answer)}{where}; expected numbers")
+    try:
+        array = np.asarray(part)
+    except ValueError:
+        raise TypeError("it returned lists of different lengths in one; expected arrays") from None
+    if array.dtype.kind not in "biuf":
+        held = {"c": "complex numbers", "O": "objects"}.get(array.dtype.kind, "text")
+        raise TypeError(f"it returned {held}; expected numbers")
+    return array.astype(np.float64)
+
+
+def _fault(answer: Any, changed: list[str], printed: str) -> str:
+    if changed:
+        return (
+            f"it changes its argument `{changed[0]}`, and so the caller's data: "
+            "work on a copy, or make a new array"
+        )
+    if answer is None and printed:
+        return "it printed something and returned None: is there a `print` for a `return`?"
+    if answer is None:
+        return "it returned None: is the `return` missing?"
+    try:
+        row(answer)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """Raise ``_Endless`` after ``seconds``; in another thread than the main one there is no limit.
+
+    Every further second raises again: a bare ``except`` in the learner's loop takes the first.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _Endless
+
+    before = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+
+
+def _raised(function: Callable, error: BaseException) -> str:
+    """Return what was raised and the learner's own line that it came from."""
+    if isinstance(error, RecursionError):
+        return "it calls itself without end: where does it stop?"
+    told = f"it raised {type(error).__name__}: {error}"
+    code = getattr(function, "__code__", None)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if code and frame.filename == code.co_filename]
+    if not own or own[-1].lineno is None:
+        return told
+    line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
+    return f"{told}, at `{line}`" if line else told
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other, equal_nan=True)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one is other or bool(one == other)
+
+
+def _kind(value: Any) -> str:
+    """Return the type's name, with its package's in front where another package made it."""
+    package = type(value).__module__.split(".")[0]
+    name = type(value).__name__
+    return name if package in ("builtins", "__main__") else f"{package} {name}"

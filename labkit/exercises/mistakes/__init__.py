@@ -1,0 +1,1 @@
+"""What learners answer wrongly and what they are told, one file a lab."""

@@ -1,0 +1,53 @@
+"""One JupyterLab and one browser for the tests in this folder; what they show is kept."""
+
+import time
+
+import pytest
+
+from tests.browser import chromium
+from tests.browser.page import LabPage
+from tests.browser.server import ROOT, Server
+
+
+@pytest.fixture(scope="module")
+def kept():
+    """The folder of this run's pictures and logs: runs/browser/<time>."""
+    folder = ROOT / "runs" / "browser" / time.strftime("%Y%m%d-%H%M%S")
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture(scope="module")  # Playwright's event loop would be in the way of nbclient's
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    path, why = chromium.find()
+    if path is None:
+        pytest.skip(why)
+    with playwright.sync_playwright() as driver:
+        one = driver.chromium.launch(executable_path=path, args=chromium.arguments())
+        yield one
+        one.close()
+
+
+@pytest.fixture(scope="module")
+def server(browser, kept, tmp_path_factory):
+    """JupyterLab over copies of the notebooks; in the project, whose data sets they find."""
+    committed = {path: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
+    with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as one:
+        yield one
+    assert {path: path.read_bytes() for path in committed} == committed
+
+
+@pytest.fixture
+def lab(browser, server, kept, request):
+    """A page of its own for each test; after it no kernel is left."""
+    name = request.node.name.replace("[", "-").rstrip("]").removeprefix("test_")
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = LabPage(context.new_page(), server, kept / name)
+    try:
+        yield page
+        assert page.complaints == []
+    finally:
+        page.picture("end")
+        context.close()
+        server.shut_kernels_down()

@@ -1,0 +1,125 @@
+"""A JupyterLab started as `make lab` starts it, among a user's settings that would spoil it."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+_ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
+
+
+class Server:
+    """Runs `labkit lab` over the copies in ``folder``; a context manager.
+
+    The port that it is told to try is taken. ``user`` is a folder for the user's Jupyter settings,
+    which name another "python3" kernel that does not start, and an empty token.
+    """
+
+    def __init__(self, folder: Path, user: Path, log: Path):
+        self.folder, self.user, self.log = folder, user, log
+        self.address = self.token = ""
+        self.port = self.taken = 0
+
+    def __enter__(self) -> "Server":
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            self.taken = taken.getsockname()[1]
+            with self.log.open("wb") as log:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "labkit.cli", "lab", "--folder", str(self.folder)]
+                    + ["--no-browser", "--port", str(self.taken)],
+                    env=self._environment(),
+                    cwd=ROOT,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            try:
+                self.address, port, self.token = self._wait_for_address()
+            except BaseException:
+                self.process.kill()
+                raise
+        self.port = int(port)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        kernels = psutil.Process(self.process.pid).children(recursive=True)
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        finally:
+            self.process.kill()
+            _, left = psutil.wait_procs(kernels, timeout=15)
+            for kernel in left:
+                kernel.kill()
+        assert not left, f"kernels outlived their server: {left}"
+
+    def ask(self, path: str, method: str = "GET", token: str | None = None):
+        """Return what the server's REST interface answers, as Python."""
+        request = urllib.request.Request(f"{self.address}/api/{path}", method=method)
+        request.add_header("Authorization", f"token {self.token if token is None else token}")
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            text = answer.read()
+        return json.loads(text) if text else None
+
+    def kernel_process(self) -> psutil.Process:
+        """Return the process of the only kernel that runs."""
+        (kernel,) = self.ask("kernels")
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one for one in children if kernel["id"] in " ".join(one.cmdline()))
+
+    def shut_kernels_down(self) -> None:
+        """End all kernels: six notebooks at once would take 6 GB."""
+        for session in self.ask("sessions"):
+            self.ask(f"sessions/{session['id']}", "DELETE")
+
+    def _environment(self) -> dict[str, str]:
+        _spoil(self.user)
+        names = {
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "IPYTHONDIR": "ipython",
+        }
+        own = {name: str(self.user / folder) for name, folder in names.items()}
+        # What a shell may hold after work with `labkit run`, or a user's own matplotlib setting.
+        own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
+        own |= {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
+        return {**os.environ, **own}
+
+    def _wait_for_address(self) -> tuple[str, ...]:
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+            if match := _ADDRESS.search(text):
+                return match.groups()
+            if self.process.poll() is not None:
+                break
+            time.sleep(0.2)
+        raise AssertionError(f"JupyterLab did not start:\n{text[-3000:]}")
+
+
+def _spoil(user: Path) -> None:
+    kernel = user / "data" / "kernels" / "python3"
+    kernel.mkdir(parents=True)
+    spec = {"argv": ["/bin/false"], "display_name": "Another", "language": "python"}
+    (kernel / "kernel.json").write_text(json.dumps(spec))
+    (user / "config").mkdir()
+    config = "c.IdentityProvider.token = ''\nc.ServerApp.ip = '0.0.0.0'\n"
+    (user / "config" / "jupyter_server_config.py").write_text(config)
+    # JupyterLab takes cells that are out of view out of the page, and their outputs with them.
+    settings = user / "settings" / "@jupyterlab" / "notebook-extension"
+    settings.mkdir(parents=True)
+    (settings / "tracker.jupyterlab-settings").write_text('{"windowingMode": "none"}')

@@ -1,0 +1,119 @@
+"""The notebooks in JupyterLab, as a person meets them: `make lab`, a browser, Run All Cells."""
+
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+
+import pytest
+
+from tests.browser.server import ROOT
+
+NOTEBOOKS = [path.stem for path in sorted((ROOT / "notebooks").glob("*.ipynb"))]
+# 5 to 40 s here when nothing else runs.
+SECONDS = 300
+
+
+def place(server, name):
+    return (server.folder / f"{name}.ipynb").relative_to(ROOT).as_posix()
+
+
+def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):
+    """Whatever the user's own settings say: these name another kernel and turn tokens off."""
+    assert server.port != server.taken
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        server.ask("kernels", token="")
+    specs = server.ask("kernelspecs")
+    assert specs["default"] == "python3" and list(specs["kernelspecs"]) == ["python3"]
+    assert specs["kernelspecs"]["python3"]["spec"]["argv"][0] == sys.executable
+    assert "0.0.0.0" not in server.log.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_every_cell_runs_and_is_to_be_seen(lab, server, name):
+    lab.open(place(server, name))
+    assert "Python 3 (ipykernel)" in lab.page.locator(".jp-Toolbar-kernelName").inner_text()
+    lab.picture("begin")
+    if name == "00_start_here":
+        kill_the_kernel(lab, server)
+    lab.run_all(SECONDS)
+    lab.whole("cells")
+    assert lab.errors() == []
+    assert lab.noise() == []
+    assert lab.cut() == []
+    images = lab.images()
+    assert len(images) >= (name != "00_start_here")
+    for image in images:
+        assert image["width"] > 0 and image["right"] <= image["edge"] + 1, image
+    if name == "01_gradient_accumulation":
+        assert lab.page.locator(".jp-OutputArea-output .widget-hprogress").count()
+    if name == "04_adasum":
+        move_the_slider(lab)
+
+
+def kill_the_kernel(lab, server):
+    """JupyterLab says so and starts another one."""
+    first = server.kernel_process()
+    first.kill()
+    lab.page.wait_for_selector(".jp-Dialog", timeout=60_000)
+    said = lab.page.locator(".jp-Dialog").inner_text()
+    assert "appears to have died. It will restart automatically" in said
+    lab.picture("died")
+    lab.page.locator(".jp-Dialog button", has_text="Ok").click()
+    lab.wait(lambda state: state["status"] == "idle", 60, "the new kernel is idle")
+    assert server.kernel_process().pid != first.pid
+
+
+def move_the_slider(lab):
+    picture = lab.page.locator(".widget-vbox img")
+    before = picture.get_attribute("src")
+    knob = lab.slider("angle (degrees)")
+    knob.scroll_into_view_if_needed()
+    lab.picture("slider-before")
+    assert knob.get_attribute("aria-valuenow") == "60.0"
+    knob.focus()
+    for angle in range(65, 115, 5):
+        lab.page.keyboard.press("ArrowRight")
+        assert knob.get_attribute("aria-valuenow") == f"{angle}.0"
+    lab.page.wait_for_function(
+        "before => document.querySelector('.widget-vbox img').src !== before", arg=before
+    )
+    lab.page.wait_for_timeout(3000)  # the pictures of the values in between
+    lab.picture("slider-after")
+    moved = picture.get_attribute("src")
+    knob.press("Home")
+    lab.page.wait_for_function(
+        "before => document.querySelector('.widget-vbox img').src !== before", arg=moved
+    )
+    assert lab.images()[-1]["width"] > 0 and lab.errors() == []
+
+
+def test_an_exercise_is_told_what_is_wrong_and_passes_when_right(lab, server):
+    lab.open(place(server, "01_gradient_accumulation"))
+    cell = lab.cell("def mean_gradient(gradients, sizes)")
+    source = (
+        "from labkit.exercises.accumulation import check\n\n\n"
+        "def mean_gradient(gradients, sizes):\n"
+        "    total = sum({} for n, g in zip(sizes, gradients))\n"
+        "    return total / {}\n\n\n"
+        'passed = check("mean_gradient", mean_gradient)\n'
+    )
+    lab.type_into(cell, source.format("g", "len(sizes)"))
+    said = cell.locator(".jp-OutputArea-output").inner_text()
+    assert "right only while all micro-batches have the same size" in said, said
+    lab.picture("wrong")
+    lab.type_into(cell, source.format("n * g", "sum(sizes)"))
+    said = cell.locator(".jp-OutputArea-output").inner_text()
+    assert said.strip() == "mean_gradient: passed (4 of 4 public checks)"
+    lab.picture("right")
+    lab.page.keyboard.press("Control+s")
+    lab.page.wait_for_timeout(1000)
+    done = subprocess.run(
+        [sys.executable, "-m", "labkit.cli", "progress", "01", "--folder", server.folder],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert re.search(r"mean_gradient +passed\n", done.stdout), done.stdout
+    assert "1 of 5 exercises passed" in done.stdout

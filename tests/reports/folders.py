@@ -1,0 +1,132 @@
+"""Run folders made by code: what `labkit run` leaves, as far as a report reads it."""
+
+import csv
+import json
+import struct
+import zlib
+from pathlib import Path
+
+LAB = "01_gradient_accumulation"
+PARAMETERS = {"epochs": 3, "learning_rate": 0.01, "seed": 1}
+METRICS = {"test accuracy": 0.98, "updates": 4, "training seconds": 2.5}
+
+
+def results(**changes) -> dict:
+    """A results.json that has passed; a key set to None is left out."""
+    found = {
+        "lab": LAB,
+        "preset": "smoke",
+        "parameters": dict(PARAMETERS),
+        "device": "CPU",
+        "versions": {"python": "3.11.7", "mindspore": "2.10.0", "platform": "Linux-6.1"},
+        "git": "0123456789abcdef",
+        "runtime": {"device": "CPU", "ranks": 1},
+        "started": "2026-01-02T03:04:05",
+        "seconds": 10.0,
+        "total_seconds": 12.5,
+        "metrics": dict(METRICS),
+        "headline": ["test accuracy"],
+        "notebook": f"{LAB}.ipynb",
+        "status": "passed",
+        **changes,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def png() -> bytes:
+    """A picture of one white point."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
+    data = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0\xff")) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + data
+
+
+def notebook(*cells: dict) -> dict:
+    """A notebook of format 4 with these cells."""
+    for number, cell in enumerate(cells):
+        cell.setdefault("id", f"cell-{number}")
+        cell.setdefault("metadata", {})
+        if cell["cell_type"] == "code":
+            cell.setdefault("execution_count", number)
+            cell.setdefault("outputs", [])
+    metadata = {"language_info": {"name": "python"}}
+    return {"cells": list(cells), "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+
+
+def markdown(source: str) -> dict:
+    """A cell of text."""
+    return {"cell_type": "markdown", "source": source}
+
+
+def code(source: str, *outputs: dict) -> dict:
+    """A cell of code with its outputs."""
+    return {"cell_type": "code", "source": source, "outputs": list(outputs)}
+
+
+def write_lab(folder: Path, rows=4, log=None, **changes) -> Path:
+    """Write a lab's folder: results, records, a notebook, a figure, a log."""
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps(results(**changes)))
+    write_records(folder / "records.csv", rows)
+    cells = markdown("# 01 · Sums\n\nThe mean is $\\frac1n$."), code("print(1)")
+    (folder / f"{LAB}.ipynb").write_text(json.dumps(notebook(*cells)))
+    (folder / "figures").mkdir()
+    (folder / "figures" / "training.png").write_bytes(png())
+    (folder / "log.txt").write_text(log or "preset smoke\nmnist 4/4 loss 0.2500 1 s\n")
+    return folder
+
+
+def write_records(path: Path, rows: int, scale=1.0) -> None:
+    """Write ``rows`` updates with a falling loss, an accuracy and seconds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("update", "loss", "accuracy", "seconds"))
+        for n in range(1, rows + 1):
+            writer.writerow((n, scale / n, 1 - 1 / (n + 1), 0.5 * n))
+
+
+def write_run(folder: Path, *, labs=(LAB,), **changes) -> Path:
+    """Write the folder of one `labkit run`."""
+    for lab in labs:
+        write_lab(folder / lab, **{"lab": lab, **changes})
+    about = {"labs": list(labs), "preset": "smoke", "started": "2026-01-02T03:04:05"}
+    (folder / "run.json").write_text(json.dumps(about))
+    return folder
+
+
+def write_sweep(folder: Path, seeds=(1, 2)) -> Path:
+    """Write the folder of a sweep over seeds."""
+    for seed in seeds:
+        write_lab(folder / "runs" / f"seed={seed}", parameters={**PARAMETERS, "seed": seed})
+    about = {"lab": LAB, "preset": "smoke", "device": "CPU", "grid": {"seed": list(seeds)}}
+    (folder / "sweep.json").write_text(json.dumps(about))
+    rows = [f"{seed},passed,12.5,0.98" for seed in seeds]
+    (folder / "sweep.csv").write_text("\n".join(["seed,status,seconds,test accuracy", *rows, ""]))
+    (folder / "figures").mkdir()
+    (folder / "figures" / "test accuracy.png").write_bytes(png())
+    return folder
+
+
+def stored(folder: Path, amount=0.005, **changes) -> Path:
+    """Write a labs.json that knows the lab at preset smoke; return its folder."""
+    entry = {
+        "parameters": dict(PARAMETERS),
+        "any_seed": True,
+        "metrics": {
+            "test accuracy": {
+                "value": 0.982,
+                "kind": "absolute",
+                "amount": amount,
+                "reason": "spread of four seeds",
+            }
+        },
+        **changes,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "labs.json").write_text(json.dumps({"smoke": {LAB: entry}}))
+    return folder

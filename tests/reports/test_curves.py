@@ -1,0 +1,99 @@
+"""Curves as SVG and as text: scale, units, thinning, and values that are no numbers."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from labkit.reports import curves
+from labkit.reports.curves import Line, panel, points, ticks
+from labkit.reports.text_chart import chart
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+
+
+def places(svg):
+    """Return the (x, y) of the curves of a panel, in the picture's units."""
+    (drawn,) = re.findall(r'class="line [^>]* d="([^"]*)"', svg)
+    return [tuple(map(float, one.split())) for one in re.findall(r"[ML]([\d.]+ [\d.]+)", drawn)]
+
+
+def test_a_straight_line_goes_from_corner_to_corner():
+    one = panel([Line("a", 0, [(0, 0), (5, 5), (10, 10)])], "update", "loss")
+    (left, low), (middle, half), (right, high) = places(one.svg)
+    assert (left, right, low, high) == (52, 330, 186, 8)
+    assert middle == pytest.approx((left + right) / 2) and half == pytest.approx((low + high) / 2)
+    assert one.title == "loss (nats) over update" and not one.logarithmic
+
+
+def test_three_decades_are_logarithmic():
+    one = panel([Line("a", 0, [(1, 1), (2, 10), (3, 100)])], "seconds", "loss")
+    assert one.logarithmic and one.title == "loss (nats) over time (s)"
+    ys = [y for _, y in places(one.svg)]
+    assert ys[1] == pytest.approx((ys[0] + ys[2]) / 2, abs=0.1)
+
+
+def test_a_value_that_is_not_finite_breaks_the_line():
+    nan = panel([Line("a", 0, [(1, 1.0), (2, math.nan), (3, 2.0), (4, math.inf)])], "update", "x")
+    (drawn,) = re.findall(r'class="line [^>]* d="([^"]*)"', nan.svg)
+    assert drawn.count("M") == 2 and "L" not in drawn
+
+
+def test_thinning_keeps_the_highest_the_lowest_and_the_gap():
+    found = [(float(n), 0.5) for n in range(10_000)]
+    found[1234], found[4321], found[7000] = (1234.0, 9.0), (4321.0, -9.0), (7000.0, math.nan)
+    thin = curves._thin(found)
+    assert len(thin) < 900 and {(1234.0, 9.0), (4321.0, -9.0)} <= set(thin)
+    assert any(math.isnan(b) for _, b in thin) and thin[-1] == (9999.0, 0.5)
+    assert [a for a, _ in thin] == sorted(a for a, _ in thin)
+
+
+def test_long_losses_are_smoothed_and_accuracies_are_not():
+    found = [(float(n), float(n % 2)) for n in range(200)]
+    assert max(b for _, b in curves._smooth(found, "loss")[20:-20]) < 0.6
+    assert curves._smooth(found, "test_accuracy") == found
+
+
+def test_points_take_the_row_number_where_no_column_counts():
+    assert points([{"loss": 2}, {"loss": 1}], "update", "loss") == [(1, 2), (2, 1)]
+    assert points([{"epoch": 5, "loss": 2}], "update", "loss") == [(5, 2)]
+    assert points([{"loss": 2}], "seconds", "loss") == []
+
+
+@given(low=ANY, high=ANY)
+def test_ticks_are_few_and_inside(low, high):
+    found = ticks(low, high)
+    assert 1 <= len(found) <= 15
+    if len(found) > 1:
+        margin = (high - low) * 1e-6
+        assert all(low - margin <= one <= high + margin for one in found)
+
+
+def test_ticks_are_round():
+    assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert ticks(2.292, 2.315) == pytest.approx([2.295, 2.3, 2.305, 2.31, 2.315])
+
+
+@given(st.lists(st.tuples(ANY, ANY), max_size=30))
+def test_any_points_can_be_drawn(found):
+    one = panel([Line("<a>", 8, found)], "update", "<y>")
+    assert one.svg.endswith("</svg>") and "nan" not in one.svg and "<a>" not in one.svg
+    assert "inf" not in one.svg.replace("update", "")
+    text = chart(found, "loss", "update")
+    assert text.startswith("loss") and max(map(len, text.splitlines())) <= 90
+
+
+def test_a_chart_of_text_falls_from_left_to_right():
+    lines = chart([(n, 10.0 - n) for n in range(11)], "loss", "update", width=32, height=5)
+    title, first, *_, last, axis, foot = lines.splitlines()
+    assert title == "loss" and axis.endswith("-" * 20)
+    assert first.startswith("        10 |*") and last.startswith("         0 |")
+    assert last.endswith("*") and foot.split() == ["0", "update", "10"]
+
+
+def test_a_chart_says_what_it_leaves_out():
+    found = [(1, 1.0), (2, math.nan), (3, 1000.0)]
+    assert "logarithmic, 1 not finite" in chart(found, "loss", "update")
+    assert chart([], "loss", "update") == "loss: no numbers yet"

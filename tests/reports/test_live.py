@@ -1,0 +1,142 @@
+"""A run that is going, looked at again and again: as text, and as a figure."""
+
+import json
+import os
+import threading
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+import labkit
+from labkit import cli
+from labkit.errors import InputError
+from labkit.reports import live
+from tests.reports import folders
+
+
+def running(folder, rows=2):
+    """A lab that this very process runs."""
+    started = time.strftime("%Y-%m-%dT%H:%M:%S")
+    place = folders.write_lab(
+        folder, rows, status="running", pid=os.getpid(), started=started, metrics=None
+    )
+    return place
+
+
+def end(folder, status="passed"):
+    (folder / "results.json").write_text(json.dumps(folders.results(status=status)))
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli.app, ["attach", *map(str, arguments)])
+
+
+def test_one_look_at_a_finished_run(tmp_path):
+    run = folders.write_run(tmp_path / "r")
+    done = call(run, "--once")
+    assert done.exit_code == 0
+    first, *rest = done.output.splitlines()
+    assert first == f"{folders.LAB}: passed" and rest[-1] == "mnist 4/4 loss 0.2500 1 s"
+    assert "loss (nats)" in rest and "accuracy (0 to 1)" in rest
+    assert call(folders.write_run(tmp_path / "f", status="failed")).exit_code == 1
+    assert call(tmp_path / "gone").exit_code == 2
+
+
+def test_a_run_is_followed_until_it_ends(tmp_path):
+    lab = running(tmp_path / "lab")
+    (lab / "records.csv").unlink()
+    looks = []
+
+    def go_on():
+        time.sleep(0.1)
+        folders.write_records(lab / "records.csv", 3)
+        # The line that is being written is left out.
+        with (lab / "records.csv").open("a") as file:
+            file.write("4,0.2")
+        time.sleep(0.1)
+        folders.write_records(lab / "records.csv", 5)
+        end(lab)
+
+    other = threading.Thread(target=go_on)
+    other.start()
+    status = live.follow(lab, 0.02, looks.append)
+    other.join()
+    assert status == "passed"
+    seen = [len(look.rows) for look in looks]
+    assert seen[0] == 0 and 3 in seen and seen[-1] == 5 and seen == sorted(seen)
+    assert [look.status for look in looks][-2:] in (["running", "passed"], ["passed", "passed"])
+
+
+def test_a_killed_runner_is_interrupted(tmp_path):
+    lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30)
+    assert live.look(lab).status == "interrupted"
+    done = call(lab)
+    assert done.exit_code == 1 and "interrupted" in done.output
+
+
+def test_between_two_labs_a_run_is_going_for_a_while(tmp_path):
+    run = folders.write_run(tmp_path / "r")
+    (run / "run.json").write_text(json.dumps({"labs": [folders.LAB, "02_later"]}))
+    assert live.look(run).status == "running"
+    long_ago = time.time() - 2 * live.PATIENCE
+    for path in [run, *run.rglob("*")]:
+        os.utime(path, (long_ago, long_ago))
+    found = live.look(run)
+    assert found.status == "interrupted" and "the run was interrupted" in found.where
+
+
+def test_the_lab_that_is_going_is_the_one_shown(tmp_path):
+    run = folders.write_run(tmp_path / "r")
+    running(run / "02_next", rows=7)
+    found = live.look(run)
+    assert found.lab.folder.name == "02_next" and len(found.rows) == 7
+    assert "(2 of 2): running" in found.where and found.status == "running"
+
+
+def test_a_sweep_is_going_until_every_combination_is_there(tmp_path):
+    sweep = folders.write_sweep(tmp_path / "s", seeds=(1, 2))
+    assert live.look(sweep).status == "passed"
+    about = json.loads((sweep / "sweep.json").read_text())
+    (sweep / "sweep.json").write_text(json.dumps({**about, "grid": {"seed": [1, 2, 3]}}))
+    assert live.look(sweep).status == "running"
+
+
+def test_a_run_that_has_written_nothing_yet(tmp_path):
+    (tmp_path / "run.json").write_text('{"labs": ["01_a"]}')
+    found = live.look(tmp_path)
+    assert found.status == "running" and "nothing written yet" in live.as_text(found)
+
+
+def test_bad_seconds_are_refused(tmp_path):
+    with pytest.raises(InputError, match="every is 0"):
+        live.follow(folders.write_lab(tmp_path / "lab"), 0, print)
+
+
+def test_the_figure_in_a_notebook_is_replaced_in_place(tmp_path, monkeypatch):
+    import IPython.display
+
+    lab = running(tmp_path / "lab")
+    shown = []
+
+    class Handle:
+        def update(self, picture):
+            shown.append(("update", picture))
+
+    def display(picture, display_id):
+        shown.append(("display", picture))
+        end(lab)
+        return Handle()
+
+    monkeypatch.setattr(IPython.display, "display", display)
+    monkeypatch.setitem(live.sys.modules, "ipykernel", object())
+    assert labkit.attach(lab, every=0.01) == "passed"
+    assert [how for how, _ in shown] == ["display", "update"]
+    assert all(picture.data.startswith(b"\x89PNG") for _, picture in shown)
+    assert "passed" in shown[-1][1].alt
+
+
+def test_outside_a_notebook_text_is_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.delitem(live.sys.modules, "ipykernel", raising=False)
+    assert labkit.attach(folders.write_lab(tmp_path / "lab")) == "passed"
+    assert "loss (nats)" in capsys.readouterr().out

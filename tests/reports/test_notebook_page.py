@@ -1,0 +1,82 @@
+"""An executed notebook as a page: nothing runs in it and nothing is loaded."""
+
+import base64
+import json
+import re
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.reports import notebook_page
+from tests.reports import folders
+from tests.reports.folders import code, markdown
+
+
+def convert(tmp_path, *cells):
+    path = tmp_path / "n.ipynb"
+    path.write_text(json.dumps(folders.notebook(*cells)))
+    return notebook_page.convert(path)
+
+
+def output(kind, data, metadata=None):
+    return {"output_type": "display_data", "data": {kind: data}, "metadata": metadata or {}}
+
+
+def test_relative_links_lead_to_files_that_are_there(tmp_path):
+    (tmp_path / "data one.csv").write_text("")
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "02.ipynb").write_text("")
+    links = "[a](data%20one.csv) [b](02.ipynb#two) [c](gone.csv) [d](https://a.org) [e](#f)"
+    _, body = convert(tmp_path, markdown(links))
+    expected = [f"file://{tmp_path}/data%20one.csv", f"file://{tmp_path}/notebooks/02.ipynb#two",
+                "https://a.org", "#f"]  # fmt: skip
+    assert re.findall('href="([^"]*)"', body) == expected
+    assert "<a>c</a>" in body
+
+
+def test_text_code_output_picture_and_error_are_shown(tmp_path):
+    picture = base64.b64encode(folders.png()).decode()
+    title, body = convert(
+        tmp_path,
+        markdown("# The *title*\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n$x^2$"),
+        code("print('<b>')", {"output_type": "stream", "name": "stdout", "text": "<b>\n"}),
+        code("plot()", output("image/png", picture, {"image/png": {"alt": "a white point"}})),
+        code("1 / 0", {"output_type": "error", "ename": "ZeroDivisionError", "evalue": "by zero",
+                       "traceback": ["\x1b[31mZeroDivisionError\x1b[0m: by zero"]}),
+    )  # fmt: skip
+    assert title == "The *title*" and "<h1" in body and "<table>" in body and "<svg" in body
+    assert "&lt;b&gt;" in body and 'alt="a white point"' in body
+    assert "ZeroDivisionError" in body and "\x1b" not in body
+
+
+def test_nothing_runs_and_nothing_is_loaded(tmp_path, caplog, recwarn):
+    evil = (
+        '<script>x()</script><img src="https://a.org/x.png" onerror="x()"><p onclick="x()">p</p>'
+        '<link href="https://a.org/a.css"><iframe src="https://a.org"></iframe>'
+        '<a href="javascript:x()">a</a><b style="background:url(https://a.org/b)">b</b>'
+        '<style>@import "https://a.org/c.css";</style><svg onload="x()"></svg>'
+    )
+    _, body = convert(
+        tmp_path,
+        markdown(f"text {evil}"),
+        code("show()", output("text/html", evil)),
+        code("js()", output("application/javascript", "x()")),
+        code("w()", output("application/vnd.jupyter.widget-view+json", {"model_id": "1"})),
+    )
+    for bad in ("x()", "a.org", "javascript", "<script", "<style", "<iframe", "<link"):
+        assert bad not in body, bad
+    assert not caplog.records and not recwarn.list
+    assert "[picture: No description" in body
+
+
+def test_ids_are_unique(tmp_path):
+    _, body = convert(tmp_path, markdown("# One\n\n# One"), markdown("# One"))
+    assert body.count('id="One"') == 1 and "¶" not in body
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"cells": []}', '{"nbformat": 4, "cells": [{}]}'])
+def test_what_is_no_notebook_is_refused(tmp_path, text):
+    (tmp_path / "n.ipynb").write_text(text)
+    with pytest.raises(InputError, match="n.ipynb cannot be converted"):
+        notebook_page.convert(tmp_path / "n.ipynb")

@@ -1,0 +1,157 @@
+"""Run folders read back: each kind, and whatever is missing or damaged."""
+
+import json
+import os
+import time
+
+import psutil
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from labkit.errors import InputError
+from labkit.reports import read, results_file
+from labkit.reports.page import render
+from tests.reports import folders
+
+
+def test_a_run_its_labs_and_a_lab_alone(tmp_path):
+    run = read.read(folders.write_run(tmp_path / "r", labs=("01_a", "02_b")))
+    assert (run.kind, run.label) == ("run", "r")
+    assert [(lab.lab, lab.label, lab.status) for lab in run.labs] == [
+        ("01_a", "r", "passed"),
+        ("02_b", "r", "passed"),
+    ]
+    assert run.labs[0].problems == []
+    alone = read.read(tmp_path / "r" / "02_b")
+    assert (alone.kind, alone.labs[0].lab) == ("lab", "02_b")
+    (rows,) = alone.labs[0].records().values()
+    assert [row["loss"] for row in rows] == [1, 0.5, 1 / 3, 0.25]
+    assert [path.name for path in alone.labs[0].figures] == ["training.png"]
+
+
+def test_a_sweep_has_its_table_and_a_lab_for_each_run(tmp_path):
+    sweep = read.read(folders.write_sweep(tmp_path / "s"))
+    assert (sweep.kind, sweep.about["grid"]) == ("sweep", {"seed": [1, 2]})
+    assert [row["test accuracy"] for row in sweep.table] == ["0.98", "0.98"]
+    assert [lab.label for lab in sweep.labs] == ["seed=1", "seed=2"]
+    assert [path.stem for path in sweep.figures] == ["test accuracy"]
+
+
+def test_labels_are_the_shortest_that_are_different(tmp_path):
+    places = [folders.write_run(tmp_path / one / "same") for one in ("a", "b")]
+    assert [run.label for run in read.read_all(places)] == ["a/same", "b/same"]
+    both = read.read_all([folders.write_sweep(tmp_path / one / "s") for one in ("c", "d")])
+    labels = [lab.label for run in both for lab in run.labs]
+    assert labels == ["c/s: seed=1", "c/s: seed=2", "d/s: seed=1", "d/s: seed=2"]
+
+
+def test_what_is_no_run_is_refused_with_the_runs_in_it(tmp_path):
+    with pytest.raises(InputError, match="no run at"):
+        read.read(tmp_path / "missing")
+    run = folders.write_run(tmp_path / "runs" / "20260101-120000")
+    with pytest.raises(InputError, match="Did you mean .*20260101-120000"):
+        read.read(tmp_path / "runs")
+    with pytest.raises(InputError, match="given twice"):
+        read.read_all([run, run])
+
+
+def test_a_lab_that_was_asked_for_and_has_no_folder_has_not_started(tmp_path):
+    run = folders.write_run(tmp_path / "r")
+    (run / "run.json").write_text(json.dumps({"labs": [folders.LAB, "02_later"]}))
+    assert [lab.status for lab in read.read(run).labs] == ["passed", "not started"]
+
+
+def test_a_run_that_says_running_is_believed_while_its_process_lives(tmp_path):
+    now = time.strftime("%Y-%m-%dT%H:%M:%S")
+    running = folders.results(status="running", pid=os.getpid(), started=now)
+    assert results_file.status_of(running) == "running"
+    assert results_file.status_of({**running, "pid": 2**30}) == "interrupted"
+    assert results_file.status_of({**running, "pid": -1}) == "interrupted"
+    born = psutil.Process().create_time()
+    assert results_file.status_of({**running, "pid_created": born}) == "running"
+    assert results_file.status_of({**running, "pid_created": born - 60}) == "interrupted"
+    # The number has gone to a process that is younger than the run.
+    old = {**running, "started": "2020-01-01T00:00:00"}
+    assert results_file.status_of(old) == "interrupted"
+    assert results_file.status_of({"status": "running"}) == "interrupted"
+
+
+def test_values_of_the_wrong_kind_are_left_out_and_said(tmp_path):
+    lab = folders.write_lab(tmp_path / "l", metrics=[1], seconds=True, headline=["gone"])
+    results, problems = results_file.read_results(lab)
+    assert "metrics" not in results and "seconds" not in results and results["headline"] == []
+    assert sorted(problem.split(" is ")[0] for problem in problems) == [
+        "results.json: metrics",
+        "results.json: seconds",
+    ]
+
+
+def test_the_notebook_is_looked_for_in_the_folder_alone(tmp_path):
+    (tmp_path / "other.ipynb").write_text("{}")
+    lab = folders.write_lab(tmp_path / "l", notebook="../other.ipynb")
+    assert read.read_lab(lab, "l").notebook == lab / f"{folders.LAB}.ipynb"
+
+
+def test_last_lines_are_those_of_the_error_else_of_the_logs(tmp_path):
+    lab = read.read_lab(folders.write_lab(tmp_path / "l", log="bar 1%\rbar 2%\r\nend\n"), "l")
+    assert lab.last_lines() == ["bar 2%", "end"]
+    (lab.folder / "kernel.log").write_text("killed\n")
+    assert lab.last_lines() == ["killed"]
+    lab.results["error"] = {"log": "log.txt"}
+    assert lab.last_lines() == ["bar 2%", "end"]
+    lab.results["error"] = {"log": ["a", "b"]}
+    assert lab.last_lines() == ["a", "b"]
+
+
+def test_a_log_of_many_lines_gives_its_last(tmp_path):
+    lab = folders.write_lab(tmp_path / "l", log="".join(f"{n}\n" for n in range(50_000)))
+    assert read.tail(lab / "log.txt", 2) == ["49998", "49999"]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+KEYS = sorted(results_file._KINDS)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(changes=st.dictionaries(st.sampled_from(KEYS), JSON))
+def test_any_values_in_results_json_still_give_a_page(tmp_path_factory, changes):
+    lab = folders.write_lab(tmp_path_factory.mktemp("any") / "lab")
+    (lab / "results.json").write_text(json.dumps({**folders.results(), **changes}))
+    page = render(read.read_all([lab]))
+    assert page.rstrip().endswith("</html>") and "What ran" in page
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(cut=st.integers(0, 900), junk=st.binary(max_size=6), name=st.sampled_from(
+    ["results.json", "records.csv", "log.txt", "figures/training.png", "../run.json"]))  # fmt: skip
+def test_a_file_cut_off_or_overwritten_anywhere_still_gives_a_page(
+    tmp_path_factory, cut, junk, name
+):
+    run = folders.write_run(tmp_path_factory.mktemp("cut") / "run")
+    place = run / folders.LAB / name
+    place.write_bytes(place.read_bytes()[:cut] + junk)
+    assert render(read.read_all([run])).rstrip().endswith("</html>")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "[" * 100_000, '{"lab": "\\ud800"}', "\0\0"])
+def test_what_is_no_object_is_named(tmp_path, text):
+    lab = folders.write_lab(tmp_path / "lab")
+    (lab / "results.json").write_text(text)
+    found = read.read_lab(lab, "lab")
+    assert found.status == "unknown"
+    if "lab" not in text:
+        assert any("results.json" in problem for problem in found.problems)
+
+
+def test_damaged_records_are_named_and_the_others_are_read(tmp_path):
+    lab = folders.write_lab(tmp_path / "lab")
+    folders.write_records(lab / "more" / "records.csv", 3)
+    (lab / "records.csv").write_text("update,loss\n1,2\n2,oh\n")
+    found = read.read_lab(lab, "lab")
+    assert list(found.records()) == ["more/records.csv"]
+    assert "records.csv cannot be read" in found.problems[0]

@@ -1,0 +1,231 @@
+"""Whatever a learner's function does, the check says in one line what is wrong, and goes on."""
+
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from labkit import attempts, checks
+from labkit.checks import Exercise
+
+
+def squared(rows, scale):
+    """The specification of the exercise in these tests: scale * rows^2, for rows (N, 2)."""
+    return scale * rows**2
+
+
+ROWS = np.array([[1.5, 2.5], [3.0, 0.7]])
+EXERCISES = (
+    Exercise(
+        "squared",
+        squared,
+        [(ROWS, 2.0), (ROWS[:1], 1.0), (np.ones((2, 2)), 3.0)],
+        (
+            (lambda rows, scale: rows**2, "the scale is forgotten"),
+            (lambda rows, scale: scale * rows, "the square is forgotten"),
+            (lambda rows, scale: 1 / (rows - 1), "never said: it divides by zero"),
+        ),
+    ),
+)
+
+
+def said(attempt, capsys):
+    passed = checks.check(EXERCISES, "squared", attempt)
+    printed = capsys.readouterr().out
+    assert printed.startswith("squared: ")
+    assert passed == ("squared: passed" in printed)
+    return printed.removeprefix("squared: ")
+
+
+def _prints_only(rows, scale):
+    print(scale * rows**2)
+
+
+def _changes(rows, scale):
+    rows *= rows
+    return scale * rows
+
+
+def _endless(rows, scale):
+    while True:
+        try:
+            time.sleep(0.01)
+        except Exception:
+            pass
+
+
+def _stubborn(rows, scale):
+    while True:
+        try:
+            time.sleep(0.01)
+        except:  # noqa: E722  (a learner's bare except takes the first alarm)
+            break
+    while True:
+        pass
+
+
+def _recursive(rows, scale):
+    return _recursive(rows, scale)
+
+
+def _raising(rows, scale):
+    return rows.sqare() * scale
+
+
+def _leaving(rows, scale):
+    raise SystemExit(3)
+
+
+def _yielding(rows, scale):
+    yield scale * rows**2
+
+
+class _Foreign:
+    """Like a tensor of another package: it has numbers, and is no NumPy array."""
+
+    def asnumpy(self):
+        return ROWS
+
+
+@pytest.mark.parametrize(
+    ("attempt", "message"),
+    [
+        (_prints_only, "0 of 3 .*is there a `print` for a `return`"),
+        (_changes, "1 of 3 .*changes its argument `rows`.*work on a copy"),
+        (_recursive, "calls itself without end"),
+        (_raising, r"it raised AttributeError: .*'sqare', at `return rows\.sqare\(\) \* scale`"),
+        (_leaving, "it raised SystemExit: 3, at `raise SystemExit"),
+        (_yielding, "returned a generator; expected numbers"),
+        (lambda rows, scale: _Foreign(), "returned a tests _Foreign; expected NumPy arrays"),
+        (lambda rows, scale: [scale, _Foreign()], "a list with a tests _Foreign in it"),
+        (lambda rows, scale: {"a": 1}, "returned a dict; expected numbers"),
+        (lambda rows, scale: (rows, None), "returned a tuple with a NoneType in it"),
+        (lambda rows, scale: [[1, 2], [[3], 4]], "lists of different lengths"),
+        (lambda rows, scale: [[[1, 2], [3]], 4], "lists of different lengths"),
+        (lambda rows, scale: rows + 1j, "returned complex numbers"),
+        (lambda rows, scale: np.array(["a"]), "returned text"),
+        (lambda rows, scale: [], "returned 0 numbers; expected 4"),
+        (lambda rows, scale: rows[0], "returned 2 numbers; expected 4"),
+        (lambda rows, scale: (scale * rows**2).T, "rows and columns have changed places"),
+        (lambda rows, scale: (scale * rows**2).astype(np.float16), "to the digits of float16"),
+        (lambda rows, scale: scale * rows**2 // 1, "whole numbers only"),
+        (lambda rows, scale: 0 * rows, "zeros only"),
+        (lambda rows, scale: -scale * rows**2, "-1 times what is expected; which sign"),
+        (lambda rows, scale: scale * rows**2 + [[1, 0], [0, 0]], "off by 0.056 of the largest"),
+        (lambda rows, scale: rows**2, "1 of 3 .*the scale is forgotten"),
+        (lambda rows: rows, "does not take the exercise's 2 arguments: rows, scale"),
+        (lambda rows, scale, more: rows, "does not take the exercise's 2 arguments"),
+        (ROWS, "this is a numpy ndarray, not a function"),
+        (None, "this is a NoneType, not a function"),
+    ],
+)
+def test_one_line_says_what_is_wrong(attempt, message, capsys):
+    printed = said(attempt, capsys)
+    assert re.match(message if message[0].isdigit() else f".*{message}", printed), printed
+
+
+def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
+    """In the second case, where the scale is 1, a forgotten scale is right."""
+    assert "the square is forgotten" in said(lambda rows, scale: scale * rows, capsys)
+    assert "1 of 3" in said(lambda rows, scale: rows**2, capsys)
+
+    def alike(n):
+        return lambda i: i if i in n else -i - 1
+
+    cases = [(1,), (2,), (3,)]
+    hints = ((alike([2]), "the nearer"), (alike([3]), "the other"))
+    tried = (Exercise("n", lambda i: i, cases, hints),)
+    assert not checks.check(tried, "n", lambda i: i if i == 3 else -i - 1)
+    assert "the other" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [tuple, list, np.array])
+def test_parts_in_another_order_are_told(kind, capsys):
+    tried = (Exercise("halves", lambda n: (n // 2, n - n // 2), [(3,), (8,)]),)
+    assert not checks.check(tried, "halves", lambda n: kind([n - n // 2, n // 2]))
+    assert "1 of 2 public checks passed; the parts are right, and" in capsys.readouterr().out
+
+
+def test_parts_of_different_sizes_are_compared(capsys):
+    tried = (Exercise("both", lambda n: (n, np.arange(n)), [(3,), (4,)]),)
+    assert checks.check(tried, "both", lambda n: (n, np.arange(n)))
+    assert not checks.check(tried, "both", lambda n: (n + 1, np.arange(n)))
+    assert "off by 0.33" in capsys.readouterr().out
+
+
+def test_no_warning_of_a_hint_is_seen(capsys, recwarn):
+    said(lambda rows, scale: rows + 7, capsys)
+    assert not recwarn.list
+
+
+def test_the_cases_are_the_same_for_the_next_one(capsys):
+    before = [rows.copy() for rows, _ in EXERCISES[0].cases]
+    said(_changes, capsys)
+    assert all((a == b).all() for a, (b, _) in zip(before, EXERCISES[0].cases, strict=True))
+    assert "passed (3 of 3" in said(squared, capsys)
+
+
+def test_arrays_in_a_list_are_looked_after_too(capsys):
+    def summed(parts):
+        return sum(parts)
+
+    def in_place(parts):
+        for part in parts[1:]:
+            parts[0] += part
+        return parts[0]
+
+    tried = (Exercise("summed", summed, [([np.ones(2), np.ones(2)],)] * 2),)
+    assert not checks.check(tried, "summed", in_place)
+    assert "0 of 2 public checks passed; it changes its argument `parts`" in capsys.readouterr().out
+    assert checks.check(tried, "summed", summed)
+
+
+@pytest.mark.parametrize("attempt", [_endless, _stubborn])
+def test_a_loop_without_end_is_stopped(attempt, capsys, monkeypatch):
+    monkeypatch.setattr(attempts, "call", _with_half_a_second(attempts.call))
+    before = signal.getsignal(signal.SIGALRM)
+    assert "0 of 3 public checks passed; it had not ended after 0.5 s" in said(attempt, capsys)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+
+
+def _with_half_a_second(call):
+    return lambda function, case, names: call(function, case, names, 0.5)
+
+
+def test_a_check_in_another_thread_works_without_a_limit(capsys):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(said(squared, capsys)))
+    thread.start()
+    thread.join()
+    assert found == ["passed (3 of 3 public checks)\n"]
+
+
+def test_what_it_prints_is_shown_once_and_not_in_the_way(capsys):
+    def talking(rows, scale):
+        for i in range(8):
+            print("row", i)
+        return scale * rows**2
+
+    printed = said(talking, capsys).splitlines()
+    assert printed[0] == "passed (3 of 3 public checks)"
+    assert printed[1:] == [f"    it printed: row {i}" for i in range(5)] + ["    and 3 lines more"]
+
+
+def test_float32_passes_and_a_tensor_is_named(runtime, capsys):
+    from mindspore import Tensor
+
+    assert "passed" in said(lambda rows, scale: np.float32(scale * rows**2), capsys)
+    told = said(lambda rows, scale: Tensor(scale * rows**2), capsys)
+    assert "it returned a mindspore Tensor; expected NumPy arrays or numbers: convert it" in told
+
+
+def test_ctrl_c_is_the_persons_own():
+    def interrupted(rows, scale):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        checks.check(EXERCISES, "squared", interrupted)

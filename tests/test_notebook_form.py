@@ -1,0 +1,223 @@
+"""Each rule about a notebook's form finds its fault, and lets alone what only looks like one."""
+
+from pathlib import Path, PurePosixPath
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from labkit import notebook_form
+from labkit.notebook_form import CARD, INTRODUCTION, SECTIONS, form_faults, link_faults
+from labkit.notebook_rules import COMPARED
+
+CARD_TEXT = "\n".join(f"| **{row}** | something |" for row in CARD)
+
+
+def lab(number="03", sections=SECTIONS):
+    """A notebook that keeps the rules: a proof in every section, 1 % asserted and claimed."""
+    cells = [new_markdown_cell(f"# {number} · THOR\n\n{CARD_TEXT}")]
+    for i, section in enumerate(sections, 1):
+        cells.append(new_markdown_cell(f"## {i} · {section}"))
+        cells.append(proof())
+        if section == "What we learned":
+            cells.append(new_markdown_cell("It agrees to 1 %, for `k = 77` and $n = 78$."))
+    return new_notebook(cells=cells)
+
+
+def proof(
+    source="# exact\nprint('equal:', a == b)\nassert a == b and c < 0.01", said="equal: True"
+):
+    made = new_code_cell(source, execution_count=1)
+    made.metadata["tags"] = [COMPARED]
+    made.outputs = [new_output("stream", name="stdout", text=said + "\n")]
+    return made
+
+
+def at(notebook, section):
+    """The index of a section's heading."""
+    sources = [cell.source for cell in notebook.cells]
+    return next(i for i, text in enumerate(sources) if text.endswith(f" · {section}"))
+
+
+def rename(notebook, section, name):
+    cell = notebook.cells[at(notebook, section)]
+    cell.source = cell.source.replace(section, name)
+
+
+def change(notebook, section, **parts):
+    """Change the proof of a section."""
+    notebook.cells[at(notebook, section) + 1].update(parts)
+
+
+def swap(notebook, first, second):
+    rename(notebook, first, "@")
+    rename(notebook, second, first)
+    rename(notebook, "@", second)
+
+
+def test_a_good_notebook_has_no_fault():
+    assert form_faults(lab()) == []
+    assert form_faults(lab("00", ("Question", "Parameters", *INTRODUCTION[2:]))) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda n: rename(n, "Idea", "Thoughts"), "0 sections are called 'Idea'"),
+        (lambda n: rename(n, "Data", "Idea"), "2 sections are called 'Idea'"),
+        (lambda n: swap(n, "Data", "Compare"), "'From scratch' comes before 'Data'"),
+        (lambda n: swap(n, "Idea", "Parameters"), "'Parameters' comes before 'Idea'"),
+        (lambda n: swap(n, "What we learned", "Exercises"), "'Exercises' comes before"),
+        (
+            lambda n: n.cells[at(n, "Idea")].update(source="## 3 · Idea"),
+            "sections are numbered [1, 3, 3,",
+        ),
+        (lambda n: n.cells[0].update(source="# 03 · THOR"), "no row **Takes**"),
+        (
+            lambda n: change(n, "Compare", source="# exact\nprint(1)", outputs=[]),
+            "section 'Compare' asserts nothing",
+        ),
+        (
+            lambda n: change(n, "With labkit", source="# ±\nprint(1)", outputs=[]),
+            "section 'With labkit' asserts nothing",
+        ),
+        (
+            lambda n: change(n, "Data", source="# ±\nprint('equal:', a == b)"),
+            "cell 8: it prints True or False, and asserts nothing",
+        ),
+        (lambda n: change(n, "Data", execution_count=None), "cell 8: it asserts something and was"),
+        (
+            lambda n: change(n, "Data", source='# ±\nassert (a == b, "not equal")'),
+            "cell 8: this assertion cannot fail: assert (a == b, 'not equal')",
+        ),
+        (lambda n: change(n, "Data", source="# ±\nassert True"), "cannot fail: assert True"),
+        (
+            lambda n: change(n, "Data", source="# ±\ndef proof():\n    assert a == b"),
+            "cell 8: proof asserts something, and nothing calls it",
+        ),
+        (
+            lambda n: change(n, "Data", source="# varies\nassert a == b"),
+            "cell 8: compared (tag nbval-check-output), but its first line is not '# exact'",
+        ),
+        (
+            lambda n: change(
+                n, "Data", outputs=[new_output("display_data", data={"text/html": "<b>1</b>"})]
+            ),
+            "cell 8: compared (tag nbval-check-output), but it shows more than printed lines",
+        ),
+        (
+            lambda n: n.cells.insert(-2, new_markdown_cell("And 98.7 % of it.")),
+            "'What we learned' says 98.7 %; no assertion",
+        ),
+        (
+            lambda n: n.cells.insert(-2, new_markdown_cell("In 12 000 updates.")),
+            "'What we learned' says 12 000; no assertion",
+        ),
+    ],
+)
+def test_a_fault_of_the_form_is_found(spoil, said):
+    notebook = lab()
+    spoil(notebook)
+    faults = form_faults(notebook)
+    assert any(said in fault for fault in faults), faults
+    alone = [fault for fault in faults if said not in fault]
+    assert not alone or "comes before" in said or "are called" in said or "row" in said, alone
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        proof("# exact\nprint(source)", "    done = False"),
+        proof("# exact\npassed = check('f', f)", "f: passed: True"),
+        proof("# exact\ndef proof():\n    assert a == b\n\n\nproof()", "1"),
+        proof("# exact\n%time x = 1\nassert x", "1"),
+        new_markdown_cell("```\n## 1 · Question\n```"),
+        new_markdown_cell("### A part of a section"),
+    ],
+)
+def test_what_is_no_fault_of_the_form(cell):
+    notebook = lab()
+    notebook.cells.insert(at(notebook, "Data") + 1, cell)
+    assert form_faults(notebook) == []
+
+
+def test_a_section_may_have_a_subject_and_five_of_them_a_name_of_their_own():
+    notebook = lab()
+    rename(notebook, "From scratch", "From scratch: one layer's update")
+    assert form_faults(notebook) == []
+    rename(notebook, "Compare", "Ten steps")
+    assert "0 sections are called 'Compare'; expected exactly one" in form_faults(notebook)
+    other = lab("02")
+    rename(other, "Compare", "Ten steps")
+    rename(other, "With labkit", notebook_form.BY_SUBJECT["02", "With labkit"])
+    assert form_faults(other) == []
+    assert len(notebook_form.BY_SUBJECT) <= 6
+
+
+PAGES = {
+    "README.md": "# Labs\n\n## How to run, quickly\n\n```\n# no heading\n```\n",
+    "labkit/step.py": "a = 1\nb = 2\n",
+    "notebooks/figure.png": "",
+}
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name, text in PAGES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "notes.txt").touch()  # there, and not committed
+    nbformat.write(lab(), tmp_path / "notebooks/03_thor.ipynb")
+    return tmp_path
+
+
+def faults_of(project: Path, text: str) -> list[str]:
+    notebook = lab()
+    notebook.cells.append(new_markdown_cell(text))
+    files = {*PAGES, "notebooks/03_thor.ipynb"}
+    place = PurePosixPath("notebooks/04_adasum.ipynb")
+    return link_faults(notebook, place, project, files)
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        "[a](03_thor.ipynb)",
+        "[a](03_thor.ipynb#4-·-Data)",
+        "[a](03_thor.ipynb#4--data)",
+        "[a](#5-·-From-scratch)",
+        "[a](../README.md#how-to-run-quickly)",
+        "[a](../labkit/step.py#L2) and [b](../labkit)",
+        '![alt](figure.png "A title") <img src="figure.png" alt="a">',
+        "[a](https://example.org/x#y), <a href='mailto:a@example.org'>b</a>",
+        "`[a](nowhere.md)`",
+        "```\n[a](nowhere.md)\n```",
+        "![alt](attachment:figure.png)",
+    ],
+)
+def test_a_link_that_leads_somewhere_is_no_fault(project, link):
+    assert faults_of(project, link) == []
+
+
+@pytest.mark.parametrize(
+    ("link", "said"),
+    [
+        ("[a](05_thor.ipynb)", "leads to nothing that is committed"),
+        ("[a](../notes.txt)", "leads to nothing that is committed"),
+        ("![alt](missing.png)", "leads to nothing that is committed"),
+        ("<img src='missing.png'>", "leads to nothing that is committed"),
+        ("[a](../../other/README.md)", "leads out of the project"),
+        ("[a](/home/ann/README.md)", "is an absolute path"),
+        ("[a](file:///x.md)", "is an absolute path"),
+        ("[a](C:\\x.md)", "is an absolute path"),
+        ("[a](~/x.md)", "is an absolute path"),
+        ("[a](03_thor.ipynb#40-·-Data)", "leads to no heading there"),
+        ("[a](#nowhere)", "leads to no heading there"),
+        ("[a](../README.md#no-heading)", "leads to no heading there"),
+        ("[a](../labkit/step.py#L3)", "leads to no heading there"),
+    ],
+)
+def test_a_link_that_leads_nowhere_is_found(project, link, said):
+    faults = faults_of(project, link)
+    assert len(faults) == 1, faults
+    assert faults[0].startswith("cell ") and faults[0].endswith(said)

@@ -1,0 +1,264 @@
+"""`labkit progress`: what an answer is called, what of a notebook is executed, and what ends it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from labkit import cli
+from labkit.labs import find_labs
+from labkit.work import answers, copies, marks, notebook_files
+from tests.exercises import accumulation_answers
+from tests.exercises.test_exercises import LABS
+from tests.work.conftest import CHECK, code, lab_cells, write
+
+ROOT = Path(cli.__file__).resolve().parents[1]
+RIGHT = "def normalise(pixels):\n    return (pixels / 255 - 0.1307) / 0.3081\n"
+ASKS = "passed = check('normalise', normalise)"
+
+
+def look(project, *cells, seconds=5.0):
+    """Return the mark of ``normalise`` where the learner's notebook ends with ``cells``."""
+    (mark,) = look_at_each(project, [cells], seconds)
+    return mark
+
+
+def look_at_each(project, notebooks, seconds=5.0):
+    """Return the mark of ``normalise`` of each learner's notebook that ends with these cells."""
+    before = {}
+    for number, cells in enumerate(notebooks, 1):
+        name = f"{number:02}_sums.ipynb"
+        write(project / "notebooks" / name, lab_cells())
+        own = [code(f"own{n}", source) for n, source in enumerate(cells)]
+        path = write(project / "work" / name, lab_cells()[:3] + own)
+        before[path] = path.read_bytes()
+    found = marks.look(project / "work", find_labs(project), seconds)
+    assert {path: path.read_bytes() for path in before} == before
+    assert sorted((project / "work").iterdir()) == sorted(before)
+    assert {mark.name for lab in found for mark in lab.marks} == {"normalise", "mean_gradient"}
+    return [lab.marks[0] for lab in found]
+
+
+def test_the_exercises_of_every_lab_are_found_in_its_notebook():
+    for lab in find_labs(ROOT):
+        found = answers.exercises(answers.code_cells(notebook_files.read(lab.path)))
+        if lab.name not in LABS:
+            assert found == []  # lab 00 shows a wrong answer, and asks nothing
+            continue
+        exercises = LABS[lab.name][0]
+        assert {one.name for one in found} == {one.name for one in exercises.EXERCISES}
+        assert {one.module for one in found} == {exercises.__name__}
+
+
+def test_a_right_answer_passes(project):
+    mark = look(project, CHECK + RIGHT + ASKS)
+    assert (mark.state, mark.message, mark.notes) == ("passed", "2 of 2 public checks", ())
+
+
+def test_a_wrong_answer_gets_its_hint(project):
+    mark = look(project, CHECK + RIGHT.replace("/ 255 -", "-") + ASKS)
+    assert (mark.state, mark.message[:6]) == ("wrong", "it is "), mark
+    swapped = "def normalise(pixels):\n    return (pixels / 0.3081 - 0.1307 / 0.3081) / 255\n"
+    assert "which step is first?" in look(project, CHECK + swapped + ASKS).message
+
+
+def test_an_answer_that_raises_is_wrong(project):
+    mark = look(project, "def normalise(pixels):\n    return 1 / 0\n")
+    assert mark.state == "wrong"
+    assert mark.message.startswith("it raised ZeroDivisionError: division by zero")
+
+
+def test_an_answer_that_ends_its_process_does_not_pass(project):
+    mark = look(project, "def normalise(pixels):\n    raise SystemExit")
+    assert mark.state in ("wrong", "error") and mark.message.startswith("it raised SystemExit")
+
+
+def test_a_stub_is_not_attempted(project):
+    mark = look(project, *[cell["source"] for cell in lab_cells()[3:]])
+    assert mark == marks.Mark("normalise", "not attempted")
+
+
+FOUND = [
+    ([RIGHT], "its check is gone; checked all the same"),
+    (["def normalise(x):\n    return x\n", CHECK + RIGHT + ASKS], "is defined in 2 cells"),
+    ([CHECK + RIGHT + ASKS, "def normalise(:\n"], "another cell of it does not count: "),
+    ([CHECK + RIGHT.replace("normalise", "mine") + "check('normalise', mine)"], None),
+    ([CHECK + "check('normalise', lambda x: (x / 255 - 0.1307) / 0.3081)"], None),
+    (["MEAN = 0.1307", RIGHT.replace("0.1307", "MEAN"), ASKS], None),
+    (
+        ["def half(x):\n    return x / 255", RIGHT.replace("pixels / 255", "half(pixels)")],
+        "check is gone",
+    ),
+    ([RIGHT.replace("pixels / 255", "np.divide(pixels, 255)"), ASKS], None),
+    (["%matplotlib inline\n!ls\n" + RIGHT + ASKS], None),
+    (["import os\nos._exit(1)", "%%time\n" + RIGHT + ASKS, "train("], None),
+    (["scale = (1000\n    % 745)", RIGHT.replace("255", "scale") + ASKS], None),
+    (["half = 127.5\nscale = half * 2", RIGHT.replace("255", "scale") + ASKS], None),
+    (["raise SystemExit", RIGHT + "print(undefined)\n" + ASKS], None),
+    ([RIGHT + "print('normalise: passed')\n" + ASKS], None),
+]
+ERRORS = [
+    ([], "no cell defines normalise or checks it"),
+    ([CHECK + RIGHT.replace("normalise", "normalize") + ASKS], "no cell defines normalise"),
+    ([CHECK + RIGHT.replace(":", "", 1) + ASKS], "its cell is not Python: expected ':'"),
+    ([RIGHT.replace("    return", "return")], "expected an indented block"),
+    (["class normalise(Missing): pass"], "it raised NameError: name 'Missing'"),
+    (["import os\ndef normalise(pixels):\n    os._exit(3)"], "ended with exit code 3"),
+    (["import os\ndef normalise(pixels):\n    os.abort()"], "ended by SIGABRT"),
+    ([RIGHT + "check('normalise', *both)"], "checked as *both, which is not a function"),
+    ([RIGHT + "check('normalise', normalize)"], "no cell defines normalize"),
+    (["def normalise(pixels):\n    return return"], "not Python: invalid syntax (line 2)"),
+]
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory):
+    """All of the above in one call: id -> mark."""
+    project = tmp_path_factory.mktemp("each")
+    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    found = look_at_each(project, [cells for cells, _ in FOUND + ERRORS])
+    return dict(enumerate(found))
+
+
+@pytest.mark.parametrize("number", range(len(FOUND)))
+def test_an_answer_is_found_by_its_name_wherever_it_is(looked, number):
+    mark, note = looked[number], FOUND[number][1]
+    assert mark.state == "passed", mark
+    assert mark.notes == () if note is None else any(note in one for one in mark.notes)
+
+
+@pytest.mark.parametrize("number", range(len(ERRORS)))
+def test_what_cannot_be_checked_is_an_error_that_says_why(looked, number):
+    mark, message = looked[len(FOUND) + number], ERRORS[number][1]
+    assert mark.state == "error" and message in mark.message, mark
+
+
+def test_what_another_cell_computes_is_not_run_and_said(project):
+    computed = "scale = sum(range(10 ** 12))"
+    mark = look(project, computed, RIGHT.replace("255", "scale") + ASKS)
+    assert mark.state == "wrong" and "NameError: name 'scale'" in mark.message
+    assert mark.notes == ("it uses scale, which another cell computes; that cell was not run",)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "while True: pass",
+        "import time; time.sleep(1000)",
+        "\n    while True:\n        try: normalise(pixels)\n        except BaseException: pass",
+        "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); signal.pause()",
+        "import os, time; os.fork(); time.sleep(1000)",
+    ],
+)
+def test_an_endless_answer_is_ended_and_the_next_is_checked(project, body):
+    endless = f"def normalise(pixels):\n    {body.strip()}\n"
+    path = write(project / "work" / "01_sums.ipynb", [
+        code("a", endless), code("b", "def mean_gradient(gradients, sizes):\n    return 1.0"),
+    ])  # fmt: skip
+    began = time.monotonic()
+    ((lab,)) = marks.look(path.parent, find_labs(project), 1.0)
+    assert lab.marks[0].message == "the check took longer than 1 s: does a loop never end?"
+    assert lab.marks[1].state == "wrong"
+    assert time.monotonic() - began < 20
+    left = [one for one in psutil.process_iter(["cmdline"]) if is_judge(one)]
+    assert left == []
+
+
+def is_judge(process):
+    return "labkit.work.judge" in (process.info["cmdline"] or ()) and process.status() != "zombie"
+
+
+def test_an_answer_that_takes_all_memory_is_stopped(project):
+    # 3 GB where 2 are allowed, none of it touched.
+    hungry = "def normalise(pixels):\n    return len([np.empty(2**25) for _ in range(12)])"
+    mark = look(project, hungry, seconds=30.0)
+    assert mark.state == "wrong" and "MemoryError" in mark.message, mark
+
+
+def test_an_answer_that_prints_without_end_or_reads_input_harms_nothing(project):
+    chatty = f"def normalise(pixels):\n    print('x' * 10**6)\n{RIGHT.partition(chr(10))[2]}"
+    assert look(project, chatty).state == "passed"
+    asking = "def normalise(pixels):\n    return input()"
+    assert look(project, asking).message.startswith("it raised EOFError")
+
+
+def test_every_right_answer_of_lab_01_passes_from_the_source_of_the_solutions(tmp_path):
+    """From the real lab's copy, with the functions of the tests put into its cells."""
+    (lab,) = (one for one in find_labs(ROOT) if one.number == "01")
+    copies.make(ROOT, tmp_path, [lab])
+    path = tmp_path / lab.path.name
+    notebook = notebook_files.read(path)
+    solutions = Path(accumulation_answers.__file__).read_text()
+    for cell in notebook["cells"]:
+        for name in accumulation_answers.SOLUTIONS:
+            if f"def {name}(" in cell["source"]:
+                body = solutions.partition(f"def right_{name}(")[2].partition("\n\n\n")[0]
+                body = body.replace("right_mean_gradient", "mean_gradient")
+                head, _, rest = cell["source"].partition(f"def {name}(")
+                check = rest[rest.index("passed") :]
+                cell["source"] = f"{head}def {name}({body}\n\n\n{check}"
+    notebook_files.write(path, notebook)
+    (found,) = marks.look(tmp_path, [lab])
+    assert [(mark.state, mark.notes) for mark in found.marks] == [("passed", ())] * 5
+
+
+def call(*arguments):
+    return CliRunner().invoke(cli.app, ["progress", *arguments])
+
+
+def test_the_command_shows_states_hints_and_counts(project):
+    assert "`labkit work` makes them" in call().stderr and call().exit_code == 2
+    write(project / "work" / "01_sums.ipynb", [*lab_cells()[:3], code("e", CHECK + RIGHT + ASKS)])
+    done = call()
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        "01_sums: 1 of 2 passed",
+        "    normalise      passed",
+        "    mean_gradient  error          no cell defines mean_gradient or checks it: was it "
+        "renamed or deleted?",
+        "1 of 2 exercises passed",
+    ]
+    record = json.loads(call("--json").stdout)
+    assert (record["lab"], record["passed"], record["count"]) == ("01_sums", 1, 2)
+    assert record["exercises"][0] == {
+        "name": "normalise", "state": "passed", "message": "2 of 2 public checks", "notes": [],
+    }  # fmt: skip
+
+
+def test_a_lab_without_a_readable_copy_says_so_and_counts(project):
+    (project / "work").mkdir()
+    done = call()
+    assert done.stdout.splitlines() == [
+        "01_sums: 0 of 2 passed (no copy yet)",
+        "0 of 2 exercises passed",
+    ]
+    (project / "work" / "01_sums.ipynb").write_text("{")
+    assert "cannot read the notebook" in call().stdout
+    assert json.loads(call("--json").stdout)["problem"].startswith("cannot read")
+
+
+def test_ctrl_c_leaves_no_process(project):
+    endless = "def normalise(pixels):\n    while True: pass"
+    write(project / "work" / "01_sums.ipynb", [code("a", endless)])
+    with subprocess.Popen(
+        [sys.executable, "-m", "labkit.cli", "progress", "--timeout", "60"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        until = time.monotonic() + 30
+        family = []
+        while len(family) < 2 and time.monotonic() < until:
+            family = psutil.Process(process.pid).children(recursive=True)
+            time.sleep(0.05)
+        time.sleep(0.3)
+        os.killpg(process.pid, 2)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130 and stderr == "labkit: interrupted\n"
+    _, left = psutil.wait_procs(family, timeout=10)
+    assert len(family) == 2 and left == []
