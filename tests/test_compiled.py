@@ -1,5 +1,8 @@
 """What is read of compiled graphs is what they hold: on cells of which that is known beforehand."""
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +22,8 @@ from tests.step_cells import digits, momentum, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-STAGES = pytest.mark.parametrize("stage", ["optimised", "kernels"])
+BOTH = ("optimised", "kernels")
+STAGES = pytest.mark.parametrize("stage", BOTH)
 # Nodes without arithmetic that every small cell here has some of.
 FRAME = {"Depend", "Load", "MakeTuple", "Return", "TupleGetItem", "UpdateState", CALL}
 
@@ -254,6 +258,27 @@ def test_the_kernels_are_those_that_the_profiler_times():
     for views in (read, timed):
         views.pop("Reshape", None), views.pop("Flatten", None)
     assert read == timed
+
+
+def test_with_all_that_mindspore_writes_it_is_the_same(root):
+    """Here it writes only the files that are read (conftest.py); a user's writes them all."""
+    program = (
+        "import json, os\n"
+        "from labkit.compiled import compiled_operators\n"
+        "from labkit.runtime import start\n"
+        "from tests.test_compiled import Branches, Tensor, ones\n"
+        "start(device='CPU', seed=1)\n"
+        f"stages = {BOTH}\n"
+        "read = [compiled_operators(Branches(), ones(3, 3), Tensor(1), stage=s) for s in stages]\n"
+        "print(repr(read))\n"
+    )
+    env = {n: value for n, value in os.environ.items() if n != "MS_DEV_DUMP_IR_PASSES"}
+    env["PYTHONPATH"] = str(root)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
+    )
+    here = [compiled_operators(Branches(), ones(3, 3), Tensor(1), stage=s) for s in BOTH]
+    assert done.stdout.splitlines()[-1] == repr(here)
 
 
 class TestNothingStays:
