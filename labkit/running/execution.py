@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from labkit.launching.processes import MARK, guarded
-from labkit.running.events import Progress, Say, is_executed
+from labkit.notebook_links import relinked
+from labkit.running.events import Event, Progress, Say, is_executed
 from labkit.running.kernel import NAME, own_kernel
 from labkit.running.watch import Limits, Watch
 
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
 _START_TIMEOUT = 180
 _TAIL = 10  # lines
+# Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
+_PORT_TAKEN, _STARTS = "Address already in use", 3
 # In words; an exception has a name of its own.
 CAUSES = {
     "died": "its kernel died",
@@ -65,16 +68,22 @@ def execute(
     """
     _silence_papermill()
     log = output.with_name("kernel.log")
-    cells = _prepare(source, output)
-    progress = Progress(source.stem, cells + 1, say)
-    with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits) as watch, progress:
-        manager = own_kernel({**environment, **mark}, log, watch.kernel_started)
-        error = _papermill(source, output, parameters, progress, manager, limits)
-        if error is not None and type(error).__name__ == "DeadKernelError":
-            watch.kernel_died()
-    if error is None:
-        log.unlink(missing_ok=True)
-        return Execution(None, watch.peak)
+    for attempt in range(_STARTS):
+        cells = _prepare(source, output)
+        progress = Progress(source.stem, cells + 1, say)
+        with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits) as watch, progress:
+            manager = own_kernel({**environment, **mark}, log, watch.kernel_started)
+            error = _papermill(source, output, parameters, progress, manager, limits)
+            if error is not None and type(error).__name__ == "DeadKernelError":
+                watch.kernel_died()
+        if error is None:
+            log.unlink(missing_ok=True)
+            return Execution(None, watch.peak)
+        if progress.cell or not any(_PORT_TAKEN in line for line in _lines(log)):
+            break
+        if attempt + 1 < _STARTS:
+            text = f"{source.stem}: another program took the kernel's port; starting it again"
+            say(Event("output", text, source.stem, {"text": text}))
     return Execution(_failure(error, watch, progress, log), watch.peak)
 
 
@@ -122,14 +131,20 @@ def _failure(error: Exception, watch: Watch, progress: Progress, log: Path) -> F
         message = watch.reason
     elif name == "CellTimeoutError":
         message = message.splitlines()[0]
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
-    written = [line.rstrip() for line in lines if line.strip()][-_TAIL:]
-    tail = written or ([progress.last] if progress.last else [])
+    tail = _lines(log)[-_TAIL:] or ([progress.last] if progress.last else [])
     return Failure(name, message, progress.cell or None, cause, tuple(tail))
 
 
+def _lines(log: Path) -> list[str]:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    return [line.rstrip() for line in text.splitlines() if line.strip()]
+
+
 def _prepare(source: Path, output: Path) -> int:
-    """Copy the notebook with the metadata that papermill needs; return how many cells will run."""
+    """Copy the notebook with the metadata that papermill needs; return how many cells will run.
+
+    Its links lead where they led: the executed copy is read and run again in its own folder.
+    """
     import nbformat
 
     notebook = nbformat.read(source, as_version=4)
@@ -139,6 +154,9 @@ def _prepare(source: Path, output: Path) -> int:
         "language": "python",
     }
     notebook.metadata.setdefault("language_info", {"name": "python"})
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = relinked(cell.source, source.parent, output.parent, with_labs=False)
     nbformat.write(notebook, output)
     return sum(is_executed(cell) for cell in notebook.cells)
 

@@ -5,7 +5,6 @@ What was copied is kept in the copy's own metadata (``labkit_work``), so that it
 
 import itertools
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from labkit.errors import InputError
 from labkit.labs import Lab
+from labkit.notebook_links import relinked
 from labkit.whole_files import whole_file
 from labkit.work import merging, notebook_files
 from labkit.work.notebook_files import digest
@@ -21,8 +21,6 @@ from labkit.work.notebook_files import digest
 FOLDER = "work"
 BACKUPS = "before_update"
 _BASE = "labkit_work"
-# A relative link of markdown; never an address, a place on the same page or an absolute path.
-_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 
 
 @dataclass(frozen=True)
@@ -114,24 +112,12 @@ def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:
         if cell["cell_type"] == "code":
             cell |= {"outputs": [], "execution_count": None}
         elif cell["cell_type"] == "markdown":
-            cell["source"] = _relink(cell["source"], lab.path.parent, folder)
+            cell["source"] = relinked(cell["source"], lab.path.parent, folder, with_labs=True)
     # The stamp is about the outputs that were left out.
     notebook["metadata"].pop("labkit", None)
     cells = [[cell["id"], digest(cell)] for cell in notebook["cells"]]
     notebook["metadata"][_BASE] = {"copied_from": lab.name, "cells": cells}
     return notebook
-
-
-def _relink(text: str, source: Path, folder: Path) -> str:
-    """Return ``text`` with its links to files of the project as they are from ``folder``."""
-
-    def moved(match: re.Match) -> str:
-        target = (source / match[2]).resolve()
-        if target.parent == source.resolve() and target.suffix == ".ipynb":
-            return match[0]  # another lab: its copy is in the same folder
-        return match[1] + Path(os.path.relpath(target, folder.resolve())).as_posix()
-
-    return _LINK.sub(moved, text)
 
 
 def _base_of(notebook: Mapping[str, Any]) -> dict[str, str] | None:

@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.errors import InputError
-from labkit.running import folders, request, runner
+from labkit.running import execution, folders, request, runner
 from labkit.running.events import Progress
 from labkit.running.execution import Execution, Failure
 from labkit.running.watch import Limits
@@ -48,7 +48,8 @@ def write_labs(project, labs):
     (project / "notebooks").mkdir(parents=True)
     (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
     for name, sources in labs.items():
-        cells = [new_markdown_cell(f"# {name[:2]} · {name[3:]}"), new_code_cell(PARAMETERS)]
+        card = f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), [here](#here)"
+        cells = [new_markdown_cell(card), new_code_cell(PARAMETERS)]
         cells[1].metadata["tags"] = ["parameters"]
         cells += [new_code_cell(source) for source in sources]
         # No kernelspec and no language: papermill alone would refuse such a notebook.
@@ -120,6 +121,41 @@ def test_the_executed_notebook_opens_again_and_shows_its_figure(ran):
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     assert any("image/png" in out.get("data", {}) for out in outputs)
     assert not any(out.get("name") == "stderr" for out in outputs), "the kernel itself warned"
+
+
+def test_the_links_of_the_executed_notebook_lead_where_they_led(ran):
+    place = ran[1]["01_good"].notebook
+    card = nbformat.read(place, as_version=4).cells[0].source
+    link = card.split("(")[1].split(")")[0]
+    assert (place.parent / link).resolve() == ran[0] / "pyproject.toml"
+    assert card.endswith("[here](#here)")
+
+
+def test_a_kernel_whose_port_was_taken_is_started_again(tmp_path, monkeypatch):
+    """Jupyter looks for free ports, and another program may be quicker than the kernel."""
+    write_labs(tmp_path, {"01_lab": ["1"]})
+    said, starts = [], []
+
+    def papermill(source, output, *_):
+        starts.append(output)
+        if len(starts) < 3:
+            text = "zmq.error.ZMQError: Address already in use (addr='tcp://127.0.0.1:37413')"
+            output.with_name("kernel.log").write_text(text)
+            return RuntimeError("Kernel died before replying to kernel_info")
+        return None
+
+    monkeypatch.setattr(execution, "_papermill", papermill)
+    source = tmp_path / "notebooks" / "01_lab.ipynb"
+    arguments = (source, tmp_path / "01_lab.ipynb", {}, {}, said.append)
+    assert execution.execute(*arguments).failure is None
+    assert [event.text for event in said] == [
+        "01_lab: another program took the kernel's port; starting it again"
+    ] * 2
+    # Three times in a row is no chance.
+    starts[:] = []
+    monkeypatch.setattr(execution, "_STARTS", 2)
+    failure = execution.execute(*arguments).failure
+    assert len(starts) == 2 and "Address already in use" in failure.log[0]
 
 
 def test_a_failure_after_the_results_were_written_still_counts(ran):

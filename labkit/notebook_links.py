@@ -1,0 +1,23 @@
+"""Relative links of a notebook that is put elsewhere."""
+
+import os
+import re
+from pathlib import Path
+
+# A relative link of markdown; never an address, a place on the same page or an absolute path.
+_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+
+
+def relinked(text: str, source: Path, folder: Path, *, with_labs: bool) -> str:
+    """Return markdown of a notebook in ``source`` with its links as they are from ``folder``.
+
+    with_labs  the notebooks beside it are put into ``folder`` as well: links to them stay
+    """
+
+    def moved(match: re.Match) -> str:
+        target = (source / match[2]).resolve()
+        if with_labs and target.parent == source.resolve() and target.suffix == ".ipynb":
+            return match[0]
+        return match[1] + Path(os.path.relpath(target, folder.resolve())).as_posix()
+
+    return _LINK.sub(moved, text)
