@@ -1,18 +1,18 @@
 """How far a lab's headline metrics may be from the stored run's, and why: written by hand.
 
 preset -> lab -> metric -> (kind, amount, reason); kinds as in labkit.reports.reference. An amount
-is None for "equal". benchmarks/reference_runs.py refuses an amount that does not cover the runs it
-is given.
+is None for "equal" and "none". benchmarks/reference_runs.py refuses an amount that does not cover
+the runs it is given.
 
-At preset smoke a network has been trained for some twenty updates. Its accuracy says little, but
-with one seed it is the same again, so that only runs with the stored seed are compared
+At preset smoke a network has hardly been trained, most for 6 to 20 updates. Its accuracy says
+little, but with one seed it is the same again, so that only runs with the stored seed are compared
 (``ANY_SEED``). At preset lab rounding, which depends on the number of threads and on the processor,
 has grown as large as another seed by the end, so that a tolerance covers seeds.
 """
 
 ANY_SEED = {"smoke": False, "lab": True}
 
-CHECKS = ("equal", None, "a count: the lab checks its own numbers and each check passes or fails")
+CHECKS = ("none", None, "what labkit doctor finds here: it is the machine's, not the lab's")
 EXACT = ("at most", 1e-5, "the lab asserts this bound; float32 rounding has come to 2e-8 at most")
 GRADIENT = (
     "at most", 5e-5,
@@ -21,13 +21,13 @@ GRADIENT = (
 )  # fmt: skip
 SAME = (
     "absolute", 0.005,
-    "one seed, some twenty updates: equal on one core and on two, and with oneDNN's SSE4.1 kernels "
-    "in place of AVX2; 0.005 leaves another processor 10 of 2000 images",
+    "one seed, 10 to 400 updates: equal on one core and on two, and with oneDNN's SSE4.1 kernels "
+    "in place of AVX2; the rest is left for other processors",
 )  # fmt: skip
 FEW = (
     "absolute", 0.0125,
-    "one seed, six updates: equal on one core and on two, and with oneDNN's SSE4.1 kernels in "
-    "place of AVX2; 0.0125 leaves another processor 2 of 160 images",
+    "one seed, 6 updates: equal on one core and on two, and with oneDNN's SSE4.1 kernels in place "
+    "of AVX2; 2 of 160 images are left for other processors",
 )  # fmt: skip
 NEVER = ("equal", None, "twenty updates are far too few for 98.5 %")
 
@@ -72,14 +72,15 @@ TOLERANCES = {
         "02_resnet50_migration": {
             "validation accuracy": (
                 "absolute",
-                0.02,
-                "two runs with one seed gave 0.973 and 0.975, of 1000 images; the lab asserts 0.95",
+                0.015,
+                "seed 1 gave 0.973 and 0.975, seed 2 0.973; of 1000 images the standard deviation "
+                "is 0.005, and three of them are allowed",
             ),
             "one step: largest difference of a gradient": (
                 "at most",
                 1e-4,
-                "float32 kernels of two frameworks: 2.1e-5 measured; at preset smoke other kernels "
-                "and numbers of threads changed it by a factor of 2.4",
+                "float32 kernels of two frameworks: 2.1e-5 and 2.5e-5 measured; at preset smoke "
+                "other kernels and numbers of threads changed it by a factor of 2.4",
             ),
         },
         "03_thor": {

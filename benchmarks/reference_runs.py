@@ -59,7 +59,7 @@ def show(stored: dict[str, dict]) -> None:
         for lab, entry in labs.items():
             for metric, one in entry["metrics"].items():
                 tolerance = reference.tolerance_text(one)
-                print(f"{preset:6}{lab:24}{metric:54}{one['value']!s:24}{tolerance}")
+                print(f"{preset:6}{lab:25}{metric:54}{one['value']!s:24}{tolerance}")
 
 
 def entries(labs: list[LabRun]) -> dict[str, dict[str, dict]]:

@@ -14,15 +14,10 @@ from rich.text import Text
 
 from labkit.errors import InputError
 from labkit.running.events import Event, Say
+from labkit.running.execution import CAUSES
 from labkit.running.runner import Outcome
 
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
-_CAUSES = {
-    "died": "its kernel died",
-    "memory": "out of memory",
-    "timeout": "out of time",
-    "interrupted": "stopped from outside",
-}
 _LOG_LINES = 5  # of a failed lab's log, below the closing table
 
 
@@ -140,7 +135,7 @@ def _why(outcome: Outcome) -> Iterable[str]:
         reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
         yield f"labkit: {outcome.lab.name} failed {where}: {reason}"
     else:
-        yield f"labkit: {outcome.lab.name} failed {where}: {_CAUSES[failure.cause]}"
+        yield f"labkit: {outcome.lab.name} failed {where}: {CAUSES[failure.cause]}"
         yield f"    {failure.message}"
         yield from (f"    | {text}" for text in failure.log[-_LOG_LINES:])
     yield f"    {near(outcome.notebook)} shows where"

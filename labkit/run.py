@@ -86,6 +86,9 @@ class Run:
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed" and return its path.
 
+        Under `labkit run` the status stays "running" until the kernel has ended, and the runner
+        says what became of it: a cell further down may still fail.
+
         metrics   numbers, texts, truths, or lists and mappings of them. JSON has no NaN and no
                   infinity, so these are written as the texts "nan", "inf" and "-inf".
         headline  the names of the metrics that the closing table of `labkit run` shows.
@@ -103,7 +106,7 @@ class Run:
         record["metrics"] = plain(dict(metrics), "metrics")
         record["headline"] = list(headline)
         record["status"] = "passed"
-        return write_results(self.folder, record)
+        return write_results(self.folder, record | _of_the_runner(self.folder))
 
 
 def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str | None) -> dict:
@@ -121,6 +124,17 @@ def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str |
         },
         "git": git_revision(Path(__file__).parent),
     }
+
+
+def _of_the_runner(folder: Path) -> dict[str, Any]:
+    """Return what a runner that executes this run has noted in its results.json, if one does."""
+    try:
+        found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    names = ("status", "pid", "pid_created", "inputs", "started")
+    running = isinstance(found, dict) and found.get("status") == "running"
+    return {name: found[name] for name in names if name in found} if running else {}
 
 
 def write_results(folder: Path, record: Mapping[str, Any]) -> Path:

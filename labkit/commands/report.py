@@ -8,7 +8,7 @@ import typer
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folder of a run, of a lab, or a sweep.")
+        list[Path], typer.Argument(metavar="RUN", help="Folder of a run, of a lab, or a sweep.")
     ],
     out: Annotated[
         Path | None,

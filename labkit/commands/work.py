@@ -29,7 +29,8 @@ def work(
     """Make your own copies of the notebooks, without outputs; what you wrote is never overwritten.
 
     Answers and parameters belong there: no other command writes to these files. When the
-    project's notebooks have changed, --update merges them in cell by cell, after a backup.
+    project's notebooks have changed, --update merges them in cell by cell, after a backup; close
+    them in JupyterLab first, or choose Revert when it says that a file has changed.
 
     Example: labkit work 01 04
     """

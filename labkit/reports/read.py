@@ -5,6 +5,7 @@ sweep (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
 """
 
 import csv
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -208,9 +209,16 @@ def _labels(places: Sequence[Path]) -> list[str]:
 
 def _folders(place: Path) -> Iterable[Path]:
     try:
-        return sorted(path for path in place.iterdir() if path.is_dir() and not path.is_symlink())
+        found = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list:
+    """Return what sorts seed=2 before seed=10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:

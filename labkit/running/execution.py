@@ -14,6 +14,13 @@ from labkit.running.watch import Limits, Watch
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
 _START_TIMEOUT = 180
 _TAIL = 10  # lines
+# In words; an exception has a name of its own.
+CAUSES = {
+    "died": "its kernel died",
+    "memory": "out of memory",
+    "timeout": "out of time",
+    "interrupted": "stopped from outside",
+}
 
 
 @dataclass(frozen=True)

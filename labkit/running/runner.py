@@ -14,7 +14,7 @@ from labkit.labs import Lab, mentions
 from labkit.run import describe, new_folder, write_results
 from labkit.running import folders
 from labkit.running.events import Event, Say
-from labkit.running.execution import Execution, Failure, execute
+from labkit.running.execution import CAUSES, Execution, Failure, execute
 from labkit.running.request import Request
 from labkit.running.watch import Limits
 
@@ -151,7 +151,11 @@ def _execute(
 
 def _ended(lab: Lab, results: Mapping[str, Any]) -> Event:
     error = results.get("error")
-    how = f"{results['status']} in cell {error['cell']} ({error['name']})" if error else "passed"
+    how = "passed"
+    if error:
+        why = CAUSES.get(error["cause"], error["name"])
+        where = f" in cell {error['cell']}" if error["cell"] else ""
+        how = f"{results['status']}{where} ({why})"
     text = f"{lab.name}: {how} after {results['total_seconds']:.1f} s"
     keys = ("status", "device", "total_seconds", "metrics", "headline", "error")
     return Event("ended", text, lab.name, {key: results[key] for key in keys if key in results})

@@ -103,12 +103,19 @@ class Server:
         until = time.monotonic() + 120
         while time.monotonic() < until:
             text = self.log.read_text(encoding="utf-8", errors="replace")
-            if match := _ADDRESS.search(text):
+            match = _ADDRESS.search(text)
+            # It is printed up to 0.3 s before the server listens.
+            if match and _listens(int(match[2])):
                 return match.groups()
             if self.process.poll() is not None:
                 break
             time.sleep(0.2)
         raise AssertionError(f"JupyterLab did not start:\n{text[-3000:]}")
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _spoil(user: Path) -> None:

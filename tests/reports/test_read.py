@@ -38,6 +38,11 @@ def test_a_sweep_has_its_table_and_a_lab_for_each_run(tmp_path):
     assert [path.stem for path in sweep.figures] == ["test accuracy"]
 
 
+def test_runs_of_a_sweep_are_in_the_order_of_their_numbers(tmp_path):
+    sweep = read.read(folders.write_sweep(tmp_path / "s", seeds=(10, 2, 1)))
+    assert [lab.label for lab in sweep.labs] == ["seed=1", "seed=2", "seed=10"]
+
+
 def test_labels_are_the_shortest_that_are_different(tmp_path):
     places = [folders.write_run(tmp_path / one / "same") for one in ("a", "b")]
     assert [run.label for run in read.read_all(places)] == ["a/same", "b/same"]
@@ -107,6 +112,8 @@ def test_last_lines_are_those_of_the_error_else_of_the_logs(tmp_path):
 def test_a_log_of_many_lines_gives_its_last(tmp_path):
     lab = folders.write_lab(tmp_path / "l", log="".join(f"{n}\n" for n in range(50_000)))
     assert read.tail(lab / "log.txt", 2) == ["49998", "49999"]
+    (lab / "log.txt").write_bytes(b"half a letter \xc3\n")
+    assert read.tail(lab / "log.txt") == ["half a letter \ufffd"]
 
 
 JSON = st.recursive(

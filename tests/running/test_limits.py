@@ -90,6 +90,16 @@ def test_each_cause_is_named_with_its_cell(ran, lab, cause, cell, message):
     assert stored["error"] == error
 
 
+@pytest.mark.parametrize(
+    ("lab", "why"),
+    [("01_fails", "ZeroDivisionError"), ("02_hangs", "out of time"), ("04_hungry", "out of memory"),
+     ("05_killed", "its kernel died")],
+)  # fmt: skip
+def test_the_log_ends_with_the_cause(ran, lab, why):
+    last = (ran[0] / "out" / lab / "log.txt").read_text().splitlines()[-1]
+    assert f"({why}) after" in last
+
+
 def test_the_last_lines_of_the_log_are_told(ran):
     assert ended(ran, "05_killed")["error"]["log"][-1] == "last words"
     assert ended(ran, "01_fails")["error"]["log"] == ["before"]

@@ -25,13 +25,16 @@ from labkit.run import Run
 run = Run.open("lab", preset=preset, parameters={"rate": rate})
 print("half a", end=" ")
 print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
-FINISH = """from matplotlib import pyplot as plt
+# What finish leaves is not the end: that the runner says.
+FINISH = """import json
+from matplotlib import pyplot as plt
 figure = plt.figure(figsize=(2, 1))
 plt.plot([1, 2])
 run.figure(figure, "loss")
 run.finish({"rate": rate, "sizes": sizes, "preset": preset, "device": device,
             "python": sys.executable, "folder": os.getcwd(), "run": os.environ["LABKIT_RUN"],
-            "headless": os.environ["LABKIT_HEADLESS"]}, headline=["rate"])"""
+            "headless": os.environ["LABKIT_HEADLESS"]}, headline=["rate"])
+print("status", json.load(open(os.environ["LABKIT_RUN"] + "/results.json"))["status"])"""
 LABS = {
     "01_good": [OPEN, FINISH],
     "02_late": [OPEN, FINISH, "1 / 0"],
@@ -124,7 +127,7 @@ def test_a_failure_after_the_results_were_written_still_counts(ran):
     assert results["status"] == "failed"
     error = results["error"]
     assert (error["name"], error["message"]) == ("ZeroDivisionError", "division by zero")
-    assert (error["cell"], error["cause"], error["log"]) == (5, "exception", ["the end"])
+    assert (error["cell"], error["cause"], error["log"]) == (5, "exception", ["status running"])
     assert results["metrics"]["rate"] == 0.001
     executed = nbformat.read(ran[1]["02_late"].notebook, as_version=4)
     assert [cell for cell in executed.cells if cell.get("execution_count") == error["cell"]]
@@ -150,9 +153,10 @@ def test_printed_lines_are_passed_on_whole(ran):
     lines = ran[2]
     start = lines.index("01_good: preset smoke, device CPU")
     log = ran[1]["01_good"].notebook.with_name("log.txt").read_text().splitlines()
-    assert log == lines[start : start + 5]
-    assert lines[start + 1 : start + 4] == ["    half a line", "        bar 2%", "    the end"]
-    assert lines[start + 4].startswith("01_good: passed after ")
+    assert log == lines[start : start + 6]
+    printed = ["    half a line", "        bar 2%", "    the end", "    status running"]
+    assert lines[start + 1 : start + 5] == printed
+    assert lines[start + 5].startswith("01_good: passed after ")
     assert any(line.startswith("02_late: failed in cell 5 (ZeroDivisionError)") for line in lines)
 
 
