@@ -5,7 +5,6 @@ recipes/test_resnet50_on_ranks.py, and one real call of each command is below.
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from labkit.launching.plan import free_port
+from tests.shell_scripts import FAKE, assert_executable_and_posix
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "resnet50"
 SCRIPTS = {
@@ -20,10 +20,6 @@ SCRIPTS = {
     "run_eval.sh": 2,
     "run_distribute_train.sh": 2,
 }
-FAKE = """#!/bin/sh
-echo "$(basename "$0") $*" >>"$CALLS"
-exit ${CODE:-0}
-"""
 
 
 @pytest.fixture
@@ -119,12 +115,7 @@ def test_wrong_arguments(call, tmp_path, script, arguments, message):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_they_are_executable_and_posix(script):
-    path = FOLDER / script
-    assert os.access(path, os.X_OK)
-    text = path.read_text() + (FOLDER / "common.sh").read_text()
-    assert text.startswith("#!/bin/sh\n")
-    assert not re.search(r"\[\[|function |source |\blocal\b|&>|<<<", text)
-    subprocess.run(["sh", "-n", path], check=True)
+    assert_executable_and_posix(FOLDER / script)
 
 
 def test_a_checkpoint_that_is_none_is_refused_by_the_real_program(tmp_path):

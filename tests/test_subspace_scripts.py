@@ -5,14 +5,13 @@ recipes/test_subspace_on_ranks.py, and one real call is below.
 """
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.test_resnet50_scripts import FAKE
+from tests.shell_scripts import FAKE, assert_executable_and_posix
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "subspace"
 ONE, TWO = "run_stage_1.sh", "run_stage_2.sh"
@@ -109,12 +108,7 @@ def test_wrong_arguments(call, tmp_path, script, arguments, environment, message
 
 @pytest.mark.parametrize("script", [ONE, TWO])
 def test_they_are_executable_and_posix(script):
-    path = FOLDER / script
-    assert os.access(path, os.X_OK)
-    text = path.read_text() + (FOLDER / "common.sh").read_text()
-    assert text.startswith("#!/bin/sh\n")
-    assert not re.search(r"\[\[|function |source |\blocal\b|&>|<<<", text)
-    subprocess.run(["sh", "-n", path], check=True)
+    assert_executable_and_posix(FOLDER / script)
 
 
 def test_a_checkpoint_that_is_none_is_refused_by_the_real_program(tmp_path):

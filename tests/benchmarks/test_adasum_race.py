@@ -1,8 +1,5 @@
 """The race's program: what it plans, the cosines that it notes, and the quick form end to end."""
 
-import os
-import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -11,6 +8,7 @@ import pytest
 from labkit.reference import cosine
 from labkit.results import adasum_race as race
 from labkit.results.stored import LAYERS
+from tests.races import quick_twice
 
 
 @pytest.fixture(scope="module")
@@ -59,21 +57,8 @@ def test_the_rate_warms_up_and_ends_at_zero(programs):
 @pytest.mark.slow
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
     """Everything that is planned has its row, and a second run trains nothing again."""
-    program = tmp_path / "benchmarks"  # what it writes goes beside it
-    shutil.copytree(programs, program)
-    folder = tmp_path / "runs" / "bench" / "adasum_race_quick"
-    command = [sys.executable, "adasum_race.py", "--quick", "--data", str(mnist)]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    finished = []
-    for _ in range(2):
-        done = subprocess.run(
-            command, cwd=program, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        finished.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")})
-    assert "required, at the single-worker rate" in done.stdout
-    stored = race.load(folder / "stored")  # checks the rows against the plan
-    assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
+    printed, stored = quick_twice("adasum_race", race.load, programs, root, mnist, tmp_path)
+    assert "required, at the single-worker rate" in printed
     for row in stored.rows:
         (*_, last) = stored.curves[row["run"]]
         assert (last["cosine_fc1"] is None) == (row["workers"] == 1)

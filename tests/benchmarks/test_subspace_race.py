@@ -1,8 +1,5 @@
 """The race's program: its plan, what stage one leaves and what starts from it, the quick form."""
 
-import os
-import shutil
-import subprocess
 import sys
 
 import numpy as np
@@ -17,6 +14,7 @@ from labkit.results.subspace_plan import setting_of
 from labkit.snapshot_folder import SnapshotFolder
 from labkit.snapshots import Snapshots, load_snapshot
 from labkit.training import fit
+from tests.races import quick_twice
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -196,20 +194,7 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(programs, dat
 @pytest.mark.slow
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
     """Everything that is planned has its row, and a second run trains nothing again."""
-    program = tmp_path / "benchmarks"  # what it writes goes beside it
-    shutil.copytree(programs, program)
-    folder = tmp_path / "runs" / "bench" / "subspace_race_quick"
-    command = [sys.executable, "subspace_race.py", "--quick", "--data", str(mnist)]
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    finished = []
-    for _ in range(2):
-        done = subprocess.run(
-            command, cwd=program, env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        finished.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")})
-    assert "gain over the end of stage one" in done.stdout and "start=initial" in done.stdout
-    stored = race.load(folder / "stored")  # checks the rows against the plan
-    assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
+    printed, stored = quick_twice("subspace_race", race.load, programs, root, mnist, tmp_path)
+    assert "gain over the end of stage one" in printed and "start=initial" in printed
     (bfgs,) = stored.select(stage="compare", method="projected_bfgs")
     assert bfgs["searches"] == bfgs["updates"] == 4 and bfgs["explained"] > 0.5

@@ -1,16 +1,14 @@
 """The stored race is what its plan says, and shows what the lab says of it."""
 
 import copy
-import json
 import statistics
-import sys
-from pathlib import Path
 
 import pytest
 
 from labkit import results
 from labkit.errors import InputError
 from labkit.results import subspace_race as race
+from tests.races import assert_it_says_how_it_was_made, assert_planned, assert_small
 
 SEEDS = [1, 2, 3]
 
@@ -31,24 +29,15 @@ def mean(stored, method, epochs=2, **which):
 
 
 def test_it_says_how_it_was_made(stored, root):
-    program, option = stored.head["command"].removeprefix("python ").split()
-    assert (root / program).is_file() and option == "--all"
-    assert set(stored.head["versions"]) == {"labkit", "mindspore", "numpy", "python"}
-    assert stored.head["cores"] >= 1 and len(stored.head["date"]) == 10
+    assert_it_says_how_it_was_made(stored, root)
 
 
 def test_its_plan_is_that_of_the_program(stored, root, monkeypatch):
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    from _subspace_plan import PLANS
-
-    assert stored.head["plan"] == json.loads(json.dumps(PLANS["all"]))
-    sys.modules.pop("_subspace_plan")
+    assert_planned(stored, "all", "_subspace_plan", root, monkeypatch)
 
 
 def test_it_is_small():
-    files = list(Path(results.stored.FOLDER).glob("subspace_race*.*"))
-    assert len(files) == 4  # with the module
-    assert sum(path.stat().st_size for path in files) < 150_000
+    assert_small("subspace_race", 150_000)
 
 
 def test_the_setting_is_the_issues(stored):
