@@ -7,7 +7,8 @@ VENV ?= .venv
 PYTHON ?=
 PRESET ?= lab
 LABS ?=
-JOBS ?= 2
+# Test files at once: one a core, at most 3, each of which may hold 5 GB.
+JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 2 ? 2 : cores > 3 ? 3 : cores)))
 ARGS ?=
 export VENV PYTHON
 
@@ -24,7 +25,7 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 	@$(ENVIRONMENT) base
 	@$(BIN)/labkit run --preset $(PRESET) $(ARGS) $(LABS)
 
-test: ## install if needed, then all tests, and every notebook at preset smoke: JOBS=2 files at once
+test: ## install if needed, then all tests, and every notebook at preset smoke: JOBS files at once (2 or 3)
 	@$(ENVIRONMENT) test
 	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks -n $(JOBS) --dist loadfile \
 	    --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg \

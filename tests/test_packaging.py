@@ -207,7 +207,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 def make(*arguments):
     # A make above this one hands its flags on in the environment.
-    outer = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "ARGS", "VENV", "PYTHON", "PRESET", "LABS")
+    outer = "MAKEFLAGS MFLAGS MAKELEVEL ARGS VENV PYTHON PRESET LABS JOBS".split()
     done = subprocess.run(
         ["make", *arguments],
         cwd=ROOT,
@@ -239,5 +239,6 @@ def test_make_test_covers_unit_tests_and_notebooks_in_one_call():
     command = make("-n", "test")
     assert "LABKIT_PRESET=smoke" in command and command.count("-m pytest") == 1
     assert "pytest tests notebooks" in command and "--nbval-lax" in command
-    assert "-n 2 --dist loadfile" in command
+    jobs = min(max(len(os.sched_getaffinity(0)), 2), 3)
+    assert f"-n {jobs} --dist loadfile" in command
     assert "-n 5 --dist loadfile" in make("-n", "test", "JOBS=5")
