@@ -19,6 +19,7 @@ from labkit.records import Records
 
 RESULTS = "results.json"
 _FIGURE_DPI = 110
+_OPENED: set[Path] = set()
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Run:
                 raise InputError(f"cannot use LABKIT_RUN={given} as run folder: {error}") from error
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
+        _OPENED.add(folder.resolve())
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
     def path(self, name: str) -> Path:
@@ -107,6 +109,11 @@ class Run:
         record["headline"] = list(headline)
         record["status"] = "passed"
         return write_results(self.folder, record | _of_the_runner(self.folder))
+
+
+def opened_here(folder: Path) -> bool:
+    """Return whether ``folder`` is the run folder of a ``Run`` that this process has opened."""
+    return folder.resolve() in _OPENED
 
 
 def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str | None) -> dict:

@@ -16,6 +16,7 @@ from labkit.errors import InputError
 from labkit.reports import curves
 from labkit.reports.read import KERNEL_LOG, LOG, LabRun, RunFolder, read, tail
 from labkit.reports.text_chart import chart
+from labkit.run import opened_here
 
 # A run without results.json, or between two labs, counts as going for so long after its last
 # written file. Preparing data and starting a kernel have taken up to 40 s on two busy cores.
@@ -76,8 +77,10 @@ def as_text(found: Look, width: int = 80) -> str:
 def follow(folder, every: float, show: Callable[[Look], None]) -> str:
     """Call ``show`` with a look every ``every`` seconds until the run ends; return its status.
 
-    Only what has changed is shown. A folder that cannot be read for a moment, while a file in it
-    is being replaced, is looked at again; one that is no run raises ``InputError`` at once.
+    Only what has changed is shown. A run that this process executes goes no further while it is
+    being followed: one look, and "running" is returned. A folder that cannot be read for a moment,
+    while a file in it is being replaced, is looked at again; one that is no run raises
+    ``InputError`` at once.
     """
     if not every > 0:
         raise InputError(f"every is {every}; expected seconds above 0")
@@ -88,7 +91,8 @@ def follow(folder, every: float, show: Callable[[Look], None]) -> str:
         if seen != before:
             show(found)
             before = seen
-        if found.status != "running":
+        own = found.lab is not None and opened_here(found.lab.folder)
+        if own or found.status != "running":
             return found.status
         time.sleep(every)
 
@@ -121,9 +125,9 @@ def attach(folder, every: float = 2.0) -> str:
     folder  of a run, of a lab or of a sweep; the lab that is going is shown
     every   seconds between two looks, above 0
 
-    The figure is replaced in place. Returns "passed", "failed" or "interrupted" when the run ends;
-    interrupting the cell leaves the run alone. Outside a notebook text is printed instead. Raises
-    ``InputError`` where ``folder`` holds no run.
+    The figure is replaced in place. Returns "passed", "failed" or "interrupted" when the run ends,
+    "running" at once for the run of this very notebook; interrupting the cell leaves the run alone.
+    Outside a notebook text is printed instead. Raises ``InputError`` where ``folder`` holds no run.
     """
     if "ipykernel" not in sys.modules:
         return in_terminal(folder, every, once=False)

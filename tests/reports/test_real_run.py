@@ -55,7 +55,7 @@ def test_its_report_has_its_numbers_its_curve_and_its_notebook(executed):
     assert "1 passed" in found.text and "last loss" in found.text and "0.125" in found.text
     assert "loss (nats) over update" in found.text and "loss (nats) over time (s)" in found.text
     (link,) = [link for link in found.links if not link.startswith("#")]
-    assert "the end passed" in check((out.parent / link).read_text()).text
+    assert "the end running" in check((out.parent / link).read_text()).text
 
 
 def test_in_a_notebook_without_a_browser_the_figure_of_attach_is_there(executed):
