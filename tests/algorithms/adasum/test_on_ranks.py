@@ -1,5 +1,7 @@
 """Ranks are virtual workers that take turns: the same bits, whoever computes them."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -32,6 +34,12 @@ def ranks(root, tmp_path_factory):
     return of
 
 
+@functools.cache
+def virtual_workers(case):
+    """What one process finds; read it only."""
+    return adasum_on_ranks.run(case)
+
+
 def of_case(found, case):
     return {name: value for name, value in found.items() if name.startswith(f"{case}/")}
 
@@ -44,7 +52,7 @@ def test_ranks_are_virtual_workers(ranks, case):
     micro-batch as a virtual worker does. A node's mean is added up by AllReduce: within 1e-6.
     """
     real = [of_case(found, case) for found in ranks(CASES[case][0])]
-    virtual = adasum_on_ranks.run(case)
+    virtual = virtual_workers(case)
     names = {name for name in virtual if name.count("/") == 2 and "/last/" not in name}
     assert len(names) == CASES[case][3] * (8 if "LeNet" in case else 2)
     for name in sorted(names):
@@ -60,7 +68,7 @@ def test_ranks_are_virtual_workers(ranks, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_reports_the_whole_update(ranks, case):
-    virtual = adasum_on_ranks.run(case) if CASES[case][1] == "linear" else None
+    virtual = virtual_workers(case) if CASES[case][1] == "linear" else None
     real = [of_case(found, case) for found in ranks(CASES[case][0])]
     for update in range(CASES[case][3]):
         name = f"{case}/last/{update}"
