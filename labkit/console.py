@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,14 @@ _LOG_LINES = 5  # of a failed lab's log, below the closing table
 
 def line(text: str) -> None:
     """Print one line at once, also into a pipe."""
-    # One write: print makes two of it, and another thread's line could come between.
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        # One write: print makes two of it, and another thread's line could come between.
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone (| head): what is under way is worth more than its lines.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("labkit: nobody reads standard output any more; going on", file=sys.stderr)
 
 
 def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Say:
@@ -152,7 +158,7 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     return (
         outcome.lab.name,
         "passed before" if outcome.skipped else results["status"],
-        results["device"] or "-",
+        results.get("device") or "-",
         f"{results['total_seconds']:.1f}",
         headline(results) or "-",
         near(outcome.notebook),

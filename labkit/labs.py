@@ -73,7 +73,10 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     A lab answers to its number (``01`` or ``1``), its name and its name without the number. Names
     may be joined by commas or spaces. Raises ``InputError`` for an unknown or ambiguous name.
     """
+    names = list(names)
     wanted = [name for text in names for name in re.split(r"[,\s]+", text) if name]
+    if names and not wanted:
+        raise InputError(f"{names[0]!r} is no lab; expected a number or name, or nothing for all")
     if not labs:
         raise InputError("no lab found; expected notebooks named like notebooks/01_name.ipynb")
     chosen = [_pick_one(labs, name) for name in wanted] if wanted else labs

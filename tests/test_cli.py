@@ -23,8 +23,10 @@ from tests.living import is_alive
 ROOT = Path(cli.__file__).resolve().parents[1]
 
 
-def write_lab(project, name, source):
-    parameters = 'preset = "lab"\ndevice = "auto"\nepochs = None'
+PARAMETERS = 'preset = "lab"\ndevice = "auto"\nepochs = None'
+
+
+def write_lab(project, name, source, parameters=PARAMETERS):
     cells = [
         {"cell_type": "markdown", "metadata": {}, "source": f"# {name[:2]} · The {name[3:]}"},
         {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": parameters},
@@ -122,6 +124,7 @@ def test_the_help_of_every_command_shows_an_example(words, monkeypatch):
         ("run --preset s", "smoke"),
         ("sweep 01 --device C", "CPU"),
         ("run -p de", ""),  # has an option of its own
+        ("doctor ker", "kernel"),
     ],
 )
 def test_a_shell_completes(project, line, expected):
@@ -138,6 +141,17 @@ def test_a_shell_completes(project, line, expected):
     assert done.stdout.strip() == expected, done.stderr
 
 
+def test_a_shell_completes_the_parameters_of_the_lab_that_is_named(project):
+    write_lab(project, "02_more", "1", parameters="preset = device = None\nerror_rate = 1")
+    words = {
+        "run 02 -p e": "error_rate=",
+        "run -p e": "epochs=\nerror_rate=",
+        "run 1 -p e": "epochs=",
+    }
+    for line, expected in words.items():
+        test_a_shell_completes(project, line, expected)
+
+
 def test_version():
     done = call("--version")
     assert done.exit_code == 0
@@ -148,6 +162,7 @@ def test_version():
     ("arguments", "said"),
     [
         (["run", "7"], "unknown lab '7'"),
+        (["run", ""], "'' is no lab"),
         (["run", "--preset", "big"], "unknown preset 'big'"),
         (["run", "--device", "TPU"], "unknown device 'TPU'"),
         (["run", "-p", "epoch=2"], "Did you mean 'epochs'?"),
@@ -233,12 +248,8 @@ def test_run_hands_everything_on(project, monkeypatch):
     assert seen["folder"] == project / "there" / "01_sums"
     assert seen["limits"] == Limits(seconds=99, cell_seconds=9, memory=3e9)
     asked = seen["request"]
-    assert ([lab.name for lab in asked.labs], asked.preset, asked.device, asked.parameters) == (
-        ["01_sums"],
-        "smoke",
-        "CPU",
-        {"epochs": 2},
-    )
+    assert [lab.name for lab in asked.labs] == ["01_sums"]
+    assert (asked.preset, asked.device, asked.of(asked.labs[0])) == ("smoke", "CPU", {"epochs": 2})
 
 
 @pytest.mark.parametrize(

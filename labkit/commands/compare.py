@@ -26,8 +26,12 @@ def compare(
     if json:
         from json import dumps
 
+        from labkit.run import plain
+
         names = {"left": str(first.folder), "right": str(second.folder)}
-        print(dumps(names | difference.as_json(found), ensure_ascii=False))
+        # A NaN in a damaged results.json becomes a text, as Run.finish writes it.
+        record = plain(names | difference.as_json(found), "the comparison")
+        print(dumps(record, ensure_ascii=False, allow_nan=False))
     else:
         _show(found, first.label, second.label)
     raise typer.Exit(1 if difference.counting(found) else 0)

@@ -13,10 +13,20 @@ _NAME_WIDTH = 12
 _STYLE = {"pass": "green", "fail": "bold red"}
 
 
+def _checks(incomplete: str) -> list[str]:
+    from labkit import doctor
+
+    return [name for name in doctor.known() if name.startswith(incomplete)]
+
+
 def doctor(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CHECK]...", help="Only these, such as kernel; none: all."),
+        typer.Argument(
+            metavar="[CHECK]...",
+            help="Only these, such as kernel; none: all.",
+            autocompletion=_checks,
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a check, and nothing else.")

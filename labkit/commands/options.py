@@ -1,5 +1,6 @@
 """Options that several commands share, and what completes their values in a shell."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -23,20 +24,40 @@ def labs(incomplete: str) -> list[str]:
     return [lab.name for lab in found if lab.name.startswith(incomplete)]
 
 
-def parameters(ctx: typer.Context, incomplete: str) -> list[str]:
+def parameters(incomplete: str) -> list[str]:
     from labkit import labs as lab_files
     from labkit.errors import InputError
 
     try:
         found = lab_files.find_labs(lab_files.find_project())
-        asked = ctx.params.get("labs") or ctx.params.get("lab") or ()
-        chosen = lab_files.pick(found, [asked] if isinstance(asked, str) else asked)
-        names = {name for lab in chosen for name in lab_files.parameter_names(lab)}
+        named = [lab for word in _words() for lab in _labs_of(found, word)]
+        names = {name for lab in named or found for name in lab_files.parameter_names(lab)}
     except InputError:
         return []
     return [
         f"{name}=" for name in sorted(names - {"preset", "device"}) if name.startswith(incomplete)
     ]
+
+
+def _words() -> list[str]:
+    """Return the words of the line that a shell completes, but for options and what follows them.
+
+    The context of the command has no arguments yet: an option without its value ends the parsing.
+    """
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = line.split()
+    pairs = zip(words, words[1:], strict=False)
+    return [word for before, word in pairs if not before.startswith("-") and word[0] != "-"]
+
+
+def _labs_of(found, word: str) -> tuple:
+    from labkit import labs as lab_files
+    from labkit.errors import InputError
+
+    try:
+        return lab_files.pick(found, [word])
+    except InputError:
+        return ()
 
 
 def _among(words):

@@ -1,7 +1,7 @@
 """`labkit run`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -46,20 +46,23 @@ def run(
         raise InputError("--resume goes on in the folder of its run; --out came as well")
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
     named = request.parse_parameters(parameter or ())
+    before: dict[str, Any] = {"parameters": {}}
     if resume is not None:
         before = folders.read_run(resume)
         from_shell = ctx.get_parameter_source("preset").name == "ENVIRONMENT"
         preset = before["preset"] if preset is None or from_shell else preset
         device = device or before["device"]
         labs = labs or before["labs"]
-        named = {**before["parameters"], **named}
     wanted = request.check(
-        labs or (), preset=preset or "lab", device=device or "auto", parameters=named
+        labs or (),
+        preset=preset or "lab",
+        device=device or "auto",
+        parameters=named,
+        before=before["parameters"],
     )
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory)
     outcomes: list[runner.Outcome] = []
-    with ended_by_sigterm():
-        job = runner.prepare(wanted, out, resume=resume, say=say)
+    with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as job:
         try:
             for outcome in runner.run_labs(job, say, limits):
                 outcomes.append(outcome)

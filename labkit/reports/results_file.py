@@ -60,7 +60,13 @@ def read_results(folder: Path) -> tuple[dict[str, Any], list[str]]:
     not there.
     """
     read, problems = read_json(folder / RESULTS)
-    results = {}
+    results, more = usable(read)
+    return results, problems + more
+
+
+def usable(read: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the usable part of what was in a results.json; as ``read_results``."""
+    results, problems = {}, []
     for name, value in read.items():
         kind = _KINDS.get(name)
         if value is None or kind is None:

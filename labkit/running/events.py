@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.running.streams import last_state
+
 
 @dataclass(frozen=True)
 class Event:
@@ -29,6 +31,7 @@ class Event:
 
 
 Say = Callable[[Event], None]
+_LONGEST = 120  # characters of a printed line that progress repeats
 
 
 class Progress:
@@ -79,10 +82,9 @@ class Progress:
         self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
-        # A bar that redraws itself with carriage returns shows its last state.
-        line = line.rstrip("\r").rsplit("\r", 1)[-1].rstrip()
+        line = last_state(line).rstrip()
         if line:
-            self.last = line.strip()
+            self.last = _short(line.strip())
             self._say(Event("output", f"    {line}", self._lab, {"text": line}))
 
     def _report(self) -> None:
@@ -93,6 +95,10 @@ class Progress:
             # The last thing printed says more than the number of a cell that takes minutes.
             text += f" · {self.last}" if self.last else ""
             self._say(Event("progress", text, self._lab, values | {"last": self.last}))
+
+
+def _short(line: str) -> str:
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
 
 
 def is_executed(cell: Mapping[str, Any]) -> bool:

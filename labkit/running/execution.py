@@ -1,6 +1,7 @@
 """One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from labkit.launching.processes import MARK, guarded
 from labkit.notebook_links import relinked
 from labkit.running.events import Event, Progress, Say, is_executed
 from labkit.running.kernel import NAME, own_kernel
+from labkit.running.streams import merge_streams
 from labkit.running.watch import Limits, Watch
 
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
@@ -17,6 +19,8 @@ _START_TIMEOUT = 180
 _TAIL = 10  # lines
 # Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
 _PORT_TAKEN, _STARTS = "Address already in use", 3
+# What a kernel may write when Jupyter ends it, after the failure that is looked for.
+_ON_STOPPING = "KeyboardInterrupt caught in kernel."
 # In words; an exception has a name of its own.
 CAUSES = {
     "died": "its kernel died",
@@ -76,7 +80,7 @@ def execute(
             error = _papermill(source, output, parameters, progress, manager, limits)
             if error is not None and type(error).__name__ == "DeadKernelError":
                 watch.kernel_died()
-        if error is None:
+        if error is None and watch.cause is None:
             log.unlink(missing_ok=True)
             return Execution(None, watch.peak)
         if progress.cell or not any(_PORT_TAKEN in line for line in _lines(log)):
@@ -94,7 +98,7 @@ def _papermill(
     progress: Progress,
     manager: type,
     limits: Limits,
-) -> Exception | None:
+) -> BaseException | None:
     """Let papermill execute ``output`` in place; return what stopped it."""
     import papermill
 
@@ -110,9 +114,9 @@ def _papermill(
             progress_bar=False,
             stdout_file=progress,
             start_timeout=_START_TIMEOUT,
-            execution_timeout=limits.cell_seconds,
-            coalesce_streams=True,
+            execution_timeout=_whole_seconds(limits.cell_seconds),
             on_cell_start=progress.cell_started,
+            on_cell_executed=merge_streams,
             kernel_manager_class=manager,
             resources={"metadata": {"path": str(source.parent)}},
         )
@@ -120,10 +124,27 @@ def _papermill(
     # is that lab's failure: it is reported, and the other labs still run.
     except Exception as error:
         return error
+    return _left_early(output)
+
+
+def _whole_seconds(limit: float | None) -> int | None:
+    """Return a cell's limit as papermill takes it; None is no limit."""
+    return None if limit is None or math.isinf(limit) else math.ceil(limit)
+
+
+def _left_early(output: Path) -> SystemExit | None:
+    """Return a SystemExit where cells are left over: papermill takes sys.exit() for an end."""
+    import nbformat
+
+    for cell in nbformat.read(output, as_version=4).cells:
+        if is_executed(cell) and cell.metadata.get("papermill", {}).get("status") != "completed":
+            return SystemExit("the notebook was left before its end")
     return None
 
 
-def _failure(error: Exception, watch: Watch, progress: Progress, log: Path) -> Failure:
+def _failure(error: BaseException | None, watch: Watch, progress: Progress, log: Path) -> Failure:
+    if error is None:  # a cell has caught the KeyboardInterrupt of its time limit
+        error = KeyboardInterrupt()
     name = getattr(error, "ename", type(error).__name__)
     message = getattr(error, "evalue", str(error))
     cause = watch.cause or ("timeout" if name == "CellTimeoutError" else "exception")
@@ -137,7 +158,8 @@ def _failure(error: Exception, watch: Watch, progress: Progress, log: Path) -> F
 
 def _lines(log: Path) -> list[str]:
     text = log.read_text(errors="replace") if log.exists() else ""
-    return [line.rstrip() for line in text.splitlines() if line.strip()]
+    lines = (line.rstrip() for line in text.splitlines())
+    return [line for line in lines if line and not line.endswith(_ON_STOPPING)]
 
 
 def _prepare(source: Path, output: Path) -> int:

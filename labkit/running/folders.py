@@ -1,11 +1,13 @@
 """The folders of runs: where one may be made, what is written beside the labs, what is in one."""
 
+import fcntl
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from labkit.run import RESULTS
 from labkit.running.request import Request
 from labkit.whole_files import whole_file
 
-RUN = "run.json"
+RUN, SWEEP = "run.json", "sweep.json"
 _REPLACED = "replaced"
 
 
@@ -29,6 +31,8 @@ def refuse_used(labs: Iterable[Lab], out: Path | None, runs: Path) -> None:
         if latest.exists() and not latest.is_symlink():
             raise InputError(f"{latest} is in the way: expected a link, or nothing; move it away")
         return
+    if (out / SWEEP).exists():
+        raise InputError(f"{out} holds a sweep; give another --out")
     for folder in (out / lab.name for lab in labs):
         refuse_unwritable(folder)
         # Two runs in one folder would mix their records and checkpoints.
@@ -54,6 +58,26 @@ def refuse_unwritable(folder: Path) -> None:
         raise InputError(f"cannot write to {folder}: {error.strerror} ({existing})") from error
 
 
+@contextmanager
+def locked(folder: Path, what: str) -> Iterator[None]:
+    """Make ``folder``, and keep every other process out of it that asks here.
+
+    Raises ``InputError`` where one is in it. The lock goes with the process, however that ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            who = lock.read().strip() or "unknown"
+            raise InputError(f"{folder} is in use by {what}, process {who}") from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        yield
+
+
 def point_latest(runs: Path, folder: Path) -> None:
     """Let ``runs/latest`` point to ``folder``."""
     temporary = runs / f".latest-{os.getpid()}"
@@ -69,7 +93,7 @@ def write_run(folder: Path, request: Request) -> None:
         "labs": list(dict.fromkeys(names)),
         "preset": request.preset,
         "device": request.device,
-        "parameters": dict(request.parameters),
+        "parameters": {**known.get("parameters", {}), **request.parameters},
         "started": known.get("started", now()),
     }
     write_json(folder / RUN, record)
@@ -87,6 +111,9 @@ def read_run(folder: Path) -> dict[str, Any]:
     for name, kind in keys.items():
         if not isinstance(record.get(name), kind):
             raise InputError(f"{folder / RUN} has no usable {name!r}: {record.get(name)!r}")
+    for lab, own in record["parameters"].items():
+        if not isinstance(own, dict):
+            raise InputError(f"{folder / RUN} has no usable parameters of {lab!r}: {own!r}")
     return record
 
 
@@ -106,20 +133,8 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def is_running(results: Mapping[str, Any]) -> bool:
-    """Return whether the process that wrote "running" into a results.json is still there."""
-    pid, born = results.get("pid"), results.get("pid_created")
-    if results.get("status") != "running" or not isinstance(pid, int):
-        return False
-    try:
-        # A process of the same number may be another one by now.
-        return born is None or abs(psutil.Process(pid).create_time() - born) < 1
-    except psutil.Error:
-        return False
-
-
 def runner_stamp() -> dict[str, Any]:
-    """Return what `is_running` looks at: this process."""
+    """Return what says who writes a results.json with status "running": this process."""
     return {"pid": os.getpid(), "pid_created": round(psutil.Process().create_time(), 2)}
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from labkit import console
 from labkit.commands.signals import ended_by_sigterm
 from labkit.errors import InputError
 from labkit.running import request, runner
@@ -35,9 +36,7 @@ def main() -> int:
 
 
 def _tell(event) -> None:
-    # One write: the progress comes from a thread of its own, and would stand inside this line.
-    sys.stdout.write(json.dumps({"text": event.text, **event.as_json()}) + "\n")
-    sys.stdout.flush()
+    console.line(json.dumps({"text": event.text, **event.as_json()}))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,11 @@ class Request:
     labs: tuple[Lab, ...]
     preset: str
     device: str
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Mapping[str, Any]]  # of each lab
+
+    def of(self, lab: Lab) -> Mapping[str, Any]:
+        """Return the parameters that ``lab`` is asked to run with."""
+        return self.parameters[lab.name]
 
 
 def check(
@@ -32,11 +36,13 @@ def check(
     preset: str = "lab",
     device: str = "auto",
     parameters: Iterable[str] | Mapping[str, Any] = (),
+    before: Mapping[str, Mapping[str, Any]] | None = None,
     start: Path | None = None,
 ) -> Request:
     """Return the checked request for the labs ``names`` (none: all).
 
-    parameters  texts ``name=value``, the value as YAML; or values by name.
+    parameters  texts ``name=value``, the value as YAML; or values by name: for all these labs.
+    before      what a lab had in the run that goes on, by its name; ``parameters`` come on top.
     start       a folder of the project; the working folder if not given.
 
     Raises ``InputError`` for an unknown lab, preset, device or parameter, for a preset or parameter
@@ -47,8 +53,10 @@ def check(
     chosen = lab_files.pick(lab_files.find_labs(project), names)
     refuse_unknown("preset", preset, PRESETS)
     refuse_unknown("device", device, DEVICES)
-    named = parameters if isinstance(parameters, Mapping) else parse_parameters(parameters)
+    given = parameters if isinstance(parameters, Mapping) else parse_parameters(parameters)
+    of_labs = {lab.name: {**(before or {}).get(lab.name, {}), **given} for lab in chosen}
     for lab in chosen:
+        named = of_labs[lab.name]
         refuse_unknown(f"preset of lab {lab.name}", preset, lab.presets)
         known = [n for n in lab_files.parameter_names(lab) if n not in ("preset", "device")]
         for name in named:
@@ -62,7 +70,7 @@ def check(
                 f"device {device} was asked for and is not here; MindSpore can use: "
                 f"{', '.join(present)}"
             )
-    return Request(project, chosen, preset, device, dict(named))
+    return Request(project, chosen, preset, device, of_labs)
 
 
 def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:

@@ -4,13 +4,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from labkit import inputs
 from labkit.errors import InputError
 from labkit.labs import Lab, mentions
+from labkit.reports.results_file import usable
 from labkit.run import describe, new_folder, write_results
 from labkit.running import folders
 from labkit.running.events import Event, Say
@@ -44,28 +46,29 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Job:
-    """A run whose folder is there and whose data are prepared; made by ``prepare``."""
+    """A run whose folder is there and whose data are prepared; made by ``prepared``."""
 
     request: Request
     folder: Path
     resumed: bool
 
 
-def prepare(
+@contextmanager
+def prepared(
     request: Request, out: Path | None = None, *, resume: Path | None = None, say: Say
-) -> Job:
+) -> Iterator[Job]:
     """Check where the labs of ``request`` may be written to, prepare their data, make the folder.
 
     Lab ``name`` goes to ``out/name``; without ``out`` to a new ``runs/<time>/name`` of the project,
     and ``runs/latest`` then points to ``runs/<time>``. ``resume`` is the folder of an earlier run
-    to go on in. Raises ``InputError`` before anything is created where the folder cannot be used or
-    the data cannot be prepared, ``RuntimeError`` where preparing them fails for another reason.
+    to go on in. As long as the context lasts, no other run can use the folder. Raises
+    ``InputError`` before anything is created where the folder cannot be used or the data cannot be
+    prepared, ``RuntimeError`` where preparing them fails for another reason.
     """
     runs = request.project / "runs"
     if resume is None:
         folders.refuse_used(request.labs, out, runs)
     else:
-        _refuse_running(resume, request.labs)
         folders.refuse_unwritable(resume)
     prepare_data(request, say)
     folder = resume or out
@@ -73,8 +76,9 @@ def prepare(
         folder = new_folder(runs)
         folders.point_latest(runs, folder)
     folder = folder.resolve()
-    folders.write_run(folder, request)
-    return Job(request, folder, resumed=resume is not None)
+    with folders.locked(folder, "another run"):
+        folders.write_run(folder, request)
+        yield Job(request, folder, resumed=resume is not None)
 
 
 def run_labs(job: Job, say: Say, limits: Limits) -> Iterator[Outcome]:
@@ -93,8 +97,9 @@ def run(
     say: Say = lambda event: print(event.text),
     limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> list[Outcome]:
-    """Prepare a run and execute all its labs; arguments and errors as in ``prepare``."""
-    return list(run_labs(prepare(request, out, say=say), say, limits))
+    """Prepare a run and execute all its labs; arguments and errors as in ``prepared``."""
+    with prepared(request, out, say=say) as job:
+        return list(run_labs(job, say, limits))
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:
@@ -106,38 +111,57 @@ def exit_code(outcomes: Iterable[Outcome]) -> int:
 
 
 def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) -> Outcome:
-    """Execute one lab into ``folder``, where trainings of an earlier execution are continued."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Execute one lab into ``folder``, where trainings of an earlier execution are continued.
+
+    A disk that is full, or a folder that vanishes, is this lab's failure: the others may fit.
+    """
     notebook = folder / lab.path.name
-    before = _begin(lab, request, folder)
+    before = _record(lab, request)
     ending = Execution(_INTERRUPTED, 0.0)
     started = time.monotonic()
-    with (folder / LOG).open("a", encoding="utf-8", buffering=1) as log:
 
-        def told(event: Event) -> None:
+    def told(event: Event) -> None:
+        with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
             log.write(event.text + "\n")
-            say(event)
+        say(event)
 
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_results(folder, before)
         text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
         values = {"preset": request.preset, "device": request.device, "folder": str(folder)}
         told(Event("started", text, lab.name, values))
+        ending = _execute(lab, request, folder, notebook, told, limits)
+    except OSError as error:
+        ending = Execution(_unwritable(error), 0.0)
+    finally:
+        # Ctrl-C passes through here: the folder must say that it holds no whole run.
+        found, problems = usable(folders.results_of(folder))
+        for problem in problems:
+            told(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
+        seconds = time.monotonic() - started
+        results = _complete({**before, **found}, ending, seconds)
         try:
-            ending = _execute(lab, request, folder, notebook, told, limits)
-        finally:
-            # Ctrl-C passes through here: the folder must say that it holds no whole run.
-            seconds = time.monotonic() - started
-            results = _complete_results(folder, before, notebook, ending, seconds)
-            told(_ended(lab, results))
+            write_results(folder, results)
+        except OSError as error:
+            if ending.failure is None:
+                ending = replace(ending, failure=_unwritable(error))
+                results = _complete(results, ending, seconds)
+        told(_ended(lab, results))
     return Outcome(lab, results, notebook, ending.failure)
 
 
 _INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
 
 
+def _unwritable(error: OSError) -> Failure:
+    return Failure(type(error).__name__, f"its folder cannot be written: {error}", None)
+
+
 def _execute(
     lab: Lab, request: Request, folder: Path, notebook: Path, say: Say, limits: Limits
 ) -> Execution:
-    parameters = {"preset": request.preset, "device": request.device, **request.parameters}
+    parameters = {"preset": request.preset, "device": request.device, **request.of(lab)}
     environment = {
         "LABKIT_PRESET": request.preset,
         "LABKIT_RUN": str(folder),
@@ -174,7 +198,7 @@ def passed_before(
     folder = out / name
     if not folder.exists():
         return None
-    results = folders.results_of(folder)
+    results, _ = usable(folders.results_of(folder))
     different = inputs.changed(results.get("inputs", {}), _inputs(lab, request))
     if different:
         aside = folders.set_aside(out, name)
@@ -182,7 +206,8 @@ def passed_before(
         say(Event("replaced", text, lab.name, {"changed": different, "folder": str(aside)}))
         return None
     notebook = folder / lab.path.name
-    if results.get("status") != "passed" or not notebook.exists():
+    whole = results.get("status") == "passed" and "total_seconds" in results
+    if not whole or not notebook.exists():
         return None
     text = f"{name}: passed before with the same inputs, not executed again"
     say(Event("skipped", text, lab.name, {"folder": str(folder)}))
@@ -193,29 +218,21 @@ def _inputs(lab: Lab, request: Request) -> dict[str, str]:
     import nbformat
 
     notebook = nbformat.read(lab.path, as_version=4)
-    return inputs.of_run(
-        request.project, notebook, request.preset, request.device, request.parameters
-    )
+    return inputs.of_run(request.project, notebook, request.preset, request.device, request.of(lab))
 
 
-def _begin(lab: Lab, request: Request, folder: Path) -> dict[str, Any]:
-    """Write results.json as it is while the lab runs; return it."""
+def _record(lab: Lab, request: Request) -> dict[str, Any]:
+    """Return results.json as it is while the lab runs."""
     device = None if request.device == "auto" else request.device
-    record = describe(lab.name, request.preset, request.parameters, device)
+    record = describe(lab.name, request.preset, request.of(lab), device)
     record |= {"inputs": _inputs(lab, request), "started": folders.now()}
     record |= {"seconds": None, "metrics": {}, "headline": [], "notebook": lab.path.name}
-    record |= {"status": "running", **folders.runner_stamp()}
-    write_results(folder, record)
-    return record
+    return record | {"status": "running", **folders.runner_stamp()}
 
 
-def _complete_results(
-    folder: Path, before: Mapping[str, Any], notebook: Path, ending: Execution, seconds: float
-) -> dict[str, Any]:
-    """Add to results.json what only the runner knows, whether or not the notebook wrote its own."""
-    results = {**before, **folders.results_of(folder)}
-    for name in ("pid", "pid_created"):
-        results.pop(name, None)
+def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
+    """Return results.json with what only the runner knows."""
+    results = {name: found[name] for name in found if name not in ("pid", "pid_created")}
     results |= {
         "total_seconds": round(seconds, 3),
         "peak_memory_mb": round(ending.peak_memory / 1e6, 1),
@@ -226,7 +243,6 @@ def _complete_results(
         interrupted = failure.cause == "interrupted"
         results |= {"status": "interrupted" if interrupted else "failed"}
         results |= {"error": error | {"log": list(failure.log)}}
-    write_results(folder, results)
     return results
 
 
@@ -246,10 +262,3 @@ def prepare_data(request: Request, say: Say) -> None:
             raise InputError(done.stderr.strip() or f"{name} cannot be prepared")
         if done.returncode:
             raise RuntimeError(f"{script} exited with {done.returncode}:\n{done.stderr.strip()}")
-
-
-def _refuse_running(out: Path, labs: Iterable[Lab]) -> None:
-    for lab in labs:
-        results = folders.results_of(out / lab.name)
-        if folders.is_running(results):
-            raise InputError(f"{out / lab.name} is being run by process {results['pid']}")

@@ -4,7 +4,6 @@ What has passed with the same inputs is not run again, so a sweep that was stopp
 was, and one that is asked for a further seed runs that seed alone.
 """
 
-import fcntl
 import json
 import os
 import subprocess
@@ -20,12 +19,13 @@ from typing import Any
 
 from labkit.errors import InputError
 from labkit.launching.processes import guarded, python_path
+from labkit.run import RESULTS
 from labkit.running import folders, grid, runner
 from labkit.running.events import Event, Say
 from labkit.running.request import Request
 from labkit.running.watch import Limits
 
-SWEEP, RUNS = "sweep.json", "runs"
+RUNS = "runs"
 _GB_EACH = 2e9  # a lab's kernel holds 1 to 1.5 GB
 
 
@@ -70,14 +70,25 @@ def sweep(
     Raises ``InputError`` where the folder cannot be used, before anything is written.
     """
     folder = folder.resolve()
+    first, lab = requests[0], requests[0].labs[0].name
     folders.refuse_unwritable(folder)
+    _refuse_other(folder, lab)
     check_jobs(jobs)
-    with _locked(folder):
-        runner.prepare_data(requests[0], say)
-        first = requests[0]
-        record = {"lab": first.labs[0].name, "preset": first.preset, "device": first.device}
-        folders.write_json(folder / SWEEP, {**record, "grid": dict(axes), "updated": folders.now()})
+    with folders.locked(folder, "another sweep"):
+        runner.prepare_data(first, say)
+        record = {"lab": lab, "preset": first.preset, "device": first.device}
+        record |= {"grid": dict(axes), "updated": folders.now()}
+        folders.write_json(folder / folders.SWEEP, record)
         return _run_all(requests, folder / RUNS, jobs, say, limits)
+
+
+def _refuse_other(folder: Path, lab: str) -> None:
+    """Raise ``InputError`` where ``folder`` holds a run, or the sweep of another lab."""
+    if (folder / folders.RUN).exists() or (folder / RESULTS).exists():
+        raise InputError(f"{folder} holds a run; expected the folder of a sweep, or a new one")
+    before = folders.read_json(folder / folders.SWEEP) or {}
+    if before.get("lab", lab) != lab:
+        raise InputError(f"{folder} holds a sweep of lab {before['lab']}, not of {lab}")
 
 
 def _run_all(
@@ -118,11 +129,12 @@ class _Children:
 
     def run(self, request: Request, out: Path, cores: SimpleQueue, mark: Mapping) -> Row:
         """Run one request, unless it has passed before; wait for a free core first."""
-        name = grid.folder_name(request.parameters)
         lab = request.labs[0]
+        point = request.of(lab)
+        name = grid.folder_name(point)
         before = runner.passed_before(lab, request, out, self._say, name)
         if before is not None:
-            return Row(request.parameters, out / name, before.results, skipped=True)
+            return Row(point, out / name, before.results, skipped=True)
         core = cores.get()
         try:
             asked = {
@@ -130,7 +142,7 @@ class _Children:
                 "lab": lab.name,
                 "preset": request.preset,
                 "device": request.device,
-                "parameters": dict(request.parameters),
+                "parameters": dict(point),
                 "folder": str(out / name),
                 "core": core,
                 "limits": asdict(self._limits),
@@ -138,7 +150,7 @@ class _Children:
             self._child(asked, name, mark)
         finally:
             cores.put(core)
-        return Row(request.parameters, out / name, _settled(out / name), skipped=False)
+        return Row(point, out / name, _settled(out / name), skipped=False)
 
     @contextmanager
     def told(self, total: int, every: float = 10.0) -> Iterator[None]:
@@ -222,17 +234,5 @@ def _settled(folder: Path) -> dict[str, Any]:
         results |= {"status": "failed", "error": error}
         results.setdefault("metrics", {})
         if folder.is_dir():
-            folders.write_json(folder / "results.json", results)
+            folders.write_json(folder / RESULTS, results)
     return results
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep a second sweep out of the folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InputError(f"another sweep is running in {folder}") from None
-        yield

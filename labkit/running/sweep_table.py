@@ -63,6 +63,9 @@ def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) 
         with whole_file(target, "the figure") as temporary:
             temporary.write_bytes(png(sweep_plots.metric(name, values, axes)))
         written.append(target)
+    for path in (folder / FIGURES).glob("*.png"):
+        if path not in written:  # of a metric that the table no longer has
+            path.unlink()
     return written
 
 

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -125,15 +126,22 @@ def damage(path):
 
 @contextlib.contextmanager
 def taken(*ports):
-    """Hold these ports; one that somebody else holds is just as taken."""
+    """Hold these ports; one that somebody else holds for long is just as taken."""
     with contextlib.ExitStack() as held:
         sockets = []
         for port in ports:
             one = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                one.bind(("127.0.0.1", port))
-                one.listen()
-                sockets.append(one)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Another test's doctor takes a port for a moment, to see whether it can be had.
+            until = time.monotonic() + 10
+            while time.monotonic() < until:
+                try:
+                    one.bind(("127.0.0.1", port))
+                    one.listen()
+                    sockets.append(one)
+                    break
+                except OSError:
+                    time.sleep(0.05)
         yield sockets
 
 

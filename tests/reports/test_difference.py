@@ -102,6 +102,20 @@ def test_the_command_prints_differences_and_says_where_there_are_none(tmp_path):
     assert [one["name"] for one in told["differences"]] == ["device"] and told["times"] == []
 
 
+def test_json_has_no_nan(tmp_path):
+    damaged = folders.results(metrics={"loss": float("nan"), "rate": float("inf")})
+    runs = [folders.write_run(tmp_path / name) for name in ("a", "b")]
+    (place,) = runs[0].rglob("results.json")
+    place.write_text(json.dumps(damaged))
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    told = json.loads(call(*runs, "--json").stdout, parse_constant=refuse)
+    found = {one["name"]: one["left"] for one in told["differences"]}
+    assert (found["loss"], found["rate"]) == ("nan", "inf")
+
+
 def test_the_command_refuses_what_is_no_run(tmp_path):
     run = folders.write_run(tmp_path / "a")
     assert call(run, tmp_path / "gone").exit_code == 2

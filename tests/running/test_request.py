@@ -66,7 +66,7 @@ def test_a_right_request_is_returned_whole(project):
         ["sums"], preset="smoke", device="CPU", parameters=["epochs=2"], start=project
     )
     assert [lab.name for lab in found.labs] == ["01_sums"]
-    assert (found.preset, found.device, found.parameters) == ("smoke", "CPU", {"epochs": 2})
+    assert (found.preset, found.device, found.of(found.labs[0])) == ("smoke", "CPU", {"epochs": 2})
     assert found.project == project.resolve()
 
 

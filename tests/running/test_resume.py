@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit import cli
+from labkit.reports.results_file import status_of
 from labkit.running import folders
 from tests.living import MARK, marked
 from tests.running.test_runner import ROOT, write_labs
@@ -44,8 +45,12 @@ print("updates", [row["update"] for row in records.rows])"""
 LABS = {"01_done": [COUNT], "02_trains": [COUNT, TRAIN, STOP], "03_later": [COUNT]}
 
 
+def run(*more):
+    return CliRunner().invoke(cli.app, ["run", *more])
+
+
 def resume(out, *more):
-    return CliRunner().invoke(cli.app, ["run", "--resume", str(out), *more])
+    return run("--resume", str(out), *more)
 
 
 def executed(out, lab):
@@ -80,7 +85,7 @@ def resumed(killed):
 def test_a_killed_run_is_known_as_one(resumed):
     before = resumed[1]
     assert before["status"] == "running"
-    assert not folders.is_running(before)
+    assert status_of(before) == "interrupted"
 
 
 def test_a_killed_runner_leaves_no_process(killed, resumed):
@@ -122,12 +127,24 @@ def test_only_what_changed_is_executed_again_and_the_old_run_is_kept(resumed, mo
     again = resume("out", "-p", "rate=0.25", "01")
     assert "01_done: changed: parameters" in again.stdout
     assert json.loads((out / "run.json").read_text())["labs"] == list(LABS)
-    assert json.loads((out / "run.json").read_text())["parameters"] == {"rate": 0.25}
+    rates = {"01_done": {"rate": 0.25}, "02_trains": {"rate": 0.5}, "03_later": {"rate": 0.5}}
+    assert json.loads((out / "run.json").read_text())["parameters"] == rates
+    # What one lab was given is its own: the others are not executed again for it.
+    last = resume("out")
+    assert last.exit_code == 0 and last.stdout.count("passed before with the same inputs") == 3
 
 
 @pytest.mark.parametrize(
     ("run", "said"),
-    [(None, "no readable run.json"), ("{", "no readable run.json"), ('{"labs": 3}', "'labs'")],
+    [
+        (None, "no readable run.json"),
+        ("{", "no readable run.json"),
+        ('{"labs": 3}', "'labs'"),
+        (
+            '{"labs": [], "preset": "lab", "device": "auto", "parameters": {"01_x": 3}}',
+            "no usable parameters of '01_x': 3",
+        ),
+    ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path, run, said):
     if run is not None:
@@ -143,14 +160,16 @@ def test_a_run_that_is_going_on_is_refused(tmp_path, monkeypatch):
     project = tmp_path / "project"
     write_labs(project, {"01_done": [COUNT]})
     monkeypatch.chdir(project)
-    (project / "out" / "01_done").mkdir(parents=True)
     record = {"labs": ["01_done"], "preset": "lab", "device": "auto", "parameters": {}}
-    (project / "out" / "run.json").write_text(json.dumps(record))
-    results = {"status": "running", **folders.runner_stamp()}
-    (project / "out" / "01_done" / "results.json").write_text(json.dumps(results))
-    done = resume("out")
-    assert done.exit_code == 2
-    assert f"is being run by process {os.getpid()}" in done.stderr
+    with folders.locked(project / "out", "another run"):
+        (project / "out" / "run.json").write_text(json.dumps(record))
+        for done in (resume("out"), run("--out", "out")):
+            assert done.exit_code == 2
+            assert f"/out is in use by another run, process {os.getpid()}" in done.stderr
+            assert sorted(path.name for path in (project / "out").iterdir()) == [
+                ".lock",
+                "run.json",
+            ]
 
 
 def test_resume_and_out_do_not_go_together(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.errors import InputError
+from labkit.reports.results_file import status_of
 from labkit.running import execution, folders, request, runner
 from labkit.running.events import Progress
 from labkit.running.execution import Execution, Failure
@@ -109,7 +110,8 @@ def test_a_passed_lab_leaves_a_whole_folder(ran):
     assert 10 < results["peak_memory_mb"] < 1000
     assert "pid" not in results and "error" not in results
     run = json.loads((folder.parent / "run.json").read_text())
-    assert run["labs"] == list(LABS) and run["parameters"] == {"rate": 0.001, "sizes": [1, "a"]}
+    assert run["labs"] == list(LABS)
+    assert run["parameters"] == dict.fromkeys(LABS, {"rate": 0.001, "sizes": [1, "a"]})
     assert (project / "runs" / "latest").resolve() == folder.parent
 
 
@@ -330,8 +332,8 @@ def test_a_lab_that_is_running_says_so_with_its_process(project, monkeypatch):
 
     monkeypatch.setattr(runner, "execute", look)
     runner.run(request.check(start=project), project / "out")
-    assert folders.is_running(seen[0])
-    assert not folders.is_running(folders.results_of(project / "out" / "01_data"))
+    assert status_of(seen[0]) == "running"
+    assert status_of(folders.results_of(project / "out" / "01_data")) == "passed"
 
 
 def test_an_interrupted_lab_says_so_in_its_results(project, monkeypatch):

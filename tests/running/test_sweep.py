@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from labkit import cli
 from labkit.errors import InputError
-from labkit.running import sweep
+from labkit.running import folders, sweep, sweep_table
 from tests.living import MARK, is_alive, marked
 from tests.running.test_runner import ROOT, write_labs
 
@@ -188,11 +188,39 @@ def test_bad_input_is_refused_before_anything_is_made(tmp_path, monkeypatch, arg
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_folder_of_another_lab_or_of_a_run_is_no_place_for_a_sweep(project, tmp_path):
+    folders.write_json(tmp_path / "sweep.json", {"lab": "02_other", "grid": {}})
+    before = sorted(tmp_path.rglob("*"))
+    done = call("-p", "rate=1", "--out", str(tmp_path))
+    assert done.exit_code == 2 and "holds a sweep of lab 02_other, not of 01_lab" in done.stderr
+    ran = CliRunner().invoke(cli.app, ["run", "01", "--out", str(tmp_path)])
+    assert ran.exit_code == 2 and "holds a sweep" in ran.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+    for name in ("run.json", "results.json"):
+        (tmp_path / "sweep.json").unlink(missing_ok=True)
+        folders.write_json(tmp_path / name, {})
+        done = call("-p", "rate=1", "--out", str(tmp_path))
+        assert done.exit_code == 2 and "holds a run" in done.stderr
+        (tmp_path / name).unlink()
+
+
+def test_a_figure_that_the_table_no_longer_has_is_removed(tmp_path):
+    def row(**metrics):
+        return sweep.Row({"rate": 1}, tmp_path, {"status": "passed", "metrics": metrics}, False)
+
+    for metrics, names in (({"a": 1, "b": 2}, ["a", "b"]), ({"a": 1}, ["a"])):
+        sweep_table.write([row(**metrics)], {"rate": [1]}, tmp_path)
+        assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == names
+
+
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
-    with sweep._locked(tmp_path), pytest.raises(InputError, match="another sweep is running"):
-        with sweep._locked(tmp_path):
-            pass
-    with sweep._locked(tmp_path):
+    def ours():
+        return folders.locked(tmp_path, "another sweep")
+
+    message = f"is in use by another sweep, process {os.getpid()}"
+    with ours(), pytest.raises(InputError, match=message), ours():
+        pass
+    with ours():
         pass
 
 
