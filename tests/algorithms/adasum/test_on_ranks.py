@@ -8,30 +8,16 @@ import pytest
 from labkit.compiled import Operator
 from tests import adasum_on_ranks
 from tests.adasum_on_ranks import CASES
-from tests.msrun import msrun
+from tests.msrun import Launches
 from tests.operator_platforms import missing
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 
-def launched(count, root, out):
-    """What all ranks found; fails where one of them fails, hangs or stays behind."""
-    code, logs = msrun(out, adasum_on_ranks.__file__, out, root=root, ranks=count)
-    assert code == 0, logs
-    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(count)]
-
-
 @pytest.fixture(scope="module")
 def ranks(root, tmp_path_factory):
-    """A launch of two ranks and one of four, the first time that each is asked for."""
-    found = {}
-
-    def of(count):
-        if count not in found:
-            found[count] = launched(count, root, tmp_path_factory.mktemp(f"ranks{count}"))
-        return found[count]
-
-    return of
+    """A launch of two ranks and one of four."""
+    return Launches(adasum_on_ranks.__file__, [2, 4], root, tmp_path_factory.mktemp("launches"))
 
 
 @functools.cache
@@ -51,8 +37,8 @@ def test_ranks_are_virtual_workers(ranks, case):
     The requirement is 1e-6 after 20 updates; bits can be compared where a rank computes the same
     micro-batch as a virtual worker does. A node's mean is added up by AllReduce: within 1e-6.
     """
+    virtual = virtual_workers(case)  # while the ranks compute
     real = [of_case(found, case) for found in ranks(CASES[case][0])]
-    virtual = virtual_workers(case)
     names = {name for name in virtual if name.count("/") == 2 and "/last/" not in name}
     assert len(names) == CASES[case][3] * (8 if "LeNet" in case else 2)
     for name in sorted(names):

@@ -5,21 +5,23 @@ import pytest
 
 from labkit.compiled import Operator
 from tests import subspace_on_ranks
-from tests.msrun import msrun
+from tests.msrun import Launches
 from tests.operator_platforms import missing
 from tests.subspace_on_ranks import CASES, RANKS, UPDATES, cases
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def launches(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("launches")
+    return Launches(subspace_on_ranks.__file__, RANKS, root, folder)
+
+
 @pytest.fixture(scope="module", params=RANKS)
-def ranks(request, root, tmp_path_factory):
-    """What each of 2, 3 and 4 ranks found; fails where one fails, hangs or stays behind."""
-    out = tmp_path_factory.mktemp(f"ranks{request.param}")
-    program = subspace_on_ranks.__file__
-    code, logs = msrun(out, program, out, root=root, ranks=request.param)
-    assert code == 0, logs
-    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(request.param)]
+def ranks(request, launches):
+    """What each of 2, 3 and 4 ranks found."""
+    return launches(request.param)
 
 
 def of_case(found, case, kind):

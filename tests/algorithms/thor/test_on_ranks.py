@@ -4,20 +4,22 @@ import numpy as np
 import pytest
 
 from labkit.tolerances import TOLERANCE
-from tests.msrun import msrun
+from tests.msrun import Launches
 from tests.thor_on_ranks import CASES, FAILURES, NAN_RANK, UPDATES, run
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def launches(root, tmp_path_factory):
+    program = root / "tests" / "thor_on_ranks.py"
+    return Launches(program, [2, 4], root, tmp_path_factory.mktemp("launches"))
+
+
 @pytest.fixture(scope="module", params=[2, 4])
-def ranks(request, root, tmp_path_factory):
-    """What each rank found; fails where one of them fails, hangs or stays behind."""
-    out = tmp_path_factory.mktemp("ranks")
-    program = root / "tests" / "thor_on_ranks.py", out
-    code, logs = msrun(out, *program, root=root, ranks=request.param)
-    assert code == 0, logs
-    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(request.param)]
+def ranks(request, launches):
+    """What each rank found."""
+    return launches(request.param)
 
 
 @pytest.fixture(scope="module")
