@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from labkit import inputs
 from labkit.errors import InputError
 from labkit.labs import Lab, mentions
 from labkit.reports.results_file import usable
-from labkit.run import describe, new_folder, write_results
-from labkit.running import folders
+from labkit.run import new_folder, write_results
+from labkit.running import folders, record
 from labkit.running.events import Event, Say
 from labkit.running.execution import CAUSES, Execution, Failure, execute
 from labkit.running.request import Request
@@ -116,8 +116,8 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
     A disk that is full, or a folder that vanishes, is this lab's failure: the others may fit.
     """
     notebook = folder / lab.path.name
-    before = _record(lab, request)
-    ending = Execution(_INTERRUPTED, 0.0)
+    before = record.begun(lab, request)
+    ending = Execution(record.INTERRUPTED, 0.0)
     started = time.monotonic()
 
     def told(event: Event) -> None:
@@ -133,29 +133,14 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
         told(Event("started", text, lab.name, values))
         ending = _execute(lab, request, folder, notebook, told, limits)
     except OSError as error:
-        ending = Execution(_unwritable(error), 0.0)
+        ending = Execution(record.unwritable(error), 0.0)
     finally:
         # Ctrl-C passes through here: the folder must say that it holds no whole run.
-        found, problems = usable(folders.results_of(folder))
-        for problem in problems:
+        done = record.completed(folder, before, ending, time.monotonic() - started)
+        for problem in done.problems:
             told(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
-        seconds = time.monotonic() - started
-        results = _complete({**before, **found}, ending, seconds)
-        try:
-            write_results(folder, results)
-        except OSError as error:
-            if ending.failure is None:
-                ending = replace(ending, failure=_unwritable(error))
-                results = _complete(results, ending, seconds)
-        told(_ended(lab, results))
-    return Outcome(lab, results, notebook, ending.failure)
-
-
-_INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
-
-
-def _unwritable(error: OSError) -> Failure:
-    return Failure(type(error).__name__, f"its folder cannot be written: {error}", None)
+        told(_ended(lab, done.results))
+    return Outcome(lab, done.results, notebook, done.failure)
 
 
 def _execute(
@@ -199,7 +184,7 @@ def passed_before(
     if not folder.exists():
         return None
     results, _ = usable(folders.results_of(folder))
-    different = inputs.changed(results.get("inputs", {}), _inputs(lab, request))
+    different = inputs.changed(results.get("inputs", {}), record.inputs_of(lab, request))
     if different:
         aside = folders.set_aside(out, name)
         text = f"{name}: changed: {', '.join(different)}; the old run is in {aside}"
@@ -212,38 +197,6 @@ def passed_before(
     text = f"{name}: passed before with the same inputs, not executed again"
     say(Event("skipped", text, lab.name, {"folder": str(folder)}))
     return Outcome(lab, results, notebook, None, skipped=True)
-
-
-def _inputs(lab: Lab, request: Request) -> dict[str, str]:
-    import nbformat
-
-    notebook = nbformat.read(lab.path, as_version=4)
-    return inputs.of_run(request.project, notebook, request.preset, request.device, request.of(lab))
-
-
-def _record(lab: Lab, request: Request) -> dict[str, Any]:
-    """Return results.json as it is while the lab runs."""
-    device = None if request.device == "auto" else request.device
-    record = describe(lab.name, request.preset, request.of(lab), device)
-    record |= {"inputs": _inputs(lab, request), "started": folders.now()}
-    record |= {"seconds": None, "metrics": {}, "headline": [], "notebook": lab.path.name}
-    return record | {"status": "running", **folders.runner_stamp()}
-
-
-def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
-    """Return results.json with what only the runner knows."""
-    results = {name: found[name] for name in found if name not in ("pid", "pid_created")}
-    results |= {
-        "total_seconds": round(seconds, 3),
-        "peak_memory_mb": round(ending.peak_memory / 1e6, 1),
-        "status": "passed",
-    }
-    if failure := ending.failure:
-        error = {name: getattr(failure, name) for name in ("name", "message", "cell", "cause")}
-        interrupted = failure.cause == "interrupted"
-        results |= {"status": "interrupted" if interrupted else "failed"}
-        results |= {"error": error | {"log": list(failure.log)}}
-    return results
 
 
 def prepare_data(request: Request, say: Say) -> None:

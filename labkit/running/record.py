@@ -1,0 +1,78 @@
+"""results.json, as far as the runner writes it: when a lab begins, and what became of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from labkit import inputs
+from labkit.labs import Lab
+from labkit.reports.results_file import usable
+from labkit.run import describe, write_results
+from labkit.running import folders
+from labkit.running.execution import Execution, Failure
+from labkit.running.request import Request
+
+INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """results.json of a lab that is over, why it failed, if so, and what in it was unusable."""
+
+    results: Mapping[str, Any]
+    failure: Failure | None
+    problems: list[str]
+
+
+def unwritable(error: OSError) -> Failure:
+    """Return what a lab fails with whose folder cannot be written."""
+    return Failure(type(error).__name__, f"its folder cannot be written: {error}", None)
+
+
+def inputs_of(lab: Lab, request: Request) -> dict[str, str]:
+    """Return the digests of what a lab is run from."""
+    import nbformat
+
+    notebook = nbformat.read(lab.path, as_version=4)
+    return inputs.of_run(request.project, notebook, request.preset, request.device, request.of(lab))
+
+
+def begun(lab: Lab, request: Request) -> dict[str, Any]:
+    """Return results.json as it is while the lab runs."""
+    device = None if request.device == "auto" else request.device
+    record = describe(lab.name, request.preset, request.of(lab), device)
+    record |= {"inputs": inputs_of(lab, request), "started": folders.now()}
+    record |= {"seconds": None, "metrics": {}, "headline": [], "notebook": lab.path.name}
+    return record | {"status": "running", **folders.runner_stamp()}
+
+
+def completed(
+    folder: Path, before: Mapping[str, Any], ending: Execution, seconds: float
+) -> Completed:
+    """Write results.json of a lab that is over, whether or not the notebook wrote its own."""
+    found, problems = usable(folders.results_of(folder))
+    results = _complete({**before, **found}, ending, seconds)
+    try:
+        write_results(folder, results)
+    except OSError as error:
+        if ending.failure is None:
+            ending = replace(ending, failure=unwritable(error))
+            results = _complete(results, ending, seconds)
+    return Completed(results, ending.failure, problems)
+
+
+def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
+    """Return results.json with what only the runner knows."""
+    results = {name: found[name] for name in found if name not in ("pid", "pid_created")}
+    results |= {
+        "total_seconds": round(seconds, 3),
+        "peak_memory_mb": round(ending.peak_memory / 1e6, 1),
+        "status": "passed",
+    }
+    if failure := ending.failure:
+        error = {name: getattr(failure, name) for name in ("name", "message", "cell", "cause")}
+        interrupted = failure.cause == "interrupted"
+        results |= {"status": "interrupted" if interrupted else "failed"}
+        results |= {"error": error | {"log": list(failure.log)}}
+    return results
