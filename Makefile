@@ -9,6 +9,8 @@ PRESET ?= lab
 LABS ?=
 # Test files at once: one a core, at most 3, each of which may hold 5 GB.
 JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 2 ? 2 : cores > 3 ? 3 : cores)))
+# Not empty: the tests marked slow as well (JupyterLab in a browser, several ranks, mutations, races).
+ALL ?=
 ARGS ?=
 export VENV PYTHON
 
@@ -25,9 +27,10 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 	@$(ENVIRONMENT) base
 	@$(BIN)/labkit run --preset $(PRESET) $(ARGS) $(LABS)
 
-test: ## install if needed, then all tests, and every notebook at preset smoke: JOBS files at once (2 or 3)
+test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too
 	@$(ENVIRONMENT) test
 	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks -n $(JOBS) --dist loadfile \
+	    $(if $(ALL),,-m 'not slow') \
 	    --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg \
 	    --nbval-cell-timeout 300 $(ARGS)
 

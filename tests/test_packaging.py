@@ -197,8 +197,8 @@ def test_the_licence_is_apache_2():
 
 def test_ci_runs_the_test_command_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "make test" in script
-    assert "make test" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "make test ALL=1" in script
+    assert "`make test ALL=1`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
 
 
@@ -207,7 +207,7 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 def make(*arguments):
     # A make above this one hands its flags on in the environment.
-    outer = "MAKEFLAGS MFLAGS MAKELEVEL ARGS VENV PYTHON PRESET LABS JOBS".split()
+    outer = "MAKEFLAGS MFLAGS MAKELEVEL ARGS VENV PYTHON PRESET LABS JOBS ALL".split()
     done = subprocess.run(
         ["make", *arguments],
         cwd=ROOT,
@@ -217,6 +217,13 @@ def make(*arguments):
         check=True,
     )
     return done.stdout
+
+
+@needs_make
+def test_only_all_runs_the_slow_tests():
+    assert "-m 'not slow'" in make("-n", "test") and "-m 'not slow'" not in make(
+        "-n", "test", "ALL=1"
+    )
 
 
 @needs_make
