@@ -29,7 +29,7 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 
 test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too
 	@$(ENVIRONMENT) test
-	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks -n $(JOBS) --dist loadfile \
+	LABKIT_PRESET=smoke $(BIN)/python -m pytest tests notebooks -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	    $(if $(ALL),,-m 'not slow') \
 	    --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg \
 	    --nbval-cell-timeout 300 $(ARGS)

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import sys
 import tarfile
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -38,6 +39,16 @@ def runtime():
     from labkit.runtime import start
 
     return start(device="CPU", seed=1)
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first, then those with many: a long one that begins last is waited for.
+
+    pytest-xdist's own order, by number of tests alone, began the browser's 11 tests as the last.
+    """
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    sizes = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in slow, -sizes[item.path], str(item.path)))
 
 
 def pytest_collection_finish(session):
