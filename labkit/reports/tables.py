@@ -166,7 +166,7 @@ def _ran(lab: LabRun) -> tuple[str, ...]:
         results.get("started", "-").replace("T", " "),
         _rounded(seconds, 1),
         _rounded(results.get("peak_memory_mb"), 0),
-        text(results.get("versions", {}).get("platform")),
+        text(results.get("versions", {}).get("platform")).partition("-with-")[0],
         _revision(results.get("git", "-")),
     )
 
@@ -177,7 +177,7 @@ def _rounded(value, places: int) -> str:
 
 def _revision(git: str) -> str:
     """Return the first letters of a revision, with the "+" of one that was changed."""
-    return git[:10] + ("+" if git.endswith("+") and len(git) > 10 else "")
+    return git[:7] + ("+" if git.endswith("+") and len(git) > 7 else "")
 
 
 def _shorter(cell: str) -> str:
