@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
@@ -242,10 +243,28 @@ def test_what_make_run_executes():
 
 
 @needs_make
-def test_make_test_covers_unit_tests_and_notebooks_in_one_call():
+def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
     command = make("-n", "test")
     assert "LABKIT_PRESET=smoke" in command and command.count("-m pytest") == 1
-    assert "pytest tests notebooks" in command and "--nbval-lax" in command
+    assert "--nbval-lax" in command
     jobs = min(max(len(os.sched_getaffinity(0)), 2), 3)
     assert f"-n {jobs} --dist loadfile" in command
     assert "-n 5 --dist loadfile" in make("-n", "test", "JOBS=5")
+    quoted = re.search(r"for part in (.*?); do", command, re.DOTALL)[1]
+    parts = [part.split() for part in re.findall(r'"(.*?)"', quoted)]
+    assert len(parts) == 4
+    files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    assert len(files) > 150
+    for path in files:
+        assert sum(_is_in(path.relative_to(ROOT), part) for part in parts) == 1, path
+
+
+def _is_in(path, part):
+    """Whether pytest takes a file where the words of ``part`` are its arguments."""
+    kept = [word for word in part if not word.startswith("--")]
+    left_out = [word.partition("=")[2] for word in part if word.startswith("--ignore")]
+
+    def within(places):
+        return any(fnmatch(str(one), place) for place in places for one in (path, *path.parents))
+
+    return within(kept) and not within(left_out)
