@@ -93,7 +93,7 @@ keepable || new_venv
 echo "Installing into $venv: 3.1 GB on disk, about a minute after the download; the tests take more."
 install "$project"
 # 13 000 files, which pip would compile on one core, in 60 s. Some are templates, not Python.
-"$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages >/dev/null || true
+PYTHONWARNINGS=ignore "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages >/dev/null || true
 rm -f "$venv"/.installed-*
 for name in $stamps; do : >"$venv/.installed-$name-$key"; done
 rm -f "$marker"

@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import tarfile
 from collections import Counter
@@ -14,6 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 _ROOM = 2.5e9  # bytes that a process may hold before graphs are released
 _STAY: set[int] = set()  # ids of the cells that are not: MindSpore keeps these for ever
+_CORES = sorted(os.sched_getaffinity(0))
+_WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # gw0, gw1, ... where several run
 
 # Of the 170 files that MindSpore writes for a graph with save_graphs on, labkit.compiled reads
 # these two kinds: a step of Adasum took 3.3 s instead of 6 to 7.4. MindSpore reads it once.
@@ -25,6 +28,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # start two and end them took 15 s, of which 4 s of computing, and takes 10.
 os.environ.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
 os.environ.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
+# A shell lets what it starts in the background, with all that this starts, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +43,26 @@ def runtime():
     """MindSpore started as every lab starts it, on CPU with seed 1."""
     from labkit.runtime import start
 
+    _own_core()  # MindSpore's threads stay where they begin
     return start(device="CPU", seed=1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _placed(request):
+    """A worker has a core of its own for a module that computes here, and all for one with ranks.
+
+    MindSpore's calling thread spins while others compute, in another worker's time: six files on
+    two cores took 167 s, and take 147.
+    """
+    if "runtime" in request.fixturenames and not request.path.stem.endswith("on_ranks"):
+        _own_core()
+    yield
+    os.sched_setaffinity(0, _CORES)
+
+
+def _own_core():
+    if _WORKER:
+        os.sched_setaffinity(0, {_CORES[int(_WORKER[2:]) % len(_CORES)]})
 
 
 def pytest_collection_modifyitems(items):

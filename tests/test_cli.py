@@ -208,16 +208,11 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
         "open('pid', 'w').write(f'{os.getpid()} {worker.pid}.')\ntime.sleep(100)"
     )
     write_lab(project, "01_sums", source)
-    # A test started in the background ignores SIGINT, and so would what it starts.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     pid = project / "notebooks" / "pid"
-    try:
-        with start("run", "--out", "out") as process:
-            wait_for(lambda: pid.exists() and pid.read_text().endswith("."))
-            process.send_signal(number)
-            _, stderr = process.communicate(timeout=30)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with start("run", "--out", "out") as process:
+        wait_for(lambda: pid.exists() and pid.read_text().endswith("."))
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
     assert process.returncode == code
     assert "Traceback" not in stderr
     assert not [one for one in pid.read_text().rstrip(".").split() if is_alive(int(one))]

@@ -187,7 +187,14 @@ STEPS = {
     "subspace, sgd": lambda: (subspace(smallest(), method="sgd", reduction="sum"), grey()),
 }
 
-TEN_SECONDS = {"plain, ResNet"}
+SECONDS_EACH = {  # 6 to 13 s; their parts are in others as well
+    "plain, ResNet",
+    "thor, every option",
+    "thor, GPU formulas",
+    "thor, BatchNorm",
+    "adasum, five",
+    "adasum, gradients",
+}
 
 
 def every_cell(step, *batch):
@@ -200,7 +207,7 @@ def every_cell(step, *batch):
 @pytest.mark.parametrize(
     "build",
     [
-        pytest.param(build, id=name, marks=[pytest.mark.slow] if name in TEN_SECONDS else [])
+        pytest.param(build, id=name, marks=[pytest.mark.slow] if name in SECONDS_EACH else [])
         for name, build in STEPS.items()
     ],
 )

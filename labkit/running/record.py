@@ -1,7 +1,8 @@
 """results.json, as far as the runner writes it: when a lab begins, and what became of it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from labkit.running.execution import Execution, Failure
 from labkit.running.request import Request
 
 INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
+_LOST = Failure(
+    "RunnerDied", "the process that ran the lab has ended without its results", None, "died"
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,16 @@ def completed(
     return Completed(results, ending.failure, problems)
 
 
+def settled(folder: Path) -> dict[str, Any]:
+    """Return results.json of a lab whose runner is over, also of one that was killed."""
+    results = folders.results_of(folder)
+    if results.get("status") not in ("passed", "failed", "interrupted"):
+        results = {"metrics": {}, **results, "status": "failed", "error": _error(_LOST)}
+        with suppress(OSError):  # a folder that vanished, a full disk: the sweep's table tells it
+            write_results(folder, results)
+    return results
+
+
 def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
     """Return results.json with what only the runner knows."""
     results = {name: found[name] for name in found if name not in ("pid", "pid_created")}
@@ -71,8 +85,11 @@ def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> di
         "status": "passed",
     }
     if failure := ending.failure:
-        error = {name: getattr(failure, name) for name in ("name", "message", "cell", "cause")}
         interrupted = failure.cause == "interrupted"
         results |= {"status": "interrupted" if interrupted else "failed"}
-        results |= {"error": error | {"log": list(failure.log)}}
+        results |= {"error": _error(failure)}
     return results
+
+
+def _error(failure: Failure) -> dict[str, Any]:
+    return {**asdict(failure), "log": list(failure.log)}

@@ -20,7 +20,7 @@ from typing import Any
 from labkit.errors import InputError
 from labkit.launching.processes import guarded, python_path
 from labkit.run import RESULTS
-from labkit.running import folders, grid, runner
+from labkit.running import folders, grid, record, runner
 from labkit.running.events import Event, Say
 from labkit.running.request import Request
 from labkit.running.watch import Limits
@@ -76,9 +76,9 @@ def sweep(
     check_jobs(jobs)
     with folders.locked(folder, "another sweep"):
         runner.prepare_data(first, say)
-        record = {"lab": lab, "preset": first.preset, "device": first.device}
-        record |= {"grid": dict(axes), "updated": folders.now()}
-        folders.write_json(folder / folders.SWEEP, record)
+        asked = {"lab": lab, "preset": first.preset, "device": first.device}
+        asked |= {"grid": dict(axes), "updated": folders.now()}
+        folders.write_json(folder / folders.SWEEP, asked)
         return _run_all(requests, folder / RUNS, jobs, say, limits)
 
 
@@ -150,7 +150,7 @@ class _Children:
             self._child(asked, name, mark)
         finally:
             cores.put(core)
-        return Row(point, out / name, _settled(out / name), skipped=False)
+        return Row(point, out / name, record.settled(out / name), skipped=False)
 
     @contextmanager
     def told(self, total: int, every: float = 10.0) -> Iterator[None]:
@@ -223,16 +223,3 @@ def _finished(row: Row, done: int, total: int) -> Event:
     name = grid.folder_name(row.parameters)
     values = {"done": done, "runs": total, "run": name, "status": status}
     return Event("run", f"{done} of {total}: {name} {status}", values=values)
-
-
-def _settled(folder: Path) -> dict[str, Any]:
-    """Return results.json of a run whose process is over, also of one that was killed."""
-    results = folders.results_of(folder)
-    if results.get("status") not in ("passed", "failed", "interrupted"):
-        message = "the process that ran the lab has ended without its results"
-        error = {"name": "RunnerDied", "message": message, "cell": None, "cause": "died"}
-        results |= {"status": "failed", "error": error}
-        results.setdefault("metrics", {})
-        if folder.is_dir():
-            folders.write_json(folder / RESULTS, results)
-    return results

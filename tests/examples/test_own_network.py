@@ -17,7 +17,12 @@ def program(root, monkeypatch):
 # Adasum came to 0.930. Always the larger class: 0.53.
 @pytest.mark.parametrize(
     ("technique", "least"),
-    [("accumulation", 0.93), ("thor", 0.93), ("both", 0.93), ("adasum", 0.9)],
+    [
+        ("accumulation", 0.93),
+        ("thor", 0.93),
+        pytest.param("both", 0.93, marks=pytest.mark.slow),
+        pytest.param("adasum", 0.9, marks=pytest.mark.slow),
+    ],
 )
 def test_the_example_learns_the_circle(program, technique, least, tmp_path, capsys):
     assert program.main(tmp_path, technique) > least

@@ -62,6 +62,7 @@ def test_at_the_worst_moments(undisturbed, tmp_path):
     assert_ends_as(undisturbed, tmp_path)
 
 
+@pytest.mark.slow
 def test_from_outside_at_random_moments(undisturbed, tmp_path):
     names = set()
     for _ in range(3):

@@ -49,7 +49,9 @@ def tiny(block=ResidualBlock, differences=(), num_classes=5, **lists):
 # ---- against PyTorch
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize(
+    "depth", [pytest.param(d, marks=pytest.mark.slow) if d > 50 else d for d in DEPTHS]
+)
 def test_logits_parameters_and_names_are_those_of_pytorch(depth):
     torch = pytest.importorskip("torch")
     from labkit.nets import torch_resnet

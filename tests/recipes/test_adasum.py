@@ -63,6 +63,7 @@ class TestTrain:
         images = [row[rows[0].index("images")] for row in rows[1:]]
         assert images == ["20", "20", "10"] * EPOCHS
 
+    @pytest.mark.slow
     def test_a_resumed_training_is_the_uninterrupted_one(self, done, data, tmp_path):
         moved = shutil.copytree(done[0], tmp_path / "moved")
         newest = max((moved / "checkpoint").iterdir())

@@ -63,6 +63,7 @@ class TestTrain:
         rows = (done[0] / "records.csv").read_text().splitlines()
         assert len(rows) == 1 + EPOCHS * STEPS
 
+    @pytest.mark.slow
     def test_a_resumed_training_is_the_uninterrupted_one(self, done, data, tmp_path):
         import shutil
 
@@ -79,6 +80,7 @@ class TestTrain:
             {name: value for name, value in whole.items() if _is_state(name)},
         )
 
+    @pytest.mark.slow
     def test_accumulated_gradients(self, data, tmp_path):
         config = settings(tmp_path / "run", batch_size=10, micro_steps=2, epoch_size=1)
         with pytest.warns(UserWarning, match="BatchNorm"):

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from labkit.errors import InputError
+from labkit.running import execution
 from labkit.running.watch import Limits, memory_of
 from tests.living import MARK, is_alive, marked
 from tests.running.test_runner import ROOT, write_labs
@@ -103,6 +104,14 @@ def test_the_log_ends_with_the_cause(ran, lab, why):
 def test_the_last_lines_of_the_log_are_told(ran):
     assert ended(ran, "05_killed")["error"]["log"][-1] == "last words"
     assert ended(ran, "01_fails")["error"]["log"] == ["before"]
+
+
+def test_what_a_kernel_says_when_it_is_ended_is_not_why(tmp_path):
+    """It writes that, or not, before it is gone."""
+    log = tmp_path / "kernel.log"
+    assert execution._lines(log) == []
+    log.write_text("the cause\n\n[IPKernelApp] KeyboardInterrupt caught in kernel.\n")
+    assert execution._lines(log) == ["the cause"]
 
 
 def test_a_hanging_cell_leaves_its_traceback_in_the_notebook(ran):
