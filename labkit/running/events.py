@@ -1,5 +1,6 @@
 """What happens in a run, told as it happens: each an ``Event``, a line of text or a JSON object."""
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -32,6 +33,7 @@ class Event:
 
 Say = Callable[[Event], None]
 _LONGEST = 120  # characters of a printed line that progress repeats
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 class Progress:
@@ -47,6 +49,8 @@ class Progress:
     def __init__(self, lab: str, cells: int, say: Say, every: float = 5.0):
         self.cell = 0  # code cells started so far: the n of the running cell's In [n]
         self.last = ""  # line printed
+        self._section = ""  # heading of the part that the running cell is in
+        self._silent = True  # the running cell has printed nothing
         self._lab, self._cells, self._say, self._every = lab, cells, say, every
         self._started = time.monotonic()
         self._partial = ""
@@ -67,6 +71,9 @@ class Progress:
         self._end_line()
         if is_executed(cell):
             self.cell += 1
+            self._silent = True
+        elif cell["cell_type"] == "markdown" and (found := _HEADING.findall(cell["source"])):
+            self._section = _short(found[-1].strip())
 
     def write(self, text: str) -> None:
         """Pass on the complete lines of ``text``, indented; a rest waits for its line end."""
@@ -84,17 +91,19 @@ class Progress:
     def _pass_on(self, line: str) -> None:
         line = last_state(line).rstrip()
         if line:
-            self.last = _short(line.strip())
+            self.last, self._silent = _short(line.strip()), False
             self._say(Event("output", f"    {line}", self._lab, {"text": line}))
 
     def _report(self) -> None:
         while not self._stop.wait(self._every):
             seconds = time.monotonic() - self._started
             values = {"cell": self.cell, "cells": self._cells, "seconds": round(seconds, 1)}
+            values |= {"section": self._section, "last": self.last}
             text = f"{self._lab}: cell {self.cell}/{self._cells}, {seconds:.0f} s"
-            # The last thing printed says more than the number of a cell that takes minutes.
-            text += f" · {self.last}" if self.last else ""
-            self._say(Event("progress", text, self._lab, values | {"last": self.last}))
+            # What a cell that takes minutes has printed last says more than its number.
+            doing = self._section if self._silent else self.last
+            text += f" · {doing}" if doing else ""
+            self._say(Event("progress", text, self._lab, values))
 
 
 def _short(line: str) -> str:
