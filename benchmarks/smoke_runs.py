@@ -83,15 +83,20 @@ def run_notebooks(core: int) -> dict:
         seconds = time.monotonic() - began
         if done.returncode not in (0, 1):
             raise RuntimeError(f"pytest exited with {done.returncode}:\n{done.stdout[-3000:]}")
-        cases = list(xml.parse(report).iter("testcase"))
+        return {"seconds": seconds, **read(report)}
+
+
+def read(report: Path) -> dict:
+    """Return number of cells, seconds by notebook, and failures, from pytest's JUnit report."""
+    cases = list(xml.parse(report).iter("testcase"))
     spent, failures = Counter(), []
     for case in cases:
-        notebook = case.get("classname").rpartition(".")[2] or case.get("name")
+        notebook = case.get("classname").removesuffix(".ipynb").rpartition(".")[2]
         spent[notebook] += float(case.get("time"))
         for failure in (*case.findall("failure"), *case.findall("error")):
             text = (failure.text or failure.get("message") or "")[-2000:]
             failures.append({"notebook": notebook, "cell": case.get("name"), "text": text})
-    return {"cells": len(cases), "seconds": seconds, "spent": dict(spent), "failures": failures}
+    return {"cells": len(cases), "spent": dict(spent), "failures": failures}
 
 
 def kept() -> list[dict]:

@@ -1,0 +1,41 @@
+"""What the program that repeats the notebooks reads from pytest's report."""
+
+import importlib
+
+import pytest
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="notebooks.00_start_here.ipynb" name="Cell 0" time="0.5" />
+<testcase classname="notebooks.00_start_here.ipynb" name="Cell 1" time="1.0">
+<failure message="differs">Cell 1 differs</failure></testcase>
+<testcase classname="notebooks.03_thor.ipynb" name="Cell 0" time="2.0">
+<error message="no kernel" /></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def program(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    return importlib.import_module("smoke_runs")
+
+
+def test_every_failure_is_counted_with_its_notebook(program, tmp_path, capsys):
+    (tmp_path / "report.xml").write_text(REPORT)
+    found = program.read(tmp_path / "report.xml")
+    assert found["cells"] == 3
+    assert found["spent"] == {"00_start_here": 1.5, "03_thor": 2.0}
+    failed = [(one["notebook"], one["cell"], one["text"]) for one in found["failures"]]
+    assert failed == [
+        ("00_start_here", "Cell 1", "Cell 1 differs"),
+        ("03_thor", "Cell 0", "no kernel"),
+    ]
+    assert program.show([found]) == 1
+    printed = capsys.readouterr().out
+    assert "00_start_here, Cell 1:\nCell 1 differs" in printed
+
+
+def test_rounds_without_a_failure_pass(program, capsys):
+    assert program.show([{"spent": {"00_start_here": 1.5}, "failures": []}] * 2) == 0
+    assert ["00_start_here", "2", "0", "1.5"] in [
+        line.split() for line in capsys.readouterr().out.splitlines()
+    ]
