@@ -25,7 +25,10 @@ from labkit.training import EndOfEpoch, fit
 from tests.step_cells import assert_bit_equal, snapshot
 from tests.trainings import dataset, loss_fn, network, python
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [
+    pytest.mark.usefixtures("runtime"),
+    pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm"),
+]
 
 SIZE = 11  # micro-batches in an epoch of ``dataset()``
 
