@@ -19,11 +19,15 @@ BIN := $(VENV)/bin
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(ALL),,-m 'not slow') \
     --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300
-# Each part in new processes, the last all that is left: a graph that MindSpore compiles takes the longer
+# Each part in new processes, the fourth all that is left: a graph that MindSpore compiles takes the longer
 # the more it has compiled before. After half an hour tests took 2.7 times as long as in a new process.
+# The fifth, ranks, needs all cores: in the others a process computes on one (tests/conftest.py).
 ALGORITHMS := tests/algorithms/adasum tests/algorithms/subspace tests/algorithms/test_plain.py tests/recipes tests/nets
-PARTS := "tests/test_*.py" "tests/algorithms/thor" "$(ALGORITHMS)" \
-    "tests notebooks --ignore-glob=tests/test_*.py --ignore=tests/algorithms/thor $(addprefix --ignore=,$(ALGORITHMS))"
+NOT_RANKS := --ignore-glob=*on_ranks.py
+PARTS := "tests/test_*.py $(NOT_RANKS)" "tests/algorithms/thor $(NOT_RANKS)" "$(ALGORITHMS) $(NOT_RANKS)" \
+    "tests notebooks --ignore-glob=tests/test_*.py --ignore=tests/algorithms/thor $(addprefix --ignore=,$(ALGORITHMS)) \
+    $(NOT_RANKS)" \
+    $(if $(ALL),"tests/test_*on_ranks.py tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py")
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile

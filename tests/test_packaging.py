@@ -250,13 +250,20 @@ def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
     jobs = min(max(len(os.sched_getaffinity(0)), 2), 3)
     assert f"-n {jobs} --dist loadfile" in command
     assert "-n 5 --dist loadfile" in make("-n", "test", "JOBS=5")
-    quoted = re.search(r"for part in (.*?); do", command, re.DOTALL)[1]
-    parts = [part.split() for part in re.findall(r'"(.*?)"', quoted)]
-    assert len(parts) == 4
+    parts, all_parts = parts_of(command), parts_of(make("-n", "test", "ALL=1"))
+    assert parts == all_parts[:4] and len(all_parts) == 5
     files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
     assert len(files) > 150
     for path in files:
-        assert sum(_is_in(path.relative_to(ROOT), part) for part in parts) == 1, path
+        in_parts = [_is_in(path.relative_to(ROOT), part) for part in all_parts]
+        assert sum(in_parts) == 1, path
+        # Left out without ALL, all of it.
+        assert not in_parts[4] or "pytest.mark.slow" in path.read_text(), path
+
+
+def parts_of(command):
+    quoted = re.search(r"for part in (.*?); do", command, re.DOTALL)[1]
+    return [part.replace("\\\n", " ").split() for part in re.findall(r'"(.*?)"', quoted, re.DOTALL)]
 
 
 def _is_in(path, part):
