@@ -187,7 +187,7 @@ STEPS = {
     "subspace, sgd": lambda: (subspace(smallest(), method="sgd", reduction="sum"), grey()),
 }
 
-SECONDS_EACH = {  # 6 to 13 s; their parts are in others as well
+LONG = {  # 6 to 13 s each
     "plain, ResNet",
     "thor, every option",
     "thor, GPU formulas",
@@ -207,7 +207,7 @@ def every_cell(step, *batch):
 @pytest.mark.parametrize(
     "build",
     [
-        pytest.param(build, id=name, marks=[pytest.mark.slow] if name in SECONDS_EACH else [])
+        pytest.param(build, id=name, marks=[pytest.mark.slow] if name in LONG else [])
         for name, build in STEPS.items()
     ],
 )

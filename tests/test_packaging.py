@@ -207,17 +207,22 @@ needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is no
 
 
 def make(*arguments):
+    done = run_make(*arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_make(*arguments):
     # A make above this one hands its flags on in the environment.
     outer = "MAKEFLAGS MFLAGS MAKELEVEL ARGS VENV PYTHON PRESET LABS JOBS ALL".split()
-    done = subprocess.run(
+    return subprocess.run(
         ["make", *arguments],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if name not in outer},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    return done.stdout
 
 
 @needs_make
@@ -259,6 +264,34 @@ def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
         assert sum(in_parts) == 1, path
         # Left out without ALL, all of it.
         assert not in_parts[4] or "pytest.mark.slow" in path.read_text(), path
+
+
+@needs_make
+@pytest.mark.parametrize(
+    ("codes", "parts", "passed"),
+    [
+        ("0000", 4, True),
+        ("0505", 4, True),  # 5: nothing in this part, as with ARGS='-k packaging'
+        ("1000", 4, False),
+        ("0001", 4, False),
+        ("0155", 4, False),
+        ("0030", 4, False),  # an error of pytest's own
+        ("5555", 4, False),
+        ("2000", 1, False),  # Ctrl-C, or a file that cannot be read: no further part
+    ],
+)
+def test_make_test_fails_where_one_of_its_parts_does(tmp_path, codes, parts, passed):
+    """With a Python that ends its n-th call with the n-th code."""
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text(
+        f'#!/bin/sh\necho x >>"{tmp_path}/calls"\n'
+        f'exit $(echo {codes} | cut -c $(wc -l <"{tmp_path}/calls"))\n'
+    )
+    python.chmod(0o755)
+    done = run_make("test", f"VENV={tmp_path}", "ENVIRONMENT=true")
+    assert (done.returncode == 0) == passed
+    assert (tmp_path / "calls").read_text().count("x") == parts
 
 
 def parts_of(command):
