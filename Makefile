@@ -15,7 +15,8 @@ ARGS ?=
 export VENV PYTHON
 
 ENVIRONMENT := sh scripts/environment.sh
-BIN := $(VENV)/bin
+# By the shell, from the environment: a path may hold spaces and quotes.
+BIN := "$${VENV:-.venv}"/bin
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(ALL),,-m 'not slow') \
     --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300
@@ -59,10 +60,8 @@ bench: ## run every program in benchmarks/; the figures go to runs/bench
 	@status=0; for program in benchmarks/[a-z]*.py; do \
 	    echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || status=1; done; exit $$status
 
-clean: ## remove what runs and tools left behind: runs, datasets, caches; not .venv
-	rm -rf runs datasets build dist labkit.egg-info .pytest_cache .ruff_cache .hypothesis
-	find . \( -name .git -o -name '.venv*' \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \
-	    -o -name kernel_meta -o -name 'rank_[0-9]*' \) -type d -prune -exec rm -rf {} +
+clean: ## remove what runs and tools left behind: runs, caches, prepared MNIST; not .venv, not converted data
+	@sh scripts/clean.sh
 
-distclean: clean ## clean, and remove .venv as well
-	@[ ! -e $(VENV)/pyvenv.cfg ] || rm -rf $(VENV)
+distclean: clean ## clean, and remove .venv as well, if `make` has made it
+	@$(ENVIRONMENT) remove

@@ -7,12 +7,13 @@ were asked to install. The real installation is what `make test` itself has just
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "environment.sh"
-TOOLS = "sh dirname cat cksum tr ls rm mkdir cp kill".split()
+TOOLS = "sh dirname cat cksum tr ls rm rmdir mkdir cp kill sleep".split()
 FAKE = """#!/bin/sh
 case "$*" in
 *sys.version_info*) echo "{shown}" ;;
@@ -24,6 +25,8 @@ case "$*" in
     offline) exit 1 ;;
     disk_full) : >"$VENV/lib/python3/site-packages/half"; exit 1 ;;
     killed) kill -9 $PPID ;;
+    slow) while [ ! -e "$LOG.go_on" ]; do sleep 0.05; done ;;
+    outlives) kill -9 $PPID; while [ ! -e "$LOG.go_on" ]; do sleep 0.05; done ;;
     esac ;;
 esac
 """
@@ -50,18 +53,31 @@ class Project:
         path.chmod(0o755)
         return path
 
-    def call(self, *arguments, code=0, **environment):
+    def start(self, *arguments, **environment):
         environment = {"PATH": str(self.bin), "LOG": str(self.log), "VENV": ".venv"} | environment
-        done = subprocess.run(
+        return subprocess.Popen(
             ["sh", "scripts/environment.sh", *arguments],
             cwd=self.folder,
             env=environment | {"PIP": environment.get("PIP", "")},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             text=True,
-            check=False,
         )
-        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
-        return done.stdout + done.stderr
+
+    def call(self, *arguments, code=0, **environment):
+        process = self.start(*arguments, **environment)
+        said, _ = process.communicate(timeout=60)
+        assert process.returncode == code, (process.returncode, said)
+        return said
+
+    def wait_until_installing(self):
+        until = time.monotonic() + 30
+        while not self.log.exists() or "pip" not in self.log.read_text():
+            assert time.monotonic() < until
+            time.sleep(0.02)
+
+    def go_on(self):
+        self.log.with_name(f"{self.log.name}.go_on").touch()
 
     def done(self):
         """Return what was done since the last call: venv, base, test."""
@@ -203,6 +219,166 @@ def test_a_folder_that_is_no_environment_is_left_alone(project):
     said = project.call("base", code=2, VENV="photos")
     assert "photos exists and is not a virtual environment" in said
     assert (project.folder / "photos" / "one.png").exists()
+
+
+def test_two_at_once_one_installs_and_the_other_is_refused(project):
+    project.python("python3", "3.11.7")
+    first = project.start("base", PIP="slow")
+    project.wait_until_installing()
+    marker = (project.folder / ".venv" / ".incomplete").read_text().strip()
+    for arguments in (["base"], ["test"], ["remove"]):
+        assert f"Process {marker} is installing" in project.call(*arguments, code=2)
+    project.go_on()
+    assert first.communicate(timeout=30) and first.returncode == 0
+    assert project.done() == ["venv", "base"]
+    assert project.call("base") == "" and project.done() == []
+
+
+def test_of_many_that_start_together_one_installs(project):
+    project.python("python3", "3.11.7")
+    all_of_them = [project.start("base") for _ in range(8)]
+    said = [process.communicate(timeout=60)[0] for process in all_of_them]
+    codes = [process.returncode for process in all_of_them]
+    assert set(codes) <= {0, 2} and 0 in codes, said
+    assert project.done() == ["venv", "base"]
+    refused = [text for text, code in zip(said, codes, strict=True) if code]
+    assert [text for text in refused if "is installing" not in text] == []
+    assert project.call("base") == "" and project.done() == []
+
+
+def test_the_lock_of_a_dead_process_is_no_obstacle(installed):
+    installed.call("test", code=-9, PIP="killed")
+    installed.done()
+    installed.call("test")
+    assert installed.done() == ["venv", "test"]
+    assert not (installed.folder / ".venv" / ".claim").exists()
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+def test_a_pip_that_outlives_its_script_is_waited_for(project):
+    project.python("python3", "3.11.7")
+    (project.bin / "flock").symlink_to(shutil.which("flock"))
+    first = project.start("base", PIP="outlives")
+    project.wait_until_installing()
+    assert first.wait(30) == -9
+    assert "is installing" in project.call("base", code=2)
+    project.go_on()
+    assert first.communicate(timeout=30)
+    project.done()
+    project.call("base")
+    assert project.done() == ["venv", "base"]
+
+
+def test_what_the_old_distribution_left_is_taken_away(project):
+    """labkit 0.1.0, editable, beside mindspore-labs: both would own the command `labkit`."""
+    project.python("python3", "3.11.7")
+    project.call("base", PIP="offline", code=1)
+    site = project.folder / ".venv/lib/python3/site-packages"
+    for name in ("labkit-0.1.0.dist-info", "labkit-0.0.3.dist-info", "labkit_other"):
+        (site / name).mkdir()
+    for name in ("__editable__.labkit-0.1.0.pth", "__editable___labkit_0_1_0_finder.py"):
+        (site / name).touch()
+    project.call("base")
+    left = sorted(path.name for path in site.iterdir())
+    assert left == ["labkit-0.0.3.dist-info", "labkit_other"]
+
+
+class TestRemove:
+    """`make distclean`: the environment that this script has made, and nothing else."""
+
+    @pytest.mark.parametrize(
+        "venv",
+        [".venv", "my envs/lab", 'it\'s "mine"', "-rf", "a/../b", ".venv/", "$HOME;x", "*", "é"],
+    )
+    def test_an_environment_of_its_own_goes_wherever_it_is(self, project, venv):
+        project.python("python3", "3.11.7")
+        neighbours = [project.folder / name for name in ("my", "envs", "a", "rf", "other")]
+        for folder in neighbours:
+            folder.mkdir()
+            (folder / "photo.png").touch()
+        project.call("base", VENV=venv)
+        assert (project.folder / venv / "pyvenv.cfg").exists()
+        project.call("remove", VENV=venv)
+        assert not (project.folder / venv).exists()
+        assert all((folder / "photo.png").exists() for folder in neighbours)
+        assert (project.folder / "pyproject.toml").exists()
+        assert project.call("remove", VENV=venv) == ""
+
+    def test_outside_the_checkout_too_and_beside_what_was_put_into_it(self, project, tmp_path):
+        project.python("python3", "3.11.7")
+        venv = tmp_path / "my envs" / "lab"
+        project.call("base", VENV=str(venv))
+        (venv / "notes.txt").write_text("mine")
+        (tmp_path / "my envs" / "photo.png").touch()
+        assert "What else is in" in project.call("remove", VENV=f"{venv}/")
+        assert [path.name for path in venv.iterdir()] == ["notes.txt"]
+        assert (tmp_path / "my envs" / "photo.png").exists()
+
+    def test_a_link_and_its_folder_stay(self, project, tmp_path):
+        project.python("python3", "3.11.7")
+        disk = tmp_path / "big disk"
+        disk.mkdir()
+        (project.folder / ".venv").symlink_to(disk)
+        project.call("base")
+        project.call("base", PYTHON=str(project.python("python3.12", "3.12.1")))
+        assert (disk / "pyvenv.cfg").exists()
+        project.call("remove", VENV=".venv/")
+        assert (project.folder / ".venv").is_symlink() and list(disk.iterdir()) == []
+
+    def test_somebody_elses_environment_is_used_and_stays(self, project, tmp_path):
+        project.python("python3", "3.11.7")
+        (other := tmp_path / "env" / "bin").mkdir(parents=True)
+        (tmp_path / "env" / "lib" / "python3" / "site-packages").mkdir(parents=True)
+        (tmp_path / "env" / "pyvenv.cfg").touch()
+        shutil.copy(project.bin / "python3", other / "python")
+        project.call("base", VENV=str(other.parent))
+        assert project.done() == ["base"]
+        said = project.call("remove", VENV=str(other.parent), code=2)
+        assert "was not made by this script for this checkout, and stays" in said
+        assert (other / "python").exists() and (other.parent / "pyvenv.cfg").exists()
+        # Nor is it made anew where another Python is asked for.
+        newer = str(project.python("python3.12", "3.12.1"))
+        said = project.call("base", VENV=str(other.parent), PYTHON=newer, code=2)
+        assert "cannot be used as it is" in said and (other / "python").exists()
+
+    def test_the_environment_of_another_checkout_stays(self, project, tmp_path):
+        project.python("python3", "3.11.7")
+        venv = tmp_path / "shared"
+        project.call("base", VENV=str(venv))
+        second = tmp_path / "second"
+        shutil.copytree(project.folder, second)
+        first, project.folder = project.folder, second
+        assert "and stays" in project.call("remove", VENV=str(venv), code=2)
+        project.folder = first
+        project.call("remove", VENV=str(venv))
+        assert not venv.exists()
+
+    @pytest.mark.parametrize("venv", ["..", ".", "/", "scripts", ".venv/..", "HOME", "nowhere"])
+    def test_other_folders_stay(self, installed, tmp_path, venv):
+        home = tmp_path / "home"
+        home.mkdir()
+        for folder in (home, tmp_path, installed.folder):
+            # As if it had been made for it.
+            (folder / ".made-by-environment.sh").write_text(f"{installed.folder}\n{folder}\n")
+            (folder / "bin").mkdir(exist_ok=True)
+        venv = str(home) if venv == "HOME" else venv
+        before = sorted(tmp_path.rglob("*"))
+        installed.call("remove", VENV=venv, HOME=str(home), code=0 if venv == "nowhere" else 2)
+        assert sorted(tmp_path.rglob("*")) == before
+
+    def test_a_moved_checkout_removes_the_environment_inside_it(self, installed, tmp_path):
+        installed.folder = installed.folder.rename(tmp_path / "moved")
+        installed.call("remove")
+        assert not (installed.folder / ".venv").exists()
+
+
+@pytest.mark.parametrize("venv", ["home", "home/", "project/..", "/"])
+def test_no_environment_is_made_in_a_folder_that_holds_more(project, tmp_path, venv):
+    project.python("python3", "3.11.7")
+    (tmp_path / "home").mkdir()
+    said = project.call("base", VENV=str(tmp_path / venv), HOME=str(tmp_path / "home"), code=2)
+    assert "holds more than a virtual environment" in said
+    assert list((tmp_path / "home").iterdir()) == [] and project.done() == []
 
 
 def test_unknown_arguments_are_refused(project):
