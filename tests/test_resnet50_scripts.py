@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 from labkit.launching.plan import free_port
-from tests.shell_scripts import FAKE, assert_executable_and_posix
+from tests.shell_scripts import (
+    FAKE,
+    SIGNALS,
+    assert_executable_and_posix,
+    assert_nothing_stays,
+)
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "resnet50"
 SCRIPTS = {
@@ -87,6 +92,35 @@ def test_a_failure_is_handed_on_and_says_where_to_look(call):
     done, _ = call("run_distribute_train.sh", 2, "my data", CODE="7")
     assert done.returncode == 7 and "failed; the logs are in runs/resnet50-log" in done.stderr
     assert call("run_standalone_train.sh", "my data", CODE="3")[0].returncode == 3
+
+
+@pytest.mark.parametrize("end", [*SIGNALS, 0, 7], ids=str)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_nothing_that_they_started_stays(tmp_path, script, end):
+    (tmp_path / "some.ckpt").touch()
+    arguments = {
+        "run_standalone_train.sh": [tmp_path],
+        "run_eval.sh": [tmp_path, "some.ckpt"],
+        "run_distribute_train.sh": [2, tmp_path],
+    }
+    ends = {"by": end} if end in SIGNALS else {"code": end}
+    assert_nothing_stays(FOLDER / script, arguments[script], tmp_path, **ends)
+
+
+@pytest.mark.parametrize("path", ["", ":", ":/nowhere", "/nowhere:", "/nowhere::/other"])
+def test_no_module_is_taken_from_the_working_folder(tmp_path, path):
+    """A downloaded folder with a signal.py: in a real Python, up to the recipe's own words."""
+    for name in ("signal", "torch", "argparse", "labkit"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    done = subprocess.run(
+        ["sh", FOLDER / "run_standalone_train.sh", ".", "--set", "no_such=1"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHON": sys.executable, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2 and "resnet50: unknown setting" in done.stderr, done.stderr
+    assert not (tmp_path / "executed").exists()
 
 
 WRONG = [

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell_scripts import FAKE, assert_executable_and_posix
+from tests.shell_scripts import (
+    FAKE,
+    SIGNALS,
+    assert_executable_and_posix,
+    assert_nothing_stays,
+)
 
 FOLDER = Path(__file__).parents[1] / "scripts" / "subspace"
 ONE, TWO = "run_stage_1.sh", "run_stage_2.sh"
@@ -85,6 +90,15 @@ def test_a_failure_is_handed_on(call, devices):
     assert done.returncode == 7
     said = "failed; the logs are in runs/subspace/subspace_stage_1-log" in done.stderr
     assert said == (devices == "2")
+
+
+@pytest.mark.parametrize("end", [*SIGNALS, 0, 7], ids=str)
+@pytest.mark.parametrize("devices", ["1", "2"])
+def test_nothing_that_they_started_stays(tmp_path, devices, end):
+    (tmp_path / "some.ckpt").touch()
+    ends = {"by": end} if end in SIGNALS else {"code": end}
+    arguments = [tmp_path, "some.ckpt"]
+    assert_nothing_stays(FOLDER / TWO, arguments, tmp_path, DEVICES=devices, **ends)
 
 
 WRONG = [

@@ -13,16 +13,5 @@ data_folder "$2"
 devices=$1
 data=$2
 shift 2
-logs=${LOG_DIR:-runs/resnet50-log}
-mkdir -p "$logs"
-# msrun starts "python": that of the environment must come first.
-PATH="$(dirname "$python"):$PATH"
-export PATH
-status=0
-msrun --worker_num "$devices" --local_worker_num "$devices" --join True --log_dir "$logs" \
-    --master_port "${MASTER_PORT:-8118}" \
-    python -m labkit.recipes.resnet50 train --dataset_path "$data" --run_distribute True \
-    --device_num "$devices" "$@" >"$logs/msrun.log" 2>&1 || status=$?
-tail -n 20 "$logs/worker_0.log" 2>/dev/null || tail -n 20 "$logs/msrun.log"
-[ $status -eq 0 ] || echo "$(basename "$0"): failed; the logs are in $logs" >&2
-exit $status
+run_ranks "$devices" "${LOG_DIR:-runs/resnet50-log}" labkit.recipes.resnet50 train \
+    --dataset_path "$data" --run_distribute True --device_num "$devices" "$@"

@@ -12,5 +12,5 @@ data_folder "$1"
 data=$1
 checkpoint=$2
 shift 2
-exec "$python" -m labkit.recipes.resnet50 eval --dataset_path "$data" \
+run "$python" -m labkit.recipes.resnet50 eval --dataset_path "$data" \
     --checkpoint_path "$checkpoint" "$@"

@@ -9,4 +9,4 @@ usage="usage: $(basename "$0") DATA [OPTION ...]
 data_folder "$1"
 data=$1
 shift
-exec "$python" -m labkit.recipes.resnet50 train --dataset_path "$data" "$@"
+run "$python" -m labkit.recipes.resnet50 train --dataset_path "$data" "$@"
