@@ -5,6 +5,7 @@ Notebooks are read as JSON: importing nbformat alone takes 1.4 s, longer than `l
 
 import ast
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,8 @@ from pathlib import Path
 from labkit.errors import InputError, nearest
 from labkit.presets import LABS, PRESETS
 
+# The name in pyproject.toml, today's and that of up to 0.1.0.
+_DISTRIBUTIONS = ("mindspore-labs", "labkit")
 _NOTEBOOK = re.compile(r"(\d\d)_(\w+)\.ipynb")
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
@@ -39,23 +42,43 @@ class Lab:
         return self.name.split("_", 1)[1]
 
 
+def own_checkout() -> Path | None:
+    """Return the checkout that this very labkit is imported from; None for an installed copy.
+
+    Code is executed from no other one: what lies in a folder above may be anybody's.
+    """
+    root = Path(__file__).resolve().parents[1]
+    return root if _names_labkit(root) else None
+
+
 def project_root(start: Path | None = None) -> Path | None:
-    """Return the nearest folder, ``start`` (default: here) or above, of labkit's pyproject.toml."""
+    """Return the nearest folder, ``start`` (default: here) or above, of labkit's pyproject.toml.
+
+    Passed over are projects of other users, as git does with repositories: on a shared machine
+    anybody may put one into a folder above.
+    """
     here = Path(start or Path.cwd()).resolve()
-    return next((folder for folder in (here, *here.parents) if _names_labkit(folder)), None)
+    return next((root for root in _roots(here) if _is_trusted(root)), None)
 
 
 def find_project(start: Path | None = None) -> Path:
     """Return the checkout with the labs: around ``start`` (default: here), else labkit's own.
 
-    Raises ``InputError`` outside a checkout.
+    Raises ``InputError`` outside a checkout, and where the only one is another user's.
     """
     for place in (start or Path.cwd(), Path(__file__).parent):
         root = project_root(place)
         if root is not None and (root / "notebooks").is_dir():
             return root
+    here = Path(start or Path.cwd()).resolve()
+    others = [root for root in _roots(here) if not _is_trusted(root)]
+    if others:
+        raise InputError(
+            f"{others[0]} is another user's checkout, whose notebooks are not read or executed; "
+            "expected one of your own (git clone), or labkit installed from it"
+        )
     raise InputError(
-        f"no labs here: neither {Path(start or Path.cwd()).resolve()} nor the installed labkit is "
+        f"no labs here: neither {here} nor the installed labkit is "
         "inside a checkout (a folder with notebooks/ and labkit's pyproject.toml). "
         "Change into the cloned project first"
     )
@@ -171,10 +194,24 @@ def _assigned(cell: dict, path: Path) -> Iterable[str]:
         yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
+def _roots(here: Path) -> Iterable[Path]:
+    return (folder for folder in (here, *here.parents) if _names_labkit(folder))
+
+
+def _is_trusted(root: Path) -> bool:
+    """Whether a project is this labkit's own checkout, or belongs to the user."""
+    if root == own_checkout() or not hasattr(os, "geteuid"):
+        return True
+    parts = (root, root / "pyproject.toml", root / "notebooks")
+    # Of a link, the link's owner counts.
+    return all(part.lstat().st_uid == os.geteuid() for part in parts if os.path.lexists(part))
+
+
 def _names_labkit(folder: Path) -> bool:
     try:
         settings = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         # No such file here, or one that is not ours to judge: look further up.
         return False
-    return settings.get("project", {}).get("name") == "labkit"
+    project = settings.get("project")
+    return isinstance(project, dict) and project.get("name") in _DISTRIBUTIONS

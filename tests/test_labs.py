@@ -1,6 +1,10 @@
 """Labs are found, named and read; a notebook that cannot be one is refused with the reason."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +124,70 @@ def test_outside_a_checkout_the_message_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
     with pytest.raises(InputError, match="Change into the cloned project"):
         labs.find_project(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["labkit", "mindspore-labs"])
+def test_both_names_of_the_distribution_are_known(project, name):
+    (project / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
+    assert labs.project_root(project / "notebooks") == project.resolve()
+
+
+@pytest.mark.parametrize("text", ["[project]\nname = 'mindspore'\n", "project = 'labkit'\n", ""])
+def test_a_pyproject_of_something_else_is_passed_over(project, text):
+    inner = project / "inner"
+    inner.mkdir()
+    (inner / "pyproject.toml").write_text(text)
+    assert labs.project_root(inner) == project.resolve()
+
+
+def test_another_users_project_is_passed_over(project, tmp_path, monkeypatch):
+    """On a shared machine anybody may put a pyproject.toml into a folder above."""
+    inner = project / "mine" / "deep"
+    inner.mkdir(parents=True)
+    assert labs.project_root(inner) == project.resolve()
+    monkeypatch.setattr(os, "geteuid", lambda: project.stat().st_uid + 1)
+    assert labs.project_root(inner) is None
+    # But the checkout that labkit is imported from, as root in a container sees it.
+    assert labs.find_project(inner) == labs.own_checkout() == Path(labs.__file__).parents[1]
+    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    with pytest.raises(InputError, match="is another user's checkout.*expected one of your own"):
+        labs.find_project(inner)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("part", [".", "pyproject.toml", "notebooks"])
+def test_a_project_with_a_part_of_another_users_is_passed_over(project, part):
+    os.chown(project / part, 65534, 65534)
+    assert labs.project_root(project) is None
+
+
+def test_a_link_to_this_labkit_makes_no_project_its_own(project, monkeypatch):
+    (project / "labkit").symlink_to(Path(labs.__file__).parent)
+    assert labs.own_checkout() != project.resolve()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from labkit import doctor; print(doctor.checks(names=['data'])[0]())",
+        "from labkit.data import prepare; prepare._MNIST; print(prepare.prepare('mnist'))",
+        "from labkit import labs; print(labs.find_project(), labs.find_labs(labs.find_project()))",
+    ],
+)
+def test_no_code_of_a_project_around_is_executed(project, program):
+    """`labkit doctor data` once executed the data_scripts/mnist.py of whatever lay above."""
+    (project / "data_scripts").mkdir()
+    for name in ("data_scripts/mnist.py", "labkit/__init__.py", "sitecustomize.py", "idx.py"):
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(f"open({str(project / 'executed')!r}, 'w')\n")
+    inner = project / "mine" / "deep"
+    inner.mkdir(parents=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=inner,
+        env=os.environ | {"PYTHONPATH": str(Path(labs.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert not (project / "executed").exists()

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from labkit.errors import InputError, refuse_unknown
-from labkit.labs import find_project
+from labkit.labs import own_checkout
 
 _MNIST = {"mnist": "MNIST_Data", "fashion-mnist": "Fashion_MNIST"}
 _COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}
@@ -13,20 +13,25 @@ _NAMES = (*_MNIST, "color-digits")
 
 
 def prepare(name: str, **options: int) -> Path:
-    """Return the folder of data set ``name`` in the project, with train/ and test/ or val/ in it.
+    """Return the folder of data set ``name`` in the checkout, with train/ and test/ or val/ in it.
 
     options  of "color-digits": size (32, in pixels), train (6000) and val (1000) images, seed (1);
              every choice has a folder of its own
 
-    The script under ``data_scripts`` verifies what is there and makes what is not. Raises
-    ``InputError`` for an unknown name or option, outside a project, and with the script's own
-    words.
+    The script under ``data_scripts`` verifies what is there and makes what is not; it is that of
+    the checkout that this labkit is imported from, wherever one is. Raises ``InputError`` for an
+    unknown name or option, for a labkit without a checkout, and with the script's own words.
     """
     refuse_unknown("data set", name, _NAMES)
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)
-    project = find_project()
+    project = own_checkout()
+    if project is None:
+        raise InputError(
+            f"{name} cannot be prepared: this labkit is not imported from a checkout, which has "
+            "the data and its scripts. Install it from the cloned project (pip install -e .)"
+        )
     if name == "color-digits":
         chosen = known | options
         script, folder = "color_digits.py", color_digits_folder(**chosen)

@@ -7,14 +7,22 @@ import zlib
 from pathlib import Path
 
 from labkit.doctor.check import Check
+from labkit.labs import own_checkout
 
 
 def data(root: Path) -> Check:
-    """Check MNIST and Fashion-MNIST in the checkout ``root`` against their official SHA-256."""
+    """Check MNIST and Fashion-MNIST in the checkout ``root`` against their official SHA-256.
+
+    These are in data_scripts/mnist.py, of the checkout that this labkit is imported from: that of
+    ``root`` may be anybody's, and is not executed.
+    """
     name = "Data"
-    program = root / "data_scripts" / "mnist.py"
-    if not program.exists():
-        return Check(name, True, f"nothing to look at: no {program}", "")
+    own = own_checkout()
+    program = own / "data_scripts" / "mnist.py" if own else None
+    if program is None or not program.exists():
+        return Check(name, True, "nothing to compare with: labkit is not from a checkout", "")
+    if not (root / "data_scripts").is_dir():
+        return Check(name, True, f"nothing to look at: no {root / 'data_scripts'}", "")
     known = _load(program)
     bundled = root / "data_scripts" / "bundled" / "mnist"
     broken, seen = [], 0

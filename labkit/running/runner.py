@@ -11,7 +11,7 @@ from typing import Any
 
 from labkit import inputs
 from labkit.errors import InputError
-from labkit.labs import Lab, mentions
+from labkit.labs import Lab, mentions, own_checkout
 from labkit.reports.results_file import usable
 from labkit.run import new_folder, write_results
 from labkit.running import folders, record
@@ -200,17 +200,20 @@ def passed_before(
 
 
 def prepare_data(request: Request, say: Say) -> None:
-    """Prepare the bundled data that the labs name; errors as in ``prepare``."""
-    for name in _DATA_SETS:
-        script = request.project / "data_scripts" / f"{name}.py"
+    """Prepare the bundled data that the labs name; errors as in ``prepare``.
+
+    By the scripts of the checkout that this labkit is imported from, whichever project's labs run:
+    theirs may be anybody's.
+    """
+    project = own_checkout()
+    for name in _DATA_SETS if project else ():
+        script = project / "data_scripts" / f"{name}.py"
         if not script.exists() or not any(mentions(lab, name) for lab in request.labs):
             continue
-        text = f"data: preparing {name} with {script.relative_to(request.project)}"
+        text = f"data: preparing {name} with {script.relative_to(project)}"
         say(Event("data", text, values={"name": name}))
         command = [sys.executable, str(script)]
-        done = subprocess.run(
-            command, cwd=request.project, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
         if done.returncode == 2:
             raise InputError(done.stderr.strip() or f"{name} cannot be prepared")
         if done.returncode:

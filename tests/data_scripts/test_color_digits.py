@@ -468,7 +468,7 @@ def project(tmp_path, monkeypatch):
     place = tmp_path / "project"
     place.mkdir()
     shutil.copytree(SCRIPT.parent, place / "data_scripts")
-    monkeypatch.setattr(prepare_module, "find_project", lambda: place)
+    monkeypatch.setattr(prepare_module, "own_checkout", lambda: place)
     monkeypatch.setenv("PYTHONPATH", str(SCRIPT.parents[1]))
     return place
 

@@ -260,28 +260,38 @@ def project(tmp_path, monkeypatch):
     return project
 
 
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """What stands for the checkout that labkit is imported from."""
+    monkeypatch.setattr(runner, "own_checkout", lambda: tmp_path / "own")
+    return tmp_path / "own"
+
+
 def data_script(project, source):
-    (project / "data_scripts").mkdir()
+    (project / "data_scripts").mkdir(parents=True)
     (project / "data_scripts" / "mnist.py").write_text(source)
 
 
-def test_data_is_prepared_first_and_said_so(project):
-    data_script(project, "open('prepared', 'w').close()")
+def test_data_is_prepared_first_and_said_so(project, own):
+    data_script(own, "open('prepared', 'w').close()")
+    data_script(project, "open('executed', 'w').close()")
     lines = []
     runner.run(request.check(start=project), say=lambda event: lines.append(event.text))
     assert lines[0] == "data: preparing mnist with data_scripts/mnist.py"
-    assert (project / "prepared").exists()
+    assert (own / "prepared").exists()
+    # The scripts of a project whose labkit this is not may be anybody's.
+    assert not list(own.parent.rglob("executed"))
 
 
-def test_bad_data_is_bad_input_and_nothing_is_created(project):
-    data_script(project, "import sys\nsys.exit(sys.stderr.write('mnist.py: cut short') and 2)")
+def test_bad_data_is_bad_input_and_nothing_is_created(project, own):
+    data_script(own, "import sys\nsys.exit(sys.stderr.write('mnist.py: cut short') and 2)")
     with pytest.raises(InputError, match="mnist.py: cut short"):
         runner.run(request.check(start=project))
     assert not (project / "runs").exists()
 
 
-def test_a_broken_data_script_is_no_bad_input(project):
-    data_script(project, "1 / 0")
+def test_a_broken_data_script_is_no_bad_input(project, own):
+    data_script(own, "1 / 0")
     with pytest.raises(RuntimeError, match="(?s)exited with 1.*ZeroDivisionError"):
         runner.run(request.check(start=project))
 
