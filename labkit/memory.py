@@ -36,8 +36,13 @@ def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> 
     refuse_unknown("network", network, NETWORKS)
     if batch < 1 or (micro_batch is not None and (micro_batch < 1 or batch % micro_batch)):
         raise InputError(f"batch {batch} is not made of micro-batches of {micro_batch}")
-    command = [sys.executable, "-m", "labkit.memory", network, str(batch), str(micro_batch or 0)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Here: the child that is measured does without.
+    from labkit.launching.processes import child_environment, module_command
+
+    command = module_command("labkit.memory", network, str(batch), str(micro_batch or 0))
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])["peak_mb"]

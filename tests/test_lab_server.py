@@ -33,9 +33,9 @@ def started(monkeypatch):
     found = []
 
     def become(path, command, environment):
-        assert (path, command[1:3]) == (sys.executable, ["-m", "jupyterlab"])
-        pairs = [part.removeprefix("--").split("=", 1) for part in command[3:] if "=" in part]
-        found.append((dict(pairs), [one for one in command[3:] if "=" not in one], environment))
+        assert (path, command[1:4]) == (sys.executable, ["-P", "-m", "jupyterlab"])
+        pairs = [part.removeprefix("--").split("=", 1) for part in command[4:] if "=" in part]
+        found.append((dict(pairs), [one for one in command[4:] if "=" not in one], environment))
 
     monkeypatch.setattr(os, "execve", become)
     return found

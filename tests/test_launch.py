@@ -299,6 +299,63 @@ class TestProcesses:
             assert mine.wait(5) == -signal.SIGKILL and theirs.poll() is None
         assert theirs.wait(5) == -signal.SIGKILL
 
+    def test_a_guard_takes_no_module_of_the_working_folder(self, tmp_path):
+        """And so it lives: a learner's signal.py once made it end at once, without a word."""
+        for name in ("signal", "select", "psutil", "torch", "labkit"):
+            (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+        code = (
+            "import os, subprocess, time\n"
+            "from labkit.launching.processes import guarded\n"
+            "with guarded() as mark:\n"
+            "    nap = subprocess.Popen(['sleep', '600'], env=os.environ | mark)\n"
+            "    print(nap.pid, flush=True)\n"
+            "    time.sleep(600)\n"
+        )
+        caller = subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": f"{Path(labkit.__file__).parents[1]}"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        nap = int(caller.stdout.readline())
+        caller.kill()
+        assert caller.communicate()[1] == ""
+        wait_for(lambda: not is_alive(nap), seconds=20)
+        assert not (tmp_path / "ran").exists()
+
+    def test_an_empty_part_of_pythonpath_is_left_out(self):
+        here = str(Path(labkit.__file__).parents[1])
+        for before in ("", ":", ":/a::/b:", "/a:/b"):
+            parts = processes.python_path(before).split(os.pathsep)
+            assert parts == [here, *(part for part in before.split(":") if part)]
+        assert processes.python_path(None) == here
+
+    def test_a_guard_that_does_not_live_is_spoken_of(self, tmp_path, monkeypatch):
+        broken = tmp_path / "python"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(broken))
+        with pytest.warns(RuntimeWarning, match="the guard of this call did not start"):
+            with processes.guarded():
+                pass
+        monkeypatch.undo()
+        with pytest.warns(RuntimeWarning, match="ended before the call did"):
+            with processes.guarded() as mark:
+                (guard,) = [
+                    child
+                    for child in psutil.Process().children()
+                    if mark[processes.MARK] in child.cmdline()
+                ]
+                guard.kill()
+                wait_for(lambda: not is_alive(guard.pid))
+
+    def test_a_guard_that_lives_is_not(self, recwarn):
+        with processes.guarded():
+            pass
+        assert not [one for one in recwarn if "guard" in str(one.message)]
+
     def test_a_session_with_the_number_of_one_that_is_gone(self):
         child = subprocess.Popen(["sleep", "600"], start_new_session=True)
         try:
@@ -313,7 +370,8 @@ class TestProcesses:
     def test_a_call_inside_a_call_ends_with_it(self, monkeypatch):
         with processes.guarded() as outer:
             monkeypatch.setenv(processes.MARK, outer[processes.MARK])
-            with processes.guarded() as inner:
+            # The inner guard is one of the outer call's processes.
+            with pytest.warns(RuntimeWarning, match="ended before"), processes.guarded() as inner:
                 child = subprocess.Popen(["sleep", "600"], env=os.environ | inner)
                 processes.end(outer[processes.MARK])
                 assert child.wait(5) == -signal.SIGKILL

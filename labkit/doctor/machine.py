@@ -30,9 +30,7 @@ _CGROUPS = (
 def disk(root: Path, free: float | None = None) -> Check:
     """Check the free disk space, in GiB, where data sets and runs are written."""
     free = shutil.disk_usage(root).free / _GIB if free is None else free
-    remedy = (
-        f"free some space: make clean removes runs and caches; {_FREE_DISK:g} GiB are needed"
-    )
+    remedy = f"free some space: make clean removes runs and caches; {_FREE_DISK:g} GiB are needed"
     return Check("Disk", free >= _FREE_DISK, f"{free:.1f} GiB free at {root}", remedy)
 
 

@@ -41,7 +41,7 @@ class Child:
         # A compiler that fails leaves files in its working folder.
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             cwd=self._folder.name,
             env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,

@@ -5,7 +5,6 @@ The classes below are named on JupyterLab's command line, which beats every conf
 
 import os
 import secrets
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpec, KernelSpec
 from jupyter_client.kernelspec import NoSuchKernel as _NoSuchKernel
 from jupyter_server.auth.identity import PasswordIdentityProvider
 from traitlets import validate
+
+from labkit.launching.processes import module_command, python_path
 
 # These belong to `labkit run`, or would keep figures out of a notebook.
 _NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND")
@@ -85,7 +86,7 @@ def command(
     if os.geteuid() == 0:
         # In a container. Jupyter refuses it for what its kernels may do; so may `labkit run`.
         options["ServerApp.allow_root"] = "True"
-    line = [sys.executable, "-m", "jupyterlab"]
+    line = module_command("jupyterlab")
     line += [f"--{name}={value}" for name, value in options.items()]
     return [*line, *([] if browser else ["--no-browser"]), *more]
 
@@ -98,4 +99,7 @@ def environment(given: Mapping[str, str]) -> dict[str, str]:
     """
     kept = {name: value for name, value in given.items() if name not in _NOT_FOR_KERNELS}
     paths = [str(Path(__file__).parent), *filter(None, [given.get("JUPYTER_CONFIG_PATH")])]
-    return kept | {"JUPYTER_CONFIG_PATH": os.pathsep.join(paths)}
+    return kept | {
+        "JUPYTER_CONFIG_PATH": os.pathsep.join(paths),
+        "PYTHONPATH": python_path(given.get("PYTHONPATH")),  # the server loads the classes above
+    }

@@ -171,6 +171,9 @@ def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
     env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log
     env |= given
     env["PYTHONPATH"] = processes.python_path(env.get("PYTHONPATH"))
+    if plan.command[0] == "-m" and plan.command[1].partition(".")[0] == "labkit":
+        # No module of the working folder; one's own module may well be there.
+        env["PYTHONSAFEPATH"] = "1"
     # msrun starts "python": that of this interpreter's environment must come first.
     programs = str(Path(sys.executable).parent)
     env["PATH"] = os.pathsep.join([programs, env.get("PATH", os.defpath)])

@@ -8,11 +8,13 @@ no chance to tidy up), and ends then what carries the mark.
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
 import uuid
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +26,8 @@ MARK = "LABKIT_LAUNCH"
 # environment for some microseconds.
 _AGAIN = 0.02
 _PATIENCE = 10.0  # seconds; SIGKILL takes milliseconds where no device or network disk hangs
+_READY = b"ready\n"  # a guard's first word; it takes 0.2 s to start, 3 s where others compute
+_START = 30.0  # seconds for it
 
 
 @contextlib.contextmanager
@@ -36,25 +40,47 @@ def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[di
 
     Ended by SIGKILL: the processes themselves, their descendants, whatever carries the mark. What
     escapes is a process that has all three: another session, no parent and another environment.
+    Warns (``RuntimeWarning``) where the guard does not start, or has not lived to the end.
     """
     mark = uuid.uuid4().hex
     outer = os.environ.get(MARK)  # a call inside a call belongs to the outer one as well
     guard = subprocess.Popen(
-        [sys.executable, "-m", "labkit.launching.processes", mark],
+        module_command("labkit.launching.processes", mark),
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH"))},
+        env=child_environment(),
     )
+    lives = _is_ready(guard)
+    if not lives:
+        _warn("did not start")
     try:
         yield {MARK: f"{outer}:{mark}" if outer else mark}
     finally:
         try:
             end(mark, sessions)
         finally:
-            guard.stdin.close()
+            if lives and guard.poll() is not None:
+                _warn("ended before the call did")
+            with contextlib.suppress(BrokenPipeError):
+                guard.stdin.close()
+            guard.stdout.close()
             guard.wait()
+
+
+def _is_ready(guard: subprocess.Popen) -> bool:
+    readable, _, _ = select.select([guard.stdout], [], [], _START)
+    return bool(readable) and os.read(guard.stdout.fileno(), len(_READY)) == _READY
+
+
+def _warn(what: str) -> None:
+    warnings.warn(
+        f"the guard of this call {what}: should this process be ended by SIGKILL, those that it "
+        "has started stay",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def end(mark: str, sessions: Mapping[int, float] = MappingProxyType({})) -> None:
@@ -72,12 +98,29 @@ def end(mark: str, sessions: Mapping[int, float] = MappingProxyType({})) -> None
         time.sleep(_AGAIN)
 
 
+def module_command(module: str, *arguments: str) -> list[str]:
+    """Return the command that runs a module of labkit in a Python of its own.
+
+    -P: ``-m`` alone puts the working folder first on the path, so that a signal.py or torch.py that
+    lies there would be executed. Where labkit is, ``child_environment`` says.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """Return this process's variables, with a PYTHONPATH by which a child finds this labkit."""
+    return os.environ | {"PYTHONPATH": python_path(os.environ.get("PYTHONPATH"))}
+
+
 def python_path(before: str | None) -> str:
-    """Return PYTHONPATH with the folder that this labkit was imported from in front."""
+    """Return PYTHONPATH with the folder that this labkit was imported from in front.
+
+    Empty parts are left out: they would be the child's working folder.
+    """
     root = str(Path(__file__).resolve().parents[2])
     # An installed one is found anyway, and its folder would come before the standard library.
     own = [] if root.endswith("-packages") else [root]
-    return os.pathsep.join([*own, *([before] if before else [])])
+    return os.pathsep.join([*own, *filter(None, (before or "").split(os.pathsep))])
 
 
 def _family(mark: str, sessions: Mapping[int, float]) -> set[int]:
@@ -120,5 +163,6 @@ def _session(pid: int) -> int | None:
 
 
 if __name__ == "__main__":
+    os.write(sys.stdout.fileno(), _READY)
     sys.stdin.buffer.read()  # until the calling process has closed it, or is gone
     end(sys.argv[1])

@@ -7,7 +7,6 @@ was, and one that is asked for a further seed runs that seed alone.
 import json
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -18,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from labkit.errors import InputError
-from labkit.launching.processes import guarded, python_path
+from labkit.launching.processes import child_environment, guarded, module_command
 from labkit.run import RESULTS
 from labkit.running import folders, grid, record, runner
 from labkit.running.events import Event, Say
@@ -180,18 +179,16 @@ class _Children:
                 child.terminate()
 
     def _child(self, asked: Mapping[str, Any], name: str, mark: Mapping[str, str]) -> None:
-        environment = os.environ | mark
-        environment["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH"))
         with self._lock:
             if self._stopped:
                 return
             child = subprocess.Popen(
-                [sys.executable, "-m", "labkit.running.one"],
+                module_command("labkit.running.one"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                env=environment,
+                env=child_environment() | mark,
                 start_new_session=True,  # Ctrl-C is for this process, which then asks them to end
             )
             self._alive.add(child)

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.labs import Lab
+from labkit.launching.processes import child_environment, module_command
 from labkit.work import answers, notebook_files
 
 STATES = ("passed", "wrong", "not attempted", "error")
@@ -106,9 +106,13 @@ def _judge(folder: Path, found: Mapping, asked: Mapping, seconds: float) -> dict
         if (answer := found[lab][one.name])
     ]
     request = {"folder": str(folder.resolve()), "seconds": seconds, "answers": requests}
-    command = [sys.executable, "-m", "labkit.work.judge"]
     done = subprocess.run(
-        command, input=json.dumps(request), capture_output=True, text=True, check=False
+        module_command("labkit.work.judge"),
+        input=json.dumps(request),
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"the judge exited with {done.returncode}:\n{done.stderr.strip()}")
