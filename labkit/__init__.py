@@ -5,7 +5,6 @@
 """
 
 import importlib
-from importlib import metadata
 
 _NAMES = {
     "labkit.accumulation": ("AccumulatedStep",),
@@ -42,11 +41,12 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__version__ = metadata.version("labkit")
 __all__ = sorted(name for name in _HOME if not name.startswith("_"))
 
 
 def __getattr__(name):
+    if name == "__version__":
+        return importlib.import_module("labkit.labs").version()
     if name not in _HOME:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)

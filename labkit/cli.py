@@ -55,9 +55,9 @@ app.add_typer(ranktable.app, name="ranktable")
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from labkit.run import installed_version
+        from labkit.labs import version
 
-        typer.echo(f"labkit {installed_version('labkit') or '(not installed)'}")
+        typer.echo(f"labkit {version()}")
         raise typer.Exit()
 
 

@@ -51,6 +51,22 @@ def own_checkout() -> Path | None:
     return root if _names_labkit(root) else None
 
 
+def version() -> str:
+    """Return labkit's version: as its checkout states it, installed or not, else the installed one.
+
+    "unknown" for a copy of the package alone, without pyproject.toml and never installed.
+    """
+    root = own_checkout()
+    if root is not None:
+        return tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    from importlib import metadata  # 40 ms, in an installed copy alone
+
+    try:
+        return metadata.version(_DISTRIBUTIONS[0])
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
 def project_root(start: Path | None = None) -> Path | None:
     """Return the nearest folder, ``start`` (default: here) or above, of labkit's pyproject.toml.
 

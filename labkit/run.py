@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError, refuse_unknown
-from labkit.labs import project_root
+from labkit.labs import project_root, version
 from labkit.records import Records
 
 RESULTS = "results.json"
@@ -118,7 +118,8 @@ def opened_here(folder: Path) -> bool:
 
 def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str | None) -> dict:
     """Return the part of results.json that every run has, whether it passed or failed."""
-    packages = {name: installed_version(name) for name in ("mindspore", "numpy", "labkit")}
+    packages = {name: installed_version(name) for name in ("mindspore", "numpy")}
+    packages["labkit"] = version()
     return {
         "lab": lab,
         "preset": preset,

@@ -119,11 +119,66 @@ def test_what_is_installed_is_what_is_pinned():
 
 
 def test_the_version_is_stated_once():
-    """labkit reads it from its metadata; an installed labkit that differs is not this one."""
+    """labkit reads it from its checkout, or from its metadata where it is an installed copy."""
     import labkit
 
     assert labkit.__version__ == PROJECT["project"]["version"]
     assert f"## [{labkit.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_the_distribution_has_a_name_of_its_own():
+    """On the package index "labkit" is a stranger's, whose setup.py an installation would run."""
+    assert PROJECT["project"]["name"] == "mindspore-labs"
+    assert PROJECT["project"]["scripts"] == {"labkit": "labkit.cli:app"}
+    by_name = re.compile(
+        r"""(?:pip3?|uv|pipx|conda|mamba)\s+(?:install|add|run)\b[^\n`&|;]*?[\s'"]labkit(?![\w/.-])"""
+        r"""|\blabkit(?:\[[a-z]+\]|\s*[=~>]=\s*\d)"""
+    )
+    assert by_name.search("pip install -U 'labkit'") and by_name.search('"labkit[test]"')
+    assert not by_name.search("pip install -e . && labkit run")
+    for path in committed_files():
+        if path.suffix in (".md", ".toml", ".yml", ".txt", ".sh", ".py", ".ipynb", ".cfg", ".j2"):
+            text = path.read_text(encoding="utf-8")
+            assert path == Path(__file__) or not by_name.search(text), path
+
+
+# Not installed: PYTHONPATH alone, as the scripts for clusters have it. -S hides site-packages.
+UNINSTALLED = [sys.executable, "-S", "-P", "-c"]
+
+
+def test_a_checkout_that_is_not_installed_can_be_imported(tmp_path):
+    program = "import labkit; print(labkit.__version__, sorted(labkit.__all__) == labkit.__all__)"
+    done = subprocess.run(
+        [*UNINSTALLED, program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == f"{PROJECT['project']['version']} True\n", done.stderr
+
+
+def test_a_checkout_says_its_own_version_whatever_is_installed(tmp_path):
+    other = tmp_path / "site" / "mindspore_labs-9.9.9.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore-labs\nVersion: 9.9.9\n")
+    shutil.copytree(
+        ROOT / "labkit", tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__")
+    )
+
+    def version(*path):
+        return subprocess.run(
+            [*UNINSTALLED, "import labkit; print(labkit.__version__)"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
+            cwd=tmp_path / "site",
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    assert version(ROOT, other.parent) == PROJECT["project"]["version"]
+    assert version(tmp_path, other.parent) == "9.9.9"  # a copy of the package, as in a wheel
+    assert version(tmp_path) == "unknown"
 
 
 # The PyTorch side of a comparison; who imports these wants PyTorch.
@@ -242,7 +297,7 @@ def test_help_is_the_default_and_lists_every_target():
 
 @needs_make
 def test_what_make_run_executes():
-    assert ".venv/bin/labkit run --preset lab" in make("-n", "run")
+    assert '"${VENV:-.venv}"/bin/labkit run --preset lab' in make("-n", "run")
     narrowed = make("-n", "run", "PRESET=smoke", "LABS=01 02").split("labkit run ")[1].split()
     assert narrowed == ["--preset", "smoke", "01", "02"]
 

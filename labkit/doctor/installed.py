@@ -27,7 +27,15 @@ def python(version: tuple[int, ...] | None = None) -> Check:
 
 
 def checkout(root: Path) -> Check:
-    """Check that ``labkit`` is the one beside the notebooks, not that of another checkout."""
+    """Check that ``labkit`` is the one beside the notebooks, and that no other one is installed."""
+    if other := _old_name():
+        # Up to 0.1.0 ours was called so; on the package index it is somebody else's.
+        return Check(
+            "labkit",
+            False,
+            f"the distribution labkit {other} is installed, which owns the command labkit as well",
+            f"{sys.executable} -m pip uninstall labkit, and then in {root}: {INSTALL}",
+        )
     came = Path(labkit.__file__).resolve().parent
     here = (root / "labkit").resolve()
     ok = came == here or not (here / "__init__.py").exists()
@@ -39,6 +47,14 @@ def checkout(root: Path) -> Check:
     else:
         remedy = f"in {root}: {INSTALL}"
     return Check("labkit", ok, found, remedy)
+
+
+def _old_name() -> str | None:
+    """Return the version of an installed distribution labkit; a build's leftovers are none."""
+    for one in metadata.distributions(name="labkit"):
+        if Path(one.locate_file("")).resolve() != Path(labkit.__file__).resolve().parents[1]:
+            return one.version
+    return None
 
 
 def packages(root: Path) -> Check:
@@ -95,10 +111,16 @@ def _requires(name: str) -> Iterator[str]:
         return
 
 
-def _differs(name: str, pins: dict[str, str]) -> str:
+def _installed(name: str) -> str | None:
     try:
-        version = metadata.version(name).split("+")[0]  # PyTorch's "+cpu"
+        return metadata.version(name)
     except metadata.PackageNotFoundError:
+        return None
+
+
+def _differs(name: str, pins: dict[str, str]) -> str:
+    version = (_installed(name) or "").split("+")[0]  # PyTorch's "+cpu"
+    if not version:
         return f"{name} is not installed; expected {pins.get(name, 'any version')}"
     expected = pins.get(name, version)
     return "" if version == expected else f"{name} is {version}; expected {expected}"

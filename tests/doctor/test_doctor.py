@@ -199,6 +199,17 @@ def test_the_labkit_of_the_checkout_is_the_one_imported(root, tmp_path, monkeypa
     assert f"in {tmp_path}: install" in check.remedy
 
 
+def test_a_distribution_of_the_old_name_is_named(root, tmp_path, monkeypatch):
+    """Both own the command labkit: uninstalling one takes it from the other."""
+    old = tmp_path / "labkit-0.0.3.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 0.0.3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check = installed.checkout(root)
+    assert not check.ok and "distribution labkit 0.0.3 is installed" in check.found
+    assert "pip uninstall labkit" in check.remedy
+
+
 def test_a_kernel_that_cannot_be_read_is_named(monkeypatch, tmp_path):
     place = tmp_path / "kernels/python3"
     place.mkdir(parents=True)
