@@ -2,13 +2,13 @@
 
 import base64
 import html
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from labkit import plots
 from labkit.errors import InputError
+from labkit.progress import has_front_end
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,6 @@ class Slider:
     high: float
     step: float
     start: float
-
-
-def has_front_end() -> bool:
-    """Return whether a Jupyter server started this kernel for a page that somebody looks at.
-
-    Not so under papermill, nbconvert, nbval and ``labkit run``: nobody could move a slider there,
-    and a saved widget is an empty box on a repository page.
-    """
-    return bool(os.environ.get("JPY_SESSION_NAME")) and not os.environ.get("LABKIT_RUN")
 
 
 def show(draw: Callable[..., Any], alt: str, save=None, **sliders: Slider) -> None:

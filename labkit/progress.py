@@ -7,11 +7,32 @@ import time
 _SECONDS_BETWEEN_LINES = 5.0
 
 
+def has_front_end() -> bool:
+    """Return whether a Jupyter server started this kernel for a page that somebody looks at.
+
+    Not so under papermill, nbconvert, nbval and ``labkit run``: a saved widget is an empty box, or
+    a bar that stands at 0 %. A server names its session; a program that executes a notebook,
+    even one started from such a session, takes no input for it.
+    """
+    if os.environ.get("LABKIT_HEADLESS") or os.environ.get("LABKIT_RUN"):
+        return False
+    return bool(os.environ.get("JPY_SESSION_NAME")) and _takes_input()
+
+
+def _takes_input() -> bool:
+    """Whether the request that the kernel is at came from where a person could answer."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)
+
+
 def is_headless() -> bool:
-    """Return whether progress goes to a log: under ``labkit run``, or where nobody watches."""
-    if os.environ.get("LABKIT_HEADLESS"):
+    """Return whether progress goes to a log: wherever nobody looks at a page or a terminal."""
+    if os.environ.get("LABKIT_HEADLESS") or os.environ.get("LABKIT_RUN"):
         return True
-    return "ipykernel" not in sys.modules and not sys.stderr.isatty()
+    if "ipykernel" in sys.modules:
+        return not has_front_end()
+    return not sys.stderr.isatty()
 
 
 class Progress:

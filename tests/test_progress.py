@@ -3,7 +3,11 @@
 import re
 import sys
 import time
+from pathlib import Path
 
+import jupyter_client
+import nbformat
+import papermill
 import pytest
 
 from labkit import progress
@@ -69,20 +73,78 @@ def test_a_bar_stands_on_one_line_and_prints_nothing(clock, capsys):
 
 
 @pytest.mark.parametrize(
-    ("variable", "kernel", "terminal", "expected"),
+    ("variables", "kernel", "terminal", "expected"),
     [
-        ("1", True, True, True),
-        (None, True, False, False),
-        (None, False, True, False),
-        (None, False, False, True),
+        ({"LABKIT_HEADLESS": "1", "JPY_SESSION_NAME": "a.ipynb"}, True, True, True),
+        ({"LABKIT_RUN": "runs/x", "JPY_SESSION_NAME": "a.ipynb"}, True, True, True),
+        ({"JPY_SESSION_NAME": "a.ipynb"}, True, False, False),  # JupyterLab
+        ({}, True, False, True),  # papermill, nbconvert, nbval
+        ({}, True, True, True),
+        ({}, False, True, False),
+        ({}, False, False, True),
+        ({"JPY_SESSION_NAME": "a.ipynb"}, False, False, True),  # !python train.py in a cell
     ],
 )
-def test_lines_where_nobody_watches(monkeypatch, variable, kernel, terminal, expected):
-    monkeypatch.delenv("LABKIT_HEADLESS", raising=False)
-    if variable:
-        monkeypatch.setenv("LABKIT_HEADLESS", variable)
+def test_lines_where_nobody_watches(monkeypatch, variables, kernel, terminal, expected):
+    for name in ("LABKIT_HEADLESS", "LABKIT_RUN", "JPY_SESSION_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     if kernel:
         monkeypatch.setitem(sys.modules, "ipykernel", progress)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     assert is_headless() is expected
+
+
+CELL = """from labkit import interactive, plots
+from labkit.progress import Progress, has_front_end
+with Progress("training", 3) as display:
+    for _ in range(3):
+        display.advance("loss 0.5")
+print("front end", has_front_end())
+
+def draw(height):
+    figure, axis = plots.axes()
+    axis.bar([0], [height])
+    return figure
+
+interactive.show(draw, "a bar", height=interactive.Slider("height", 0, 2, 0.5, 1))"""
+
+
+@pytest.mark.parametrize("session", [None, "notebooks/a.ipynb"])
+def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch, session):
+    """Not `labkit run`, which says so itself; also from a cell of a notebook in JupyterLab."""
+    for name in ("LABKIT_HEADLESS", "LABKIT_RUN", "JPY_SESSION_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    if session:
+        monkeypatch.setenv("JPY_SESSION_NAME", session)
+    root = Path(progress.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", str(root))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "P", "language": "python"}
+    nbformat.write(notebook, tmp_path / "in.ipynb")
+    papermill.execute_notebook(
+        str(tmp_path / "in.ipynb"), str(tmp_path / "out.ipynb"), progress_bar=False
+    )
+    text = (tmp_path / "out.ipynb").read_text()
+    assert "widget" not in text and '"image/png"' in text
+    outputs = nbformat.reads(text, 4).cells[-1].outputs
+    said = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert said == "training 3/3 loss 0.5 0 s\nfront end False\n"
+
+
+def test_where_a_person_can_answer_it_is_a_bar(tmp_path, monkeypatch):
+    """A kernel with a session's name, asked as JupyterLab asks: input is allowed."""
+    for name in ("LABKIT_HEADLESS", "LABKIT_RUN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/a.ipynb")
+    monkeypatch.setenv("PYTHONPATH", str(Path(progress.__file__).parents[1]))
+    shown = []
+    with jupyter_client.run_kernel(kernel_name="python3") as client:
+        client.execute_interactive(
+            CELL, allow_stdin=True, timeout=60, output_hook=lambda m: shown.append(m["content"])
+        )
+    data = [content.get("data", {}) for content in shown]
+    assert sum("application/vnd.jupyter.widget-view+json" in one for one in data) == 2
+    assert "front end True" in "".join(content.get("text", "") for content in shown)
