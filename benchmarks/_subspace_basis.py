@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from _side_by_side import in_child, print_table
 
+from labkit.cores import usable_cores
+
 SNAPSHOTS, COMPONENTS = 40, 32
 READINGS, MEMORY = 3.0, 4  # at most: times the reading; snapshots beside the basis
 PART = 1 << 18  # numbers that the reading takes at a time, over all snapshots: 1 MB
@@ -31,7 +33,7 @@ def measure(given) -> dict:
         print("times measured", file=sys.stderr)
         memory = in_child(__file__, "memory", folder)
     print(f"{SNAPSHOTS} snapshots of {times['weights'] / 1e6:.1f} million weights, ", end="")
-    print(f"{COMPONENTS} components, {len(os.sched_getaffinity(0))} cores\n")
+    print(f"{COMPONENTS} components, {len(usable_cores())} cores\n")
     rows, ratios = [], {}
     for where, seconds in times["seconds"].items():
         ratios[where] = seconds[BASIS] / seconds[READ]

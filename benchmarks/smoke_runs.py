@@ -23,6 +23,7 @@ from queue import SimpleQueue
 from statistics import median
 
 from labkit import console
+from labkit.cores import usable_cores
 from labkit.run import git_revision
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="rounds at once, each on one core")
     parser.add_argument("--anew", action="store_true", help="forget the finished rounds")
     given = parser.parse_args()
-    cores = sorted(os.sched_getaffinity(0))
+    cores = usable_cores()
     if given.rounds < 1 or not 1 <= given.jobs <= len(cores):
         parser.error(f"expected --rounds >= 1 and --jobs from 1 to {len(cores)}")
     KEPT.parent.mkdir(parents=True, exist_ok=True)

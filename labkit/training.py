@@ -1,6 +1,5 @@
 """``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
-import resource
 import sys
 import tempfile
 import time
@@ -316,7 +315,14 @@ class _Checkpointer(Callback):
 
 
 def peak_memory_mb() -> float:
-    """Return the largest resident memory of this process so far, in MB (10^6 bytes)."""
+    """Return the largest resident memory of this process so far, in MB (10^6 bytes).
+
+    NaN on Windows, where Python does not know it.
+    """
+    try:
+        import resource
+    except ImportError:
+        return float("nan")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
 

@@ -1,9 +1,8 @@
 """Arguments that every data pipeline checks in the same way."""
 
-import os
-
 import numpy as np
 
+from labkit.cores import usable_cores
 from labkit.errors import InputError
 
 
@@ -24,7 +23,7 @@ def switch(name: str, value: object) -> bool:
 def fit_workers(workers: object) -> int:
     """Return ``workers``, at most the cores of this process; say so where that is fewer."""
     workers = positive("num_parallel_workers", workers)
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     if workers > cores:
         print(f"num_parallel_workers: {workers} asked for, {cores} used: there are {cores} cores")
     return min(workers, cores)

@@ -50,6 +50,7 @@ def known() -> list[str]:
 
 def _table(root: Path, measurements: measured.Measurements) -> dict[str, Callable[[], Check]]:
     return {
+        "platform": machine.platform,
         "python": installed.python,
         "labkit": lambda: installed.checkout(root),
         "packages": lambda: installed.packages(root),

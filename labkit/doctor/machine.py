@@ -1,7 +1,7 @@
 """Checks of the machine: disk, memory, folders, loopback, ports."""
 
 import os
-import resource
+import platform as system
 import shutil
 import socket
 import tempfile
@@ -27,6 +27,27 @@ _CGROUPS = (
 )
 
 
+# MindSpore has packages for others, and installs itself there: its "any" package is for aarch64.
+_PROCESSORS = ("x86_64", "aarch64")
+
+
+def platform(name: str | None = None, processor: str | None = None) -> Check:
+    """Check that this is Linux on a processor that MindSpore's packages are made for."""
+    name, processor = name or system.system(), processor or system.machine()
+    ok = name == "Linux" and processor in _PROCESSORS
+    found = f"{name} on {processor}"
+    found += "" if ok else f"; expected Linux on {' or '.join(_PROCESSORS)}"
+    where = {
+        "Windows": "in WSL 2 (wsl --install, then clone and `make run` there)",
+        "Darwin": "in a Linux container or virtual machine",
+    }.get(name, "on such a machine")
+    remedy = (
+        f"run labkit {where}: its runs, sweeps, ranks and `labkit progress` rest on what Linux "
+        "alone has (/proc, limits a process), and nothing is tested elsewhere"
+    )
+    return Check("Platform", ok, found, remedy)
+
+
 def disk(root: Path, free: float | None = None) -> Check:
     """Check the free disk space, in GiB, where data sets and runs are written."""
     free = shutil.disk_usage(root).free / _GIB if free is None else free
@@ -36,6 +57,8 @@ def disk(root: Path, free: float | None = None) -> Check:
 
 def memory(free: float | None = None) -> Check:
     """Check the free memory, in GiB: the machine's, the container's, and the shell's limit."""
+    import resource  # not on Windows, where the check of the platform says what is wrong
+
     import psutil
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]

@@ -18,6 +18,9 @@ from labkit.run import installed_version
 # once on two cores; 10 allows for a busy machine.
 _SLOWEST_CONVOLUTION = 10.0
 
+# By the plugins in its packages, libmindspore_gpu.so.11.1 and .11.6.
+_GPU = "MindSpore 2.10.0's GPU plugins are for CUDA 11.1 and 11.6, and no other"
+
 
 class Measurements:
     """The two processes: with what ``labkit.start`` sets, and as MindSpore is installed."""
@@ -94,7 +97,10 @@ def devices(measurements: Measurements) -> Check:
         usable = measurements.answer("devices")
     except RuntimeError as error:
         return Check(name, False, f"cannot be asked: {error}", INSTALL)
-    found = f"plugins: {', '.join(plugins()) or 'none'}; can be used: {', '.join(usable) or 'none'}"
+    found = (
+        f"plugins: {', '.join(plugins()) or 'none'} ({_GPU}); "
+        f"can be used: {', '.join(usable) or 'none'}"
+    )
     return Check(name, "CPU" in usable, found, INSTALL)
 
 

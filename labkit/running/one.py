@@ -18,7 +18,7 @@ from labkit.running.watch import Limits
 def main() -> int:
     """Run what standard input asks for; return `labkit run`'s exit code."""
     asked = json.load(sys.stdin)
-    if asked["core"] is not None:
+    if asked["core"] is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {asked["core"]})
     wanted = request.check(
         [asked["lab"]],

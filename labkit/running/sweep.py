@@ -5,7 +5,6 @@ was, and one that is asked for a further seed runs that seed alone.
 """
 
 import json
-import os
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from labkit.cores import usable_cores
 from labkit.errors import InputError
 from labkit.launching.processes import child_environment, guarded, module_command
 from labkit.run import RESULTS
@@ -40,12 +40,12 @@ class Row:
 
 def usable_jobs(runs: int, free: float) -> int:
     """Return how many runs go on at once if nobody says: one a core, each with 2 GB of memory."""
-    return max(1, min(runs, len(os.sched_getaffinity(0)), int(free // _GB_EACH)))
+    return max(1, min(runs, len(usable_cores()), int(free // _GB_EACH)))
 
 
 def check_jobs(jobs: int) -> None:
     """Raise ``InputError`` for more runs at once than there are cores."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cores())
     if not 1 <= jobs <= cores:
         raise InputError(f"--jobs is {jobs}; expected 1 to {cores}, one for each core to be used")
 
@@ -94,7 +94,7 @@ def _run_all(
     requests: Sequence[Request], out: Path, jobs: int, say: Say, limits: Limits
 ) -> list[Row]:
     cores: SimpleQueue = SimpleQueue()
-    for core in sorted(os.sched_getaffinity(0))[:jobs]:
+    for core in usable_cores()[:jobs]:
         cores.put(core if jobs > 1 else None)
     children = _Children(say, limits)
     total, rows = len(requests), {}

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -54,7 +56,7 @@ def children(monkeypatch):
 
 def test_every_check_names_what_it_found_and_a_remedy(children, tmp_path):
     found = doctor.run(tmp_path)
-    assert len({check.name for check in found}) == len(found) == len(doctor.known()) == 17
+    assert len({check.name for check in found}) == len(found) == len(doctor.known()) == 18
     assert all(check.found and (check.remedy or check.ok) for check in found)
     assert [check.name.lower().replace(" ", "-") for check in found] == doctor.known()
     assert max(len(check.name) for check in found) <= 12
@@ -83,6 +85,56 @@ def test_only_the_pythons_of_mindspore_pass():
     assert [installed.python((3, minor, 1)).ok for minor in (10, 11, 12, 13)] == [0, 1, 1, 0]
     assert "3.13.1" in installed.python((3, 13, 1)).found
     assert "make run PYTHON=" in installed.python((3, 13, 1)).remedy
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "ok", "remedy"),
+    [
+        ("Linux", "x86_64", True, ""),
+        ("Linux", "aarch64", True, ""),
+        ("Linux", "ppc64le", False, "on such a machine"),
+        ("Darwin", "arm64", False, "Linux container"),
+        ("Darwin", "x86_64", False, "Linux container"),
+        ("Windows", "AMD64", False, "WSL 2"),
+        ("FreeBSD", "amd64", False, "on such a machine"),
+    ],
+)
+def test_only_linux_is_supported(system, processor, ok, remedy):
+    check = machine.platform(system, processor)
+    assert check.ok is ok and f"{system} on {processor}" in check.found
+    assert ok == ("expected Linux on x86_64 or aarch64" not in check.found)
+    assert remedy in check.remedy
+    assert machine.platform().ok
+
+
+def test_elsewhere_the_doctor_still_says_so(root, tmp_path):
+    """Windows has no `resource` and no `fcntl`, macOS and Windows no sched_getaffinity."""
+    program = (
+        "import os, platform, sys\n"
+        "sys.modules['resource'] = sys.modules['fcntl'] = None\n"
+        "del os.sched_getaffinity, os.sched_setaffinity\n"
+        "platform.system, platform.machine = lambda: 'Windows', lambda: 'AMD64'\n"
+        "from labkit.cli import app\n"
+        "app(['doctor', 'platform', 'memory', 'disk'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Windows on AMD64; expected Linux" in done.stdout and "WSL 2" in done.stdout
+    assert "cannot be looked at: ModuleNotFoundError" in done.stdout  # memory, by resource
+    assert "GiB free" in done.stdout
+
+
+def test_the_gpus_that_mindspore_serves_are_said():
+    found = measured.devices(Answers(devices=["CPU"])).found
+    assert "GPU plugins are for CUDA 11.1 and 11.6" in found
+    versions = {name.partition("_gpu.so.")[2] for name in measured.plugins() if "_gpu.so" in name}
+    assert versions == {"11.1", "11.6"}
 
 
 def test_disk_and_memory_have_a_limit(monkeypatch):

@@ -171,6 +171,7 @@ def test_what_is_healthy_passes_beside_the_faults(found):
     """A fault is said by the check whose fault it is: MindSpore computes for the others."""
     (_, ill), (code, well) = found
     assert {name for name, check in ill.items() if check["ok"]} == {
+        "Platform",
         "Python",
         "Disk",
         "Loopback",
@@ -180,7 +181,7 @@ def test_what_is_healthy_passes_beside_the_faults(found):
     failed = {name for name, check in well.items() if not check["ok"]}
     assert failed <= {"msrun port", "Jupyter port"}, well
     assert code == bool(failed)
-    assert len(well) == 17
+    assert len(well) == 18
 
 
 def test_another_environments_kernel_is_named(shell, found, tmp_path):

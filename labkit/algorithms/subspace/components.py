@@ -9,12 +9,12 @@ l_k is the square of what it measures, so that a direction 10^-4 as long as the 
 the eighth digit of G.
 """
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from labkit.cores import usable_cores
 from labkit.errors import InputError
 
 # Columns that a thread reads at once (64 kB of a file: with 16 kB, reading took twice as long) and
@@ -92,7 +92,7 @@ class _Blocks:
     def __init__(self, snapshots, threads):
         self.snapshots = snapshots
         self.count, self.size = len(snapshots), snapshots.size
-        self.threads = threads or len(os.sched_getaffinity(0))
+        self.threads = threads or len(usable_cores())
         self._own = threading.local()
 
     def __enter__(self):

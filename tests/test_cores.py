@@ -1,0 +1,53 @@
+"""How many cores a process may use: one answer for all, on every system."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from labkit.cores import usable_cores
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_cores_it_is_pinned_to(monkeypatch):
+    assert usable_cores() == sorted(os.sched_getaffinity(0))
+    program = "from labkit.cores import usable_cores; print(usable_cores())"
+    one = usable_cores()[-1]
+    done = subprocess.run(
+        ["taskset", "-c", str(one), sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"[{one}]\n"
+
+
+def test_all_of_the_machine_where_the_system_does_not_say(monkeypatch):
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert usable_cores() == [0, 1, 2]
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == [0]
+
+
+def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):
+    """As on macOS, where the first data set once ended in AttributeError."""
+    from labkit.algorithms.subspace import components
+    from labkit.data import arguments
+    from labkit.running import sweep
+
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert arguments.fit_workers(8) == 2
+    assert sweep.usable_jobs(5, 1e12) == 2
+    assert components._Blocks(type("Snapshots", (list,), {"size": 3})(), None).threads == 2
+
+
+def test_nobody_asks_the_system_itself():
+    asks = re.compile(r"os\.sched_getaffinity\(")
+    for path in [*(ROOT / "labkit").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]:
+        text = path.read_text(encoding="utf-8")
+        assert path.name == "cores.py" or not asks.search(text), path
