@@ -8,6 +8,7 @@ from typing import Any
 from labkit import runtime
 from labkit.errors import InputError
 from labkit.recipes import run_folder, settings
+from labkit.recipes.resnet50_config import Config
 
 
 def run(
@@ -60,13 +61,25 @@ def _parser(name, description, named):
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for command, words in (("train", "train and evaluate"), ("eval", "evaluate a checkpoint")):
-        one = commands.add_parser(command, help=words, allow_abbrev=False)
+        one = commands.add_parser(
+            command,
+            help=words,
+            allow_abbrev=False,
+            epilog=f"settings, for --set and --config:\n{settings.overview(named, Config)}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         one.add_argument("--dataset_path", required=True, help="train/ and val/, or class folders")
         one.add_argument("--run_distribute", type=_truth, default=False, help="True or False")
         one.add_argument("--device_num", type=int, help="ranks there must be")
         one.add_argument("--device_target", default="auto", choices=runtime.DEVICES)
         one.add_argument("--config", metavar="FILE", help="YAML file of settings")
-        one.add_argument("--set", metavar="NAME=VALUE", action="append", default=[])
+        one.add_argument(
+            "--set",
+            metavar="NAME=VALUE",
+            action="append",
+            default=[],
+            help="one of the settings below, as often as needed",
+        )
         one.set_defaults(settings=next(iter(named)))
         if len(named) > 1:
             one.add_argument("--settings", choices=list(named), help="named settings to start from")

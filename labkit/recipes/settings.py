@@ -5,9 +5,12 @@ its metadata, see ``checked``. The dataclass calls ``check(self)`` in its ``__po
 No MindSpore import.
 """
 
+import inspect
 import json
 import math
 import os
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, field, fields
 from pathlib import Path
@@ -19,6 +22,7 @@ import yaml
 from labkit.errors import InputError, nearest
 
 Settings = TypeVar("Settings")
+_INDENTED = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
 _TRUTHS = {"true": True, "false": False}
 _KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
 
@@ -118,6 +122,59 @@ def lines(settings: Any) -> str:
     values = asdict(settings)
     width = max(map(len, values))
     return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
+
+
+def overview(named: Mapping[str, Any], *others: type) -> str:
+    """Return for each setting its name, type, default and what is right, and what it means.
+
+    named   settings by name, the first of which are the defaults
+    others  settings whose docstrings say what these call "as in", or leave out
+    """
+    kind = type(next(iter(named.values())))
+    meanings: dict[str, str] = {}
+    for one in (kind, *others):
+        for name, words in _meanings(one).items():
+            if name not in meanings or meanings[name].startswith("as in"):
+                meanings[name] = words
+    found = []
+    for one in fields(kind):
+        words = meanings.get(one.name, "").replace("``", "")
+        found += [f"  {_headline(one, named)}", *textwrap.wrap(words, 94, **_INDENTED)]
+    return "\n".join(found)
+
+
+def _headline(one, named: Mapping[str, Any]) -> str:
+    (_, base), *rest = named.items()
+    kind, optional = _kind(one.type)
+    default = getattr(base, one.name)
+    differing = [
+        f"{name}: {getattr(settings, one.name)}"
+        for name, settings in rest
+        if getattr(settings, one.name) != default
+    ]
+    also = f" ({'; '.join(differing)})" if differing else ""
+    expected = one.metadata.get("expected", _KINDS[kind]) + (" or None" if optional else "")
+    return f"{one.name}: {kind.__name__} = {default}{also}, {expected}"
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """Return what a dataclass's docstring says of its fields, in the table of names and words."""
+    known = {one.name for one in fields(kind)}
+    found: dict[str, str] = {}
+    names: list[str] = []
+    waits = False  # for further names, or for the words
+    for line in inspect.getdoc(kind).splitlines():
+        left, _, words = line.partition("  ")
+        own = [name for name in re.split(r",\s*", left.strip()) if name]
+        if left and set(own) <= known:
+            names = [*names, *own] if waits else own
+            waits = not words.strip()
+        elif left:
+            names = []
+        for name in names if words.strip() else ():
+            waits = False
+            found[name] = f"{found.get(name, '')} {words.strip()}".strip()
+    return found
 
 
 def _mapping(path) -> Mapping[str, Any]:

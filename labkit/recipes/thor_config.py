@@ -30,11 +30,13 @@ class ThorConfig:
 
     batch_size               images in one micro-batch on one rank
     class_num                width of the logits, at least the number of class folders; None: that
-    lr_init, lr_decay        of ``labkit.schedules.get_thor_lr``; lr_end_epoch is where the rate
-    lr_end_epoch             would be 0, decay_epochs where it is halved (and once more an epoch
-    decay_epochs             later)
-    damping_init             of ``labkit.schedules.get_thor_damping``: a factor damping_decay over
-    damping_decay            ten epochs
+    lr_init, lr_decay, lr_end_epoch, decay_epochs
+                             of ``labkit.schedules.get_thor_lr``; lr_end_epoch is where the rate
+                             would be 0, decay_epochs where it is halved (and once more an epoch
+                             later)
+    damping_init, damping_decay
+                             of ``labkit.schedules.get_thor_damping``: a factor damping_decay over
+                             ten epochs
     frequency                updates between two refreshes of factors and inverses
     split                    largest block of a factor, or None for whole factors
     epoch_size               epochs of the whole training

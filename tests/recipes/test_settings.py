@@ -1,13 +1,14 @@
 """Settings: defaults, files, assignments, their order, and what is refused."""
 
+import importlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import pytest
 
 from labkit.errors import InputError
 from labkit.recipes.resnet50_config import CONVENTIONS, DEPTHS, INITIALISERS, SCHEDULES, Config
-from labkit.recipes.settings import check, checked, lines, read, write
+from labkit.recipes.settings import check, checked, lines, overview, read, write
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,59 @@ class Small:
 
     def __post_init__(self):
         check(self)
+
+
+RECIPES = {
+    "resnet50": "resnet50_config.Config",
+    "thor": "thor_config.ThorConfig",
+    "adasum": "adasum_config.AdasumConfig",
+    "subspace_stage_1": "subspace_config.StageOneConfig",
+    "subspace_stage_2": "subspace_config.StageTwoConfig",
+}
+
+
+class TestHelp:
+    @pytest.mark.parametrize("command", ["train", "eval"])
+    @pytest.mark.parametrize("recipe", RECIPES)
+    def test_every_setting_is_listed_with_its_type_and_default(self, recipe, command, capsys):
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(f"labkit.recipes.{recipe}").main([command, "--help"])
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        module, _, name = RECIPES[recipe].partition(".")
+        kind = getattr(importlib.import_module(f"labkit.recipes.{module}"), name)
+        listed = said[said.index("settings, for --set and --config:") :].splitlines()
+        assert max(map(len, listed)) <= 110
+        for one in fields(kind):
+            (place,) = (n for n, line in enumerate(listed) if line.startswith(f"  {one.name}: "))
+            assert f" = {one.default}" in listed[place]
+            type_name = str(one.type).removeprefix("<class '").partition(" ")[0].rstrip("'>")
+            assert listed[place].startswith(f"  {one.name}: {type_name} = ")
+            if one.name not in ("loss_scale", "precision", "label_smooth_convention"):
+                assert listed[place + 1].startswith("      "), one.name
+
+    def test_named_settings_say_where_they_differ(self):
+        text = overview({"a": Small(), "b": Small(count=5), "c": Small(count=7)})
+        assert text.splitlines()[0] == "  count: int = 3 (b: 5; c: 7), a whole number >= 1"
+        assert "  most: int = None, a whole number or None" in text
+
+    def test_words_of_a_table_over_several_lines_and_names(self):
+        @dataclass(frozen=True)
+        class Told(Small):
+            """Settings.
+
+            count, rate,
+            name      first words, and
+                      second
+            flag      as in Small
+
+            most of it is told elsewhere
+            """
+
+        lines = overview({"x": Told()}).splitlines()
+        words = "      first words, and second"
+        assert [lines[n] for n in (1, 3, 5)] == [words] * 3
+        assert lines[7] == "      as in Small" and lines[-1].startswith("  most: ")
 
 
 class TestRead:
