@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import pytest
 from typer.testing import CliRunner
@@ -85,6 +86,15 @@ def test_a_notebook_outside_the_project_is_shown_in_its_own_folder(
     options = started[0][0]
     assert options["ServerApp.root_dir"] == str(run.parent)
     assert options["LabApp.default_url"] == "/lab/tree/01_sums.ipynb"
+
+
+def test_a_path_with_letters_that_mean_something_in_an_address(project, started):
+    path = project / "notebooks" / "50 % #1? à.ipynb"
+    path.write_bytes((project / "notebooks" / "01_sums.ipynb").read_bytes())
+    assert call(f"notebooks/{path.name}").exit_code == 0
+    url = started[0][0]["LabApp.default_url"]
+    assert url == "/lab/tree/notebooks/50%20%25%20%231%3F%20%C3%A0.ipynb"
+    assert urlsplit(url).path == url and unquote(url).endswith(path.name)
 
 
 def test_options_for_jupyterlab_come_last_and_win(project, started):

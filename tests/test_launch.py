@@ -5,10 +5,12 @@ Most programs here do not join (msrun alone numbers them): a launch takes 3 s in
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
@@ -470,6 +472,29 @@ def test_an_environment_without_msrun(tmp_path, monkeypatch, missing):
 def test_a_master_by_name_and_by_ipv6():
     assert launch_plan._address("localhost:8118") == ("localhost", 8118)
     assert launch_plan._address("[::1]:8118") == ("::1", 8118)
+
+
+class TestHeldPort:
+    def test_nobody_else_can_take_it(self):
+        with launch_plan.held_port() as port, socket.socket() as other:
+            with pytest.raises(OSError, match="in use"):
+                other.bind(("127.0.0.1", port))
+        with socket.socket() as other:
+            other.bind(("127.0.0.1", port))
+
+    def test_a_server_that_reuses_addresses_can(self):
+        """As MindSpore's scheduler does; every test that starts ranks shows that it can."""
+        with launch_plan.held_port() as port, socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", port))
+            server.listen()
+            with socket.create_connection(("127.0.0.1", port), timeout=10):
+                pass
+
+    def test_many_at_once_are_different(self):
+        with ExitStack() as stack:
+            ports = [stack.enter_context(launch_plan.held_port()) for _ in range(200)]
+        assert len(set(ports)) == 200
 
 
 def test_where_it_can_be_had():

@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from ipykernel.kernelspec import RESOURCES, get_kernel_dict
 from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpec, KernelSpecManager
@@ -80,7 +81,7 @@ def command(
         # Else each kernel warns that others on this machine could listen.
         options["MappingKernelManager.transport_encryption"] = "auto"
     if notebook is not None:
-        options["LabApp.default_url"] = f"/lab/tree/{notebook.relative_to(root).as_posix()}"
+        options["LabApp.default_url"] = f"/lab/tree/{quote(notebook.relative_to(root).as_posix())}"
     if port is not None:
         options["ServerApp.port"] = str(port)
     if os.geteuid() == 0:

@@ -63,7 +63,9 @@ def launch(
     cluster_timeout  seconds for the ranks to find each other
     nodes, node_rank, master  for several machines: how many, which one this is, and ``HOST:PORT``
              of node 0, the same on all. Call it on each, with the same number of workers; ranks
-             are numbered on from node to node. Alone, no master is needed: a free port is taken.
+             are numbered on from node to node. Alone, no master is needed: a free port of the
+             loopback address is taken. Hazard: MindSpore asks nobody who joins for a password, and
+             encrypts nothing: HOST must be an address of a network that you trust
     log_dir  folder for worker_<rank>.log, scheduler.log and msrun.log; if None, they are not kept
     cwd      folder that the ranks work in; this process's if None
     env      variables for the ranks, in addition to this process's
@@ -75,19 +77,20 @@ def launch(
     """
     began = time.monotonic()
     work = plans.folder("cwd", "." if cwd is None else cwd, exists=True)
-    plan = plans.plan(
-        script,
-        args,
-        workers=workers,
-        timeout=timeout,
-        cluster_timeout=cluster_timeout,
-        nodes=nodes,
-        node_rank=node_rank,
-        master=master,
-        cwd=work,
-    )
-    variables = msrun.environment(plan, _variables(env))
     with ExitStack() as stack:
+        plan = plans.plan(
+            script,
+            args,
+            workers=workers,
+            timeout=timeout,
+            cluster_timeout=cluster_timeout,
+            nodes=nodes,
+            node_rank=node_rank,
+            master=master,
+            cwd=work,
+            port=stack.enter_context(plans.held_port()),
+        )
+        variables = msrun.environment(plan, _variables(env))
         logs = _logs(log_dir, plan, stack)
         job = stack.enter_context(msrun.started(plan, logs, work, variables))
         _watch(job, plan, began + plan.timeout, kept=log_dir is not None)

@@ -4,7 +4,8 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -36,9 +37,22 @@ class Plan:
 
 
 def plan(
-    script, args: Sequence, *, workers, timeout, cluster_timeout, nodes, node_rank, master, cwd
+    script,
+    args: Sequence,
+    *,
+    workers,
+    timeout,
+    cluster_timeout,
+    nodes,
+    node_rank,
+    master,
+    cwd,
+    port,
 ) -> Plan:
-    """Return the request of ``launch`` as a ``Plan``; ``InputError`` for what cannot be run."""
+    """Return the request of ``launch`` as a ``Plan``; ``InputError`` for what cannot be run.
+
+    port  of the loopback address, for ranks of this machine alone
+    """
     _whole("workers", workers)
     _whole("nodes", nodes)
     _whole("node_rank", node_rank, low=0)
@@ -55,7 +69,7 @@ def plan(
     if master is None:
         if nodes > 1:
             raise InputError(f"nodes is {nodes} and master is None; expected HOST:PORT of node 0")
-        host, port = _LOOPBACK, free_port()
+        host = _LOOPBACK
     else:
         host, port = _address(master)
         if node_rank == 0:
@@ -64,11 +78,24 @@ def plan(
     return Plan(msrun, command, workers, nodes, node_rank, host, port, seconds, cluster_timeout)
 
 
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Give a free port of the loopback address, which nobody else is given until the end.
+
+    The port is bound and not listened on: a server that sets SO_REUSEADDR, as MindSpore's scheduler
+    does, can take it, and the kernel gives it to no other process that asks for any free port. The
+    scheduler binds it seconds after it was chosen.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((_LOOPBACK, 0))
+        yield holder.getsockname()[1]
+
+
 def free_port() -> int:
     """Return a port of the loopback address that nothing listens on at this moment."""
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return probe.getsockname()[1]
+    with held_port() as port:
+        return port
 
 
 def folder(name: str, given: str | os.PathLike, exists: bool = False) -> Path:

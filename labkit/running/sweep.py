@@ -5,7 +5,9 @@ was, and one that is asked for a further seed runs that seed alone.
 """
 
 import json
+import os
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -13,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import IO, Any
 
 from labkit.cores import usable_cores
 from labkit.errors import InputError
@@ -26,6 +28,7 @@ from labkit.running.watch import Limits
 
 RUNS = "runs"
 _GB_EACH = 2e9  # a lab's kernel holds 1 to 1.5 GB
+_MOST_COMPLAINT = 20_000  # bytes, the last that a run has written which could not go on
 
 
 @dataclass(frozen=True)
@@ -179,30 +182,40 @@ class _Children:
                 child.terminate()
 
     def _child(self, asked: Mapping[str, Any], name: str, mark: Mapping[str, str]) -> None:
-        with self._lock:
-            if self._stopped:
+        # A file, not a pipe: standard output is read first, and a full pipe would stop the child.
+        with tempfile.TemporaryFile() as errors:
+            child = self._start(mark, errors)
+            if child is None:
                 return
-            child = subprocess.Popen(
-                module_command("labkit.running.one"),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=child_environment() | mark,
-                start_new_session=True,  # Ctrl-C is for this process, which then asks them to end
-            )
-            self._alive.add(child)
-        with child:
-            child.stdin.write(json.dumps(asked))
-            child.stdin.close()
-            for line in child.stdout:
-                self._pass_on(line, name)
-            complaint = child.stderr.read().strip()
+            with child:
+                child.stdin.write(json.dumps(asked))
+                child.stdin.close()
+                for line in child.stdout:
+                    self._pass_on(line, name)
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MOST_COMPLAINT))
+            complaint = errors.read().decode(errors="replace").strip()
         with self._lock:
             self._alive.discard(child)
             self._where.pop(name, None)
         if complaint and child.returncode not in (0, 1):
             self._say(Event("output", f"{name}: {complaint}", values={"text": complaint}))
+
+    def _start(self, mark: Mapping[str, str], errors: IO[bytes]) -> subprocess.Popen | None:
+        """Start the process of a run; None where the sweep has been stopped."""
+        with self._lock:
+            if self._stopped:
+                return None
+            child = subprocess.Popen(
+                module_command("labkit.running.one"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=child_environment() | mark,
+                start_new_session=True,  # Ctrl-C is for this process, which then asks them to end
+            )
+            self._alive.add(child)
+        return child
 
     def _pass_on(self, line: str, name: str) -> None:
         values = json.loads(line)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -229,3 +230,23 @@ def test_the_jobs_fit_cores_and_memory():
     assert sweep.usable_jobs(1, 1e12) == 1
     assert sweep.usable_jobs(100, 2.5e9) == 1
     assert sweep.usable_jobs(100, 0) == 1
+
+
+def test_a_run_that_complains_at_length_stops_nobody(monkeypatch):
+    """More on standard error than a pipe holds, 64 KB, and then its end."""
+    program = "import sys; sys.stderr.write('x' * 300_000 + ' the cause'); sys.exit(3)"
+    popen = subprocess.Popen
+    monkeypatch.setattr(
+        sweep.subprocess,
+        "Popen",
+        lambda _, **given: popen([sys.executable, "-c", program], **given),
+    )
+    events = []
+    children = sweep._Children(events.append, limits=None)
+    thread = threading.Thread(target=children._child, args=({}, "rate-1", {}), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert [event.kind for event in events] == ["output"]
+    assert events[0].text.startswith("rate-1: xxx") and events[0].text.endswith(" the cause")
+    assert len(events[0].text) < 21_000

@@ -36,7 +36,8 @@ class SubspaceStep(AccumulatedStep):
 
     loss_net     see ``GradientStage``
     optimizer    any ``nn.Optimizer``: takes alpha r, once an update, by its own groups and rates.
-                 ``nn.SGD(parameters, 1.0)`` gives the source's rule
+                 ``nn.SGD(parameters, 1.0)`` gives the source's rule. Adam and its like divide by
+                 the gradient's size: there alpha means nothing, but for their epsilon
     basis        ``Basis`` of the optimizer's parameters: matrix (K, M), names, shapes, checksum
     method       ``bfgs``, the search; or ``sgd``: the optimizer takes P^T P g, nothing is searched
     micro_steps  micro-batches that an update averages, as in ``AccumulatedStep``; a trial's loss is

@@ -690,3 +690,19 @@ def test_trains_in_model_without_fit(three):
     ms.train.Model(step).train(2, data, dataset_sink_mode=False)
     assert step.last_update.number == 4 and step.last_update.images == 12
     assert isinstance(step.optimizer, nn.Momentum)
+
+
+@pytest.mark.parametrize("on", ["updates", "gradients"])
+@pytest.mark.parametrize(("optimizer", "states"), [(nn.Momentum, 1), (nn.SGD, 2), (nn.Adam, 2)])
+def test_memory_is_what_the_docstring_says(runtime, optimizer, states, on):
+    """Built, not compiled: the weights are large enough for the scalars to be lost in rounding."""
+    options = {"momentum": 0.9} if optimizer is nn.Momentum else {}
+    for workers in (2, 3, 5):
+        net = nn.Dense(64, 64)
+        made = optimizer(net.trainable_params(), learning_rate=0.1, **options)
+        step = AdasumStep(LossNet(net, nn.CrossEntropyLoss()), made, workers=workers, on=on)
+        held = {id(parameter): parameter.size for parameter in step.get_parameters()}
+        copies = sum(held.values()) / sum(p.size for p in net.trainable_params())
+        updates = (1 + 2 * states) * workers + states + 3
+        expected = updates if on == "updates" else workers + states + 2
+        assert copies == pytest.approx(expected, abs=0.1)
