@@ -14,9 +14,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args
 
-import yaml
-
 from labkit.errors import InputError, nearest
+from labkit.yaml_values import read_yaml
 
 Settings = TypeVar("Settings")
 _TRUTHS = {"true": True, "false": False}
@@ -55,7 +54,8 @@ def check(settings: Any) -> None:
         if value is None and optional:
             continue
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            # No float is as large as 10^400; infinity is refused below.
+            value = float(value) if abs(value) < 2**1023 else math.inf
             object.__setattr__(settings, one.name, value)
         is_right = one.metadata.get("is_right", lambda value: True)
         if type(value) is not kind or not is_right(value):
@@ -121,10 +121,7 @@ def lines(settings: Any) -> str:
 
 
 def _mapping(path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"the settings in {path} cannot be read: {error}") from error
+    content = read_yaml(path)
     if content is None:
         return {}
     if not isinstance(content, dict):
