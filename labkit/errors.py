@@ -3,7 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-
 _LONGEST = 1000  # letters of a message
 _NAME = 200  # letters of a name that are compared with others
 

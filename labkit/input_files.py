@@ -32,7 +32,7 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
-        what = "a folder" if stat.S_ISDIR(kind) else "a pipe, a device or a socket"
+        what = "a directory" if stat.S_ISDIR(kind) else "a pipe, a device or a socket"
         raise InputError(f"{path} is {what}; expected a regular file")
     return open(handle, "rb")
 

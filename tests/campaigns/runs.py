@@ -171,7 +171,9 @@ def _make_manifest(rule: random.Random) -> Tree:
 def _make_images(rule: random.Random) -> Tree:
     from PIL import Image
 
-    kind = rule.choice(("JPEG", "PNG", "PNG", "BMP", "DDS", "GIF", "TIFF", "WEBP", "PPM", "ICO", "TGA"))
+    kind = rule.choice(
+        ("JPEG", "PNG", "PNG", "BMP", "DDS", "GIF", "TIFF", "WEBP", "PPM", "ICO", "TGA")
+    )
     modes = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "L", "RGBA", "P", "I;16", "1")}
     packed = io.BytesIO()
     Image.new(rule.choice(modes.get(kind, ("RGB",))), (6, 5)).save(packed, kind)
@@ -180,7 +182,9 @@ def _make_images(rule: random.Random) -> Tree:
         content = damaged(rule, content)
     if rule.random() < 0.15 and kind in ("BMP", "PNG", "DDS", "TIFF", "PPM"):
         at = {"BMP": 18, "PNG": 16, "DDS": 12}.get(kind, rule.randrange(4, 40))
-        size = (rule.choice((0, 30_000, 10**6, 2**31 - 1))).to_bytes(4, "big" if kind == "PNG" else "little")
+        size = (rule.choice((0, 30_000, 10**6, 2**31 - 1))).to_bytes(
+            4, "big" if kind == "PNG" else "little"
+        )
         content = content[:at] + size + content[at + 4 : at + 4] + size + content[at + 8 :]
     return with_special(rule, {"a/1.jpg": content, "b/2.png": made.png()})
 

@@ -77,7 +77,9 @@ def _make_yaml(rule: random.Random) -> Tree:
         for _ in range(rule.choice((1, 1, 2))):
             at = rule.randrange(1, len(lines))
             value = rule.choice((*_VALUES, *map(str, ODD)))
-            name = rule.choice((lines[at].split(":")[0], lines[at].split(":")[0], rule.choice(_VALUES)))
+            name = rule.choice(
+                (lines[at].split(":")[0], lines[at].split(":")[0], rule.choice(_VALUES))
+            )
             lines[at] = f"{name}: {value}"
         content = "\n".join(lines).encode("utf-8", "surrogatepass")
     elif act < 0.75:
@@ -88,13 +90,27 @@ def _make_yaml(rule: random.Random) -> Tree:
 
 
 def _make_values(rule: random.Random) -> Tree:
-    names = ("epochs", "learning_rate", "seed", "micro_steps", "data", "batch_size", "x", "preset", "", "é", "__class__")
+    names = (
+        "epochs",
+        "learning_rate",
+        "seed",
+        "micro_steps",
+        "data",
+        "batch_size",
+        "x",
+        "preset",
+        "",
+        "é",
+        "__class__",
+    )
     odd = [str(value) for value in ODD if value != "/"]
     texts = []
     for _ in range(rule.choice((1, 1, 1, 2))):
         value = rule.choice((*_VALUES, *odd, "~nobody/x", "x" * 300, "/root/x", "a\nb", bomb(4)))
         if rule.random() < 0.2:
-            value = text_damaged(rule, value.encode("utf-8", "replace")).decode("utf-8", "surrogateescape")
+            value = text_damaged(rule, value.encode("utf-8", "replace")).decode(
+                "utf-8", "surrogateescape"
+            )
         equals = "=" if rule.random() < 0.95 else ""
         texts.append(f"{rule.choice(names)}{equals}{value}")
     return {"values": json.dumps(texts).encode()}

@@ -163,7 +163,10 @@ def _odd_checkpoint(rule) -> bytes:
     act = rule.random()
     name = rule.choice((b"weight", b"bias", b"labkit_position", b"", b"\xff", b"n" * 300))
     if act < 0.5:
-        dims = [rule.choice((0, 1, 2, 3, 300, 400, -1, 2**31, 2**62)) for _ in range(rule.choice((0, 1, 1, 2, 9)))]
+        dims = [
+            rule.choice((0, 1, 2, 3, 300, 400, -1, 2**31, 2**62))
+            for _ in range(rule.choice((0, 1, 1, 2, 9)))
+        ]
         content = rule.randbytes(rule.choice((0, 1, 4, 8, 24, 64, 4096)))
         parts[at] = _entry(name, dims, rule.choice(_KINDS), content)
     elif act < 0.6:
@@ -310,7 +313,10 @@ def _network():
     class Net(nn.Cell):
         def __init__(self):
             super().__init__()
-            self.all = [Parameter(Tensor(np.zeros(shape, np.float32)), name=name) for name, shape in made.SHAPES.items()]
+            self.all = [
+                Parameter(Tensor(np.zeros(shape, np.float32)), name=name)
+                for name, shape in made.SHAPES.items()
+            ]
 
         def trainable_params(self, recurse=True):
             return self.all
