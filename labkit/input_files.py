@@ -25,7 +25,7 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
     Raises ``OSError`` as ``open`` does, ``InputError`` for a folder, a pipe, a device or a socket.
     """
     try:
-        # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal would become ours.
+        # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal too.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except ValueError as error:
         raise InputError(f"{path} is no name of a file ({error})") from error

@@ -92,7 +92,7 @@ def _json(path, expected, is_right):
     if path is None or not path.is_file():
         return None
     try:
-        known = read_json(path, "a list of names", _are_names)
+        known = read_json(path)
     except (OSError, InputError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     if not is_right(known):

@@ -99,7 +99,7 @@ class Child:
             stderr=self._errors,
             text=True,
             cwd=self.place,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(self.place)},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(self.place.parent / "home")},
         )
         self._age = 0
 
@@ -141,6 +141,7 @@ class Campaign:
             (base / "outside" / "x").write_text("canary")
             place = base / "work"
             place.mkdir()
+            (base / "home").mkdir()  # where matplotlib and others write on import
             with Child(self.tally.reader, place) as child:
                 for number in numbers:
                     if time.monotonic() > until:
@@ -185,7 +186,8 @@ def _outside(base: Path, place: Path) -> set:
     for one in (base, base / "outside"):
         for entry in os.scandir(one):
             # A folder's time changes with the names in it.
-            size = entry.stat(follow_symlinks=False) if entry.name != "work" else None
+            own = entry.name in ("work", "home")
+            size = None if own else entry.stat(follow_symlinks=False)
             found.add((entry.path, size and (size.st_size, size.st_mtime_ns)))
     return found
 

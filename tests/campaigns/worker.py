@@ -3,7 +3,7 @@
     python worker.py READER < requests > answers
 
 A request is a JSON line with the folder of an input and a folder to write to; an answer one with
-``kind`` ("result", "refused" or "failure"), ``text``, ``seconds`` of computing, and ``memory``, how
+``kind`` ("result" of at least one door, "refused" or "failure"), ``text``, ``seconds`` of computing, and ``memory``, how
 many bytes the process has at most held above what it held when it began.
 """
 
@@ -71,7 +71,8 @@ def _judged(reader, folder: Path, out: Path) -> dict:
                 return _answer("failure", f"a message of {len(text)} letters: {text}", before)
         except BaseException:
             return _answer("failure", f"{traceback.format_exc()[-3000:]}", before)
-    return _answer("refused" if texts else "result", "; ".join(texts), before)
+    kind = "refused" if len(texts) == len(reader.doors) else "result"
+    return _answer(kind, "; ".join(texts), before)
 
 
 def _answer(kind: str, text: str, before: float) -> dict:
