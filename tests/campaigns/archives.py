@@ -285,7 +285,7 @@ def _recorded() -> dict[str, bytes]:
         "settings": {"depth": 18},
         "tensors": [["loss", "loss", [], 1.0], ["weights", "a", [2, 3], 1.0]],
     }
-    values = {"header": np.array(json.dumps(header)), "numbers": np.ones(1 + 6 + 2 * 8)}
+    values = {"header": np.array(json.dumps(header)), "numbers": np.ones(1 + 6 + 2 * 4)}
     for name, value in values.items():
         file = io.BytesIO()
         np.save(file, value)
