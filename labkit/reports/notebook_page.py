@@ -5,7 +5,6 @@ cleaned of everything that would run or be loaded, and its maths is drawn (labki
 """
 
 import logging
-import os
 import warnings
 from functools import cache
 from pathlib import Path
@@ -119,9 +118,9 @@ def _file(path: str, folder: Path) -> Path | None:
     """Return the file that a link means; a lab's are written for the place it was copied from."""
     project = project_root(folder)
     for base in (folder, project / "notebooks") if project else (folder,):
-        # Not Path.exists, which raises OSError for a link of more than 255 letters.
-        if os.path.exists(base / path):
-            return (base / path).resolve()
+        place = (base / path).resolve()
+        if place.exists():
+            return place
     return None
 
 
