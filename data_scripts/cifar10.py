@@ -144,7 +144,7 @@ def prepare(
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
     where = known.address if source in (None, "download") else os.fspath(source)
-    if not is_address(where) and (Path(where) / known.archive.name).is_file():
+    if not is_address(where) and os.path.isfile(Path(where) / known.archive.name):
         where = str(Path(where) / known.archive.name)
     form = "official" if is_address(where) else _form_of(known, where)
     out = PROJECT / "datasets" / known.folder if out is None else Path(out)

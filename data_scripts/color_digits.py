@@ -37,6 +37,7 @@ from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
 from labkit.data.staging import staging
 from labkit.errors import InputError
+from labkit.input_files import read_json
 
 PROJECT = Path(__file__).resolve().parent.parent
 MNIST = PROJECT / "data_scripts" / "bundled" / "mnist"
@@ -214,7 +215,7 @@ def _is_there(out: Path, wanted: dict) -> bool:
             return False
         if not (out / MANIFEST).is_file():
             raise InputError(f"{out} holds other data (no {MANIFEST} of colour digits). {advice}")
-        found = json.loads((out / MANIFEST).read_text())
+        found = _manifest_of(out, advice)
         if not isinstance(found, dict) or found.get("data") != wanted["data"]:
             raise InputError(f"{out} holds other data (see its {MANIFEST}). {advice}")
         for name, value in wanted.items():
@@ -224,7 +225,7 @@ def _is_there(out: Path, wanted: dict) -> bool:
                     f"{value!r}. {advice}"
                 )
         count, digest = _digest(out)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
         raise InputError(f"{out} cannot be read ({error}). {advice}") from error
     if (count, digest) != (found.get("files"), found.get("sha256")):
         raise InputError(
@@ -232,6 +233,13 @@ def _is_there(out: Path, wanted: dict) -> bool:
             f"{found.get('files')} with {found.get('sha256')}. {advice}"
         )
     return True
+
+
+def _manifest_of(out: Path, advice: str) -> object:
+    try:
+        return read_json(out / MANIFEST)
+    except InputError as error:
+        raise InputError(f"{out} cannot be read ({error}). {advice}") from error
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -135,7 +135,7 @@ def _find_source(known: Dataset, source: str | os.PathLike | None) -> tuple[str,
             "an address"
         )
     where = known.sources.get(text, text)
-    if not is_address(where) and not Path(where).exists():
+    if not is_address(where) and not os.path.exists(where):
         hint = "" if text in known.sources else nearest(text, known.sources)
         if text == "debian":
             hint = " To install it: apt-get install dataset-fashion-mnist"

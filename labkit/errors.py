@@ -3,18 +3,40 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST = 1000  # letters of a message
+_NAME = 200  # letters of a name that are compared with others
+
 
 class InputError(ValueError):
     """Input that cannot be used: the message says what came and what was expected.
 
-    The command line prints it without a traceback and exits with code 2.
+    The command line prints it without a traceback and exits with code 2. Messages quote what is in
+    files of others: whatever it is, the message is one line of at most 1000 letters that a
+    terminal can show. Lines are joined, what cannot be printed is escaped, the middle of a longer
+    one is left out.
     """
+
+    def __init__(self, message: object = ""):
+        super().__init__(_one_line(str(message)))
+
+
+def _one_line(message: str) -> str:
+    lines = [line.strip() for line in message.splitlines()]
+    text = "; ".join(filter(None, lines)).replace(":; ", ": ").replace(",; ", ", ")
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST - 400]} ... {text[-300:]}"
+    if not text.isprintable():
+        # Not only newlines: an escape sequence would be obeyed by the terminal, and half of a pair
+        # of surrogates cannot be written at all.
+        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)[:_LONGEST]
+    return text
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the closest of ``known``, or an empty string."""
     by_lower = {str(one).lower(): one for one in known}
-    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    # Of names of 64 kB one comparison takes seconds.
+    close = difflib.get_close_matches(str(name).lower()[:_NAME], by_lower, n=1, cutoff=0.5)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
 
 

@@ -2,12 +2,15 @@
 
 import hashlib
 import json
+import os
 import platform
-from collections.abc import Mapping
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from labkit import notebook_rules as rules
+from labkit.errors import InputError
 from labkit.run import installed_version
 
 # They run the labs, or read what these have left; what a notebook prints does not depend on them.
@@ -19,6 +22,7 @@ _NOT_INPUTS = (
     "cli.py",
     "console.py",
 )
+_MOST_FILES = 2_000_000  # ImageNet has 1.3
 _NOT_INPUT_FOLDERS = ("commands", "lab_server", "reports", "running", "work")
 
 
@@ -47,7 +51,7 @@ def of_run(
     packages = ("mindspore", "numpy", "scipy", "matplotlib")
     versions = {name: installed_version(name) for name in packages}
     places = {
-        name: _listing(Path(value).expanduser(), project / "notebooks")
+        name: _listing(value, project / "notebooks")
         for name, value in parameters.items()
         if isinstance(value, str) and value
     }
@@ -62,14 +66,41 @@ def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [kind for kind in now if was.get(kind) != now[kind]]
 
 
-def _listing(place: Path, base: Path) -> list:
-    """Return (name, size, time) of what is at ``place``, seen from ``base``; empty for no path."""
-    place = base / place
-    if not place.exists():
+def _listing(value: str, base: Path) -> list:
+    """Return a digest of names, sizes and times of what is at ``value``, seen from ``base``.
+
+    Empty for a text that is no path of anything. A list of ImageNet's files would take 1.4 GB.
+    """
+    place = os.path.join(base, os.path.expanduser(value))
+    if not os.path.exists(place):
         return []
-    found = [place] if place.is_file() else sorted(p for p in place.rglob("*") if p.is_file())
-    stats = [(path, path.stat()) for path in found]
-    return [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+    found = hashlib.sha256()
+    for number, (path, size, time) in enumerate(_files(place)):
+        if number >= _MOST_FILES:
+            raise InputError(f"{value} holds more than {_MOST_FILES} files; expected a data set")
+        found.update(f"{len(path)} {path} {size} {time}\n".encode("utf-8", "surrogateescape"))
+    return [found.hexdigest()]
+
+
+def _files(place: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (path, size, time) of a file, or of the files in a folder; links lead to files only."""
+    # Of each folder on the way its names that are still to come: whole paths take three times that.
+    folders = [("", iter([place]))]
+    while folders:
+        folder, names = folders[-1]
+        if (name := next(names, None)) is None:
+            folders.pop()
+            continue
+        path = os.path.join(folder, name)
+        try:
+            known = os.stat(path)
+            if stat.S_ISREG(known.st_mode):
+                yield path, known.st_size, known.st_mtime_ns
+            elif stat.S_ISDIR(known.st_mode) and (path == place or not os.path.islink(path)):
+                folders.append((path, iter(sorted(os.listdir(path)))))
+        except OSError:
+            # Gone since, or not ours to read: the lab will say so if it needs it.
+            continue
 
 
 def _digest(value: Any) -> str:

@@ -4,7 +4,6 @@ Notebooks are read as JSON: importing nbformat alone takes 1.4 s, longer than `l
 """
 
 import ast
-import json
 import os
 import re
 import tomllib
@@ -12,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit import input_files
 from labkit.errors import InputError, nearest
 from labkit.presets import LABS, PRESETS
 
@@ -178,12 +178,22 @@ def _read_lab(path: Path) -> Lab:
 
 def _read(path: Path) -> dict:
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        notebook = input_files.read_json(path)
+    except (OSError, InputError) as error:
         raise InputError(f"cannot read the notebook {path}: {error}") from error
     if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
         raise InputError(f"{path} is not a notebook of format 4: it has no list of cells")
+    if not all(map(_is_cell, notebook["cells"])):
+        raise InputError(f"{path} is not a notebook of format 4: it holds what is no cell")
     return notebook
+
+
+def _is_cell(cell: object) -> bool:
+    if not isinstance(cell, dict) or not isinstance(cell.get("metadata", {}), dict):
+        return False
+    source, tags = cell.get("source", ""), cell.get("metadata", {}).get("tags", [])
+    lines = source if isinstance(source, list) else [source]
+    return isinstance(tags, list) and all(isinstance(line, str) for line in lines)
 
 
 def _code_cells(path: Path) -> list[dict]:
@@ -201,7 +211,8 @@ def _source(cell: dict) -> str:
 def _assigned(cell: dict, path: Path) -> Iterable[str]:
     try:
         statements = ast.parse(_source(cell)).body
-    except SyntaxError as error:
+    # ValueError: a character NUL; the others: brackets in each other some hundred times.
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"the parameters cell of {path} is not plain Python: {error}") from error
     for statement in statements:
         targets = statement.targets if isinstance(statement, ast.Assign) else []

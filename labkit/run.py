@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from labkit import input_files
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs import project_root, version
 from labkit.records import Records
@@ -137,8 +138,8 @@ def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str |
 def _of_the_runner(folder: Path) -> dict[str, Any]:
     """Return what a runner that executes this run has noted in its results.json, if one does."""
     try:
-        found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = input_files.read_json(folder / RESULTS)
+    except (OSError, InputError):
         return {}
     names = ("status", "pid", "pid_created", "inputs", "started")
     running = isinstance(found, dict) and found.get("status") == "running"
@@ -148,16 +149,12 @@ def _of_the_runner(folder: Path) -> dict[str, Any]:
 def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
     """Write ``record`` to ``folder/results.json``: to a temporary name first, then renamed."""
     text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{RESULTS}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        # mkstemp gives 0600: a run folder on a shared disk is there to be read.
-        os.chmod(temporary, 0o644)
+    with tempfile.TemporaryDirectory(prefix=f".{RESULTS}.", dir=folder) as scratch:
+        # Not mkstemp, which gives 0600: on a shared disk who may read a run is the umask's to say.
+        temporary = Path(scratch) / RESULTS
+        # A path that is no UTF-8 has letters that cannot be written: they are spelled as JSON does.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
         os.replace(temporary, folder / RESULTS)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
     return folder / RESULTS
 
 

@@ -8,7 +8,6 @@ interpreter, and cut along rows, of which a flat weight may have one of 100 MB).
 
 import bisect
 import hashlib
-import json
 import math
 import os
 import re
@@ -19,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.errors import InputError
+from labkit.input_files import open_file, parse_json
 
 SUFFIX = ".safetensors"
 NOTE = "labkit"
@@ -193,14 +193,16 @@ def _header(path):
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "numpy"):
-            pass
-        with open(path, "rb") as file:
+        with open_file(path) as file, safe_open(path, "numpy"):
             length = int.from_bytes(file.read(8), "little")
-            entries = json.loads(file.read(length))
+            entries = parse_json(file.read(length).decode())
         added = entries.pop("__metadata__", {})
         found = _Header((name, _Tensor(entry, 8 + length)) for name, entry in entries.items())
-        found.note = json.loads(added.get(NOTE, "{}"))
+        found.note = parse_json(added.get(NOTE, "{}"))
+        if not isinstance(found.note, dict):
+            raise ValueError(f"its note is {found.note!r}; expected an object")
+        if not isinstance(found.note.get("sha256"), str | None):
+            raise ValueError(f"its SHA-256 is {found.note['sha256']!r}; expected a text")
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise InputError(f"the snapshot {path} is truncated or damaged ({error})") from error
     return found

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from labkit.errors import InputError
+from labkit.input_files import read_json
 
 MANIFEST = "manifest.json"
 
@@ -28,6 +29,11 @@ class Record:
     images: int
     bytes: int
     sha256: str
+
+    def __post_init__(self):
+        numbers = all(type(one) is int and one >= 0 for one in (self.images, self.bytes))
+        if not numbers or not isinstance(self.sha256, str):
+            raise ValueError(f"a class of {self.images!r} images, {self.bytes!r} bytes")
 
 
 class ClassFolders:
@@ -127,10 +133,12 @@ class ClassFolders:
     def _read(self) -> None:
         place = self.out / MANIFEST
         try:
-            known = json.loads(place.read_text(encoding="utf-8"))
+            known = read_json(place)
             title, official = known["data set"], known["official"]
             self.records = {name: Record(**record) for name, record in known["classes"].items()}
             self.verified, self.names = dict(known["verified"]), list(known["names"])
+            if not all(isinstance(name, str) for name in self.names):
+                raise ValueError("names are not all texts")
         except (FileNotFoundError, NotADirectoryError):
             return
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from labkit.errors import InputError
+from labkit.input_files import read_json
 
 TIMEOUT = 30.0  # seconds without a byte
 SAY_EVERY = 10.0  # seconds between two lines of progress
@@ -56,8 +57,24 @@ class Published:
 
 
 def is_address(text: str | os.PathLike) -> bool:
-    """Whether ``text`` is the http(s) address of something and not a path."""
-    return str(text).startswith(("http://", "https://"))
+    """Whether ``text`` is the http(s) address of something and not a path.
+
+    Raises ``InputError`` for one that begins as an address and is none.
+    """
+    text = str(text)
+    if not text.startswith(("http://", "https://")):
+        return False
+    try:
+        parts = urllib.parse.urlsplit(text)
+        host, _ = parts.hostname or "", parts.port
+        # What the socket does with a name: http://.foo/ ends in a UnicodeError there.
+        host.encode("idna")
+        text.encode("ascii")
+    except ValueError as error:
+        raise InputError(f"{text!r} is not an address ({error})") from error
+    if not host or not text.isprintable() or " " in text:
+        raise InputError(f"{text!r} is not an address; expected http://HOST/PATH")
+    return True
 
 
 def download(
@@ -81,10 +98,7 @@ def download(
     Raises ``InputError`` for what cannot be downloaded; what has come then stays in `NAME.part`
     for the next call. Also where another program is downloading to ``target``.
     """
-    try:
-        urllib.parse.urlsplit(address)
-    except ValueError as error:
-        raise InputError(f"{address!r} is not an address ({error})") from error
+    is_address(address)
     say(f"downloading {address}")
     part = Path(f"{target}{PART}")
     with open(part, "ab") as file:
@@ -248,10 +262,13 @@ def _remove(*paths: Path) -> None:
 
 def _read_state(state: Path) -> dict:
     try:
-        known = json.loads(state.read_text(encoding="utf-8"))
-        return known if isinstance(known, dict) and "size" in known else {}
-    except (OSError, ValueError):
+        known = read_json(state)
+    except (OSError, InputError):
         return {}
+    kinds = {"address": str, "version": str | None, "size": str | None}
+    is_right = isinstance(known, dict) and known.keys() == kinds.keys()
+    # Another program's file, or a damaged one: the download begins again.
+    return known if is_right and all(isinstance(known[n], k) for n, k in kinds.items()) else {}
 
 
 def _write_state(state: Path, known: dict) -> None:

@@ -16,7 +16,6 @@ decoder does.
 """
 
 import os
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 _FORMATS = ("JPEG", "PNG")
 _PNG_END = b"IEND\xaeB`\x82"
 _SHOWN = 5
+_MOST_BYTES = 256 << 20  # ImageNet's largest image has 15 MB
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
         with open(path, "rb") as file:
             if not file.read(1):
                 return "is empty (0 bytes); expected a JPEG or PNG file", (0, 0)
+            if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
+                return f"has {size} bytes; expected at most {_MOST_BYTES}", (0, 0)
             file.seek(0)
             with Image.open(file, formats=_FORMATS) as image:
                 if image.format == "PNG":
@@ -152,7 +154,8 @@ def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
                 return _fault(image, whole, deep), image.size
     except Image.DecompressionBombError:
         return f"has more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels", (0, 0)
-    except (OSError, SyntaxError, ValueError, struct.error) as error:
+    # Of files damaged at random Pillow's readers also raise struct.error, SyntaxError, IndexError.
+    except Exception as error:
         return _unreadable(path, error), (0, 0)
 
 
@@ -173,7 +176,8 @@ def _unreadable(path: Path, error: Exception) -> str:
     try:
         with Image.open(path) as image:
             return f"is a {image.format} image; expected JPEG or PNG"
-    except (OSError, SyntaxError, ValueError, struct.error):
+    # Its other readers too: of a .bmp DecompressionBombError, of a .dds NotImplementedError.
+    except Exception:
         if isinstance(error, OSError) and error.strerror:
             return f"cannot be read ({error.strerror})"
         return "is no image that can be read; expected a JPEG or PNG file"

@@ -15,12 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.errors import refuse_unknown
+from labkit.errors import InputError, refuse_unknown
+from labkit.input_files import open_file, parse_json
 from labkit.migration import rule
 from labkit.migration.trace import Trace
 
 FOLDER = Path(__file__).parent / "steps"
 KEPT, SUMS = 24, 4
+_UNPACKED = 64 << 20  # bytes; those of a ResNet-50 are 0.2 MB
 
 
 @dataclass(frozen=True)
@@ -113,5 +115,23 @@ def save(name: str, trace: Trace, settings: dict) -> Path:
 
 def _read(name):
     refuse_unknown("recorded step", name, names())
-    with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as file:
-        return json.loads(str(file["header"])), file["numbers"]
+    path = FOLDER / f"{name}.npz"
+    try:
+        with open_file(path) as packed, np.load(packed, allow_pickle=False) as file:
+            if sum(info.file_size for info in file.zip.infolist()) > _UNPACKED:
+                raise ValueError(f"unpacks to more than {_UNPACKED} bytes")
+            header, numbers = parse_json(str(file["header"])), file["numbers"]
+            sizes = [math.prod(map(_length, shape)) for _, _, shape, _ in header["tensors"]]
+            if numbers.shape != (sum(min(size, KEPT) + SUMS for size in sizes),):
+                raise ValueError(f"{len(sizes)} tensors and numbers {numbers.shape}")
+            header["origin"], header["settings"]
+            return header, numbers
+    # What NumPy, zipfile and a header of other kinds happen to lead to: TokenError, BadZipFile.
+    except Exception as error:
+        raise InputError(f"the recorded step {path} is damaged ({error})") from error
+
+
+def _length(value):
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no length")
+    return value

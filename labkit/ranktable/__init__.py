@@ -7,13 +7,18 @@ value is a text. ``RANK_TABLE_FILE`` in the environment points a program to it.
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.input_files import parse_json, read_text
 from labkit.ranktable.rules import RESERVE, STATUS, VERSION, problems
 
+# Of 1024 servers with 8 devices each: 1 MB.
+_BYTES = 8 << 20
+_SHOWN = 5
 _CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)")
 
 
@@ -22,9 +27,9 @@ class RankTableError(InputError):
 
     def __init__(self, source: str, problems: Sequence[str]):
         self.problems = tuple(problems)
-        super().__init__(
-            f"{source} is no usable rank table:" + "".join(f"\n  {p}" for p in problems)
-        )
+        more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
+        shown = "; ".join(self.problems[:_SHOWN])
+        super().__init__(f"{source} is no usable rank table: {shown}{more}")
 
 
 def make(
@@ -93,10 +98,10 @@ def check(table: Any, source: str = "this", masked: bool = False) -> dict[str, A
 def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
     """Return the table of a file; ``InputError`` where there is none or it is not right."""
     try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"), object_pairs_hook=_once)
+        table = parse_json(read_text(path, _BYTES), object_pairs_hook=_once)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}); expected a rank table") from error
-    except (ValueError, RecursionError) as error:
+    except InputError as error:
         raise InputError(f"{path} is no JSON file ({error}); expected a rank table") from error
     return check(table, source=str(path), masked=masked)
 
@@ -126,8 +131,8 @@ def size(table: Mapping[str, Any]) -> tuple[int, int]:
 def read_addresses(path: str | os.PathLike) -> dict[int, str]:
     """Return device number -> address of a server's hccn.conf (``address_0=192.1.27.6``)."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path, _BYTES).splitlines()
+    except (OSError, InputError) as error:
         raise InputError(
             f"cannot read {path} ({error}); expected a file as /etc/hccn.conf"
         ) from error
@@ -149,7 +154,7 @@ def _table(servers):
 
 def _once(pairs):
     names = [name for name, _ in pairs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{name!r} is there twice in one object")
+    if len(set(names)) < len(names):
+        name = Counter(names).most_common(1)[0][0]
+        raise ValueError(f"{name!r} is there twice in one object")
     return dict(pairs)

@@ -1,12 +1,12 @@
 """What a run folder says of its training: config.json and classes.json beside the checkpoints."""
 
-import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.input_files import read_json
 from labkit.recipes import settings
 
 CONFIG, CLASSES = "config.json", "classes.json"
@@ -34,7 +34,7 @@ def check_resume(
 
     may_change  names of settings that decide nothing about the weights
     """
-    before = _json(folder / CONFIG)
+    before = _json(folder / CONFIG, "names and values", lambda known: isinstance(known, dict))
     if before is None:
         return
     check_classes(classes, folder / CLASSES)
@@ -50,7 +50,7 @@ def check_classes(classes: Sequence[str], path: Path | None) -> None:
 
     One class more or less would shift the labels of all that follow.
     """
-    known = _json(path)
+    known = _json(path, "a list of names", _are_names)
     if known is None or list(classes) == known:
         return
     more, less = sorted(set(classes) - set(known)), sorted(set(known) - set(classes))
@@ -80,14 +80,21 @@ def newest(folder: Path) -> str | None:
     return found[-1].name if found else None
 
 
+def _are_names(known):
+    return isinstance(known, list) and all(isinstance(name, str) for name in known)
+
+
 def _few(names):
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _json(path):
+def _json(path, expected, is_right):
     if path is None or not path.is_file():
         return None
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        known = read_json(path)
+    except (OSError, InputError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
+    if not is_right(known):
+        raise InputError(f"{path} is damaged; expected {expected}")
+    return known

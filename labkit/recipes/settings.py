@@ -17,9 +17,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args
 
-import yaml
-
 from labkit.errors import InputError, nearest
+from labkit.yaml_values import read_yaml
 
 Settings = TypeVar("Settings")
 _INDENTED = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
@@ -59,7 +58,8 @@ def check(settings: Any) -> None:
         if value is None and optional:
             continue
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            # No float is as large as 10^400; infinity is refused below.
+            value = float(value) if abs(value) < 2**1023 else math.inf
             object.__setattr__(settings, one.name, value)
         is_right = one.metadata.get("is_right", lambda value: True)
         if type(value) is not kind or not is_right(value):
@@ -178,10 +178,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _mapping(path) -> Mapping[str, Any]:
-    try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"the settings in {path} cannot be read: {error}") from error
+    content = read_yaml(path)
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -4,7 +4,6 @@ nbconvert's own pages load require.js and MathJax from elsewhere. Here its bare 
 cleaned of everything that would run or be loaded, and its maths is drawn (labkit.reports.maths).
 """
 
-import json
 import logging
 import warnings
 from functools import cache
@@ -12,6 +11,7 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from labkit.errors import InputError
+from labkit.input_files import parse_json, read_text
 from labkit.labs import project_root
 from labkit.reports.maths import draw_maths
 
@@ -30,8 +30,8 @@ def convert(notebook: Path) -> tuple[str, str]:
     import nbformat
 
     try:
-        text = notebook.read_text(encoding="utf-8")
-        if (version := json.loads(text)["nbformat"]) != 4:
+        text = read_text(notebook)
+        if (version := parse_json(text)["nbformat"]) != 4:
             raise ValueError(f"its format is {version}; expected 4")
         # nbformat.read would print what it finds wrong, and go on.
         read = nbformat.v4.reads(text)

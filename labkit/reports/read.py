@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.input_files import open_file, read_text, usable_name
 from labkit.records import read_records
 from labkit.reports.results_file import read_json, read_results, status_of
 from labkit.run import RESULTS
@@ -20,6 +21,7 @@ RECORDS, LOG, KERNEL_LOG = "records.csv", "log.txt", "kernel.log"
 RUN, SWEEP, SWEEP_TABLE = "run.json", "sweep.json", "sweep.csv"
 _TAIL = 15
 _TAIL_BYTES = 20_000
+_TABLE_BYTES = 8 << 20  # a row of sweep.csv has some 100
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -45,8 +47,9 @@ class LabRun:
     def notebook(self) -> Path | None:
         """The executed notebook, or None where there is none, or several and none is named."""
         # The name alone: a damaged file must not lead out of the folder.
-        named = self.folder / Path(self.results.get("notebook", "")).name
-        if named.suffix == ".ipynb" and named.is_file():
+        name = Path(self.results.get("notebook", "")).name
+        named = self.folder / name
+        if usable_name(name) and named.suffix == ".ipynb" and named.is_file():
             return named
         found = _files(self.folder, "*.ipynb")
         return found[0] if len(found) == 1 else None
@@ -133,10 +136,13 @@ def read(folder, label: str | None = None) -> RunFolder:
     about, problems = read_json(place / RUN)
     named = about.get("labs")
     names = [Path(str(name)).name for name in named] if isinstance(named, list) else []
+    problems += [f"{RUN} names the lab {name[:60]!r}, which is no name of a folder"
+                 for name in names if not usable_name(name)]  # fmt: skip
     found = {path.name: path for path in _folders(place) if is_lab_folder(path)}
     if not found and not (place / RUN).exists():
         raise InputError(_no_run(folder, place))
-    labs = [read_lab(place / name, label) for name in dict.fromkeys([*names, *found]) if name]
+    names = dict.fromkeys([*filter(usable_name, names), *found])
+    labs = [read_lab(place / name, label) for name in names]
     return RunFolder(label, place, "run", labs, about, problems=problems)
 
 
@@ -164,11 +170,11 @@ def is_lab_folder(folder: Path) -> bool:
 def tail(path: Path, count: int = _TAIL) -> list[str]:
     """Return the last ``count`` lines of a log, without carriage returns; none if it is missing."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except (OSError, InputError):
         return []
     lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
     return [line for line in lines if line][-count:]
@@ -178,11 +184,11 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
     about, problems = read_json(place / SWEEP)
     rows: list[dict[str, str]] = []
     try:
-        with (place / SWEEP_TABLE).open(encoding="utf-8", newline="") as file:
-            rows = [
-                {name: str(value or "") for name, value in row.items() if name}
-                for row in csv.DictReader(file)
-            ]
+        lines = read_text(place / SWEEP_TABLE, _TABLE_BYTES).splitlines(keepends=True)
+        rows = [
+            {name: str(value or "") for name, value in row.items() if name}
+            for row in csv.DictReader(lines)
+        ]
     except FileNotFoundError:
         problems.append(f"{SWEEP_TABLE} is missing: the sweep has not come to its end")
     except (OSError, ValueError, csv.Error) as error:
@@ -232,7 +238,7 @@ def _files(folder: Path, pattern: str) -> list[Path]:
 
 def _is_png(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(len(_PNG)) == _PNG
-    except OSError:
+    except (OSError, InputError):
         return False

@@ -6,6 +6,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from labkit import input_files
+from labkit.errors import InputError
 from labkit.run import RESULTS
 
 _NUMBER = (int, float)
@@ -42,14 +44,13 @@ def read_json(path: Path) -> tuple[dict[str, Any], list[str]]:
     A file that is not there is an empty object with nothing wrong.
     """
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        read = input_files.read_json(path)
     except FileNotFoundError:
         return {}, []
-    # RecursionError: brackets opened some thousand times.
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, InputError) as error:
         return {}, [f"{path.name} cannot be read: {error}"]
     if not isinstance(read, dict):
-        return {}, [f"{path.name} is not a JSON object: {str(read)[:60]}"]
+        return {}, [f"{path.name} is not a JSON object: {_short(read)}"]
     return read, []
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from labkit import input_files
 from labkit.errors import InputError
 from labkit.labs import Lab
 from labkit.run import RESULTS
@@ -33,6 +34,8 @@ def refuse_used(labs: Iterable[Lab], out: Path | None, runs: Path) -> None:
         return
     if (out / SWEEP).exists():
         raise InputError(f"{out} holds a sweep; give another --out")
+    if os.path.lexists(out / RUN):
+        read_run(out)  # it is added to: one that is damaged would be lost
     for folder in (out / lab.name for lab in labs):
         refuse_unwritable(folder)
         # Two runs in one folder would mix their records and checkpoints.
@@ -81,13 +84,15 @@ def locked(folder: Path, what: str) -> Iterator[None]:
 def point_latest(runs: Path, folder: Path) -> None:
     """Let ``runs/latest`` point to ``folder``."""
     temporary = runs / f".latest-{os.getpid()}"
+    # Left by a process that was killed; in containers every runner may have the same number.
+    temporary.unlink(missing_ok=True)
     temporary.symlink_to(folder.name)
     os.replace(temporary, runs / "latest")
 
 
 def write_run(folder: Path, request: Request) -> None:
     """Write run.json: what was asked for, so that the run can be resumed."""
-    known = read_json(folder / RUN) or {}
+    known = read_run(folder) if os.path.lexists(folder / RUN) else {}
     names = [*known.get("labs", ()), *(lab.name for lab in request.labs)]
     record = {
         "labs": list(dict.fromkeys(names)),
@@ -111,17 +116,24 @@ def read_run(folder: Path) -> dict[str, Any]:
     for name, kind in keys.items():
         if not isinstance(record.get(name), kind):
             raise InputError(f"{folder / RUN} has no usable {name!r}: {record.get(name)!r}")
+    if not all(isinstance(name, str) for name in record["labs"]):
+        raise InputError(f"{folder / RUN} names labs {record['labs']!r}; expected texts")
     for lab, own in record["parameters"].items():
         if not isinstance(own, dict):
             raise InputError(f"{folder / RUN} has no usable parameters of {lab!r}: {own!r}")
+    try:
+        # What is written again must be JSON, which has no NaN and no infinity.
+        json.dumps(record, allow_nan=False)
+    except ValueError as error:
+        raise InputError(f"{folder / RUN} holds NaN or infinity; expected numbers") from error
     return record
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the object in a JSON file; None where there is no file, or no whole object in it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = input_files.read_json(path)
+    except (OSError, InputError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -130,7 +142,8 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
     """Write a JSON file whole, or not at all."""
     with whole_file(path, "the file") as temporary:
         text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+        # A path that is no UTF-8 has letters that cannot be written: they are spelled as JSON does.
+        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
 
 
 def runner_stamp() -> dict[str, Any]:

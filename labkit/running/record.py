@@ -9,7 +9,7 @@ from typing import Any
 from labkit import inputs
 from labkit.labs import Lab
 from labkit.reports.results_file import usable
-from labkit.run import describe, write_results
+from labkit.run import RESULTS, describe, plain, write_results
 from labkit.running import folders
 from labkit.running.execution import Execution, Failure
 from labkit.running.request import Request
@@ -55,7 +55,7 @@ def completed(
     folder: Path, before: Mapping[str, Any], ending: Execution, seconds: float
 ) -> Completed:
     """Write results.json of a lab that is over, whether or not the notebook wrote its own."""
-    found, problems = usable(folders.results_of(folder))
+    found, problems = usable(plain(folders.results_of(folder), RESULTS))
     results = _complete({**before, **found}, ending, seconds)
     try:
         write_results(folder, results)
@@ -68,7 +68,7 @@ def completed(
 
 def settled(folder: Path) -> dict[str, Any]:
     """Return results.json of a lab whose runner is over, also of one that was killed."""
-    results = folders.results_of(folder)
+    results = plain(folders.results_of(folder), RESULTS)
     if results.get("status") not in ("passed", "failed", "interrupted"):
         results = {"metrics": {}, **results, "status": "failed", "error": _error(_LOST)}
         with suppress(OSError):  # a folder that vanished, a full disk: the sweep's table tells it

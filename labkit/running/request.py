@@ -1,5 +1,6 @@
 """What `labkit run` is asked for, checked as a whole before anything is created."""
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from labkit.errors import InputError, refuse_unknown
 from labkit.labs import Lab
 from labkit.presets import LABS, PRESETS, choose
 from labkit.runtime import DEVICES, available_devices
+from labkit.yaml_values import parse_yaml
+
+_SHOWN = 100  # letters of a -p that a message repeats
 
 
 @dataclass(frozen=True)
@@ -90,10 +94,14 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
         if name in named:
             raise InputError(f"parameter {name!r} was given twice")
         try:
-            named[name] = yaml.load(value, Loader=_values())
-        except (yaml.YAMLError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(f"-p {text!r}: the value cannot be read as YAML: {reason}") from error
+            named[name] = parse_yaml(value, _values())
+            # run.json and results.json say with what a lab ran.
+            json.dumps(named[name], allow_nan=False)
+        except (InputError, TypeError, ValueError) as error:
+            raise InputError(
+                f"-p {text[:_SHOWN]!r}: the value cannot be read as YAML, or not be kept as JSON: "
+                f"{error}"
+            ) from error
     return named
 
 
@@ -107,6 +115,6 @@ def _values() -> type[yaml.SafeLoader]:
             for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    number = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+    number = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
     Values.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
     return Values

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from labkit import input_files
 from labkit.errors import InputError
 from labkit.whole_files import whole_file
 
@@ -16,12 +17,12 @@ def read(path: Path) -> dict[str, Any]:
     Raises ``InputError`` where the file cannot be read or is not a notebook of format 4.
     """
     try:
-        notebook = json.loads(path.read_text(encoding="utf-8"))
+        notebook = input_files.read_json(path)
         for cell in notebook["cells"]:
             cell["source"] = "".join(cell["source"])
             cell["cell_type"], cell.setdefault("metadata", {})
         notebook.setdefault("metadata", {})
-    except (OSError, ValueError) as error:
+    except (OSError, InputError) as error:
         raise InputError(f"cannot read the notebook {path}: {error}") from error
     except (AttributeError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a notebook of format 4") from error

@@ -1,11 +1,13 @@
 """The two files of a basis: the matrix as .npy, without pickle, and a .json with all the rest."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 
 from labkit.errors import InputError
+from labkit.input_files import read_json
 from labkit.whole_files import whole_file
 
 _FORMAT = "labkit basis 1"
@@ -52,20 +54,26 @@ def load(path):
         if not one.is_file():
             raise InputError(f"no basis at {path}: {one.name} is missing")
     try:
-        about = json.loads(about_path.read_text())
+        about = read_json(about_path)
         if about["format"] != _FORMAT:
             raise ValueError(f"its format is {about['format']!r}; expected {_FORMAT!r}")
-        parameters = [(name, tuple(shape)) for name, shape in about["parameters"]]
-        basis = {"parameters": parameters}
-        basis |= {name: about[name] for name in ("variance", "total_variance", "snapshots")}
-        shape, digest = tuple(about["shape"]), about["sha256"]
-    except (ValueError, KeyError, TypeError) as error:
+        parameters = [(_is(str, name), _shape(shape)) for name, shape in about["parameters"]]
+        basis = {
+            "parameters": parameters,
+            "variance": [float(_is(int | float, one)) for one in _is(list, about["variance"])],
+            "total_variance": float(_is(int | float, about["total_variance"])),
+            "snapshots": [_snapshot(one) for one in _is(list, about["snapshots"])],
+        }
+        shape, digest = _shape(about["shape"]), _is(str, about["sha256"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{about_path} is damaged, or of no basis ({error!r})") from error
     try:
-        matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        # Not np.load, which takes other kinds of files too.
+        matrix = np.lib.format.open_memmap(path, mode="r")
+    # A header is read as Python: besides ValueError TokenError, MemoryError, TypeError and others.
+    except Exception as error:
         raise InputError(f"the basis {path} is damaged and cannot be read ({error})") from error
-    numbers = sum(int(np.prod(shape, dtype=np.int64)) for _, shape in parameters)
+    numbers = sum(math.prod(shape) for _, shape in parameters)
     if matrix.dtype != np.float32 or matrix.shape != shape or shape[1:] != (numbers,):
         raise InputError(
             f"the basis {path} is {matrix.dtype} {matrix.shape}; {about_path.name} speaks of "
@@ -74,3 +82,20 @@ def load(path):
     if not matrix.flags.c_contiguous or len(basis["variance"]) != len(matrix):
         raise InputError(f"the basis {path} is not one that labkit has written")
     return matrix, {"basis": basis, "sha256": digest}
+
+
+def _is(kind, value):
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def _shape(value) -> tuple[int, ...]:
+    if not all(_is(int, length) >= 0 for length in _is(list, value)):
+        raise ValueError(f"{value!r} is no shape")
+    return tuple(value)
+
+
+def _snapshot(value) -> dict:
+    _is(str, _is(dict, value)["name"])
+    return value

@@ -1,0 +1,113 @@
+"""Files that others have made, read with limits: nothing waits, nothing is read without end.
+
+A run folder, a rank table or settings may come from anywhere. A named pipe waits for ever for
+somebody to write, /dev/zero never ends, and few bytes of JSON can become many objects.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+from labkit.errors import InputError
+
+# The largest text that labkit writes is an executed notebook with its pictures, of some MB.
+TEXT_BYTES = 64 << 20
+# A list or mapping of JSON is three bytes in the file and up to 230 in memory: 2 million, 0.5 GB.
+_VALUES = 2_000_000
+_DEEPEST = 100
+
+
+def open_file(path: str | os.PathLike) -> BinaryIO:
+    """Open a regular file for reading bytes, without waiting.
+
+    Raises ``OSError`` as ``open`` does, ``InputError`` for a folder, a pipe, a device or a socket.
+    """
+    try:
+        # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal too.
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except ValueError as error:
+        raise InputError(f"{path} is no name of a file ({error})") from error
+    kind = os.fstat(handle).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(handle)
+        what = "a directory" if stat.S_ISDIR(kind) else "a pipe, a device or a socket"
+        raise InputError(f"{path} is {what}; expected a regular file")
+    return open(handle, "rb")
+
+
+def read_bytes(path: str | os.PathLike, limit: int = TEXT_BYTES) -> bytes:
+    """Return the content of a regular file; ``InputError`` for more than ``limit`` bytes.
+
+    Otherwise errors as in ``open_file``.
+    """
+    with open_file(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise InputError(f"{path} has more than {limit} bytes; expected at most so many")
+    return content
+
+
+def read_text(path: str | os.PathLike, limit: int = TEXT_BYTES) -> str:
+    """Return the text of a regular file, which must be UTF-8.
+
+    Errors as in ``read_bytes``, and ``InputError`` for what is no UTF-8.
+    """
+    content = read_bytes(path, limit)
+    try:
+        return content.decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no UTF-8 text ({error.reason} at {error.start})") from error
+
+
+def read_json(path: str | os.PathLike, limit: int = TEXT_BYTES) -> Any:
+    """Return the value in a JSON file; errors as in ``read_text`` and ``parse_json``."""
+    return parse_json(read_text(path, limit))
+
+
+def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
+    """Return the value of a JSON text; every string in it can be written as UTF-8.
+
+    Half of a pair of surrogates, which JSON can spell and UTF-8 cannot, becomes U+FFFD. Raises
+    ``InputError`` for what is no JSON, for more than 100 levels, and for more than 2 million
+    values.
+    """
+    values = text.count(",") + text.count("[") + text.count("{")
+    if values > _VALUES:
+        raise InputError(f"JSON with {values} values; expected at most {_VALUES}")
+    try:
+        found = json.loads(text, object_pairs_hook=object_pairs_hook)
+    except RecursionError as error:
+        raise InputError(f"JSON of more than {_DEEPEST} levels") from error
+    except ValueError as error:
+        raise InputError(f"no JSON: {error}") from error
+    if _depth(found) > _DEEPEST:
+        raise InputError(f"JSON of more than {_DEEPEST} levels")
+    # Only an escape can hold such a half; then all is written and read once more.
+    if "\\ud" in text or "\\uD" in text:
+        whole = json.dumps(found, ensure_ascii=False)
+        letters = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        found = json.loads(letters, object_pairs_hook=object_pairs_hook)
+    return found
+
+
+def _depth(value: Any) -> int:
+    """Return how many lists and mappings lie in each other, without recursion."""
+    depth, level = 0, [value]
+    while level and depth <= _DEEPEST:
+        inner = [one.values() if isinstance(one, dict) else one for one in level if one and
+                 isinstance(one, dict | list)]  # fmt: skip
+        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        depth += bool(inner)
+    return depth
+
+
+def usable_name(name: object) -> bool:
+    """Return whether ``name`` is text that can name one entry of a folder."""
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    try:
+        return len(os.fsencode(name)) <= 255
+    except UnicodeEncodeError:
+        return False

@@ -1,0 +1,329 @@
+"""Readers of what runs leave: results.json, run.json, sweeps, records.csv, notebooks, figures."""
+
+import io
+import json
+import random
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from tests.campaigns.mutate import (
+    ODD,
+    Special,
+    Tree,
+    damaged,
+    dumps,
+    json_like,
+    odd,
+    text_damaged,
+)
+from tests.campaigns.reader import Reader, with_special
+from tests.reports import folders as made
+
+LAB = made.LAB
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS = b"update,loss,accuracy,seconds\n" + b"".join(
+    b"%d,%.4f,%.3f,%.1f\n" % (n, 1 / n, 1 - 1 / (n + 1), 0.5 * n) for n in range(1, 9)
+)
+
+
+def _text(rule, value) -> bytes:
+    """A JSON file with an odd value in it, or with damaged text."""
+    if rule.random() < 0.7:
+        return dumps(json_like(rule, value))
+    return text_damaged(rule, json.dumps(value, indent=1).encode())
+
+
+def _make_results(rule: random.Random) -> Tree:
+    error = {"name": "ValueError", "message": "x", "cell": 3, "cause": "exception", "log": ["a"]}
+    changes = rule.choice(
+        (
+            {},
+            {"status": "failed", "error": error},
+            {"status": "running", "pid": 1, "pid_created": 1.0},
+            {"status": "passed", "inputs": {"notebook": "0" * 64}},
+        )
+    )
+    value = made.results(**changes)
+    if rule.random() < 0.15:
+        value[rule.choice(("notebook", "lab", "started", "git"))] = rule.choice(
+            ("x" * 300 + ".ipynb", "\0.ipynb", "../x.ipynb", ".ipynb", "x" * 5000, "\ud800.ipynb")
+        )
+    if rule.random() < 0.05:
+        deep = rule.choice((20, 100, 300, 900, 980))
+        value["metrics"]["deep"] = json.loads('{"a":' * deep + "1" + "}" * deep)
+        return {"lab/results.json": json.dumps(value).encode(), "lab/records.csv": RECORDS}
+    tree: Tree = {"lab/results.json": _text(rule, value)}
+    if rule.random() < 0.3:
+        name = rule.choice(("log.txt", "kernel.log", "figures/a.png"))
+        content = made.png() if name.endswith("png") else b"one\rtwo\nthree \xff\x1b]0;x\x07\n"
+        tree[f"lab/{name}"] = damaged(rule, content)
+    return with_special(rule, tree)
+
+
+def _make_run(rule: random.Random) -> Tree:
+    about = {
+        "labs": [LAB],
+        "preset": "smoke",
+        "device": "CPU",
+        "parameters": {LAB: {"epochs": 1}},
+        "started": "2026-01-02T03:04:05",
+    }
+    if rule.random() < 0.15:
+        about["labs"] = [rule.choice(("x" * 300, "\0", "..", "", "\ud800", "a/b", f"{LAB}\n"))]
+    tree: Tree = {"run.json": _text(rule, about)}
+    if rule.random() < 0.5:
+        tree[f"{LAB}/results.json"] = json.dumps(made.results()).encode()
+    return with_special(rule, tree)
+
+
+def _make_sweep(rule: random.Random) -> Tree:
+    about = {"lab": LAB, "preset": "smoke", "device": "CPU", "grid": {"seed": [1, 2]}}
+    table = b"seed,status,seconds,test accuracy\n1,passed,12.5,0.98\n2,failed,1.5,\n"
+    tree: Tree = {"sweep.json": json.dumps(about).encode(), "sweep.csv": table}
+    if rule.random() < 0.5:
+        tree["sweep.json"] = _text(rule, about)
+    else:
+        tree["sweep.csv"] = _odd_table(rule, table)
+    return with_special(rule, tree)
+
+
+def _odd_table(rule, table: bytes) -> bytes:
+    if rule.random() < 0.4:
+        return text_damaged(rule, table)
+    rows = [line.split(b",") for line in table.splitlines()]
+    for _ in range(rule.choice((1, 2, 3))):
+        row = rule.choice(rows)
+        value = rule.choice((str(rule.choice(ODD)).encode("utf-8", "surrogatepass"), b"9" * 5000,
+                             b'"', b'"a\nb"', b"1_0", b" 1", b"\xd9\xa1", b"x" * 200_000, b"", b"\r"))  # fmt: skip
+        row[rule.randrange(len(row))] = value
+        if rule.random() < 0.2:
+            row += [b"1"] * rule.choice((1, 3))
+    return b"\n".join(b",".join(row) for row in rows) + rule.choice((b"\n", b"", b"\n\n", b"\0"))
+
+
+def _make_records(rule: random.Random) -> Tree:
+    table = _odd_table(rule, RECORDS)
+    return with_special(rule, {"lab/records.csv": table, "lab/log.txt": b"one\n"})
+
+
+def _notebook() -> dict:
+    picture = {
+        "output_type": "display_data",
+        "metadata": {},
+        "data": {"image/png": "iVBORw0KGgo=", "text/plain": "<Figure>"},
+    }
+    html = {
+        "output_type": "execute_result",
+        "metadata": {},
+        "execution_count": 1,
+        "data": {"text/html": "<b onclick='x'>x</b>", "text/latex": "$x$"},
+    }
+    text = {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\x1b[31m red"]}
+    error = {"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["a", "b"]}
+    cells = (
+        made.markdown("# 01 · Sums\n\nThe mean is $\\frac1n$, [a link](x.md), ![p](a.png)."),
+        made.code("epochs = 1", text) | {"metadata": {"tags": ["parameters"]}},
+        made.code("print(1)", picture, html, error),
+    )
+    return made.notebook(*cells)
+
+
+_WORDS = ("$", "$$", "\\frac{", "}", "\\sqrt", "`", "```\n", "<!-->", "-->", "<!--", "<script>", "<svg", "<math>",
+          "</style>", "&#x0;", "&#xD800;", "[a](", "![", "](", "javascript:x", "* " * 50, "> " * 200, "|a|b|\n|-|-|\n",
+          "<a href='http://[::1'>x</a>", "[l](http://[)", "<a href='../../outside/x'>", "[n](\0)", "[y](" + "x" * 400 + ")",
+          "\\left(", "^" * 200, "_{" * 200, "<b>" * 400, "[" * 500, "\x00", "\u2028", "\ud800", "%" * 20)  # fmt: skip
+
+
+def _make_notebook(rule: random.Random) -> Tree:
+    value = _notebook()
+    act = rule.random()
+    if act < 0.4:
+        words = "".join(rule.choice(_WORDS) for _ in range(rule.choice((1, 3, 10, 40))))
+        value["cells"][0]["source"] = f"# x\n\n{words}"
+        content = json.dumps(value).encode()
+    elif act < 0.85:
+        content = dumps(json_like(rule, value))
+    else:
+        content = text_damaged(rule, json.dumps(value, indent=1).encode())
+    tree = {"lab/01_x.ipynb": content, "lab/results.json": json.dumps(made.results()).encode()}
+    return with_special(rule, tree)
+
+
+def _make_manifest(rule: random.Random) -> Tree:
+    classes = {"train/0": {"images": 1, "bytes": 1, "sha256": "0" * 64}}
+    value = {
+        "data set": "x",
+        "official": False,
+        "verified": {"a.tar": ["/x", 1, 2]},
+        "names": ["0"],
+        "classes": classes,
+    }
+    config = {"lr": 0.1, "seed": 1}
+    tree: Tree = {
+        "manifest.json": _text(rule, value),
+        "train/0/a.png": b"x",
+        "config.json": _text(rule, config),
+        "classes.json": _text(rule, ["0", "1"]),
+    }
+    return with_special(rule, tree)
+
+
+def _make_images(rule: random.Random) -> Tree:
+    from PIL import Image
+
+    kind = rule.choice(
+        ("JPEG", "PNG", "PNG", "BMP", "DDS", "GIF", "TIFF", "WEBP", "PPM", "ICO", "TGA")
+    )
+    modes = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "L", "RGBA", "P", "I;16", "1")}
+    packed = io.BytesIO()
+    Image.new(rule.choice(modes.get(kind, ("RGB",))), (6, 5)).save(packed, kind)
+    content = packed.getvalue()
+    if rule.random() < 0.9:
+        content = damaged(rule, content)
+    if rule.random() < 0.15 and kind in ("BMP", "PNG", "DDS", "TIFF", "PPM"):
+        at = {"BMP": 18, "PNG": 16, "DDS": 12}.get(kind, rule.randrange(4, 40))
+        size = (rule.choice((0, 30_000, 10**6, 2**31 - 1))).to_bytes(
+            4, "big" if kind == "PNG" else "little"
+        )
+        content = content[:at] + size + content[at + 4 : at + 4] + size + content[at + 8 :]
+    return with_special(rule, {"a/1.jpg": content, "b/2.png": made.png()})
+
+
+def _report(folder: Path, out: Path):
+    from labkit.reports import page
+
+    return page.write([_run(folder)], out / "report.html")
+
+
+def _run(folder: Path) -> Path:
+    return folder / "lab" if (folder / "lab").is_dir() else folder
+
+
+def _compare(folder: Path, out: Path):
+    import typer
+
+    from labkit.commands.compare import compare
+
+    good = out / "good"
+    good.mkdir()
+    (good / "results.json").write_text(json.dumps(made.results()))
+    for json_wanted in (False, True):
+        try:
+            # As on a terminal: what is no letter cannot be written.
+            with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
+                compare(_run(folder), good, json=json_wanted)
+        except typer.Exit:
+            pass
+
+
+def _attach(folder: Path, _out: Path):
+    from labkit.reports import live
+
+    with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
+        return live.in_terminal(_run(folder), 0.1, once=True)
+
+
+def _settled(folder: Path, _out: Path):
+    from labkit.running.execution import Execution
+    from labkit.running.record import completed, settled
+
+    completed(_run(folder), made.results(), Execution(None, 1.0), 1.0)
+    return settled(_run(folder))
+
+
+def _resume(folder: Path, _out: Path):
+    """As far as `labkit run --resume` goes before it prepares data."""
+    from labkit.running import folders, request, runner
+
+    before = folders.read_run(folder)
+    wanted = request.check(
+        before["labs"],
+        preset=before["preset"],
+        device=before["device"],
+        before=before["parameters"],
+        start=ROOT,
+    )
+    folders.write_run(folder, wanted)
+    for lab in wanted.labs:
+        runner.passed_before(lab, wanted, folder, lambda event: None)
+
+
+def _again(folder: Path, _out: Path):
+    """What `labkit run --out` does with an older run.json."""
+    from labkit.running import folders, request
+
+    folders.write_run(folder, request.check(["01"], preset="smoke", start=ROOT))
+
+
+def _records(folder: Path, _out: Path):
+    from labkit.records import read_records
+    from labkit.reports.read import read_lab
+
+    read_lab(folder / "lab", "x").records()
+    return read_records(folder / "lab" / "records.csv")
+
+
+def _convert(folder: Path, _out: Path):
+    from labkit.reports.notebook_page import convert
+
+    return convert(folder / "lab" / "01_x.ipynb")
+
+
+def _work(folder: Path, out: Path):
+    from labkit.work import notebook_files
+
+    notebook = notebook_files.read(folder / "lab" / "01_x.ipynb")
+    for cell in notebook["cells"]:
+        notebook_files.digest(cell)
+    notebook_files.write(out / "copy.ipynb", notebook)
+
+
+def _labs(folder: Path, _out: Path):
+    from labkit import labs
+
+    (folder / "notebooks").mkdir()
+    (folder / "lab" / "01_x.ipynb").rename(folder / "notebooks" / "01_x.ipynb")
+    for lab in labs.find_labs(folder):
+        labs.parameter_names(lab)
+        labs.mentions(lab, "mnist")
+
+
+def _manifest(folder: Path, _out: Path):
+    from labkit.data.classfolders import ClassFolders
+
+    found = ClassFolders(folder, "x", ["train"], False)
+    found.remembers(folder / "manifest.json")
+    found.count("train")
+    return found.whole("train", "0"), found.whole("train", "0", content=True), sorted(found.names)
+
+
+def _recipe(folder: Path, _out: Path):
+    from labkit.recipes.resnet50_config import Config
+    from labkit.recipes.run_folder import check_resume
+
+    check_resume(Config(lr=0.1), ["0", "1"], folder, ())
+
+
+def _digits(folder: Path, _out: Path):
+    from tests.data_scripts.archives import load
+
+    wanted = {"data": "x", "size": 1}
+    return load("color_digits")._is_there(folder, wanted)
+
+
+def _image_folder(folder: Path, _out: Path):
+    from labkit.data.imagefiles import read_folder
+
+    return read_folder(folder, deep=False)
+
+
+READERS = {
+    "results": Reader(_make_results, (_report, _compare, _attach, _settled)),
+    "run": Reader(_make_run, (_report, _compare, _attach, _resume, _again)),
+    "sweep": Reader(_make_sweep, (_report, _compare, _attach)),
+    "records": Reader(_make_records, (_report, _attach, _records)),
+    "notebook": Reader(_make_notebook, (_convert, _report, _work, _labs)),
+    "manifest": Reader(_make_manifest, (_manifest, _recipe, _digits)),
+    "images": Reader(_make_images, (_image_folder,)),
+}
+_ = Special, odd

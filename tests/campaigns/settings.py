@@ -1,0 +1,193 @@
+"""Readers of what a user writes: rank tables, settings as YAML, values of -p."""
+
+import json
+import random
+from pathlib import Path
+
+from tests.campaigns.mutate import ODD, Tree, dumps, json_like, text_damaged
+from tests.campaigns.reader import Reader, with_special
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _table() -> dict:
+    device = [
+        {"device_id": str(n), "device_ip": f"192.1.{n}.6", "rank_id": str(n)} for n in range(8)
+    ]
+    server = {"server_id": "10.1.2.3", "device": device, "host_nic_ip": "reserve"}
+    return {
+        "version": "1.0",
+        "server_count": "1",
+        "server_list": [server],
+        "status": "completed",
+    }
+
+
+def _make_table(rule: random.Random) -> Tree:
+    value = _table()
+    act = rule.random()
+    if act < 0.002:
+        content = json.dumps({str(n): n for n in range(100_000)}).encode()
+    elif act < 0.01:
+        value["server_list"][0]["device"] *= 5000
+        content = json.dumps(value).encode()
+    elif act < 0.7:
+        content = dumps(json_like(rule, value))
+    else:
+        content = text_damaged(rule, json.dumps(value, indent=1).encode())
+    conf = text_damaged(rule, b"".join(b"address_%d=192.1.%d.6\n" % (n, n) for n in range(8)))
+    return with_special(rule, {"table.json": content, "hccn.conf": conf})
+
+
+_YAML = b"""# settings
+batch_size: 32
+lr: 0.05
+epoch_size: 2
+weight_decay: 1e-4
+save_checkpoint: false
+lr_schedule: cosine
+save_checkpoint_path: runs/x
+"""
+_VALUES = (
+    "1", "1e-3", "2024-13-45", "2024-01-01", "0b_", "0b", "0x_", "0o8", "!!bool x", "!!int x", "!!float x", "!!null x",
+    "!!timestamp x", "!!binary '%%%'", "!!set {a}", "!!omap [a]", "!!pairs [a]", "!!python/object:os.system x", "!x y",
+    "1" + "0" * 400, "9" * 5000, "1:2:3:4:5", ":".join(["59"] * 2000), "0x" + "F" * 9000, "-.inf", ".nan", "~", "null",
+    "&a [1, *a]", "&a {x: *a}", "*a", "&a 1", "{<<: *a}", "{<<: [1]}", "{[a]: b}", "{? {a: b} : c}", "? a", "- a", "[",
+    "[" * 900, "[" * 300 + "]" * 300, "{a: " * 300 + "1" + "}" * 300, "'", '"', '"\\ud800"', '"\\x00"', '"\\U00110000"', "|", ">",
+    "%YAML 9.9", "--- 1\n--- 2", "...", "a: b: c", "\t1", "@", "`", "\u2028", "x" * 5000, "é", "=", "<<", "yes", "on",
+    "1_000", "0.1e+400", "1e400", "+1", "--1", "1 2", "[1, 2]", "{a: 1}", "!!str 1", "# x", "", " ", "\0", "\x1b[2J", "\ud800",
+)  # fmt: skip
+
+
+def bomb(levels: int, width: int = 9) -> str:
+    """Return YAML of a few hundred bytes whose aliases make ``width`` ** ``levels`` texts."""
+    lines = [f"a0: &a0 [{', '.join(['x'] * width)}]"]
+    for n in range(1, levels):
+        lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]")
+    return "\n".join(lines) + "\n"
+
+
+def _make_yaml(rule: random.Random) -> Tree:
+    act = rule.random()
+    if act < 0.05:
+        levels = rule.choice((3, 5, 9))
+        content = bomb(levels).encode() + rule.choice((b"", _YAML, b"lr: *a%d\n" % (levels - 1)))
+    elif act < 0.6:
+        lines = _YAML.decode().splitlines()
+        for _ in range(rule.choice((1, 1, 2))):
+            at = rule.randrange(1, len(lines))
+            value = rule.choice((*_VALUES, *map(str, ODD)))
+            name = rule.choice(
+                (lines[at].split(":")[0], lines[at].split(":")[0], rule.choice(_VALUES))
+            )
+            lines[at] = f"{name}: {value}"
+        content = "\n".join(lines).encode("utf-8", "surrogatepass")
+    elif act < 0.75:
+        content = dumps(json_like(rule, {"lr": 0.1, "batch_size": 8, "lr_schedule": "cosine"}))
+    else:
+        content = text_damaged(rule, _YAML)
+    return with_special(rule, {"settings.yaml": content})
+
+
+def _make_values(rule: random.Random) -> Tree:
+    names = (
+        "epochs",
+        "learning_rate",
+        "seed",
+        "micro_steps",
+        "data",
+        "batch_size",
+        "x",
+        "preset",
+        "",
+        "é",
+        "__class__",
+    )
+    odd = [str(value) for value in ODD if value != "/"]
+    texts = []
+    for _ in range(rule.choice((1, 1, 1, 2))):
+        value = rule.choice((*_VALUES, *odd, "~nobody/x", "x" * 300, "/root/x", "a\nb", bomb(4)))
+        if rule.random() < 0.2:
+            value = text_damaged(rule, value.encode("utf-8", "replace")).decode(
+                "utf-8", "surrogateescape"
+            )
+        equals = "=" if rule.random() < 0.95 else ""
+        texts.append(f"{rule.choice(names)}{equals}{value}")
+    return {"values": json.dumps(texts).encode()}
+
+
+def _rank_table(folder: Path, _out: Path):
+    from labkit import ranktable
+
+    return ranktable.read(folder / "table.json")
+
+
+def _merge(folder: Path, _out: Path):
+    from labkit import ranktable
+
+    return ranktable.merge(ranktable.read(folder / "table.json", masked=True), _table())
+
+
+def _addresses(folder: Path, _out: Path):
+    from labkit import ranktable
+
+    found = ranktable.read_addresses(folder / "hccn.conf")
+    return ranktable.make("10.1.1.1", list(found.values()), list(found))
+
+
+def _recipes():
+    from labkit.recipes import adasum_config, resnet50_config, subspace_config, thor_config
+
+    modules = (resnet50_config, thor_config, adasum_config, subspace_config)
+    for module in modules:
+        for name, kind in vars(module).items():
+            if name.endswith("Config") and kind.__module__ == module.__name__:
+                yield kind
+
+
+def _settings(which: int):
+    def read(folder: Path, out: Path):
+        from labkit.recipes import settings
+
+        kinds = list(_recipes())
+        found = settings.read(kinds[which % len(kinds)], folder / "settings.yaml")
+        settings.write(found, out / "config.json")
+        return settings.lines(found)
+
+    return read
+
+
+def _assignments(folder: Path, _out: Path):
+    from labkit.recipes import settings
+    from labkit.recipes.resnet50_config import Config
+
+    return settings.read(Config, None, json.loads((folder / "values").read_bytes()))
+
+
+def _parameters(lab: str):
+    def check(folder: Path, out: Path):
+        from labkit import inputs
+        from labkit.running import folders, request
+
+        texts = json.loads((folder / "values").read_bytes())
+        wanted = request.check([lab], preset="smoke", parameters=texts, start=ROOT)
+        folders.write_run(out / lab, wanted)
+        for each in wanted.labs:
+            notebook = {"cells": [], "metadata": {}}
+            inputs.of_run(out, notebook, wanted.preset, wanted.device, wanted.of(each))
+
+    return check
+
+
+def _grid(folder: Path, _out: Path):
+    from labkit.running import grid
+
+    points = grid.points(grid.parse(json.loads((folder / "values").read_bytes())))
+    return [grid.folder_name(point) for point in points[:100]]
+
+
+READERS = {
+    "ranktable": Reader(_make_table, (_rank_table, _merge, _addresses)),
+    "yaml": Reader(_make_yaml, tuple(map(_settings, range(5)))),
+    "parameters": Reader(_make_values, (_parameters("01"), _parameters("02"), _assignments, _grid)),
+}

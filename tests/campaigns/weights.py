@@ -1,0 +1,357 @@
+"""Readers of weights: .safetensors, .pth, .ckpt, folders of snapshots, and files of a basis."""
+
+import functools
+import hashlib
+import io
+import json
+import pickle
+import random
+import struct
+import tempfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from tests import snapshots as made
+from tests.campaigns.archives import odd_npy
+from tests.campaigns.mutate import EDGES, Raw, Tree, damaged, dumps, json_like
+from tests.campaigns.reader import Reader, with_special
+
+_DIMENSIONS = (0, 1, 2, -1, 3, 2**31 - 1, 2**32, 2**62, -(2**63), 10**30, Raw("9" * 4400))
+
+
+def _safetensors(header, data: bytes) -> bytes:
+    text = header if isinstance(header, bytes) else dumps(header)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def _tensors() -> tuple[dict, bytes]:
+    header, place = {}, 0
+    for name, shape in made.SHAPES.items():
+        count = int(np.prod(shape, dtype=int))
+        offsets = [place, place + 4 * count]
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": offsets}
+        place = offsets[1]
+    data = np.arange(place // 4, dtype=np.float32).tobytes()
+    return header, data
+
+
+def _odd_tensors(rule) -> bytes:
+    header, data = _tensors()
+    act = rule.random()
+    if act < 0.5:
+        header = json_like(rule, header)
+    elif act < 0.8:
+        entry = header[rule.choice(sorted(header))]
+        what = rule.choice(("dtype", "shape", "data_offsets"))
+        entry[what] = {
+            "dtype": rule.choice(("BF16", "F8_E4M3", "F64", "BOOL", "I4", "", None, "U64")),
+            "shape": [rule.choice(_DIMENSIONS) for _ in range(rule.choice((0, 1, 2, 4, 70)))],
+            "data_offsets": [rule.choice((0, 4, len(data), 2**63, -1)) for _ in range(2)],
+        }[what]
+    content = _safetensors(header, data)
+    if act > 0.8:
+        content = damaged(rule, content)
+    if act > 0.95:
+        content = struct.pack("<Q", rule.choice((0, 1, 2**20, 2**40, 2**64 - 1))) + content[8:]
+    return content
+
+
+def _make_safetensors(rule: random.Random) -> Tree:
+    return with_special(rule, {"weights.safetensors": _odd_tensors(rule)})
+
+
+@functools.cache
+def _pth() -> bytes:
+    import torch
+
+    state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+    packed = io.BytesIO()
+    torch.save({"state_dict": state}, packed)
+    return packed.getvalue()
+
+
+class _Out:
+    """Unpickled, it would write beside the input's folders."""
+
+    def __reduce__(self):
+        return open, ("../../outside/written", "w")
+
+
+def _pickles(rule) -> bytes:
+    """A pickle of something else, or of a tensor whose numbers do not fit each other."""
+    act = rule.random()
+    if act < 0.3:
+        value = rule.choice((_Out(), {"a": _Out()}, [1, 2], {"a": 1}, 10**5000, {"a": {"b": {}}}, None, b"x",
+                             {1: 2}, {"state_dict": [1]}, {"state_dict": {"a": 1}}, {(): 1}))  # fmt: skip
+        return pickle.dumps(value, rule.choice((0, 2, 4)))
+    if act < 0.5:
+        return (
+            b"\x80\x02" + rule.choice((b"(", b"]", b"}", b"(t", b"]q\0", b"\x85")) * 50_000 + b"."
+        )
+    storage = b"((U\x07storagectorch\nFloatStorage\nU\x010U\x03cpuK\x06tQ"
+    numbers = [rule.choice((0, 1, 2, 3, 6, -1, 10**9, 2**40, 2**62)) for _ in range(5)]
+    parts = "".join(f"I{n}\n" for n in numbers)
+    offset, size0, size1, stride0, stride1 = parts.splitlines(keepends=True)
+    return (
+        b"\x80\x02}U\x01actorch._utils\n_rebuild_tensor_v2\n"
+        + storage
+        + f"{offset}({size0}{size1}t({stride0}{stride1}tI00\nccollections\nOrderedDict\n)RtRs.".encode()
+    )
+
+
+def _make_pth(rule: random.Random) -> Tree:
+    act = rule.random()
+    content = _pth()
+    if act < 0.4:
+        packed = io.BytesIO()
+        text = _pickles(rule)
+        with (
+            zipfile.ZipFile(io.BytesIO(content)) as old,
+            zipfile.ZipFile(packed, "w") as new,
+        ):
+            for info in old.infolist():
+                held = text if info.filename.endswith("data.pkl") else old.read(info)
+                new.writestr(zipfile.ZipInfo(info.filename), held)
+        content = packed.getvalue() if rule.random() < 0.8 else text
+    elif act < 0.95:
+        content = damaged(rule, content)
+    return with_special(rule, {"weights.pth": content})
+
+
+def _proto(field: int, value) -> bytes:
+    """One field of a protobuf message: a number, or bytes with their length."""
+    if isinstance(value, int):
+        return _varint(field << 3) + _varint(value)
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    number %= 2**64
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _entry(tag: bytes, dims, kind: bytes, content: bytes) -> bytes:
+    tensor = b"".join(_proto(1, n) for n in dims) + _proto(2, kind) + _proto(3, content)
+    return _proto(1, _proto(1, tag) + _proto(2, tensor))
+
+
+def _crc(content: bytes) -> bytes:
+    import binascii
+
+    return content + b"crc_num" + binascii.crc32(content).to_bytes(10, "big")
+
+
+_KINDS = (b"Float32", b"Float16", b"Float64", b"Int32", b"Int8", b"UInt64", b"Bool", b"BFloat16", b"str",
+          b"Int4", b"QInt4x2", b"Float8", b"", b"x", b"\xff", b"String", b"Complex64")  # fmt: skip
+
+
+def _odd_checkpoint(rule) -> bytes:
+    """A checkpoint whose shapes, types and lengths disagree, or whose records are of other kinds."""
+    position = json.dumps(_position())
+    parts = [
+        _entry(b"weight", (2, 3), b"Float32", bytes(24)),
+        _entry(b"bias", (2,), b"Float32", bytes(8)),
+        _entry(b"labkit_position", (len(position),), b"str", position.encode()),
+    ]
+    at = rule.randrange(3)
+    act = rule.random()
+    name = rule.choice((b"weight", b"bias", b"labkit_position", b"", b"\xff", b"n" * 300))
+    if act < 0.5:
+        dims = [
+            rule.choice((0, 1, 2, 3, 300, 400, -1, 2**31, 2**62))
+            for _ in range(rule.choice((0, 1, 1, 2, 9)))
+        ]
+        content = rule.randbytes(rule.choice((0, 1, 4, 8, 24, 64, 4096)))
+        parts[at] = _entry(name, dims, rule.choice(_KINDS), content)
+    elif act < 0.6:
+        parts[2] = _entry(b"labkit_position", (1,), b"str", dumps(json_like(rule, _position())))
+    elif act < 0.8:
+        # Field 4 is a map of its own; others are unknown, or of another wire type.
+        parts[at] = rule.choice((
+            _proto(1, _proto(1, name) + _proto(rule.randrange(1, 8), rule.randbytes(9))),
+            _proto(1, _proto(1, name) + _proto(3, _proto(1, _proto(1, name) + _proto(2, b"")))),
+            _proto(rule.randrange(1, 9), rule.choice(EDGES)), _proto(1, b""), _proto(1, _proto(1, name)),
+            b"\x0b" * 300, _proto(1, _proto(1, name) + _proto(2, 5)),
+        ))  # fmt: skip
+    else:
+        parts[at] = damaged(rule, parts[at])
+    return b"".join(parts)
+
+
+def _position() -> dict:
+    settings = {"class": "Step"}
+    return dict(micro_batches=4, epoch_size=4, batch_size=2, seed=1, workers=[1], seconds=1.0,
+                records=4, settings=settings)  # fmt: skip
+
+
+def _make_ckpt(rule: random.Random) -> Tree:
+    content = _odd_checkpoint(rule)
+    act = rule.random()
+    if act < 0.7:
+        content = _crc(content)
+    elif act < 0.9:
+        content = damaged(rule, _crc(content))
+    return with_special(rule, {"step-000000004.ckpt": content})
+
+
+def _make_snapshots(rule: random.Random) -> Tree:
+    header, data = _tensors()
+    note = {"sha256": "0" * 64, "epoch": 1, "micro_batch": 4}
+    if rule.random() < 0.4:
+        values = {n: data[slice(*entry["data_offsets"])] for n, entry in header.items()}
+        found = hashlib.sha256(b"".join(n.encode() + values[n] for n in sorted(values)))
+        note["sha256"] = found.hexdigest()
+    act = rule.random()
+    text = dumps(json_like(rule, note)) if act < 0.4 else json.dumps(note).encode()
+    whole = {"__metadata__": {"labkit": text.decode()}} | header
+    content = _safetensors(whole, data)
+    if 0.4 <= act < 0.7:
+        content = _odd_tensors(rule)
+    elif act >= 0.7:
+        content = damaged(rule, content)
+    tree: Tree = {f"step-{n:09d}.safetensors": _safetensors(whole, data) for n in (1, 2)}
+    tree[rule.choice(sorted(tree))] = content
+    return with_special(rule, tree)
+
+
+@functools.cache
+def _basis() -> tuple[bytes, dict]:
+    from labkit.algorithms.subspace.basis import Basis
+
+    described = [("a", (2, 3)), ("b", (4,))]
+    basis = Basis(np.eye(3, 10, dtype=np.float32), described, [3, 2, 1], 7.0, [{"name": "x"}])
+    with tempfile.TemporaryDirectory() as folder:
+        basis.save(Path(folder) / "basis.npy")
+        about = json.loads((Path(folder) / "basis.json").read_text())
+        return (Path(folder) / "basis.npy").read_bytes(), about
+
+
+def _make_basis(rule: random.Random) -> Tree:
+    matrix, about = _basis()
+    text = json.dumps(about).encode()
+    act = rule.random()
+    if act < 0.5:
+        text = dumps(json_like(rule, about))
+    elif act < 0.7:
+        matrix = odd_npy(rule)
+    elif act < 0.85:
+        matrix = damaged(rule, matrix)
+    else:
+        text = damaged(rule, text)
+    return with_special(rule, {"basis.npy": matrix, "basis.json": text})
+
+
+def _touched(values) -> int:
+    return sum(np.array(value, order="C").nbytes for value in values.values())
+
+
+def _read_torch(name: str):
+    def read(folder: Path, _out: Path):
+        from labkit.migration.files import read_torch
+
+        return _touched(read_torch(folder / name))
+
+    return read
+
+
+@functools.cache
+def _cell():
+    from mindspore import nn
+
+    return nn.Dense(3, 2)
+
+
+def _checkpoint(folder: Path, _out: Path):
+    from labkit import checkpoint
+
+    return checkpoint.load_latest(_cell(), folder)
+
+
+def _values(folder: Path, _out: Path):
+    from labkit import checkpoint
+
+    return checkpoint.read(folder / "step-000000004.ckpt")
+
+
+def _convert(folder: Path, out: Path):
+    from labkit.migration.weights import convert_back
+
+    return convert_back(folder / "step-000000004.ckpt", out / "x.safetensors", _cell(), {})
+
+
+def _converted(folder: Path, out: Path):
+    from labkit.snapshots import convert_checkpoints
+
+    return convert_checkpoints(folder, _cell(), out / "snapshots")
+
+
+def _snapshot_folder(folder: Path, _out: Path):
+    from labkit.snapshot_folder import SnapshotFolder
+
+    with SnapshotFolder(folder, list(made.SHAPES.items())) as found:
+        found.refuse_nonfinite()
+        return found.identities()
+
+
+def _any_snapshots(folder: Path, out: Path):
+    from labkit.algorithms.subspace.basis import Basis, basis_of
+
+    Basis.of(folder, components=1)
+    return basis_of(out / "basis.npy", folder, None, 1)
+
+
+@functools.cache
+def _network():
+    from mindspore import Parameter, Tensor, nn
+
+    class Net(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.all = [
+                Parameter(Tensor(np.zeros(shape, np.float32)), name=name)
+                for name, shape in made.SHAPES.items()
+            ]
+
+        def trainable_params(self, recurse=True):
+            return self.all
+
+    return Net()
+
+
+def _load_snapshot(folder: Path, _out: Path):
+    from labkit.snapshots import load_snapshot
+
+    return load_snapshot(_network(), folder), load_snapshot(_network(), folder, "first")
+
+
+def _load_basis(folder: Path, _out: Path):
+    from labkit.algorithms.subspace.basis import Basis
+
+    found = Basis.load(folder / "basis.npy")
+    found.check([("a", (2, 3)), ("b", (4,))])
+    return found.explained, found.snapshots
+
+
+def _basis_again(folder: Path, out: Path):
+    from labkit.algorithms.subspace.basis import basis_of
+
+    rows = np.random.default_rng(1).normal(size=(4, 10)).astype(np.float32)
+    made.write(out / "snapshots", rows, {"a": (2, 3), "b": (4,)})
+    return basis_of(folder / "basis.npy", out / "snapshots", None, 3)
+
+
+READERS = {
+    "safetensors": Reader(_make_safetensors, (_read_torch("weights.safetensors"),), heavy=True),
+    "pth": Reader(_make_pth, (_read_torch("weights.pth"),), heavy=True),
+    "ckpt": Reader(_make_ckpt, (_checkpoint, _values, _convert, _converted), heavy=True),
+    "snapshots": Reader(
+        _make_snapshots, (_snapshot_folder, _any_snapshots, _load_snapshot), heavy=True
+    ),
+    "basis": Reader(_make_basis, (_load_basis, _basis_again), heavy=True),
+}
