@@ -19,7 +19,7 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore.common.np_dtype import bfloat16
+from mindspore.common import np_dtype
 
 from labkit.errors import InputError
 
@@ -28,8 +28,9 @@ _KINDS = {
     **{"Bool": np.bool_, "Float16": np.float16, "Float32": np.float32, "Float64": np.float64},
     **{"Int8": np.int8, "Int16": np.int16, "Int32": np.int32, "Int64": np.int64},
     **{"UInt8": np.uint8, "UInt16": np.uint16, "UInt32": np.uint32, "UInt64": np.uint64},
-    "BFloat16": bfloat16,
 }
+if hasattr(np_dtype, "bfloat16"):  # NumPy is of the version that MindSpore was built with
+    _KINDS["BFloat16"] = np_dtype.bfloat16
 _CRC, _CRC_BYTES = b"crc_num", 17
 _CIPHER = b"\xd8\x5e\x3a\x7f"
 # A value of 15 bytes costs 6 kB and 0.2 ms as a Parameter; ResNet-152 has 777 of them.

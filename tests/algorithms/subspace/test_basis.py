@@ -361,9 +361,7 @@ class TestBasisOf:
                 call()
             with pytest.raises(InputError, match="000003.safetensors is damaged: its weights have"):
                 Basis.of(folder, SHAPES.items(), K)
-            assert {
-                path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()
-            } == files
+            assert contents(tmp_path) == files
         path.write_bytes(data)
         assert ("nothing computed" in call()[1]) == there
 
