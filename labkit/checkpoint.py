@@ -12,6 +12,8 @@ from pathlib import Path
 
 import mindspore as ms
 
+from labkit import checkpoint_files
+from labkit.checkpoint_files import DamagedCheckpoint
 from labkit.errors import InputError
 from labkit.gradients import set_state
 from labkit.whole_files import remove_unfinished, whole_file
@@ -108,19 +110,10 @@ def load_latest(step, folder, accept=None) -> Position | None:
     return None
 
 
-class DamagedCheckpoint(InputError):
-    """A checkpoint file that cannot be read to its end."""
-
-
 def read(path) -> dict:
-    """Return the values of a checkpoint file by name, verified by its CRC."""
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no checkpoint at {path}")
-    try:
-        return ms.load_checkpoint(str(path), crc_check=True)
-    except Exception as error:  # MindSpore raises ValueError, RuntimeError and others here
-        raise DamagedCheckpoint(f"the checkpoint {path} is damaged and cannot be read") from error
+    """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``."""
+    # All that labkit writes ends with a CRC; where it is missing, the end is.
+    return checkpoint_files.read(path, need_crc=bool(_NAME.fullmatch(Path(path).name)))
 
 
 def load_into(cell, values: dict, origin="the checkpoint") -> None:
@@ -134,6 +127,8 @@ def load_into(cell, values: dict, origin="the checkpoint") -> None:
         )
     for name, parameter in own.items():
         came, expected = values[name], parameter
+        if isinstance(came, str):
+            raise InputError(f"{origin} is of another network: {name} is a text")
         if came.shape != expected.shape or came.dtype != expected.dtype:
             raise InputError(
                 f"{origin} is of another network: {name} is {came.dtype} {came.shape}, expected "

@@ -60,7 +60,8 @@ class Run:
         Raises ``InputError`` for a name that would lead out of the run folder.
         """
         place = self.folder / name
-        if not name or self.folder not in place.resolve().parents:
+        # Both resolved: runs/ may be a link to another disk.
+        if not name or self.folder.resolve() not in place.resolve().parents:
             raise InputError(f"{name!r} is not the name of a file inside the run folder")
         place.parent.mkdir(parents=True, exist_ok=True)
         return place

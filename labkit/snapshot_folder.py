@@ -12,6 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from labkit.input_files import open_file, parse_json
 
 SUFFIX = ".safetensors"
 NOTE = "labkit"
+_HASHED = 1 << 20  # bytes at a time, for each thread
 
 
 class SnapshotFolder:
@@ -131,16 +133,45 @@ class SnapshotFolder:
     def identities(self) -> list[dict]:
         """Return name, bytes and SHA-256 of each snapshot: which they are.
 
-        The SHA-256 is the one that was saved beside the weights; where there is none, the file's.
+        The SHA-256 is that of the weights, as ``write_snapshot`` saves it beside them; of a file
+        without it, that of the file. All files are read for it, by as many threads as there are
+        processors.
+
+        Raises ``InputError`` for a snapshot whose weights are not those of its SHA-256.
         """
-        found = []
-        for path, note in zip(self.paths, self.notes, strict=True):
-            digest = note.get("sha256")
-            if digest is None:
-                with open(path, "rb") as file:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(self._identity, range(len(self))))
+
+    def _identity(self, index):
+        path, noted = self.paths[index], self.notes[index].get("sha256")
+        try:
+            with open(path, "rb", buffering=0) as file:
+                if noted is None:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found.append({"name": path.name, "bytes": path.stat().st_size, "sha256": digest})
-        return found
+                else:
+                    digest = self._weights_digest(file, index)
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise InputError(f"the snapshot {path} cannot be read: {error}") from error
+        if noted not in (None, digest):
+            raise InputError(f"the snapshot {path} is damaged: its weights have another SHA-256")
+        return {"name": path.name, "bytes": size, "sha256": digest}
+
+    def _weights_digest(self, file, index):
+        """Return what ``labkit.snapshots.weights_digest`` does, without the arrays in memory."""
+        found, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
+        tensors = zip(self.names, self.shapes, self._places[index], strict=True)
+        for name, shape, place in sorted(tensors):
+            found.update(name.encode())
+            file.seek(place)
+            left = 4 * math.prod(shape)
+            while left:
+                got = file.readinto(part[:left])
+                if not got:
+                    raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
+                found.update(part[:got])
+                left -= got
+        return found.hexdigest()
 
 
 def describe(parameters) -> list[tuple[str, tuple[int, ...]]]:

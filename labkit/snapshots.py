@@ -15,6 +15,7 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.train import Callback
 
+from labkit import checkpoint_files
 from labkit.cluster import rank_and_size
 from labkit.errors import InputError
 from labkit.gradients import set_state
@@ -180,14 +181,12 @@ def convert_checkpoints(source, network, folder) -> SnapshotFolder:
     if _saved(folder):
         raise InputError(f"{folder} holds snapshots; expected a folder without")
     for number, path in enumerate(paths, 1):
-        try:
-            values = ms.load_checkpoint(str(path))
-        except Exception as error:  # MindSpore raises ValueError, RuntimeError and others here
-            raise InputError(f"{path} is damaged, or no checkpoint of MindSpore") from error
+        values = checkpoint_files.read(path)
         for parameter in parameters:
             came = values.get(parameter.name)
-            if came is None or came.shape != parameter.shape or came.dtype != parameter.dtype:
-                held = "no such parameter" if came is None else f"{came.dtype} {came.shape}"
+            held = (getattr(came, "dtype", None), getattr(came, "shape", None))
+            if held != (parameter.dtype, parameter.shape):
+                held = "no such tensor" if None in held else f"{came.dtype} {came.shape}"
                 raise InputError(
                     f"{path} is of another network: for {parameter.name} it holds {held}; "
                     f"expected {parameter.dtype} {parameter.shape}"

@@ -1,6 +1,5 @@
 """`labkit convert`."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,8 @@ def convert(
     source: Annotated[Path, typer.Argument(help=".pth, .pt, .bin, .safetensors or .ckpt")],
     target: Annotated[Path, typer.Argument(help=".ckpt, or .pth or .safetensors")],
     network: Annotated[
-        str, typer.Option(help="resnet18 ... resnet152, or module:function that returns a Cell.")
+        str,
+        typer.Option(help="resnet18 ... resnet152, or module:function (run) that returns a Cell."),
     ] = "resnet50",
     classes: Annotated[int, typer.Option(min=1, help="Classes of a resnet.")] = 1000,
     rename: Annotated[
@@ -23,14 +23,16 @@ def convert(
     ] = None,
     prefix: Annotated[str, typer.Option(help="To take off PyTorch's names: module.")] = "",
 ) -> None:
-    """Convert weights between PyTorch and MindSpore, bit by bit; nothing in a file is executed.
+    """Convert weights between PyTorch and MindSpore, bit by bit.
+
+    Nothing in a file of weights is executed, and nothing of the working folder but the module that
+    --network names.
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """
     from labkit import runtime
     from labkit.migration import command
 
-    sys.path.insert(0, str(Path.cwd()))
     runtime.start("CPU")
     print(
         command.convert(

@@ -2,7 +2,9 @@
 
 import importlib
 import re
+import sys
 from collections.abc import Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 from labkit.errors import InputError
@@ -23,7 +25,7 @@ def convert(
     """Convert ``source`` into ``target``, one of them a ``.ckpt``; return what was done, in words.
 
     network  ``resnet50`` and the like (with ``classes``), or ``module:function`` of your own that
-             returns a Cell
+             returns a Cell; the module is also looked for in the working folder
     rename   ``MINDSPORE=PYTORCH`` parts of names
     entry, prefix  see ``weights.read_torch``
 
@@ -60,11 +62,26 @@ def build(network: str, classes: int):
         raise InputError(
             f"network is {network!r}; expected resnet18, 34, 50, 101, 152, or module:function"
         )
+    with _working_folder():
+        try:
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"network {network}: {error}") from error
+        return make()
+
+
+@contextmanager
+def _working_folder():
+    """Let what is inside import from the working folder, after everything that is installed.
+
+    The folder may be a downloaded one: first, or for longer, its torch.py would be PyTorch.
+    """
+    sys.path.append(folder := str(Path.cwd()))
     try:
-        make = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise InputError(f"network {network}: {error}") from error
-    return make()
+        yield
+    finally:
+        if folder in sys.path:  # the module may have taken it away
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
 
 
 def _rename(text):

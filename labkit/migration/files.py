@@ -1,7 +1,8 @@
 """Files of PyTorch weights, read as arrays and written from arrays.
 
 Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
-``weights_only=True``, which refuses pickled objects other than tensors and plain containers.
+``weights_only=True``, which refuses pickled objects other than tensors and plain containers. Before
+2.6 that could be led to execute code (CVE-2025-32434): an older PyTorch is refused.
 """
 
 import os
@@ -15,6 +16,7 @@ from labkit.errors import InputError, refuse_unknown
 
 # What trainers call the tensors in a file that also holds other things.
 _ENTRIES = ("state_dict", "model_state_dict", "model")
+_SAFE_TORCH = (2, 6)
 _TORCH, _SAFETENSORS = (".pth", ".pt", ".bin"), (".safetensors",)
 
 # .safetensors' names of types -> NumPy's.
@@ -31,13 +33,13 @@ State = dict[str, np.ndarray]
 def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str = "") -> State:
     """Return the tensors of a PyTorch file as arrays, by name.
 
-    path    ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch)
+    path    ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch 2.6 or later)
     entry   which entry of the file holds them, if it holds more; default: the file itself, or the
             one of ``state_dict``, ``model_state_dict``, ``model`` that is there
     prefix  to take off every name, as ``module.`` of ``DataParallel``
 
     bfloat16 becomes float32, which holds it exactly. Raises ``InputError`` for a file that is not
-    there, is damaged, or would have to execute code.
+    there, is damaged, or would have to execute code, and for a PyTorch older than 2.6.
     """
     path = Path(path)
     if path.suffix not in _TORCH + _SAFETENSORS:
@@ -116,6 +118,13 @@ def _read_pickle(path, entry):
     import pickle
 
     torch = _torch(path)
+    version = str(torch.__version__)
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None or tuple(map(int, numbers.groups())) < _SAFE_TORCH:
+        raise InputError(
+            f"PyTorch is {version}; expected 2.6 or later to read {path}: an older one executes "
+            "code in a file with weights_only=True too (CVE-2025-32434). Or save as .safetensors"
+        )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:

@@ -95,8 +95,16 @@ def convert_back(source, target, network, renames=None) -> Path:
         raise InputError(f"{source} has no {', '.join(missing)}; is it of another network?")
     checkpoint.load_into(network, {name: found[name] for name in own}, source)
     state = state_dict(network, renames)
-    counters = {name: int(found[name]) for name in _counters(state) if name in found}
+    counters = {
+        name: _count(source, name, found[name]) for name in _counters(state) if name in found
+    }
     return write_torch(target, state_dict(network, renames, counters))
+
+
+def _count(source, name, value):
+    if getattr(value, "dtype", None) not in (ms.int32, ms.int64) or value.shape != ():
+        raise InputError(f"{source}: {name} is no whole number")
+    return int(value)
 
 
 def _exactly(name, value, parameter):

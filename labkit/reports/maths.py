@@ -8,6 +8,9 @@ from functools import cache
 from html import escape
 from html.parser import HTMLParser
 
+# mathtext takes 1 s and 500 kB of SVG for 1000 characters, and preparing TeX for it is quadratic.
+# The longest formula of the labs has 143 characters, 2 braces deep; a notebook holds 1200.
+_LONGEST, _DEEPEST, _PAGE = 500, 8, 10_000
 _SIZE = 12.0  # units of the picture to one em
 _ONE = r"(\{|\\[A-Za-z]+|[^\s{}\\])"
 # Outside these a dollar may be money: text that was escaped for HTML is matched, tags are not.
@@ -27,9 +30,24 @@ _MOVES = {1: "M", 2: "L", 3: "Q", 4: "C", 79: "Z"}
 _POINTS = {1: 1, 2: 1, 3: 2, 4: 3, 79: 1}
 
 
-def draw_maths(html: str) -> str:
-    """Return ``html`` with every ``$...$`` and ``$$...$$`` of its text drawn; code stays."""
-    drawer = _Drawer()
+class Budget:
+    """How many characters of TeX are still drawn on a page."""
+
+    def __init__(self, left: int = _PAGE):
+        self.left = left
+
+    def take(self, tex: str) -> bool:
+        """Return whether ``tex`` is drawn."""
+        self.left -= len(tex)
+        return self.left >= 0
+
+
+def draw_maths(html: str, budget: Budget | None = None) -> str:
+    """Return ``html`` with every ``$...$`` and ``$$...$$`` of its text drawn; code stays.
+
+    budget  of the page that it is a part of; what is beyond it stays TeX
+    """
+    drawer = _Drawer(budget or Budget())
     drawer.feed(html)
     drawer.close()
     drawer.flush()
@@ -44,6 +62,8 @@ def svg(tex: str, display: bool = False) -> str:
     """
     label = escape(tex, quote=True)
     kind = "display maths" if display else "maths"
+    if len(tex) > _LONGEST or _depth(tex) > _DEEPEST:
+        return f'<code class="{kind}">{label}</code>'
     try:
         path, width, height, depth = _outline(readable(tex))
     # mathtext raises ValueError for what it cannot read, and others inside its parser.
@@ -56,6 +76,15 @@ def svg(tex: str, display: bool = False) -> str:
         f'style="width:{width * em:.3f}em;height:{(height + depth) * em:.3f}em;'
         f'vertical-align:{-depth * em:.3f}em"><path d="{path}"/></svg>'
     )
+
+
+def _depth(tex: str) -> int:
+    """Return how many braces and ``\\left`` are open at most, or are never closed."""
+    deepest = depth = 0
+    for found in re.finditer(r"\\left|\\right|[{}]", tex):
+        depth += 1 if found[0] in (r"\left", "{") else -1
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def readable(tex: str) -> str:
@@ -123,8 +152,9 @@ def _outline(tex: str):
 class _Drawer(HTMLParser):
     """Copies HTML and draws the maths of its text, as long as no ``code`` or ``pre`` is open."""
 
-    def __init__(self):
+    def __init__(self, budget: Budget):
         super().__init__(convert_charrefs=True)
+        self._budget = budget
         self.parts: list[str] = []
         self._text, self._verbatim = "", 0
 
@@ -133,7 +163,11 @@ class _Drawer(HTMLParser):
         place = 0
         for found in _MATHS.finditer(text):
             self.parts.append(escape(text[place : found.start()], quote=False))
-            self.parts.append(svg((found[1] or found[2]).strip(), display=found[1] is not None))
+            tex = (found[1] or found[2]).strip()
+            if self._budget.take(tex):
+                self.parts.append(svg(tex, display=found[1] is not None))
+            else:
+                self.parts.append(f'<code class="maths">{escape(tex)}</code>')
             place = found.end()
         self.parts.append(escape(text[place:], quote=False))
 

@@ -1,5 +1,8 @@
 """`labkit convert`: which network, which way, and what is refused before anything is written."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -80,3 +83,57 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
     with pytest.raises(InputError, match=words):
         command.convert(tmp_path / source, tmp_path / target, **options)
     assert sorted(tmp_path.iterdir()) == before
+
+
+PLANTED = ("torch", "mindspore", "safetensors", "numpy", "signal", "labkit", "typer", "google")
+# -P, as the console script: `python -m` alone would put the working folder first itself.
+CONVERT = [sys.executable, "-P", "-m", "labkit.cli", "convert"]
+WITHOUT_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            spec = PathFinder.find_spec(name, [p for p in sys.path if "site-packages" not in p])
+            if spec is None:
+                raise ModuleNotFoundError("No module named 'torch'", name="torch")
+            return spec
+sys.meta_path.insert(0, NoTorch())
+from labkit.cli import app
+app(prog_name="labkit")
+"""
+
+
+class TestTheWorkingFolder:
+    """Nothing in it is executed but the module that was named: it may be a downloaded folder."""
+
+    @pytest.fixture
+    def folder(self, tmp_path, weights):
+        (tmp_path / "ran").mkdir()
+        code = "import pathlib; pathlib.Path('ran', __name__).touch()\n"
+        for name in PLANTED:
+            (tmp_path / f"{name}.py").write_text(code)
+        own = "def net():\n    from labkit.nets.resnet import resnet\n    return resnet(18, 10)\n"
+        (tmp_path / "mine.py").write_text(code + own)
+        return tmp_path
+
+    def convert(self, folder, *arguments, command=CONVERT):
+        return subprocess.run(
+            [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
+        )
+
+    @pytest.mark.parametrize(
+        ("network", "ran"), [(("resnet18", "--classes", "10"), []), (("mine:net",), ["mine"])]
+    )
+    def test_planted_modules_do_not_run(self, folder, network, ran):
+        for source, target in (("in.safetensors", "x.ckpt"), ("x.ckpt", "x.pth"))[: 1 + len(ran)]:
+            done = self.convert(folder, source, target, "--network", *network)
+            assert done.returncode == 0, done.stderr
+        assert sorted(path.name for path in (folder / "ran").iterdir()) == ran
+
+    def test_not_even_where_pytorch_is_not_installed(self, folder):
+        (folder / "x.pth").write_bytes(b"PK")
+        command = [sys.executable, "-P", "-c", WITHOUT_TORCH, "convert"]
+        done = self.convert(folder, "x.pth", "y.ckpt", "--network", "mine:net", command=command)
+        assert done.returncode == 2 and "needs PyTorch, which is not installed" in done.stderr
+        assert [path.name for path in (folder / "ran").iterdir()] == ["mine"]

@@ -585,6 +585,24 @@ def test_without_pytorch_files_say_what_to_do_and_recorded_steps_work(tmp_path):
     assert_bits(read_torch(tmp_path / "b.safetensors"), numbers())
 
 
+@pytest.mark.parametrize("version", ["2.5.1", "2.5.1+cu124", "1.13.1", "2.5.0a0+git1", "unknown"])
+def test_a_pytorch_that_could_execute_code_is_refused(tmp_path, monkeypatch, version):
+    """CVE-2025-32434: before 2.6 weights_only=True does not keep a file's code from running."""
+    import torch
+
+    path = write_torch(tmp_path / "a.pth", numbers())
+    monkeypatch.setattr(torch, "__version__", version)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was loaded"))
+        with pytest.raises(InputError, match=r"expected 2.6 or later to read .*CVE-2025-32434"):
+            read_torch(path)
+    write_torch(tmp_path / "b.safetensors", numbers())
+    assert_bits(read_torch(tmp_path / "b.safetensors"), numbers())
+    for good in ("2.6.0", "2.10.1+cpu", "3.0"):
+        monkeypatch.setattr(torch, "__version__", good)
+        assert_bits(read_torch(path), numbers())
+
+
 def test_reading_a_checkpoint_before_a_graph_ran_and_after(tmp_path):
     """A graph that ran before sees the loaded weights: ``set_state``, not ``set_data``."""
     cell = nn.SequentialCell(nn.Dense(3, 4))

@@ -14,8 +14,9 @@ from labkit.algorithms.subspace import Basis, basis_of
 from labkit.errors import InputError
 from labkit.reference import principal_components, reconstruct
 from labkit.snapshot_folder import SnapshotFolder
+from labkit.snapshots import write_snapshot
 from labkit.tolerances import TOLERANCE
-from tests.snapshots import SHAPES, size, with_spectrum, write
+from tests.snapshots import SHAPES, size, split, with_spectrum, write
 from tests.trainings import python
 
 N, K = 10, 6
@@ -284,6 +285,17 @@ def test_killed_while_it_saves_it_leaves_no_wrong_pair(saved, folder, moment, le
     assert_same(Basis.load(saved), before)
 
 
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+class Noted:
+    """What ``write_snapshot`` needs of a Parameter."""
+
+    def __init__(self, name, value):
+        self.name, self.asnumpy = name, lambda: np.array(value)
+
+
 class TestBasisOf:
     @pytest.fixture
     def call(self, tmp_path, folder, capsys):
@@ -301,7 +313,7 @@ class TestBasisOf:
     def test_a_second_run_computes_nothing(self, call, monkeypatch):
         first, said = call()
         assert f"basis of {K} components computed from {N} snapshots, 100.0% of their v" in said
-        monkeypatch.setattr(Basis, "of", None)
+        monkeypatch.setattr(Basis, "_of", None)
         second, said = call()
         assert said.endswith("pca_mat.npy, nothing computed\n")
         assert_same(second, first)
@@ -327,6 +339,31 @@ class TestBasisOf:
         assert words in said
         assert not np.array_equal(first.matrix, second.matrix)
         assert "nothing computed" in call()[1]
+
+    @pytest.mark.parametrize("there", [True, False])
+    def test_a_damaged_snapshot_is_refused(self, call, tmp_path, folder, rows, there):
+        """Also where a basis of it is there: its weights are not the ones of its SHA-256."""
+        shutil.rmtree(folder)
+        folder.mkdir()
+        for number, row in enumerate(rows):
+            values = [Noted(name, value) for name, value in split(row).items()]
+            write_snapshot(folder / f"step-{number:09d}.safetensors", values, epoch=1)
+        if there:
+            call()
+        files = contents(tmp_path)
+        path = folder / "step-000000003.safetensors"
+        data = bytearray(path.read_bytes())
+        for place in (-1, -4 * size()):  # in the last and the first number
+            data[place] ^= 1
+            path.write_bytes(data)
+            data[place] ^= 1
+            with pytest.raises(InputError, match="000003.safetensors is damaged: its weights have"):
+                call()
+            with pytest.raises(InputError, match="000003.safetensors is damaged: its weights have"):
+                Basis.of(folder, SHAPES.items(), K)
+            assert contents(tmp_path) == files
+        path.write_bytes(data)
+        assert ("nothing computed" in call()[1]) == there
 
     def test_another_number_of_components_is_made(self, call):
         call()
@@ -357,7 +394,7 @@ class TestBasisOf:
         assert sorted(os.listdir(tmp_path)) == ["snapshots"]
 
 
-def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path, monkeypatch):
+def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
     """From ``fit`` to the basis; the weights that it ends with are where the sign says."""
     from labkit.algorithms.plain import PlainStep
     from labkit.losses import LossNet
@@ -376,7 +413,8 @@ def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path, monkeypatch)
     last = np.concatenate([one.asnumpy().ravel() for one in net.trainable_params()])
     np.testing.assert_array_equal(rows[-1], last)
     assert (basis.matrix @ (last - rows.mean(axis=0)) > 0).all()
-    # Which snapshots they are is read from their headers, not from their 100 MB each.
-    monkeypatch.setattr("hashlib.file_digest", None)
-    assert basis.snapshots == SnapshotFolder(tmp_path / "snapshots").identities()
+    # What identifies them is computed of their weights, and is what was noted beside these.
+    folder = SnapshotFolder(tmp_path / "snapshots")
+    assert basis.snapshots == folder.identities()
+    assert [one["sha256"] for one in basis.snapshots] == [note["sha256"] for note in folder.notes]
     assert ms.get_context("mode") == ms.GRAPH_MODE

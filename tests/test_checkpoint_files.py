@@ -1,0 +1,320 @@
+"""MindSpore's checkpoint files: read as MindSpore reads them, and refused before they harm."""
+
+import os
+import subprocess
+import sys
+import zlib
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+from mindspore.train import serialization
+
+from labkit import checkpoint, checkpoint_files
+from labkit.checkpoint_files import DamagedCheckpoint, read
+from labkit.errors import InputError
+from labkit.migration import convert_back
+from labkit.recipes.resnet50_parts import load_network
+from labkit.snapshots import convert_checkpoints
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+KINDS = ("bool_", "float16", "float32", "float64", "bfloat16") + tuple(
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+)
+
+
+def number(value):
+    """A protobuf varint."""
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes(parts) + bytes([value])
+
+
+def part(field, content):
+    return number(field << 3 | 2) + number(len(content)) + content
+
+
+def tensor(kind=b"Float32", dims=(), content=b"\0\0\0\0"):
+    axes = b"".join(b"\x08" + number(length) for length in dims)
+    return axes + part(2, kind) + part(3, content)
+
+
+def entry(name=b"w", *what, **named):
+    return part(1, part(1, name) + part(2, tensor(*what, **named)))
+
+
+def crc(data):
+    return data + b"crc_num" + zlib.crc32(data).to_bytes(10, "big")
+
+
+def assert_equal(ours, theirs):
+    assert list(ours) == list(theirs)
+    for name, expected in theirs.items():
+        assert type(ours[name]) is type(expected)
+        if isinstance(expected, str):
+            assert ours[name] == expected
+            continue
+        assert ours[name].name == expected.name == name
+        assert (ours[name].dtype, ours[name].shape) == (expected.dtype, expected.shape)
+        assert ours[name].requires_grad == expected.requires_grad
+        assert ours[name].asnumpy().tobytes() == expected.asnumpy().tobytes()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "it.ckpt"
+
+
+class TestEqualToMindSpore:
+    @pytest.mark.parametrize("check", [True, False])
+    def test_every_type_and_appended_value(self, path, check):
+        draw = np.random.default_rng(1)
+        values = [
+            {"name": f"{kind}.{len(shape)}", "data": Tensor(draw.normal(0, 50, shape)).astype(kind)}
+            for kind in map(lambda name: getattr(ms, name), KINDS)
+            for shape in ((), (1,), (3, 4), (2, 1, 3, 1))
+        ]
+        assert len({str(value["data"].dtype) for value in values}) == len(KINDS)
+        more = {"int": -7, "float": 0.1, "bool": True, "text": "Größe 梯度 🙂", "empty": ""}
+        more |= {"state": ms.Generator(), "tensor": Tensor([1, 2])}
+        ms.save_checkpoint(values, str(path), append_dict=more, crc_check=check)
+        assert_equal(read(path), ms.load_checkpoint(str(path), crc_check=check))
+
+    def test_a_network_with_its_optimizer(self, path):
+        net = nn.SequentialCell(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+        cell = nn.TrainOneStepCell(net, nn.Adam(net.trainable_params()))
+        ms.save_checkpoint(cell, str(path))
+        assert_equal(read(path), ms.load_checkpoint(str(path)))
+        assert len(read(path)) > 10
+
+    @pytest.mark.parametrize("arrays", ["tensors", "numpy"])
+    def test_large_tensors_in_slices(self, path, monkeypatch, arrays):
+        monkeypatch.setattr(serialization, "SLICE_SIZE", 1)  # kB, of 512 MB
+        big = np.random.default_rng(1).normal(size=(700, 3)).astype(np.float32)
+        values = [{"name": "before", "data": Tensor(1)}, {"name": "big", "data": Tensor(big)}]
+        values.append({"name": "after", "data": Tensor(2)})
+        # asnumpy, which another branch of the writer slices along rows.
+        ms.save_checkpoint(values, str(path), crc_check=True, async_save=arrays == "numpy")
+        serialization._async_save_close()
+        assert path.read_bytes().count(b"\n\x03big") > 5
+        assert_equal(read(path), ms.load_checkpoint(str(path)))
+        assert read(path)["big"].asnumpy().tobytes() == big.tobytes()
+
+    def test_a_scalar_of_old_versions(self, path):
+        path.write_bytes(entry(b"w", b"Int32", (0,), b"\3\0\0\0"))
+        assert_equal(read(path), ms.load_checkpoint(str(path)))
+        assert (read(path)["w"].shape, int(read(path)["w"])) == ((), 3)
+
+
+GOOD = entry(b"good")
+LONG = entry(b"w", b"Float32", (300, 400), bytes(8))
+DAMAGED = {
+    "64 bytes for a scalar": (
+        entry(b"w", b"Int32", (), bytes(64)),
+        "'w' has 64 bytes; Int32 .. ne",
+    ),
+    "4096 bytes": (entry(b"w", b"Int32", (), bytes(4096)), "4096 bytes; Int32 .. needs 4$"),
+    "8 bytes for a matrix": (LONG, r"8 bytes; Float32 \(300, 400\) needs 480000$"),
+    "old scalar": (entry(b"w", b"Int32", (0,), bytes(64)), r"64 bytes; Int32 \(\) needs 4$"),
+    "no bytes": (entry(b"w", content=b""), "0 bytes"),
+    "a byte too many": (entry(b"w", dims=(2,), content=bytes(9)), "9 bytes; .* needs 8"),
+    "an axis of 0": (entry(b"w", dims=(2, 0), content=b""), r"shape \(2, 0\)"),
+    "a negative axis": (entry(b"w", dims=(2**64 - 1, 2**64 - 1)), "shape"),
+    "an overflow": (entry(b"w", dims=(2**32, 2**32), content=b""), "needs 73786976294838206464"),
+    "many axes": (entry(b"w", dims=(1,) * 17), "field 1 in the tensor 'w'"),
+    "an unknown type": (entry(b"w", b"Int4", (1,), b"a"), "type 'Int4'; expected one of Bool, "),
+    "a type of C": (entry(b"w", b"float32"), "type 'float32'"),
+    "a truth of 2": (entry(b"w", b"Bool", (2,), b"\0\2"), "neither True nor False"),
+    "a text in a shape": (entry(b"w", b"str", (4,), bytes(4)), "a text of 4 bytes"),
+    "a text of 3 bytes": (entry(b"w", b"str", (0,), b"abc"), "a text of 3 bytes"),
+    "an empty text": (entry(b"w", b"str", (0,), b""), "a text of 0 bytes"),
+    "beyond Unicode": (entry(b"w", b"str", (0,), b"\xff\xff\xff\xff"), "is no text"),
+    "twice": (entry(b"w") + GOOD + entry(b"w"), "'w' is in it twice"),
+    "twice in a row": (entry(b"w") + entry(b"w"), "'w' has 8 bytes"),
+    "slices of two shapes": (
+        entry(b"w", dims=(2,)) + entry(b"w", dims=(2, 1)),
+        "slices of 'w' differ",
+    ),
+    "texts in slices": (entry(b"w", b"str", (0,)) * 2, "a text of 8 bytes"),
+    "a map": (part(1, part(1, b"w") + part(3, part(1, tensor()))), "map tensor"),
+    "a map and a tensor": (
+        part(1, part(1, b"w") + part(2, tensor()) + part(3, b"")),
+        "a map tensor",
+    ),
+    "two tensors": (part(1, part(1, b"w") + part(2, tensor()) * 2), "field 2 in a value"),
+    "two names": (part(1, part(1, b"w") * 2 + part(2, tensor())), "field 1 in a value"),
+    "two types": (part(1, part(1, b"w") + part(2, tensor() + part(2, b"Int8"))), "field 2 in the"),
+    "two contents": (part(1, part(1, b"w") + part(2, tensor() + part(3, b"aaaa"))), "field 3 in"),
+    "a name that is no text": (entry(b"\xff"), "a name that is no text"),
+    "an escape in a name": (entry(b"a\x1b]0;x\x07"), r"the name 'a\\x1b\]0;x\\x07'"),
+    "a long name": (entry(b"a" * 1025), "a name of 1025 bytes"),
+    "no name": (part(1, part(2, tensor())), "without a name"),
+    "an empty name": (entry(b""), "without a name"),
+    "no tensor": (part(1, part(1, b"w")), "without a tensor"),
+    "no content": (part(1, part(1, b"w") + part(2, part(2, b"Int8"))), "no type or no content"),
+    "a foreign field": (GOOD + part(2, b"x"), "field 2 in the list of values"),
+    "a number for a value": (b"\x08\x01", "expected text or a message at byte 1"),
+    "a packed shape": (
+        part(1, part(1, b"w") + part(2, part(1, b"\1") + part(2, b"Int8") + part(3, b"a"))),
+        "expected a number",
+    ),
+    "beyond the end": (GOOD + b"\x0a\xff\x01", "255 bytes are announced where 0 are left"),
+    "beyond its message": (part(1, part(1, b"w") + b"\x12\x7f") + GOOD, "127 bytes are announced"),
+    "2^63 bytes": (b"\x0a" + number(2**63) + GOOD, "9223372036854775808 bytes are announced"),
+    "a number without end": (b"\x0a" + b"\xff" * 30, "no number ends"),
+    "cut in a number": (GOOD + b"\x0a", "no number ends"),
+    "nothing": (b"", "it holds no value"),
+    "a CRC alone": (crc(b""), "it holds no value"),
+    "another CRC": (crc(GOOD)[:-1] + b"\0", "its CRC does not fit"),
+    "half a CRC": (crc(GOOD)[:-5], "is damaged"),
+    "a text file": (b"no checkpoint", "is damaged"),
+    "zip": (b"PK\3\4" + bytes(40), "is damaged"),
+    "zeros": (bytes(100), "field 0 in the list"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_refused_in_one_line(path, case):
+    content, words = DAMAGED[case]
+    path.write_bytes(content)
+    with pytest.raises(DamagedCheckpoint, match=words) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"the checkpoint {path} is damaged and cannot be read: ")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1500
+
+
+def test_an_encrypted_file_is_refused_by_that_name(path):
+    ms.save_checkpoint([{"name": "w", "data": Tensor(1)}], str(path), enc_key=b"0" * 16)
+    with pytest.raises(DamagedCheckpoint, match="it is encrypted; labkit has no key"):
+        read(path)
+
+
+def test_the_number_of_values_is_limited(path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "_MOST_VALUES", 3)
+    path.write_bytes(entry(b"a") + entry(b"b") + entry(b"c"))
+    assert list(read(path)) == ["a", "b", "c"]
+    for more in (entry(b"d"), entry(b"c", content=b"")):
+        path.write_bytes(entry(b"a") + entry(b"b") + entry(b"c") + more)
+        with pytest.raises(DamagedCheckpoint, match="it holds more than 3 values"):
+            read(path)
+
+
+def test_a_file_larger_than_the_memory_is_not_read(path):
+    header = entry(b"w", dims=(2**40,), content=b"")
+    path.write_bytes(header)
+    os.truncate(path, 2**43)  # a hole: it takes no room on the disk
+    with pytest.raises(DamagedCheckpoint, match="more than this machine's memory"):
+        read(path)
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.ckpt")
+    (tmp_path / "zero.ckpt").symlink_to("/dev/zero")
+    for name in ("pipe.ckpt", "zero.ckpt", "none.ckpt", "."):
+        with pytest.raises(InputError, match="no checkpoint at"):
+            read(tmp_path / name)
+
+
+def test_what_labkit_wrote_and_has_no_crc_any_more_was_cut(tmp_path):
+    """A file cut between two values would be a smaller checkpoint otherwise."""
+    newest = tmp_path / "step-000000002.ckpt"
+    newest.write_bytes(crc(GOOD))
+    assert list(checkpoint.read(newest)) == ["good"]
+    newest.write_bytes(GOOD)
+    with pytest.raises(DamagedCheckpoint, match="it does not end with its CRC"):
+        checkpoint.read(newest)
+    (tmp_path / "of-mindspore.ckpt").write_bytes(GOOD)
+    assert list(checkpoint.read(tmp_path / "of-mindspore.ckpt")) == ["good"]
+
+
+def test_texts_where_numbers_are_expected_are_refused(tmp_path):
+    net = nn.Dense(1, 1)
+    text = b"h\0\0\0"
+    (tmp_path / "a.ckpt").write_bytes(
+        entry(b"weight", b"str", (0,), text) + entry(b"bias", dims=(1,))
+    )
+    with pytest.raises(InputError, match="weight is a text"):
+        load_network(net, tmp_path / "a.ckpt")
+    with pytest.raises(InputError, match="for weight it holds no such tensor"):
+        convert_checkpoints(tmp_path, net, tmp_path / "new")
+    values = {name: Tensor(np.ones(3, np.float32)) for name in ("mean", "variance")}
+    values |= {name: values["mean"] for name in ("gamma", "beta")}
+    for count in ("text", Tensor([1, 2]), 0.5):
+        counted = {"num_batches_tracked": count}
+        saved = [{"name": name, "data": value} for name, value in values.items()]
+        ms.save_checkpoint(saved, str(tmp_path / "bn.ckpt"), append_dict=counted)
+        with pytest.raises(InputError, match="num_batches_tracked is no whole number"):
+            convert_back(tmp_path / "bn.ckpt", tmp_path / "x.safetensors", nn.BatchNorm1d(3))
+
+
+ENTRIES = """
+import sys
+from pathlib import Path
+from mindspore import nn
+from labkit import checkpoint
+from labkit.errors import InputError
+from labkit.migration import command
+from labkit.recipes.resnet50_parts import load_network
+from labkit.snapshots import convert_checkpoints
+from tests.test_checkpoint import POSITION
+
+class Net(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(400, 300)
+
+folder = Path(sys.argv[1])
+saved = checkpoint.save(Net(), POSITION, folder / "run")
+for number, file in enumerate(sorted((folder / "bad").iterdir())):
+    net = Net()
+    bad = folder / "run" / f"step-{10 + number:09d}.ckpt"
+    bad.write_bytes(file.read_bytes())
+    assert checkpoint.load_latest(net, folder / "run") == POSITION
+    one = folder / file.stem
+    one.mkdir()
+    plain = one / "a.ckpt"
+    plain.write_bytes(file.read_bytes())
+    for entry in (
+        lambda: checkpoint.read(bad),
+        lambda: checkpoint.load(net, bad),
+        lambda: load_network(net, plain),
+        lambda: convert_checkpoints(one, net, one / "snapshots"),
+        lambda: command.convert(plain, one / "x.pth", "resnet18", 10),
+    ):
+        try:
+            entry()
+        except InputError as error:
+            assert "is damaged" in str(error) and "\\n" not in str(error), error
+        else:
+            raise SystemExit(f"{file} was read")
+print("all refused")
+"""
+
+
+def test_no_entry_hands_a_damaged_file_to_mindspore(tmp_path):
+    """In a process of its own: MindSpore's reader would corrupt its heap, and may end it."""
+    (tmp_path / "bad").mkdir()
+    for number, case in enumerate(list(DAMAGED)[:4]):
+        (tmp_path / "bad" / f"{number}.ckpt").write_bytes(crc(DAMAGED[case][0]))
+    done = subprocess.run(
+        [sys.executable, "-c", ENTRIES, tmp_path], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["all refused"]), done.stderr
+    assert done.stdout.count("trying the one before it") == 1 + 2 + 3 + 4
+
+
+def test_labkit_convert_refuses_one(tmp_path):
+    (tmp_path / "a.ckpt").write_bytes(DAMAGED["4096 bytes"][0])
+    done = subprocess.run(
+        [sys.executable, "-m", "labkit.cli", "convert", "a.ckpt", "a.pth", "--network", "resnet18"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2 and "'w' has 4096 bytes" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "a.pth").exists()
