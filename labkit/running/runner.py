@@ -12,6 +12,7 @@ from typing import Any
 from labkit import inputs
 from labkit.errors import InputError
 from labkit.labs import Lab, mentions
+from labkit.locks import locked
 from labkit.reports.results_file import usable
 from labkit.run import new_folder, write_results
 from labkit.running import folders, record
@@ -76,7 +77,7 @@ def prepared(
         folder = new_folder(runs)
         folders.point_latest(runs, folder)
     folder = folder.resolve()
-    with folders.locked(folder, "another run"):
+    with locked(folder, "a run", lambda text: say(Event("output", text, values={"text": text}))):
         folders.write_run(folder, request)
         yield Job(request, folder, resumed=resume is not None)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from labkit.errors import InputError
 from labkit.launching.processes import guarded, python_path
+from labkit.locks import locked
 from labkit.run import RESULTS
 from labkit.running import folders, grid, record, runner
 from labkit.running.events import Event, Say
@@ -74,7 +75,7 @@ def sweep(
     folders.refuse_unwritable(folder)
     _refuse_other(folder, lab)
     check_jobs(jobs)
-    with folders.locked(folder, "another sweep"):
+    with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
         runner.prepare_data(first, say)
         asked = {"lab": lab, "preset": first.preset, "device": first.device}
         asked |= {"grid": dict(axes), "updated": folders.now()}
