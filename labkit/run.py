@@ -139,7 +139,7 @@ def _of_the_runner(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    names = ("status", "pid", "pid_created", "inputs", "started")
+    names = ("status", "host", "pid", "pid_created", "inputs", "started")
     running = isinstance(found, dict) and found.get("status") == "running"
     return {name: found[name] for name in names if name in found} if running else {}
 

@@ -20,6 +20,7 @@ from labkit.running.events import Event, Say
 from labkit.running.execution import CAUSES, Execution, Failure, execute
 from labkit.running.request import Request
 from labkit.running.watch import Limits
+from labkit.whole_files import remove_unfinished
 
 LOG = "log.txt"
 # Bundled with the project, so that preparing it needs no network.
@@ -128,6 +129,7 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
         write_results(folder, before)
         text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
         values = {"preset": request.preset, "device": request.device, "folder": str(folder)}
