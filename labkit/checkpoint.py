@@ -16,6 +16,7 @@ from labkit import checkpoint_files
 from labkit.checkpoint_files import DamagedCheckpoint
 from labkit.errors import InputError
 from labkit.gradients import set_state
+from labkit.rank_state import of_this_rank
 from labkit.whole_files import remove_unfinished, whole_file
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
@@ -33,6 +34,10 @@ class Position:
     seconds         training time so far
     records         rows of the record so far
     settings        of the step: its class, micro_steps and other options
+    optimizer       numbers of the optimizer as the training began (``optimizer_numbers.noted``)
+    ranks           how many trained together
+
+    The last two are None in a checkpoint of a labkit that did not note them.
     """
 
     micro_batches: int
@@ -43,15 +48,24 @@ class Position:
     seconds: float
     records: int
     settings: dict
+    optimizer: dict | None = None
+    ranks: int | None = None
 
 
-def save(step, position: Position, folder, keep=2) -> Path:
-    """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path."""
+def save(step, position: Position, folder, keep=2, of_ranks=None) -> Path:
+    """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path.
+
+    of_ranks  what other ranks hold otherwise, as ``rank_state.of_others`` names it
+
+    Later ones that lie there are damaged, or this one would have gone on from them: they count for
+    nothing, and are left.
+    """
     folder = Path(folder)
     path = folder / f"step-{position.micro_batches:09d}.ckpt"
     remove_unfinished(folder)  # of a process killed while it wrote
-    write(step, path, {_POSITION: json.dumps(asdict(position))})
-    for old in checkpoints(folder)[:-keep]:
+    write(step, path, {_POSITION: json.dumps(asdict(position)), **(of_ranks or {})})
+    until_now = [other for other in checkpoints(folder) if other.name <= path.name]
+    for old in until_now[:-keep]:
         old.unlink()
     return path
 
@@ -73,7 +87,8 @@ def checkpoints(folder) -> list[Path]:
 def load(step, path, accept=None) -> Position:
     """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
 
-    accept  function of the position that raises to refuse it
+    accept  function of the position and the values by name, which raises to refuse them and may
+            change the values
 
     Raises ``InputError`` for a missing or damaged file and for a checkpoint of another network or
     step, naming what differs; ``step`` is then as it was.
@@ -85,8 +100,9 @@ def load(step, path, accept=None) -> Position:
         position = Position(**json.loads(str(values.pop(_POSITION))))
     except (TypeError, ValueError) as error:
         raise InputError(f"the position in {path} is of another version of labkit") from error
+    values = of_this_rank(values)
     if accept is not None:
-        accept(position)
+        accept(position, values)
     load_into(step, values, path)
     return position
 

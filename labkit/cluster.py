@@ -5,14 +5,18 @@ A rank is one process of a distributed training (one device each). ``labkit.star
 starts them is ``launch``.
 """
 
+import functools
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from labkit.errors import InputError
 from labkit.launching import launch as launch
 
 # Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
+_TEXT = 1000  # bytes of a refusal that the other ranks get to see
 
 
 def ranks_started() -> int:
@@ -89,6 +93,40 @@ def agree(**values: object) -> None:
             )
 
 
+@contextmanager
+def together() -> Iterator[None]:
+    """Let no rank go on alone: what one raises in the block as ``InputError``, all raise.
+
+    Use it on every rank; each waits at the end of the block for all others, so nothing in it may
+    wait for another rank. Without it the others would wait for ever for the one that has refused.
+    """
+    refusal = None
+    try:
+        yield
+    except InputError as error:
+        refusal = error
+    texts = gather_bytes(str(refusal or "").encode()[:_TEXT].ljust(_TEXT, b"\0"))
+    if refusal is not None:
+        raise refusal
+    for rank, text in enumerate(texts):
+        if said := bytes(text).rstrip(b"\0").decode(errors="replace"):
+            raise InputError(f"rank {rank}: {said}")
+
+
+def gather_bytes(data: bytes):
+    """Return what every rank holds, (ranks, n) uint8; ``data`` n bytes, as many on each rank."""
+    import numpy as np
+
+    own = np.frombuffer(data, np.uint8)
+    _, ranks = rank_and_size()
+    if ranks == 1:
+        return own[None]
+    # Two bytes in a float32, which holds all integers to 2^24: as in ``gather``.
+    pairs = np.append(own, np.zeros(len(own) % 2, np.uint8)).view(np.uint16)
+    found = _all_gather(pairs.astype(np.float32)).astype(np.uint16)
+    return found.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
+
+
 def take_from_first(parameters) -> None:
     """Set float32 Parameters, the same on every rank in name and shape, to the first rank's values.
 
@@ -119,7 +157,15 @@ def digest(cell) -> str:
 
 
 def _all_gather(values):
-    from mindspore import Tensor, nn, ops
+    from mindspore import Tensor
+
+    return _gatherer()(Tensor(values)).asnumpy()
+
+
+@functools.cache
+def _gatherer():
+    """Return the cell that gathers: one, so that it is compiled once for each length."""
+    from mindspore import nn, ops
 
     class Gather(nn.Cell):
         def __init__(self):
@@ -129,4 +175,4 @@ def _all_gather(values):
         def construct(self, values):
             return self.gather(values)
 
-    return Gather()(Tensor(values)).asnumpy()
+    return Gather()

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 from labkit.errors import InputError
+from labkit.whole_files import sync_folder
 
 
 class Records:
@@ -45,7 +46,16 @@ class Records:
                 writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(self.rows)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, self.path)
+        sync_folder(self.path.parent)
+
+    def sync(self) -> None:
+        """Have the rows on the disk: a power cut takes what the system still holds in memory."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Write everything out and close the file; ``add`` opens it again."""
@@ -66,25 +76,62 @@ class Records:
 def read_records(path) -> Records:
     """Read a CSV file of records; a last line cut short by a kill is left out.
 
-    Raises ``InputError`` for a missing file and for a row that is not numbers.
+    Raises ``InputError`` for a file that is missing or cannot be read, and for a row that is not
+    numbers.
     """
     records = Records()
-    path = Path(path)
-    if not path.is_file():
-        raise InputError(f"no records at {path}")
-    text = path.read_text()
-    lines = text.splitlines()
-    if text and not text.endswith("\n"):
-        lines.pop()
-    for number, row in enumerate(csv.DictReader(lines), start=2):
-        try:
-            records.rows.append({name: _number(value) for name, value in row.items()})
-        except (TypeError, ValueError) as error:
-            raise InputError(f"{path}, line {number}: {row}; expected numbers") from error
+    for number, row in _rows(path):
+        if isinstance(row, Exception):
+            raise InputError(f"{path}, line {number}: {row}; expected numbers") from row
+        records.rows.append(row)
     return records
 
 
+def read_usable(path) -> list[dict]:
+    """Return the rows of a CSV file of records that can be read, passing over those that cannot.
+
+    After a power cut the end of a file may be missing, or zeros. Raises ``InputError`` for a file
+    that is missing or cannot be read at all.
+    """
+    return [row for _, row in _rows(path) if not isinstance(row, Exception)]
+
+
+def _rows(path):
+    """Yield (line, row) of a file of records; in the place of a bad row, what is wrong with it."""
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no records at {path}")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    lines = data.split(b"\n")[:-1]  # what follows the last end of a line was cut short
+    names = None
+    for number, line in enumerate(lines, start=1):
+        cells = _cells(line.removesuffix(b"\r").decode(errors="replace"))
+        if names is None:
+            names = cells
+            if len(set(names)) < len(names) or not all(name.isprintable() for name in names):
+                yield number, ValueError(f"{line[:80]!r} as names of columns")
+                return
+        elif cells:
+            try:
+                yield number, dict(zip(names, map(_number, cells), strict=True))
+            except ValueError:
+                yield number, ValueError(f"{dict(zip(names, cells, strict=False))}"[:300])
+
+
+def _cells(line):
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return [line]
+
+
 def _number(text):
+    # Python's own numbers alone: it would also take 1_000, spaces, and digits of other scripts.
+    if not text.isascii() or "_" in text or text != text.strip():
+        raise ValueError(text)
     try:
         return int(text)
     except ValueError:

@@ -142,7 +142,7 @@ def _of_the_runner(folder: Path) -> dict[str, Any]:
         found = input_files.read_json(folder / RESULTS)
     except (OSError, InputError):
         return {}
-    names = ("status", "pid", "pid_created", "inputs", "started")
+    names = ("status", "host", "pid", "pid_created", "inputs", "started")
     running = isinstance(found, dict) and found.get("status") == "running"
     return {name: found[name] for name in names if name in found} if running else {}
 

@@ -3,6 +3,7 @@
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from numbers import Integral
 from pathlib import Path
 
@@ -10,12 +11,17 @@ import mindspore as ms
 from mindspore.dataset.engine.datasets import MapDataset
 from mindspore.train import Callback, Model
 
-from labkit import checkpoint, cluster
-from labkit.errors import InputError
+from labkit import checkpoint, cluster, optimizer_numbers, rank_state
+from labkit.errors import InputError, refuse_unknown
+from labkit.locks import locked
 from labkit.progress import Progress
-from labkit.records import Records, read_records
+from labkit.records import Records, read_usable
+from labkit.whole_files import remove_unfinished
 
+# What every row holds, whatever the step.
+_COLUMNS = {"epoch", "update", "images", "loss", "gradient_norm", "seconds", "peak_memory_mb"}
 CHECKPOINTS, RECORDS = "checkpoint", "records.csv"
+NEW_SETTINGS = "new settings"
 
 
 def fit(
@@ -28,7 +34,7 @@ def fit(
     checkpoint_every=None,
     checkpoint_epochs=1,
     keep=2,
-    write=True,
+    write=None,
     progress="training",
     callbacks=(),
 ) -> Records:
@@ -37,52 +43,63 @@ def fit(
     step              a step cell: called with each batch; its ``end_epoch`` after each epoch
     dataset           MindSpore dataset; one epoch is one pass
     epochs            of the whole training, those before a resume included
-    folder            where records.csv and checkpoint/ are written; None writes nothing
+    folder            where records.csv and checkpoint/ are written; None writes nothing. It is
+                      locked meanwhile: a second training in it is refused
     resume            continue from the newest checkpoint in ``folder``, where there is one. On CPU
                       the parameters are then bit-identical to those of an uninterrupted run, but
                       not where the network draws random numbers (Dropout): MindSpore's kernels
-                      show their state to nobody, and draw from the start again
+                      show their state to nobody, and draw from the start again. The optimizer's
+                      numbers must be those that the training began with (an array of rates may be
+                      longer); "new settings" goes on with other ones: rates, schedules, momentum,
+                      weight decay and THOR's array of damping are then those of ``step``
     checkpoint_every  micro-batches between checkpoints within an epoch; None writes none there. A
                       step that keeps a group's rows (``SubspaceStep``) is saved at the group's end
     checkpoint_epochs epochs between checkpoints, the last epoch has one anyway; None: no checkpoint
                       after any epoch
     keep              checkpoints kept
-    write             False: ``folder`` is only read from, on all ranks but the one that writes. All
-                      must see the same folder. What a rank alone holds, the part of a group that
-                      an ``AccumulatedStep`` has gathered, is lost to the others: checkpoints
-                      between micro-batches are for one rank
+    write             whether this rank writes ``folder`` or only reads from it; None: of the ranks
+                      that have the same folder, the first writes. All of them must see it. Its
+                      checkpoints hold what other ranks hold otherwise, too: BatchNorm's running
+                      statistics, a dynamic loss scale, a group that is partly gathered
     progress          name on the progress display, None for none
     callbacks         further MindSpore callbacks, called after labkit's own
 
     A record holds epoch, update, images (of that update), loss, gradient_norm, learning_rate (one
     column per parameter group), seconds (of training so far) and peak_memory_mb (of this process).
 
+    On several ranks, call it on all of them; where one refuses, all raise. Where records.csv lacks
+    rows that the checkpoint had (a power cut), the training goes on without them, and says so.
+
     Raises ``InputError`` for bad arguments; before anything is written, for an array of learning
-    rates or of damping that is shorter than the training; and for a checkpoint of another network,
-    step, seed, batch size or number of data workers.
+    rates or of damping that is shorter than the training; for a folder that another process
+    writes; and for a checkpoint of another network, step, seed, batch size, number of data workers
+    or of ranks, or of other numbers of the optimizer.
     """
-    check_counts(epochs=epochs, keep=keep)
-    if checkpoint_every is not None:
-        check_counts(checkpoint_every=checkpoint_every)
-    if checkpoint_epochs is not None:
-        check_counts(checkpoint_epochs=checkpoint_epochs)
-    if folder is None and (resume or checkpoint_every):
-        raise InputError("resume and checkpoint_every need a folder; folder is None")
-    run = _Training(step, dataset, epochs, folder, write)
-    if resume:
-        run.resume()
-    run.check_schedules()
-    if folder is not None and not resume:
-        run.start_anew()
-    if run.micro_batches >= epochs * run.epoch_size:
-        return run.records
-    own = [_Recorder(run, progress)]
-    if folder is not None and write:
-        own.append(_Checkpointer(run, checkpoint_every, checkpoint_epochs, keep))
-    try:
-        train(step, dataset, int(epochs), own + list(callbacks), run.micro_batches)
-    finally:
-        run.records.close()
+    with cluster.together():
+        _check(epochs, keep, checkpoint_every, checkpoint_epochs, folder, resume, write)
+        run = _Training(step, dataset, epochs, folder)
+    run.share(write)
+    cluster.agree(
+        resume=bool(resume),
+        epochs=epochs,
+        checkpoint_every=checkpoint_every,
+        checkpoint_epochs=checkpoint_epochs,
+        **{"number of batches in an epoch": run.epoch_size},
+    )
+    with ExitStack() as held:
+        with cluster.together():
+            run.begin(resume, held)
+        # With a folder each, one rank may have been ended before it could write its checkpoint.
+        cluster.agree(**{"number of micro-batches done": run.micro_batches})
+        if run.micro_batches >= epochs * run.epoch_size:
+            return run.records
+        own = [_Recorder(run, progress)]
+        if any(writer is not None for writer in run.writers):
+            own.append(_Checkpointer(run, checkpoint_every, checkpoint_epochs, keep))
+        try:
+            train(step, dataset, int(epochs), own + list(callbacks), run.micro_batches)
+        finally:
+            run.records.close()
     return run.records
 
 
@@ -131,8 +148,8 @@ class EndOfEpoch(Callback):
 class _Training:
     """What is known of one training: position, records, folder."""
 
-    def __init__(self, step, dataset, epochs, folder, write):
-        self.step, self.dataset, self.epochs, self.write = step, dataset, epochs, write
+    def __init__(self, step, dataset, epochs, folder):
+        self.step, self.dataset, self.epochs = step, dataset, epochs
         self.folder = None if folder is None else Path(folder)
         self.epoch_size = dataset.get_dataset_size()
         self.batch_size = dataset.get_batch_size()
@@ -141,18 +158,37 @@ class _Training:
         self.micro_batches = 0
         self.seconds_before = 0.0
         self.started = time.monotonic()
-        self.records = Records(self.folder / RECORDS if folder is not None and write else None)
+        self.rank, self.ranks = cluster.rank_and_size()
+        self.numbers = optimizer_numbers.noted(step)
 
-    def start_anew(self):
-        """Make sure that the folder can be written and holds nothing of an earlier training."""
+    def share(self, write):
+        """Settle which rank writes; the others read."""
+        self.writers = rank_state.writers(self.folder, write)
+        self.writes = self.folder is not None and self.writers[self.rank] == self.rank
+        self.records = Records(self.folder / RECORDS if self.writes else None)
+
+    def begin(self, resume, held):
+        """Take the folder, until ``held`` lets it go, and what an earlier training left there."""
+        if not resume:
+            self.check_schedules()
+        if self.writes:
+            make_folder(self.folder)
+            held.enter_context(locked(self.folder, "a training"))
+            remove_unfinished(self.folder)
+        if resume:
+            self.resume(take_new=resume == NEW_SETTINGS)
+            self.check_schedules()
+        elif self.folder is not None:
+            self.refuse_earlier()
+
+    def refuse_earlier(self):
+        """Raise ``InputError`` where the folder holds an earlier training."""
         found = checkpoint.checkpoints(self.folder / CHECKPOINTS)
         if found or (self.folder / RECORDS).exists():
             raise InputError(
                 f"{self.folder} holds an earlier training; give resume=True to continue it, or "
                 "another folder"
             )
-        if self.write:
-            make_folder(self.folder)
 
     def check_schedules(self):
         """Refuse arrays of rates or damping that end before the training does."""
@@ -162,20 +198,21 @@ class _Training:
             left[0] -= done
             self.step.check_length(self.step.updates_ahead(left))
 
-    def resume(self):
+    def resume(self, take_new):
         """Take up the newest checkpoint of the folder; start anew where there is none."""
-        if self.write:
-            make_folder(self.folder)
-        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, self._accept)
-        # With a folder each, one rank may have been ended before it could write its checkpoint.
-        cluster.agree(**{"number of micro-batches done": position and position.micro_batches})
+
+        def accept(position, values):
+            self._accept(position)
+            self._accept_numbers(position, values, take_new)
+
+        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, accept)
         if position is None:
-            if self.write and (self.folder / RECORDS).exists():
+            if self.writes and (self.folder / RECORDS).exists():
                 print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
                 (self.folder / RECORDS).unlink()
             return
         self.micro_batches, self.seconds_before = position.micro_batches, position.seconds
-        self.records.rows = self._rows()
+        self.records.rows = self._rows(position)
         self.records.keep_first(position.records)
         print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
 
@@ -186,19 +223,62 @@ class _Training:
                 "cannot resume: call labkit.start first, it sets the order of the data"
             )
         own = self.position()
-        for name in ("settings", "epoch_size", "batch_size", "seed", "workers"):
-            came, expected = getattr(own, name), getattr(position, name)
-            if came != expected:
-                raise InputError(f"cannot resume: {name} is {came}, the checkpoint's {expected}")
-        if len(self._rows()) < position.records:
-            raise InputError(
-                f"{self.folder / RECORDS} holds {len(self._rows())} rows; the checkpoint was "
-                f"written after {position.records}"
-            )
+        names = ["settings", "epoch_size", "batch_size", "seed", "workers"]
+        for name in names + ["ranks"] * (position.ranks is not None):
+            here, before = getattr(own, name), getattr(position, name)
+            if name == "settings" and all(
+                "damping" in (one.optimizer or {}) for one in (own, position)
+            ):
+                # An array that may go on: compared with the optimizer's numbers.
+                here, before = ({**one, "damping": None} for one in (here, before))
+            if here != before:
+                raise InputError(f"cannot resume: {name} is {here}, the checkpoint's {before}")
 
-    def _rows(self):
-        path = self.folder / RECORDS
-        return read_records(path).rows if path.exists() else []  # no file before the first update
+    def _accept_numbers(self, position, values, take_new):
+        """Refuse other numbers of the optimizer than the checkpoint's, or put them into it."""
+        then, optimizer = position.optimizer, self.step.optimizer
+        if then is None and self.rank == 0:
+            print(
+                "labkit: the checkpoint does not say what the optimizer's numbers were, so they "
+                "could not be compared: rate and momentum are the checkpoint's, weight decay and "
+                "all that is no Parameter are this optimizer's",
+                flush=True,
+            )
+        differ = optimizer_numbers.differences(then, values, self.step)
+        text = "; ".join(f"{name} is {own}, {{}}{was}" for name, (own, was) in differ.items())
+        if differ and not take_new:
+            raise InputError(
+                f"cannot resume: {text.replace('{}', 'the checkpoint has ')}; give the optimizer "
+                f"what it had, or resume={NEW_SETTINGS!r} to go on with what it has now"
+            )
+        if differ and self.rank == 0:
+            print(f"labkit: {NEW_SETTINGS}: {text.replace('{}', 'was ')}", flush=True)
+        optimizer_numbers.keep_own(values, then, optimizer, differ)
+        if then is not None:
+            # What counts in the training has begun where it did; what was taken begins now.
+            begun = {n: v for n, v in then["parameters"].items() if n not in differ}
+            self.numbers["parameters"] |= {
+                name: begun.get(name, value) for name, value in self.numbers["parameters"].items()
+            }
+
+    def _rows(self, position):
+        """Return the rows of the updates that the checkpoint holds; say which are missing."""
+        path, updates = self.folder / RECORDS, int(self.step.updates.asnumpy())
+        rows, last = [], 0
+        # There is no file before the first update.
+        for row in read_usable(path) if path.is_file() else []:
+            if _COLUMNS <= row.keys() and last < row["update"] <= updates:
+                rows.append(row)
+                last = row["update"]
+        missing = position.records - len(rows)
+        if missing > 0 and self.writes:
+            print(
+                f"labkit: {path} lacks {missing} of the {position.records} rows that were written "
+                f"before the checkpoint{_updates_missing(rows, updates, position.records)}; the "
+                "training goes on without them",
+                flush=True,
+            )
+        return rows
 
     def seconds(self):
         return self.seconds_before + time.monotonic() - self.started
@@ -213,7 +293,22 @@ class _Training:
             seconds=self.seconds(),
             records=len(self.records),
             settings=self.step.settings,
+            optimizer=self.numbers,
+            ranks=self.ranks,
         )
+
+
+def _updates_missing(rows, updates, count) -> str:
+    """Return which updates have no row, of ``count`` rows up to update ``updates``."""
+    lacking = sorted(set(range(updates - count + 1, updates + 1)) - {row["update"] for row in rows})
+    parts: list[list[int]] = []
+    for update in lacking:
+        if parts and parts[-1][1] == update - 1:
+            parts[-1][1] = update
+        else:
+            parts.append([update, update])
+    shown = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in parts[:5])
+    return f" (of updates {shown}{', ...' if len(parts) > 5 else ''})"
 
 
 def data_workers(dataset) -> list[int]:
@@ -311,7 +406,13 @@ class _Checkpointer(Callback):
 
     def _save(self):
         run, self._due = self._run, False
-        checkpoint.save(run.step, run.position(), run.folder / CHECKPOINTS, self._keep)
+        others = rank_state.of_others(run.step, run.writers)
+        with cluster.together():
+            if run.writes:
+                # The rows first: a checkpoint on the disk whose rows are not there has lost them.
+                run.records.sync()
+                folder = run.folder / CHECKPOINTS
+                checkpoint.save(run.step, run.position(), folder, self._keep, others)
 
 
 def peak_memory_mb() -> float:
@@ -334,6 +435,23 @@ def make_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error}") from error
+
+
+def _check(epochs, keep, every, epochs_between, folder, resume, write):
+    """Raise ``InputError`` for arguments of ``fit`` that are none."""
+    check_counts(epochs=epochs, keep=keep)
+    if every is not None:
+        check_counts(checkpoint_every=every)
+    if epochs_between is not None:
+        check_counts(checkpoint_epochs=epochs_between)
+    if isinstance(resume, str):
+        refuse_unknown("word for resume", resume, [NEW_SETTINGS])
+    elif resume not in (True, False):
+        raise InputError(f"resume is {resume!r}; expected True, False or {NEW_SETTINGS!r}")
+    if write not in (None, True, False):
+        raise InputError(f"write is {write!r}; expected None, True or False")
+    if folder is None and (resume or every):
+        raise InputError("resume and checkpoint_every need a folder; folder is None")
 
 
 def check_counts(**counts) -> None:

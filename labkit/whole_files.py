@@ -1,15 +1,23 @@
 """Files that are written whole, or not at all: under a temporary name beside, then renamed."""
 
+import contextlib
 import os
+import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from labkit import locks
 from labkit.errors import InputError
 
 _PART = ".part-"
+# Of one that is being written: process, its start in 1/100 s, process space, boot, host, chance.
+_OWNED = re.compile(r"\.part-(\d+)-(\d+)-(\w+)-(\w+)-(.+)-[^-]*", re.DOTALL)
+# Where it is not seen whether the process that writes is alive: it has not written for so long.
+_STALE_SECONDS = 24 * 3600.0
 
 
 @contextmanager
@@ -24,17 +32,56 @@ def whole_file(path, what: str) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=_PART, dir=path.parent) as scratch:
+        with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=path.parent) as scratch:
             temporary = Path(scratch) / f"part{path.suffix}"
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
+        sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
 
 
 def remove_unfinished(folder) -> None:
-    """Remove what a process that was killed while it wrote has left in ``folder``."""
+    """Remove what processes that were killed while they wrote have left in ``folder``.
+
+    Nothing that a live process of this machine is writing; where that cannot be seen (of another
+    host, or of a labkit that did not note its process), only what is a day old.
+    """
     for unfinished in Path(folder).glob(f"{_PART}*"):
-        shutil.rmtree(unfinished, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            if _is_left_over(unfinished):
+                shutil.rmtree(unfinished)
+
+
+def sync_folder(folder) -> None:
+    """Have the names in ``folder`` on the disk: a rename is lost in a power cut until then."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return  # a folder that may be written and not be listed
+    try:
+        # Not every file system can (EINVAL); the file is there, and its bytes are on the disk.
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _own_prefix() -> str:
+    own = locks.owner()
+    created = round(100 * (own["created"] or 0))
+    return f"{_PART}{own['pid']}-{created}-{own['space']}-{own['boot']}-{own['host']}-"
+
+
+def _is_left_over(unfinished: Path) -> bool:
+    ended = None
+    if owned := _OWNED.fullmatch(unfinished.name):
+        pid, created, space, boot, host = owned.groups()
+        named = {"host": host, "boot": boot, "pid": int(pid), "created": int(created) / 100}
+        ended = locks.has_ended(named | {"space": int(space) if space.isdigit() else None})
+    if ended is None:
+        newest = max(part.lstat().st_mtime for part in (unfinished, *unfinished.glob("*")))
+        return time.time() - newest > _STALE_SECONDS
+    return ended

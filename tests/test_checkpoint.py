@@ -14,6 +14,7 @@ from labkit import checkpoint
 from labkit.checkpoint import DamagedCheckpoint, Position
 from labkit.errors import InputError
 from tests.step_cells import assert_bit_equal, snapshot
+from tests.test_whole_files import DEAD, left_over
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -106,9 +107,7 @@ def test_an_interrupted_write_leaves_the_file_as_it_was(saved, monkeypatch, inte
 
 
 def test_what_a_killed_process_left_half_written_is_removed(saved):
-    part = saved.parent / ".part-abc"
-    part.mkdir()
-    (part / "part.ckpt").write_bytes(b"half")
+    left_over(saved.parent, DEAD)
     assert checkpoint.load_latest(Net(), saved.parent) == POSITION
     checkpoint.save(Net(), at(8), saved.parent)
     assert sorted(path.name for path in saved.parent.iterdir()) == [
@@ -149,6 +148,15 @@ def test_a_damaged_one_is_passed_over_and_said(saved, capsys):
     said = capsys.readouterr().out
     assert said.count("\n") == 1
     assert said.startswith("labkit: the checkpoint ") and "step-000000008.ckpt is damaged" in said
+
+
+def test_a_damaged_one_that_is_later_does_not_push_out_a_good_one(saved):
+    checkpoint.save(Net(), at(20), saved.parent).write_bytes(b"")
+    for done in (8, 9):
+        checkpoint.save(Net(), at(done), saved.parent, keep=1)
+        assert checkpoint.load_latest(Net(), saved.parent) == at(done)
+    names = [path.name for path in checkpoint.checkpoints(saved.parent)]
+    assert names == ["step-000000009.ckpt", "step-000000020.ckpt"]
 
 
 def test_if_all_are_damaged_it_is_an_error(saved):
@@ -194,8 +202,8 @@ def test_a_refused_position_leaves_the_step_alone(saved):
     net = Net(seed=1)
     before = snapshot(net)
 
-    def refuse(position):
-        assert position == POSITION
+    def refuse(position, values):
+        assert position == POSITION and values.keys() == before.keys()
         raise InputError("another seed")
 
     for load in (checkpoint.load, checkpoint.load_latest):

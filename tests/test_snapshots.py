@@ -23,6 +23,7 @@ from labkit.snapshot_folder import SnapshotFolder
 from labkit.snapshots import Snapshots, convert_checkpoints, load_snapshot
 from labkit.training import EndOfEpoch, fit
 from tests.step_cells import assert_bit_equal, snapshot
+from tests.test_whole_files import DEAD, left_over
 from tests.trainings import dataset, loss_fn, network, python
 
 pytestmark = [
@@ -206,8 +207,9 @@ class TestInterrupted:
         for number in numbers(folder):
             if number > int(held[-1].stem[5:]):
                 (folder / f"step-{number:09d}.safetensors").write_bytes(b"of another future")
-        (folder / ".part-killed").mkdir()
+        left = left_over(folder, DEAD)
         self.train(built, tmp_path, resume=True)
+        assert not left.exists()
         assert digests(folder) == whole
         assert len(whole) == 4
 

@@ -1,9 +1,13 @@
 """A file is written whole or not at all."""
 
 import os
+import subprocess
+import sys
+import time
 
 import pytest
 
+from labkit import locks
 from labkit.errors import InputError
 from labkit.whole_files import remove_unfinished, whole_file
 
@@ -42,15 +46,64 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda *two: (done.append("renamed"), replace(*two)))
     with whole_file(tmp_path / "a.txt", "the file") as temporary:
         temporary.write_text("new")
-    assert done == ["synced", "renamed"]
+    # And the folder with the new name after it.
+    assert done == ["synced", "renamed", "synced"]
+
+
+def left_over(folder, pid, hours=0.0, **changed):
+    """Make in ``folder`` what a process leaves that is killed while it writes a file."""
+    own = {**locks.owner(), "pid": pid, **changed}
+    name = f".part-{pid}-{100 * own['created']:.0f}-{own['space']}-{own['boot']}-{own['host']}-abc"
+    part = folder / (name if pid else ".part-abc")
+    part.mkdir(parents=True)
+    (part / "part.npy").write_bytes(b"half")
+    for path in (part / "part.npy", part):
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
+    return part
+
+
+DEAD = 2**30
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
-    (tmp_path / ".part-abc").mkdir()
-    (tmp_path / ".part-abc" / "part.npy").write_bytes(b"half")
+    left_over(tmp_path, DEAD)
+    left_over(tmp_path, os.getpid(), created=1.0)  # its number is another's now
+    left_over(tmp_path, os.getpid(), boot="before")
     (tmp_path / "mine").write_text("mine")
     remove_unfinished(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_another_process_is_writing_is_left(tmp_path):
+    with whole_file(tmp_path / "a.txt", "the file") as temporary:
+        temporary.write_text("new")
+        remove_unfinished(tmp_path)
+    assert (tmp_path / "a.txt").read_text() == "new"
+    code = (
+        "import sys; from labkit.whole_files import whole_file\n"
+        "with whole_file(sys.argv[1], 'the file') as part:\n"
+        "    part.write_text('b'); print(1, flush=True); input()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "b.txt")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as other:
+        other.stdout.readline()
+        remove_unfinished(tmp_path)
+        other.communicate("\n")
+    assert other.returncode == 0 and (tmp_path / "b.txt").read_text() == "b"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"host": "other", "boot": "other"}, {"space": 1}, {"pid": 0}], ids=str
+)
+def test_where_it_is_not_seen_who_is_alive_a_day_decides(tmp_path, changed):
+    """Of another host, another container, and of a labkit that did not note its process."""
+    changed = {"pid": DEAD, **changed}
+    kept = left_over(tmp_path / "new", **changed, hours=23)
+    gone = left_over(tmp_path / "old", **changed, hours=25)
+    remove_unfinished(kept.parent)
+    remove_unfinished(gone.parent)
+    assert kept.exists() and not gone.exists()
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):

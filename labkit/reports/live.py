@@ -15,6 +15,7 @@ from pathlib import Path
 from labkit.errors import InputError
 from labkit.reports import curves
 from labkit.reports.read import KERNEL_LOG, LOG, LabRun, RunFolder, read, tail
+from labkit.reports.results_file import elsewhere
 from labkit.reports.text_chart import chart
 from labkit.run import opened_here
 
@@ -55,6 +56,8 @@ def look(folder) -> Look:
     place = f" ({places.index(lab.folder) + 1} of {len(places)})" if len(places) > 1 else ""
     lines = tail(lab.folder / LOG, 1) or tail(lab.folder / KERNEL_LOG, 1)
     where = f"{lab.lab}{place}: {lab.status if status != 'running' else status}"
+    if lab.status == "running" and (host := elsewhere(lab.results)):
+        where += f" on {host}"
     if status == "interrupted" and lab.status not in ("interrupted", "failed"):
         where += "; the run was interrupted"
     return Look(lab, status, where, rows, lines[-1] if lines else "")

@@ -1,6 +1,7 @@
 """results.json of a lab, read with tolerance: what is damaged is left out and said."""
 
 import json
+import socket
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "notebook": str,
     "status": str,
     "error": dict,
+    "host": str,
     "pid": int,
     "pid_created": _NUMBER,
 }
@@ -89,14 +91,21 @@ def usable(read: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 def status_of(results: Mapping[str, Any]) -> str:
     """Return passed, failed, running, interrupted, or unknown.
 
-    A results.json that says "running" is believed as long as the process it names is alive.
+    A results.json that says "running" is believed as long as the process it names is alive; and
+    where that is of another host, always: from here it is not seen.
     """
     status = results.get("status")
     if status not in STATUSES:
         return "unknown"
-    if status == "running" and not _is_alive(results):
+    if status == "running" and not elsewhere(results) and not _is_alive(results):
         return "interrupted"
     return status
+
+
+def elsewhere(results: Mapping[str, Any]) -> str | None:
+    """Return the host that a run goes on on, if it is not this one."""
+    host = results.get("host")
+    return host if host and host != socket.gethostname() else None
 
 
 def _is_alive(results: Mapping[str, Any]) -> bool:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.errors import InputError
 from labkit.launching.processes import MARK, guarded
 from labkit.notebook_links import relinked
 from labkit.running.events import Event, Progress, Say, is_executed
 from labkit.running.kernel import NAME, own_kernel
 from labkit.running.streams import merge_streams
 from labkit.running.watch import Limits, Watch
+from labkit.whole_files import whole_file
 
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
 _START_TIMEOUT = 180
@@ -66,7 +68,7 @@ def execute(
     """Execute the notebook ``source`` into ``output``; say how it ended.
 
     The kernel works in the folder of ``source``, as in JupyterLab, with ``environment`` added to
-    its variables. ``output`` is saved after every cell and can be opened again; beside it, after a
+    its variables. ``output`` is saved after every cell, whole or not at all; beside it, after a
     failure, lies kernel.log: what the kernel's process wrote outside the cells. On
     KeyboardInterrupt, and however this process ends, the kernel and its processes are ended first.
     """
@@ -101,7 +103,14 @@ def _papermill(
 ) -> BaseException | None:
     """Let papermill execute ``output`` in place; return what stopped it."""
     import papermill
+    from papermill.iorw import LocalHandler, papermill_io
 
+    class Whole(LocalHandler):
+        def write(self, buf, path):
+            _write_whole(buf, path)
+
+    # For this path alone: papermill's own handler opens the file for writing, which empties it.
+    papermill_io.register(str(output), Whole())
     # papermill fills {name} in paths with parameters: a brace in a folder's name is doubled.
     path = str(output).replace("{", "{{").replace("}", "}}")
     try:
@@ -125,6 +134,15 @@ def _papermill(
     except Exception as error:
         return error
     return _left_early(output)
+
+
+def _write_whole(text: str, path: str | Path) -> None:
+    """Write a notebook whole, or leave the one that is there; raise ``OSError``."""
+    try:
+        with whole_file(path, "the notebook") as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except InputError as error:
+        raise error.__cause__ from None
 
 
 def _whole_seconds(limit: float | None) -> int | None:
@@ -179,7 +197,7 @@ def _prepare(source: Path, output: Path) -> int:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, source.parent, output.parent, with_labs=False)
-    nbformat.write(notebook, output)
+    _write_whole(nbformat.writes(notebook), output)
     return sum(is_executed(cell) for cell in notebook.cells)
 
 

@@ -1,19 +1,15 @@
 """The folders of runs: where one may be made, what is written beside the labs, what is in one."""
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from labkit import input_files
+from labkit import input_files, locks
 from labkit.errors import InputError
 from labkit.labs import Lab
 from labkit.run import RESULTS
@@ -59,26 +55,6 @@ def refuse_unwritable(folder: Path) -> None:
             pass
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror} ({existing})") from error
-
-
-@contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Make ``folder``, and keep every other process out of it that asks here.
-
-    Raises ``InputError`` where one is in it. The lock goes with the process, however that ends.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            who = lock.read().strip() or "unknown"
-            raise InputError(f"{folder} is in use by {what}, process {who}") from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        yield
 
 
 def point_latest(runs: Path, folder: Path) -> None:
@@ -148,7 +124,8 @@ def write_json(path: Path, record: Mapping[str, Any]) -> None:
 
 def runner_stamp() -> dict[str, Any]:
     """Return what says who writes a results.json with status "running": this process."""
-    return {"pid": os.getpid(), "pid_created": round(psutil.Process().create_time(), 2)}
+    named = locks.owner()
+    return {"host": named["host"], "pid": named["pid"], "pid_created": named["created"]}
 
 
 def set_aside(out: Path, name: str) -> Path:

@@ -1,5 +1,6 @@
 """results.json, as far as the runner writes it: when a lab begins, and what became of it."""
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -15,6 +16,8 @@ from labkit.running.execution import Execution, Failure
 from labkit.running.request import Request
 
 INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
+# Of a lab whose results.json cannot be written anew: the rest is what it ran from.
+_KEPT = ("lab", "preset", "status", "total_seconds", "started", "host", "headline", "metrics")
 _LOST = Failure(
     "RunnerDied", "the process that ran the lab has ended without its results", None, "died"
 )
@@ -63,6 +66,7 @@ def completed(
         if ending.failure is None:
             ending = replace(ending, failure=unwritable(error))
             results = _complete(results, ending, seconds)
+        write_over(folder, results)
     return Completed(results, ending.failure, problems)
 
 
@@ -71,9 +75,32 @@ def settled(folder: Path) -> dict[str, Any]:
     results = plain(folders.results_of(folder), RESULTS)
     if results.get("status") not in ("passed", "failed", "interrupted"):
         results = {"metrics": {}, **results, "status": "failed", "error": _error(_LOST)}
-        with suppress(OSError):  # a folder that vanished, a full disk: the sweep's table tells it
+        try:
             write_results(folder, results)
+        except OSError:  # a folder that vanished, a full disk: the sweep's table tells it
+            write_over(folder, results)
     return results
+
+
+def write_over(folder: Path, results: Mapping[str, Any]) -> None:
+    """Write what matters over the results.json that says "running", where the disk is full.
+
+    In the room that the file has: there is none for a second one. What cannot be written at all (a
+    folder that vanished) is left.
+    """
+    path = folder / RESULTS
+    error = dict(results.get("error") or {})
+    error |= {"message": str(error.get("message", ""))[:200], "log": []}
+    short = {name: results[name] for name in _KEPT if name in results} | {"error": error}
+    with suppress(OSError), path.open("r+b") as file:
+        size = file.seek(0, 2)
+        least = {name: short[name] for name in short if name not in ("headline", "metrics")}
+        for record in (results, short, least):
+            text = json.dumps(dict(record), allow_nan=False, ensure_ascii=False).encode()
+            if len(text) < size:
+                file.seek(0)
+                file.write(text.ljust(size - 1) + b"\n")
+                return
 
 
 def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:

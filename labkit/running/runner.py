@@ -12,6 +12,7 @@ from typing import Any
 from labkit import inputs
 from labkit.errors import InputError
 from labkit.labs import Lab, mentions, own_checkout
+from labkit.locks import locked
 from labkit.reports.results_file import usable
 from labkit.run import new_folder, write_results
 from labkit.running import folders, record
@@ -19,6 +20,7 @@ from labkit.running.events import Event, Say
 from labkit.running.execution import CAUSES, Execution, Failure, execute
 from labkit.running.request import Request
 from labkit.running.watch import Limits
+from labkit.whole_files import remove_unfinished
 
 LOG = "log.txt"
 # Bundled with the project, so that preparing it needs no network.
@@ -76,7 +78,7 @@ def prepared(
         folder = new_folder(runs)
         folders.point_latest(runs, folder)
     folder = folder.resolve()
-    with folders.locked(folder, "another run"):
+    with locked(folder, "a run", lambda text: say(Event("output", text, values={"text": text}))):
         folders.write_run(folder, request)
         yield Job(request, folder, resumed=resume is not None)
 
@@ -127,6 +129,7 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
         write_results(folder, before)
         text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
         values = {"preset": request.preset, "device": request.device, "folder": str(folder)}

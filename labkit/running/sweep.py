@@ -20,6 +20,7 @@ from typing import IO, Any
 from labkit.cores import usable_cores
 from labkit.errors import InputError
 from labkit.launching.processes import child_environment, guarded, module_command
+from labkit.locks import locked
 from labkit.run import RESULTS
 from labkit.running import folders, grid, record, runner
 from labkit.running.events import Event, Say
@@ -76,7 +77,7 @@ def sweep(
     folders.refuse_unwritable(folder)
     _refuse_other(folder, lab)
     check_jobs(jobs)
-    with folders.locked(folder, "another sweep"):
+    with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
         runner.prepare_data(first, say)
         asked = {"lab": lab, "preset": first.preset, "device": first.device}
         asked |= {"grid": dict(axes), "updated": folders.now()}

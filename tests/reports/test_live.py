@@ -68,6 +68,14 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     assert [look.status for look in looks][-2:] in (["running", "passed"], ["passed", "passed"])
 
 
+def test_a_run_of_another_host_goes_on_as_far_as_is_seen_from_here(tmp_path):
+    lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30, host="node7")
+    found = live.look(lab)
+    assert found.status == "running" and "running on node7" in found.where
+    done = call(lab, "--once")
+    assert done.exit_code == 0 and "running on node7" in done.output
+
+
 def test_a_killed_runner_is_interrupted(tmp_path):
     lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30)
     assert live.look(lab).status == "interrupted"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import time
 
 import psutil
@@ -71,6 +72,11 @@ def test_a_run_that_says_running_is_believed_while_its_process_lives(tmp_path):
     now = time.strftime("%Y-%m-%dT%H:%M:%S")
     running = folders.results(status="running", pid=os.getpid(), started=now)
     assert results_file.status_of(running) == "running"
+    here = {**running, "host": socket.gethostname()}
+    assert results_file.status_of({**here, "pid": 2**30}) == "interrupted"
+    elsewhere = {**running, "host": "another", "pid": 2**30}
+    assert results_file.status_of(elsewhere) == "running"
+    assert results_file.status_of({**elsewhere, "status": "failed"}) == "failed"
     assert results_file.status_of({**running, "pid": 2**30}) == "interrupted"
     assert results_file.status_of({**running, "pid": -1}) == "interrupted"
     born = psutil.Process().create_time()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import nbformat
 import pytest
 
 from tests.running.test_runner import OPEN, ROOT, write_labs
@@ -126,6 +127,7 @@ def test_a_full_disk_is_the_failure_of_the_lab_that_filled_it(tmp_path):
     if subprocess.run(["unshare", "-m", "bash", "-c", mount], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a file system of their own (unshare)")
     command = f"{mount} && '{sys.executable}' -m labkit.cli run --json --out '{small}/out'"
+    command += f"; code=$?; cp -r '{small}/out' '{tmp_path}/kept'; exit $code"
     done = subprocess.run(
         ["unshare", "-m", "bash", "-c", command],
         cwd=tmp_path,
@@ -141,3 +143,12 @@ def test_a_full_disk_is_the_failure_of_the_lab_that_filled_it(tmp_path):
     assert ended["01_fills"]["error"]["name"] == "OSError"
     assert "No space left on device" in ended["01_fills"]["error"]["message"]
     assert (done.returncode, events[-1]["exit_code"]) == (1, 1)
+    # What lies there says so too, and can be opened.
+    for lab in ("01_fills", "02_too"):
+        left = tmp_path / "kept" / lab
+        if (left / "results.json").exists():
+            assert json.loads((left / "results.json").read_text())["status"] == "failed"
+        if (left / f"{lab}.ipynb").exists():
+            assert nbformat.read(left / f"{lab}.ipynb", as_version=4).cells
+    assert (tmp_path / "kept" / "01_fills" / "results.json").exists()
+    assert (tmp_path / "kept" / "01_fills" / "01_fills.ipynb").exists()

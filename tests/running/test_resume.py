@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit import cli
+from labkit.locks import locked
 from labkit.reports.results_file import status_of
 from labkit.running import folders
 from tests.living import MARK, marked
@@ -161,11 +162,11 @@ def test_a_run_that_is_going_on_is_refused(tmp_path, monkeypatch):
     write_labs(project, {"01_done": [COUNT]})
     monkeypatch.chdir(project)
     record = {"labs": ["01_done"], "preset": "lab", "device": "auto", "parameters": {}}
-    with folders.locked(project / "out", "another run"):
+    with locked(project / "out", "a run"):
         (project / "out" / "run.json").write_text(json.dumps(record))
         for done in (resume("out"), run("--out", "out")):
             assert done.exit_code == 2
-            assert f"/out is in use by another run, process {os.getpid()}" in done.stderr
+            assert f"/out is in use by a run, process {os.getpid()} on " in done.stderr
             assert sorted(path.name for path in (project / "out").iterdir()) == [
                 ".lock",
                 "run.json",

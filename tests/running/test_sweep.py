@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from labkit import cli
 from labkit.errors import InputError
+from labkit.locks import locked
 from labkit.running import folders, sweep, sweep_table
 from tests.living import MARK, is_alive, marked
 from tests.running.test_runner import ROOT, write_labs
@@ -215,9 +217,9 @@ def test_a_figure_that_the_table_no_longer_has_is_removed(tmp_path):
 
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
     def ours():
-        return folders.locked(tmp_path, "another sweep")
+        return locked(tmp_path, "a sweep")
 
-    message = f"is in use by another sweep, process {os.getpid()}"
+    message = f"is in use by a sweep, process {os.getpid()} on {socket.gethostname()}"
     with ours(), pytest.raises(InputError, match=message), ours():
         pass
     with ours():

@@ -1,0 +1,240 @@
+"""The numbers of an optimizer: what a resumed training must share with the interrupted one.
+
+Rates, momentum and whatever else is a Parameter come with a checkpoint; weight decay, betas and all
+that is a plain number or Tensor are compiled into the step, and no checkpoint holds them. So they
+are noted beside it as the training began, and compared by name.
+"""
+
+import hashlib
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn
+
+_FEW = 64  # elements of a Tensor that is a constant rather than data
+# What nn.Optimizer keeps besides its user's numbers: for itself, doubly, or of this rank.
+_NOT_NUMBERS = frozenset(
+    """param_rank optim_filter param_length use_parallel enable_tuple_broaden lens
+    skip_auto_parallel_compile global_step_increase_tensor reciprocal_scale need_scale
+    exec_weight_decay dynamic_weight_decay dynamic_lr is_group is_group_lr dynamic_decay_flags
+    is_group_params_ordered group_weight_decay group_lr group_params group_grad_centralization
+    init_params init_learning_rate init_args decay_flags weight_decay_flag use_fused_opt
+    use_fused_ada_factor device_ascend parameters params""".split()
+)
+
+
+def constants(optimizer) -> dict[str, Any]:
+    """Return the class and every number of an optimizer that is no Parameter, by name.
+
+    Of the optimizer and of what it holds: schedules of rate and decay. A value is a number, or a
+    list of them, one a Parameter where groups have their own.
+    """
+    found = {"class": type(optimizer).__name__}
+    for place, cell in optimizer.cells_and_names():
+        ours = type(cell).__module__.partition(".")[0] == "mindspore"
+        for name, value in vars(cell).items():
+            if name in _of_a_cell() or name in _NOT_NUMBERS or (ours and name.startswith("_")):
+                continue
+            if (numbers := _numbers(value)) is not None:
+                found[f"{place}.{name}" if place else name] = numbers
+        if place and isinstance(cell, nn.Cell):
+            found.setdefault(f"class of {place}", type(cell).__name__)
+    return found
+
+
+def own_parameters(optimizer) -> dict[str, Parameter]:
+    """Return the Parameters that are numbers of the optimizer and not one for each weight.
+
+    Rates, momentum, and what counts: updates, powers of beta.
+    """
+    weights = {id(parameter) for parameter in optimizer.parameters}
+    found = {}
+    for _, cell in optimizer.cells_and_names():
+        for name, value in vars(cell).items():
+            if isinstance(value, ParameterTuple) and name != "learning_rate":
+                weights |= {id(parameter) for parameter in value}
+        found |= {p.name: p for p in cell._params.values() if p is not None}
+    rates = set(rate_names(optimizer))
+    return {
+        name: parameter
+        for name, parameter in found.items()
+        if id(parameter) not in weights and (parameter.size == 1 or name in rates)
+    }
+
+
+def rate_names(optimizer) -> list[str]:
+    """Return the names of the Parameters that hold learning rates."""
+    rates = getattr(optimizer, "learning_rate", None)
+    if isinstance(rates, Parameter):
+        return [rates.name]
+    if isinstance(rates, ParameterTuple):
+        return list(dict.fromkeys(rate.name for rate in rates))
+    if isinstance(rates, nn.Cell):
+        return [rate.name for rate in rates.get_parameters()]
+    return []
+
+
+def noted(step) -> dict[str, Any]:
+    """Return what a checkpoint notes of a step's numbers, as its training begins; for JSON.
+
+    constants   as ``constants``
+    parameters  name -> value of ``own_parameters``; None for an array of rates
+    damping     of THOR, where it is an array: its length, ends and SHA-256
+    """
+    parameters = {
+        name: None if parameter.size > 1 else float(np.ravel(parameter.asnumpy())[0])
+        for name, parameter in own_parameters(step.optimizer).items()
+    }
+    note = {"constants": constants(step.optimizer), "parameters": parameters}
+    if (damping := _damping(step)) is not None:
+        note["damping"] = {"length": len(damping), "sha256": _digest(damping)}
+        note["damping"] |= {"first": float(damping[0]), "last": float(damping[-1])}
+    return note
+
+
+def damping_differs(then, step) -> tuple[str, str] | None:
+    """Return THOR's array of damping (of this step, of the checkpoint) unless it goes on the same.
+
+    then  what ``noted`` has noted of both, so that arrays can be compared
+    """
+    damping, before = _damping(step), then["damping"]
+    if (
+        len(damping) >= before["length"]
+        and _digest(damping[: before["length"]]) == before["sha256"]
+    ):
+        return None
+    theirs = f"{before['length']} values from {before['first']:g} to {before['last']:g}"
+    return _shown(damping), theirs
+
+
+def _damping(step):
+    schedule = getattr(step.update, "schedule", None)
+    values = getattr(schedule, "values", None)
+    return None if values is None or schedule.constant else values.astype(np.float64)
+
+
+def _digest(values) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()
+
+
+def _of_a_cell() -> set[str]:
+    if not _CELL:
+        _CELL.update(vars(nn.Cell()))
+    return _CELL
+
+
+_CELL: set[str] = set()
+
+
+def _numbers(value):
+    """Return a number, or lists of numbers, as plain Python has them; None for all else."""
+    if isinstance(value, Parameter):
+        return None
+    if isinstance(value, Tensor):
+        value = value.asnumpy()
+    if isinstance(value, np.ndarray | np.generic):
+        if value.size > _FEW or value.dtype.kind not in "biuf":
+            return None
+        value = value.tolist()
+    if isinstance(value, bool | int):
+        return value
+    if isinstance(value, Real):
+        return float(value)
+    if isinstance(value, list | tuple) and value:
+        numbers = [_numbers(item) for item in value]
+        return None if any(number is None for number in numbers) else numbers
+    return None
+
+
+def differences(then, values, step) -> dict[str, tuple[Any, Any]]:
+    """Return name -> (of this step, of the checkpoint) of the optimizer's numbers that differ.
+
+    then    what ``noted`` has noted of the checkpoint's; None where it has not, and only arrays of
+            rates can be compared
+    values  of the checkpoint, by name
+
+    An array of rates that begins with the other one is the same, as far as both go. A rate that
+    moved in the training, by a callback, is no difference as long as both began with the same.
+    """
+    optimizer, found = step.optimizer, {}
+    # What counts updates, in a step that has made some, says nothing of where it began.
+    fresh = int(step.updates.asnumpy()) == 0
+    if then is not None:
+        own, theirs = constants(optimizer), then["constants"]
+        if own["class"] != theirs["class"]:
+            return {"the optimizer": (own["class"], theirs["class"])}
+        for name in dict.fromkeys((*own, *theirs)):
+            mine, other = own.get(name), theirs.get(name)
+            if mine != other:
+                found |= _named(name, mine, other, optimizer)
+    own, rates = own_parameters(optimizer), rate_names(optimizer)
+    begun = (then or {}).get("parameters", {})
+    for name in dict.fromkeys((*own, *begun)):
+        mine = own[name].asnumpy() if name in own else None
+        other = values[name].asnumpy() if name in values else None
+        if mine is None or other is None or mine.shape != other.shape:
+            if (name in rates or name in begun) and not _goes_on(mine, other):
+                found[name] = (_shown(mine), _shown(other))
+        elif mine.size > 1:
+            if not np.array_equal(mine, other):
+                found[name] = (_shown(mine), _shown(other))
+        elif name in begun and not np.array_equal(mine, other):
+            at_start = np.asarray(begun[name], mine.dtype)
+            settled = np.array_equal(other.ravel(), at_start.ravel())
+            if name in rates or name == "momentum":
+                settled = not np.array_equal(mine.ravel(), at_start.ravel())
+            elif not fresh:
+                settled = False
+            if settled:
+                found[name] = (_shown(mine), _shown(other))
+    if then and "damping" in then and _damping(step) is not None:
+        if differs := damping_differs(then, step):
+            found["damping"] = differs
+    return found
+
+
+def keep_own(values: dict, then, optimizer, names) -> None:
+    """Put this optimizer's own rates, and Parameters in ``names``, in the place of ``values``'."""
+    own = own_parameters(optimizer)
+    for name in dict.fromkeys((*rate_names(optimizer), *names)):
+        known = name in values and name in own and values[name].shape == own[name].shape
+        if name in own and not (known and name not in names):
+            values[name] = Tensor(own[name].asnumpy())
+        elif name not in own and name in (then or {}).get("parameters", {}):
+            values.pop(name, None)
+
+
+def begins_with(mine, other) -> bool:
+    """Return whether the shorter of two sequences of numbers is the beginning of the other."""
+    length = min(len(mine), len(other))
+    return length > 0 and np.array_equal(mine[:length], other[:length])
+
+
+def _goes_on(mine, other) -> bool:
+    both = mine is not None and other is not None
+    return both and mine.ndim == other.ndim == 1 and begins_with(mine, other)
+
+
+def _named(name, mine, other, optimizer):
+    """Return a difference, of one Parameter where the numbers are one a Parameter."""
+    lists = isinstance(mine, list) and isinstance(other, list)
+    if lists and len(mine) == len(other) == len(optimizer.parameters):
+        at = next(i for i in range(len(mine)) if mine[i] != other[i])
+        pair = (_shown(mine[at]), _shown(other[at]))
+        return {f"{name} of {optimizer.parameters[at].name}": pair}
+    return {name: (_shown(mine), _shown(other))}
+
+
+def _shown(value):
+    """Return a number as itself, an array by its ends, and "none" for nothing."""
+    if value is None:
+        return "none"
+    value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, list) and len(value) > 4:
+        return f"{len(value)} values from {value[0]:g} to {value[-1]:g}"
+    if isinstance(value, float) and float(np.float32(value)) == value:
+        return str(np.float32(value))  # 0.1, and not 0.10000000149011612
+    return value

@@ -1,0 +1,188 @@
+"""One process at a time writes a folder; who it is is said, and a dead one is told apart."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from labkit import locks
+from labkit.errors import InputError
+from labkit.locks import locked
+
+HOLDS = """
+import os, sys
+from labkit.locks import locked
+with locked(sys.argv[1], "a training"):
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+"""
+DEAD = 2**30
+
+
+def holder(folder, code=HOLDS):
+    """A process that holds the lock of ``folder`` until it is told to end."""
+    pipe = subprocess.PIPE
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder)], stdin=pipe, stdout=pipe, text=True
+    )
+    assert child.stdout.readline()
+    return child
+
+
+def left(folder, **changed):
+    """Leave the lock of a process that has ended."""
+    named = {**locks.owner(), "what": "a training", "pid": DEAD, **changed}
+    folder.mkdir(exist_ok=True)
+    (folder / ".lock").write_text(json.dumps(named) + "\n")
+
+
+def take(folder):
+    """Return what is said by one that gets the lock."""
+    said = []
+    with locked(folder, "a test", said.append):
+        named = json.loads((folder / ".lock").read_text())
+        assert (named["pid"], named["what"]) == (os.getpid(), "a test")
+        assert named["host"] == socket.gethostname()
+    assert not (folder / ".lock").exists()
+    return said
+
+
+def test_a_second_process_is_refused_with_host_and_process(tmp_path):
+    folder = tmp_path / "new" / "run"
+    child = holder(folder)
+    words = f"run is in use by a training, process {child.pid} on {socket.gethostname()}$"
+    with child:
+        with pytest.raises(InputError, match=words), locked(folder, "a test"):
+            pass
+        child.communicate("\n")
+    assert take(folder) == []
+
+
+def test_this_very_process_is_refused_too(tmp_path):
+    with locked(tmp_path, "a run"):
+        with pytest.raises(InputError, match=f"by a run, process {os.getpid()} on "):
+            with locked(tmp_path, "a test"):
+                pass
+        assert take(tmp_path / "below") == []
+    assert take(tmp_path) == []
+
+
+def test_the_lock_of_a_killed_process_is_taken_over_and_said(tmp_path):
+    child = holder(tmp_path)
+    child.kill()
+    assert child.wait() == -signal.SIGKILL
+    child.stdin.close()
+    child.stdout.close()
+    (said,) = take(tmp_path)
+    words = f"left locked by a training, process {child.pid} on {socket.gethostname()}, which has"
+    assert words in said
+    assert take(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"pid": os.getpid(), "created": 1.0},
+        {"pid": os.getpid(), "boot": "before"},
+        {"host": "container", "space": 1},
+    ],
+    ids=["dead", "its number is another's", "before the machine was started", "a container's"],
+)
+def test_who_has_ended(tmp_path, changed):
+    left(tmp_path, **changed)
+    (said,) = take(tmp_path)
+    assert "which has ended; taken over" in said
+
+
+def test_the_lock_of_another_host_is_left(tmp_path):
+    left(tmp_path, host="node7", boot="other", pid=1)
+    with pytest.raises(InputError, match=r"process 1 on node7, another host: .* remove .*/.lock"):
+        take(tmp_path)
+    (tmp_path / ".lock").unlink()
+    assert take(tmp_path) == []
+
+
+@pytest.mark.parametrize("text", ["", "123\n", "not json", "[1]", "{}", '{"pid": "x"}', "[" * 4000])
+def test_what_names_nobody_keeps_nobody_out(tmp_path, text):
+    """An earlier labkit left the number of its process for good."""
+    (tmp_path / ".lock").write_text(text)
+    assert take(tmp_path) == []
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+class TestWithoutLocks:
+    @pytest.fixture(autouse=True)
+    def none(self, error, monkeypatch):
+        def refuse(*_):
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(fcntl, "flock", refuse)
+        monkeypatch.setattr(locks, "_SAID", set())
+
+    def test_it_is_said_once_and_goes_on(self, tmp_path):
+        (said,) = take(tmp_path)
+        assert said.startswith("the file system of ") and "has no locks" in said
+        assert take(tmp_path) == []
+
+    def test_who_is_named_and_alive_is_left_in_peace(self, tmp_path):
+        with locked(tmp_path, "a training"):
+            with pytest.raises(InputError, match=f"a training, process {os.getpid()} on "):
+                take(tmp_path)
+
+    def test_a_dead_one_is_taken_over(self, tmp_path):
+        left(tmp_path)
+        assert "which has ended; taken over" in take(tmp_path)[0]
+
+    def test_another_host_and_another_container_are_left(self, tmp_path):
+        for changed in ({"host": "node7", "boot": "other"}, {"host": "container", "space": 1}):
+            left(tmp_path, **changed)
+            with pytest.raises(InputError, match="another host"):
+                take(tmp_path)
+
+
+def test_another_error_is_an_error(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(InputError, match="cannot write to .*Input/output error"):
+        take(tmp_path)
+
+
+def test_links_and_pipes_are_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(outside)
+    with pytest.raises(InputError, match="cannot write to"):
+        take(tmp_path / "run")
+    assert outside.read_text() == "mine"
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / ".lock")
+    with pytest.raises(InputError, match="is not a plain file"):
+        take(tmp_path / "pipe")
+
+
+def test_a_forked_child_does_not_hold_what_its_parent_held(tmp_path):
+    """A data worker may outlive a killed training."""
+    forks = HOLDS.replace("    print", "    if not os.fork():\n        sys.stdin.read()\n    print")
+    child = holder(tmp_path, forks)
+    child.kill()
+    child.wait()
+    assert "which has ended; taken over" in take(tmp_path)[0]
+    child.stdin.close()
+    child.stdout.close()
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", "/proc/self"):
+        with pytest.raises(InputError, match="cannot write to"), locked(folder, "a test"):
+            pass

@@ -1,0 +1,80 @@
+"""``fit`` on real ranks, as README calls it: one writes, all resume, bit by bit; none hangs."""
+
+import json
+
+import pytest
+
+from labkit.errors import WorkerFailed
+from labkit.launching import launch
+from labkit.locks import locked
+from labkit.records import read_records
+from tests.trainings import ROOT, comparable
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
+
+
+def trained(out, ranks, killed=-1, refused=0):
+    """Launch the program; return what each rank has left, and what all have written."""
+    out.mkdir(exist_ok=True)
+    program = ROOT / "tests" / "training_on_ranks.py"
+    options = {"timeout": 500, "cluster_timeout": 200, "env": {"PYTHONPATH": str(ROOT)}}
+    done = launch(program, out, killed, refused, workers=ranks, **options)
+    found = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return found, done.output
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def both(request, tmp_path_factory):
+    """(undisturbed, killed and resumed) on so many ranks, and what the resumed ones wrote."""
+    folder, ranks = tmp_path_factory.mktemp("ranks"), request.param
+    whole, _ = trained(folder / "whole", ranks)
+    resumed = folder / "resumed"
+    for killed in (ranks - 1, 0):
+        with pytest.raises(WorkerFailed, match=f"rank {killed}"):
+            trained(resumed, ranks, killed)
+    with locked(resumed / "in use", "a test"):
+        again, said = trained(resumed, ranks, refused=1)
+    return folder, whole, again, said
+
+
+def test_a_killed_training_ends_as_an_undisturbed_one(both):
+    """Also in what each rank alone holds."""
+    folder, whole, again, said = both
+    for rank, (expected, found) in enumerate(zip(whole, again, strict=True)):
+        assert found["digest"] == expected["digest"], rank
+        assert found["records"] == expected["records"]
+        assert "labkit: resumed after micro-batch 27" in said[rank], said[rank]
+    # And that is something: no two ranks hold the same.
+    assert len({one["digest"] for one in whole}) == len(whole)
+    statistics = [
+        one["own"]["1.moving_mean"] if "1.moving_mean" in one["own"] else one["own"]
+        for one in whole
+    ]
+    assert statistics[0] != statistics[1]
+
+
+def test_one_rank_writes(both):
+    folder, whole, _, _ = both
+    for run in (folder / "whole" / "run", folder / "resumed" / "run"):
+        rows = read_records(run / "records.csv").rows
+        assert comparable(rows) == whole[0]["records"]
+        assert {path.name for path in run.iterdir()} == {"checkpoint", "records.csv"}
+        assert len(list((run / "checkpoint").iterdir())) == 2
+
+
+def test_all_ranks_refuse_what_one_cannot_do(both):
+    _, _, again, _ = both
+    expected = {
+        "all insist": "ranks 0 and 1 both have write=True for one folder",
+        "one insists on what is none": "write is 'yes'; expected None, True or False",
+        "other epochs": "rank 1 has another epochs than rank 0",
+        "an earlier training": "holds an earlier training; give resume=True",
+        "one has no folder": "rank 1 has another number of micro-batches done than rank 0",
+        "in use": "is in use by a test, process ",
+        "batches": "number",
+        "one alone has other numbers": "learning_rate is 0.5, the checkpoint has 0.02",
+    }
+    for found in again:
+        for what, words in expected.items():
+            assert words in found["refused"][what], (what, found["refused"][what])
+        assert found["refused"]["resumed when ended"] == "trained"
