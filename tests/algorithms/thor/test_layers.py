@@ -249,7 +249,7 @@ class TestRefused:
         assert said.count("is never called: nn.MultiheadAttention takes its weight") == 2
         assert not taps(network)
         found = names(convert(network, skip=(*OUT, "head")))
-        assert sorted(found) == [f"encoder.layers.{n}.linear{k}" for n in (0, 1) for k in (1, 2)]
+        assert sorted(found) == [f"encoder.layers.{n}.dense{k}" for n in (0, 1) for k in (1, 2)]
 
     def test_a_second_conversion(self):
         network = LeNet5()
