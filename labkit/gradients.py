@@ -22,6 +22,7 @@ from labkit.precision import (
     refuse_float16,
     use_float16,
 )
+from labkit.rows import check_axis
 
 NORMALISE = ("samples", "tokens", "steps")
 REDUCTION = ("mean", "sum")
@@ -35,6 +36,8 @@ class GradientStage(nn.Cell):
     parameters  what to differentiate by, in this order
     normalise   w_i is the number of ``samples`` (rows of the batch's first tensor), of ``tokens``,
                 or 1 (``steps``: the mean of the micro-batches' means)
+    batch_axis  axis of the batch's first tensor that counts rows: 1 for time-major inputs
+                (T, B, ...). None: labels (B,) count them, or else axis 0 does
     reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
     precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
                 the loss and everything after the gradients stay float32
@@ -59,6 +62,7 @@ class GradientStage(nn.Cell):
         parameters,
         *,
         normalise="samples",
+        batch_axis=None,
         reduction="mean",
         precision="O0",
         loss_scale=1.0,
@@ -70,6 +74,7 @@ class GradientStage(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         refuse_unknown("normalise", normalise, NORMALISE)
+        self.batch_axis = None if batch_axis is None else check_axis(batch_axis)
         refuse_unknown("reduction", reduction, REDUCTION)
         refuse_unknown("precision", precision, PRECISION)
         refuse_unknown("nonfinite", nonfinite, NONFINITE)
@@ -194,7 +199,11 @@ class GradientStage(nn.Cell):
         return loss, weight, gradients + constant + quadratic, finite
 
     def rows(self, batch):
-        """Return how many rows a batch has."""
+        """Return the number of rows of a batch, inside a graph: an integer."""
+        if self.batch_axis is not None:
+            return batch[0].shape[self.batch_axis]
+        if batch[-1].ndim == 1:
+            return batch[-1].shape[0]
         return batch[0].shape[0]
 
     def _all_finite(self, loss, gradients):

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.gradients import set_state
+from labkit.rows import batch_rows
 from labkit.step import running_statistics
 
 
@@ -52,7 +53,7 @@ class Adaptation:
             set_state(statistic, value)
         if step.gradient.ranks == 1:
             return loss
-        rows = batch[0].shape[0]
+        rows = batch_rows(batch, step.gradient.batch_axis)
         sums = ops.AllReduce()(Tensor([loss * rows, rows], ms.float32)).asnumpy()
         return float(sums[0] / sums[1])
 

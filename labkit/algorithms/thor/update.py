@@ -25,6 +25,7 @@ from labkit.algorithms.thor.uses import check_uses
 from labkit.errors import InputError
 from labkit.gradients import set_state, state
 from labkit.nonfinite import first_nonfinite
+from labkit.rows import batch_rows
 from labkit.step import check_optimizer
 from labkit.update_stage import UpdateStage
 
@@ -156,7 +157,8 @@ class ThorUpdate(UpdateStage):
         """Refuse layers that are not used by their calls alone: for each new shape of a batch."""
         shapes = tuple(getattr(part, "shape", None) for part in batch)
         if shapes not in self.seen_shapes:
-            check_uses(step.gradient, self.places, batch, step.gradient.rows(batch))
+            rows = batch_rows(batch, step.gradient.batch_axis)
+            check_uses(step.gradient, self.places, batch, rows)
             self.seen_shapes.add(shapes)
 
     def refresh(self, step, batch):

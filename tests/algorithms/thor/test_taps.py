@@ -377,6 +377,24 @@ def test_half_precision_is_multiplied_in_float32(name):
     assert off(whole(g_sum, g_factor.shape[-1]), positions[0] * g_factor) <= FACTOR
 
 
+@pytest.mark.parametrize("name", ["dense", "convolution"])
+def test_the_loss_scale_is_in_no_factor(name):
+    """Taken out before anything is squared: powers of two, to the bit."""
+    layer = nn.Dense(5, 4) if name == "dense" else nn.Conv2d(3, 4, 3, pad_mode="same")
+    x, dout = normal((6, 5)), normal((6, 4), 1)
+    if name == "convolution":
+        x, dout = normal((6, 3, 5, 5)), normal((6, 4, 5, 5), 1)
+    tap = Tap(geometry_of(layer, homogeneous=False, split=None))
+    made = []
+    for scale in (1.0, 2.0**100):
+        derivative = Tensor(dout * np.float32(scale))
+        with pynative():
+            sums = tap.bprop(Tensor(x), None, *[None] * 3, Tensor(scale), None, derivative)
+            made.append([one.asnumpy() for one in sums[2:5]])
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu", "prelu"])
 def test_the_derivative_is_that_before_the_layers_activation(activation):
     chosen = nn.PReLU(1) if activation == "prelu" else activation
