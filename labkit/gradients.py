@@ -189,7 +189,8 @@ class GradientStage(nn.Cell):
         # not scaled, the weight was in what was differentiated, and is in a square twice.
         divisor, factor = rows, rows
         if self.weighted:
-            divisor = rows / weight
+            # A batch of which nothing counts has weight 0, and sums of 0.
+            divisor = rows / ops.maximum(weight, 1e-30)
             factor = rows * weight if self.scaled else divisor
         constant = gradients[self.count : self.constant_end]
         quadratic = gradients[self.constant_end :]

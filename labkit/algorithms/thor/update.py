@@ -25,7 +25,6 @@ from labkit.algorithms.thor.uses import check_uses
 from labkit.errors import InputError
 from labkit.gradients import set_state, state
 from labkit.nonfinite import first_nonfinite
-from labkit.rows import batch_rows
 from labkit.step import check_optimizer
 from labkit.update_stage import UpdateStage
 
@@ -43,7 +42,9 @@ class ThorUpdate(UpdateStage):
 
     All state is in Parameters: a checkpoint of the step is the whole state.
 
-    Raises ``InputError`` for bad options and a network with nothing to precondition, and
+    Raises ``InputError`` for bad options, a network with nothing to precondition, and, naming all
+    of them, layers whose weight does more than their calls show: tied to another Cell's when the
+    stage is built, used elsewhere or without a call at the first batch, before it is compiled.
     FloatingPointError where factors are not finite or no damping makes them invertible.
     """
 
@@ -157,8 +158,7 @@ class ThorUpdate(UpdateStage):
         """Refuse layers that are not used by their calls alone: for each new shape of a batch."""
         shapes = tuple(getattr(part, "shape", None) for part in batch)
         if shapes not in self.seen_shapes:
-            rows = batch_rows(batch, step.gradient.batch_axis)
-            check_uses(step.gradient, self.places, batch, rows)
+            check_uses(step.gradient, self.places, batch)
             self.seen_shapes.add(shapes)
 
     def refresh(self, step, batch):

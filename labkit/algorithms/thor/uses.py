@@ -15,8 +15,12 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, nn, ops
 
 from labkit.algorithms.thor.layers import refuse_layers, tapped_cells
+from labkit.errors import InputError
 from labkit.gradients import set_state
+from labkit.rows import batch_rows
 from labkit.runtime import pynative
+
+INTEGERS = (ms.int32, ms.int64)
 
 
 @dataclass
@@ -31,17 +35,38 @@ class Use:
     elsewhere: bool = False
 
 
-def check_uses(stage, places, batch, rows: int) -> None:
+def check_uses(stage, places, batch) -> None:
     """Raise ``InputError`` with every layer whose calls are not all that its weight is used for.
 
-    And with those that see a number of positions that ``rows`` does not divide.
+    And with those that see a number of positions that the batch's rows do not divide, or for a
+    batch that does not tell how many rows it has.
     """
-    problems = {}
+    problems, rows = {}, rows_of(batch, stage.batch_axis)
     for place, use in zip(places, observed(stage, places, batch), strict=True):
         problem = _problem(place, use, rows)
         if problem:
             problems[place.name] = problem
     refuse_layers(problems)
+
+
+def rows_of(batch, axis) -> int:
+    """Return how many rows a batch has; ``InputError`` where that cannot be told.
+
+    ``batch_rows`` takes axis 0 for the rows of inputs and labels that share it. Token by token, or
+    vector by vector, these may as well be time-major.
+    """
+    rows = batch_rows(batch, axis)
+    shapes = [tuple(getattr(part, "shape", ())) for part in (batch[0], batch[-1])]
+    axes = [len(shape) for shape in shapes]
+    tokens = axes[1] > 1 and getattr(batch[-1], "dtype", None) in INTEGERS
+    by_position = axes == [3, 3] or (axes[0] <= 3 and tokens)
+    first, second = shapes[0][:2], shapes[1][:2]
+    if axis is None and by_position and first == second and len(set(first)) == 2:
+        raise InputError(
+            f"the batch's inputs have shape {shapes[0]} and its labels {shapes[1]}: either of two "
+            "axes may count the rows; expected batch_axis=0, or batch_axis=1 for time-major inputs"
+        )
+    return rows
 
 
 def _problem(place, use, rows):
@@ -70,7 +95,7 @@ def observed(stage, places, batch) -> list[Use]:
     attributes of Cells, nor the state of random numbers.
     """
     uses = [Use([]) for _ in places]
-    own = [_own_parameters(place.layer) for place in places]
+    own = [_preconditioned(place) for place in places]
     cells = tapped_cells(places)
     taps = [cell.tap for cell in cells]
     with _unchanged(stage.loss_net), pynative():
@@ -100,9 +125,10 @@ def _passed(x, y, *buffers):
     return y
 
 
-def _own_parameters(layer):
-    own = (layer.weight, getattr(layer, "bias", None))
-    return [one for one in own if isinstance(one, Parameter) and one.requires_grad]
+def _preconditioned(place):
+    """Return the layer's weight and, where it is in the factors, its bias."""
+    own = (place.layer.weight, None if place.bias is None else place.layer.bias)
+    return [one for one in own if one is not None]
 
 
 def _distinct(parameters):

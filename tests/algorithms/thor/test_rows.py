@@ -7,6 +7,7 @@ from mindspore import Tensor, nn, ops
 import labkit.step
 from labkit import reference
 from labkit.algorithms.thor import ThorStep
+from labkit.algorithms.thor.uses import rows_of
 from labkit.errors import InputError
 from labkit.gradients import set_state
 from labkit.losses import LossNet
@@ -222,3 +223,30 @@ class TestRefused:
         with pytest.raises(InputError, match=r"disagree on its number of rows.*batch_axis"):
             step(*tensors(in_layout(x, True), labels))
         assert not compiled
+
+    @pytest.mark.parametrize(
+        "inputs, labels, axis, rows",
+        [
+            (((4, 6), "int32"), ((4, 6), "int32"), None, "either of two axes"),
+            (((6, 4), "int32"), ((6, 4), "int64"), None, "either of two axes"),
+            (((6, 4, 5), "float32"), ((6, 4, 3), "float32"), None, "either of two axes"),
+            (((4, 6), "int32"), ((4, 6), "int32"), 0, 4),
+            (((6, 4), "int32"), ((6, 4), "int32"), 1, 4),
+            (((6, 4, 5), "float32"), ((4,), "int32"), 1, 4),
+            (((6, 4, 5), "float32"), ((4,), "int32"), None, "disagree"),
+            # As many rows either way.
+            (((4, 4), "int32"), ((4, 4), "int32"), None, 4),
+            # Features, classes and pixels are no time.
+            (((4, 5), "float32"), ((4, 5), "float32"), None, 4),
+            (((4, 6, 5), "float32"), ((4,), "int32"), None, 4),
+            (((4, 3, 8, 8), "float32"), ((4, 8, 8), "int32"), None, 4),
+            (((4, 3, 8, 8), "float32"), ((4, 3, 8, 8), "float32"), None, 4),
+        ],
+    )
+    def test_which_axis_counts_rows(self, inputs, labels, axis, rows):
+        batch = tuple(Tensor(np.zeros(shape, dtype)) for shape, dtype in (inputs, labels))
+        if isinstance(rows, int):
+            assert rows_of(batch, axis) == rows
+            return
+        with pytest.raises(InputError, match=f"{rows}.*batch_axis"):
+            rows_of(batch, axis)

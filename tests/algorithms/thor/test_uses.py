@@ -176,12 +176,18 @@ class TestLooking:
     def test_once_for_each_shape_of_a_batch(self, compiled, monkeypatch):
         looks = []
         monkeypatch.setattr(
-            "labkit.algorithms.thor.update.check_uses", lambda *given: looks.append(given[-1])
+            "labkit.algorithms.thor.update.check_uses",
+            lambda *given: looks.append(len(given[-1][0])),
         )
         step = step_of(nn.SequentialCell(nn.Dense(4, 4)))
         for rows in (5, 5, 3, 5):
             step(*batch(rows))
         assert looks == [5, 3] and len(compiled) == 4
+
+    def test_a_bias_that_is_in_no_factor_may_be_used(self):
+        step = step_of(Uses(), skip=("both", "uncalled", "unused"), bias="plain")
+        uses = observed(step.gradient, step.update.places, batch())
+        assert [use.elsewhere for use in uses] == [False] * 4
 
     def test_each_call_of_a_layer(self):
         step = step_of(Uses(), skip=WRONG)
