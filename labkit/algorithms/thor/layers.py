@@ -37,8 +37,7 @@ def find_layers(loss_net, parameters, *, bias, skip) -> list[Place]:
     another Cell owns as well or whose call the network leaves out (``nn.MultiheadAttention``).
     """
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
-    places, names, problems = [], [], {}
-    owners = _owners(loss_net)
+    places, names = [], []
     for path, parent in loss_net.cells_and_names():
         if hasattr(parent, "taps_thor"):
             raise InputError(
@@ -55,13 +54,13 @@ def find_layers(loss_net, parameters, *, bias, skip) -> list[Place]:
                 continue
             own = getattr(layer, "bias", None)
             taken = bias == "homogeneous" and isinstance(own, Parameter)
-            place = Place(name, parent, key, layer, weight, index.get(id(own)) if taken else None)
-            problem = _shared(place, owners) or _left_out(place)
-            if problem:
-                problems[name] = problem
-            places.append(place)
+            places.append(
+                Place(name, parent, key, layer, weight, index.get(id(own)) if taken else None)
+            )
     _check_skip(skip, names, loss_net)
-    refuse_layers(problems)
+    owners = _owners(loss_net)
+    problems = {place.name: _shared(place, owners) or _left_out(place) for place in places}
+    refuse_layers({name: problem for name, problem in problems.items() if problem})
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
