@@ -22,6 +22,7 @@ from labkit.precision import (
     refuse_float16,
     use_float16,
 )
+from labkit.rows import check_axis
 
 NORMALISE = ("samples", "tokens", "steps")
 REDUCTION = ("mean", "sum")
@@ -35,6 +36,8 @@ class GradientStage(nn.Cell):
     parameters  what to differentiate by, in this order
     normalise   w_i is the number of ``samples`` (rows of the batch's first tensor), of ``tokens``,
                 or 1 (``steps``: the mean of the micro-batches' means)
+    batch_axis  axis of the batch's first tensor that counts rows: 1 for time-major inputs
+                (T, B, ...). None: labels (B,) count them, or else axis 0 does
     reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
     precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
                 the loss and everything after the gradients stay float32
@@ -45,8 +48,10 @@ class GradientStage(nn.Cell):
     rank_group  None: the mean is over all ranks; the name of a communication group that this rank
                 is in; or "" for this rank alone
     extras      None, or two tuples of Parameters that taps in the network give a "gradient" of
-                their own making, for ``contribution_with_extras``: what does not depend on the
-                loss, and what grows with its square. Both are averaged like gradients, by rows
+                their own making, for ``contribution_with_extras``: sums over rows of what does not
+                depend on the loss, and of squares of its derivative, which a tap divides by
+                ``loss_scale`` first. Both become means over rows, of one row's loss, and are
+                averaged like gradients
 
     Raises ``InputError`` for values that are none of these.
     """
@@ -57,6 +62,7 @@ class GradientStage(nn.Cell):
         parameters,
         *,
         normalise="samples",
+        batch_axis=None,
         reduction="mean",
         precision="O0",
         loss_scale=1.0,
@@ -68,6 +74,7 @@ class GradientStage(nn.Cell):
     ):
         super().__init__(auto_prefix=False)
         refuse_unknown("normalise", normalise, NORMALISE)
+        self.batch_axis = None if batch_axis is None else check_axis(batch_axis)
         refuse_unknown("reduction", reduction, REDUCTION)
         refuse_unknown("precision", precision, PRECISION)
         refuse_unknown("nonfinite", nonfinite, NONFINITE)
@@ -171,28 +178,34 @@ class GradientStage(nn.Cell):
         return loss, weight, self._unscaled(gradients, weight), finite
 
     def contribution_with_extras(self, *batch):
-        """Return what ``contribution`` does, the extras behind the gradients, times w_i alike.
+        """Return what ``contribution`` does, the extras' means behind the gradients, times w_i.
 
         ``finite`` does not look at the extras.
         """
         (_, loss, weight), gradients = self.value_and_extras(*batch)
         finite = self._all_finite(loss, gradients[: self.count])
-        scale = ops.cast(1.0, ms.float32)
-        if self.scaled:
-            scale = self.loss_scale.value()
-        elif self.weighted:
-            scale = weight
-        factor = ops.cast(1.0, ms.float32)
+        rows = ops.cast(self.rows(batch), ms.float32)
+        # A row's own loss has ``rows`` times the derivative that the mean has. Where the loss is
+        # not scaled, the weight was in what was differentiated, and is in a square twice.
+        divisor, factor = rows, rows
         if self.weighted:
-            factor = weight
+            # A batch of which nothing counts has weight 0, and sums of 0.
+            divisor = rows / ops.maximum(weight, 1e-30)
+            factor = rows * weight if self.scaled else divisor
         constant = gradients[self.count : self.constant_end]
         quadratic = gradients[self.constant_end :]
-        constant = self.map(ops.partial(times, factor), constant)
-        # One after the other: the square of a large loss scale leaves the range of float32.
-        quadratic = self.map(ops.partial(times, factor / scale), quadratic)
-        quadratic = self.map(ops.partial(times, 1.0 / scale), quadratic)
+        constant = self.map(ops.partial(_divided, divisor), constant)
+        quadratic = self.map(ops.partial(times, factor), quadratic)
         gradients = self._unscaled(gradients[: self.count], weight)
         return loss, weight, gradients + constant + quadratic, finite
+
+    def rows(self, batch):
+        """Return the number of rows of a batch, inside a graph: an integer."""
+        if self.batch_axis is not None:
+            return batch[0].shape[self.batch_axis]
+        if batch[-1].ndim == 1:
+            return batch[-1].shape[0]
+        return batch[0].shape[0]
 
     def _all_finite(self, loss, gradients):
         finite = True

@@ -158,6 +158,7 @@ class Step(nn.Cell):
             if int(self.update.held.asnumpy()):
                 # Of an update that was interrupted: it was not made, and is not to be made now.
                 set_state(self.update.held, 0)
+            self.update.before(self, batch)
             loss = self._with_extras(*batch)
             self._finish_held(batch)
         else:

@@ -10,6 +10,7 @@ class UpdateStage(nn.Cell):
     tuples of Parameters as ``GradientStage`` takes them. Where ``wants_extras`` says so, the step
     gathers them beside the gradients, in a compiled graph of its own, and calls
 
+    - ``before(step, batch)`` before that graph runs, and is compiled;
     - ``hold(gradients, extras)`` in that graph, once the update's gradients are complete;
     - ``refresh(step, batch)`` between graphs, if ``held`` then says that something is held;
     - ``apply_held(*notes)`` in a third graph, with the Tensors that ``refresh`` has returned: the
@@ -32,6 +33,9 @@ class UpdateStage(nn.Cell):
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` many needs the extras."""
         return False
+
+    def before(self, step, batch) -> None:
+        """Refuse a micro-batch that the extras are about to be gathered of."""
 
     def after(self, step, loss, batch) -> None:
         """Look at a micro-batch's loss, after each call of a step whose stage has extras."""

@@ -221,17 +221,19 @@ def traces(step, moved):
 class CountingTap(nn.Cell):
     """A tap in the smallest form: identity of y; its Parameters' "gradients" are sums of its own.
 
-    rows  mean over the rows of 1, what does not depend on the loss
-    size  N sum of the squares of dL/dy, what grows with its square
+    rows   sum over the rows of 1, what does not depend on the loss
+    size   sum of the squares of dL/dy, what grows with its square
+    scale  what the loss was multiplied by
     """
 
-    def construct(self, y, rows, size):
+    def construct(self, y, rows, size, scale):
         return y
 
-    def bprop(self, y, rows, size, out, dout):
-        squares = ops.reduce_sum(ops.square(ops.cast(dout, ms.float32)).reshape(-1))
-        count = dout.shape[0]
-        return dout, ops.ones((1,), ms.float32), (squares * count).reshape(1)
+    def bprop(self, y, rows, size, scale, out, dout):
+        squares = ops.square(ops.cast(dout, ms.float32) / scale)
+        counted = ops.ones((1,), ms.float32) * dout.shape[0]
+        size = ops.reduce_sum(squares.reshape(-1)).reshape(1)
+        return dout, counted, size, ops.zeros_like(scale)
 
 
 class Counted(nn.Cell):
@@ -242,9 +244,14 @@ class Counted(nn.Cell):
         self.layer, self.tap = linear(), CountingTap()
         names = ("rows", "size")
         self.buffers = ParameterTuple(Parameter(Tensor([0.0]), name=name) for name in names)
+        self.scale = Tensor(1.0, ms.float32)
+
+    def unscale(self, scale):
+        """Let the tap divide by a step's loss scale, a Parameter that is not this Cell's."""
+        object.__setattr__(self, "scale", scale)
 
     def construct(self, inputs):
-        return self.tap(self.layer(inputs), self.buffers[0], self.buffers[1])
+        return self.tap(self.layer(inputs), self.buffers[0], self.buffers[1], self.scale)
 
     @property
     def extras(self):

@@ -58,6 +58,7 @@ def updated(network, x, c, *, damping=0.1, compiled=False, **options):
     def run():
         optimizer = nn.SGD(network.trainable_params(), 1.0)
         options.setdefault("loss", "sample mean")
+        options.setdefault("batch_axis", 0)
         step = ThorStep(Weighted(network), optimizer, damping, **options)
         before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
         step(Tensor(x), Tensor(c))

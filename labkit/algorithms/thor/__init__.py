@@ -5,8 +5,9 @@ r"""THOR: natural gradient by Kronecker factors, in blocks, refreshed now and th
 
 p is a patch of the layer's input at one of T positions, d the derivative of one row's loss by the
 layer's output there, E the mean over rows and positions: the empirical Fisher matrix, as in
-MindSpore's THOR. The minus sign is the optimizer's: the tutorial's "theta + alpha F^-1 grad E" is a
-slip.
+MindSpore's THOR. Rows are the batch's (``batch_axis`` of the step), on whatever axis a layer sees
+them: T is all positions that it sees over the rows. The minus sign is the optimizer's: the
+tutorial's "theta + alpha F^-1 grad E" is a slip.
 
 Sources: Chen et al., "THOR, Trace-based Hardware-driven Layer-Oriented Natural Gradient Descent
 Computation", AAAI 2021 (blocks, trace rule); Martens and Grosse, "Optimizing Neural Networks with

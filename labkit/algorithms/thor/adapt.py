@@ -2,8 +2,9 @@
 
     M(s) = <grad, s> + 1/2 (sum over layers T <S, G S A> + damping |s|^2),    rho = dL / M(s)
 
-with s what the weights really moved by, momentum and weight decay included, A and G the layers'
-factors (blocks, without damping), and dL the change of the loss on the update's own batch.
+with s what the weights really moved by, momentum and weight decay included, grad the loss' own
+gradient, which ``clip_norm`` has not shortened (s it has), A and G the layers' factors (blocks,
+without damping), and dL the change of the loss on the update's own batch.
 """
 
 import mindspore as ms
@@ -11,6 +12,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.gradients import set_state
+from labkit.rows import batch_rows
 from labkit.step import running_statistics
 
 
@@ -36,7 +38,9 @@ class Adaptation:
             Tensor(parameter.asnumpy().astype(np.float32) - before)
             for parameter, before in zip(self.parameters, self.before, strict=True)
         ]
-        foreseen = float(self.model(Tensor(damping, ms.float32), *moved).asnumpy())
+        numbers = (damping, _unclipped(step))
+        numbers = [Tensor(number, ms.float32) for number in numbers]
+        foreseen = float(self.model(*numbers, *moved).asnumpy())
         change = self._loss(step, batch) - float(step.last_loss.asnumpy())
         self.rho = change / foreseen if foreseen else float("nan")
         return self.rule.adjust(damping, self.rho)
@@ -49,13 +53,20 @@ class Adaptation:
             set_state(statistic, value)
         if step.gradient.ranks == 1:
             return loss
-        rows = batch[0].shape[0]
+        rows = batch_rows(batch, step.gradient.batch_axis)
         sums = ops.AllReduce()(Tensor([loss * rows, rows], ms.float32)).asnumpy()
         return float(sums[0] / sums[1])
 
 
+def _unclipped(step) -> float:
+    """Return how many times longer the last update's gradient was before it was clipped, >= 1."""
+    if step.gradient.clip_norm is None:
+        return 1.0
+    return max(float(step.last_norm.asnumpy()) / step.gradient.clip_norm, 1.0)
+
+
 class _Model(nn.Cell):
-    """(damping, s by parameter) -> M(s)."""
+    """(damping, |grad| over that of the held gradients, s by parameter) -> M(s)."""
 
     def __init__(self, update):
         super().__init__(auto_prefix=False)
@@ -63,7 +74,7 @@ class _Model(nn.Cell):
         self.layers = update.layers
         self.sources = update.directions.sources
 
-    def construct(self, damping, *moved):
+    def construct(self, damping, longer, *moved):
         linear, squares = ops.cast(0.0, ms.float32), ops.cast(0.0, ms.float32)
         for i in range(len(moved)):
             gradient = ops.cast(self.gradients[i], ms.float32)
@@ -73,4 +84,4 @@ class _Model(nn.Cell):
         for i in range(len(self.sources)):
             weight, bias = self.sources[i]
             curvature = curvature + self.layers[i].curvature(moved[weight], moved[bias])
-        return linear + 0.5 * (curvature + damping * squares)
+        return longer * linear + 0.5 * (curvature + damping * squares)

@@ -35,7 +35,8 @@ class Options:
     trace_rule        ``TraceRule``, or None: every layer's inverses are made anew each time
     kl_clip           largest sum of rate^2 <U, grad> over the layers, or None; U is scaled to it
     adapt_damping     ``LevenbergMarquardt``, which starts from ``damping``, or None
-    skip              layers that take the plain update: Cells, or names as in ``layers``
+    skip              layers that take the plain update: Cells, or names as in ``layers``. Those
+                      whose weight is tied to another Cell's or used without their call must be
     formulas          ``upstream_gpu``: what MindSpore's THOR computes on GPU, to compare with
     loss              ``known``: refuse a loss that is not known to be a mean over rows;
                       ``sample mean``: take your word for it

@@ -1,32 +1,36 @@
 """Taps: what sees a layer's inputs and output derivatives, and makes THOR's factors of them.
 
 A tap is the identity in the forward pass. In the backward pass it passes the derivative on and
-returns, as the "gradients" of three Parameters that it is given, for N rows and T positions,
+returns, as the "gradients" of three Parameters that it is given, sums over all positions that the
+layer sees in the batch,
 
-    A_sum  = (1 / N) sum_n sum_t p p^T           p: the patch of the input at one position
-    T                                            for a fully connected layer on (N, in) it is 1
-    G_sum  = N sum_n sum_t d d^T                 d = dL/dy at one position, L the mean over rows
+    A_sum = sum p p^T        p: the patch of the input at one position
+    count = sum 1
+    G_sum = sum d d^T        d = dL/dy at one position, L the mean over rows, unscaled
 
 so that they come out of the same ``value_and_grad`` as the weights' gradients, without a side
-effect. Where these are not asked for, dead-code elimination removes all of it. N d is the
-derivative of one row's loss: A_sum and G_sum are means over rows, of sums over positions. A layer
-that is used twice in a forward pass adds up its positions.
+effect. Where these are not asked for, dead-code elimination removes all of it. Which axis counts
+the rows, a tap does not know: ``GradientStage`` makes means over the batch's N rows of them, A_sum
+/ N, T = count / N and N G_sum (N d is the derivative of one row's loss). A layer that is used twice
+in a forward pass adds up its positions.
 
-All products are float32, whatever the network computes in.
+All products are float32, whatever the network computes in. The loss scale is taken out of d, not of
+G_sum: its square would leave the range of float32 from 2^64 on.
 """
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.thor.geometry import Convolution, padding
 
 
 class Tap(nn.Cell):
-    """Identity of ``y`` that returns factors as gradients: ``(x, y, a, t, g) -> y``.
+    """Identity of ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
     x, y     the layer's input and output before any activation function
     a, t, g  Parameters of shapes (blocks, b, b), (2,) and (blocks', b', b'); their values are
              not looked at. t counts the positions in A_sum and in G_sum
+    scale    what the loss was multiplied by, (), float32
     """
 
     def __init__(self, geometry):
@@ -40,21 +44,22 @@ class Tap(nn.Cell):
             self.kernel, self.stride = geometry.kernel, geometry.stride
             self.dilation = geometry.dilation
 
-    def construct(self, x, y, a, t, g):
+    def construct(self, x, y, a, t, g, scale):
         return y
 
-    def bprop(self, x, y, a, t, g, out, dout):
+    def bprop(self, x, y, a, t, g, scale, out, dout):
+        unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         if self.is_convolution:
             patches = self.patches(ops.cast(x, ms.float32))
-            derivatives = ops.cast(dout, ms.float32).reshape(dout.shape[0], dout.shape[1], -1)
+            derivatives = unscaled.reshape(dout.shape[0], dout.shape[1], -1)
         else:
             patches = _one_image(ops.cast(x, ms.float32))
-            derivatives = _one_image(ops.cast(dout, ms.float32))
-        rows = x.shape[0]
-        positions = ops.cast(patches.shape[0] * patches.shape[2] / rows, ms.float32)
-        a_sum = self._products(patches, self.a_blocks, self.homogeneous) * (1.0 / rows)
-        g_sum = self._products(derivatives, self.g_blocks, False) * float(rows)
-        return ops.zeros_like(x), dout, a_sum, ops.stack((positions, positions)), g_sum
+            derivatives = _one_image(unscaled)
+        count = ops.cast(patches.shape[0] * patches.shape[2], ms.float32)
+        a_sum = self._products(patches, self.a_blocks, self.homogeneous)
+        g_sum = self._products(derivatives, self.g_blocks, False)
+        counted = ops.stack((count, count))
+        return ops.zeros_like(x), dout, a_sum, counted, g_sum, ops.zeros_like(scale)
 
     def patches(self, x):
         """Return the patches of a convolution's input (N, C, H, W): (N, C kh kw, T)."""
@@ -113,6 +118,8 @@ class Tapped(nn.Cell):
     """
 
     taps_thor = True
+    # While a training is looked at operator by operator: (call, x) -> what stands for the call.
+    watch = None
 
     def __init__(self, layer, tap, buffers):
         super().__init__(auto_prefix=False)
@@ -121,13 +128,23 @@ class Tapped(nn.Cell):
         object.__setattr__(self, "tap", tap)
         for name, buffer in zip(("a", "t", "g"), buffers, strict=True):
             object.__setattr__(self, name, buffer)
+        self.scale = Tensor(1.0, ms.float32)
         # The derivative is wanted before the activation function that an nn.Dense may have.
         self.activates = bool(getattr(layer, "activation_flag", False))
         if self.activates:
             layer.activation_flag = False
 
+    def __call__(self, x):
+        if self.watch is None:
+            return super().__call__(x)
+        return self.watch(super().__call__, x)
+
+    def unscale(self, scale):
+        """Let the tap divide by ``scale``, the Parameter that the loss is multiplied by."""
+        object.__setattr__(self, "scale", scale)
+
     def construct(self, x):
-        y = self.tap(x, self.layer(x), self.a, self.t, self.g)
+        y = self.tap(x, self.layer(x), self.a, self.t, self.g, self.scale)
         if self.activates:
             y = self.layer.activation(y)
         return y

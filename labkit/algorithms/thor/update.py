@@ -11,10 +11,17 @@ from labkit.algorithms.thor import taps, upstream_gpu
 from labkit.algorithms.thor.adapt import Adaptation
 from labkit.algorithms.thor.directions import Directions
 from labkit.algorithms.thor.inverses import Inverses
-from labkit.algorithms.thor.layers import find_layers, release_layers, tap_layers
+from labkit.algorithms.thor.layers import (
+    find_layers,
+    refuse_layers,
+    release_layers,
+    tap_layers,
+    tapped_cells,
+)
 from labkit.algorithms.thor.options import checked_options
 from labkit.algorithms.thor.rules import FREEZE, REFRESH, Damping, Frequency
 from labkit.algorithms.thor.supported_losses import check_loss
+from labkit.algorithms.thor.uses import check_uses
 from labkit.errors import InputError
 from labkit.gradients import set_state, state
 from labkit.nonfinite import first_nonfinite
@@ -35,7 +42,9 @@ class ThorUpdate(UpdateStage):
 
     All state is in Parameters: a checkpoint of the step is the whole state.
 
-    Raises ``InputError`` for bad options and a network with nothing to precondition, and
+    Raises ``InputError`` for bad options, a network with nothing to precondition, and, naming all
+    of them, layers whose weight does more than their calls show: tied to another Cell's when the
+    stage is built, used elsewhere or without a call at the first batch, before it is compiled.
     FloatingPointError where factors are not finite or no damping makes them invertible.
     """
 
@@ -67,7 +76,7 @@ class ThorUpdate(UpdateStage):
         self.adaptation = None
         if options.adapt_damping is not None:
             self.adaptation = Adaptation(options.adapt_damping, self, loss_net)
-        self.decisions = {}
+        self.decisions, self.seen_shapes = {}, set()
         self.settings = {"damping": _settled(damping)}
         self.settings |= {name: _settled(value) for name, value in vars(options).items()}
 
@@ -145,6 +154,13 @@ class ThorUpdate(UpdateStage):
             return False
         return self.frequency.is_due(updates, int(self.last_refresh.asnumpy()))
 
+    def before(self, step, batch):
+        """Refuse layers that are not used by their calls alone: for each new shape of a batch."""
+        shapes = tuple(getattr(part, "shape", None) for part in batch)
+        if shapes not in self.seen_shapes:
+            check_uses(step.gradient, self.places, batch)
+            self.seen_shapes.add(shapes)
+
     def refresh(self, step, batch):
         """Make the inverses anew where they are due, by layer; return the new ``noted``.
 
@@ -177,6 +193,7 @@ class ThorUpdate(UpdateStage):
         return self.schedule.at(update)
 
     def _check_factors(self, seen, update):
+        uncalled = {}
         for layer, (positions, _, finite) in zip(self.layers, seen, strict=True):
             if not finite:
                 raise FloatingPointError(
@@ -184,10 +201,8 @@ class ThorUpdate(UpdateStage):
                     f"{update + 1}; the averages and the weights are as before it"
                 )
             if not positions > 0:
-                raise InputError(
-                    f"layer {layer.layer_name!r} got no samples: the loss does not depend on it; "
-                    f"expected every layer to be used, or skip=({layer.layer_name!r},)"
-                )
+                uncalled[layer.layer_name] = "was not called, though its weight may be used"
+        refuse_layers(uncalled)
 
     def _refresh_layers(self, seen, damping, traces, frozen, refreshes, retries):
         """Decide for each layer and invert; the arrays from ``traces`` on are changed in place."""
@@ -233,6 +248,9 @@ class ThorUpdate(UpdateStage):
             )
 
     def attach(self, step):
+        if step.gradient.scaled:
+            for cell in tapped_cells(self.places):
+                cell.unscale(step.gradient.loss_scale)
         if self.adaptation is not None and step.accumulates:
             raise InputError(
                 "adapt_damping looks at the loss of the update's batch before and after; expected "

@@ -27,23 +27,25 @@ class UpstreamTap(Tap):
         if self.is_convolution:
             self.pad_mode, self.dilation = "same", (1, 1)
 
-    def bprop(self, x, y, a, t, g, out, dout):
-        rows = x.shape[0]
+    def bprop(self, x, y, a, t, g, scale, out, dout):
+        # The gradient stage divides A and the positions by the rows, and multiplies G by them.
+        rows = float(x.shape[0])
+        unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         if self.is_convolution:
             patches = ops.reduce_mean(self.patches(ops.cast(x, ms.float32)), 0).expand_dims(0)
-            flat = ops.cast(dout, ms.float32).reshape(rows, dout.shape[1], -1)
+            flat = unscaled.reshape(x.shape[0], dout.shape[1], -1)
             derivatives = ops.reduce_mean(flat, 0).expand_dims(0)
-            a_sum = self._products(patches, self.a_blocks, False)
-            g_sum = self._products(derivatives, self.g_blocks, False) * float(rows * rows)
-            positions = (patches.shape[2], derivatives.shape[2])
+            a_sum = self._products(patches, self.a_blocks, False) * rows
+            g_sum = self._products(derivatives, self.g_blocks, False) * rows
+            positions = (rows * patches.shape[2], rows * derivatives.shape[2])
         else:
             columns = ops.transpose(ops.cast(x, ms.float32), (1, 0)).expand_dims(0)
-            derivatives = ops.transpose(ops.cast(dout, ms.float32), (1, 0)).expand_dims(0)
-            a_sum = self._products(columns, self.a_blocks, False) * (1.0 / columns.shape[1])
-            g_sum = self._products(derivatives, self.g_blocks, False) * float(rows)
-            positions = (1, 1)
+            derivatives = ops.transpose(unscaled, (1, 0)).expand_dims(0)
+            a_sum = self._products(columns, self.a_blocks, False) * (rows / columns.shape[1])
+            g_sum = self._products(derivatives, self.g_blocks, False)
+            positions = (rows, rows)
         counted = ops.stack([ops.cast(one, ms.float32) for one in positions])
-        return ops.zeros_like(x), dout, a_sum, counted, g_sum
+        return ops.zeros_like(x), dout, a_sum, counted, g_sum, ops.zeros_like(scale)
 
 
 def tapped(layer, geometry, buffers) -> Tapped:

@@ -103,11 +103,11 @@ class TestTraceRule:
 RULE = LevenbergMarquardt(0.5)
 
 
-def _line():
+def _line(**options):
     network = nn.Dense(3, 1)
     sgd = nn.SGD(network.trainable_params(), 0.1)
     loss_net = LossNet(network, nn.MSELoss())
-    return network, ThorStep(loss_net, sgd, 1.0, frequency=1, adapt_damping=RULE)
+    return network, ThorStep(loss_net, sgd, 1.0, frequency=1, adapt_damping=RULE, **options)
 
 
 class Line:
@@ -115,17 +115,19 @@ class Line:
 
     G is then (2 c)^2, whatever the row, and F = G (x) A has no approximation in it; the Hessian is
     2 E[p p^T]. With c^2 = 1/2 they are equal: the quadratic model is the loss itself.
+
+    size  by how much the inputs are larger than numbers of order 1
     """
 
-    def __init__(self, once, c, damping, *, rate=0.1, rule=RULE):
-        self.network, self.step = once(_line)
+    def __init__(self, once, c, damping, *, rate=0.1, rule=RULE, size=1.0, **options):
+        self.network, self.step = once(_line, **options)
         self.thor = self.step.update
         set_state(self.step.optimizer.learning_rate, rate)
         # Both are read between the graphs.
         self.thor.schedule, self.thor.adaptation.rule = Damping(damping), rule
         random = np.random.default_rng(5)
         set_state(self.network.weight, random.normal(size=(1, 3)).astype(np.float32))
-        self.inputs = random.normal(size=(16, 3)).astype(np.float32)
+        self.inputs = (size * random.normal(size=(16, 3))).astype(np.float32)
         signs = np.where(np.arange(16) % 3 == 0, 1.0, -1.0)[:, None]
         outputs = self.inputs @ self.network.weight.asnumpy().T + self.network.bias.asnumpy()
         self.targets = (outputs + c * signs).astype(np.float32)
@@ -184,6 +186,38 @@ class TestLevenbergMarquardt:
         change, _, _ = line.update()
         assert change > 0 and line.thor.adaptation.rho < 0.25
         assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-2)
+
+    @pytest.mark.parametrize("clip_norm, size, times", [(8, 80, 10), (8, 1, 0.1), (0.1, 1, 10)])
+    def test_rho_of_a_clipped_gradient(self, clip_norm, size, times, once):
+        """The move is shorter, the loss' slope is not: with a clipped one rho was |g| / clip_norm.
+
+        Measured where it is clipped to a tenth: 1.0010 and 1.0000; not clipped 1.0000.
+        """
+        line = Line(once, np.sqrt(0.5), 1e-4, size=size, clip_norm=float(clip_norm))
+        change, move, slope = line.update()
+        norm = np.sqrt(np.sum(slope**2))
+        assert 0.5 < norm / clip_norm / times < 2
+        assert line.step.last_update.gradient_norm == pytest.approx(norm, rel=1e-3)
+        foreseen = change + 0.5e-4 * np.sum(move**2)
+        assert line.thor.adaptation.rho == pytest.approx(change / foreseen, rel=1e-2)
+        assert float(line.thor.damping.asnumpy()) == pytest.approx(0.5e-4)
+
+    def test_a_bad_forecast_of_a_clipped_gradient_raises_the_damping(self, once):
+        """With a slope that is a quarter as long, the same rho of 0.2 was 0.9, and lowered it.
+
+        F is 1/25 of the Hessian H. A move of -a H^-1 g changes the loss by (-a + a^2 / 2) g H^-1 g,
+        and the model foresees (-a + a^2 / 50) g H^-1 g.
+        """
+        a, clip_norm = 1.61, 0.1
+        line = Line(once, np.sqrt(0.02), 1e-6, size=1.9, clip_norm=clip_norm)
+        arrays = line.inputs.astype(np.float64), line.targets.astype(np.float64)
+        slopes = reference.linear_regression(*line.weights(), *arrays)[1]
+        norm = np.sqrt(sum(np.sum(slope**2) for slope in slopes))
+        assert 3 < norm / clip_norm < 5
+        set_state(line.step.optimizer.learning_rate, a / 25 * norm / clip_norm)
+        line.update()
+        assert line.thor.adaptation.rho == pytest.approx((1 - a / 2) / (1 - a / 50), abs=0.04)
+        assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-6)
 
     def test_it_stays_within_its_bounds(self, once):
         rule = LevenbergMarquardt(0.5, least=0.8e-2, largest=1.5e-2)

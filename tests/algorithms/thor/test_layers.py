@@ -3,7 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, mint, nn, ops
+from mindspore import ParameterTuple, Tensor, mint, nn
 
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.taps import Tapped
@@ -136,6 +136,62 @@ def twice_in_a_sequence():
     return nn.SequentialCell(layer, nn.ReLU(), layer)
 
 
+class TiedToTable(nn.Cell):
+    """A language model whose head multiplies with its embedding's table."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.hidden = nn.Embedding(6, 4), nn.Dense(4, 4)
+        self.head = nn.Dense(4, 6, has_bias=False)
+        self.head.weight = self.embed.embedding_table
+
+    def construct(self, tokens):
+        return self.head(self.hidden(self.embed(tokens)))
+
+
+class Owner(nn.Cell):
+    """Has a Parameter of another Cell as its own, as an attribute, in a tuple or in a list."""
+
+    def __init__(self, parameter, kind):
+        super().__init__(auto_prefix=False)
+        self.kept = {"attribute": parameter, "tuple": ParameterTuple([parameter])}.get(
+            kind, [parameter]
+        )
+
+    def construct(self, x):
+        return x
+
+
+class OwnedTwice(nn.Cell):
+    """A dense layer, and a Cell of another type that has its weight or its bias as well."""
+
+    def __init__(self, kind, which="weight"):
+        super().__init__()
+        self.first, self.second = nn.Dense(4, 4), nn.Dense(4, 4)
+        self.owner = Owner(getattr(self.first, which), kind)
+
+    def construct(self, x):
+        return self.owner(self.second(self.first(x)))
+
+
+class Attention(nn.Cell):
+    """MindSpore's own encoder of two layers, whose out_proj are never called, and a tied head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(6, 4)
+        layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Dense(4, 6, has_bias=False)
+        self.head.weight = self.embed.embedding_table
+
+    def construct(self, tokens):
+        return self.head(self.encoder(self.embed(tokens)))
+
+
+OUT = [f"encoder.layers.{number}.self_attn.out_proj" for number in range(2)]
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         "make, first, second",
@@ -147,13 +203,53 @@ class TestRefused:
     )
     def test_one_weight_in_two_places(self, make, first, second):
         network = make()
-        said = f"layers '{first}' and '{second}' share the weight .*skip=\\('{second}',\\)"
-        with pytest.raises(InputError, match=said):
+        said = f"layer '{first}' shares its weight .* with '{second}'; layer '{second}' shares its"
+        with pytest.raises(InputError, match=f"{said} .*skip=\\('{first}', '{second}'\\)"):
             convert(network)
         assert not taps(network)
 
-    def test_two_names_of_which_one_is_skipped(self):
-        assert names(convert(Tied(), skip=("second",))) == ["first"]
+    @pytest.mark.parametrize("skip", [("first",), ("second",)])
+    def test_the_other_place_would_have_half_of_the_factors(self, skip):
+        with pytest.raises(InputError, match="shares its weight"):
+            convert(Tied(), skip=skip)
+        with pytest.raises(InputError, match="skip=\\('first', 'second'\\) leaves"):
+            convert(Tied(), skip=("first", "second"))
+
+    def test_a_head_that_is_tied_to_an_embedding(self):
+        network = TiedToTable()
+        said = "layer 'head' shares its weight 'embed.embedding_table' with 'embed'"
+        with pytest.raises(InputError, match=f"{said}; .*skip=\\('head',\\)"):
+            convert(network)
+        assert not taps(network)
+        assert names(convert(network, skip=("head",))) == ["hidden"]
+
+    @pytest.mark.parametrize("kind", ["attribute", "tuple", "list"])
+    def test_a_cell_of_any_type_that_has_the_weight(self, kind):
+        network = OwnedTwice(kind)
+        with pytest.raises(InputError, match=r"'first' shares its weight .* with 'owner'"):
+            convert(network)
+        assert names(convert(network, skip=("first",))) == ["second"]
+
+    def test_a_shared_bias_where_it_is_in_the_factors(self):
+        network = OwnedTwice("attribute", "bias")
+        with pytest.raises(InputError, match=r"'first' shares its bias .* with 'owner'"):
+            convert(network)
+        assert names(convert(network, bias="plain")) == ["first", "second"]
+
+    def test_a_shared_weight_that_is_not_updated_is_nobodys_concern(self):
+        network = TiedToTable()
+        assert names(convert(network, network.hidden.trainable_params())) == ["hidden"]
+
+    def test_all_at_once_with_what_attention_does_not_call(self):
+        network = Attention()
+        with pytest.raises(InputError) as caught:
+            convert(network)
+        said = str(caught.value)
+        assert "\n" not in said and f"skip={('head', *OUT)}" in said
+        assert said.count("is never called: nn.MultiheadAttention takes its weight") == 2
+        assert not taps(network)
+        found = names(convert(network, skip=(*OUT, "head")))
+        assert sorted(found) == [f"encoder.layers.{n}.dense{k}" for n in (0, 1) for k in (1, 2)]
 
     def test_a_second_conversion(self):
         network = LeNet5()
@@ -294,24 +390,3 @@ class TestConversion:
         assert network.fc1.training and network.fc1.layer.training
         update.release()
         assert network.fc1.training
-
-
-class Unused(nn.Cell):
-    """A layer that the output does not depend on."""
-
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Dense(4, 4), nn.Dense(4, 4)
-
-    def construct(self, x):
-        return self.used(x) + 0 * ops.stop_gradient(x)
-
-
-def test_a_layer_without_samples_is_named():
-    network = Unused()
-    with pynative():
-        step = ThorStep(LossNet(network, nn.MSELoss()), momentum(network), 0.1)
-        before = snapshot(network)
-        with pytest.raises(InputError, match=r"layer 'unused' got no samples.*skip=\('unused',\)"):
-            step(*tensors(normal((5, 4)), normal((5, 4), 1)))
-    assert_bit_equal(snapshot(network), before)

@@ -16,9 +16,14 @@ pytestmark = pytest.mark.usefixtures("runtime")
 INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
 
 
-def trained(once, updates=1, **options):
-    """Train ``mlp`` on large inputs and small errors; return (step, network, the losses)."""
+def trained(once, updates=1, *, scale=None, **options):
+    """Train ``mlp`` on large inputs and small errors; return (step, network, the losses).
+
+    scale  what a dynamic loss scale has come to
+    """
     network, step = thor_step(once, frequency=2, nan="drop", **options)
+    if scale is not None:
+        set_state(step.gradient.loss_scale, scale)
     set_state(network[0].weight, network[0].weight.asnumpy() / INPUTS_SCALE)
     for layer, share in ((network[0], 1.0), (network[2], TARGETS_SCALE)):
         set_state(layer.bias, layer.bias.asnumpy() * share)
@@ -69,12 +74,14 @@ def test_factors_do_not_depend_on_the_scale(once):
         np.testing.assert_allclose(first[name], second[name], rtol=0, atol=1e-3 * largest)
 
 
-def test_scaled_float32_is_float32(float32, once):
-    """Without float16 the scale comes out of A, which never had it, and twice of G."""
-    for scale in (2.0**16, 2.0**40):
-        step, _, _ = trained(once, loss_scale=scale)
-        for name, came in factors(step.update).items():
-            np.testing.assert_allclose(came, float32[name], rtol=1e-6, err_msg=name)
+@pytest.mark.parametrize("exponent", [0, 16, 66, 100, 120])
+def test_scaled_float32_is_float32(float32, exponent, once):
+    """Up to the largest that a dynamic scale grows to; with its square G left float32 at 2**66."""
+    dynamic = DynamicLossScale(2.0**16)
+    step, _, _ = trained(once, scale=2.0**exponent, loss_scale=dynamic)
+    assert step.last_update.number == 1
+    for name, came in factors(step.update).items():
+        np.testing.assert_allclose(came, float32[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_training_is_that_of_float32(once):

@@ -2,14 +2,11 @@
 
 import numpy as np
 import pytest
-from mindspore import nn
 
 from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.algorithms.thor import ThorUpdate
 from labkit.algorithms.thor.inverses import Inverses
-from labkit.errors import InputError
 from labkit.gradients import set_state
-from labkit.losses import LossNet
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import assert_bit_equal, assert_close, rows, snapshot, tensors
 from tests.thor_cells import DAMPING, FIRST, Twin, call, inverses, mlp, optimizer, thor_step, values
@@ -159,32 +156,6 @@ class TestInversion:
         assert step.last_update.number == 0
         assert not changed & {p.name for p in network.get_parameters()}
         assert not any("retries" in name or "refreshes" in name for name in changed)
-
-
-class _Unused(nn.Cell):
-    """The second layer is there and not used."""
-
-    def __init__(self):
-        super().__init__()
-        self.used, self.unused = nn.Dense(3, 2), nn.Dense(3, 2)
-
-    def construct(self, x):
-        return self.used(x)
-
-
-def test_a_layer_without_samples():
-    network = _Unused()
-    step = ThorStep(LossNet(network, nn.MSELoss()), optimizer(network), DAMPING)
-    before = snapshot(network)
-    with pytest.raises(InputError, match=r"'unused' got no samples.*skip=\('unused',\)"):
-        call(step, 0)
-    assert_bit_equal(snapshot(network), before)
-    step.update.release()
-    network = _Unused()
-    loss_net = LossNet(network, nn.MSELoss())
-    step = ThorStep(loss_net, optimizer(network), DAMPING, skip=("unused",))
-    call(step, 0)
-    assert step.last_update.number == 1
 
 
 def _accumulated():

@@ -263,13 +263,14 @@ class TestAgainstPyTorch:
 
 
 def sums(tap, x, dout):
-    """Return (A_sum, T of A and G, G_sum) of the tap's backward pass, operator by operator."""
-    x, dout = Tensor(x), Tensor(dout)
+    """Return (A_sum, T of A and G, G_sum) of the tap's backward pass, as means over axis 0."""
+    x, dout, scale = Tensor(x), Tensor(dout), Tensor(1.0)
     with pynative():
-        dx, dy, a_sum, positions, g_sum = tap.bprop(x, dout, None, None, None, dout, dout)
-    assert not dx.asnumpy().any() and dx.dtype == x.dtype
-    np.testing.assert_array_equal(dy.asnumpy(), dout.asnumpy())
-    return a_sum, positions.asnumpy(), g_sum
+        dx, dy, a_sum, count, g_sum, ds = tap.bprop(x, dout, None, None, None, scale, dout, dout)
+        assert not dx.asnumpy().any() and dx.dtype == x.dtype and not ds.asnumpy().any()
+        np.testing.assert_array_equal(dy.asnumpy(), dout.asnumpy())
+        rows = x.shape[0]
+        return a_sum / rows, count.asnumpy() / rows, g_sum * rows
 
 
 @st.composite
@@ -374,6 +375,24 @@ def test_half_precision_is_multiplied_in_float32(name):
     (a_factor, g_factor, _), _ = twin(layer, x, dout, False)
     assert off(whole(a_sum, a_factor.shape[-1]), positions[0] * a_factor) <= FACTOR
     assert off(whole(g_sum, g_factor.shape[-1]), positions[0] * g_factor) <= FACTOR
+
+
+@pytest.mark.parametrize("name", ["dense", "convolution"])
+def test_the_loss_scale_is_in_no_factor(name):
+    """Taken out before anything is squared: powers of two, to the bit."""
+    layer = nn.Dense(5, 4) if name == "dense" else nn.Conv2d(3, 4, 3, pad_mode="same")
+    x, dout = normal((6, 5)), normal((6, 4), 1)
+    if name == "convolution":
+        x, dout = normal((6, 3, 5, 5)), normal((6, 4, 5, 5), 1)
+    tap = Tap(geometry_of(layer, homogeneous=False, split=None))
+    made = []
+    for scale in (1.0, 2.0**100):
+        derivative = Tensor(dout * np.float32(scale))
+        with pynative():
+            sums = tap.bprop(Tensor(x), None, *[None] * 3, Tensor(scale), None, derivative)
+            made.append([one.asnumpy() for one in sums[2:5]])
+    for one, other in zip(*made, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "prelu"])

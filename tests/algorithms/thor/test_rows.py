@@ -1,0 +1,252 @@
+"""A row is the batch's, wherever a layer has its axis: the same function, the same update."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn, ops
+
+import labkit.step
+from labkit import reference
+from labkit.algorithms.thor import ThorStep
+from labkit.algorithms.thor.uses import rows_of
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+from labkit.runtime import pynative
+from tests.step_cells import tensors
+from tests.thor_layers import DIRECTION, FACTOR, fill, normal, off
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+ROWS, TIMES, WIDTH, CLASSES = 4, 6, 5, 3
+# Whether axis 0 of the inputs counts time, and whether the layers see one axis of both together.
+LAYOUTS = {
+    "batch first": (False, False),
+    "time first": (True, False),
+    "batch first, flat": (False, True),
+    "time first, flat": (True, True),
+}
+
+
+class Sequence(nn.Cell):
+    """(B, T, 5) or (T, B, 5) -> (B, 3): two dense layers at every time, the mean over all times."""
+
+    def __init__(self, time_first, flat):
+        super().__init__()
+        self.up, self.head = nn.Dense(WIDTH, 7), nn.Dense(7, CLASSES)
+        self.time_first, self.flat = time_first, flat
+
+    def construct(self, x):
+        shape = x.shape
+        if self.flat:
+            x = x.reshape(-1, shape[2])
+        y = self.head(ops.tanh(self.up(x))).reshape(shape[0], shape[1], -1)
+        return ops.mean(y, 0 if self.time_first else 1)
+
+
+def sequences():
+    """Inputs (B, T, 5) and labels (B,)."""
+    return normal((ROWS, TIMES, WIDTH)), np.array([0, 2, 1, 0], np.int32)
+
+
+def in_layout(x, time_first):
+    return np.ascontiguousarray(x.swapaxes(0, 1)) if time_first else x
+
+
+def observed(step):
+    """A, G and T of each layer."""
+    return {
+        f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
+        for layer in step.update.layers
+        for name in ("a_factor", "g_factor", "positions")
+    }
+
+
+def first_update(network, x, labels, *, compiled=False, **options):
+    """Update once at learning rate 1; return (what the layers have, what moved by name)."""
+
+    def run():
+        sgd = nn.SGD(network.trainable_params(), 1.0)
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
+        step = ThorStep(loss_net, sgd, 0.1, frequency=1, **options)
+        before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
+        step(*tensors(x, labels))
+        after = {p.name: p.asnumpy() for p in network.trainable_params()}
+        step.update.release()
+        assert step.last_update.number == 1
+        return observed(step), {name: after[name] - before[name] for name in before}
+
+    if compiled:
+        return run()
+    with pynative():
+        return run()
+
+
+def in_float64(network, x, labels):
+    """The same of ``Sequence`` by the reference, whose axis 0 counts rows."""
+    values = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
+    x = x.astype(np.float64)
+    seen = np.tanh(x @ values["up.weight"].T + values["up.bias"])
+    logits = (seen @ values["head.weight"].T + values["head.bias"]).mean(axis=1)
+    chances = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    slope = (chances - np.eye(CLASSES)[labels])[:, None] / ROWS / TIMES
+    slope = np.broadcast_to(slope, (ROWS, TIMES, CLASSES))
+    below = slope @ values["head.weight"] * (1 - seen**2)
+    layers = [reference.Layer("up", x, below), reference.Layer("head", seen, slope)]
+    made, gradients = {}, {}
+    for layer in layers:
+        a, g, positions = reference.kronecker_factors(
+            layer.inputs, layer.derivatives, homogeneous=True
+        )
+        made |= {f"{layer.name}.a_factor": a, f"{layer.name}.g_factor": g}
+        made[f"{layer.name}.positions"] = np.array([positions, positions])
+        gradients[f"{layer.name}.weight"] = np.einsum(
+            "nto,nti->oi", layer.derivatives, layer.inputs
+        )
+        gradients[f"{layer.name}.bias"] = layer.derivatives.sum(axis=(0, 1))
+    after = reference.Thor(1.0, 0.1, weight_decay=0.0).update(values, gradients, layers)
+    return made, {name: after[name] - values[name] for name in values}
+
+
+def assert_same(came, expected, bounds=(FACTOR, DIRECTION)):
+    for ones, others, bound in zip(came, expected, bounds, strict=True):
+        assert ones.keys() == others.keys()
+        for name, value in others.items():
+            assert off(ones[name], value) <= bound, name
+
+
+class TestLayouts:
+    # One is compiled, which takes 8 s; the same code runs operator by operator.
+    @pytest.mark.parametrize("compiled", [False, True])
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_the_update_is_that_of_rows_first(self, layout, compiled):
+        if compiled and layout != "time first":
+            pytest.skip("compiled in one layout")
+        time_first, flat = LAYOUTS[layout]
+        network = fill(Sequence(time_first, flat))
+        x, labels = sequences()
+        expected = in_float64(network, x, labels)
+        assert expected[0]["up.positions"][0] == TIMES
+        options = {"batch_axis": 1} if time_first else {}
+        came = first_update(network, in_layout(x, time_first), labels, compiled=compiled, **options)
+        assert_same(came, expected)
+
+    def test_a_convolution_on_maps_of_all_times(self):
+        """(B T, C, H, W): as many maps a row as there are times."""
+
+        class Video(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.conv = nn.Conv2d(2, 3, 3, pad_mode="valid", has_bias=True)
+
+            def construct(self, x):
+                shape = x.shape
+                y = self.conv(x.reshape(-1, *shape[2:]))
+                return ops.mean(y.reshape(shape[0], shape[1], 3, -1), (1, 3))
+
+        x, labels = normal((ROWS, TIMES, 2, 4, 5)), sequences()[1]
+        made, _ = first_update(fill(Video()), x, labels)
+        assert made["conv.positions"].tolist() == [6 * TIMES, 6 * TIMES]
+
+
+class Encoder(nn.Cell):
+    """MindSpore's own attention and LSTM, in either order of axes."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        self.between = nn.Dense(4, 4, activation="tanh")
+        self.lstm = nn.LSTM(4, 4, batch_first=batch_first)
+        self.head = nn.Dense(4, CLASSES)
+        self.time = 1 if batch_first else 0
+
+    def construct(self, x):
+        x = self.between(self.attention(x, x, x)[0])
+        return ops.mean(self.head(self.lstm(x)[0]), self.time)
+
+
+def test_mindspores_own_layers_in_both_orders():
+    x, labels = normal((ROWS, TIMES, 4)), sequences()[1]
+    networks = [Encoder(True), Encoder(False)]
+    fill(networks[0])
+    for one, other in zip(networks[1].get_parameters(), networks[0].get_parameters(), strict=True):
+        set_state(one, other.asnumpy())
+    skip = ("attention.out_proj",)
+    expected = first_update(networks[0], x, labels, skip=skip)
+    came = first_update(networks[1], in_layout(x, True), labels, skip=skip, batch_axis=1)
+    assert expected[0]["head.positions"][0] == TIMES
+    assert_same(came, expected, (1e-5, 1e-3))
+
+
+class Token(nn.Cell):
+    """One more position for the whole batch, and a layer that sees the batch's mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.mean = nn.Dense(WIDTH, CLASSES), nn.Dense(CLASSES, CLASSES)
+        self.fine = nn.Dense(CLASSES, CLASSES)
+
+    def construct(self, x):
+        flat = ops.concat((x.reshape(-1, WIDTH), ops.ones((1, WIDTH), x.dtype)))
+        y = self.up(flat)[:-1].reshape(x.shape[0], -1, CLASSES).mean(1)
+        return self.fine(y) + self.mean(y.mean(0, True))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The calls that reached a graph which gathers factors; it is not run."""
+    calls = []
+    noted = lambda graph, *batch: calls.append(batch) or Tensor(0.0)  # noqa: E731
+    monkeypatch.setattr(labkit.step._WithExtras, "__call__", noted)
+    return calls
+
+
+class TestRefused:
+    def build(self, network, **options):
+        sgd = nn.SGD(network.trainable_params(), 1.0)
+        return ThorStep(LossNet(network, nn.CrossEntropyLoss()), sgd, 0.1, **options)
+
+    def test_positions_that_the_rows_do_not_divide(self, compiled):
+        step, batch = self.build(Token()), tensors(*sequences())
+        with pytest.raises(InputError) as caught:
+            step(*batch)
+        said = str(caught.value)
+        assert f"layer 'up' sees an input of shape (25, {WIDTH}), not a whole number of" in said
+        assert "layer 'mean' sees an input of shape (1, 3)" in said and "batch's 4 rows" in said
+        assert "skip=('up', 'mean')" in said and "fine" not in said and not compiled
+        step.update.release()
+        self.build(Token(), skip=("up", "mean"))(*batch)
+        assert len(compiled) == 1
+
+    def test_a_batch_that_does_not_tell_its_rows(self, compiled):
+        x, labels = sequences()
+        step = self.build(Sequence(True, False))
+        with pytest.raises(InputError, match=r"disagree on its number of rows.*batch_axis"):
+            step(*tensors(in_layout(x, True), labels))
+        assert not compiled
+
+    @pytest.mark.parametrize(
+        "inputs, labels, axis, rows",
+        [
+            (((4, 6), "int32"), ((4, 6), "int32"), None, "either of two axes"),
+            (((6, 4), "int32"), ((6, 4), "int64"), None, "either of two axes"),
+            (((6, 4, 5), "float32"), ((6, 4, 3), "float32"), None, "either of two axes"),
+            (((4, 6), "int32"), ((4, 6), "int32"), 0, 4),
+            (((6, 4), "int32"), ((6, 4), "int32"), 1, 4),
+            (((6, 4, 5), "float32"), ((4,), "int32"), 1, 4),
+            (((6, 4, 5), "float32"), ((4,), "int32"), None, "disagree"),
+            # As many rows either way.
+            (((4, 4), "int32"), ((4, 4), "int32"), None, 4),
+            # Features, classes and pixels are no time.
+            (((4, 5), "float32"), ((4, 5), "float32"), None, 4),
+            (((4, 6, 5), "float32"), ((4,), "int32"), None, 4),
+            (((4, 3, 8, 8), "float32"), ((4, 8, 8), "int32"), None, 4),
+            (((4, 3, 8, 8), "float32"), ((4, 3, 8, 8), "float32"), None, 4),
+        ],
+    )
+    def test_which_axis_counts_rows(self, inputs, labels, axis, rows):
+        batch = tuple(Tensor(np.zeros(shape, dtype)) for shape, dtype in (inputs, labels))
+        if isinstance(rows, int):
+            assert rows_of(batch, axis) == rows
+            return
+        with pytest.raises(InputError, match=f"{rows}.*batch_axis"):
+            rows_of(batch, axis)
