@@ -37,7 +37,9 @@ class GradientStage(nn.Cell):
                 or 1 (``steps``: the mean of the micro-batches' means)
     reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
     precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
-                the loss and everything after the gradients stay float32
+                the loss and everything after the gradients stay float32. In a ``loss_net`` of
+                one's own, the Cell ``self.network`` is the network and all else is loss; without
+                that name see ``labkit.precision.use_float16``, which refuses what it cannot tell
     loss_scale  number > 0, or ``DynamicLossScale``
     nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
     clip_norm   largest global norm of the averaged gradient, or None
