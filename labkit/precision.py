@@ -132,8 +132,8 @@ def _networks(loss_net):
     if doubtful and sum(bool(cell.parameters_dict()) for _, _, cell in places) > 1:
         raise InputError(
             f"precision='O2' cannot tell whether {doubtful[-1]!r} of the loss_net, a "
-            f"{type(loss_net).__name__}, is network or loss; expected LossNet(network, loss_fn), or "
-            "the network as self.network: all else stays float32"
+            f"{type(loss_net).__name__}, is network or loss; expected LossNet(network, loss_fn), "
+            "or the network as self.network: all else stays float32"
         )
     return places
 
@@ -141,6 +141,10 @@ def _networks(loss_net):
 def _below(cell):
     """Return (name, Cell) of all Cells inside a Cell."""
     return [(path.split(".")[-1], inner) for path, inner in cell.cells_and_names() if path]
+
+
+def _holds_loss(cell):
+    return any(_is_loss(name, inner) for name, inner in _below(cell))
 
 
 def _is_loss(name, cell):
