@@ -50,7 +50,8 @@ class GradientStage(nn.Cell):
                 their own making, for ``contribution_with_extras``: what does not depend on the
                 loss, and what grows with its square. Both are averaged like gradients, by rows
 
-    Raises ``InputError`` for values that are none of these.
+    Raises ``InputError`` for values that are none of these, and for a layer whose gradient is
+    sparse: rows cannot be averaged like tensors.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class GradientStage(nn.Cell):
         refuse_unknown("reduction", reduction, REDUCTION)
         refuse_unknown("precision", precision, PRECISION)
         refuse_unknown("nonfinite", nonfinite, NONFINITE)
+        _refuse_sparse(loss_net)
         if reduction == "sum" and normalise == "tokens":
             raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
         self.ranks, self.all_reduce = 1, None
@@ -288,6 +290,24 @@ class GradientStage(nn.Cell):
         if self.clip_norm is not None:
             divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
         return self.map(ops.partial(_divided, divisor), total), norm
+
+
+def _refuse_sparse(loss_net):
+    """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
+
+    Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
+    of all other rows alone. Not trained, it still hides all other gradients' types from MindSpore.
+    """
+    for path, cell in loss_net.cells_and_names():
+        names = {primitive.name for primitive in cell._primitives.values()}
+        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
+        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
+            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
+            raise InputError(
+                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
+                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
+                "target='DEVICE', sparse=False) and nn.Embedding give"
+            )
 
 
 def summed_in_order(all_reduce, values):

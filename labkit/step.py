@@ -44,12 +44,14 @@ class Step(nn.Cell):
     """Base of the step cells: owns the two stages and all state, as named Parameters.
 
     loss_net   see ``GradientStage``
-    optimizer  any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be 1
+    optimizer  any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be 1. It
+               is given dense gradients: ``nn.LazyAdam`` and its like work as on dense ones
     update     update stage: a Cell called with the averaged gradients, shaped and typed as
                ``optimizer.parameters``; see ``labkit.update_stage`` for one that wants more
     options    of ``GradientStage``
 
-    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself.
+    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself, and as
+    ``GradientStage`` does.
     """
 
     # Whether an update may take more than one call.

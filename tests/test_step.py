@@ -358,6 +358,77 @@ class TestAnyOptimizer:
         )
 
 
+class Lookup(nn.Cell):
+    """Numbers (B, 2) -> (B, 2): a table looked up, and a Dense."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+        self.head = linear()
+
+    def construct(self, numbers):
+        return self.head(self.table(numbers).mean(1))
+
+
+class OwnTable(nn.Cell):
+    """A sparse lookup that is no layer of MindSpore's."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = ms.Parameter(np.ones((6, INPUTS), np.float32), name="rows")
+        self.lookup = ops.EmbeddingLookup()
+
+    def construct(self, numbers):
+        return self.lookup(self.rows, numbers, 0)
+
+
+class TestSparseGradients:
+    def numbers(self):
+        return ms.Tensor(np.array([[0, 1], [2, 3]], np.int32)), tensors(rows(2)[1])[0]
+
+    @pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
+    @pytest.mark.parametrize(
+        ("table", "name"),
+        [
+            (lambda: nn.EmbeddingLookup(6, INPUTS), "table.embedding_table"),
+            (lambda: nn.EmbeddingLookup(6, INPUTS, target="DEVICE"), "table.embedding_table"),
+            (OwnTable, "table.rows"),
+        ],
+    )
+    def test_they_are_refused_by_name(self, make_step, table, name):
+        network = Lookup(table())
+        optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
+        with pytest.raises(InputError, match=f"'network.table', .*{name!r} a sparse") as error:
+            make_step(LossNet(network, nn.MSELoss()), optimizer)
+        assert "sparse=False" in str(error.value) and "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            lambda: nn.EmbeddingLookup(6, INPUTS, target="DEVICE", sparse=False),
+            lambda: nn.Embedding(6, INPUTS),
+        ],
+    )
+    def test_a_dense_one_is_trained_as_by_train_one_step_cell(self, table):
+        built, values = [], snapshot(Lookup(table())).values()
+        for make in (PlainStep, nn.TrainOneStepCell):
+            network = Lookup(table())
+            restore(network, dict(zip(snapshot(network), values, strict=True)))
+            optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
+            step = make(LossNet(network, nn.MSELoss()), optimizer).set_train()
+            for _ in range(3):
+                step(*self.numbers())
+            built.append(snapshot(network))
+        assert_bit_equal(*built)
+
+    def test_a_table_that_is_not_trained_is_no_better(self):
+        """MindSpore knows the type of no gradient of such a graph."""
+        network = Lookup(nn.EmbeddingLookup(6, INPUTS))
+        network.table.embedding_table.requires_grad = False
+        with pytest.raises(InputError, match="'table.embedding_table' a sparse"):
+            PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+
+
 class Normalised(nn.Cell):
     """Dense, normalisation, dense."""
 
