@@ -8,6 +8,7 @@ when it is called behind an ``if``. Every method here that assigns returns a val
 uses it.
 """
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -16,6 +17,7 @@ from mindspore.nn.layer.normalization import _BatchNorm
 
 from labkit.errors import InputError
 from labkit.gradients import GradientStage, set_state, state
+from labkit.modes import held, modes, set_modes
 from labkit.schedules import check_length
 from labkit.update_stage import UpdateStage
 
@@ -49,6 +51,12 @@ class Step(nn.Cell):
     update     update stage: a Cell called with the averaged gradients, shaped and typed as
                ``optimizer.parameters``; see ``labkit.update_stage`` for one that wants more
     options    of ``GradientStage``
+
+    The network is trained in training mode, whatever mode an evaluation has left it in as a whole.
+    A part of it that was put into evaluation mode by its own ``set_train(False)``, before or after
+    the step was built, stays in it: the BatchNorm of a frozen body, a teacher. (A part that holds
+    all trained Parameters cannot be told from the network where only the loss_net or ``LossNet`` is
+    around it.) ``step.set_train`` puts nothing else into training mode either.
 
     Raises ``InputError`` for an optimizer that is none or that unscales gradients itself, and as
     ``GradientStage`` does.
@@ -97,7 +105,49 @@ class Step(nn.Cell):
         if extras is not None:
             update.attach(self)
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
+        self._held, self._phases = [], {}
         self.set_train()
+        if self._held:
+            inner = {id(one) for cell in self._held for one in cell.cells()}
+            outer = {id(cell) for cell in self._held} - inner
+            names = [path for path, cell in loss_net.cells_and_names() if id(cell) in outer]
+            print(f"labkit: in evaluation mode, as it was set: {', '.join(names)}", flush=True)
+
+    def set_train(self, mode=True):
+        """Set the mode of all Cells, but of those that are held in evaluation mode."""
+        self._held = held(self.gradient.loss_net, self.optimizer.parameters, self._held)
+        super().set_train(mode)
+        for cell in self._held:
+            cell.add_flags(training=False)
+        self._watched = [cell for cell, _ in modes(self.gradient.loss_net)]
+        # A compiled graph is of the modes that it was compiled in; MindSpore looks at none of them.
+        self._modes = self._current_modes()
+        self._graph_phase = self._phases.setdefault(
+            self._modes, f"train{len(self._phases) or ''}" if mode else "predict"
+        )
+        return self
+
+    def _current_modes(self):
+        return tuple(cell.training for cell in self._watched)
+
+    @contextmanager
+    def in_training(self):
+        """Follow what ``set_train`` has done to parts of the network since the last call.
+
+        A network that is in evaluation mode as a whole is so again afterwards.
+        """
+        kept = None
+        if self._current_modes() != self._modes:
+            kept = modes(self.gradient.loss_net)
+            self.set_train()
+        if self.phase != self._graph_phase:
+            for graph in (self, self.gradient.loss_net, *self.cells()):
+                graph.phase = self._graph_phase
+        try:
+            yield
+        finally:
+            if kept is not None:
+                set_modes(kept)
 
     def contribution(self, with_extras, *batch):
         """``GradientStage.contribution``; one that is not finite is counted, leaves no trace."""
@@ -154,6 +204,10 @@ class Step(nn.Cell):
         return self._note_rates()
 
     def __call__(self, *batch):
+        with self.in_training():
+            return self._called(*batch)
+
+    def _called(self, *batch):
         if self._with_extras is None:
             return super().__call__(*batch)
         if self.update_wants_extras():

@@ -539,6 +539,129 @@ class TestBatchNorm:
         assert not any(p.requires_grad for p in statistics)
 
 
+class BodyAndHead(nn.Cell):
+    """A body with BatchNorm, and a head with one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.SequentialCell(nn.Dense(INPUTS, 4), nn.BatchNorm1d(4))
+        self.head = nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, OUTPUTS))
+
+    def construct(self, inputs):
+        return self.head(self.body(inputs))
+
+
+def body_alone(network):
+    network.body.set_train(False)
+
+
+def in_a_network_in_training(network):
+    network.set_train()
+    network.body.set_train(False)
+
+
+def nothing(network):
+    pass
+
+
+def evaluated(network):
+    """As MindSpore's ``Model.eval`` and an evaluation by hand leave a network."""
+    network.set_train(False)
+
+
+@pytest.mark.usefixtures("released")
+class TestModes:
+    """What was put into evaluation mode by itself stays in it; a network as a whole is trained."""
+
+    @pytest.fixture
+    def network(self):
+        return BodyAndHead()
+
+    def step(self, network, make=PlainStep):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make(LossNet(network, nn.MSELoss()), momentum(network))
+
+    def moved(self, step, network, seed=0):
+        """Return the parts of the network whose running mean a micro-batch moves."""
+        parts = {"body": network.body[1], "head": network.head[0]}
+        before = {name: cell.moving_mean.asnumpy().copy() for name, cell in parts.items()}
+        step(*tensors(*rows(8, seed)))
+        return {name for name in parts if (parts[name].moving_mean.asnumpy() != before[name]).any()}
+
+    @pytest.mark.parametrize("make", [STEPS["accumulated"], STEPS["subspace"]])
+    def test_a_frozen_body_stays_frozen(self, make, network, capsys):
+        in_a_network_in_training(network)
+        step = self.step(network, make)
+        assert (
+            "labkit: in evaluation mode, as it was set: network.body\n" in capsys.readouterr().out
+        )
+        assert self.moved(step, network) == {"head"}
+
+    @pytest.mark.parametrize(
+        ("prepare", "expected"),
+        [
+            (nothing, {"body", "head"}),
+            (evaluated, {"body", "head"}),
+            (body_alone, {"head"}),
+        ],
+    )
+    def test_by_what_was_done_before(self, prepare, expected, network, capsys):
+        prepare(network)
+        step = self.step(network)
+        said = "in evaluation mode" in capsys.readouterr().out
+        assert said == (expected == {"head"})
+        assert self.moved(step, network) == expected
+        # As Model.train does, and who evaluates in between.
+        for mode in (True, False, True):
+            step.set_train(mode)
+        assert self.moved(step, network, 1) == expected
+
+    def test_by_what_is_done_after(self, network):
+        """Graphs are compiled by then, for other modes."""
+        step = self.step(network)
+        assert self.moved(step, network) == {"body", "head"}
+        network.body.set_train(False)
+        assert self.moved(step, network, 1) == {"head"}
+        step.set_train()
+        assert self.moved(step, network, 2) == {"head"}
+        network.set_train(False)
+        assert self.moved(step, network, 3) == {"head"}
+        assert not any(cell.training for _, cell in network.cells_and_names())
+        network.set_train()
+        assert self.moved(step, network, 4) == {"body", "head"}
+
+    def test_in_a_training_by_model(self, network):
+        in_a_network_in_training(network)
+        step, mean = self.step(network), network.body[1].moving_mean.asnumpy().copy()
+        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
+        Model(step).train(2, data, dataset_sink_mode=False)
+        np.testing.assert_array_equal(network.body[1].moving_mean.asnumpy(), mean)
+        assert (network.head[0].moving_mean.asnumpy() != 0).all()
+
+    def test_a_teacher_in_a_loss_net_of_ones_own(self, capsys):
+        student, teacher = BodyAndHead(), BodyAndHead()
+        teacher.update_parameters_name("teacher.")
+        for part in (student, teacher):
+            part.set_train(False)
+        step = PlainStep(Distilled(student, teacher), momentum(student))
+        assert self.moved(step, teacher) == set()
+        assert self.moved(step, student, 1) == {"body", "head"}
+        assert "as it was set: teacher\n" in capsys.readouterr().out
+
+
+class Distilled(nn.Cell):
+    """Loss net of a student that is to do what a teacher does."""
+
+    def __init__(self, student, teacher):
+        super().__init__(auto_prefix=False)
+        self.student, self.teacher = student, teacher
+
+    def construct(self, inputs, targets):
+        difference = self.student(inputs) - ops.stop_gradient(self.teacher(inputs))
+        return ops.mean(ops.square(difference)) + 0.0 * ops.mean(targets)
+
+
 def test_optimizer_over_some_parameters_leaves_the_others():
     network, loss_net = regression()
     step = AccumulatedStep(loss_net, nn.SGD(ParameterTuple([network.bias]), 0.1), 2)
