@@ -13,8 +13,10 @@ from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
 from labkit.compare import parameter_values
 from labkit.errors import InputError
+from labkit.forward_state import may_assign
 from labkit.gradients import set_state, state
 from labkit.losses import LossNet
+from labkit.nets.lenet import LeNet5
 from labkit.step import running_statistics, trainable_batch_norms
 from labkit.tolerances import TOLERANCE
 from labkit.update_stage import UpdateStage
@@ -296,6 +298,29 @@ class TestLearningRates:
             assert_close(moved, expected_moves, **TOLERANCE["float32, one update"])
 
 
+class Unadapted(nn.LARS):
+    """LARS without its operator, which MindSpore's CPU does not have."""
+
+    def construct(self, gradients):
+        return self.opt(gradients)
+
+
+@pytest.mark.parametrize("rate", [0.1, [0.3, 0.2, 0.1]])
+def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
+    """nn.LARS holds a rate of its own, 0, that nothing is trained with."""
+    network, loss_net = regression()
+    inner = nn.Momentum(network.trainable_params(), rate, 0.9)
+    step = PlainStep(loss_net, Unadapted(inner))
+    used = []
+    for call in range(3):
+        step(*tensors(*rows(4, call)))
+        used += step.last_update.learning_rate
+    assert used == pytest.approx([0.1] * 3 if rate == 0.1 else rate)
+    if rate != 0.1:
+        with pytest.raises(InputError, match="has 3 values for 4 updates"):
+            step.check_length(1)
+
+
 OPTIMIZERS = {
     "SGD": lambda p: nn.SGD(p, 0.1),
     "SGD, decay and Nesterov": lambda p: nn.SGD(
@@ -537,6 +562,120 @@ class TestBatchNorm:
         assert {p.name for p in statistics} <= {p.name for p in network.get_parameters()}
         assert bool(statistics) == trainable
         assert not any(p.requires_grad for p in statistics)
+
+
+class Averaging(nn.Cell):
+    """Dense layers between which running averages are kept, in all the ways of MindSpore.
+
+    frozen  a layer that is read only
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.head = linear(), nn.Dense(OUTPUTS, OUTPUTS)
+        for parameter in self.frozen.get_parameters():
+            parameter.requires_grad = False
+        zeros = np.zeros(OUTPUTS, np.float32)
+        self.mean = ms.Parameter(zeros, name="mean", requires_grad=False)
+        self.trained = ms.Parameter(zeros, name="trained")
+        pair = (ms.Parameter(zeros, name=name, requires_grad=False) for name in ("low", "high"))
+        self.bounds = ParameterTuple(pair)
+        self.count = ms.Parameter(ms.Tensor(0, ms.int32), name="count", requires_grad=False)
+        self.map = ops.HyperMap()
+
+    def construct(self, inputs):
+        hidden = self.frozen(inputs)
+        mean = ops.stop_gradient(ops.mean(hidden, 0))
+        self.mean = 0.9 * self.mean + 0.1 * mean
+        note(self.trained, mean)
+        if self.mean.sum() > -1e30:
+            ops.assign_add(self.count, 1)
+        hidden = hidden - self.mean - self.trained
+        self.map(ops.assign, self.bounds, (mean - 1.0, mean + 1.0))
+        return self.head(hidden)
+
+
+def note(parameter, value):
+    """A function that assigns, outside of any Cell."""
+    ops.assign(parameter, 0.5 * parameter + 0.5 * value)
+
+
+@pytest.mark.usefixtures("released")
+class TestRunningAveragesOfOnesOwn:
+    """No micro-batch that is dropped leaves a trace in what a forward pass assigns."""
+
+    ASSIGNED = {"mean", "trained", "low", "high", "count"}
+
+    def build(self, make_step, **options):
+        network = Averaging()
+        return network, make_step(LossNet(network, nn.MSELoss()), momentum(network), **options)
+
+    @pytest.mark.parametrize("name", ["plain", "accumulated", "accumulated subspace"])
+    def test_nan_leaves_no_trace(self, name):
+        network, step = self.build(STEPS[name])
+        state = {parameter.name for parameter in step.get_parameters()}
+        before = snapshot(network)
+        inputs, targets = rows(8)
+        step(*tensors(inputs * np.nan, targets))
+        assert_bit_equal(snapshot(network), before)
+        for call in range(5):  # with the one before, whole groups: what follows completes none
+            step(*tensors(*rows(8, call)))
+        moved = {n for n, now in snapshot(network).items() if not np.array_equal(now, before[n])}
+        assert moved >= self.ASSIGNED and not moved & {"frozen.weight", "frozen.bias"}
+        before = snapshot(network)
+        for broken in ((inputs * np.nan, targets), (inputs, targets * np.inf)):
+            step(*tensors(*broken))
+            assert_bit_equal(snapshot(network), before)
+        assert int(step.dropped.asnumpy()) == 3
+        # Copies of these alone, and none in a checkpoint: one from before the first batch fits.
+        assert {one.name for one in step.kept} == {f"kept.{one}" for one in self.ASSIGNED}
+        assert {parameter.name for parameter in step.get_parameters()} == state
+
+    def test_a_trial_leaves_no_trace(self):
+        """Of a search that tries 20 times, the average has seen the update's own rows once."""
+        moved = []
+        for name in ("plain", "subspace"):
+            network, step = self.build(STEPS[name])
+            step(*tensors(*rows(8)))
+            moved.append({one: snapshot(network)[one] for one in ("mean", "low", "high", "count")})
+            if name == "subspace":
+                assert step.last_search.trials >= 1
+        assert_bit_equal(*moved)
+
+    def test_in_pynative_mode(self, pynative):
+        network, step = self.build(STEPS["plain"])
+        step(*tensors(*rows(8)))
+        before = snapshot(network)
+        step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
+        assert_bit_equal(snapshot(network), before)
+
+    def test_propagate_keeps_nothing(self):
+        network, step = self.build(STEPS["plain"], nonfinite="propagate")
+        step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
+        assert np.isnan(network.mean.asnumpy()).all() and not step.statistics
+
+    def test_whose_code_might_assign(self):
+        for network in (LeNet5(), linear(), Normalised(nn.BatchNorm1d(4)), nn.LayerNorm((4,))):
+            assert not may_assign(LossNet(network, nn.MSELoss()))
+        for network in (Averaging(), nn.SequentialCell(nn.ReLU(), Averaging())):
+            assert may_assign(LossNet(network, nn.MSELoss()))
+
+
+class TestFloat16Parameters:
+    @pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
+    def test_what_is_lost_is_said(self, make_step):
+        network, loss_net = regression()
+        network.weight.set_dtype(ms.float16)
+        with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8") as said:
+            make_step(loss_net, momentum(network))
+        assert "precision='O2'" in str(said[0].message)
+
+    def test_float32_ones_are_no_news(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for options in ({}, {"precision": "O2", "loss_scale": 1024.0}):
+                network, loss_net = regression()
+                PlainStep(loss_net, momentum(network), **options)
 
 
 class BodyAndHead(nn.Cell):

@@ -126,6 +126,11 @@ class SubspaceStep(AccumulatedStep):
             self._check_rows()
         super().end_epoch()
 
+    def protect(self, parameters):
+        super().protect(parameters)
+        if self.searches:
+            self._trial.protect(parameters)
+
     def between_graphs(self, batch):
         if self.searches and batch and int(self.dropped.asnumpy()) == self._dropped_before:
             self._rows.append(batch)
