@@ -7,6 +7,7 @@ so that it is asked only where the code of a Cell holds something that might ass
 """
 
 import dis
+import functools
 import re
 import types
 
@@ -14,8 +15,13 @@ from mindspore import Parameter, mint, nn
 from mindspore.nn.layer.normalization import _BatchNorm
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
-# Names of functions, methods (add_) and operators that write into what they are given.
-_WRITES = re.compile(r"assign|scatter|apply|batch_?norm|instance_?norm|cache|copy|[^_]_$", re.I)
+# Names of functions, methods (add_) and operators that write into what they are given: all of
+# MindSpore's whose signature says so.
+_WRITES = re.compile(
+    r"assign|scatter|apply|batch_?norm|instance_?norm|cache|copy|(?<!boo)[^_]_$|inplace|index_?add|set_?data"
+    r"|adam|fused|^distcomm|^free$|topk$|preprocess|^update",
+    re.IGNORECASE,
+)
 # Which inputs these operators write into; any other one, into all Parameters that it is given.
 _WRITTEN = {"Load": (), "UpdateState": (), "Depend": (), "BatchNorm": (3, 4)}
 _PHASE = "labkit_forward"
@@ -47,13 +53,22 @@ def assigned(network: nn.Cell, batch) -> list[Parameter]:
 def _writes(cell, seen):
     if any(_WRITES.search(primitive.name) for primitive in cell._primitives.values()):
         return True
+    if getattr(cell, "max_norm", None) is not None:
+        return True  # an embedding of mint that shortens its rows
     values = [type(cell).construct, *vars(cell).values()]
     return any(_code_writes(value, type(cell), seen) for value in values)
 
 
 def _code_writes(value, owner, seen):
     """Return whether a function, or a method of ``owner`` or function it names, might assign."""
+    if isinstance(value, list | tuple | dict | functools.partial):
+        parts = [value.func, *value.args] if isinstance(value, functools.partial) else value
+        parts = parts.values() if isinstance(parts, dict) else parts
+        return any(_code_writes(one, owner, seen) for one in parts)
+    if hasattr(value, "__ms_class__"):
+        return True  # of a class of one's own, compiled by MindSpore: jit_class
     function = getattr(value, "__func__", value)
+    function = getattr(function, "__wrapped__", function)
     if not isinstance(function, types.FunctionType) or (function, owner) in seen:
         return False
     seen.add((function, owner))
@@ -61,12 +76,18 @@ def _code_writes(value, owner, seen):
     for code in codes:
         names.update(code.co_names)
         codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
-        if any(one.opname in ("STORE_ATTR", "STORE_SUBSCR") for one in dis.get_instructions(code)):
+        if any(_stores(one) for one in dis.get_instructions(code)):
             return True
     if any(_WRITES.search(name) for name in names):
         return True
-    methods = [getattr(owner, name, None) for name in names]
+    methods = [getattr(owner, name, None) for name in names if not hasattr(nn.Cell, name)]
     return any(_code_writes(one, owner, seen) for one in methods + _own_functions(function, names))
+
+
+def _stores(instruction):
+    """Return whether it is x.a = y, x[i] = y or x += y, which writes into a Parameter called x."""
+    augmented = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
+    return augmented or instruction.opname in ("STORE_ATTR", "STORE_SUBSCR")
 
 
 def _own_functions(function, names):

@@ -595,6 +595,24 @@ class Averaging(nn.Cell):
         return self.head(hidden)
 
 
+class Aliased(nn.Cell):
+    """Keeps sums under another name, and by index."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = linear()
+        self.total, self.slots = (
+            ms.Parameter(np.zeros(shape, np.float32), name=name, requires_grad=False)
+            for name, shape in (("total", INPUTS), ("slots", (2, INPUTS)))
+        )
+
+    def construct(self, inputs):
+        total = self.total
+        total += ops.mean(inputs, 0)
+        self.slots[1] = ops.mean(inputs, 0)
+        return self.head(inputs - total)
+
+
 def note(parameter, value):
     """A function that assigns, outside of any Cell."""
     ops.assign(parameter, 0.5 * parameter + 0.5 * value)
@@ -653,6 +671,16 @@ class TestRunningAveragesOfOnesOwn:
         network, step = self.build(STEPS["plain"], nonfinite="propagate")
         step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
         assert np.isnan(network.mean.asnumpy()).all() and not step.statistics
+
+    def test_a_part_of_an_alias_is_assigned_too(self):
+        """``p = self.mean; p += x`` writes into the Parameter in graph mode."""
+        network = Aliased()
+        step = PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+        step(*tensors(*rows(8)))
+        before = snapshot(network)
+        assert before["total"].any() and before["slots"].any()
+        step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
+        assert_bit_equal(snapshot(network), before)
 
     def test_whose_code_might_assign(self):
         for network in (LeNet5(), linear(), Normalised(nn.BatchNorm1d(4)), nn.LayerNorm((4,))):
