@@ -82,7 +82,8 @@ def use_float16(loss_net):
         if cell._amp_level in ("", "O0"):
             losses = [inner for key, inner in _below(cell) if _is_loss(key, inner)]
             # Through _cells, as amp itself does: setattr would prefix the parameters' names.
-            parent._cells[name] = _InFloat16(amp.auto_mixed_precision(cell, "O2")._backbone)
+            half = amp.auto_mixed_precision(cell, "O2")
+            parent._cells[name] = _InFloat16(getattr(half, "_backbone", half))
             cell.float16_by_step = True
             for loss in losses:
                 loss.to_float(ms.float32)
