@@ -150,6 +150,11 @@ def load_into(cell, values: dict, origin="the checkpoint") -> None:
                 f"{origin} is of another network: {name} is {came.dtype} {came.shape}, expected "
                 f"{expected.dtype} {expected.shape}"
             )
+        if expected.dtype == ms.bfloat16 and ms.get_context("device_target") == "CPU":
+            raise InputError(
+                f"{origin} cannot be loaded here: {name} is BFloat16, and MindSpore's CPU assigns "
+                "no such Parameter; expected another device, or a network in Float32"
+            )
     for name, parameter in own.items():
         set_state(parameter, values[name])
 

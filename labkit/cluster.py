@@ -128,10 +128,11 @@ def gather_bytes(data: bytes):
 
 
 def take_from_first(parameters) -> None:
-    """Set float32 Parameters, the same on every rank in name and shape, to the first rank's values.
+    """Set Parameters, the same on every rank in name and shape, to the first rank's values.
 
-    BatchNorm's running statistics are of each rank's own images; a checkpoint holds the first
-    rank's, and evaluation over ranks has to use the same ones everywhere.
+    They are float32, or counts up to 2**53. BatchNorm's running statistics are of each rank's own
+    images; a checkpoint holds the first rank's, and evaluation over ranks has to use the same ones
+    everywhere.
     """
     parameters = list(parameters)
     rank, ranks = rank_and_size()
@@ -141,11 +142,11 @@ def take_from_first(parameters) -> None:
     from mindspore import Tensor, ops
 
     own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])
-    first = gather(own)[0].astype(np.float32)
+    first = gather(own)[0]
     ends = np.cumsum([parameter.size for parameter in parameters])
     if rank:
         for parameter, values in zip(parameters, np.split(first, ends[:-1]), strict=True):
-            ops.assign(parameter, Tensor(values.reshape(parameter.shape)))
+            ops.assign(parameter, Tensor(values.reshape(parameter.shape), parameter.dtype))
 
 
 def digest(cell) -> str:

@@ -6,6 +6,7 @@ from mindspore.train import Metric, Model
 
 from labkit import cluster
 from labkit.errors import InputError
+from labkit.modes import modes, set_modes
 
 
 def evaluate(network, loss_fn, dataset, *, top=(), over_ranks=False) -> dict[str, float]:
@@ -17,17 +18,21 @@ def evaluate(network, loss_fn, dataset, *, top=(), over_ranks=False) -> dict[str
     over_ranks  the ranks hold different rows: their counts are added up, so that every row counts
                 alike whatever the sizes of the parts. Call it on every rank then
 
+    All Cells are in evaluation mode meanwhile; each one's own mode is as before afterwards.
+
     Of equal logits that of the smaller class counts as the larger. A row with a logit that is NaN
     is wrong. Raises ``InputError`` where there is no row, and for a k that is not a number >= 1.
     """
     metrics = {"accuracy": TopK(1)} | {f"top_{k}_accuracy": TopK(k) for k in top}
     metrics["loss"] = MeanLoss()
-    model = Model(network, eval_network=nn.WithEvalCell(network, loss_fn), metrics=metrics)
-    was_training = network.training
+    cell = nn.WithEvalCell(network, loss_fn)
+    kept, phase = modes(cell), network.phase
+    model = Model(network, eval_network=cell, metrics=metrics)
     try:
         model.eval(dataset, dataset_sink_mode=False)
     finally:
-        network.set_train(was_training)
+        set_modes(kept)
+        network.phase = phase
     if over_ranks:
         _add_over_ranks(metrics.values())
     return {name: float(metric.eval()) for name, metric in metrics.items()}

@@ -40,7 +40,9 @@ class GradientStage(nn.Cell):
                 (T, B, ...). None: labels (B,) count them, or else axis 0 does
     reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
     precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
-                the loss and everything after the gradients stay float32
+                the loss and everything after the gradients stay float32. In a ``loss_net`` of
+                one's own, the Cell ``self.network`` is the network and all else is loss; without
+                that name see ``labkit.precision.use_float16``, which refuses what it cannot tell
     loss_scale  number > 0, or ``DynamicLossScale``
     nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
     clip_norm   largest global norm of the averaged gradient, or None
@@ -53,7 +55,8 @@ class GradientStage(nn.Cell):
                 ``loss_scale`` first. Both become means over rows, of one row's loss, and are
                 averaged like gradients
 
-    Raises ``InputError`` for values that are none of these.
+    Raises ``InputError`` for values that are none of these, and for a layer whose gradient is
+    sparse: rows cannot be averaged like tensors.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class GradientStage(nn.Cell):
         refuse_unknown("reduction", reduction, REDUCTION)
         refuse_unknown("precision", precision, PRECISION)
         refuse_unknown("nonfinite", nonfinite, NONFINITE)
+        _refuse_sparse(loss_net)
         if reduction == "sum" and normalise == "tokens":
             raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
         self.ranks, self.all_reduce = 1, None
@@ -299,6 +303,24 @@ class GradientStage(nn.Cell):
         if self.clip_norm is not None:
             divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
         return self.map(ops.partial(_divided, divisor), total), norm
+
+
+def _refuse_sparse(loss_net):
+    """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
+
+    Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
+    of all other rows alone. Not trained, it still hides all other gradients' types from MindSpore.
+    """
+    for path, cell in loss_net.cells_and_names():
+        names = {primitive.name for primitive in cell._primitives.values()}
+        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
+        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
+            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
+            raise InputError(
+                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
+                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
+                "target='DEVICE', sparse=False) and nn.Embedding give"
+            )
 
 
 def summed_in_order(all_reduce, values):

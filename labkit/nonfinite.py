@@ -3,6 +3,7 @@
 import numpy as np
 from mindspore import Tensor
 
+from labkit.forward_state import may_assign
 from labkit.gradients import set_state
 from labkit.precision import LOSS_NAMES
 from labkit.runtime import pynative
@@ -13,7 +14,7 @@ def first_nonfinite(loss_net, batch) -> str:
     """Return a sentence on the first thing that is not finite in ``loss_net(*batch)``.
 
     The batch is looked at first, then the weights, then the outputs in the order of the forward
-    pass, which is made once more, operator by operator; BatchNorm's statistics stay as they are.
+    pass, which is made once more, operator by operator; running statistics stay as they are.
     """
     for number, part in enumerate(batch):
         if not _finite(part):
@@ -29,6 +30,8 @@ def first_nonfinite(loss_net, batch) -> str:
         if path and not cell.name_cells() and path.split(".")[0] not in LOSS_NAMES
     ]
     statistics = running_statistics(loss_net)
+    if may_assign(loss_net):
+        statistics = list(loss_net.get_parameters())
     kept = [statistic.asnumpy().copy() for statistic in statistics]
     try:
         with pynative():

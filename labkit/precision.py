@@ -4,15 +4,23 @@ import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+import mindspore as ms
 from mindspore import amp, nn
+from mindspore.ops import functional
 
 from labkit.errors import InputError
+from labkit.losses import LossNet, TokenLossNet
 
 PRECISION = ("O0", "O2")
 # A dynamic loss scale stops growing here: doubled to infinity it would never come back.
 LARGEST_SCALE = 2.0**120
 # What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
 LOSS_NAMES = ("loss_fn", "_loss_fn")
+# What they, and whoever wants to be explicit, call the network.
+NETWORK_NAMES = ("network", "_backbone")
+_LOSS_WORDS = ("loss", "criterion")
+_LOSS_NETS = (LossNet, TokenLossNet, nn.WithLossCell)
+_LISTS = (nn.CellList, nn.CellDict)
 
 
 @dataclass(frozen=True)
@@ -54,23 +62,99 @@ def positive(name, value):
 
 
 def use_float16(loss_net):
-    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone."""
-    networks = {
-        name: cell
-        for name, cell in loss_net.name_cells().items()
-        if name not in LOSS_NAMES and not isinstance(cell, nn.LossBase)
-    }
-    if not networks:
+    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone.
+
+    In a ``LossNet``, or any Cell that holds a ``network``, that is the network and all else is
+    loss. In a Cell of one's own without a ``network``, losses are MindSpore's own, Cells whose name
+    or class speaks of loss or criterion, and Cells without a Parameter that are no layers of
+    MindSpore's; all else is network.
+
+    Raises ``InputError`` where there is none, and where a Cell may be network or loss.
+    """
+    places = _networks(loss_net)
+    if not places:
         raise InputError(
             f"precision='O2' finds no network inside the loss_net, a {type(loss_net).__name__}; "
             "expected a Cell that holds the network as a Cell, as LossNet(network, loss_fn) does"
         )
-    for name, cell in networks.items():
+    for parent, name, cell in places:
         # A Cell's _amp_level is "" until amp sets it.
         if cell._amp_level in ("", "O0"):
+            losses = [inner for key, inner in _below(cell) if _is_loss(key, inner)]
             # Through _cells, as amp itself does: setattr would prefix the parameters' names.
-            loss_net._cells[name] = amp.auto_mixed_precision(cell, "O2")
+            half = amp.auto_mixed_precision(cell, "O2")
+            parent._cells[name] = _InFloat16(getattr(half, "_backbone", half))
             cell.float16_by_step = True
+            for loss in losses:
+                loss.to_float(ms.float32)
+
+
+class _InFloat16(nn.Cell):
+    """A network in float16 whose outputs are float32, as amp's own wrapper makes them.
+
+    A scalar output is the mean of something: a loss that was computed in float16.
+    """
+
+    def __init__(self, backbone):
+        super().__init__(auto_prefix=False)
+        self._backbone = backbone
+        self._get_attr_from_cell(backbone)
+        self._amp_level = "O2"
+
+    def construct(self, *args, **kwargs):
+        outputs = self._backbone(*args, **kwargs)
+        if isinstance(outputs, ms.Tensor) and outputs.ndim == 0:
+            raise TypeError(
+                "precision='O2': what was taken for the network returned a scalar, a loss computed "
+                "in float16; expected LossNet(network, loss_fn), or the network as self.network "
+                "of the loss_net and the loss outside of it"
+            )
+        return functional.mixed_precision_cast(ms.float32, outputs)
+
+
+def _networks(loss_net):
+    """Return (parent, name, Cell) of each network inside a Cell that computes a loss."""
+    cells = loss_net.name_cells()
+    named = {name: cells[name] for name in NETWORK_NAMES if name in cells}
+    places, doubtful = [], []
+    for name, cell in (named or cells).items():
+        if isinstance(cell, _LOSS_NETS):
+            places += _networks(cell)
+        elif not named and _is_loss(name, cell):
+            continue
+        elif not named and (
+            isinstance(cell, _LISTS) or any(_is_loss(*one) for one in _below(cell))
+        ):
+            places += _networks(cell)
+        elif named or _is_layer(cell) or cell.parameters_dict():
+            places.append((loss_net, name, cell))
+            if not named and not _is_layer(cell):
+                doubtful.append(name)
+    if doubtful and sum(bool(cell.parameters_dict()) for _, _, cell in places) > 1:
+        raise InputError(
+            f"precision='O2' cannot tell whether {doubtful[-1]!r} of the loss_net, a "
+            f"{type(loss_net).__name__}, is network or loss; expected LossNet(network, loss_fn), "
+            "or the network as self.network: all else stays float32"
+        )
+    return places
+
+
+def _below(cell):
+    """Return (name, Cell) of all Cells inside a Cell."""
+    return [(path.split(".")[-1], inner) for path, inner in cell.cells_and_names() if path]
+
+
+def _holds_loss(cell):
+    return any(_is_loss(name, inner) for name, inner in _below(cell))
+
+
+def _is_loss(name, cell):
+    words = (name + type(cell).__name__).lower()
+    return isinstance(cell, nn.LossBase) or any(word in words for word in _LOSS_WORDS)
+
+
+def _is_layer(cell):
+    return type(cell).__module__.startswith(("mindspore.nn.", "mindspore.mint."))
 
 
 def refuse_float16(loss_net):

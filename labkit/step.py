@@ -8,18 +8,19 @@ when it is called behind an ``if``. Every method here that assigns returns a val
 uses it.
 """
 
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, Tensor, mint, nn, ops
-from mindspore.nn.layer.normalization import _BatchNorm
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.errors import InputError
+from labkit.forward_state import BATCH_NORMS, assigned, may_assign
 from labkit.gradients import GradientStage, set_state, state
+from labkit.modes import held, modes, set_modes
 from labkit.schedules import check_length
 from labkit.update_stage import UpdateStage
-
-_BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class LastUpdate:
 
     number         updates applied so far; 0 before the first
     loss           mean loss over the update's micro-batches, weighted as their gradients are
-    gradient_norm  global norm of the averaged gradient, before clipping
+    gradient_norm  global norm of the averaged gradient in float32, before clipping
     learning_rate  the rates it used, one per parameter group
     images         rows that went into it, over all ranks
     """
@@ -44,12 +45,23 @@ class Step(nn.Cell):
     """Base of the step cells: owns the two stages and all state, as named Parameters.
 
     loss_net   see ``GradientStage``
-    optimizer  any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be 1
+    optimizer  any ``nn.Optimizer`` with any parameter groups; its own ``loss_scale`` must be 1. It
+               is given dense gradients: ``nn.LazyAdam`` and its like work as on dense ones
     update     update stage: a Cell called with the averaged gradients, shaped and typed as
                ``optimizer.parameters``; see ``labkit.update_stage`` for one that wants more
     options    of ``GradientStage``
 
-    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself.
+    The network is trained in training mode, whatever mode an evaluation has left it in as a whole.
+    A part of it that was put into evaluation mode by its own ``set_train(False)``, before or after
+    the step was built, stays in it: the BatchNorm of a frozen body, a teacher. (A part that holds
+    all trained Parameters cannot be told from the network where only the loss_net or ``LossNet`` is
+    around it.) ``step.set_train`` puts nothing else into training mode either.
+
+    Warns of Parameters that are float16 themselves: an optimizer takes gradients of their type, so
+    that a number below 6e-8 reaches it as 0, unscaled as it is, and one above 65504 as inf.
+
+    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself, and as
+    ``GradientStage`` does.
     """
 
     # Whether an update may take more than one call.
@@ -58,6 +70,7 @@ class Step(nn.Cell):
     def __init__(self, loss_net, optimizer, update, *, nonfinite="drop_micro", **options):
         super().__init__(auto_prefix=False)
         check_optimizer(optimizer)
+        _warn_of_float16(optimizer.parameters)
         if optimizer.loss_scale != 1:
             raise InputError(
                 f"the optimizer has loss_scale={optimizer.loss_scale} and would unscale a second "
@@ -82,10 +95,14 @@ class Step(nn.Cell):
         self.last_loss = state("last_loss", 0.0)
         self.last_norm = state("last_norm", 0.0)
         self.last_images = state("last_images", 0)
-        self._group_starts = _group_starts(optimizer)
+        # rated: the optimizer whose rates are used; nn.LARS has a 0 that it does not use.
+        self.rated = optimizer.opt if isinstance(optimizer, nn.LARS) else optimizer
+        self._group_starts = _group_starts(self.rated)
         rates = Tensor([0.0] * len(self._group_starts), ms.float32)
         self.last_rates = Parameter(rates, name="step.last_rates", requires_grad=False)
-        # kept: BatchNorm's running statistics as they were before the micro-batch.
+        # kept: BatchNorm's running statistics as they were before the micro-batch. What else a
+        # forward pass assigns is known, and kept, when there is a batch to compile a graph for.
+        self._may_assign, self._looked_at = may_assign(loss_net), set()
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
@@ -95,7 +112,54 @@ class Step(nn.Cell):
         if extras is not None:
             update.attach(self)
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
+        self._held, self._phases = [], {}
         self.set_train()
+        if self._held:
+            inner = {id(one) for cell in self._held for one in cell.cells()}
+            outer = {id(cell) for cell in self._held} - inner
+            names = [path for path, cell in loss_net.cells_and_names() if id(cell) in outer]
+            print(f"labkit: in evaluation mode, as it was set: {', '.join(names)}", flush=True)
+
+    def protect(self, parameters):
+        """Keep ``parameters``, which a forward pass assigns, from a micro-batch that is dropped."""
+        if self.gradient.checked:
+            keep_also(self, parameters, "kept")
+
+    def set_train(self, mode=True):
+        """Set the mode of all Cells, but of those that are held in evaluation mode."""
+        self._held = held(self.gradient.loss_net, self.optimizer.parameters, self._held)
+        super().set_train(mode)
+        for cell in self._held:
+            cell.add_flags(training=False)
+        self._watched = [cell for cell, _ in modes(self.gradient.loss_net)]
+        # A compiled graph is of the modes that it was compiled in; MindSpore looks at none of them.
+        self._modes = self._current_modes()
+        self._graph_phase = self._phases.setdefault(
+            self._modes, f"train{len(self._phases) or ''}" if mode else "predict"
+        )
+        return self
+
+    def _current_modes(self):
+        return tuple(cell.training for cell in self._watched)
+
+    @contextmanager
+    def in_training(self):
+        """Follow what ``set_train`` has done to parts of the network since the last call.
+
+        A network that is in evaluation mode as a whole is so again afterwards.
+        """
+        kept = None
+        if self._current_modes() != self._modes:
+            kept = modes(self.gradient.loss_net)
+            self.set_train()
+        if self.phase != self._graph_phase:
+            for graph in (self, self.gradient.loss_net, *self.cells()):
+                graph.phase = self._graph_phase
+        try:
+            yield
+        finally:
+            if kept is not None:
+                set_modes(kept)
 
     def contribution(self, with_extras, *batch):
         """``GradientStage.contribution``; one that is not finite is counted, leaves no trace."""
@@ -152,6 +216,19 @@ class Step(nn.Cell):
         return self._note_rates()
 
     def __call__(self, *batch):
+        with self.in_training():
+            if self._may_assign:
+                self._look_at_forward(batch)
+            return self._called(*batch)
+
+    def _look_at_forward(self, batch):
+        """Protect what the graph that is compiled for such a batch assigns in its forward pass."""
+        graph = (self._graph_phase, *(getattr(one, "shape", None) for one in batch))
+        if graph not in self._looked_at:
+            self.protect(assigned(self.gradient.loss_net, batch))
+            self._looked_at.add(graph)
+
+    def _called(self, *batch):
         if self._with_extras is None:
             return super().__call__(*batch)
         if self.update_wants_extras():
@@ -179,9 +256,9 @@ class Step(nn.Cell):
             self.update.applied(self, batch)
 
     def _note_rates(self):
-        if self.optimizer.dynamic_lr:
-            rates = self.optimizer.get_lr()
-            if not self.optimizer.is_group_lr:
+        if self.rated.dynamic_lr:
+            rates = self.rated.get_lr()
+            if not self.rated.is_group_lr:
                 rates = (rates,)
             ops.assign(self.last_rates, ops.stack([rates[i] for i in self._group_starts]))
         return True
@@ -189,14 +266,12 @@ class Step(nn.Cell):
     @property
     def last_update(self) -> LastUpdate:
         """The most recent update, read from the device."""
-        if self.optimizer.dynamic_lr:
+        if self.rated.dynamic_lr:
             rates = tuple(float(rate) for rate in self.last_rates.asnumpy())
-        elif self.optimizer.is_group_lr:
-            rates = tuple(
-                float(self.optimizer.learning_rate[i].asnumpy()) for i in self._group_starts
-            )
+        elif self.rated.is_group_lr:
+            rates = tuple(float(self.rated.learning_rate[i].asnumpy()) for i in self._group_starts)
         else:
-            rates = (float(self.optimizer.learning_rate.asnumpy()),)
+            rates = (float(self.rated.learning_rate.asnumpy()),)
         return LastUpdate(
             number=int(self.updates.asnumpy()),
             loss=float(self.last_loss.asnumpy()),
@@ -222,13 +297,13 @@ class Step(nn.Cell):
         """
         if not updates:
             return
-        rates = self.optimizer.learning_rate
-        by_group = rates if self.optimizer.is_group_lr else [rates]
+        rates = self.rated.learning_rate
+        by_group = rates if self.rated.is_group_lr else [rates]
         for number, start in enumerate(self._group_starts):
             array = getattr(by_group[start], "learning_rate", None)
             if isinstance(array, Parameter) and array.ndim == 1:
                 name = "the learning rate" + (f" of group {number}" if number else "")
-                total = int(self.optimizer.global_step.asnumpy()[0]) + updates
+                total = int(self.rated.global_step.asnumpy()[0]) + updates
                 check_length(array.asnumpy(), total, name, "values")
         if isinstance(self.update, UpdateStage):
             self.update.check_length(int(self.updates.asnumpy()) + updates)
@@ -271,6 +346,19 @@ class _ApplyHeld(nn.Cell):
         return done
 
 
+def _warn_of_float16(parameters):
+    names = [parameter.name for parameter in parameters if parameter.dtype == ms.float16]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warnings.warn(
+            f"Parameter {names[0]!r}{more} is float16: whatever the loss scale, the optimizer gets "
+            "0 for a number below 6e-8 in the averaged gradient and inf above 65504, while "
+            "last_update.gradient_norm is of float32; expected float32 Parameters, with "
+            "precision='O2' for float16 inside the network",
+            stacklevel=4,
+        )
+
+
 def check_optimizer(optimizer) -> None:
     """Raise ``InputError`` for what is no ``nn.Optimizer``."""
     if not isinstance(optimizer, nn.Optimizer):
@@ -283,13 +371,13 @@ def trainable_batch_norms(network) -> list:
     return [
         cell
         for cell in cells
-        if isinstance(cell, _BATCH_NORMS)
+        if isinstance(cell, BATCH_NORMS)
         and getattr(cell, "use_batch_statistics", None) is not False
     ]
 
 
 def running_statistics(network) -> tuple[Parameter, ...]:
-    """Return the Parameters of ``network`` that a forward pass changes: BatchNorm's statistics."""
+    """Return the running statistics of BatchNorm: what a forward pass changes, as a rule."""
     return tuple(
         parameter
         for cell in trainable_batch_norms(network)
@@ -314,6 +402,17 @@ def copied(parameter, prefix):
     copy.name = f"{prefix}.{parameter.name}"
     copy.requires_grad = False
     return copy
+
+
+def keep_also(cell, parameters, prefix):
+    """Add to ``statistics`` of a Cell, and to ``kept`` their copies, which no checkpoint holds."""
+    known = {id(parameter) for parameter in cell.statistics}
+    parameters = [parameter for parameter in parameters if id(parameter) not in known]
+    kept = cell.kept if known else ()
+    copies = (copied(parameter, prefix) for parameter in parameters)
+    # Past Cell's own setattr, which would make the copies state of the Cell.
+    object.__setattr__(cell, "kept", ParameterTuple((*kept, *copies)))
+    object.__setattr__(cell, "statistics", ParameterTuple((*cell.statistics, *parameters)))
 
 
 def cast_like(gradient, parameter):

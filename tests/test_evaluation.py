@@ -78,3 +78,18 @@ def test_a_metric_can_be_cleared():
     found.clear()
     with pytest.raises(InputError, match="nothing to evaluate"):
         found.eval()
+
+
+@pytest.mark.parametrize("set_by_hand", [False, True])
+def test_every_cells_own_mode_is_as_it_was(set_by_hand):
+    """Also that of a Cell that nobody has set, which a step trains in training mode."""
+    net = network(norm=True)
+    if set_by_hand:
+        net.set_train()
+        net[0].set_train(False)
+    before = [(dict(cell.get_flags()), cell.training) for _, cell in net.cells_and_names()]
+    evaluate(net, loss_fn(), dataset())
+    assert [(dict(cell.get_flags()), cell.training) for _, cell in net.cells_and_names()] == before
+    assert {flags.get("training") for flags, _ in before} == (
+        {True, False} if set_by_hand else {None}
+    )

@@ -266,6 +266,145 @@ class TestFloat16:
             GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), precision="O2")
 
 
+class Entropy(nn.Cell):
+    """A cross entropy, times a factor, that is a plain Cell; with a Parameter where asked for."""
+
+    def __init__(self, factor=1.0, learned=False):
+        super().__init__()
+        self.factor = Parameter(Tensor(factor), name="factor") if learned else factor
+
+    def construct(self, logits, labels):
+        # Softmax by hand: its sum of exp(12 + ..) is beyond float16, whose largest is 65 504.
+        exponents = ops.exp(logits)
+        chosen = ops.reduce_sum(logits * labels, -1)
+        return self.factor * ops.reduce_mean(ops.log(ops.reduce_sum(exponents, -1)) - chosen)
+
+
+class Own(nn.Cell):
+    """A loss_net of one's own: its Cells by any name; ``names`` says which two are called."""
+
+    def __init__(self, names, **cells):
+        super().__init__(auto_prefix=False)
+        self.names = names
+        for name, cell in cells.items():
+            setattr(self, name, cell)
+
+    def construct(self, inputs, labels):
+        network, loss = getattr(self, self.names[0]), getattr(self, self.names[1])
+        return loss(network(inputs), labels)
+
+
+class OwnFunctional(nn.Cell):
+    """A loss_net of one's own whose loss is no Cell."""
+
+    def __init__(self, **cells):
+        super().__init__(auto_prefix=False)
+        for name, cell in cells.items():
+            setattr(self, name, cell)
+
+    def construct(self, inputs, labels):
+        logits = self.model(inputs)
+        chosen = ops.reduce_sum(logits * labels, -1)
+        return ops.reduce_mean(ops.log(ops.reduce_sum(ops.exp(logits), -1)) - chosen)
+
+
+class Nested(nn.Cell):
+    """A loss_net around another one."""
+
+    def __init__(self, inner):
+        super().__init__(auto_prefix=False)
+        self.inner = inner
+
+    def construct(self, inputs, labels):
+        return 1.0 * self.inner(inputs, labels)
+
+
+class Wide(nn.Cell):
+    """A network of one's own: logits of 12 and some."""
+
+    def __init__(self, prefix=""):
+        super().__init__()
+        self.layer = linear()
+        self.layer.update_parameters_name(prefix)
+
+    def construct(self, inputs):
+        return 12.0 + self.layer(inputs)
+
+
+class TestFloat16OfALossNetOfOnesOwn:
+    """The loss stays float32, whatever it is called; float16 makes it inf."""
+
+    ARRAYS = (rows(4)[0], np.eye(OUTPUTS, dtype=np.float32)[[0, 1, 1, 0]])
+
+    def loss(self, loss_net):
+        parameters = ParameterTuple(loss_net.trainable_params())
+        stage = GradientStage(loss_net, parameters, precision="O2")
+        loss, _, gradients, finite = StageOnly(stage)(*tensors(*self.ARRAYS))
+        assert bool(finite) and all(np.isfinite(one.asnumpy()).all() for one in gradients)
+        return float(loss)
+
+    @pytest.fixture
+    def expected(self):
+        inputs, labels = tensors(*self.ARRAYS)
+        return float(Entropy()(Wide()(inputs), labels))
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: LossNet(Wide(), Entropy()),
+            lambda: Own(("model", "criterion"), model=Wide(), criterion=Entropy()),
+            lambda: Own(("model", "objective"), model=Wide(), objective=Entropy()),
+            lambda: Own(("model", "criterion"), model=Wide(), criterion=Entropy(learned=True)),
+            lambda: Own(("network", "arc"), network=Wide(), arc=Entropy(learned=True)),
+            lambda: OwnFunctional(model=Wide()),
+            lambda: OwnFunctional(model=Wide(), flatten=nn.Flatten()),
+            lambda: Nested(LossNet(Wide(), Entropy())),
+            lambda: Nested(Own(("model", "criterion"), model=Wide(), criterion=Entropy())),
+            lambda: LossNet(Wide(), Nested(Entropy())),
+        ],
+    )
+    def test_the_loss_is_that_of_loss_net(self, make, expected):
+        loss_net = make()
+        assert self.loss(loss_net) == pytest.approx(expected, rel=3e-3)
+        wide = [cell for _, cell in loss_net.cells_and_names() if isinstance(cell, Wide)]
+        assert wide[0].fp16 and not any(
+            getattr(cell, "fp16", False)
+            for _, cell in loss_net.cells_and_names()
+            if isinstance(cell, Entropy)
+        )
+
+    @pytest.mark.parametrize(
+        ("make", "words"),
+        [
+            (lambda: Own((), model=Wide(), arc=Entropy(learned=True)), "whether 'arc' .* a Own"),
+            (lambda: Own((), first=nn.Dense(2, 2), other=Entropy(learned=True)), "'other'"),
+            (lambda: Own((), first=Wide("a."), second=Wide("b.")), "'second' .* self.network"),
+            (lambda: Own((), criterion=Entropy()), "finds no network"),
+        ],
+    )
+    def test_what_may_be_either_is_refused(self, make, words):
+        loss_net = make()
+        before = dict(loss_net._cells)
+        with pytest.raises(InputError, match=words) as error:
+            GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), precision="O2")
+        assert "\n" not in str(error.value) and dict(loss_net._cells) == before
+
+    def test_a_loss_inside_what_seems_a_network_is_refused(self):
+        with pytest.raises(TypeError, match="returned a scalar, a loss computed in float16"):
+            self.loss(Nested(OwnFunctional(model=Wide())))
+
+
+class StageOnly(nn.Cell):
+    """The contribution of a stage that is built already."""
+
+    def __init__(self, stage):
+        super().__init__(auto_prefix=False)
+        self.stage = stage
+
+    def construct(self, *batch):
+        return self.stage.contribution(*batch)
+
+
 class Large(nn.Cell):
     """A loss cell that is not an ``nn.LossBase``."""
 

@@ -13,8 +13,10 @@ from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
 from labkit.compare import parameter_values
 from labkit.errors import InputError
+from labkit.forward_state import may_assign
 from labkit.gradients import set_state, state
 from labkit.losses import LossNet
+from labkit.nets.lenet import LeNet5
 from labkit.step import running_statistics, trainable_batch_norms
 from labkit.tolerances import TOLERANCE
 from labkit.update_stage import UpdateStage
@@ -296,6 +298,29 @@ class TestLearningRates:
             assert_close(moved, expected_moves, **TOLERANCE["float32, one update"])
 
 
+class Unadapted(nn.LARS):
+    """LARS without its operator, which MindSpore's CPU does not have."""
+
+    def construct(self, gradients):
+        return self.opt(gradients)
+
+
+@pytest.mark.parametrize("rate", [0.1, [0.3, 0.2, 0.1]])
+def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
+    """nn.LARS holds a rate of its own, 0, that nothing is trained with."""
+    network, loss_net = regression()
+    inner = nn.Momentum(network.trainable_params(), rate, 0.9)
+    step = PlainStep(loss_net, Unadapted(inner))
+    used = []
+    for call in range(3):
+        step(*tensors(*rows(4, call)))
+        used += step.last_update.learning_rate
+    assert used == pytest.approx([0.1] * 3 if rate == 0.1 else rate)
+    if rate != 0.1:
+        with pytest.raises(InputError, match="has 3 values for 4 updates"):
+            step.check_length(1)
+
+
 OPTIMIZERS = {
     "SGD": lambda p: nn.SGD(p, 0.1),
     "SGD, decay and Nesterov": lambda p: nn.SGD(
@@ -356,6 +381,77 @@ class TestAnyOptimizer:
             parameter_values(whole),
             **TOLERANCE["float32, a few updates"],
         )
+
+
+class Lookup(nn.Cell):
+    """Numbers (B, 2) -> (B, 2): a table looked up, and a Dense."""
+
+    def __init__(self, table):
+        super().__init__()
+        self.table = table
+        self.head = linear()
+
+    def construct(self, numbers):
+        return self.head(self.table(numbers).mean(1))
+
+
+class OwnTable(nn.Cell):
+    """A sparse lookup that is no layer of MindSpore's."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows = ms.Parameter(np.ones((6, INPUTS), np.float32), name="rows")
+        self.lookup = ops.EmbeddingLookup()
+
+    def construct(self, numbers):
+        return self.lookup(self.rows, numbers, 0)
+
+
+class TestSparseGradients:
+    def numbers(self):
+        return ms.Tensor(np.array([[0, 1], [2, 3]], np.int32)), tensors(rows(2)[1])[0]
+
+    @pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
+    @pytest.mark.parametrize(
+        ("table", "name"),
+        [
+            (lambda: nn.EmbeddingLookup(6, INPUTS), "table.embedding_table"),
+            (lambda: nn.EmbeddingLookup(6, INPUTS, target="DEVICE"), "table.embedding_table"),
+            (OwnTable, "table.rows"),
+        ],
+    )
+    def test_they_are_refused_by_name(self, make_step, table, name):
+        network = Lookup(table())
+        optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
+        with pytest.raises(InputError, match=f"'network.table', .*{name!r} a sparse") as error:
+            make_step(LossNet(network, nn.MSELoss()), optimizer)
+        assert "sparse=False" in str(error.value) and "\n" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "table",
+        [
+            lambda: nn.EmbeddingLookup(6, INPUTS, target="DEVICE", sparse=False),
+            lambda: nn.Embedding(6, INPUTS),
+        ],
+    )
+    def test_a_dense_one_is_trained_as_by_train_one_step_cell(self, table):
+        built, values = [], snapshot(Lookup(table())).values()
+        for make in (PlainStep, nn.TrainOneStepCell):
+            network = Lookup(table())
+            restore(network, dict(zip(snapshot(network), values, strict=True)))
+            optimizer = nn.LazyAdam(network.trainable_params(), 0.1)
+            step = make(LossNet(network, nn.MSELoss()), optimizer).set_train()
+            for _ in range(3):
+                step(*self.numbers())
+            built.append(snapshot(network))
+        assert_bit_equal(*built)
+
+    def test_a_table_that_is_not_trained_is_no_better(self):
+        """MindSpore knows the type of no gradient of such a graph."""
+        network = Lookup(nn.EmbeddingLookup(6, INPUTS))
+        network.table.embedding_table.requires_grad = False
+        with pytest.raises(InputError, match="'table.embedding_table' a sparse"):
+            PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
 
 
 class Normalised(nn.Cell):
@@ -466,6 +562,271 @@ class TestBatchNorm:
         assert {p.name for p in statistics} <= {p.name for p in network.get_parameters()}
         assert bool(statistics) == trainable
         assert not any(p.requires_grad for p in statistics)
+
+
+class Averaging(nn.Cell):
+    """Dense layers between which running averages are kept, in all the ways of MindSpore.
+
+    frozen  a layer that is read only
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.head = linear(), nn.Dense(OUTPUTS, OUTPUTS)
+        for parameter in self.frozen.get_parameters():
+            parameter.requires_grad = False
+        zeros = np.zeros(OUTPUTS, np.float32)
+        self.mean = ms.Parameter(zeros, name="mean", requires_grad=False)
+        self.trained = ms.Parameter(zeros, name="trained")
+        pair = (ms.Parameter(zeros, name=name, requires_grad=False) for name in ("low", "high"))
+        self.bounds = ParameterTuple(pair)
+        self.count = ms.Parameter(ms.Tensor(0, ms.int32), name="count", requires_grad=False)
+        self.map = ops.HyperMap()
+
+    def construct(self, inputs):
+        hidden = self.frozen(inputs)
+        mean = ops.stop_gradient(ops.mean(hidden, 0))
+        self.mean = 0.9 * self.mean + 0.1 * mean
+        note(self.trained, mean)
+        if self.mean.sum() > -1e30:
+            ops.assign_add(self.count, 1)
+        hidden = hidden - self.mean - self.trained
+        self.map(ops.assign, self.bounds, (mean - 1.0, mean + 1.0))
+        return self.head(hidden)
+
+
+class Aliased(nn.Cell):
+    """Keeps sums under another name, and by index."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = linear()
+        self.total, self.slots = (
+            ms.Parameter(np.zeros(shape, np.float32), name=name, requires_grad=False)
+            for name, shape in (("total", INPUTS), ("slots", (2, INPUTS)))
+        )
+
+    def construct(self, inputs):
+        total = self.total
+        total += ops.mean(inputs, 0)
+        self.slots[1] = ops.mean(inputs, 0)
+        return self.head(inputs - total)
+
+
+def note(parameter, value):
+    """A function that assigns, outside of any Cell."""
+    ops.assign(parameter, 0.5 * parameter + 0.5 * value)
+
+
+@pytest.mark.usefixtures("released")
+class TestRunningAveragesOfOnesOwn:
+    """No micro-batch that is dropped leaves a trace in what a forward pass assigns."""
+
+    ASSIGNED = {"mean", "trained", "low", "high", "count"}
+
+    def build(self, make_step, **options):
+        network = Averaging()
+        return network, make_step(LossNet(network, nn.MSELoss()), momentum(network), **options)
+
+    @pytest.mark.parametrize("name", ["plain", "accumulated", "accumulated subspace"])
+    def test_nan_leaves_no_trace(self, name):
+        network, step = self.build(STEPS[name])
+        state = {parameter.name for parameter in step.get_parameters()}
+        before = snapshot(network)
+        inputs, targets = rows(8)
+        step(*tensors(inputs * np.nan, targets))
+        assert_bit_equal(snapshot(network), before)
+        for call in range(5):  # with the one before, whole groups: what follows completes none
+            step(*tensors(*rows(8, call)))
+        moved = {n for n, now in snapshot(network).items() if not np.array_equal(now, before[n])}
+        assert moved >= self.ASSIGNED and not moved & {"frozen.weight", "frozen.bias"}
+        before = snapshot(network)
+        for broken in ((inputs * np.nan, targets), (inputs, targets * np.inf)):
+            step(*tensors(*broken))
+            assert_bit_equal(snapshot(network), before)
+        assert int(step.dropped.asnumpy()) == 3
+        # Copies of these alone, and none in a checkpoint: one from before the first batch fits.
+        assert {one.name for one in step.kept} == {f"kept.{one}" for one in self.ASSIGNED}
+        assert {parameter.name for parameter in step.get_parameters()} == state
+
+    def test_a_trial_leaves_no_trace(self):
+        """Of a search that tries 20 times, the average has seen the update's own rows once."""
+        moved = []
+        for name in ("plain", "subspace"):
+            network, step = self.build(STEPS[name])
+            step(*tensors(*rows(8)))
+            moved.append({one: snapshot(network)[one] for one in ("mean", "low", "high", "count")})
+            if name == "subspace":
+                assert step.last_search.trials >= 1
+        assert_bit_equal(*moved)
+
+    def test_in_pynative_mode(self, pynative):
+        network, step = self.build(STEPS["plain"])
+        step(*tensors(*rows(8)))
+        before = snapshot(network)
+        step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
+        assert_bit_equal(snapshot(network), before)
+
+    def test_propagate_keeps_nothing(self):
+        network, step = self.build(STEPS["plain"], nonfinite="propagate")
+        step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
+        assert np.isnan(network.mean.asnumpy()).all() and not step.statistics
+
+    def test_a_part_of_an_alias_is_assigned_too(self):
+        """``p = self.mean; p += x`` writes into the Parameter in graph mode."""
+        network = Aliased()
+        step = PlainStep(LossNet(network, nn.MSELoss()), momentum(network))
+        step(*tensors(*rows(8)))
+        before = snapshot(network)
+        assert before["total"].any() and before["slots"].any()
+        step(*tensors(rows(8)[0] * np.nan, rows(8)[1]))
+        assert_bit_equal(snapshot(network), before)
+
+    def test_whose_code_might_assign(self):
+        for network in (LeNet5(), linear(), Normalised(nn.BatchNorm1d(4)), nn.LayerNorm((4,))):
+            assert not may_assign(LossNet(network, nn.MSELoss()))
+        for network in (Averaging(), nn.SequentialCell(nn.ReLU(), Averaging())):
+            assert may_assign(LossNet(network, nn.MSELoss()))
+
+
+class TestFloat16Parameters:
+    @pytest.mark.parametrize("make_step", STEPS.values(), ids=STEPS.keys())
+    def test_what_is_lost_is_said(self, make_step):
+        network, loss_net = regression()
+        network.weight.set_dtype(ms.float16)
+        with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8") as said:
+            make_step(loss_net, momentum(network))
+        assert "precision='O2'" in str(said[0].message)
+
+    def test_float32_ones_are_no_news(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for options in ({}, {"precision": "O2", "loss_scale": 1024.0}):
+                network, loss_net = regression()
+                PlainStep(loss_net, momentum(network), **options)
+
+
+class BodyAndHead(nn.Cell):
+    """A body with BatchNorm, and a head with one."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.SequentialCell(nn.Dense(INPUTS, 4), nn.BatchNorm1d(4))
+        self.head = nn.SequentialCell(nn.BatchNorm1d(4), nn.Dense(4, OUTPUTS))
+
+    def construct(self, inputs):
+        return self.head(self.body(inputs))
+
+
+def body_alone(network):
+    network.body.set_train(False)
+
+
+def in_a_network_in_training(network):
+    network.set_train()
+    network.body.set_train(False)
+
+
+def nothing(network):
+    pass
+
+
+def evaluated(network):
+    """As MindSpore's ``Model.eval`` and an evaluation by hand leave a network."""
+    network.set_train(False)
+
+
+@pytest.mark.usefixtures("released")
+class TestModes:
+    """What was put into evaluation mode by itself stays in it; a network as a whole is trained."""
+
+    @pytest.fixture
+    def network(self):
+        return BodyAndHead()
+
+    def step(self, network, make=PlainStep):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make(LossNet(network, nn.MSELoss()), momentum(network))
+
+    def moved(self, step, network, seed=0):
+        """Return the parts of the network whose running mean a micro-batch moves."""
+        parts = {"body": network.body[1], "head": network.head[0]}
+        before = {name: cell.moving_mean.asnumpy().copy() for name, cell in parts.items()}
+        step(*tensors(*rows(8, seed)))
+        return {name for name in parts if (parts[name].moving_mean.asnumpy() != before[name]).any()}
+
+    @pytest.mark.parametrize("make", [STEPS["accumulated"], STEPS["subspace"]])
+    def test_a_frozen_body_stays_frozen(self, make, network, capsys):
+        in_a_network_in_training(network)
+        step = self.step(network, make)
+        assert (
+            "labkit: in evaluation mode, as it was set: network.body\n" in capsys.readouterr().out
+        )
+        assert self.moved(step, network) == {"head"}
+
+    @pytest.mark.parametrize(
+        ("prepare", "expected"),
+        [
+            (nothing, {"body", "head"}),
+            (evaluated, {"body", "head"}),
+            (body_alone, {"head"}),
+        ],
+    )
+    def test_by_what_was_done_before(self, prepare, expected, network, capsys):
+        prepare(network)
+        step = self.step(network)
+        said = "in evaluation mode" in capsys.readouterr().out
+        assert said == (expected == {"head"})
+        assert self.moved(step, network) == expected
+        # As Model.train does, and who evaluates in between.
+        for mode in (True, False, True):
+            step.set_train(mode)
+        assert self.moved(step, network, 1) == expected
+
+    def test_by_what_is_done_after(self, network):
+        """Graphs are compiled by then, for other modes."""
+        step = self.step(network)
+        assert self.moved(step, network) == {"body", "head"}
+        network.body.set_train(False)
+        assert self.moved(step, network, 1) == {"head"}
+        step.set_train()
+        assert self.moved(step, network, 2) == {"head"}
+        network.set_train(False)
+        assert self.moved(step, network, 3) == {"head"}
+        assert not any(cell.training for _, cell in network.cells_and_names())
+        network.set_train()
+        assert self.moved(step, network, 4) == {"body", "head"}
+
+    def test_in_a_training_by_model(self, network):
+        in_a_network_in_training(network)
+        step, mean = self.step(network), network.body[1].moving_mean.asnumpy().copy()
+        data = ms.dataset.NumpySlicesDataset(rows(16), ["x", "y"], shuffle=False).batch(4)
+        Model(step).train(2, data, dataset_sink_mode=False)
+        np.testing.assert_array_equal(network.body[1].moving_mean.asnumpy(), mean)
+        assert (network.head[0].moving_mean.asnumpy() != 0).all()
+
+    def test_a_teacher_in_a_loss_net_of_ones_own(self, capsys):
+        student, teacher = BodyAndHead(), BodyAndHead()
+        teacher.update_parameters_name("teacher.")
+        for part in (student, teacher):
+            part.set_train(False)
+        step = PlainStep(Distilled(student, teacher), momentum(student))
+        assert self.moved(step, teacher) == set()
+        assert self.moved(step, student, 1) == {"body", "head"}
+        assert "as it was set: teacher\n" in capsys.readouterr().out
+
+
+class Distilled(nn.Cell):
+    """Loss net of a student that is to do what a teacher does."""
+
+    def __init__(self, student, teacher):
+        super().__init__(auto_prefix=False)
+        self.student, self.teacher = student, teacher
+
+    def construct(self, inputs, targets):
+        difference = self.student(inputs) - ops.stop_gradient(self.teacher(inputs))
+        return ops.mean(ops.square(difference)) + 0.0 * ops.mean(targets)
 
 
 def test_optimizer_over_some_parameters_leaves_the_others():

@@ -65,26 +65,25 @@ class ByGram(nn.Cell):
         self.coefficients = Coefficients(workers)
         self.matmul, self.gram = ops.MatMul(), ops.MatMul(transpose_b=True)
         self.eye = Tensor(np.eye(workers), ms.float32)
-        self.min, self.max = ops.ReduceMin(), ops.ReduceMax()
+        self.max = ops.ReduceMax()
         # Not a loop over the layers: its steps nest, and MindSpore compiles no more than 1000.
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
     def construct(self, rows, present=None):
-        layers, squares, weights, sound = self.found(rows)
-        combined = self.weighted(layers, weights)
-        if not ops.logical_and(sound, self.min(squares) > SMALLEST):
-            # Vectors that are 0 are as good; those whose squares have vanished are not.
-            sums = ops.stack(self.map(_sum_of_sizes, layers))
-            vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
-            if ops.logical_or(ops.logical_not(sound), vanished.any()):
-                combined = self.by_tree(rows)
+        combined, sure = self.attempt(rows)
+        if not sure:
+            combined = self.by_tree(rows)
         return combined
 
     def attempt(self, rows, present=None):
-        """Return (what scalar products alone give, whether it is surely right)."""
+        """Return (what scalar products alone give, whether it is right)."""
         layers, squares, weights, sound = self.found(rows)
-        sure = ops.logical_and(sound, self.min(squares) > SMALLEST)
-        return self.weighted(layers, weights), sure
+        # Vectors that are 0 are as good; those whose squares have vanished are not.
+        sums = ops.stack(self.map(_sum_of_sizes, layers))
+        vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
+        return self.weighted(layers, weights), ops.logical_and(
+            sound, ops.logical_not(vanished.any())
+        )
 
     def found(self, rows):
         """Return (layers, their vectors' squared lengths, weights, whether those are sound)."""

@@ -127,11 +127,17 @@ class SubspaceStep(AccumulatedStep):
             self._check_rows()
         super().end_epoch()
 
+    def protect(self, parameters):
+        super().protect(parameters)
+        if self.searches:
+            self._trial.protect(parameters)
+
     def between_graphs(self, batch):
         if self.searches and batch and int(self.dropped.asnumpy()) == self._dropped_before:
             self._rows.append(batch)
         if int(self.update.held.asnumpy()):
-            self._search() if self.searches else self._descend()
+            with self.in_training():
+                self._search() if self.searches else self._descend()
         self._mark = (int(self.updates.asnumpy()), int(self.micro_step.asnumpy()))
         if self._mark[1] == 0:
             self._rows = []

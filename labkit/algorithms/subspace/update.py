@@ -20,7 +20,7 @@ from labkit.algorithms.subspace.search import Memory
 from labkit.algorithms.subspace.shares import Share
 from labkit.errors import InputError
 from labkit.gradients import state
-from labkit.step import cast_like, copied, running_statistics
+from labkit.step import cast_like, copied, keep_also, running_statistics
 from labkit.update_stage import UpdateStage
 
 
@@ -132,8 +132,8 @@ class Prepare(nn.Cell):
 class Trial(nn.Cell):
     """(rate, P^T d (M,), w (M,), rows) -> (mean loss of the rows at w + rate P^T d, weight).
 
-    A forward pass in training mode, as the loss is what is trained. It puts back what it changes
-    within the graph: no interruption leaves a trial's weights.
+    A forward pass in training mode, as the loss is what is trained. It puts back what it changes,
+    running averages of any kind, within the graph: no interruption leaves a trial's weights.
     """
 
     def __init__(self, step):
@@ -157,6 +157,11 @@ class Trial(nn.Cell):
             kept = ops.depend(self.kept, loss)
             restored = (restored, self.map(ops.assign, self.statistics, kept))
         return ops.depend(loss, restored), weight
+
+    def protect(self, parameters):
+        """Put back ``parameters`` too, which a forward pass assigns; the weights it does anyway."""
+        weights = {id(weight) for weight in self.weights}
+        keep_also(self, [one for one in parameters if id(one) not in weights], "kept.trial")
 
     def put(self, flat):
         """Set the weights to a flat vector of them."""

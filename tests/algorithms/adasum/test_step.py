@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum import step as step_module
-from labkit.algorithms.adasum.update import states_of
+from labkit.algorithms.adasum.update import AdasumUpdate, states_of
 from labkit.algorithms.plain import PlainStep
 from labkit.errors import InputError
 from labkit.gradients import DynamicLossScale, set_state
@@ -217,6 +217,30 @@ class TestTwin:
                     assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
         assert len(seen) == expected and step.last_update.number == 4
 
+    @pytest.mark.parametrize("on", ["updates", "gradients"])
+    def test_a_parameter_that_does_not_move_costs_no_second_graph(self, on, monkeypatch):
+        """Bit for bit what the second graph makes of it, which looks at every number."""
+        seen = []
+        compiled = step_module._Whole.__call__
+        monkeypatch.setattr(
+            step_module._Whole, "__call__", lambda graph: (seen.append(1), compiled(graph))
+        )
+        moved = []
+        for calls in (0, 4):
+            net, loss_net = regression(Dead())
+            restore(net, snapshot(linear()) | DEAD)
+            sgd = nn.SGD(net.trainable_params(), 0.05)
+            if calls:
+                monkeypatch.setattr(AdasumUpdate, "attempt", unsure)
+            step = AdasumStep(loss_net, sgd, workers=2, on=on)
+            seen.clear()
+            for call in range(8):
+                step(*tensors(*rows(4, seed=call)))
+            assert len(seen) == calls and step.last_update.number == 4
+            moved.append(snapshot(net))
+        assert_bit_equal(*moved)
+        np.testing.assert_array_equal(moved[0]["unused"], DEAD["unused"])
+
     def test_interrupted_between_its_graphs_an_update_is_made_by_the_next_call(self, monkeypatch):
         """Of the vectors that were in the bank, before the next worker's overwrites one."""
 
@@ -269,6 +293,22 @@ OPTIMIZERS = {
     "RMSProp": lambda p: nn.RMSProp(p, 0.01),
     "groups": grouped,
 }
+
+
+DEAD = {"unused": np.array([1.0, 2.0], np.float32)}
+
+
+class Dead(nn.Dense):
+    """A linear network with a Parameter that nothing uses."""
+
+    def __init__(self):
+        super().__init__(3, 2)
+        self.unused = ms.Parameter(DEAD["unused"], name="unused")
+
+
+def unsure(self, rows, notes):
+    """``AdasumUpdate.attempt`` that leaves every bank to the second graph."""
+    return self.combination.attempt(rows, notes)[0], ops.cast(False, ms.bool_)
 
 
 class Alone:
