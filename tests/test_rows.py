@@ -1,0 +1,63 @@
+"""How many rows a batch holds."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from labkit.errors import InputError
+from labkit.rows import batch_rows
+
+
+def batch(*shapes):
+    return tuple(np.zeros(shape, np.float32) for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axis", "expected"),
+    [
+        ([(4, 3), (4,)], None, 4),
+        ([(4, 7), (4, 7)], None, 4),
+        ([(4, 7), (4, 7), (), (4, 7)], None, 4),
+        ([(4, 3)], None, 4),
+        ([(9, 4, 3), (4,)], 1, 4),
+        ([(9, 4), (9, 4)], 1, 4),
+        ([(9, 4, 3), (4, 5)], 1, 4),
+        ([(9, 4), (9, 9), (9, 4)], 1, 4),
+        ([(4, 9), (36,)], 0, 4),
+        ([(9, 1, 3), (1,)], 1, 1),
+    ],
+)
+def test_rows(shapes, axis, expected):
+    arrays = batch(*shapes)
+    assert batch_rows(arrays, axis) == expected
+    assert batch_rows(tuple(Tensor(array) for array in arrays), axis) == expected
+
+
+def test_nested_batches():
+    inputs, mask, labels = batch((4, 7), (4, 7), (4,))
+    assert batch_rows(((inputs, mask), labels)) == 4
+    assert batch_rows([{"tokens": inputs, "mask": mask}, labels]) == 4
+    with pytest.raises(InputError, match=r"\(4, 7\), \(7, 4\), \(4,\)"):
+        batch_rows(({"tokens": inputs, "mask": mask.T}, labels))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "axis", "words"),
+    [
+        ([(9, 4, 3), (4,)], None, r"disagree .* \(9, 4, 3\), \(4,\); expected .* batch_axis"),
+        ([(4, 9), (36,)], None, "disagree"),
+        ([(4, 3), (7, 3), (4,)], None, "disagree"),
+        ([()], None, "no tensor with an axis"),
+        ([], None, "no tensor with an axis"),
+        ([(9, 4, 3), (4,)], 0, "batch_axis is 0, 9 rows"),
+        ([(9, 4, 3), (4,)], 2, "batch_axis is 2, 3 rows"),
+        ([(9, 4, 3), (5, 2)], 1, "batch_axis is 1, 4 rows"),
+        ([(4, 3), (4,)], 2, r"batch_axis is 2, .* \(4, 3\); expected one of its axes"),
+        ([(4, 3), (4,)], -1, "batch_axis is -1; expected an integer >= 0"),
+        ([(4, 3), (4,)], True, "batch_axis is True"),
+        ([(4, 3), (4,)], "rows", "batch_axis is 'rows'"),
+    ],
+)
+def test_what_cannot_be_told(shapes, axis, words):
+    with pytest.raises(InputError, match=words):
+        batch_rows(batch(*shapes), axis)
