@@ -17,6 +17,7 @@ from mindspore.nn.layer.normalization import _BatchNorm
 from labkit.errors import InputError
 from labkit.gradients import GradientStage, set_state, state
 from labkit.schedules import check_length
+from labkit.settings import effective
 from labkit.update_stage import UpdateStage
 
 _BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
@@ -30,7 +31,8 @@ class LastUpdate:
     loss           mean loss over the update's micro-batches, weighted as their gradients are
     gradient_norm  global norm of the averaged gradient, before clipping
     learning_rate  the rates it used, one per parameter group
-    images         rows that went into it, over all ranks
+    images         rows that went into it, over all ranks: labels (B,), else axis 0 of the batch's
+                   first tensor, or its ``batch_axis``
     """
 
     number: int
@@ -49,7 +51,9 @@ class Step(nn.Cell):
                ``optimizer.parameters``; see ``labkit.update_stage`` for one that wants more
     options    of ``GradientStage``
 
-    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself.
+    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself; and, when
+    it is called, before anything is compiled, for batches that are no flat tensors, labels that are
+    of no class, and a weight that cannot be derived (``normalise``).
     """
 
     # Whether an update may take more than one call.
@@ -73,7 +77,7 @@ class Step(nn.Cell):
         self.map = ops.HyperMap()
         # settings: plain values that a resumed training must share with the interrupted one.
         self.settings = {"step": type(self).__name__, "nonfinite": nonfinite}
-        self.settings |= {name: repr(value) for name, value in options.items()}
+        self.settings |= effective(options) | self.gradient.settings()
         self.settings |= getattr(update, "settings", {})
         # updates: optimizer calls so far. dropped: micro-batches that were not finite.
         # last_*: what the most recent update was; change only when one is applied.
@@ -152,6 +156,9 @@ class Step(nn.Cell):
         return self._note_rates()
 
     def __call__(self, *batch):
+        graph = self._with_extras if self.update_wants_extras() else self
+        self.gradient.look_at(batch, lambda: graph.compile(*batch))
+        self.settings.update(self.gradient.settings())
         if self._with_extras is None:
             return super().__call__(*batch)
         if self.update_wants_extras():
