@@ -15,6 +15,7 @@ from labkit import checkpoint, cluster
 from labkit.errors import InputError
 from labkit.progress import Progress
 from labkit.records import Records, read_records
+from labkit.settings import differing, take_over
 
 CHECKPOINTS, RECORDS = "checkpoint", "records.csv"
 
@@ -189,6 +190,8 @@ class _Training:
         own = self.position()
         for name in ("settings", "epoch_size", "batch_size", "seed", "workers"):
             came, expected = getattr(own, name), getattr(position, name)
+            if name == "settings":
+                came, expected = differing(came, expected)
             if came != expected:
                 raise InputError(f"cannot resume: {name} is {came}, the checkpoint's {expected}")
         if len(self._rows()) < position.records:
@@ -196,6 +199,7 @@ class _Training:
                 f"{self.folder / RECORDS} holds {len(self._rows())} rows; the checkpoint was "
                 f"written after {position.records}"
             )
+        take_over(self.step, position.settings)
 
     def _rows(self):
         path = self.folder / RECORDS
