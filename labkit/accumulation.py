@@ -3,9 +3,9 @@ r"""Gradient accumulation: one update from k micro-batches, equal to one from th
     G <- G + w_i grad L_i(w),  W <- W + w_i       for i = 1 .. k, w unchanged
     w <- update(w, G / W),  G <- 0,  W <- 0
 
-With w_i the number of samples in micro-batch i, G / W is the gradient of the mean loss over all
-samples of the group, whatever the micro-batches' sizes. It is not so where a layer mixes samples
-(BatchNorm).
+With w_i the number that L_i is a mean over (samples; labels that are not ignored; elements), G / W
+is the gradient of the mean loss over all of the group, whatever the micro-batches' sizes. It is not
+so where a layer mixes samples (BatchNorm).
 
 Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. Departures:
 - the mean over samples, not the sum of the micro-batches' means (``reduction="sum"`` gives that:
@@ -124,7 +124,7 @@ class AccumulatedStep(Step):
                 self.map(ops.assign, sums, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
-            ops.assign_add(self.images, batch[0].shape[0])
+            ops.assign_add(self.images, self.gradient.rows(batch))
         else:
             ops.assign_add(self.spoiled, 1)
         ops.assign_add(self.micro_step, 1)

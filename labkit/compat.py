@@ -63,6 +63,10 @@ class TrainForwardBackward(nn.Cell):
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
+    def __call__(self, *inputs):
+        self.gradient.look_at(inputs, lambda: self.compile(*inputs))
+        return super().__call__(*inputs)
+
     def construct(self, *inputs):
         loss, weight, gradients, _ = self.gradient.contribution(*inputs)
         if self.left_in != 1.0:
@@ -86,8 +90,8 @@ class TrainOptim(nn.Cell):
     def construct(self):
         if not self.mean:
             return self.optimizer(self.grad_sum)
-        # At least 1, the weight of one sample: no micro-batch yet is a gradient of 0, not NaN.
-        scale = 1.0 / ops.maximum(self.weight_sum, 1.0)
+        # No micro-batch yet is a gradient of 0, not NaN.
+        scale = 1.0 / ops.select(self.weight_sum > 0, self.weight_sum.value(), 1.0)
         return self.optimizer(self.hyper_map(ops.partial(ops.mul, scale), self.grad_sum))
 
 

@@ -1,31 +1,44 @@
 """``evaluate``: accuracies and mean loss over every row, on one rank or added up over all."""
 
+from dataclasses import replace
+
 import numpy as np
 from mindspore import nn
 from mindspore.train import Metric, Model
 
 from labkit import cluster
 from labkit.errors import InputError
+from labkit.labels import IGNORE_INDEX, check_ignore_index, check_labels
 from labkit.modes import modes, set_modes
+from labkit.weights import Mean, mean_of_loss
 
 
-def evaluate(network, loss_fn, dataset, *, top=(), over_ranks=False) -> dict[str, float]:
-    """Return ``accuracy`` and mean ``loss`` of ``network`` over every row of ``dataset``.
+def evaluate(
+    network, loss_fn, dataset, *, top=(), over_ranks=False, ignore_index=None
+) -> dict[str, float]:
+    """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
 
-    network     inputs -> logits (B, classes); loss_fn  (logits, labels) -> mean loss
-    top         further k: ``top_<k>_accuracy`` is the share of rows whose label is among the k
-                largest logits
+    network     inputs -> logits (B, classes), or (B, T, classes)
+    loss_fn     (logits, labels) -> mean loss over the labels that count. The losses that
+                ``labkit.weights`` knows get the labels of all axes in one: (B T, classes), (B T,)
+    dataset     batches of inputs and, last, labels (B,) or (B, T), integers
+    top         further k: ``top_<k>_accuracy`` is the share of labels that are among the k largest
+                logits
+    ignore_index  label that does not count. None: that of the loss where it is a known one (none in
+                nn.SoftmaxCrossEntropyWithLogits), else -100
     over_ranks  the ranks hold different rows: their counts are added up, so that every row counts
                 alike whatever the sizes of the parts. Call it on every rank then
 
     All Cells are in evaluation mode meanwhile; each one's own mode is as before afterwards.
 
     Of equal logits that of the smaller class counts as the larger. A row with a logit that is NaN
-    is wrong. Raises ``InputError`` where there is no row, and for a k that is not a number >= 1.
+    is wrong. Raises ``InputError`` where no label counts, for a k that is not a number >= 1, for
+    labels whose shape does not fit the logits, and for one that is of no class and not ignored.
     """
-    metrics = {"accuracy": TopK(1)} | {f"top_{k}_accuracy": TopK(k) for k in top}
-    metrics["loss"] = MeanLoss()
-    cell = nn.WithEvalCell(network, loss_fn)
+    mean = _counted(loss_fn, ignore_index)
+    metrics = {"accuracy": TopK(1, mean)} | {f"top_{k}_accuracy": TopK(k, mean) for k in top}
+    metrics["loss"] = MeanLoss(mean)
+    cell = _Evaluation(network, loss_fn, mean)
     kept, phase = modes(cell), network.phase
     model = Model(network, eval_network=cell, metrics=metrics)
     try:
@@ -38,11 +51,59 @@ def evaluate(network, loss_fn, dataset, *, top=(), over_ranks=False) -> dict[str
     return {name: float(metric.eval()) for name, metric in metrics.items()}
 
 
-class _Mean(Metric):
-    """A sum over rows, divided by the number of rows; both are kept apart to be added up."""
+def _counted(loss_fn, ignore_index) -> Mean:
+    """Return what a loss is a mean over; its ``ignore_index`` is the one that counts here."""
+    mean = mean_of_loss(loss_fn)
+    if mean.over == "unknown":
+        own = IGNORE_INDEX if ignore_index is None else check_ignore_index(ignore_index)
+        return replace(mean, ignore_index=own)
+    if ignore_index not in (None, mean.ignore_index):
+        raise InputError(
+            f"ignore_index is {ignore_index!r}, and that of the {type(loss_fn).__name__} is "
+            f"{mean.ignore_index}; expected the same"
+        )
+    return mean
 
-    def __init__(self):
+
+class _Evaluation(nn.Cell):
+    """Called with a batch: (loss, logits (N, V), labels (N,)), the labels looked at in between."""
+
+    def __init__(self, network, loss_fn, mean):
+        super().__init__(auto_prefix=False)
+        self.network, self.loss = network, _Loss(loss_fn)
+        object.__setattr__(self, "mean", mean)
+
+    def __call__(self, *batch):
+        logits, labels = self.network(*batch[:-1]), batch[-1]
+        if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
+            raise InputError(
+                f"the labels have shape {labels.shape}, the logits {logits.shape}; expected logits "
+                "(B, classes) and labels (B,), or (B, T, classes) and (B, T)"
+            )
+        check_labels(labels.asnumpy(), logits.shape[-1], self.mean.ignore_index)
+        rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+        loss = self.loss(logits, labels) if self.mean.over == "unknown" else self.loss(*rows)
+        return loss, *rows
+
+
+class _Loss(nn.Cell):
+    def __init__(self, loss_fn):
+        super().__init__(auto_prefix=False)
+        self.loss_fn = loss_fn
+
+    def construct(self, logits, labels):
+        return self.loss_fn(logits, labels)
+
+
+class _Mean(Metric):
+    """A weighted sum over labels, divided by the weights; both are kept apart to be added up.
+
+    mean  what the loss is a mean over: which labels count, and for how much
+    """
+
+    def __init__(self, mean=None):
         super().__init__()
+        self.mean = mean or Mean("rows")
         self.clear()
 
     def clear(self):
@@ -50,31 +111,44 @@ class _Mean(Metric):
 
     def eval(self):
         if not self.rows:
-            raise InputError("there was nothing to evaluate: the dataset is empty")
+            raise InputError("there was nothing to evaluate: the dataset holds no label to count")
         return self.total / self.rows
+
+    def counts(self, labels):
+        """Return which of the labels are not ignored."""
+        if self.mean.ignore_index is None:
+            return np.ones(labels.shape, bool)
+        return labels != self.mean.ignore_index
 
 
 class MeanLoss(_Mean):
-    """Mean loss over rows; MindSpore's ``Loss`` takes the mean of batch means, which is another
-    number where the last batch is smaller."""
+    """Mean loss over what each batch's loss is a mean over; MindSpore's ``Loss`` takes the mean of
+    batch means, which is another number where the last batch is smaller."""
 
     def update(self, *inputs):
-        loss, labels = float(inputs[0].asnumpy()), inputs[2]
-        self.total += loss * labels.shape[0]
-        self.rows += labels.shape[0]
+        loss, labels = float(inputs[0].asnumpy()), inputs[2].asnumpy()
+        known = labels[self.counts(labels)]
+        weight = len(known)
+        if self.mean.class_weights is not None:
+            weight = float(self.mean.class_weights.astype(np.float64)[known].sum())
+        if weight:
+            self.total += loss * weight
+            self.rows += weight
 
 
 class TopK(_Mean):
-    """Share of rows whose label is among the k largest logits; of (loss, logits, labels)."""
+    """Share of labels that are among the k largest logits; of (loss, logits, labels)."""
 
-    def __init__(self, k):
+    def __init__(self, k, mean=None):
         if isinstance(k, bool) or not isinstance(k, int) or k < 1:
             raise InputError(f"k is {k!r}; expected a whole number of at least 1")
-        super().__init__()
+        super().__init__(mean)
         self.k = k
 
     def update(self, *inputs):
         logits, labels = inputs[1].asnumpy(), inputs[2].asnumpy()
+        counts = self.counts(labels)
+        logits, labels = logits[counts], labels[counts].astype(np.int64)
         own = np.take_along_axis(logits, labels[:, None], axis=1)
         before = (logits > own) | ((logits == own) & (np.arange(logits.shape[1]) < labels[:, None]))
         right = (before.sum(axis=1) < self.k) & ~np.isnan(logits).any(axis=1)
@@ -87,4 +161,4 @@ def _add_over_ranks(metrics):
     own = [number for metric in metrics for number in (metric.total, metric.rows)]
     sums = cluster.gather(own).sum(axis=0).reshape(-1, 2)
     for metric, (total, rows) in zip(metrics, sums, strict=True):
-        metric.total, metric.rows = total, int(rows)
+        metric.total, metric.rows = total, rows

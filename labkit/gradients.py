@@ -14,6 +14,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 
 from labkit.errors import InputError, refuse_unknown
+from labkit.labels import INTEGERS, masks
 from labkit.precision import (
     LARGEST_SCALE,
     PRECISION,
@@ -23,8 +24,8 @@ from labkit.precision import (
     use_float16,
 )
 from labkit.rows import check_axis
+from labkit.weights import NORMALISE, BatchCheck
 
-NORMALISE = ("samples", "tokens", "steps")
 REDUCTION = ("mean", "sum")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
 
@@ -32,10 +33,12 @@ NONFINITE = ("drop_micro", "drop_group", "propagate")
 class GradientStage(nn.Cell):
     """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
 
-    loss_net    Cell: batch -> scalar mean loss; for ``normalise="tokens"`` -> (loss sum, count)
+    loss_net    Cell: batch, labels last -> scalar mean loss; for ``normalise="tokens"`` -> (loss
+                sum, count)
     parameters  what to differentiate by, in this order
-    normalise   w_i is the number of ``samples`` (rows of the batch's first tensor), of ``tokens``,
-                or 1 (``steps``: the mean of the micro-batches' means)
+    normalise   None: w_i is what the loss is a mean over, see ``labkit.weights``, so that the
+                micro-batches make up the whole batch. Or it is the number of ``samples`` (rows), of
+                ``tokens``, or 1 (``steps``: the mean of the micro-batches' means)
     batch_axis  axis of the batch's first tensor that counts rows: 1 for time-major inputs
                 (T, B, ...). None: labels (B,) count them, or else axis 0 does
     reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
@@ -64,7 +67,7 @@ class GradientStage(nn.Cell):
         loss_net,
         parameters,
         *,
-        normalise="samples",
+        normalise=None,
         batch_axis=None,
         reduction="mean",
         precision="O0",
@@ -76,22 +79,23 @@ class GradientStage(nn.Cell):
         extras=None,
     ):
         super().__init__(auto_prefix=False)
-        refuse_unknown("normalise", normalise, NORMALISE)
+        if normalise is not None:
+            refuse_unknown("normalise", normalise, NORMALISE)
         self.batch_axis = None if batch_axis is None else check_axis(batch_axis)
         refuse_unknown("reduction", reduction, REDUCTION)
         refuse_unknown("precision", precision, PRECISION)
         refuse_unknown("nonfinite", nonfinite, NONFINITE)
         _refuse_sparse(loss_net)
-        if reduction == "sum" and normalise == "tokens":
-            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
         self.ranks, self.all_reduce = 1, None
         if GlobalComm.INITED and rank_group != "":
             group = rank_group or GlobalComm.WORLD_COMM_GROUP
             self.ranks = get_group_size(group)
             self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
-        self.normalise = normalise
         self.mean = reduction == "mean"
         self.weighted = weighted or self.ranks > 1
+        derived = normalise is None and self.mean and self.weighted
+        self.check = BatchCheck(loss_net, derived, self.batch_axis)
+        self._set_weight(normalise, reduction)
         self.checked = nonfinite != "propagate"
         self.clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
         half = precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
@@ -107,6 +111,50 @@ class GradientStage(nn.Cell):
         if extras is not None:
             self._add_extras(parameters, *extras)
         self.map = ops.HyperMap()
+
+    def _set_weight(self, normalise, reduction):
+        """Keep, as plain values, what w_i is: a compiled graph reads no other ones."""
+        mean = self.check.mean
+        self.over = mean.over if normalise is None else normalise
+        if self.over == "pair":
+            self.over = "tokens"
+        if reduction == "sum" and self.over == "tokens":
+            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
+        self.normalise = "tokens" if self.over == "tokens" else normalise
+        self.ignore_index = mean.ignore_index
+        weights = mean.class_weights
+        self.class_weights = None if weights is None else Tensor(weights, ms.float32)
+        # Set by look_at, before the graph of a batch is compiled.
+        self.flattened, self.elements_per_row = False, 0
+        if self.check.derived and self.over == "elements":
+            self.check.loss_net.same_shape = True
+
+    def look_at(self, batch, compiled) -> None:
+        """Raise ``InputError`` for a batch that cannot be used, on the host, before it runs.
+
+        That is: parts that are no tensors; shapes of which no weight or number of rows can be told;
+        labels that are of no class and not ignored, of a loss that the stage knows.
+
+        compiled  function that compiles the graph of the batch, but does not run it
+        """
+        self.check.shapes(batch)
+        self.flattened, unit = self.check.flattened, self.check.elements_per_row
+        self.elements_per_row = unit or 0
+        self.check.labels(batch, compiled)
+
+    def settings(self) -> dict[str, str]:
+        """Return what a resumed training must share with the interrupted one, by name."""
+        normalise = "samples"
+        if self.over in NORMALISE:
+            normalise = self.over
+        elif self.check.differs:
+            normalise = self.over
+        settings = {"normalise": normalise, "batch_axis": self.batch_axis}
+        if self.check.derived:
+            settings["derived"] = self.over
+        if self.check.elements_per_row:
+            settings["elements_per_row"] = self.check.elements_per_row
+        return {name: repr(value) for name, value in settings.items()}
 
     def _add_extras(self, parameters, constant, quadratic):
         if self.normalise == "tokens":
@@ -152,8 +200,8 @@ class GradientStage(nn.Cell):
                 "loss_net returned a tuple; expected one scalar mean loss (a pair of loss sum and "
                 "token count goes with normalise='tokens')"
             )
-        if self.normalise == "samples" and self.mean:
-            weight = ops.cast(batch[0].shape[0], ms.float32)
+        elif self.mean and self.over != "steps":
+            weight = self._weight(batch)
         if loss.ndim != 0:
             raise TypeError(
                 f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
@@ -165,6 +213,37 @@ class GradientStage(nn.Cell):
         if self.weighted:
             return loss * weight, loss, weight
         return loss, loss, weight
+
+    def rows(self, batch):
+        """Return the number of rows of a batch, inside a graph: an integer."""
+        if self.batch_axis is not None:
+            return batch[0].shape[self.batch_axis]
+        if batch[-1].ndim == 1 and not self.flattened:
+            return batch[-1].shape[0]
+        return batch[0].shape[0]
+
+    def _weight(self, batch):
+        """Return w_i of a batch with a scalar mean loss, float32."""
+        labels = batch[-1]
+        if self.over == "labels" and labels.dtype in INTEGERS:
+            return self._counted(labels)
+        if self.over == "labels" and labels.ndim > 1:
+            # Targets (B, V, ...), of the type of the logits.
+            return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
+        if self.over == "elements" and self.elements_per_row:
+            return ops.cast(ops.size(labels), ms.float32) / self.elements_per_row
+        if self.over == "rows":
+            return ops.cast(labels.shape[0], ms.float32)
+        return ops.cast(self.rows(batch), ms.float32)
+
+    def _counted(self, labels):
+        """Return how many labels are not ignored, or the sum of their classes' weights."""
+        labels = ops.cast(labels, ms.int64)
+        counts = ops.cast(labels != self.ignore_index, ms.float32)
+        if self.class_weights is not None:
+            index, _ = masks(labels, self.class_weights.shape[0], self.ignore_index)
+            counts = counts * ops.gather(self.class_weights, index, 0)
+        return ops.reduce_sum(counts)
 
     def loss(self, *batch):
         """Return (L_i, w_i) of one micro-batch; nothing is differentiated or scaled."""
@@ -202,14 +281,6 @@ class GradientStage(nn.Cell):
         quadratic = self.map(ops.partial(times, factor), quadratic)
         gradients = self._unscaled(gradients[: self.count], weight)
         return loss, weight, gradients + constant + quadratic, finite
-
-    def rows(self, batch):
-        """Return the number of rows of a batch, inside a graph: an integer."""
-        if self.batch_axis is not None:
-            return batch[0].shape[self.batch_axis]
-        if batch[-1].ndim == 1:
-            return batch[-1].shape[0]
-        return batch[0].shape[0]
 
     def _all_finite(self, loss, gradients):
         finite = True

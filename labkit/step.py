@@ -20,6 +20,7 @@ from labkit.forward_state import BATCH_NORMS, assigned, may_assign
 from labkit.gradients import GradientStage, set_state, state
 from labkit.modes import held, modes, set_modes
 from labkit.schedules import check_length
+from labkit.settings import effective
 from labkit.update_stage import UpdateStage
 
 
@@ -31,7 +32,8 @@ class LastUpdate:
     loss           mean loss over the update's micro-batches, weighted as their gradients are
     gradient_norm  global norm of the averaged gradient in float32, before clipping
     learning_rate  the rates it used, one per parameter group
-    images         rows that went into it, over all ranks
+    images         rows that went into it, over all ranks: labels (B,), else axis 0 of the batch's
+                   first tensor, or its ``batch_axis``
     """
 
     number: int
@@ -60,8 +62,10 @@ class Step(nn.Cell):
     Warns of Parameters that are float16 themselves: an optimizer takes gradients of their type, so
     that a number below 6e-8 reaches it as 0, unscaled as it is, and one above 65504 as inf.
 
-    Raises ``InputError`` for an optimizer that is none or that unscales gradients itself, and as
-    ``GradientStage`` does.
+    Raises ``InputError`` as ``GradientStage`` does; for what is no optimizer, or one that unscales
+    gradients itself; and, when
+    it is called, before anything is compiled, for batches that are no flat tensors, labels that are
+    of no class, and a weight that cannot be derived (``normalise``).
     """
 
     # Whether an update may take more than one call.
@@ -86,7 +90,7 @@ class Step(nn.Cell):
         self.map = ops.HyperMap()
         # settings: plain values that a resumed training must share with the interrupted one.
         self.settings = {"step": type(self).__name__, "nonfinite": nonfinite}
-        self.settings |= {name: repr(value) for name, value in options.items()}
+        self.settings |= effective(options) | self.gradient.settings()
         self.settings |= getattr(update, "settings", {})
         # updates: optimizer calls so far. dropped: micro-batches that were not finite.
         # last_*: what the most recent update was; change only when one is applied.
@@ -217,12 +221,25 @@ class Step(nn.Cell):
 
     def __call__(self, *batch):
         with self.in_training():
-            if self._may_assign:
-                self._look_at_forward(batch)
+            self._look_at(batch)
             return self._called(*batch)
+
+    def _look_at(self, batch):
+        """Refuse a batch that cannot be used, before anything is made of it."""
+        graph = self._with_extras if self.update_wants_extras() else self
+
+        def compiled():
+            self._look_at_forward(batch)
+            graph.compile(*batch)
+
+        self.gradient.look_at(batch, compiled)
+        self._look_at_forward(batch)
+        self.settings.update(self.gradient.settings())
 
     def _look_at_forward(self, batch):
         """Protect what the graph that is compiled for such a batch assigns in its forward pass."""
+        if not self._may_assign:
+            return
         graph = (self._graph_phase, *(getattr(one, "shape", None) for one in batch))
         if graph not in self._looked_at:
             self.protect(assigned(self.gradient.loss_net, batch))

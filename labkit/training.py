@@ -16,6 +16,7 @@ from labkit.errors import InputError, refuse_unknown
 from labkit.locks import locked
 from labkit.progress import Progress
 from labkit.records import Records, read_usable
+from labkit.settings import differing, take_over
 from labkit.whole_files import remove_unfinished
 
 # What every row holds, whatever the step.
@@ -231,8 +232,11 @@ class _Training:
             ):
                 # An array that may go on: compared with the optimizer's numbers.
                 here, before = ({**one, "damping": None} for one in (here, before))
+            if name == "settings":
+                here, before = differing(here, before)
             if here != before:
                 raise InputError(f"cannot resume: {name} is {here}, the checkpoint's {before}")
+        take_over(self.step, position.settings)
 
     def _accept_numbers(self, position, values, take_new):
         """Refuse other numbers of the optimizer than the checkpoint's, or put them into it."""

@@ -3,13 +3,26 @@
 import mindspore as ms
 import numpy as np
 import pytest
+import torch
+from mindspore import nn, ops
+from mindspore.dataset import NumpySlicesDataset
 
-from labkit import cluster
+from labkit import cluster, reference
 from labkit.errors import InputError
 from labkit.evaluation import MeanLoss, TopK, evaluate
+from labkit.losses import CrossEntropySmooth
 from tests.trainings import CLASSES, dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def mean_of_own(logits, labels):
+    """A mean over the tokens whose label is not -1."""
+    counts = ops.cast(labels != -1, ms.float32)
+    picked = ops.gather_elements(
+        ops.log_softmax(logits, -1), -1, ops.expand_dims(ops.maximum(labels, 0), -1)
+    )
+    return -ops.reduce_sum(ops.squeeze(picked, -1) * counts) / ops.reduce_sum(counts)
 
 
 def share(logits, labels, k):
@@ -93,3 +106,97 @@ def test_every_cells_own_mode_is_as_it_was(set_by_hand):
     assert {flags.get("training") for flags, _ in before} == (
         {True, False} if set_by_hand else {None}
     )
+class Table(nn.Cell):
+    """Numbers (B, T) -> logits (B, T, V): row n of a fixed table."""
+
+    def __init__(self, classes, half=False):
+        super().__init__()
+        table = np.random.default_rng(6).normal(size=(9, classes)).astype(np.float32)
+        self.table = ms.Tensor(table)
+        self.half = half
+
+    def construct(self, numbers, *more):
+        logits = ops.gather(self.table, numbers, 0)
+        return logits[:, :, :-1] if self.half else logits
+
+
+def sequences(steps, classes, ignored=None, rows=5):
+    random = np.random.default_rng(steps)
+    numbers = random.integers(0, 9, (rows, steps)).astype(np.int32)
+    labels = random.integers(0, classes, (rows, steps)).astype(np.int32)
+    if ignored is not None:
+        labels[:, 1] = labels[3] = ignored
+    return numbers, labels
+
+
+def batches(*columns, size=2):
+    names = [f"column {i}" for i in range(len(columns))]
+    return NumpySlicesDataset(columns, names, shuffle=False).batch(size)
+
+
+@pytest.mark.parametrize("steps", [4, 3])  # 4: as many as classes
+@pytest.mark.parametrize(
+    ("loss", "ignored", "options"),
+    [
+        (nn.CrossEntropyLoss(), None, {}),
+        (nn.CrossEntropyLoss(), -100, {}),
+        (nn.CrossEntropyLoss(ignore_index=2), 2, {}),
+        (CrossEntropySmooth(num_classes=4), -100, {}),
+        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), None, {}),
+        (mean_of_own, -1, {"ignore_index": -1}),
+    ],
+)
+def test_sequences(steps, loss, ignored, options):
+    """Accuracy and loss over the labels that count, of batches with other numbers of them."""
+    network, (numbers, labels) = Table(4), sequences(steps, 4, ignored)
+    found = evaluate(network, loss, batches(numbers, labels), top=(2,), **options)
+    logits = network(ms.Tensor(numbers)).asnumpy()
+    total, count = reference.token_cross_entropy(logits, labels, ignored)
+    counts = labels != ignored
+    assert found["accuracy"] == share(logits[counts], labels[counts], 1) < 1
+    assert found["top_2_accuracy"] == share(logits[counts], labels[counts], 2)
+    assert found["loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_class_weights_and_further_inputs():
+    numbers, labels = sequences(3, 4, -100)
+    weights = np.float32([0.5, 3.0, 1.0, 0.25])
+    loss = nn.CrossEntropyLoss(ms.Tensor(weights))
+    found = evaluate(Table(4), loss, batches(numbers, np.ones_like(numbers), labels))
+    logits = torch.tensor(Table(4)(ms.Tensor(numbers)).asnumpy()).reshape(-1, 4)
+    expected = torch.nn.CrossEntropyLoss(torch.tensor(weights))
+    expected = expected(logits, torch.tensor(labels.astype(np.int64)).reshape(-1))
+    assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("network", "labels", "loss", "words"),
+    [
+        (Table(4), (5, 4), nn.CrossEntropyLoss(), r"labels have shape .* \(2, 3, 4\); expected"),
+        (Table(4), (5,), nn.CrossEntropyLoss(), r"expected logits \(B, classes\)"),
+        (Table(4, half=True), (5, 3), nn.CrossEntropyLoss(), "label 3 at .*label < V = 3"),
+    ],
+)
+def test_labels_that_do_not_fit(network, labels, loss, words):
+    numbers, _ = sequences(3, 4)
+    with pytest.raises(InputError, match=words):
+        evaluate(network, loss, batches(numbers, np.full(labels, 3, np.int32)))
+
+
+def test_labels_of_no_class():
+    numbers, labels = sequences(3, 4)
+    for loss, wrong, ignored in (
+        (nn.CrossEntropyLoss(), -1, "-100"),
+        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), -100, "no label ignored"),
+        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), 4, "no label ignored"),
+        (mean_of_own, 4, "-100"),
+    ):
+        labels[4, 1] = wrong
+        with pytest.raises(InputError, match=rf"label {wrong} at \(0, 1\).*V = 4.*{ignored}"):
+            evaluate(Table(4), loss, batches(numbers, labels))
+    with pytest.raises(InputError, match="labels are float32; expected integers"):
+        evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, labels.astype(np.float32)))
+    with pytest.raises(InputError, match="holds no label to count"):
+        evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, np.full_like(labels, -100)))
+    with pytest.raises(InputError, match="ignore_index is -1, and that of the CrossEntropyLoss"):
+        evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, labels), ignore_index=-1)

@@ -118,7 +118,7 @@ def test_padded_sequences_need_the_weights_of_their_tokens():
     tokens = random.integers(0, 12, (6, 9)).astype(np.int32)
     labels = random.integers(0, 12, (6, 9)).astype(np.int32)
     for row, length in enumerate([9, 9, 8, 7, 2, 1]):
-        labels[row, length:] = -1
+        labels[row, length:] = -100
     network = NextToken()
     cell = Contribution(TokenLossNet(network), network, normalise="tokens")
     parts = cell.means(split((tokens, labels), [2] * 3))

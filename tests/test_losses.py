@@ -3,6 +3,7 @@
 import mindspore as ms
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
@@ -79,7 +80,7 @@ def token_loss(runtime):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    labels=st.lists(st.integers(-1, 4), min_size=6, max_size=6),
+    labels=st.lists(st.sampled_from([-100, 0, 1, 2, 3, 4]), min_size=6, max_size=6),
     scale=st.sampled_from([0.1, 1.0, 100.0, 1e4]),
     seed=st.integers(0, 100),
 )
@@ -90,6 +91,70 @@ def test_token_loss_is_the_reference(token_loss, labels, scale, seed):
     expected, tokens = reference.token_cross_entropy(logits, labels)
     assert total.shape == count.shape == () and float(count) == tokens
     np.testing.assert_allclose(float(total), expected, **TOLERANCE["one float32 gradient"])
+
+
+@pytest.mark.parametrize(
+    ("label", "dtype"),
+    [(5, np.int32), (-1, np.int32), (1000, np.int64), (2**32 + 3, np.int64), (255, np.uint8)],
+)
+def test_a_label_of_no_class_makes_a_token_loss_nan(token_loss, label, dtype):
+    """Where the Cell is called by itself: not class 0, no error of GatherD, no wrapped int64."""
+    labels = np.array([[0, 1, 2], [3, 4, label]], dtype)
+    total, _ = token_loss(*tensors(np.zeros((2, 3, 5), np.float32), labels))
+    assert np.isnan(total.asnumpy())
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint8])
+def test_labels_of_any_integer_type(token_loss, dtype):
+    labels = np.array([[0, 1, 2], [3, 4, 4]], dtype)
+    total, count = token_loss(*tensors(np.zeros((2, 3, 5), np.float32), labels))
+    assert float(total) == pytest.approx(6 * np.log(5), rel=1e-5) and float(count) == 6
+
+
+def test_a_masked_logit_at_an_ignored_label_costs_nothing(token_loss):
+    """-inf at class 0, which stands in for an ignored label."""
+    logits = np.zeros((1, 2, 5), np.float32)
+    logits[0, :, 0] = -np.inf
+    total, count = token_loss(*tensors(logits, np.int32([[1, -100]])))
+    assert float(total) == pytest.approx(np.log(4), rel=1e-5) and float(count) == 1
+
+
+def test_labels_that_are_no_integers_or_do_not_fit():
+    logits = np.zeros((2, 3, 5), np.float32)
+    with pytest.raises(TypeError, match="labels are Float32; expected integers"):
+        TokenLossNet(Same())(*tensors(logits, np.zeros((2, 3), np.float32)))
+    with pytest.raises(ValueError, match="expected one label for each vector"):
+        TokenLossNet(Same())(*tensors(logits, np.zeros((2, 2), np.int32)))
+
+
+@pytest.mark.parametrize("value", [1.0, True, None, "-1", 2**31])
+def test_an_ignore_index_that_is_none(value):
+    for build in (lambda: TokenLossNet(Same(), value), lambda: smooth(ignore_index=value)):
+        with pytest.raises(InputError, match="ignore_index is .*expected an integer"):
+            build()
+
+
+def smooth(**options):
+    return CrossEntropySmooth(num_classes=4, **options)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_smoothed_rows_that_are_ignored_are_pytorchs(reduction, smoothing):
+    logits, labels = smoothed(4)
+    labels[[1, 4]] = -7
+    options = {"reduction": reduction, "ignore_index": -7}
+    loss = smooth(smooth_factor=smoothing, convention="pytorch", **options)
+    expected = torch.nn.CrossEntropyLoss(label_smoothing=smoothing, **options)
+    expected = expected(torch.tensor(logits), torch.tensor(labels.astype(np.int64)))
+    value = loss(*tensors(logits, labels)).asnumpy()
+    np.testing.assert_allclose(value, expected.numpy(), **TOLERANCE["one float32 gradient"])
+
+
+def test_a_smoothed_loss_without_a_label_is_zero():
+    logits, labels = smoothed(4)
+    value, slope = loss_and_slope(smooth(), logits, np.full_like(labels, -100))
+    assert value == 0 and (slope == 0).all()
 
 
 def test_another_ignore_index():
@@ -105,14 +170,14 @@ def test_another_ignore_index():
 
 def test_padding_has_no_gradient():
     loss_net = TokenLossNet(Same())
-    labels = Tensor(np.int32([[1, -1, 2], [-1, -1, -1]]))
+    labels = Tensor(np.int32([[1, -100, 2], [-100, -100, -100]]))
     logits = Tensor(np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32))
 
     def loss_sum(logits):
         return loss_net(logits, labels)[0]
 
     gradient = ms.grad(loss_sum)(logits).asnumpy()
-    counts = labels.asnumpy() != -1
+    counts = labels.asnumpy() != -100
     assert (gradient[~counts] == 0).all() and (gradient[counts] != 0).all()
 
 
@@ -232,7 +297,7 @@ def test_float16_logits_are_taken_in_float32():
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.1])
-@pytest.mark.parametrize("label", [4, -1, -100, 1000])
+@pytest.mark.parametrize("label", [4, -1, -99, 1000])
 def test_a_label_out_of_range_is_nan_and_not_free(label, factor):
     logits, labels = smoothed(4)
     labels[2] = label
@@ -246,13 +311,14 @@ def test_a_label_out_of_range_is_nan_and_not_free(label, factor):
     assert float(nn.SoftmaxCrossEntropyWithLogits()(Tensor(logits), one_hot)[2]) == 0
 
 
-def test_a_step_drops_the_micro_batch_with_a_wrong_label():
+def test_a_step_refuses_a_wrong_label():
     network = nn.Dense(3, 4)
     loss_net = LossNet(network, CrossEntropySmooth(smooth_factor=0.1, num_classes=4))
     step = plain(loss_net, nn.Momentum(network.trainable_params(), 0.1, 0.9))
     before = snapshot(network)
-    step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 4])))
-    assert int(step.dropped.asnumpy()) == 1 and int(step.updates.asnumpy()) == 0
+    with pytest.raises(InputError, match=r"label 4 at 4 .*expected 0 <= label < V = 4, or -100"):
+        step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 4])))
+    assert int(step.dropped.asnumpy()) == 0 and int(step.updates.asnumpy()) == 0
     for name, value in snapshot(network).items():
         np.testing.assert_array_equal(value, before[name])
     step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 3])))

@@ -357,6 +357,15 @@ class TestWhatIsWritten:
         assert (tmp_path / "records.csv").read_text() == "epoch\n1\n"
 
 
+def test_defaults_said_aloud_resume(done, tmp_path):
+    """As without them, to the last bit; and a checkpoint that holds only what was given."""
+    done.interrupted(done.paths[16], tmp_path / "run")
+    step = make_step(normalise="samples", precision="O0", loss_scale=1, clip_norm=None)
+    records = quiet_fit(step, dataset(), folder=tmp_path / "run", resume=True)
+    assert comparable(records.rows) == done.rows
+    assert_bit_equal(snapshot(step), done.final)
+
+
 class TestRefused:
     """What would not continue as it began is refused; step and folder stay as they were."""
 

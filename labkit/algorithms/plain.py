@@ -25,8 +25,8 @@ class PlainStep(Step):
     """One update per batch. ``options`` are those of ``Step`` and ``GradientStage``.
 
     A batch that is not finite, on any rank, updates nothing (``nonfinite="propagate"``: is not
-    checked); nor does one without tokens. ``update`` is the update stage, the optimizer alone by
-    default.
+    checked); nor does one without a label that counts. ``update`` is the update stage, the
+    optimizer alone by default.
 
     >>> step = PlainStep(LossNet(network, loss_fn), optimizer)
     >>> loss = step(images, labels)
@@ -52,11 +52,11 @@ class PlainStep(Step):
             finite = self.gradient.on_all_ranks(finite)
         # After it: the ranks' sums must be made in one order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
-        if self.gradient.normalise == "tokens":
+        if self.gradient.over in ("tokens", "labels"):
             finite = ops.logical_and(finite, weight_sum > 0)
         done = False
         if finite:
             loss_sum = loss * weight
-            images = ops.cast(batch[0].shape[0], ms.int32)
+            images = ops.cast(self.gradient.rows(batch), ms.int32)
             done = self.apply(gradients, loss_sum, weight_sum, images)
         return ops.depend(loss, done)

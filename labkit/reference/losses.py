@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 
+from labkit.errors import InputError
+
 
 def linear_regression(weights, bias, inputs, targets):
     """Return (mean squared error over all entries, [d weights, d bias]) of inputs W^T + b.
@@ -31,15 +33,18 @@ def softmax_regression(weights, bias, inputs, labels):
     return float(loss), [slope.T @ inputs, slope.sum(axis=0)]
 
 
-def token_cross_entropy(logits, labels, ignore_index=-1):
+def token_cross_entropy(logits, labels, ignore_index=-100):
     """Return (sum of cross entropies, number of tokens) over labels that are not ``ignore_index``.
 
-    logits (B, T, V), labels (B, T) integers; loops over every token.
+    logits (B, T, V), labels (B, T) integers; loops over every token. Raises ``InputError`` for a
+    label that is neither 0 .. V - 1 nor ``ignore_index``.
     """
     total, count = 0.0, 0
     for row, row_labels in zip(logits.astype(np.float64), labels, strict=True):
         for scores, label in zip(row, row_labels, strict=True):
             if label != ignore_index:
+                if not 0 <= label < len(scores):
+                    raise InputError(f"label {label}; expected 0 .. {len(scores) - 1}")
                 largest = scores.max()
                 total += largest + np.log(np.exp(scores - largest).sum()) - scores[label]
                 count += 1

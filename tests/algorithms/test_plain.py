@@ -106,11 +106,11 @@ def test_tokens_are_averaged_over_those_that_count():
         TokenLossNet(network), nn.SGD(network.trainable_params(), 1.0), normalise="tokens"
     )
     tokens = np.arange(8, dtype=np.int32).reshape(2, 4)
-    labels = np.int32([[1, 2, -1, -1], [5, -1, -1, -1]])
+    labels = np.int32([[1, 2, -100, -100], [5, -100, -100, -100]])
     logits = network(*tensors(tokens)).asnumpy().astype(np.float64)
     probability = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     slope = probability - np.eye(12)[np.maximum(labels, 0)]
-    slope[labels == -1] = 0
+    slope[labels == -100] = 0
     before = parameter_values(network)["dense.bias"]
     step(*tensors(tokens, labels))
     moved = before - parameter_values(network)["dense.bias"]
@@ -119,7 +119,7 @@ def test_tokens_are_averaged_over_those_that_count():
     total, count = reference.token_cross_entropy(logits, labels)
     assert count == 3 and step.last_update.loss == pytest.approx(total / 3, rel=1e-5)
     kept = snapshot(network)
-    step(*tensors(tokens, np.full_like(labels, -1)))
+    step(*tensors(tokens, np.full_like(labels, -100)))
     assert_bit_equal(snapshot(network), kept)
     assert step.last_update.number == 1 and np.isfinite(step.last_update.loss)
 

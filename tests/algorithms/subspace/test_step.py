@@ -387,7 +387,7 @@ class TestComposes:
         """Halves with other numbers of tokens are the whole, in the gradient and in the trials."""
         tokens = np.arange(24, dtype=np.int32).reshape(4, 6) % 12
         labels = (tokens + 1) % 12
-        labels[1:3, 2:] = -1
+        labels[1:3, 2:] = -100
         found = []
         for micro_steps in (1, 2):
             ms.set_seed(3)

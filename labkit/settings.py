@@ -1,0 +1,52 @@
+"""What a resumed training must share with the interrupted one, and whether it does."""
+
+import ast
+import inspect
+
+from labkit.gradients import GradientStage
+
+# Of the options that are not said. A checkpoint holds all of them, an older one those given alone;
+# a weight that is not said was the number of rows.
+_DEFAULTS = {
+    name: repr(parameter.default)
+    for name, parameter in inspect.signature(GradientStage).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("nonfinite", "extras")
+} | {"normalise": "'samples'"}
+# Looked at by themselves, or only taken over.
+_OF_WEIGHTS = ("normalise", "derived", "elements_per_row")
+
+
+def effective(options) -> dict[str, str]:
+    """Return the options of a gradient stage that are in force, as text; defaults included."""
+    return _DEFAULTS | {name: repr(value) for name, value in options.items()}
+
+
+def differing(own, saved) -> tuple[dict, dict]:
+    """Return those of a step's settings that differ from a checkpoint's: (own, the checkpoint's).
+
+    A default is what it is, said or not. A step that derives its weights from the loss goes on from
+    weights by rows that were the same so far, and from those of its own kind.
+    """
+    own, saved = _DEFAULTS | own, _DEFAULTS | saved
+    names = [
+        name
+        for name in sorted((own.keys() | saved.keys()).difference(_OF_WEIGHTS))
+        if _value(own.get(name)) != _value(saved.get(name))
+    ]
+    if saved["normalise"] not in (own["normalise"], own.get("derived")):
+        names.append("normalise")
+    return tuple({name: values.get(name) for name in names} for values in (own, saved))
+
+
+def take_over(step, saved) -> None:
+    """Give a step what it cannot know of the interrupted training: the unit of its weights."""
+    if "elements_per_row" in saved:
+        step.gradient.check.elements_per_row = _value(saved["elements_per_row"])
+
+
+def _value(text):
+    """Return the value that a text stands for, so that 1 is 1.0; the text where it is no value."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,73 @@
+"""Which settings a resumed training must share with the interrupted one."""
+
+import pytest
+from mindspore import nn
+
+from labkit.accumulation import AccumulatedStep
+from labkit.losses import CrossEntropySmooth, LossNet
+from labkit.settings import differing
+from tests.step_cells import linear
+
+pytestmark = pytest.mark.usefixtures("runtime")
+# As labkit wrote them when a checkpoint held only what was given.
+OLD = {
+    "step": "AccumulatedStep",
+    "nonfinite": "drop_micro",
+    "weighted": "True",
+    "tail": "flush",
+    "micro_steps": 2,
+}
+ALOUD = {
+    "normalise": "samples",
+    "batch_axis": None,
+    "reduction": "mean",
+    "precision": "O0",
+    "loss_scale": 1,
+    "clip_norm": None,
+    "nonfinite": "drop_micro",
+    "tail": "flush",
+}
+
+
+def settings(loss_fn=None, **options):
+    network = linear()
+    loss_net = LossNet(network, loss_fn or nn.MSELoss())
+    return AccumulatedStep(loss_net, nn.SGD(network.trainable_params()), 2, **options).settings
+
+
+def test_a_default_that_is_said_aloud_is_the_default():
+    for own, saved in ((settings(**ALOUD), settings()), (settings(), settings(**ALOUD))):
+        assert differing(own, saved) == ({}, {})
+
+
+def test_an_older_checkpoint():
+    for own in (settings(), settings(**ALOUD)):
+        assert differing(own, OLD) == ({}, {})
+    assert differing(settings(loss_scale=1024), OLD | {"loss_scale": "1024.0"}) == ({}, {})
+    assert differing(settings(), OLD | {"normalise": "'samples'"}) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("options", "own", "saved"),
+    [
+        ({"normalise": "steps"}, "'steps'", "'samples'"),
+        ({"clip_norm": 1.0}, "1.0", "None"),
+        ({"precision": "O2"}, "'O2'", "'O0'"),
+        ({"batch_axis": 1}, "1", "None"),
+    ],
+)
+def test_what_differs(options, own, saved):
+    (name,) = options
+    for other in (settings(), OLD):
+        assert differing(settings(**options), other) == ({name: own}, {name: saved})
+    assert differing(settings(), settings(**options)) == ({name: saved}, {name: own})
+
+
+def test_weights_that_are_not_the_rows():
+    """Once labels were ignored, weights by rows are others."""
+    derived = settings(CrossEntropySmooth(num_classes=2))
+    ignored = derived | {"normalise": "'labels'"}
+    assert differing(derived, ignored) == ({}, {})
+    aloud = settings(CrossEntropySmooth(num_classes=2), normalise="samples")
+    assert differing(aloud, derived) == ({}, {})
+    assert differing(aloud, ignored) == ({"normalise": "'samples'"}, {"normalise": "'labels'"})

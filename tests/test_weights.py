@@ -1,0 +1,369 @@
+"""What a micro-batch counts for, derived from its loss; and where it cannot be derived."""
+
+import functools
+import re
+
+import mindspore as ms
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from mindspore import Tensor, nn, ops
+
+from labkit import reference
+from labkit.accumulation import AccumulatedStep
+from labkit.compare import relative_error
+from labkit.errors import InputError
+from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.weights import BatchCheck, mean_of_loss
+from tests.step_cells import INPUTS, linear, plain, restore, snapshot, tensors
+
+pytestmark = pytest.mark.usefixtures("runtime")
+CLASSES, ROWS = 4, (3, 5)
+CLASS_WEIGHTS = np.float32([0.5, 3.0, 1.0, 0.25])
+THREE_WORDS = "normalise='samples', 'tokens' or 'steps'"
+
+
+def cross_entropy(**options):
+    return nn.CrossEntropyLoss(**options)
+
+
+LOSSES = {
+    "ignore_index": (cross_entropy, {}),
+    "another": (cross_entropy, {"ignore_index": 2}),
+    "weights, smoothing": (
+        lambda weight, **options: nn.CrossEntropyLoss(Tensor(weight), **options),
+        {"weight": CLASS_WEIGHTS, "label_smoothing": 0.1},
+    ),
+    "smooth": (
+        lambda label_smoothing: CrossEntropySmooth(
+            smooth_factor=label_smoothing, num_classes=CLASSES, convention="pytorch"
+        ),
+        {"label_smoothing": 0.1},
+    ),
+}
+
+
+def of_torch(values, inputs, labels, options):
+    """Gradients of PyTorch's loss over the whole batch, float64."""
+    options = dict(options)
+    if "weight" in options:
+        options["weight"] = torch.tensor(options["weight"], dtype=torch.float64)
+    weight, bias = (
+        torch.tensor(values[name].astype(np.float64), requires_grad=True)
+        for name in ("weight", "bias")
+    )
+    logits = torch.tensor(inputs.astype(np.float64)) @ weight.T + bias
+    loss = torch.nn.CrossEntropyLoss(**options)(logits, torch.tensor(labels.astype(np.int64)))
+    loss.backward()
+    return float(loss), {"weight": weight.grad.numpy(), "bias": bias.grad.numpy()}
+
+
+class Accumulating:
+    """A linear classifier whose step sums two micro-batches and moves by their mean gradient."""
+
+    def __init__(self, loss_fn, **options):
+        ms.set_seed(5)
+        self.network = nn.Dense(INPUTS, CLASSES)
+        optimizer = nn.SGD(self.network.trainable_params(), 1.0)
+        self.step = AccumulatedStep(LossNet(self.network, loss_fn), optimizer, 2, **options)
+        self.initial = snapshot(self.step)
+
+    def __call__(self, inputs, labels):
+        restore(self.step, self.initial)
+        before = snapshot(self.network)
+        for part in np.split(np.arange(sum(ROWS)), ROWS[:1]):
+            self.step(*tensors(inputs[part], labels[part]))
+        after = snapshot(self.network)
+        moves = {name: before[name] - after[name] for name in before}
+        return before, self.step.last_update, moves
+
+
+@pytest.fixture(scope="module", params=LOSSES)
+def accumulating(request, runtime):
+    build, options = LOSSES[request.param]
+    return Accumulating(build(**options)), options
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    labels=st.lists(st.sampled_from([-100, 0, 1, 2, 3]), min_size=8, max_size=8),
+    seed=st.integers(0, 1000),
+)
+def test_padded_micro_batches_are_the_whole_batch(accumulating, labels, seed):
+    step, options = accumulating
+    ignored = options.get("ignore_index", -100)
+    labels = np.int32(labels)
+    labels[labels == -100] = ignored
+    assume((labels != ignored).any())
+    inputs = np.random.default_rng(seed).normal(size=(8, INPUTS)).astype(np.float32)
+    before, last, moves = step(inputs, labels)
+    loss, gradients = of_torch(before, inputs, labels, options)
+    assert last.loss == pytest.approx(loss, rel=1e-5)
+    for name, gradient in gradients.items():
+        np.testing.assert_allclose(moves[name], gradient, rtol=2e-5, atol=2e-6)
+
+
+def test_rows_are_the_wrong_weights_where_labels_are_ignored():
+    inputs = np.random.default_rng(0).normal(size=(8, INPUTS)).astype(np.float32)
+    labels = np.int32([0, -100, -100, 1, 2, 3, -100, 1])
+    errors = []
+    for options in ({}, {"normalise": "samples"}):
+        before, _, moves = Accumulating(nn.CrossEntropyLoss(), **options)(inputs, labels)
+        errors.append(relative_error(moves, of_torch(before, inputs, labels, {})[1]))
+    assert errors[0] < 1e-5 and errors[1] > 0.05
+
+
+class MaskedTokens(nn.Cell):
+    """Tokens and mask (B, T) -> logits (B, T, 6)."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.dense = nn.Embedding(6, 3), nn.Dense(3, 6)
+
+    def construct(self, tokens, mask):
+        return self.dense(self.embedding(tokens) * ops.expand_dims(mask, -1))
+
+
+def test_tokens_with_a_mask_are_counted_without_a_word():
+    """Micro-batches of 2 and 1 sequences with 6 and 1 tokens; its loss is the twin's."""
+    network = MaskedTokens()
+    step = AccumulatedStep(
+        TokenLossNet(network), nn.SGD(network.trainable_params(), 0.1), 2, nonfinite="propagate"
+    )
+    tokens = np.int32([[1, 2, 3, 4], [5, 0, 1, 2], [3, 3, 3, 3]])
+    labels = np.int32([[2, 3, 4, 5], [0, 1, -100, -100], [-100, 3, -100, -100]])
+    mask = (labels != -100).astype(np.float32)
+    logits = network(*tensors(tokens, mask)).asnumpy()
+    for part in (slice(0, 2), slice(2, 3)):
+        step(*tensors(tokens[part], mask[part], labels[part]))
+    total, count = reference.token_cross_entropy(logits, labels)
+    assert step.last_update.loss == pytest.approx(total / count, rel=1e-5)
+    assert step.settings["normalise"] == "'tokens'" and step.last_update.images == 3
+    assert len(step.compile_cache) == 2  # two shapes, each compiled once
+
+    with pytest.raises(InputError, match=r"label 6 at \(0, 1\) .*label < V = 6, or -100"):
+        step(*tensors(tokens[:2], mask[:2], np.where(labels[:2] == 3, 6, labels[:2])))
+    with pytest.raises(InputError, match=r"label -1 at \(1, 2\)"):
+        step(*tensors(tokens[:2], mask[:2], np.maximum(labels[:2], -1)))
+
+
+class LastOfTime(nn.Cell):
+    """Inputs (T, B, 3) -> logits (B, 2) of their mean over time."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = linear()
+
+    def construct(self, inputs):
+        return self.dense(ops.reduce_mean(inputs, 0))
+
+
+class TestTimeMajor:
+    inputs = np.random.default_rng(1).normal(size=(5, 12, 3)).astype(np.float32)
+    labels = np.random.default_rng(2).integers(0, 2, 12).astype(np.int32)
+
+    def train(self, sizes, **options):
+        network = LastOfTime()
+        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(True, "mean"))
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        step = AccumulatedStep(loss_net, optimizer, len(sizes), **options)
+        for part in np.split(np.arange(12), np.cumsum(sizes)[:-1]):
+            step(*tensors(self.inputs[:, part], self.labels[part]))
+        assert step.last_update.images == 12
+        return snapshot(network)
+
+    def test_rows_are_those_of_the_batch(self):
+        whole = self.train([12], batch_axis=1)
+        halves = self.train([8, 4], batch_axis=1)
+        assert relative_error(halves, whole) < 1e-6
+        assert relative_error(self.train([8, 4], normalise="samples"), whole) < 1e-6
+        assert relative_error(self.train([8, 4], normalise="steps"), whole) > 1e-3
+
+    def test_axes_that_disagree_are_refused(self):
+        with pytest.raises(InputError, match=rf"\(5, 12, 3\), \(12,\).*batch_axis.*{THREE_WORDS}"):
+            self.train([12])
+
+    def test_a_plain_step_takes_the_labels_for_rows(self):
+        network = LastOfTime()
+        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(True, "mean"))
+        step = plain(loss_net, nn.SGD(network.trainable_params(), 1.0))
+        step(*tensors(self.inputs, self.labels))
+        assert step.last_update.images == 12
+
+
+class OwnLoss(nn.Cell):
+    def __init__(self, **attributes):
+        super().__init__()
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def construct(self, logits, labels):
+        return ops.mean(logits) + ops.mean(ops.cast(labels, ms.float32))
+
+
+def own(logits, labels):
+    return ops.mean(ops.square(logits[:, 0] - labels))
+
+
+def padded(logits, labels):
+    return ops.cross_entropy(logits, labels, ignore_index=0)
+
+
+LOGITS = np.zeros((6, 4), np.float32)
+
+
+def check(loss_fn, *arrays, derived=True, batch_axis=None, loss_net=None):
+    """Look at a batch as a step does before it compiles anything."""
+    network = nn.Identity()
+    loss_net = loss_net or LossNet(network, loss_fn)
+    batch, looked = tensors(*arrays), BatchCheck(loss_net, derived, batch_axis)
+    for _ in range(2):  # a shape that was refused is refused again
+        with pytest.raises(InputError) as caught:
+            looked.shapes(batch)
+            looked.labels(batch, lambda: None)
+    return str(caught.value)
+
+
+def accept(loss_fn, *arrays, derived=True, batch_axis=None):
+    looked = BatchCheck(LossNet(nn.Identity(), loss_fn), derived, batch_axis)
+    looked.shapes(tensors(*arrays))
+    looked.labels(tensors(*arrays), lambda: None)
+    return looked
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "labels", "words"),
+    [
+        (own, np.zeros((6, 4), np.float32), r"labels have shape \(6, 4\).*not a known one"),
+        (own, np.int32([0, 1, -100, 1, 1, 1]), "label -100 is negative"),
+        (own, np.zeros(5, np.float32), "disagree"),
+        (OwnLoss(ignore_index=3), np.zeros(6, np.int32), "has an ignore_index"),
+        (OwnLoss(inner=nn.CrossEntropyLoss()), np.zeros(6, np.int32), "holds a loss that has one"),
+        (padded, np.zeros(6, np.int32), "mentions an ignore_index"),
+        (
+            functools.partial(ops.nll_loss, ignore_index=3),
+            np.zeros(6, np.int32),
+            "given an ignore_index",
+        ),
+        (nn.CrossEntropyLoss(reduction="sum"), np.zeros(6, np.int32), "is a sum, not a mean"),
+        (nn.MSELoss("sum"), np.zeros((6, 4), np.float32), "is a sum, not a mean"),
+        (nn.BCEWithLogitsLoss("sum"), np.zeros((6, 4), np.float32), "is a sum, not a mean"),
+        (nn.RMSELoss(), np.zeros(6, np.float32), "is not a mean"),
+        (nn.MSELoss(), np.zeros((5, 4), np.float32), "disagree"),
+    ],
+)
+def test_what_cannot_be_derived_is_refused_with_the_words(loss_fn, labels, words):
+    message = check(loss_fn, LOGITS, labels)
+    assert THREE_WORDS in message
+    assert re.search(words, message)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "labels"),
+    [
+        (own, np.zeros(6, np.float32)),
+        (own, np.zeros(6, np.int32)),
+        (OwnLoss(), np.zeros(6, np.int32)),
+        (nn.CrossEntropyLoss(), np.int32([0, 1, 2, 3, -100, 0])),
+        (nn.CrossEntropyLoss(), np.full((6, 4), 0.25, np.float32)),
+        (ops.cross_entropy, np.int32([0, 1, 2, 3, -100, 0])),
+        (nn.MSELoss(), np.zeros((6, 4), np.float32)),
+        (nn.SoftmaxCrossEntropyWithLogits(reduction="mean"), np.zeros((6, 4), np.float32)),
+        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), np.zeros(6, np.int32)),
+    ],
+)
+def test_what_needs_no_word(loss_fn, labels):
+    assert not accept(loss_fn, LOGITS, labels).mean.why_not
+
+
+def test_nothing_is_refused_where_no_weight_is_needed():
+    """One rank and one micro-batch an update, or a word given."""
+    accept(own, LOGITS, np.zeros((6, 4), np.float32), derived=False)
+    accept(own, LOGITS, np.int32([0, 1, -100, 1, 1, 1]), derived=False)
+    accept(nn.MSELoss("sum"), LOGITS, np.zeros((6, 4), np.float32), derived=False)
+
+
+def test_a_loss_net_of_ones_own():
+    labels = np.zeros(6, np.int32)
+    loss_net = OwnLoss()
+    message = check(None, LOGITS, np.zeros((6, 2), np.float32), loss_net=loss_net)
+    assert "not a known one" in message
+    holds = OwnLoss(pair=TokenLossNet(nn.Identity()))
+    assert "holds a loss" in check(None, LOGITS, labels, loss_net=holds)
+
+
+def test_a_subclass_with_a_construct_of_its_own_is_not_known():
+    class Focal(nn.CrossEntropyLoss):
+        def construct(self, logits, labels):
+            return super().construct(logits, labels) ** 2
+
+    assert mean_of_loss(Focal()).over == "unknown" and mean_of_loss(Focal()).why_not
+
+
+def test_arrays_are_refused_after_tensors_of_their_shape():
+    looked = accept(nn.MSELoss(), LOGITS, LOGITS)
+    with pytest.raises(InputError, match="a NumPy array"):
+        looked.shapes((LOGITS, LOGITS))
+
+
+def test_labels_in_one_axis_of_a_known_loss():
+    """Tokens (B, T) with labels (B T,): what counts is known, whatever the axes."""
+    accept(nn.MSELoss(), np.zeros((3, 4), np.int32), np.zeros(12, np.float32))
+    accept(nn.CrossEntropyLoss(), np.zeros((3, 4), np.int32), np.zeros(12, np.int32))
+    assert "disagree" in check(own, np.zeros((3, 4), np.int32), np.zeros(12, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ((lambda x: (x, x), 1), "part 0 of the batch is a tuple of 2; expected flat tensors"),
+        ((lambda x: {"tokens": x}, 1), r"a dict of 1; .*step\(tokens, mask, labels\)"),
+        ((lambda x: x.asnumpy(), 1), "a NumPy array"),
+    ],
+)
+def test_batches_that_are_not_flat(batch, words):
+    network = linear()
+    step = plain(LossNet(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.1))
+    (inputs,) = tensors(np.zeros((2, 3), np.float32))
+    with pytest.raises(InputError, match=words):
+        step(batch[0](inputs), inputs)
+    with pytest.raises(InputError, match="the batch is empty"):
+        step()
+
+
+def test_elements_count_where_rows_hold_other_numbers_of_them():
+    """A mean over elements of sequences (B, T, 2), T = 4 and 2, is that over all elements."""
+    network = linear()
+    step = AccumulatedStep(
+        LossNet(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.5), 2
+    )
+    random = np.random.default_rng(3)
+    batches = [
+        (random.normal(size=(*shape, 3)), random.normal(size=(*shape, 2)))
+        for shape in ((2, 4), (3, 2))
+    ]
+    before = snapshot(network)
+    for inputs, targets in batches:
+        step(*tensors(inputs.astype(np.float32), targets.astype(np.float32)))
+    inputs, targets = (
+        np.concatenate([batch[i].reshape(-1, batch[i].shape[-1]) for batch in batches])
+        for i in range(2)
+    )
+    loss, gradients = reference.linear_regression(
+        before["weight"].astype(np.float64), before["bias"].astype(np.float64), inputs, targets
+    )
+    assert step.last_update.loss == pytest.approx(loss, rel=1e-5)
+    moved = before["weight"] - snapshot(network)["weight"]
+    np.testing.assert_allclose(moved, 0.5 * gradients[0], rtol=1e-4, atol=1e-6)
+    assert step.settings["normalise"] == "'elements'"
+
+
+def test_a_mean_over_elements_that_are_broadcast_is_refused():
+    network = linear()
+    step = AccumulatedStep(
+        LossNet(network, nn.MSELoss()), nn.SGD(network.trainable_params(), 0.5), 2
+    )
+    with pytest.raises(ValueError, match="expected the same shape, or normalise"):
+        step(*tensors(np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32)))
