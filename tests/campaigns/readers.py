@@ -99,7 +99,8 @@ class Child:
             stderr=self._errors,
             text=True,
             cwd=self.place,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(self.place.parent / "home")},
+            env=os.environ
+            | {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(self.place.parent / "home")},
         )
         self._age = 0
 
