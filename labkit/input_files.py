@@ -94,12 +94,11 @@ def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
 
 def _depth(value: Any) -> int:
     """Return how many lists and mappings lie in each other, without recursion."""
-    depth, level = 0, [value]
+    depth, level = 0, [value] if isinstance(value, dict | list) else []
     while level and depth <= _DEEPEST:
-        inner = [one.values() if isinstance(one, dict) else one for one in level if one and
-                 isinstance(one, dict | list)]  # fmt: skip
+        depth += 1
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
         level = [one for values in inner for one in values if isinstance(one, dict | list)]
-        depth += bool(inner)
     return depth
 
 

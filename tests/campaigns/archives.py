@@ -1,5 +1,7 @@
 """Readers of data sets: IDX files, gzipped or not, .tar and .zip archives, recorded .npz steps."""
 
+# ruff: noqa: E501 (tables of odd values)
+
 import bz2
 import functools
 import gzip

@@ -4,6 +4,8 @@ An input is a tree: file name -> bytes, or ``Special``. Everything is drawn from
 ``random.Random``, so that a seed gives the same input again.
 """
 
+# ruff: noqa: E501 (tables of odd values)
+
 import json
 import os
 import random

@@ -1,5 +1,7 @@
 """Readers of what a user writes: rank tables, settings as YAML, values of -p."""
 
+# ruff: noqa: E501 (tables of odd values)
+
 import json
 import random
 from pathlib import Path

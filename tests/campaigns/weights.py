@@ -1,5 +1,7 @@
 """Readers of weights: .safetensors, .pth, .ckpt, folders of snapshots, and files of a basis."""
 
+# ruff: noqa: E501 (tables of odd values)
+
 import functools
 import hashlib
 import io

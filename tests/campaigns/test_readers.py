@@ -1,0 +1,102 @@
+"""A short part of the campaign over every reader, and what the campaign takes for a failure."""
+
+import os
+
+import pytest
+
+from labkit.errors import InputError
+from tests.campaigns import readers, worker
+from tests.campaigns.reader import Reader
+from tests.campaigns.table import READERS
+
+LIGHT = sorted(name for name, reader in READERS.items() if not reader.heavy)
+HEAVY = sorted(name for name, reader in READERS.items() if reader.heavy)
+_SLOW = ("notebook", "results", "run", "sweep", "records")  # a report or an import of MindSpore
+
+
+def _run(name, count):
+    (tally,) = readers.campaign([name], count=count, say=lambda text: None)
+    assert tally.inputs == count
+    assert not tally.failures, next(iter(tally.failures.items()))
+    return tally
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_damaged_input_gives_a_result_or_one_line(name):
+    _run(name, 20 if name in _SLOW else 100)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEAVY)
+def test_damaged_weights_give_a_result_or_one_line(name):
+    _run(name, 300)
+
+
+def test_every_reader_of_the_issue_is_there():
+    asked = "idx tar zip gz npz safetensors pth ckpt snapshots basis results run records notebook"
+    assert {*asked.split(), "ranktable", "yaml", "parameters"} <= READERS.keys()
+
+
+def test_a_seed_gives_the_same_input_again():
+    import random
+
+    for name in LIGHT:
+        one, other = (READERS[name].make(random.Random(f"{name} 7")) for _ in range(2))
+        assert one == other, name
+
+
+def _raising(error):
+    def door(folder, out):
+        raise error
+
+    return Reader(lambda rule: {}, (door,))
+
+
+@pytest.mark.parametrize(
+    "error, kind",
+    [
+        (InputError("a; b"), "refused"),
+        (ValueError("x"), "failure"),
+        (MemoryError(), "failure"),
+        (RecursionError(), "failure"),
+        (SystemExit(2), "failure"),
+    ],
+)
+def test_only_an_input_error_is_no_failure(tmp_path, error, kind):
+    assert worker._judged(_raising(error), tmp_path, tmp_path)["kind"] == kind
+
+
+def test_a_message_of_two_lines_is_a_failure(tmp_path):
+    error = InputError("x")
+    error.args = ("a\nb",)
+    assert worker._judged(_raising(error), tmp_path, tmp_path)["kind"] == "failure"
+
+
+def test_a_result_of_one_door_is_a_result(tmp_path):
+    reader = Reader(lambda rule: {}, (lambda a, b: 1, *_raising(InputError("x")).doors))
+    assert worker._judged(reader, tmp_path, tmp_path)["kind"] == "result"
+
+
+def test_a_file_outside_is_seen(tmp_path):
+    place = tmp_path / "work"
+    place.mkdir()
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "x").write_text("canary")
+    before = readers._outside(tmp_path, place)
+    assert readers._outside(tmp_path, place) == before
+    for path in (place / "new", tmp_path / "new", tmp_path / "outside" / "new"):
+        path.write_text("")
+        assert readers._outside(tmp_path, place) != before
+        path.unlink()
+    (tmp_path / "outside" / "x").write_text("changed")
+    assert readers._outside(tmp_path, place) != before
+
+
+def test_a_child_that_dies_is_a_failure_and_the_next_input_has_another(tmp_path):
+    for name in ("input", "out"):
+        (tmp_path / name).mkdir()
+    with readers.Child("yaml", tmp_path) as child:
+        assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "refused"
+        os.kill(child._process.pid, 9)
+        assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "failure"
+        assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "refused"
