@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jupyter_core.paths import prefer_environment_over_user
 from typer.testing import CliRunner
 
 from labkit import cli, lab_server
@@ -177,7 +178,8 @@ def test_what_a_notebook_needs_is_found_from_any_folder(tmp_path):
 @pytest.mark.parametrize(
     ("variables", "wins"),
     [
-        ({"JUPYTER_DATA_DIR": "{}"}, False),  # the user's folders, in an environment of one's own
+        # The user's folders win only where the environment is not their own.
+        ({"JUPYTER_DATA_DIR": "{}"}, not prefer_environment_over_user()),
         ({"JUPYTER_DATA_DIR": "{}", "JUPYTER_PREFER_ENV_PATH": "0"}, True),
         ({"JUPYTER_PATH": "{}"}, True),
     ],

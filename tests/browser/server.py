@@ -96,7 +96,7 @@ class Server:
         own = {name: str(self.user / folder) for name, folder in names.items()}
         # What a shell may hold after work with `labkit run`, or a user's own matplotlib setting.
         own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
-        # Alone in the user's folders it would lose against the kernel of an environment of one's own.
+        # In the user's folders alone it would lose against the kernel of their own environment.
         own |= {"JUPYTER_PATH": own["JUPYTER_DATA_DIR"]}
         own |= {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
         return {**os.environ, **own}
