@@ -229,3 +229,15 @@ def test_the_jobs_fit_cores_and_memory():
     assert sweep.usable_jobs(1, 1e12) == 1
     assert sweep.usable_jobs(100, 2.5e9) == 1
     assert sweep.usable_jobs(100, 0) == 1
+
+
+def test_no_module_of_the_working_folder_is_executed(project, tmp_path, monkeypatch):
+    for name in ("signal", "torch", "psutil", "labkit"):
+        (project / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    try:
+        done = call("-p", "rate=1", "--out", str(tmp_path / "sweep"))
+    finally:
+        for name in ("signal", "torch", "psutil", "labkit"):
+            (project / f"{name}.py").unlink()
+    assert done.exit_code == 0, done.stderr
+    assert not (tmp_path / "ran").exists()
