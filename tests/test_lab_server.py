@@ -8,6 +8,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from jupyter_core.paths import prefer_environment_over_user
 from typer.testing import CliRunner
 
 from labkit import cli, lab_server
@@ -182,3 +183,37 @@ def test_what_a_notebook_needs_is_found_from_any_folder(tmp_path):
     assert project == str(ROOT) and script == str(ROOT / "data_scripts" / "mnist.py")
     assert data == str(ROOT / "datasets" / "MNIST_Data")
     assert Path(folder).parent == tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("variables", "wins"),
+    [
+        # The user's folders win only where the environment is not their own.
+        ({"JUPYTER_DATA_DIR": "{}"}, not prefer_environment_over_user()),
+        ({"JUPYTER_DATA_DIR": "{}", "JUPYTER_PREFER_ENV_PATH": "0"}, True),
+        ({"JUPYTER_PATH": "{}"}, True),
+    ],
+)
+def test_where_another_kernel_wins_in_jupyter_and_not_here(tmp_path, variables, wins):
+    """What the comments on kernels say of jupyter_core, and what tests/browser plants."""
+    (tmp_path / "kernels" / "python3").mkdir(parents=True)
+    (tmp_path / "kernels" / "python3" / "kernel.json").write_text(
+        '{"argv": ["/bin/false"], "display_name": "Another", "language": "python"}'
+    )
+    program = (
+        "from jupyter_client.kernelspec import KernelSpecManager\n"
+        "from labkit.lab_server import OwnKernel\n"
+        "for manager in (KernelSpecManager(), OwnKernel()):\n"
+        "    print(manager.get_kernel_spec('python3').argv[0] == '/bin/false')\n"
+    )
+    mine = {name: value.format(tmp_path) for name, value in variables.items()}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**kept, "PYTHONPATH": str(ROOT), **mine},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(wins), "False"]

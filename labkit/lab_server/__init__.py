@@ -24,8 +24,9 @@ _NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND")
 class OwnKernel(KernelSpecManager):
     """One kernel: the interpreter that runs the server, under the name that the notebooks ask for.
 
-    Jupyter looks "python3" up in the user's folders first, where another environment's may stand:
-    the notebook would open, and fail at ``import labkit`` or run with other packages.
+    Jupyter looks "python3" up in the folders of JUPYTER_PATH first, and in the user's first where
+    the environment belongs to somebody else (or JUPYTER_PREFER_ENV_PATH=0): with another one from
+    there a notebook would open, and fail at ``import labkit`` or run with other packages.
     """
 
     def find_kernel_specs(self) -> dict[str, str]:

@@ -16,8 +16,9 @@ def own_kernel(
     log      file for what their processes write
     started  gets each kernel's process at once, also while the kernel is still getting ready
 
-    Jupyter looks a kernel up by name in the user's folders first, so that another environment's
-    "python3" can stand before this one's: the notebook would run with other packages.
+    Jupyter looks a kernel up by name in the folders of JUPYTER_PATH first, and in the user's first
+    where the environment belongs to somebody else: another environment's "python3" can stand before
+    this one's, and the notebook would run with other packages.
     """
     import zmq
     from ipykernel.kernelspec import get_kernel_dict

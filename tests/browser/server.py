@@ -20,8 +20,8 @@ _ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
 class Server:
     """Runs `labkit lab` over the copies in ``folder``; a context manager.
 
-    The port that it is told to try is taken. ``user`` is a folder for the user's Jupyter settings,
-    which name another "python3" kernel that does not start, and an empty token.
+    The port that it is told to try is taken. ``user`` is a folder for the user's Jupyter settings:
+    JUPYTER_PATH has another "python3" kernel, which does not start, and the token is empty.
     """
 
     def __init__(self, folder: Path, user: Path, log: Path):
@@ -96,6 +96,8 @@ class Server:
         own = {name: str(self.user / folder) for name, folder in names.items()}
         # What a shell may hold after work with `labkit run`, or a user's own matplotlib setting.
         own |= {"LABKIT_RUN": "/nowhere", "LABKIT_HEADLESS": "1", "MPLBACKEND": "Agg"}
+        # In the user's folders alone it would lose against the kernel of their own environment.
+        own |= {"JUPYTER_PATH": own["JUPYTER_DATA_DIR"]}
         own |= {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
         return {**os.environ, **own}
 

@@ -252,3 +252,15 @@ def test_a_run_that_complains_at_length_stops_nobody(monkeypatch):
     assert [event.kind for event in events] == ["output"]
     assert events[0].text.startswith("rate-1: xxx") and events[0].text.endswith(" the cause")
     assert len(events[0].text) < 21_000
+
+
+def test_no_module_of_the_working_folder_is_executed(project, tmp_path, monkeypatch):
+    for name in ("signal", "torch", "psutil", "labkit"):
+        (project / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    try:
+        done = call("-p", "rate=1", "--out", str(tmp_path / "sweep"))
+    finally:
+        for name in ("signal", "torch", "psutil", "labkit"):
+            (project / f"{name}.py").unlink()
+    assert done.exit_code == 0, done.stderr
+    assert not (tmp_path / "ran").exists()

@@ -267,3 +267,15 @@ def test_ctrl_c_leaves_no_process(project):
     assert process.returncode == 130 and stderr == "labkit: interrupted\n"
     _, left = psutil.wait_procs(family, timeout=10)
     assert len(family) == 2 and left == []
+
+
+def test_no_module_of_the_folder_that_it_is_called_in_is_executed(project, tmp_path, monkeypatch):
+    """A student's folder with a signal.py: neither the judge nor its imports are from there."""
+    here = tmp_path / "downloaded"
+    here.mkdir()
+    for name in ("signal", "select", "torch", "resource", "labkit"):
+        (here / f"{name}.py").write_text(f"open({str(here / 'ran')!r}, 'w')\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep)
+    assert look(project, CHECK + RIGHT + ASKS).state == "passed"
+    assert not (here / "ran").exists()
