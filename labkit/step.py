@@ -9,7 +9,7 @@ uses it.
 """
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -230,6 +230,11 @@ class Step(nn.Cell):
 
         def compiled():
             self._look_at_forward(batch)
+            if graph is self._with_extras:
+                # What the update stage refuses costs no compilation; a label of no class, which
+                # MindSpore answers with a stack of C++, is named afterwards.
+                with suppress(RuntimeError, IndexError):
+                    self.update.before(self, batch)
             graph.compile(*batch)
 
         self.gradient.look_at(batch, compiled)
