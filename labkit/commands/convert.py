@@ -23,7 +23,7 @@ def convert(
     ] = None,
     prefix: Annotated[str, typer.Option(help="To take off PyTorch's names: module.")] = "",
 ) -> None:
-    """Convert weights between PyTorch and MindSpore, bit by bit; nothing in a file is executed.
+    """Convert weights between PyTorch and MindSpore, bit by bit; .pth is read by weights_only.
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """

@@ -1,7 +1,8 @@
 """Files of PyTorch weights, read as arrays and written from arrays.
 
-Nothing in a file is executed: ``.safetensors`` holds no code, and ``.pth`` is read by PyTorch with
-``weights_only=True``, which refuses pickled objects other than tensors and plain containers.
+``.safetensors`` holds no code. ``.pth`` is read by ``torch.load(weights_only=True)``, which refuses
+pickled objects other than tensors and plain containers: no safer than that option of the installed
+PyTorch (before 2.6 it could be made to execute code, CVE-2025-32434).
 """
 
 import os
