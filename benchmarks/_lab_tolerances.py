@@ -13,7 +13,7 @@ has grown as large as another seed by the end, so that a tolerance covers seeds.
 ANY_SEED = {"smoke": False, "lab": True}
 
 CHECKS = ("none", None, "what labkit doctor finds here: it is the machine's, not the lab's")
-EXACT = ("at most", 1e-5, "the lab asserts this bound; float32 rounding has come to 2e-8 at most")
+EXACT = ("at most", 1e-4, "the lab asserts this bound; float32 rounding has come to 3e-6 at most")
 GRADIENT = (
     "at most", 5e-5,
     "float32 kernels of two frameworks: 4.9e-6 measured on two cores, 6.9e-6 on one, 1.2e-5 with "
@@ -36,7 +36,7 @@ TOLERANCES = {
         "00_start_here": {"checks passed": CHECKS, "checks": CHECKS},
         "01_gradient_accumulation": {
             "test accuracy": SAME,
-            "largest difference, 4 micro-batches against 1 batch": EXACT,
+            "4 micro-batches against 1 batch, over the move": EXACT,
         },
         "02_resnet50_migration": {
             "validation accuracy": FEW,
@@ -67,7 +67,7 @@ TOLERANCES = {
                 "seeds 1 to 4 gave 0.9825, 0.9839, 0.9780, 0.9823: up to 0.0045 from the first, "
                 "and four seeds do not show the widest",
             ),
-            "largest difference, 4 micro-batches against 1 batch": EXACT,
+            "4 micro-batches against 1 batch, over the move": EXACT,
         },
         "02_resnet50_migration": {
             "validation accuracy": (

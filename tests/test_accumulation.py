@@ -88,14 +88,29 @@ def by_micro_batches(initial, stream):
     return accumulate(initial, stream)
 
 
+def of_the_move(came, expected, initial):
+    """Return |came - expected| / |expected - initial| of each parameter, by name."""
+    norm = np.linalg.norm
+    return {
+        name: norm(came[name] - expected[name]) / norm(expected[name] - value)
+        for name, value in zip(expected, initial.values(), strict=True)
+    }
+
+
 class TestTrainingOfLeNet:
     """Four micro-batches of 16 against batches of 64: 50 updates, Momentum 0.01/0.9."""
 
     def test_parameters_are_those_of_the_full_batch(self, by_micro_batches, by_batch, initial):
-        off = largest_differences(by_micro_batches[0], by_batch[0])
-        assert len(off) == 8 and max(off.values()) <= 1e-5, off
-        moved = largest_differences(by_batch[0], initial)
-        assert min(moved.values()) > 1e-4, moved
+        off = of_the_move(by_micro_batches[0], by_batch[0], initial)
+        assert len(off) == 8 and max(off.values()) <= 1e-4, off
+
+    def test_a_learning_rate_wrong_by_a_thousandth_is_seen_in_every_parameter(
+        self, initial, stream, by_batch
+    ):
+        """The control of the test above: on LeNet's plateau 1e-5 of a weight saw one of eight."""
+        wrong, _ = accumulate(initial, stream, 0.01 * 1.001)
+        off = of_the_move(wrong, by_batch[0], initial)
+        assert len(off) == 8 and min(off.values()) > 2e-4, off
 
     def test_losses_are_those_of_the_full_batch(self, by_micro_batches, by_batch):
         np.testing.assert_allclose(by_micro_batches[1], by_batch[1], rtol=1e-4)
@@ -104,9 +119,9 @@ class TestTrainingOfLeNet:
     def test_the_sum_is_four_times_the_learning_rate(self, initial, stream, by_batch):
         """The tutorial's sum at a quarter of the rate is the mean; at the same rate it is not."""
         quarter, _ = accumulate(initial, stream, 0.01 / 4, reduction="sum")
-        assert max(largest_differences(quarter, by_batch[0]).values()) <= 1e-5
+        assert max(of_the_move(quarter, by_batch[0], initial).values()) <= 1e-4
         same, _ = accumulate(initial, stream, 0.01, reduction="sum")
-        assert max(largest_differences(same, by_batch[0]).values()) > 1e-3
+        assert min(of_the_move(same, by_batch[0], initial).values()) > 0.1
 
     def test_losses_are_those_of_pytorch(self, initial, stream, by_micro_batches):
         """Same weights, data and order; PyTorch accumulates by ``(loss / 4).backward()``."""

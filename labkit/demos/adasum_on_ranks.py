@@ -35,24 +35,26 @@ def make_step(seed: int, reduction: str = "adasum", workers: int = 1):
     return AdasumStep(loss_net, optimizer, workers=workers, reduction=reduction)
 
 
-def train(step, images, labels, updates: int) -> float:
-    """Make ``updates`` updates with this process's micro-batches; return ms of one, at the median.
+def train(steps, images, labels, updates: int) -> list[float]:
+    """Make ``updates`` updates of each of ``steps`` with this process's micro-batches.
 
-    The first, which compiles, is left out of the median.
+    The steps take turns. Returns the milliseconds of an update of each, at the median without the
+    first one, which compiles.
     """
     from mindspore import Tensor
 
-    first, own = step.team.rank * step.workers, step.workers
-    seconds = []
-    for update in range(updates):
+    seconds = np.zeros((updates, len(steps)))
+    for update, number in np.ndindex(*seconds.shape):
+        step = steps[number]
+        first, own = step.team.rank * step.workers, step.workers
         began = time.perf_counter()
         for worker in range(first, first + own):
             start = BATCH * (update * step.total_workers + worker)
             rows = slice(start, start + BATCH)
             step(Tensor(images[rows]), Tensor(labels[rows]))
         step.update.worker.asnumpy()  # waits until the update has been made
-        seconds.append(time.perf_counter() - began)
-    return 1000 * float(np.median(seconds[1:]))
+        seconds[update, number] = time.perf_counter() - began
+    return (1000 * np.median(seconds[1:], axis=0)).tolist()
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -70,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     from labkit.data.prepare import prepare
 
     data = load_arrays(prepare("mnist"), "train", given.updates * runtime.ranks * BATCH)
-    found = {}
-    for reduction in ("mean", "adasum"):
-        step = make_step(given.seed, reduction)
-        found[f"ms_{reduction}"] = train(step, *data, given.updates)
-    step.check_replicas()
-    found |= parameter_values(step.gradient.loss_net)
+    reductions = ("mean", "adasum")
+    steps = [make_step(given.seed, reduction) for reduction in reductions]
+    times = train(steps, *data, given.updates)
+    found = {f"ms_{name}": ms for name, ms in zip(reductions, times, strict=True)}
+    steps[-1].check_replicas()
+    found |= parameter_values(steps[-1].gradient.loss_net)
     given.folder.mkdir(parents=True, exist_ok=True)
     np.savez(given.folder / f"rank_{runtime.rank}.npz", **found)
 

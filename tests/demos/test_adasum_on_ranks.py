@@ -24,7 +24,7 @@ def test_two_ranks_hold_the_weights_of_two_virtual_workers(tmp_path, seed):
     labkit.start(device="CPU", seed=seed)
     step = demo.make_step(seed, workers=2)
     before = parameter_values(step.gradient.loss_net)
-    assert demo.train(step, images, labels, updates) > 0
+    assert demo.train([step], images, labels, updates)[0] > 0
     values = parameter_values(step.gradient.loss_net)
     assert set(values) | {"ms_mean", "ms_adasum"} == set(first) and len(values) == 8
     for name, value in values.items():

@@ -107,7 +107,7 @@ class Basis:
 
     @classmethod
     def load(cls, path, parameters=None) -> "Basis":
-        """Return the basis in ``path`` (.npy) and the .json beside it; no code in them is executed.
+        """Return the basis in ``path`` (.npy) and the .json beside it, read without pickle.
 
         parameters  the network that it must be of; None takes any
 

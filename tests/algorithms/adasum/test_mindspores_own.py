@@ -1,0 +1,76 @@
+"""What MindSpore's two Adasums do themselves; lab 04, section 13, says which has which fault.
+
+Where one of these fails, a release has changed it: change the lab with it.
+"""
+
+import inspect
+from types import SimpleNamespace
+
+import mindspore.boost.adasum as of_boost
+import mindspore.boost.boost_cell_wrapper as wrapper
+import mindspore.nn.optim.adasum as of_nn
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+
+def sent(x):
+    return x
+
+
+class Forward(nn.Cell):
+    """One level of the tree on the rank that keeps the right halves; what it sends comes back."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.forward = module._adasum_opt_forward
+
+    def construct(self, x):
+        return self.forward(True, sent, True, 0, sent, sent, x)
+
+
+@pytest.mark.parametrize("length", [8, 7])
+def test_boosts_does_not_compile(runtime, tmp_path, monkeypatch, length):
+    monkeypatch.chdir(tmp_path)  # the compiler writes rank_0/om/analyze_fail.ir
+    with pytest.raises(
+        TypeError, match="Slice indices must be integers or bool. But got a Float32"
+    ):
+        Forward(of_boost)(Tensor(np.ones(length, np.float32)))
+
+
+def test_nns_compiles(runtime):
+    halves = Forward(of_nn)(Tensor(np.arange(1, 9, dtype=np.float32)))
+    a, b = np.array([5.0, 6, 7, 8]), np.array([1.0, 2, 3, 4])
+    expected = (1 - a @ b / (2 * a @ a)) * a + (1 - a @ b / (2 * b @ b)) * b
+    np.testing.assert_allclose(halves.asnumpy(), expected, rtol=1e-5)
+
+
+def test_nns_is_an_error_in_one_process(runtime):
+    optimizer = nn.Momentum(nn.Dense(2, 2).trainable_params(), 0.1, 0.9)
+    with pytest.raises(RuntimeError, match="Stand alone mode is not supported to apply adasum"):
+        of_nn.AdaSumByDeltaWeightWrapCell(optimizer)
+
+
+@pytest.mark.parametrize(("devices", "taken"), [(2, False), (8, False), (24, False), (16, True)])
+def test_nns_is_an_error_with_too_few_devices_or_no_power_of_two(monkeypatch, devices, taken):
+    words = {"parallel_mode": "semi_auto_parallel", "pipeline_stages": 1}
+    monkeypatch.setattr(of_nn.context, "get_auto_parallel_context", words.get)
+    monkeypatch.setattr(of_nn, "_get_stage_device_num", lambda: devices)
+    if taken:
+        of_nn._parallel_check()
+    else:
+        with pytest.raises(RuntimeError, match="must be at least 16 and must be the power of 2"):
+            of_nn._parallel_check()
+
+
+@pytest.mark.parametrize(("devices", "on"), [(2, False), (8, False), (24, False), (16, True)])
+def test_boosts_is_off_without_a_word(monkeypatch, capfd, devices, on):
+    monkeypatch.setattr(wrapper, "get_group_size", lambda: devices)
+    asked = SimpleNamespace(optimizer=SimpleNamespace(adasum=True), reducer_flag=True)
+    assert wrapper.BoostTrainOneStepCell.check_adasum_enable(asked) is on
+    assert capfd.readouterr() == ("", "")
+
+
+def test_both_want_the_group_that_only_ascend_has():
+    for module in (of_boost, of_nn):
+        assert 'group="hccl_world_group"' in inspect.getsource(module)
