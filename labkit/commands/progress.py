@@ -27,6 +27,7 @@ def progress(
 
     Example: labkit progress 01
     """
+    from labkit import console
     from labkit import labs as lab_files
     from labkit.work import copies, marks
 
@@ -39,7 +40,7 @@ def progress(
     found = marks.look(place, chosen, timeout)
     if as_json:
         for one in found:
-            print(_json(one), flush=True)
+            console.line(_json(one))
     else:
         _show(found)
 

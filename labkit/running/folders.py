@@ -17,7 +17,7 @@ from labkit.errors import InputError
 from labkit.labs import Lab
 from labkit.run import RESULTS
 from labkit.running.request import Request
-from labkit.whole_files import whole_file
+from labkit.whole_files import refuse_links, whole_file
 
 RUN, SWEEP = "run.json", "sweep.json"
 _REPLACED = "replaced"
@@ -65,6 +65,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     Raises ``InputError`` where one is in it. The lock goes with the process, however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    refuse_links(folder)
     with (folder / ".lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,6 +102,7 @@ def write_run(folder: Path, request: Request) -> None:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return what run.json of ``folder`` says; ``InputError`` where that is no run's folder."""
+    refuse_links(folder)
     record = read_json(folder / RUN)
     keys = {"labs": list, "preset": str, "device": str, "parameters": dict}
     if record is None:

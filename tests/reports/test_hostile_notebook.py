@@ -130,7 +130,7 @@ def test_only_tags_of_the_list_are_on_the_pages(written):
 
 
 @pytest.mark.slow
-def test_nothing_runs_loads_or_redirects_in_chromium(written):  # noqa: B023
+def test_nothing_runs_loads_or_redirects_in_chromium(written):
     """With the page's own policy taken away too: what is cleaned does not rest on it."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path, why = chromium.find()
@@ -149,8 +149,8 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):  # noqa: B023
             tab = one.new_page()
             asked = []
             tab.on("request", lambda request, asked=asked: asked.append(request.url))
-            tab.on("dialog", lambda dialog: seen.append(dialog.message))
-            tab.on("popup", lambda popup: seen.append(popup.url))
+            tab.on("dialog", lambda dialog: seen.append(dialog.message))  # noqa: B023
+            tab.on("popup", lambda popup: seen.append(popup.url))  # noqa: B023
             tab.goto(target.as_uri())
             tab.wait_for_timeout(300)
             seen += [url for url in asked if url != target.as_uri() and url[:5] != "data:"]
