@@ -23,7 +23,8 @@ def progress(
     """Show which exercises pass in your copies of the notebooks; no training is run.
 
     Of a notebook only the functions of the answers, and what these need, are executed, each in a
-    process of its own. Nothing is written.
+    process of its own that ends in time. labkit writes nothing. This is no sandbox: an answer runs
+    with your rights and can call itself passed, so look at your own copies, not at a stranger's.
 
     Example: labkit progress 01
     """
