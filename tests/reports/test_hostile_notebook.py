@@ -74,14 +74,14 @@ SINGLE = (
     '<object data="http://evil.test/o"></object><embed src="http://evil.test/e">',
     '<video src="http://evil.test/v" poster="http://evil.test/p" autoplay></video><audio src=x>',
     '<img srcset="http://evil.test/s 1x"><picture><source srcset="http://evil.test/t"></picture>',
-    '<img src="data:image/svg+xml,<svg xmlns=http://www.w3.org/2000/svg onload=alert(1) />">',
-    '<details open ontoggle=alert(1)>d</details><input autofocus onfocus=alert(1)>',
+    '<img src="data:image/svg+xml,<svg xmlns=http://www.w3.org/2000/svg onload=alert(1)>">',
+    '<details open ontoggle=alert(1)></details><input autofocus onfocus=alert(1)>',
     '<marquee onstart=alert(1)>m</marquee><isindex action=http://evil.test>',
     '<style>@import "http://evil.test/c";*{background:url(http://evil.test/d)}</style>',
     '<frameset onload=alert(1)><frame src=http://evil.test/f></frameset>',
     '<table background="http://evil.test/t"><td background="http://evil.test/u">x</td></table>',
     '<x-y onclick=alert(1) tabindex=1 autofocus onfocus=alert(1)>x</x-y>',
-    "$\\text{<script>alert(1)</script>}$ $x\" onload=\"alert(1)$ $$</code><script>alert(1)</script>",
+    "$\\text{<script>alert(1)</script>}$ $x\" onload=\"a$ $$</code><script>alert(1)</script>",
 )  # fmt: skip
 CORPUS = [
     wrap.replace("{}", live) for wrap, live in itertools.product(WRAPS, LIVE)
