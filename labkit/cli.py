@@ -23,6 +23,7 @@ from labkit.commands import (
     work,
 )
 from labkit.errors import InputError
+from labkit.printable import printable
 from labkit.ranktable import command as ranktable
 
 
@@ -33,7 +34,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except InputError as error:
-            print(f"labkit: {error}", file=sys.stderr)
+            print(printable(f"labkit: {error}"), file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
             print("labkit: interrupted", file=sys.stderr)

@@ -14,6 +14,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from labkit.errors import InputError
+from labkit.printable import printable
 from labkit.running.events import Event, Say
 from labkit.running.execution import CAUSES
 from labkit.running.runner import Outcome
@@ -23,7 +24,8 @@ _LOG_LINES = 5  # of a failed lab's log, below the closing table
 
 
 def line(text: str) -> None:
-    """Print one line at once, also into a pipe."""
+    """Print one line at once, also into a pipe; control characters in it are written out."""
+    text = printable(text)
     try:
         # One write: print makes two of it, and another thread's line could come between.
         sys.stdout.write(text + "\n")
@@ -93,7 +95,8 @@ def sweep_ends(rows: Sequence, files: Sequence[Path], *, as_json: bool) -> None:
         reason = f"{error.get('name')}: {error.get('message')}".splitlines()[0]
         cell = error.get("cell")
         where = f"in cell {cell}" if cell else "before its first cell"
-        print(f"labkit: {near(row.folder)} failed {where}: {reason}", file=sys.stderr)
+        text = printable(f"labkit: {near(row.folder)} failed {where}: {reason}")
+        print(text, file=sys.stderr)
 
 
 def _sweep_row(row: Any) -> tuple[str, ...]:
@@ -108,7 +111,8 @@ def _sweep_row(row: Any) -> tuple[str, ...]:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table: rich's in a terminal, else aligned columns, a row a line, nothing cut off."""
-    rows = [list(row) for row in rows]
+    rows = [[printable(cell) for cell in row] for row in rows]
+    head = [printable(name) for name in head]
     console = Console()
     if console.is_terminal:
         # Folded, not cut off with an ellipsis: a path must stay whole.
@@ -129,9 +133,10 @@ def outcomes(found: Sequence[Outcome]) -> None:
     table(("lab", "status", "device", "seconds", "headline", "notebook"), map(_row, found))
     for outcome in found:
         if outcome.refused:
-            print(f"labkit: {outcome.lab.name}: {outcome.failure.message}", file=sys.stderr)
+            text = f"labkit: {outcome.lab.name}: {outcome.failure.message}"
+            print(printable(text), file=sys.stderr)
         elif outcome.failure:
-            print("\n".join(_why(outcome)), file=sys.stderr)
+            print(printable("\n".join(_why(outcome))), file=sys.stderr)
 
 
 def _why(outcome: Outcome) -> Iterable[str]:

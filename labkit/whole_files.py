@@ -43,6 +43,31 @@ def whole_file(path, what: str) -> Iterator[Path]:
         raise InputError(f"cannot write {what} {path}: {error}") from error
 
 
+def refuse_links(folder) -> None:
+    """Raise ``InputError`` for the first thing in ``folder`` that is no ordinary file or folder.
+
+    What is written into a link lands elsewhere, what is read comes from elsewhere, and opening a
+    pipe may wait for ever. ``folder`` itself may be a link; one that is not there holds none.
+    """
+    left = [Path(folder)]
+    while left:
+        place = left.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:  # gone, or not readable: that is said where it is needed
+            continue
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                left.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                kind = "a link" if entry.is_symlink() else "no ordinary file"
+                raise InputError(
+                    f"{entry.path} is {kind}; expected ordinary files and folders in a run's "
+                    "folder: remove it"
+                )
+
+
 def remove_unfinished(folder) -> None:
     """Remove what processes that were killed while they wrote have left in ``folder``.
 

@@ -106,6 +106,8 @@ def test_every_cells_own_mode_is_as_it_was(set_by_hand):
     assert {flags.get("training") for flags, _ in before} == (
         {True, False} if set_by_hand else {None}
     )
+
+
 class Table(nn.Cell):
     """Numbers (B, T) -> logits (B, T, V): row n of a fixed table."""
 

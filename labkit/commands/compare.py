@@ -26,12 +26,13 @@ def compare(
     if json:
         from json import dumps
 
+        from labkit.printable import printable
         from labkit.run import plain
 
         names = {"left": str(first.folder), "right": str(second.folder)}
         # A NaN in a damaged results.json becomes a text, as Run.finish writes it.
         record = plain(names | difference.as_json(found), "the comparison")
-        print(dumps(record, ensure_ascii=False, allow_nan=False))
+        print(printable(dumps(record, ensure_ascii=False, allow_nan=False)))
     else:
         _show(found, first.label, second.label)
     raise typer.Exit(1 if difference.counting(found) else 0)

@@ -26,6 +26,7 @@ def report(
 
     Example: labkit report runs/latest
     """
+    from labkit.printable import printable
     from labkit.reports import page
 
-    print(page.write(runs, out, notebooks))
+    print(printable(str(page.write(runs, out, notebooks))))

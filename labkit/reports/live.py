@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import InputError
+from labkit.printable import printable
 from labkit.reports import curves
 from labkit.reports.read import KERNEL_LOG, LOG, LabRun, RunFolder, read, tail
 from labkit.reports.results_file import elsewhere
@@ -74,7 +75,7 @@ def as_text(found: Look, width: int = 80) -> str:
         parts.append("no records yet" if found.status == "running" else "no records")
     if found.last:
         parts.append(found.last.strip())
-    return "\n".join(parts)
+    return printable("\n".join(parts))
 
 
 def follow(folder, every: float, show: Callable[[Look], None]) -> str:
@@ -114,7 +115,8 @@ def in_terminal(folder, every: float, once: bool) -> str:
             print(_CLEAR + as_text(found, width), flush=True)
         else:
             # In a pipe a line a look: the chart follows at the end.
-            print(f"{found.where}  {_numbers(found)}  {found.last.strip()}".rstrip(), flush=True)
+            text = f"{found.where}  {_numbers(found)}  {found.last.strip()}".rstrip()
+            print(printable(text), flush=True)
 
     status = follow(folder, every, show)
     if not redraws:

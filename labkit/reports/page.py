@@ -200,6 +200,8 @@ def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
     """Convert each lab's notebook; return notebook -> link. One that cannot be is a problem."""
     pairs = [(lab, lab.notebook) for run in runs for lab in run.labs if lab.notebook]
     folder = out.with_name(f"{out.stem}_notebooks")
+    if folder.is_symlink():
+        raise InputError(f"{folder} is a link; expected a folder, or nothing, for the notebooks")
     links = {}
     for number, (lab, notebook) in enumerate(pairs[:MOST_NOTEBOOKS], start=1):
         try:

@@ -16,6 +16,7 @@ from labkit.input_files import open_file, read_text, usable_name
 from labkit.records import read_records
 from labkit.reports.results_file import read_json, read_results, status_of
 from labkit.run import RESULTS
+from labkit.whole_files import refuse_links
 
 RECORDS, LOG, KERNEL_LOG = "records.csv", "log.txt", "kernel.log"
 RUN, SWEEP, SWEEP_TABLE = "run.json", "sweep.json", "sweep.csv"
@@ -124,10 +125,11 @@ def read_all(folders: Sequence) -> list[RunFolder]:
 
 
 def read(folder, label: str | None = None) -> RunFolder:
-    """Read one RUN of any kind. Raises ``InputError`` where there is none."""
+    """Read one RUN of any kind. Raises ``InputError`` where there is none, or a link in it."""
     place = Path(folder).resolve()
     if not place.is_dir():
         raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
+    refuse_links(place)
     label = label or place.name
     if (place / SWEEP).exists() or (place / SWEEP_TABLE).exists():
         return _read_sweep(place, label)

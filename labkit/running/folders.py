@@ -14,7 +14,7 @@ from labkit.errors import InputError
 from labkit.labs import Lab
 from labkit.run import RESULTS
 from labkit.running.request import Request
-from labkit.whole_files import whole_file
+from labkit.whole_files import refuse_links, whole_file
 
 RUN, SWEEP = "run.json", "sweep.json"
 _REPLACED = "replaced"
@@ -82,6 +82,7 @@ def write_run(folder: Path, request: Request) -> None:
 
 def read_run(folder: Path) -> dict[str, Any]:
     """Return what run.json of ``folder`` says; ``InputError`` where that is no run's folder."""
+    refuse_links(folder)
     record = read_json(folder / RUN)
     keys = {"labs": list, "preset": str, "device": str, "parameters": dict}
     if record is None:

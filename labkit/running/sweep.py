@@ -26,6 +26,7 @@ from labkit.running import folders, grid, record, runner
 from labkit.running.events import Event, Say
 from labkit.running.request import Request
 from labkit.running.watch import Limits
+from labkit.whole_files import refuse_links
 
 RUNS = "runs"
 _GB_EACH = 2e9  # a lab's kernel holds 1 to 1.5 GB
@@ -75,6 +76,7 @@ def sweep(
     folder = folder.resolve()
     first, lab = requests[0], requests[0].labs[0].name
     folders.refuse_unwritable(folder)
+    refuse_links(folder)
     _refuse_other(folder, lab)
     check_jobs(jobs)
     with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):

@@ -1,4 +1,8 @@
-"""Checks answers, each in a process of its own that cannot hang or take anything along.
+"""Checks answers, each in a process of its own that ends in time, with all that it has started.
+
+This keeps mistakes from doing harm: endless loops, floods of output, memory, processes left over,
+full disks. It is no sandbox. An answer runs with the rights of who looks at it: it can read and
+remove their files, and, written to deceive, call itself passed. Look at your own answers alone.
 
     python -m labkit.work.judge < request.json
 
@@ -8,6 +12,7 @@ rests on.
 """
 
 import contextlib
+import ctypes
 import importlib
 import io
 import json
@@ -20,15 +25,23 @@ import sys
 import time
 import traceback
 
+import psutil
+
 # Imports of an answer may take long on a busy machine; MindSpore's own took 3 to 12 s.
 _PREPARATION = 60.0
 _DATA = 2 << 30  # bytes of memory of its own; an import of MindSpore takes 0.8
+_STATES = ("passed", "wrong", "not attempted", "error")
+_ENDING = 10.0  # seconds for all that an answer has started to end
 _KEPT = 20_000  # characters of what an answer prints
+_WRITTEN = 1 << 20  # bytes in each file that an answer writes
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # of prctl
 
 
 def main() -> None:
     """Read the request from standard input, and print a verdict for each answer."""
     request = json.load(sys.stdin)
+    # What an answer starts and leaves becomes this process's child, whatever session it is in.
+    _prctl(_SUBREAPER, 1)
     answers = request["answers"]
     for module in {answer["module"] for answer in answers}:
         importlib.import_module(module)  # once, before the processes divide
@@ -52,13 +65,31 @@ def judge(answer: dict, seconds: float) -> tuple[str, str]:
     try:
         return _listen(reading, process, seconds)
     finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(process, 0)
+        _end_children()
         os.close(reading)
+
+
+def _end_children() -> None:
+    """Kill every process that an answer has left, until there is none.
+
+    Those in a session of their own, and orphans, are children of this process by then, or become
+    it when their parent is killed.
+    """
+    until = time.monotonic() + _ENDING
+    while time.monotonic() < until:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        try:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.01)
+        except ChildProcessError:
+            return
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")
 
 
 def _listen(reading: int, process: int, seconds: float) -> tuple[str, str]:
@@ -74,13 +105,31 @@ def _listen(reading: int, process: int, seconds: float) -> tuple[str, str]:
         part = os.read(reading, 65536)
         heard += part
         *lines, _ = heard.split(b"\n")
-        if len(lines) == 2:
-            state, message = json.loads(lines[1])
-            return state, message
+        if len(lines) > 1:
+            return _verdict(lines[1])
         if lines and not ready:
             ready, until = True, time.monotonic() + seconds
         if not part:
             break
+    return _ended(process)
+
+
+def _verdict(line: bytes) -> tuple[str, str]:
+    """Return the (state, message) that a process has written, if it has written one."""
+    try:
+        state, message = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        state = None
+    if state not in _STATES or not isinstance(message, str):
+        return "error", "its process wrote what is no verdict"
+    return state, message
+
+
+def _ended(process: int) -> tuple[str, str]:
+    """Return how a process that has closed its pipe ended; one that goes on is ended."""
+    time.sleep(0.1)  # between closing and ending
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)  # does nothing to one that has ended
     _, status = os.waitpid(process, 0)
     if os.WIFSIGNALED(status):
         return "error", f"its process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
@@ -137,6 +186,7 @@ def _raised(error: BaseException) -> str:
 
 def _fence(seconds: float) -> None:
     """Put limits around this process, and take its input and output away."""
+    _prctl(_DEATH_SIGNAL, signal.SIGKILL)  # when the judge is killed
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
@@ -146,6 +196,8 @@ def _fence(seconds: float) -> None:
     # Should the one who waits be killed, an endless loop still ends.
     resource.setrlimit(resource.RLIMIT_CPU, (processor, processor))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit then is an OSError
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_WRITTEN, _WRITTEN))
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA, _DATA))
 
 

@@ -1,6 +1,7 @@
-"""Which exercises of a learner's notebooks pass; nothing is written, no training is run."""
+"""Which exercises of a learner's notebooks pass; labkit writes nothing, no training is run."""
 
 import json
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.labs import Lab
-from labkit.launching.processes import child_environment, module_command
+from labkit.launching.processes import child_environment, guarded, module_command
 from labkit.work import answers, notebook_files
 
 STATES = ("passed", "wrong", "not attempted", "error")
@@ -46,7 +47,8 @@ def look(folder: Path, labs: Sequence[Lab], seconds: float = SECONDS) -> list[La
     seconds  how long the check of one answer may take
 
     A lab without a copy, or with one that cannot be read, has a ``problem`` and no mark that is
-    better than "not attempted". Raises ``RuntimeError`` if the judge itself fails.
+    better than "not attempted". Raises ``InputError`` if an answer ends the judge, and
+    ``RuntimeError`` if the judge itself fails.
     """
     asked = {lab: answers.exercises(_cells(lab.path)) for lab in labs}
     found, problems = {}, {}
@@ -106,14 +108,23 @@ def _judge(folder: Path, found: Mapping, asked: Mapping, seconds: float) -> dict
         if (answer := found[lab][one.name])
     ]
     request = {"folder": str(folder.resolve()), "seconds": seconds, "answers": requests}
-    done = subprocess.run(
-        module_command("labkit.work.judge"),
-        input=json.dumps(request),
-        env=child_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # An answer may end the judge, who would else end what the answer has started.
+    with guarded() as mark:
+        done = subprocess.run(
+            module_command("labkit.work.judge"),
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=child_environment() | mark,
+        )
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        last = done.stdout.count("\n")
+        raise InputError(
+            f"the process that judges was ended by {name}, with the answer to "
+            f"{requests[min(last, len(requests) - 1)]['name']}: does the answer end processes?"
+        )
     if done.returncode:
         raise RuntimeError(f"the judge exited with {done.returncode}:\n{done.stderr.strip()}")
     verdicts = map(json.loads, done.stdout.splitlines())

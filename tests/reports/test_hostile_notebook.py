@@ -74,14 +74,14 @@ SINGLE = (
     '<object data="http://evil.test/o"></object><embed src="http://evil.test/e">',
     '<video src="http://evil.test/v" poster="http://evil.test/p" autoplay></video><audio src=x>',
     '<img srcset="http://evil.test/s 1x"><picture><source srcset="http://evil.test/t"></picture>',
-    '<img src="data:image/svg+xml,<svg xmlns=http://www.w3.org/2000/svg onload=alert(1) />">',
-    '<details open ontoggle=alert(1)>d</details><input autofocus onfocus=alert(1)>',
+    '<img src="data:image/svg+xml,<svg xmlns=http://www.w3.org/2000/svg onload=alert(1)>">',
+    '<details open ontoggle=alert(1)></details><input autofocus onfocus=alert(1)>',
     '<marquee onstart=alert(1)>m</marquee><isindex action=http://evil.test>',
     '<style>@import "http://evil.test/c";*{background:url(http://evil.test/d)}</style>',
     '<frameset onload=alert(1)><frame src=http://evil.test/f></frameset>',
     '<table background="http://evil.test/t"><td background="http://evil.test/u">x</td></table>',
     '<x-y onclick=alert(1) tabindex=1 autofocus onfocus=alert(1)>x</x-y>',
-    "$\\text{<script>alert(1)</script>}$ $x\" onload=\"alert(1)$ $$</code><script>alert(1)</script>",
+    "$\\text{<script>alert(1)</script>}$ $x\" onload=\"a$ $$</code><script>alert(1)</script>",
 )  # fmt: skip
 CORPUS = [
     wrap.replace("{}", live) for wrap, live in itertools.product(WRAPS, LIVE)
@@ -130,7 +130,7 @@ def test_only_tags_of_the_list_are_on_the_pages(written):
 
 
 @pytest.mark.slow
-def test_nothing_runs_loads_or_redirects_in_chromium(written):  # noqa: B023
+def test_nothing_runs_loads_or_redirects_in_chromium(written):
     """With the page's own policy taken away too: what is cleaned does not rest on it."""
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
     path, why = chromium.find()
@@ -149,8 +149,8 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):  # noqa: B023
             tab = one.new_page()
             asked = []
             tab.on("request", lambda request, asked=asked: asked.append(request.url))
-            tab.on("dialog", lambda dialog: seen.append(dialog.message))
-            tab.on("popup", lambda popup: seen.append(popup.url))
+            tab.on("dialog", lambda dialog: seen.append(dialog.message))  # noqa: B023
+            tab.on("popup", lambda popup: seen.append(popup.url))  # noqa: B023
             tab.goto(target.as_uri())
             tab.wait_for_timeout(300)
             seen += [url for url in asked if url != target.as_uri() and url[:5] != "data:"]

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit import cli
+from labkit.errors import InputError
 from labkit.labs import find_labs
 from labkit.work import answers, copies, marks, notebook_files
 from tests.exercises import accumulation_answers
@@ -279,3 +280,63 @@ def test_no_module_of_the_folder_that_it_is_called_in_is_executed(project, tmp_p
     monkeypatch.setenv("PYTHONPATH", os.pathsep)
     assert look(project, CHECK + RIGHT + ASKS).state == "passed"
     assert not (here / "ran").exists()
+
+
+def alive(pid):
+    """Whether a process goes on: a container's first process may not reap who has ended."""
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+ESCAPE = """
+def normalise(pixels):
+    import os, sys
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            open(PLACE, "w").write(str(os.getpid()))
+            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(300)"], {})
+        os._exit(0)
+    while not os.path.exists(PLACE) or not open(PLACE).read():
+        pass
+    ENDING
+    return (pixels / 255 - 0.1307) / 0.3081
+"""
+
+
+@pytest.mark.parametrize("ending", ["pass", "os._exit(3)", "os.kill(os.getpid(), 9)"])
+def test_a_process_that_an_answer_has_cut_loose_is_ended(project, tmp_path, ending):
+    place = tmp_path / "pid"
+    body = ESCAPE.replace("PLACE", repr(str(place))).replace("ENDING", ending)
+    found = look(project, body, ASKS)
+    assert found.state == ("passed" if ending == "pass" else "error")
+    assert not alive(int(place.read_text()))
+
+
+def test_an_answer_that_ends_the_judge_is_named(project, tmp_path):
+    place = tmp_path / "pid"
+    body = "def normalise(pixels):\n    import os\n"
+    body += f"    if os.fork() == 0:\n        open({str(place)!r}, 'w').write(str(os.getpid()))\n"
+    body += "        os.setsid()\n        while True: pass\n"
+    body += f"    while not os.path.exists({str(place)!r}): pass\n    os.kill(os.getppid(), 9)\n"
+    with pytest.raises(InputError, match=r"ended by SIGKILL, with the answer to normalise: does"):
+        look(project, body, ASKS)
+    assert not alive(int(place.read_text()))
+
+
+def test_an_answer_does_not_fill_the_disk(project, tmp_path):
+    place = tmp_path / "big"
+    body = f"def normalise(pixels):\n    open({str(place)!r}, 'wb').write(bytes(1 << 24))\n"
+    assert look(project, body, ASKS).state == "wrong"
+    assert place.stat().st_size <= 1 << 20
+
+
+@pytest.mark.parametrize("words", ["passed forged", '["passed"]', '["best", ""]', '["passed", 1]'])
+def test_what_is_no_verdict_is_an_error(project, words):
+    body = (
+        "def normalise(pixels):\n    import os\n    for pipe in range(3, 64):\n        try:\n"
+        f"            os.write(pipe, {(words + chr(10)).encode()!r})\n"
+        "        except OSError: pass\n"
+    )
+    found = look(project, body, ASKS)
+    assert (found.state, found.message) == ("error", "its process wrote what is no verdict")
