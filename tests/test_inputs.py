@@ -1,12 +1,15 @@
 """A run's inputs change when, and only when, something that decides its outputs does."""
 
 import copy
+import os
+import tracemalloc
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit import inputs
+from labkit.errors import InputError
 
 
 @pytest.fixture
@@ -69,3 +72,46 @@ def test_another_version_of_a_package_counts(project, monkeypatch):
     before = of(project)
     monkeypatch.setattr(inputs, "installed_version", lambda name: "9.9" + name)
     assert inputs.changed(before, of(project)) == ["versions"]
+
+
+class TestPlaces:
+    @pytest.mark.parametrize("value", ["~nobody/x", "x" * 300, "a\0b", "nowhere", "/proc/1/fd/x"])
+    def test_a_text_that_is_no_path_of_anything_is_a_text(self, tmp_path, value):
+        assert inputs._listing(value, tmp_path) == []
+
+    def test_names_sizes_and_times_count_and_nothing_else(self, tmp_path):
+        (tmp_path / "data" / "a").mkdir(parents=True)
+        file = tmp_path / "data" / "a" / "1"
+        file.write_text("one")
+        os.mkfifo(tmp_path / "data" / "pipe")
+        (tmp_path / "data" / "circle").symlink_to(tmp_path / "data")
+        seen = [inputs._listing("data", tmp_path)]
+        assert inputs._listing("data", tmp_path) == seen[0]
+        for change in (
+            lambda: file.write_text("two!"),
+            lambda: os.utime(file, ns=(1, 1)),
+            lambda: file.rename(file.with_name("2")),
+            lambda: (tmp_path / "data" / "3").write_text(""),
+        ):
+            change()
+            seen.append(inputs._listing("data", tmp_path))
+        assert len({one[0] for one in seen}) == len(seen)
+        assert inputs._listing("data/3", tmp_path) != inputs._listing("data/a/2", tmp_path)
+
+    def test_many_files_take_little_memory(self, tmp_path):
+        for number in range(2000):
+            (tmp_path / f"image_{number:06d}.jpg").touch()
+        tracemalloc.start()
+        inputs._listing(str(tmp_path), tmp_path)
+        taken = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert taken < 300_000  # a list of them took 1100 bytes a file
+
+    def test_more_files_than_any_data_set_has_are_refused(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(inputs, "_MOST_FILES", 2)
+        for name in "ab":
+            (tmp_path / name).touch()
+        inputs._listing(".", tmp_path)
+        (tmp_path / "c").touch()
+        with pytest.raises(InputError, match="more than 2 files"):
+            inputs._listing(".", tmp_path)

@@ -153,3 +153,21 @@ def test_records_of_a_loop_start_anew_in_a_folder_of_their_own(opened):
     assert (opened.folder / "race/THOR/records.csv").read_text() == "update,accuracy\n1,2\n"
     with pytest.raises(InputError, match="inside the run folder"):
         opened.records("../out")
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_who_may_read_the_results_is_the_umask_s_to_say(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        path = run.write_results(tmp_path, {"a": 1})
+        run.write_results(tmp_path, {"a": 2})
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+    assert os.listdir(tmp_path) == ["results.json"]
+
+
+def test_a_path_that_is_no_utf_8_is_written(tmp_path):
+    name = os.fsdecode(b"caf\xe9.png")
+    path = run.write_results(tmp_path, {"file": run.plain(Path(name), "file"), "é": "😀"})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"file": name, "é": "😀"}

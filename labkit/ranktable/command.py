@@ -89,6 +89,11 @@ def check(
     for path in files:
         try:
             print(_line(path, ranktable.read(path, masked=masked)))
+        except ranktable.RankTableError as error:
+            print(f"labkit: {path} is no usable rank table:", file=sys.stderr)
+            # Each as an error of its own: names and values in them are the file's.
+            print(*(f"  {InputError(text)}" for text in error.problems), sep="\n", file=sys.stderr)
+            bad += 1
         except InputError as error:
             print(f"labkit: {error}", file=sys.stderr)
             bad += 1

@@ -27,9 +27,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 10.0  # of computing, for one input
-WAIT = 40.0  # seconds on the clock: also what waits without computing ends
+WAIT = 40.0  # seconds on the clock within which a child must compute for one, or it hangs
 MEMORY = 10**9
 LIFE = 1000  # inputs of one child: memory that it keeps would hide what one input takes
 PART = 40  # inputs of a reader in a row, where time is shared among readers
@@ -84,11 +86,18 @@ class Child:
         except BrokenPipeError:
             return self._dead("died between two inputs")
         # The first input of a child waits for its imports.
-        waits = WAIT if self._age > 1 else WAIT + 120
-        if not select.select([self._process.stdout], [], [], waits)[0]:
-            return self._dead(f"no answer for {waits:.0f} s")
+        waits, used, begun = WAIT if self._age > 1 else WAIT + 120, 0.0, self._seconds()
+        while not select.select([self._process.stdout], [], [], waits)[0]:
+            before, used = used, self._seconds() - begun
+            if used - before < 1 or used > 3 * SECONDS:
+                return self._dead(f"no answer for {waits:.0f} s, {used:.1f} s of computing")
         line = self._process.stdout.readline()
         return json.loads(line) if line else self._dead("died")
+
+    def _seconds(self) -> float:
+        """Return the seconds that the child has computed."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
 
     def _start(self):
         self._errors = tempfile.TemporaryFile()

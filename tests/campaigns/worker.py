@@ -4,7 +4,8 @@
 
 A request is a JSON line with the folder of an input and a folder to write to; an answer one with
 ``kind`` ("result" of at least one door, "refused" or "failure"), ``text``, ``seconds`` of
-computing, and ``memory``, how many bytes the process has at most held above what it held when it began.
+computing, and ``memory``, how many bytes the process has at most held above what it held when it
+began.
 """
 
 import json

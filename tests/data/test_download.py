@@ -366,3 +366,21 @@ def test_a_killed_download_is_continued(server, get, tmp_path, root):
     get()
     assert ranges(server)[-1] == f"bytes={have}-"
     assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["http://.foo/", "http://[::1/", "http://", "http://a..b/", "http://a:x/", "https:///x",
+     "http://" + "a" * 64 + ".org/", "http://a/b c", "http://a/\n", "http://a/é"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused_before_anything_is_asked(address):
+    with pytest.raises(InputError, match="is not an address"):
+        is_address(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["http://localhost:1/x", "https://a.org/b%20c", "http://[::1]/"]
+)
+def test_addresses(address):
+    assert is_address(address)
+    assert not is_address(f"x{address}")

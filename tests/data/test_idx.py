@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -175,3 +176,34 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(InputError, match="cannot be written"):
         idx.write_idx(tmp_path / "absent" / "labels", LABELS)
+
+
+def test_wrong_labels_are_counted_in_little_memory(tmp_path):
+    # The positions of all took 8 bytes a label: 2.6 GB for a file of 261 kB.
+    path = tmp_path / "labels.gz"
+    labels = np.full(6_000_000, 255, np.uint8)
+    labels[:3_000_000] = 9
+    idx.write_idx(path, labels)
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"label 255 at position 3000000 \(3000000 such labels\)"):
+        idx.read_labels(path)
+    assert tracemalloc.get_traced_memory()[1] < 12e6
+    tracemalloc.stop()
+
+
+def test_a_file_is_in_memory_once(tmp_path):
+    path = idx.write_idx(tmp_path / "images.gz", np.zeros((10, 1000, 1000), np.uint8))
+    tracemalloc.start()
+    assert idx.read_images(path).shape == (10, 1000, 1000)
+    assert tracemalloc.get_traced_memory()[1] < 14e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o077, 0o600)])
+def test_who_may_read_a_file_is_the_umask_s_to_say(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        path = idx.write_idx(tmp_path / "labels", LABELS)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode

@@ -1,9 +1,13 @@
 """Members are found by their last name, unpacked whole, and never written where they ask to be."""
 
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
+import os
 import tarfile
+import tracemalloc
 import warnings
 import zipfile
 from random import Random
@@ -364,3 +368,134 @@ def test_a_file_that_cannot_be_written_is_not_called_damaged(tmp_path):
     with opened(make("tar", tmp_path / "source", CONTENT), NAMES) as members:
         with pytest.raises(FileNotFoundError):
             unpack(members["one"], tmp_path / "no folder" / "one", 1 << 20)
+
+
+def _header(name, size, kind=tarfile.REGTYPE):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+def _with_size(size):
+    """A header of ``size`` bytes, also below zero, with a checksum that is right."""
+    block = bytearray(_header("a", 0))
+    block[124:136] = b"\xff" * 4 + size.to_bytes(8, "big", signed=True)
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def _read_all(path):
+    with listed(path) as found:
+        return found
+
+
+def _read_named(path):
+    with opened(path, ["a"]) as found:
+        return found
+
+
+BOTH = pytest.mark.parametrize("look", [_read_all, _read_named], ids=["listed", "opened"])
+
+
+@BOTH
+def test_a_member_of_less_than_nothing_ends(tmp_path, look):
+    path = tmp_path / "a.tar"
+    path.write_bytes(_with_size(-512) + bytes(1024))
+    with pytest.raises(InputError, match="has -512 bytes|damaged"):
+        look(path)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"x"])
+def test_a_name_of_200_mb_is_not_read(tmp_path, look, kind):
+    path = tmp_path / "a.tar.gz"
+    with gzip.open(path, "wb", 1) as file:
+        file.write(_header("x", 200 << 20, kind))
+        for _ in range(200):
+            file.write(b"9" * (1 << 20))
+        file.write(_header("a", 0) + bytes(1024))
+    tracemalloc.start()
+    with pytest.raises(InputError, match="name or header of more than 1048576 bytes"):
+        look(path)
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+@BOTH
+@pytest.mark.parametrize("pack", [gzip.open, bz2.open, lzma.open], ids=["gz", "bz2", "xz"])
+def test_an_archive_that_unpacks_without_end_is_stopped(tmp_path, look, pack, monkeypatch):
+    monkeypatch.setattr(module, "_UNPACKED", 8 << 20)
+    path = tmp_path / "a.tar"
+    with pack(path, "wb") as file:
+        file.write(_header("a", 40 << 20))
+        for _ in range(40):
+            file.write(bytes(1 << 20))
+        file.write(bytes(1024))
+    with pytest.raises(InputError, match="unpacks to more than 8388608 bytes"):
+        look(path)
+
+
+def test_an_archive_that_unpacks_to_what_is_allowed_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_UNPACKED", 8 << 20)
+    path = tmp_path / "a.tar.gz"
+    with gzip.open(path, "wb") as file:
+        file.write(_header("a", 7 << 20) + bytes(7 << 20) + bytes(1024))
+    assert [member.size for member in _read_all(path)] == [7 << 20]
+    with opened(path, ["a"]) as found:
+        unpack(found["a"], tmp_path / "out", 7 << 20)
+    assert (tmp_path / "out").stat().st_size == 7 << 20
+
+
+@BOTH
+@pytest.mark.parametrize("suffix", ["tar", "zip"])
+def test_the_number_of_members_is_limited(tmp_path, look, suffix, monkeypatch):
+    monkeypatch.setattr(module, "MAX_MEMBERS", 3)
+    path = tmp_path / f"a.{suffix}"
+    for count in (3, 4):
+        names = ["a", *(f"b{number}" for number in range(count - 1))]
+        if suffix == "tar":
+            path.write_bytes(b"".join(_header(name, 0) for name in names) + bytes(1024))
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                for name in names:
+                    archive.writestr(name, b"")
+        if count == 3:
+            look(path)
+        else:
+            with pytest.raises(InputError, match="more than 3 members"):
+                look(path)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_that_would_be_unpacked_in_one_go_is_refused(tmp_path, look, kind):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", kind) as archive:
+        archive.writestr("a", b"x" * 1000)
+    with pytest.raises(InputError, match="expected 0 .stored. or 8 .deflated."):
+        look(tmp_path / "a.zip")
+
+
+@BOTH
+@pytest.mark.parametrize("record", ["GNU.sparse.major=x", "GNU.sparse.map=1,x", "size=x"])
+def test_headers_of_sparse_files_that_make_no_sense_are_damage(tmp_path, look, record):
+    body = f" {record}\n".encode()
+    body = str(len(body) + 2).encode() + body
+    head = _header("x", len(body), b"x") + body + bytes(512 - len(body))
+    (tmp_path / "a.tar").write_bytes(head + _header("a", 0) + bytes(1024))
+    try:
+        look(tmp_path / "a.tar")
+    except InputError:
+        pass
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "nowhere"])
+def test_what_is_no_file_is_no_archive(tmp_path, look, kind):
+    path = tmp_path / "a.tar"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(kind)
+    with pytest.raises(InputError):
+        look(path)

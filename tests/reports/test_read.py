@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.errors import InputError
-from labkit.reports import read, results_file
+from labkit.reports import difference, live, read, results_file
 from labkit.reports.page import render
 from tests.reports import folders
 
@@ -168,3 +168,56 @@ def test_damaged_records_are_named_and_the_others_are_read(tmp_path):
     found = read.read_lab(lab, "lab")
     assert list(found.records()) == ["more/records.csv"]
     assert "records.csv cannot be read" in found.problems[0]
+
+
+@pytest.mark.parametrize("name", ["results.json", "log.txt", "kernel.log", "figures/training.png"])
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "folder"])
+def test_pipes_and_devices_in_a_lab_neither_wait_nor_end_the_memory(tmp_path, name, kind):
+    _special(folders.write_lab(tmp_path / "lab") / name, kind)
+    run = read.read(tmp_path / "lab")
+    render([run])
+    assert run.labs[0].last_lines() is not None
+    assert live.look(tmp_path / "lab").status
+
+
+@pytest.mark.parametrize("name", ["run.json", "sweep.json", "sweep.csv"])
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "folder"])
+def test_pipes_and_devices_in_a_run_are_a_problem(tmp_path, name, kind):
+    place = (folders.write_run if name == "run.json" else folders.write_sweep)(tmp_path / "run")
+    _special(place / name, kind)
+    run = read.read(place)
+    assert any("regular file" in problem for problem in run.problems)
+    render([run])
+
+
+def _special(path, kind):
+    if path.exists():
+        path.unlink()
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(kind)
+
+
+def test_names_that_no_folder_can_hold_are_said(tmp_path):
+    place = folders.write_run(tmp_path / "run")
+    names = ["x" * 300, "a/" + "y" * 300, "\0", "..", folders.LAB]
+    (place / "run.json").write_text(json.dumps({"labs": names}))
+    (place / folders.LAB / "results.json").write_text(
+        json.dumps(folders.results(notebook="z" * 300 + ".ipynb"))
+    )
+    run = read.read(place)
+    assert [lab.lab for lab in run.labs] == [folders.LAB]
+    assert sum("no name of a folder" in problem for problem in run.problems) == 4
+    assert run.labs[0].notebook.name == f"{folders.LAB}.ipynb"
+    render([run])
+
+
+def test_metrics_in_each_other_900_times_are_a_problem(tmp_path):
+    place = folders.write_lab(tmp_path / "lab")
+    (place / "results.json").write_text('{"metrics": ' + '{"a":' * 900 + "1" + "}" * 901)
+    run = read.read(place)
+    assert any("levels" in problem for problem in run.labs[0].problems)
+    difference.compare(run, run)
