@@ -38,7 +38,7 @@ def constants(optimizer) -> dict[str, Any]:
                 continue
             if (numbers := _numbers(value)) is not None:
                 found[f"{place}.{name}" if place else name] = numbers
-        if place and isinstance(cell, nn.Cell):
+        if place and not type(cell).__name__.startswith("_"):
             found.setdefault(f"class of {place}", type(cell).__name__)
     return found
 

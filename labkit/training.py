@@ -268,12 +268,16 @@ class _Training:
     def _rows(self, position):
         """Return the rows of the updates that the checkpoint holds; say which are missing."""
         path, updates = self.folder / RECORDS, int(self.step.updates.asnumpy())
-        rows, last = [], 0
+        rows: list[dict] = []
         # There is no file before the first update.
         for row in read_usable(path) if path.is_file() else []:
-            if _COLUMNS <= row.keys() and last < row["update"] <= updates:
+            if not _COLUMNS <= row.keys() or not 0 < row["update"] <= updates:
+                continue
+            before = [0, 0] + [one["update"] for one in rows[-2:]]
+            if before[-2] < row["update"] <= before[-1]:
+                rows.pop()  # its number is a damaged one: those after it go on below
+            if not rows or rows[-1]["update"] < row["update"]:
                 rows.append(row)
-                last = row["update"]
         missing = position.records - len(rows)
         if missing > 0 and self.writes:
             print(

@@ -1,7 +1,9 @@
 """``fit`` and ``evaluate``: exact resume, what is written, refusals, evaluation, end of epoch."""
 
 import json
+import os
 import shutil
+import socket
 
 import mindspore as ms
 import numpy as np
@@ -17,8 +19,9 @@ from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
 from labkit.evaluation import MeanLoss, evaluate
 from labkit.gradients import DynamicLossScale
+from labkit.locks import locked
 from labkit.losses import LossNet
-from labkit.records import read_records
+from labkit.records import Records, read_records
 from labkit.training import EndOfEpoch, data_workers, fit
 from tests.step_cells import assert_bit_equal, restore, snapshot
 from tests.trainings import (
@@ -300,6 +303,109 @@ class TestContinuing:
 
 def bytes_of(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+class TestPowerCut:
+    """The checkpoint is on the disk and the rows before it are not all there."""
+
+    DAMAGE = {
+        "the last row missing": (lambda data, rows: data[: len(data) - rows[-1]], [9]),
+        "the last rows zeros": (
+            lambda data, rows: _zeros(data, rows[-1] + rows[-2] + 9),
+            [7, 8, 9],
+        ),
+        "an empty file": (lambda data, rows: b"", list(range(1, 10))),
+        "no file": (lambda data, rows: None, list(range(1, 10))),
+        "zeros alone": (lambda data, rows: bytes(len(data)), list(range(1, 10))),
+        "a byte that is no text": (lambda data, rows: _byte(data, sum(rows[:4]) + 9, 255), [4]),
+        "a line's end": (lambda data, rows: _byte(data, sum(rows[:4]) - 1, 44), [3, 4]),
+        "an update of the future": (lambda data, rows: _byte(data, sum(rows[:4]) + 2, 57), [4]),
+        "a name of a column": (lambda data, rows: _byte(data, 2, 255), list(range(1, 10))),
+    }
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_the_training_goes_on_and_the_missing_rows_are_named(
+        self, done, tmp_path, capsys, damage
+    ):
+        folder = tmp_path / "run"
+        shutil.copytree(done.folder, folder)
+        path = folder / "records.csv"
+        lines = path.read_bytes().splitlines(keepends=True)
+        harm, missing = self.DAMAGE[damage]
+        data = harm(path.read_bytes(), [len(line) for line in lines])
+        path.unlink() if data is None else path.write_bytes(data)
+        records = quiet_fit(done.step, dataset(), folder=folder, resume=True)
+        assert_bit_equal(snapshot(done.step), done.final)
+        kept = [row for row in done.rows if row["update"] not in missing]
+        assert comparable(records.rows) == kept
+        assert comparable(read_records(path).rows) == kept
+        said = capsys.readouterr().out
+        assert f"lacks {len(missing)} of the 9 rows that were written before the checkpoint" in said
+        first, last = missing[0], missing[-1]
+        assert f"(of updates {first} to {last})" in said or f"(of updates {first})" in said
+
+    def test_new_rows_follow_those_that_are_left(self, done, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        (folder / "records.csv").write_bytes(b"")
+        records = quiet_fit(done.step, dataset(), folder=folder, resume=True)
+        held = position_of(done.paths[16])["records"]
+        assert comparable(records.rows) == done.rows[held:] and held
+        assert comparable(read_records(folder / "records.csv").rows) == done.rows[held:]
+
+    def test_rows_are_on_the_disk_before_the_checkpoint(self, tmp_path, monkeypatch):
+        order = []
+        monkeypatch.setattr(Records, "sync", lambda self: order.append("rows"))
+        save = checkpoint.save
+        monkeypatch.setattr(
+            checkpoint, "save", lambda *args: (order.append("checkpoint"), save(*args))
+        )
+        quiet_fit(make_step(), dataset(), 2, folder=tmp_path)
+        assert order == ["rows", "checkpoint"] * 2
+
+
+def _byte(data, place, value):
+    return data[:place] + bytes([value]) + data[place + 1 :]
+
+
+def _zeros(data, count):
+    return data[:-count] + bytes(count)
+
+
+class TestLocked:
+    """A folder that another process writes is left alone; one that only reads may look."""
+
+    def test_a_second_training_is_refused_with_host_and_process(self, done, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        before = snapshot(done.step)
+        words = f"is in use by a training, process {os.getpid()} on {socket.gethostname()}"
+        with locked(folder, "a training"):
+            files = bytes_of(folder)
+            for resume in (True, False):
+                with pytest.raises(InputError, match=words):
+                    quiet_fit(done.step, dataset(), folder=folder, resume=resume)
+            assert bytes_of(folder) == files
+            records = quiet_fit(done.step, dataset(), folder=folder, resume=True, write=False)
+            assert comparable(records.rows) == done.rows and bytes_of(folder) == files
+        assert before.keys() == snapshot(done.step).keys()
+
+    def test_it_is_locked_as_long_as_it_trains(self, done, tmp_path):
+        class Look(Callback):
+            def on_train_step_end(self, run_context):
+                with pytest.raises(InputError, match="in use by a training"):
+                    with locked(tmp_path, "a test"):
+                        pass
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            quiet_fit(done.step, dataset(), 1, folder=tmp_path, callbacks=[Look()])
+        with locked(tmp_path, "a test"):
+            pass
+
+    @pytest.mark.parametrize("write", ["yes", 2, "False"])
+    def test_what_is_no_word_for_write(self, done, tmp_path, write):
+        with pytest.raises(InputError, match="write is .*; expected None, True or False"):
+            quiet_fit(done.step, dataset(), folder=tmp_path / "run", write=write)
+        assert not (tmp_path / "run").exists()
 
 
 class TestWhatIsWritten:

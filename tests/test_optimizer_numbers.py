@@ -1,0 +1,248 @@
+"""A resumed training goes on with the optimizer's numbers it began with, or with others by name."""
+
+import json
+from dataclasses import replace
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn
+from mindspore.train import Callback
+
+from labkit import checkpoint, optimizer_numbers
+from labkit.algorithms.plain import PlainStep
+from labkit.algorithms.thor import ThorStep
+from labkit.errors import InputError
+from labkit.gradients import set_state
+from labkit.losses import LossNet
+from labkit.training import fit
+from tests.step_cells import assert_bit_equal, snapshot
+from tests.trainings import comparable, dataset, loss_fn, network
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class Own(nn.Momentum):
+    """An optimizer of one's own, with a number and a Parameter of its own."""
+
+    def __init__(self, parameters, trust=0.5, floor=0.1):
+        super().__init__(parameters, 0.1, 0.9)
+        self._trust = trust
+        self.floor = Parameter(Tensor(floor, ms.float32), name="floor")
+
+
+class Falling(nn.learning_rate_schedule.LearningRateSchedule):
+    def __init__(self, start):
+        super().__init__()
+        self._start = start
+
+    def construct(self, step):
+        return self._start / (1 + step)
+
+
+def two_groups(decay=0.01, rate=0.2):
+    def groups(parameters):
+        first, second = list(parameters)[:2], list(parameters)[2:]
+        return [{"params": first, "weight_decay": decay}, {"params": second, "lr": rate}]
+
+    return groups
+
+
+def momentum(rate=0.1, value=0.9, groups=list, **options):
+    return lambda parameters: nn.Momentum(groups(parameters), rate, value, **options)
+
+
+def adam(rate=0.1, **options):
+    return lambda parameters: nn.Adam(parameters, rate, **options)
+
+
+def array(*values):
+    return Tensor(np.array(values, np.float32))
+
+
+def stepping(make):
+    net = network()
+    return PlainStep(LossNet(net, loss_fn()), make(net.trainable_params()))
+
+
+def differences(before, now):
+    """What differs between two optimizers, the first as a checkpoint has it."""
+    old, new = stepping(before), stepping(now)
+    values = {parameter.name: parameter for parameter in old.get_parameters()}
+    then = json.loads(json.dumps(optimizer_numbers.noted(old)))
+    return optimizer_numbers.differences(then, values, new)
+
+
+EXPONENTIAL, COSINE = nn.ExponentialDecayLR, nn.CosineDecayLR
+FALLING = (0.4, 0.3, 0.2, 0.1)
+DIFFERENT = {
+    "rate": (momentum(), momentum(0.001), {"learning_rate": ("0.001", "0.1")}),
+    "momentum": (momentum(), momentum(value=0.5), {"momentum": ("0.5", "0.9")}),
+    "decay": (momentum(), momentum(weight_decay=0.5), {"weight_decay": ("0.5", "0.0")}),
+    "nesterov": (momentum(), momentum(use_nesterov=True), {"use_nesterov": (True, False)}),
+    "beta": (adam(), adam(beta1=0.8), {"beta1": ("0.8", "0.9")}),
+    "betas and eps": (
+        adam(),
+        adam(beta2=0.99, eps=1e-6),
+        {"beta2": ("0.99", "0.999"), "eps": ("1e-06", "1e-08")},
+    ),
+    "a group's rate": (
+        momentum(groups=two_groups()),
+        momentum(groups=two_groups(rate=0.3)),
+        {"learning_rate_group_1": ("0.3", "0.2")},
+    ),
+    "a group's decay": (
+        momentum(groups=two_groups()),
+        momentum(groups=two_groups(decay=0.02)),
+        {"weight_decay of 1.weight": ("0.02", "0.01")},
+    ),
+    "a schedule's number": (
+        momentum(EXPONENTIAL(0.02, 0.5, 2)),
+        momentum(EXPONENTIAL(0.02, 0.25, 2)),
+        {"learning_rate.decay_rate": ("0.25", "0.5")},
+    ),
+    "one's own schedule": (
+        momentum(Falling(0.5)),
+        momentum(Falling(0.25)),
+        {"learning_rate._start": ("0.25", "0.5")},
+    ),
+    "one's own number": (Own, lambda p: Own(p, trust=0.25), {"_trust": ("0.25", "0.5")}),
+    "one's own Parameter": (Own, lambda p: Own(p, floor=0.2), {"floor": ("0.2", "0.1")}),
+    "an array of rates": (
+        momentum(array(*FALLING)),
+        momentum(array(0.4, 0.3, 0.2, 0.2)),
+        {"learning_rate": "4 values"},
+    ),
+    "the last of a longer array": (
+        momentum(array(*FALLING)),
+        momentum(array(0.4, 0.3, 0.2, 0.0, 0.0)),
+        {"learning_rate": "5 values from 0.4 to 0"},
+    ),
+    "an array for a rate": (momentum(), momentum(array(0.1, 0.1)), {"learning_rate": None}),
+    "another optimizer": (momentum(), adam(), {"the optimizer": ("Adam", "Momentum")}),
+}
+SAME = {
+    "the same": (momentum(), momentum()),
+    "groups": (momentum(groups=two_groups()), momentum(groups=two_groups())),
+    "Adam": (adam(eps=1e-3), adam(eps=1e-3)),
+    "a longer array": (momentum(array(*FALLING)), momentum(array(*FALLING, 0.05))),
+    "a shorter array": (momentum(array(*FALLING)), momentum(array(*FALLING[:3]))),
+    "schedules": (momentum(COSINE(0.01, 0.1, 9)), momentum(COSINE(0.01, 0.1, 9))),
+    "Rprop": (lambda p: nn.Rprop(p, 0.1), lambda p: nn.Rprop(p, 0.1)),
+    "AdaFactor": (nn.AdaFactor, nn.AdaFactor),
+    "one's own": (Own, Own),
+}
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_what_differs_is_named_with_both_values(case):
+    before, now, expected = DIFFERENT[case]
+    found = differences(before, now)
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        if isinstance(values, str):
+            assert values in str(found[name][0]) or case == "an array of rates"
+        elif values is not None:
+            assert found[name] == values
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_is_the_same_is_no_difference(case):
+    assert differences(*SAME[case]) == {}
+
+
+def quiet_fit(step, folder, epochs=2, resume=True, **options):
+    return fit(step, dataset(), epochs, folder=folder, resume=resume, progress=None, **options)
+
+
+def rates(*values):
+    """A rate for each of 11 updates an epoch."""
+    return Tensor(np.repeat(np.array(values, np.float32), 11))
+
+
+class TestResumed:
+    @pytest.fixture
+    def begun(self, tmp_path):
+        """The folder of a training of one epoch."""
+        quiet_fit(stepping(momentum()), tmp_path, 1)
+        return tmp_path
+
+    def test_other_numbers_are_refused_and_nothing_is_changed(self, begun):
+        step = stepping(momentum(0.001, weight_decay=0.5))
+        before = snapshot(step)
+        words = (
+            "cannot resume: weight_decay is 0.5, the checkpoint has 0.0; learning_rate is 0.001, "
+            "the checkpoint has 0.1; .*resume='new settings'"
+        )
+        with pytest.raises(InputError, match=words):
+            quiet_fit(step, begun)
+        assert_bit_equal(snapshot(step), before)
+
+    def test_new_settings_are_those_of_the_step(self, begun, capsys):
+        """As if rate and decay had been changed by hand between two calls of ``fit``."""
+        step = stepping(momentum(0.001, 0.5, weight_decay=0.5))
+        records = quiet_fit(step, begun, resume="new settings")
+        assert set(records.column("learning_rate")[11:]) == {np.float32(0.001)}
+        assert "labkit: new settings: weight_decay is 0.5, was 0.0; " in capsys.readouterr().out
+        assert float(step.optimizer.momentum.asnumpy()) == 0.5
+        # From there on they are the training's own.
+        again = stepping(momentum(0.001, 0.5, weight_decay=0.5))
+        quiet_fit(again, begun)
+        with pytest.raises(InputError, match="weight_decay is 0.0, the checkpoint has 0.5"):
+            quiet_fit(stepping(momentum()), begun)
+
+    def test_another_schedule_on_purpose(self, begun):
+        records = quiet_fit(stepping(momentum(rates(1, 0.5))), begun, resume="new settings")
+        assert set(records.column("learning_rate")[11:]) == {0.5}
+
+    def test_a_longer_training_has_a_longer_schedule(self, tmp_path):
+        whole = stepping(momentum(rates(0.1, 0.05)))
+        expected = quiet_fit(whole, tmp_path / "whole")
+        quiet_fit(stepping(momentum(rates(0.1))), tmp_path / "parts", 1)
+        step = stepping(momentum(rates(0.1, 0.05)))
+        records = quiet_fit(step, tmp_path / "parts")
+        assert comparable(records.rows) == comparable(expected.rows)
+        assert_bit_equal(snapshot(step), snapshot(whole))
+
+    def test_a_rate_that_a_callback_has_lowered_stays_low(self, tmp_path):
+        class Lower(Callback):
+            def on_train_epoch_end(self, run_context):
+                set_state(step.optimizer.learning_rate, np.float32(0.025))
+
+        step = stepping(momentum())
+        # After the first epoch's checkpoint, and before that of its second.
+        quiet_fit(step, tmp_path, callbacks=[Lower()], checkpoint_every=5)
+        records = quiet_fit(stepping(momentum()), tmp_path, 3)
+        assert set(records.column("learning_rate")[11:]) == {np.float32(0.025)}
+        with pytest.raises(InputError, match="learning_rate is 0.5, the checkpoint has 0.025"):
+            quiet_fit(stepping(momentum(0.5)), tmp_path, 4)
+
+    def test_a_checkpoint_that_notes_no_numbers_is_resumed_and_it_is_said(self, begun, capsys):
+        (path,) = checkpoint.checkpoints(begun / "checkpoint")
+        step = stepping(momentum())
+        position = checkpoint.load(step, path)
+        assert position.optimizer["constants"]["class"] == "Momentum" and position.ranks == 1
+        checkpoint.save(step, replace(position, optimizer=None, ranks=None), path.parent)
+        quiet_fit(stepping(momentum(weight_decay=0.5)), begun)
+        assert "so they could not be compared" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("word", ["new setting", "yes", 2])
+    def test_what_is_no_word(self, tmp_path, word):
+        with pytest.raises(InputError, match="resume"):
+            quiet_fit(stepping(momentum()), tmp_path / "run", resume=word)
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_array_of_damping_may_go_on():
+    def thor(*damping):
+        net = network()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        return ThorStep(LossNet(net, loss_fn()), optimizer, np.array(damping))
+
+    old = thor(0.3, 0.2)
+    then = json.loads(json.dumps(optimizer_numbers.noted(old)))
+    values = {parameter.name: parameter for parameter in old.get_parameters()}
+    assert optimizer_numbers.differences(then, values, thor(0.3, 0.2, 0.1)) == {}
+    for other in ((0.3, 0.1, 0.1), (0.3,)):
+        found = optimizer_numbers.differences(then, values, thor(*other))
+        assert list(found) == ["damping"]
