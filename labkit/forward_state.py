@@ -10,9 +10,13 @@ import dis
 import functools
 import re
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mindspore import Parameter, mint, nn
 from mindspore.nn.layer.normalization import _BatchNorm
+
+from labkit.gradients import set_state
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
 # Names of functions, methods (add_) and operators that write into what they are given: all of
@@ -25,6 +29,42 @@ _WRITES = re.compile(
 # Which inputs these operators write into; any other one, into all Parameters that it is given.
 _WRITTEN = {"Load": (), "UpdateState": (), "Depend": (), "BatchNorm": (3, 4)}
 _PHASE = "labkit_forward"
+
+
+def trainable_batch_norms(network) -> list:
+    """Return the BatchNorm cells of ``network`` that use each micro-batch's own statistics."""
+    cells = (cell for _, cell in network.cells_and_names())
+    return [
+        cell
+        for cell in cells
+        if isinstance(cell, BATCH_NORMS)
+        and getattr(cell, "use_batch_statistics", None) is not False
+    ]
+
+
+def running_statistics(network) -> tuple[Parameter, ...]:
+    """Return the running statistics of BatchNorm: what a forward pass changes, as a rule."""
+    return tuple(
+        parameter
+        for cell in trainable_batch_norms(network)
+        for parameter in cell.get_parameters(expand=False)
+        if not parameter.requires_grad
+    )
+
+
+@contextmanager
+def unchanged(network: nn.Cell) -> Iterator[None]:
+    """Put back at the end what forward passes in between have changed; on the host, for seldom use.
+
+    Copies the running statistics; every Parameter where other code may assign some.
+    """
+    parameters = network.get_parameters() if may_assign(network) else running_statistics(network)
+    kept = [(parameter, parameter.asnumpy().copy()) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, value in kept:
+            set_state(parameter, value)
 
 
 def may_assign(network: nn.Cell) -> bool:

@@ -3,11 +3,9 @@
 import numpy as np
 from mindspore import Tensor
 
-from labkit.forward_state import may_assign
-from labkit.gradients import set_state
+from labkit.forward_state import unchanged
 from labkit.precision import LOSS_NAMES
 from labkit.runtime import pynative
-from labkit.step import running_statistics
 
 
 def first_nonfinite(loss_net, batch) -> str:
@@ -29,18 +27,12 @@ def first_nonfinite(loss_net, batch) -> str:
         for path, cell in loss_net.cells_and_names()
         if path and not cell.name_cells() and path.split(".")[0] not in LOSS_NAMES
     ]
-    statistics = running_statistics(loss_net)
-    if may_assign(loss_net):
-        statistics = list(loss_net.get_parameters())
-    kept = [statistic.asnumpy().copy() for statistic in statistics]
     try:
-        with pynative():
+        with unchanged(loss_net), pynative():
             loss = loss_net(*batch)
     finally:
         for handle in handles:
             handle.remove()
-        for statistic, value in zip(statistics, kept, strict=True):
-            set_state(statistic, value)
     if found:
         return f"layer {found[0]!r} is the first whose output is not finite"
     if not _finite(loss):

@@ -16,7 +16,8 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.errors import InputError
-from labkit.forward_state import BATCH_NORMS, assigned, may_assign
+from labkit.forward_state import assigned, may_assign, running_statistics
+from labkit.forward_state import trainable_batch_norms as trainable_batch_norms
 from labkit.gradients import GradientStage, set_state, state
 from labkit.modes import held, modes, set_modes
 from labkit.schedules import check_length
@@ -385,27 +386,6 @@ def check_optimizer(optimizer) -> None:
     """Raise ``InputError`` for what is no ``nn.Optimizer``."""
     if not isinstance(optimizer, nn.Optimizer):
         raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
-
-
-def trainable_batch_norms(network) -> list:
-    """Return the BatchNorm cells of ``network`` that use each micro-batch's own statistics."""
-    cells = (cell for _, cell in network.cells_and_names())
-    return [
-        cell
-        for cell in cells
-        if isinstance(cell, BATCH_NORMS)
-        and getattr(cell, "use_batch_statistics", None) is not False
-    ]
-
-
-def running_statistics(network) -> tuple[Parameter, ...]:
-    """Return the running statistics of BatchNorm: what a forward pass changes, as a rule."""
-    return tuple(
-        parameter
-        for cell in trainable_batch_norms(network)
-        for parameter in cell.get_parameters(expand=False)
-        if not parameter.requires_grad
-    )
 
 
 def _group_starts(optimizer):

@@ -11,9 +11,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.gradients import set_state
+from labkit.forward_state import unchanged
 from labkit.rows import batch_rows
-from labkit.step import running_statistics
 
 
 class Adaptation:
@@ -24,7 +23,6 @@ class Adaptation:
         self.parameters = update.optimizer.parameters
         self.model = _Model(update)
         self.loss_net = loss_net
-        self.statistics = running_statistics(loss_net)
         self.before = None
         self.rho = float("nan")
 
@@ -46,11 +44,9 @@ class Adaptation:
         return self.rule.adjust(damping, self.rho)
 
     def _loss(self, step, batch):
-        """Return the mean loss of the batch over all ranks; running statistics stay as they are."""
-        kept = [statistic.asnumpy().copy() for statistic in self.statistics]
-        loss = float(self.loss_net(*batch).asnumpy())
-        for statistic, value in zip(self.statistics, kept, strict=True):
-            set_state(statistic, value)
+        """Return the mean loss of the batch over all ranks; the forward pass leaves no trace."""
+        with unchanged(self.loss_net):
+            loss = float(self.loss_net(*batch).asnumpy())
         if step.gradient.ranks == 1:
             return loss
         rows = batch_rows(batch, step.gradient.batch_axis)

@@ -19,6 +19,7 @@ from labkit.algorithms.thor.update import ThorUpdate
 from labkit.errors import InputError, refuse_unknown
 from labkit.gradients import set_state
 from labkit.losses import LossNet
+from labkit.modes import modes, set_modes
 from labkit.precision import PRECISION
 from labkit.step import trainable_batch_norms
 from labkit.training import EndOfEpoch, check_counts
@@ -153,12 +154,12 @@ class ThorModel(Model):
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
         # A Model sets the mode once and then believes in it, whatever another one has set since.
         network = self.step.gradient.loss_net.network
-        was_training = network.training
+        kept = modes(network)
         network.set_train(False)
         try:
             return self._predictor.predict(*predict_data, **options)
         finally:
-            network.set_train(was_training)
+            set_modes(kept)
 
     def _callbacks(self, given):
         given = [] if given is None else given

@@ -1,8 +1,9 @@
 """What adapts: the trace rule by layer, and Levenberg-Marquardt damping."""
 
+import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import Parameter, Tensor, nn, ops
 
 import labkit.step
 from labkit import reference
@@ -29,6 +30,19 @@ from tests.thor_cells import (
 )
 
 pytestmark = pytest.mark.usefixtures("runtime")
+
+
+class Counted(nn.Cell):
+    """A network that counts its forward passes."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+        self.calls = Parameter(Tensor(0, ms.int32), name="calls", requires_grad=False)
+
+    def construct(self, inputs):
+        counted = ops.assign_add(self.calls, 1)
+        return ops.depend(self.network(inputs), counted)
 
 
 class TestTraceRule:
@@ -242,6 +256,16 @@ class TestLevenbergMarquardt:
         for update in range(6):
             twin(*(part.astype(np.float64) for part in rows(8, update)))
         assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
+
+    def test_what_else_a_forward_pass_assigns_is_assigned_once(self):
+        network = Counted(nn.SequentialCell(nn.Dense(3, 4), nn.Tanh(), nn.Dense(4, 2)))
+        loss_net = LossNet(network, nn.MSELoss())
+        rule = LevenbergMarquardt()
+        step = ThorStep(loss_net, optimizer(network), 0.1, frequency=1, adapt_damping=rule)
+        for update in range(2):
+            call(step, update)
+            assert np.isfinite(step.update.adaptation.rho)
+        assert int(network.calls.asnumpy()) == 2
 
     def test_running_statistics_see_each_batch_once(self):
         """The loss after the update is another forward pass, which leaves no trace."""
