@@ -3,6 +3,7 @@
 import pytest
 
 from labkit.errors import InputError
+from labkit.presets import choose
 from labkit.recipes import settings
 from labkit.recipes.resnet50_config import Config
 from labkit.running.request import parse_parameters
@@ -70,3 +71,9 @@ def test_a_long_row_of_digits_is_read_in_no_time():
         parse_parameters(["x=" + "1" * 60_000])
     assert parse_parameters(["a=1e-3", "b=1.5e3", "c=.5e+2", "d=1.e2"]) == {
         "a": 1e-3, "b": 1500.0, "c": 50.0, "d": 100.0}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("inf"), float("nan")])
+def test_a_number_that_no_float_can_hold_is_no_parameter(value):
+    with pytest.raises(InputError, match="expected a finite number > 0"):
+        choose("01_gradient_accumulation", "smoke", learning_rate=value)

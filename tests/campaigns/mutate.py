@@ -6,6 +6,7 @@ An input is a tree: file name -> bytes, or ``Special``. Everything is drawn from
 
 # ruff: noqa: E501 (tables of odd values)
 
+import copy
 import json
 import os
 import random
@@ -50,7 +51,8 @@ def odd(rule: random.Random):
         depth = rule.choice(DEEP)
         opened, closed = rule.choice((("[", "]"), ('{"a":', "}"), ('[{"b":', "}]")))
         return Raw(opened * depth + "1" + closed * depth)
-    return rule.choice(ODD)
+    # A copy: what is changed further down must not be another value for the next input.
+    return copy.deepcopy(rule.choice(ODD))
 
 
 def dumps(value) -> bytes:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.campaigns.mutate import (
     ODD,
+    Raw,
     Tree,
     damaged,
     dumps,
@@ -50,8 +51,8 @@ def _make_results(rule: random.Random) -> Tree:
         )
     if rule.random() < 0.05:
         deep = rule.choice((20, 100, 300, 900, 980))
-        value["metrics"]["deep"] = json.loads('{"a":' * deep + "1" + "}" * deep)
-        return {"lab/results.json": json.dumps(value).encode(), "lab/records.csv": RECORDS}
+        value["metrics"]["deep"] = Raw('{"a":' * deep + "1" + "}" * deep)
+        return {"lab/results.json": dumps(value), "lab/records.csv": RECORDS}
     tree: Tree = {"lab/results.json": _text(rule, value)}
     if rule.random() < 0.3:
         name = rule.choice(("log.txt", "kernel.log", "figures/a.png"))
