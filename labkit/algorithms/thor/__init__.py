@@ -15,8 +15,8 @@ Kronecker-factored Approximate Curvature", 2015 (factors, damping); Grosse and M
 Kronecker-factored approximate Fisher matrix for convolution layers", 2016; MindSpore's nn.thor.
 
 Departures from MindSpore's THOR, where it is used as published:
-- Rows and positions whose label is ignored count in A and in T like any other: of a padded batch the
-  factors are an approximation, the gradient is exact.
+- rows and positions whose label is ignored count in A and T like any other: of a padded batch the
+  factors are an approximation, the gradient is exact;
 - A and G are means over all rows and positions, in float32, on every device: its GPU branch
   averages over the batch before the outer product, and divides a dense A by its width;
 - patches are padded as the convolution pads; stride, dilation, groups and any kernel are honoured;
