@@ -276,7 +276,7 @@ class TestLearningRates:
         if micro_steps is None:
             step = PlainStep(loss_net, optimizer)
         else:
-            step = AccumulatedStep(loss_net, optimizer, micro_steps)
+            step = AccumulatedStep(loss_net, optimizer, micro_steps, normalise="samples")
         inputs, targets = rows(4)
         slope = {
             "weight": targets.T @ inputs / targets.size,
