@@ -7,7 +7,6 @@ An owner that ends well takes the file away; one that is killed leaves it behind
 
 import contextlib
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -127,6 +126,8 @@ def _is_held(handle: int, folder: Path, say) -> bool:
     """Take the lock; return False where the file has lost its name meanwhile."""
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         raise InputError(f"{folder / NAME} is not a plain file; expected the lock of a training")
+    import fcntl  # here: Windows has none, and `labkit doctor` says there what is supported
+
     locks = True
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

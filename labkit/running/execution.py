@@ -1,7 +1,9 @@
 """One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
 
+import errno
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,6 +140,9 @@ def _papermill(
 
 def _write_whole(text: str, path: str | Path) -> None:
     """Write a notebook whole, or leave the one that is there; raise ``OSError``."""
+    if not Path(path).parent.is_dir():
+        # Of a lab that has removed its folder: nothing in it could be found again.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
         with whole_file(path, "the notebook") as temporary:
             temporary.write_text(text, encoding="utf-8")

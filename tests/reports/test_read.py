@@ -170,24 +170,38 @@ def test_damaged_records_are_named_and_the_others_are_read(tmp_path):
     assert "records.csv cannot be read" in found.problems[0]
 
 
-@pytest.mark.parametrize("name", ["results.json", "log.txt", "kernel.log", "figures/training.png"])
-@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "folder"])
-def test_pipes_and_devices_in_a_lab_neither_wait_nor_end_the_memory(tmp_path, name, kind):
-    _special(folders.write_lab(tmp_path / "lab") / name, kind)
-    run = read.read(tmp_path / "lab")
-    render([run])
-    assert run.labs[0].last_lines() is not None
-    assert live.look(tmp_path / "lab").status
+IN_A_LAB = ["results.json", "log.txt", "kernel.log", "figures/training.png"]
+IN_A_RUN = ["run.json", "sweep.json", "sweep.csv"]
 
 
-@pytest.mark.parametrize("name", ["run.json", "sweep.json", "sweep.csv"])
-@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "folder"])
-def test_pipes_and_devices_in_a_run_are_a_problem(tmp_path, name, kind):
-    place = (folders.write_run if name == "run.json" else folders.write_sweep)(tmp_path / "run")
+@pytest.mark.parametrize("name", [*IN_A_LAB, *IN_A_RUN])
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero"])
+def test_pipes_and_links_to_devices_are_refused_by_name(tmp_path, name, kind):
+    """None is opened: a reader would wait, or read until its memory ends."""
+    place = _place(tmp_path, name)
     _special(place / name, kind)
+    for door in (read.read, live.look):
+        with pytest.raises(InputError, match=f"{name} is (a link|no ordinary file)"):
+            door(place)
+
+
+@pytest.mark.parametrize("name", [*IN_A_LAB, *IN_A_RUN])
+def test_a_folder_in_a_files_place_is_a_problem(tmp_path, name):
+    place = _place(tmp_path, name)
+    _special(place / name, "folder")
     run = read.read(place)
-    assert any("regular file" in problem for problem in run.problems)
     render([run])
+    if name in IN_A_RUN:
+        assert any("regular file" in problem for problem in run.problems)
+    else:
+        assert run.labs[0].last_lines() is not None
+        assert live.look(place).status
+
+
+def _place(tmp_path, name):
+    if name in IN_A_LAB:
+        return folders.write_lab(tmp_path / "lab")
+    return (folders.write_run if name == "run.json" else folders.write_sweep)(tmp_path / "run")
 
 
 def _special(path, kind):

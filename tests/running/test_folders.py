@@ -42,7 +42,7 @@ def test_any_other_is_refused_in_one_line_and_stays(tmp_path, text):
 
 def test_a_pipe_is_no_run_json(tmp_path):
     os.mkfifo(tmp_path / "run.json")
-    with pytest.raises(InputError, match="no readable run.json"):
+    with pytest.raises(InputError, match="run.json is no ordinary file"):
         folders.read_run(tmp_path)
     assert folders.results_of(tmp_path) == {}
 
