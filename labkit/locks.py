@@ -21,6 +21,7 @@ from labkit.errors import InputError
 
 NAME = ".lock"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+_PATIENCE = 2.0  # seconds for a lock whose owner has ended
 _LONGEST = 4096  # bytes of a lock file that are looked at
 _HELD: set[int] = set()
 _SAID: set[int] = set()
@@ -128,15 +129,22 @@ def _is_held(handle: int, folder: Path, say) -> bool:
         raise InputError(f"{folder / NAME} is not a plain file; expected the lock of a training")
     import fcntl  # here: Windows has none, and `labkit doctor` says there what is supported
 
-    locks = True
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(_in_use(folder, _read(handle, patience=0.2))) from None
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
-        locks = False
+    locks, until = True, time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            named = _read(handle, patience=0.2)
+            # A child that its owner was just starting lets go as soon as it runs.
+            if has_ended(named) and time.monotonic() < until:
+                time.sleep(0.05)
+                continue
+            raise InputError(_in_use(folder, named)) from None
+        except OSError as error:
+            if error.errno not in _WITHOUT_LOCKS:
+                raise
+            locks = False
+        break
     try:
         if os.fstat(handle).st_ino != os.stat(folder / NAME).st_ino:
             return False
