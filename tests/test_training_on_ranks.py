@@ -1,6 +1,7 @@
 """``fit`` on real ranks, as README calls it: one writes, all resume, bit by bit; none hangs."""
 
 import json
+import re
 
 import pytest
 
@@ -43,7 +44,8 @@ def test_a_killed_training_ends_as_an_undisturbed_one(both):
     for rank, (expected, found) in enumerate(zip(whole, again, strict=True)):
         assert found["digest"] == expected["digest"], rank
         assert found["records"] == expected["records"]
-        assert "labkit: resumed after micro-batch 27" in said[rank], said[rank]
+        # Killed at 15, and 15 after the checkpoint at 12, or at 15 where the writer was ahead.
+        assert re.search("labkit: resumed after micro-batch (27|30)$", said[rank], re.M), said[rank]
     # And that is something: no two ranks hold the same.
     assert len({one["digest"] for one in whole}) == len(whole)
     statistics = [
