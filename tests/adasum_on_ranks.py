@@ -141,7 +141,8 @@ def one_is_unsure(rank):
 
 
 def _unsure(self, rows, present=None):
-    return self.construct(rows), present.sum() < 0
+    layers, _, weights, sound = self.found(rows)
+    return self.weighted(layers, weights), sound.logical_and(sound.logical_not())
 
 
 def resumed(out, rank):

@@ -237,7 +237,8 @@ class _Whole(nn.Cell):
 
     def construct(self):
         rows, notes = self.update.gathered()
-        moved = self.move(self.update.combination(rows), notes)
+        # The tree on all ranks, though some may be sure: the same bits everywhere.
+        moved = self.move(self.update.combination.by_tree(rows), notes)
         return ops.assign(self.update.unsure, ops.depend(0, moved))
 
 
