@@ -120,7 +120,7 @@ class Step(nn.Cell):
             update.attach(self)
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
         self._held, self._phases = [], {}
-        self._seen, self._changes = None, ()
+        self._seen, self._changes, self._said = None, (), False
         self.set_train()
 
     def protect(self, parameters):
@@ -147,15 +147,18 @@ class Step(nn.Cell):
         return self
 
     def _say_held(self):
-        inner = {id(one) for cell in self._held for one in cell.cells()}
-        outer = {id(cell) for cell in self._held} - inner
+        """Print the outermost Cells that are held with all that is in them."""
+        ids = {id(cell) for cell in self._held}
+        whole = [cell for cell in self._held if all(id(one) in ids for one, _ in modes(cell))]
+        outer = {id(cell) for cell in whole} - {id(one) for cell in whole for one in cell.cells()}
         named = self.gradient.loss_net.cells_and_names()
         # The path of the loss_net itself is "".
         names = [path or "the loss_net" for path, cell in named if id(cell) in outer]
         if names:
             print(f"labkit: in evaluation mode, as it was set: {', '.join(names)}", flush=True)
-        else:
+        elif self._said:
             print("labkit: all of the network is in training mode again", flush=True)
+        self._said = bool(names)
 
     def _current_modes(self):
         return tuple(cell.training for cell in self._watched)

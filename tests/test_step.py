@@ -885,6 +885,9 @@ class TestModes:
             (lambda: network.body.set_train(False), "as it was set: network.body\n"),
             (lambda: network.set_train(False), ""),
             (lambda: network.set_train(), "all of the network is in training mode again\n"),
+            (lambda: network.set_train(False), ""),
+            (lambda: network.head.set_train(), "as it was set: network.body\n"),
+            (lambda: network.body.set_train(), "all of the network is in training mode again\n"),
         ):
             change()
             with step.in_training():
