@@ -1,6 +1,8 @@
 """Precision: float16 inside a network, and the loss scale that it needs."""
 
+import inspect
 import math
+import re
 from dataclasses import dataclass
 from numbers import Integral, Real
 
@@ -18,7 +20,8 @@ LARGEST_SCALE = 2.0**120
 LOSS_NAMES = ("loss_fn", "_loss_fn")
 # What they, and whoever wants to be explicit, call the network.
 NETWORK_NAMES = ("network", "_backbone")
-_LOSS_WORDS = ("loss", "criterion")
+_LOSS_WORDS = ("loss", "losses", "criterion")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LOSS_NETS = (LossNet, TokenLossNet, nn.WithLossCell)
 _LISTS = (nn.CellList, nn.CellDict)
 
@@ -66,10 +69,11 @@ def use_float16(loss_net):
 
     In a ``LossNet``, or any Cell that holds a ``network``, that is the network and all else is
     loss. In a Cell of one's own without a ``network``, losses are MindSpore's own, Cells whose name
-    or class speaks of loss or criterion, and Cells without a Parameter that are no layers of
-    MindSpore's; all else is network.
+    or class speaks of loss or criterion (``is_loss``), and Cells without a Parameter that are no
+    layers of MindSpore's; all else is network.
 
-    Raises ``InputError`` where there is none, and where a Cell may be network or loss.
+    Raises ``InputError`` where there is none, and where a Cell may be network or loss: of several
+    with Parameters, one of one's own that takes several inputs, beside no Cell that is a loss.
     """
     places = _networks(loss_net)
     if not places:
@@ -80,7 +84,7 @@ def use_float16(loss_net):
     for parent, name, cell in places:
         # A Cell's _amp_level is "" until amp sets it.
         if cell._amp_level in ("", "O0"):
-            losses = [inner for key, inner in _below(cell) if _is_loss(key, inner)]
+            losses = [inner for key, inner in _below(cell) if is_loss(key, inner)]
             # Through _cells, as amp itself does: setattr would prefix the parameters' names.
             half = amp.auto_mixed_precision(cell, "O2")
             parent._cells[name] = _InFloat16(getattr(half, "_backbone", half))
@@ -116,19 +120,18 @@ def _networks(loss_net):
     """Return (parent, name, Cell) of each network inside a Cell that computes a loss."""
     cells = loss_net.name_cells()
     named = {name: cells[name] for name in NETWORK_NAMES if name in cells}
+    known = any(is_loss(*item) and not isinstance(item[1], _LOSS_NETS) for item in cells.items())
     places, doubtful = [], []
     for name, cell in (named or cells).items():
         if isinstance(cell, _LOSS_NETS):
             places += _networks(cell)
-        elif not named and _is_loss(name, cell):
+        elif not named and is_loss(name, cell):
             continue
-        elif not named and (
-            isinstance(cell, _LISTS) or any(_is_loss(*one) for one in _below(cell))
-        ):
+        elif not named and (isinstance(cell, _LISTS) or any(is_loss(*one) for one in _below(cell))):
             places += _networks(cell)
         elif named or _is_layer(cell) or cell.parameters_dict():
             places.append((loss_net, name, cell))
-            if not named and not _is_layer(cell):
+            if not (named or known or _is_layer(cell)) and _takes_several(cell):
                 doubtful.append(name)
     if doubtful and sum(bool(cell.parameters_dict()) for _, _, cell in places) > 1:
         raise InputError(
@@ -144,13 +147,30 @@ def _below(cell):
     return [(path.split(".")[-1], inner) for path, inner in cell.cells_and_names() if path]
 
 
-def _holds_loss(cell):
-    return any(_is_loss(name, inner) for name, inner in _below(cell))
+def is_loss(name, cell):
+    """Return whether the Cell of that name is a loss, by its class or by what the two are called.
+
+    loss or criterion is a word of the name or the class: ``aux_loss``, ``MSELoss``. Where it is
+    only a part of one, as in ``celoss`` and GlossNet, a Cell that takes several inputs is a loss.
+    """
+    if isinstance(cell, nn.LossBase):
+        return True
+    names = (name, type(cell).__name__)
+    words = {word.lower() for one in names for word in _WORD.findall(one)}
+    if words.intersection(_LOSS_WORDS):
+        return True
+    inside = any(part in word for word in words for part in _LOSS_WORDS)
+    return inside and _takes_several(cell)
 
 
-def _is_loss(name, cell):
-    words = (name + type(cell).__name__).lower()
-    return isinstance(cell, nn.LossBase) or any(word in words for word in _LOSS_WORDS)
+def _takes_several(cell):
+    """Return whether a Cell's ``construct`` takes more than one input, or may."""
+    try:
+        inputs = list(inspect.signature(cell.construct).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    required = [one for one in inputs if one.default is one.empty and one.kind != one.KEYWORD_ONLY]
+    return len(required) > 1 or any(one.kind == one.VAR_POSITIONAL for one in inputs)
 
 
 def _is_layer(cell):

@@ -54,11 +54,13 @@ class Step(nn.Cell):
                ``optimizer.parameters``; see ``labkit.update_stage`` for one that wants more
     options    of ``GradientStage``
 
-    The network is trained in training mode, whatever mode an evaluation has left it in as a whole.
-    A part of it that was put into evaluation mode by its own ``set_train(False)``, before or after
-    the step was built, stays in it: the BatchNorm of a frozen body, a teacher. (A part that holds
-    all trained Parameters cannot be told from the network where only the loss_net or ``LossNet`` is
-    around it.) ``step.set_train`` puts nothing else into training mode either.
+    The network is trained in training mode, whatever mode an evaluation has left it in as a whole:
+    ``set_train(False)`` of the network, of what is around it, or of all the parts that have trained
+    Parameters. A part of it that was put into evaluation mode by its own ``set_train(False)``,
+    before or after the step was built, while another with trained Parameters was not, stays in it:
+    the BatchNorm of a frozen body, a teacher. To hold the BatchNorm of all of a network, call
+    ``set_train(False)`` of the BatchNorm Cells, not of the network. What is held is printed
+    whenever it changes. ``step.set_train`` puts nothing else into training mode either.
 
     Warns of Parameters that are float16 themselves: an optimizer takes gradients of their type, so
     that a number below 6e-8 reaches it as 0, unscaled as it is, and one above 65504 as inf.
@@ -118,12 +120,8 @@ class Step(nn.Cell):
             update.attach(self)
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
         self._held, self._phases = [], {}
+        self._seen, self._changes, self._said = None, (), False
         self.set_train()
-        if self._held:
-            inner = {id(one) for cell in self._held for one in cell.cells()}
-            outer = {id(cell) for cell in self._held} - inner
-            names = [path for path, cell in loss_net.cells_and_names() if id(cell) in outer]
-            print(f"labkit: in evaluation mode, as it was set: {', '.join(names)}", flush=True)
 
     def protect(self, parameters):
         """Keep ``parameters``, which a forward pass assigns, from a micro-batch that is dropped."""
@@ -132,7 +130,11 @@ class Step(nn.Cell):
 
     def set_train(self, mode=True):
         """Set the mode of all Cells, but of those that are held in evaluation mode."""
+        before = {id(cell) for cell in self._held}
         self._held = held(self.gradient.loss_net, self.optimizer.parameters, self._held)
+        if {id(cell) for cell in self._held} != before:
+            self._say_held()
+        self._seen = None
         super().set_train(mode)
         for cell in self._held:
             cell.add_flags(training=False)
@@ -144,6 +146,20 @@ class Step(nn.Cell):
         )
         return self
 
+    def _say_held(self):
+        """Print the outermost Cells that are held with all that is in them."""
+        ids = {id(cell) for cell in self._held}
+        whole = [cell for cell in self._held if all(id(one) in ids for one, _ in modes(cell))]
+        outer = {id(cell) for cell in whole} - {id(one) for cell in whole for one in cell.cells()}
+        named = self.gradient.loss_net.cells_and_names()
+        # The path of the loss_net itself is "".
+        names = [path or "the loss_net" for path, cell in named if id(cell) in outer]
+        if names:
+            print(f"labkit: in evaluation mode, as it was set: {', '.join(names)}", flush=True)
+        elif self._said:
+            print("labkit: all of the network is in training mode again", flush=True)
+        self._said = bool(names)
+
     def _current_modes(self):
         return tuple(cell.training for cell in self._watched)
 
@@ -153,18 +169,26 @@ class Step(nn.Cell):
 
         A network that is in evaluation mode as a whole is so again afterwards.
         """
-        kept = None
-        if self._current_modes() != self._modes:
-            kept = modes(self.gradient.loss_net)
-            self.set_train()
+        current = self._current_modes()
+        changes = ()
+        if current != self._modes:
+            if current == self._seen:
+                set_modes((cell, now) for cell, _, now in self._changes)
+            else:
+                kept = modes(self.gradient.loss_net)
+                self.set_train()
+                # The same again at the next call costs no more than the Cells that differ.
+                changed = [(cell, mode, cell.training) for cell, mode in kept]
+                self._changes = [one for one in changed if one[1] is not one[2]]
+                self._seen = current
+            changes = self._changes
         if self.phase != self._graph_phase:
             for graph in (self, self.gradient.loss_net, *self.cells()):
                 graph.phase = self._graph_phase
         try:
             yield
         finally:
-            if kept is not None:
-                set_modes(kept)
+            set_modes((cell, then) for cell, then, _ in changes)
 
     def contribution(self, with_extras, *batch):
         """``GradientStage.contribution``; one that is not finite is counted, leaves no trace."""

@@ -15,6 +15,7 @@ from labkit.gradients import DynamicLossScale, GradientStage, set_state
 from labkit.losses import LossNet, TokenLossNet
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken
+from labkit.precision import is_loss
 from labkit.tolerances import TOLERANCE
 from tests.step_cells import (
     OUTPUTS,
@@ -378,7 +379,6 @@ class TestFloat16OfALossNetOfOnesOwn:
         [
             (lambda: Own((), model=Wide(), arc=Entropy(learned=True)), "whether 'arc' .* a Own"),
             (lambda: Own((), first=nn.Dense(2, 2), other=Entropy(learned=True)), "'other'"),
-            (lambda: Own((), first=Wide("a."), second=Wide("b.")), "'second' .* self.network"),
             (lambda: Own((), criterion=Entropy()), "finds no network"),
         ],
     )
@@ -389,9 +389,79 @@ class TestFloat16OfALossNetOfOnesOwn:
             GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), precision="O2")
         assert "\n" not in str(error.value) and dict(loss_net._cells) == before
 
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: BackboneAndHead(Entropy()),
+            lambda: BackboneAndHead(nn.MSELoss()),
+            lambda: BackboneAndHead(None),
+            lambda: Own(("model", "celoss"), model=GlossNet(), celoss=Entropy()),
+            lambda: Own(("model", "celoss"), model=GlossNet(), celoss=Entropy(learned=True)),
+        ],
+    )
+    def test_every_network_is_in_float16(self, make):
+        """Several of one's own, and one with a loss word inside a longer word of its class."""
+        loss_net = make()
+        self.loss(loss_net)
+        layers = [cell for _, cell in loss_net.cells_and_names() if isinstance(cell, nn.Dense)]
+        assert layers and all(cell.fp16 for cell in layers)
+
+    def test_a_loss_among_networks_is_refused_when_it_is_called(self):
+        loss_net = Own(("model", "arc"), model=Wide(), arc=Entropy(learned=True), loss=Entropy())
+        with pytest.raises(TypeError, match="returned a scalar, a loss computed in float16"):
+            self.loss(loss_net)
+
+    @pytest.mark.parametrize(
+        ("name", "make", "expected"),
+        [
+            ("net", lambda: GlossNet(), False),
+            ("glossary", lambda: Wide(), False),
+            ("aux_loss", lambda: Wide(), True),
+            ("lossFn", lambda: Entropy(), True),
+            ("celoss", lambda: Entropy(), True),
+            ("arc", lambda: Entropy(), False),
+            ("arc", lambda: nn.MSELoss(), True),
+            ("head", lambda: Large(), False),
+        ],
+    )
+    def test_what_is_called_a_loss(self, name, make, expected):
+        assert is_loss(name, make()) == expected
+
     def test_a_loss_inside_what_seems_a_network_is_refused(self):
         with pytest.raises(TypeError, match="returned a scalar, a loss computed in float16"):
             self.loss(Nested(OwnFunctional(model=Wide())))
+
+
+class GlossNet(Wide):
+    """A network whose name is not that of a loss."""
+
+
+class BackboneAndHead(nn.Cell):
+    """A loss_net of one's own over two networks of one's own, with a loss that may be no Cell."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.backbone, self.head = Wide(), Head()
+        if loss is not None:
+            self.ce = loss
+        self.has_loss = loss is not None
+
+    def construct(self, inputs, labels):
+        outputs = self.head(self.backbone(inputs))
+        if self.has_loss:
+            return self.ce(outputs, labels)
+        return ops.mean(ops.square(outputs - labels))
+
+
+class Head(nn.Cell):
+    """A layer of one's own class."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Dense(OUTPUTS, OUTPUTS)
+
+    def construct(self, inputs):
+        return self.layer(inputs)
 
 
 class StageOnly(nn.Cell):

@@ -16,6 +16,7 @@ from labkit.errors import InputError
 from labkit.forward_state import may_assign
 from labkit.gradients import set_state, state
 from labkit.losses import LossNet
+from labkit.modes import modes
 from labkit.nets.lenet import LeNet5
 from labkit.step import running_statistics, trainable_batch_norms
 from labkit.tolerances import TOLERANCE
@@ -815,6 +816,131 @@ class TestModes:
         assert self.moved(step, teacher) == set()
         assert self.moved(step, student, 1) == {"body", "head"}
         assert "as it was set: teacher\n" in capsys.readouterr().out
+
+    @pytest.mark.parametrize("form", ["loss with a Parameter", "two parts", "wrapped", "loss_net"])
+    def test_evaluated_as_a_whole_it_is_trained_in_training_mode(self, form, network, capsys):
+        """By hand between two steps, and before another step is built."""
+        loss_net, cells = {
+            "loss with a Parameter": lambda: (LossNet(network, Scaled()), [network]),
+            "two parts": lambda: (Towers(network), [network.body, network.head]),
+            "wrapped": lambda: (LossNet(Wrapper(network), nn.MSELoss()), [network]),
+            "loss_net": lambda: (Towers(network, Scaled()), None),
+        }[form]()
+        step = PlainStep(loss_net, momentum(loss_net))
+        for evaluation in range(2):
+            for cell in cells or [loss_net]:
+                cell.set_train(False)
+            assert self.moved(step, network, evaluation) == {"body", "head"}
+            assert not network.body[1].training and not network.head[0].training
+        again = PlainStep(loss_net, momentum(loss_net))
+        assert self.moved(again, network, 2) == {"body", "head"}
+        assert "evaluation mode" not in capsys.readouterr().out
+
+    def test_evaluated_and_wrapped_afterwards(self, network, capsys):
+        network.set_train(False)
+        step = self.step(Wrapper(network))
+        assert self.moved(step, network) == {"body", "head"}
+        assert "evaluation mode" not in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("make", "trained", "expected"),
+        [
+            # One of two parts alone, whatever else is trained; and one that has nothing trained.
+            (lambda net: Towers(net, Scaled()), None, {"head"}),
+            (lambda net: Towers(net), "head", {"head"}),
+            (lambda net: LossNet(net, Scaled()), None, {"head"}),
+            (lambda net: LossNet(Wrapper(net), nn.MSELoss()), "body", {"head"}),
+        ],
+    )
+    def test_a_part_of_a_network_is_no_evaluation(self, make, trained, expected, network):
+        loss_net = make(network)
+        body_alone(network)
+        step = PlainStep(loss_net, momentum(getattr(network, trained) if trained else loss_net))
+        assert self.moved(step, network) == expected
+
+    def test_only_the_loss_is_trained(self, network):
+        """A network that is evaluated has nothing to do with it: it is held."""
+        loss_net = LossNet(network, Scaled())
+        network.set_train(False)
+        assert self.moved(PlainStep(loss_net, momentum(loss_net.loss_fn)), network) == set()
+
+    def test_the_batch_norm_of_all_of_a_network_can_be_held(self, network):
+        step = self.step(network)
+        for cell in (network.body[1], network.head[0]):
+            cell.set_train(False)
+        assert self.moved(step, network) == set()
+
+    def test_what_was_held_before_an_evaluation_still_is(self, network):
+        step = PlainStep(Towers(network), momentum(network))
+        network.body[1].set_train(False)
+        assert self.moved(step, network) == {"head"}
+        for cell in (network.body, network.head):
+            cell.set_train(False)
+        assert self.moved(step, network, 1) == {"head"}
+
+    def test_each_change_of_what_is_held_is_said(self, network, capsys):
+        step = self.step(network)
+        for change, expected in (
+            (lambda: None, ""),
+            (lambda: network.body.set_train(False), "as it was set: network.body\n"),
+            (lambda: network.set_train(False), ""),
+            (lambda: network.set_train(), "all of the network is in training mode again\n"),
+            (lambda: network.set_train(False), ""),
+            (lambda: network.head.set_train(), "as it was set: network.body\n"),
+            (lambda: network.body.set_train(), "all of the network is in training mode again\n"),
+        ):
+            change()
+            with step.in_training():
+                said = capsys.readouterr().out
+            assert said.endswith(expected) and bool(said) == bool(expected)
+
+    def test_after_an_evaluation_a_call_sets_modes_and_searches_no_more(self, network, monkeypatch):
+        step = self.step(network)
+        network.set_train(False)
+        for call in range(3):
+            with step.in_training():
+                assert all(cell.training for _, cell in network.cells_and_names())
+            assert not any(mode for _, mode in modes(network))
+            if call == 0:
+                monkeypatch.setattr("labkit.step.held", None)
+        monkeypatch.undo()
+        network.body.set_train()
+        with step.in_training():
+            assert network.body[1].training and not network.head[0].training
+
+
+class Scaled(nn.Cell):
+    """A squared error with a trained Parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = ms.Parameter(ms.Tensor(1.0), name="loss.scale")
+
+    def construct(self, outputs, targets):
+        return ops.mean(ops.square(self.scale * outputs - targets))
+
+
+class Wrapper(nn.Cell):
+    """A Cell around a network that adds nothing."""
+
+    def __init__(self, inner):
+        super().__init__(auto_prefix=False)
+        self.inner = inner
+
+    def construct(self, inputs):
+        return self.inner(inputs)
+
+
+class Towers(nn.Cell):
+    """Loss net of one's own whose network is two parts."""
+
+    def __init__(self, network, criterion=None):
+        super().__init__(auto_prefix=False)
+        self.body, self.head = network.body, network.head
+        self.criterion = criterion or nn.MSELoss()
+
+    def construct(self, inputs, targets):
+        return self.criterion(self.head(self.body(inputs)), targets)
 
 
 class Distilled(nn.Cell):
