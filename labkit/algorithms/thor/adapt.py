@@ -12,7 +12,6 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.forward_state import unchanged
-from labkit.rows import batch_rows
 
 
 class Adaptation:
@@ -46,11 +45,11 @@ class Adaptation:
     def _loss(self, step, batch):
         """Return the mean loss of the batch over all ranks; the forward pass leaves no trace."""
         with unchanged(self.loss_net):
-            loss = float(self.loss_net(*batch).asnumpy())
+            loss, weight = (float(value.asnumpy()) for value in step.gradient.loss(*batch))
         if step.gradient.ranks == 1:
             return loss
-        rows = batch_rows(batch, step.gradient.batch_axis)
-        sums = ops.AllReduce()(Tensor([loss * rows, rows], ms.float32)).asnumpy()
+        # As step.last_loss is averaged: by what each rank's loss is a mean over, not by rows.
+        sums = step.gradient.all_reduce(Tensor([loss * weight, weight], ms.float32)).asnumpy()
         return float(sums[0] / sums[1])
 
 

@@ -8,6 +8,7 @@ preconditioned by factors of a part of what it does.
 import contextlib
 import importlib
 import math
+import os
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -20,8 +21,6 @@ from labkit.gradients import set_state
 from labkit.rows import batch_rows
 from labkit.runtime import pynative
 
-INTEGERS = (ms.int32, ms.int64)
-
 
 @dataclass
 class Use:
@@ -29,44 +28,58 @@ class Use:
 
     inputs     shape of its input at each of its calls
     elsewhere  whether the loss depends on its weight or bias other than through these calls
+    fewer      the inputs' shapes for a part of the batch's rows; None where that was not run
     """
 
     inputs: list
     elsewhere: bool = False
+    fewer: list | None = None
 
 
 def check_uses(stage, places, batch) -> None:
     """Raise ``InputError`` with every layer whose calls are not all that its weight is used for.
 
-    And with those that see a number of positions that the batch's rows do not divide, or for a
-    batch that does not tell how many rows it has.
+    And with those whose number of positions does not go with the batch's rows (it is compared with
+    that of a part of the rows, where the network takes one), or for a batch that does not tell how
+    many rows it has.
     """
-    problems, rows = {}, rows_of(batch, stage.batch_axis)
-    for place, use in zip(places, observed(stage, places, batch), strict=True):
+    rows = batch_rows(batch, stage.batch_axis)
+    uses = observed(stage, places, batch)
+    if stage.batch_axis is None:
+        _check_layout(places, uses, batch)
+    problems = {}
+    for place, use in zip(places, uses, strict=True):
         problem = _problem(place, use, rows)
         if problem:
             problems[place.name] = problem
     refuse_layers(problems)
 
 
-def rows_of(batch, axis) -> int:
-    """Return how many rows a batch has; ``InputError`` where that cannot be told.
+def _check_layout(places, uses, batch):
+    """Raise ``InputError`` where axis 1 may as well count the rows: inputs and labels share it.
 
-    ``batch_rows`` takes axis 0 for the rows of inputs and labels that share it. Token by token, or
-    vector by vector, these may as well be time-major.
+    Not where the layers show it: all see as many positions as axis 0 is long, or a convolution sees
+    the batch's own maps. Time-major, or batch first token by token, they see those of both axes.
     """
-    rows = batch_rows(batch, axis)
-    shapes = [tuple(getattr(part, "shape", ())) for part in (batch[0], batch[-1])]
-    axes = [len(shape) for shape in shapes]
-    tokens = axes[1] > 1 and getattr(batch[-1], "dtype", None) in INTEGERS
-    by_position = axes == [3, 3] or (axes[0] <= 3 and tokens)
-    first, second = shapes[0][:2], shapes[1][:2]
-    if axis is None and by_position and first == second and len(set(first)) == 2:
-        raise InputError(
-            f"the batch's inputs have shape {shapes[0]} and its labels {shapes[1]}: either of two "
-            "axes may count the rows; expected batch_axis=0, or batch_axis=1 for time-major inputs"
-        )
-    return rows
+    inputs, labels = (tuple(getattr(part, "shape", ())) for part in (batch[0], batch[-1]))
+    first = inputs[:2]
+    if len(first) < 2 or first != labels[:2] or first[0] == first[1]:
+        return
+    seen = [(place, shape) for place, use in zip(places, uses, strict=True) for shape in use.inputs]
+    if seen and all(_positions(place, shape) == first[0] for place, shape in seen):
+        return
+    maps = [shape for place, shape in seen if isinstance(place.layer, nn.Conv2d)]
+    if any(shape[0] == first[0] and shape[2:] == inputs[2:] for shape in maps):
+        return
+    raise InputError(
+        f"the batch's inputs have shape {inputs} and its labels {labels}: either of two axes may "
+        "count the rows; expected batch_axis=0, or batch_axis=1 for time-major inputs"
+    )
+
+
+def _positions(place, shape):
+    # A convolution's positions on one map are the layer's own: its axis 0 counts maps.
+    return shape[0] if isinstance(place.layer, nn.Conv2d) else math.prod(shape[:-1])
 
 
 def _problem(place, use, rows):
@@ -77,12 +90,20 @@ def _problem(place, use, rows):
     if use.elsewhere:
         return "is called, and its weight or bias is used elsewhere as well"
     for shape in use.inputs:
-        # A convolution's positions on one map are the layer's own: its axis 0 counts maps.
-        seen = shape[0] if isinstance(place.layer, nn.Conv2d) else math.prod(shape[:-1])
-        if seen % rows:
+        if _positions(place, shape) % rows:
             return (
                 f"sees an input of shape {tuple(shape)}, not a whole number of positions for each "
                 f"of the batch's {rows} rows"
+            )
+    if use.fewer is not None:
+        part = _part(rows)
+        all_rows, some = (
+            sum(_positions(place, shape) for shape in shapes) for shapes in (use.inputs, use.fewer)
+        )
+        if all_rows * part != some * rows:
+            return (
+                f"sees {all_rows} positions for the batch's {rows} rows and {some} for {part} of "
+                "them, not as many for each row"
             )
     return ""
 
@@ -91,19 +112,17 @@ def observed(stage, places, batch) -> list[Use]:
     """Return what each layer does in the loss of ``batch``, operator by operator.
 
     In its calls a layer gets a copy of its Parameters, so that the loss depends on the Parameters
-    themselves only where they are used elsewhere. Nothing else changes: neither Parameters, nor
-    attributes of Cells, nor the state of random numbers.
+    themselves only where they are used elsewhere. Zeros in Parameters, which might hide that (a
+    gate that is closed at first, a head that begins with 0), are filled with small numbers. Nothing
+    is changed afterwards: neither Parameters, nor attributes of Cells, nor the state of random
+    numbers.
     """
     uses = [Use([]) for _ in places]
     own = [_preconditioned(place) for place in places]
-    cells = tapped_cells(places)
-    taps = [cell.tap for cell in cells]
-    with _unchanged(stage.loss_net), pynative():
-        for place, cell, use, parameters in zip(places, cells, uses, own, strict=True):
-            cell.watch = _Watch(place.layer, use, parameters)
-            object.__setattr__(cell, "tap", _passed)
-        try:
-            everything = ParameterTuple(_distinct(p for some in own for p in some))
+    with _unchanged(stage.loss_net), _eager():
+        _fill_zeros(stage.loss_net)
+        everything = ParameterTuple(_distinct(p for some in own for p in some))
+        with _watched(places, [use.inputs for use in uses], own):
             differentiate = ops.grad(stage._objective, None, everything, has_aux=True)
             gradients, _ = differentiate(*batch)
             used = {
@@ -112,13 +131,83 @@ def observed(stage, places, batch) -> list[Use]:
                 # NaN counts: what the loss does not depend on has a gradient of exact zeros.
                 if np.any(gradient.asnumpy() != 0)
             }
-        finally:
-            for cell, tap in zip(cells, taps, strict=True):
-                cell.watch = None
-                object.__setattr__(cell, "tap", tap)
-    for use, parameters in zip(uses, own, strict=True):
+        seen = _inputs_of_a_part(stage, places, own, batch)
+    for use, parameters, fewer in zip(uses, own, seen, strict=True):
         use.elsewhere = any(id(parameter) in used for parameter in parameters)
+        use.fewer = fewer
     return uses
+
+
+def _inputs_of_a_part(stage, places, own, batch):
+    """Return by layer the shapes of its inputs for ``_part`` of the batch's rows, or None."""
+    rows = batch_rows(batch, stage.batch_axis)
+    nothing = [None] * len(places)
+    if rows < 2:
+        return nothing
+    part, seen = _part(rows), [[] for _ in places]
+    batch = [_cut(tensor, rows, part, stage.batch_axis or 0) for tensor in batch]
+    try:
+        with _watched(places, seen, own):
+            stage.loss_net(*batch).asnumpy()  # operators run behind Python's back: wait for them
+    except Exception:  # a network of a fixed number of rows; the whole batch it takes, as was seen
+        return nothing
+    return seen
+
+
+def _part(rows):
+    """Return how many rows are looked at on their own: two, where there are more."""
+    return min(2, rows - 1)
+
+
+def _cut(tensor, rows, part, axis):
+    """Return a tensor of the batch for its first rows; as it is where no axis counts them."""
+    shape = getattr(tensor, "shape", ())
+    if len(shape) == 1 and shape[0] % rows == 0:
+        return tensor[: shape[0] // rows * part]
+    for number in (axis, 0):
+        if len(shape) > number and shape[number] == rows:
+            return tensor[(slice(None),) * number + (slice(part),)]
+    return tensor
+
+
+@contextlib.contextmanager
+def _eager():
+    """Run operator by operator what is inside, also where a method is marked with ``ms.jit``."""
+    before = os.environ.get("MS_JIT")
+    os.environ["MS_JIT"] = "0"
+    try:
+        with pynative():
+            yield
+    finally:
+        os.environ.pop("MS_JIT")
+        if before is not None:
+            os.environ["MS_JIT"] = before
+
+
+@contextlib.contextmanager
+def _watched(places, inputs, own):
+    """Let every layer note its inputs' shapes, and put copies for its Parameters in its calls."""
+    cells = tapped_cells(places)
+    taps = [cell.tap for cell in cells]
+    for place, cell, seen, parameters in zip(places, cells, inputs, own, strict=True):
+        cell.watch = _Watch(place.layer, seen, parameters)
+        object.__setattr__(cell, "tap", _passed)
+    try:
+        yield
+    finally:
+        for cell, tap in zip(cells, taps, strict=True):
+            cell.watch = None
+            object.__setattr__(cell, "tap", tap)
+
+
+def _fill_zeros(loss_net):
+    """Put small numbers, no two alike, for what is exactly zero in Parameters of real numbers."""
+    random = np.random.default_rng(1)
+    for parameter in loss_net.get_parameters():
+        value = parameter.asnumpy()
+        if value.dtype.kind == "f" and not value.all():
+            small = random.uniform(0.005, 0.015, value.shape)
+            set_state(parameter, np.where(value == 0, small, value).astype(value.dtype))
 
 
 def _passed(x, y, *buffers):
@@ -138,12 +227,12 @@ def _distinct(parameters):
 class _Watch:
     """Stands for a tapped layer's call: notes the input, and puts copies for the Parameters."""
 
-    def __init__(self, layer, use, parameters):
-        self.layer, self.use = layer, use
+    def __init__(self, layer, inputs, parameters):
+        self.layer, self.inputs = layer, inputs
         self.copies = {id(one): Parameter(one.clone(), name=one.name) for one in parameters}
 
     def __call__(self, call, x):
-        self.use.inputs.append(tuple(x.shape))
+        self.inputs.append(tuple(x.shape))
         before = dict(self.layer._params)
         self.layer._params.update(
             {name: self.copies.get(id(one), one) for name, one in before.items()}

@@ -293,6 +293,19 @@ class TestLevenbergMarquardt:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
             assert np.abs(one).max() > 0
 
+    def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self):
+        """As ``step.last_loss`` is; by rows, 4 and 4, it was 1.0 above instead of 1.6."""
+        network = nn.Dense(3, 4)
+        sgd = nn.SGD(network.trainable_params(), 0.1)
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
+        step = ThorStep(loss_net, sgd, 1.0, adapt_damping=LevenbergMarquardt())
+        batch = tensors(rows(4)[0], np.array([0, -100, -100, -100], np.int32))
+        here = float(loss_net(*batch).asnumpy())
+        assert step.update.adaptation._loss(step, batch) == pytest.approx(here)
+        other = Tensor([4 * (here + 2.0), 4.0], ms.float32)  # another rank's four labels
+        step.gradient.ranks, step.gradient.all_reduce = 2, lambda sums: sums + other
+        assert step.update.adaptation._loss(step, batch) == pytest.approx(here + 1.6)
+
     def test_not_with_accumulation(self):
         network, loss_net = mlp()
         rule = LevenbergMarquardt()

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 import labkit.step
 from labkit import reference
 from labkit.algorithms.thor import ThorStep
-from labkit.algorithms.thor.uses import rows_of
+from labkit.algorithms.thor.uses import observed as observed_uses
 from labkit.errors import InputError
 from labkit.gradients import set_state
 from labkit.losses import LossNet
@@ -200,13 +200,14 @@ def compiled(monkeypatch):
     return calls
 
 
-class TestRefused:
-    def build(self, network, **options):
-        sgd = nn.SGD(network.trainable_params(), 1.0)
-        return ThorStep(LossNet(network, nn.CrossEntropyLoss()), sgd, 0.1, **options)
+def build(network, **options):
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    return ThorStep(LossNet(network, nn.CrossEntropyLoss()), sgd, 0.1, **options)
 
+
+class TestRefused:
     def test_positions_that_the_rows_do_not_divide(self, compiled):
-        step, batch = self.build(Token()), tensors(*sequences())
+        step, batch = build(Token()), tensors(*sequences())
         with pytest.raises(InputError) as caught:
             step(*batch)
         said = str(caught.value)
@@ -214,39 +215,119 @@ class TestRefused:
         assert "layer 'mean' sees an input of shape (1, 3)" in said and "batch's 4 rows" in said
         assert "skip=('up', 'mean')" in said and "fine" not in said and not compiled
         step.update.release()
-        self.build(Token(), skip=("up", "mean"))(*batch)
+        build(Token(), skip=("up", "mean"))(*batch)
         assert len(compiled) == 1
 
     def test_a_batch_that_does_not_tell_its_rows(self, compiled):
         x, labels = sequences()
-        step = self.build(Sequence(True, False))
+        step = build(Sequence(True, False))
         with pytest.raises(InputError, match=r"disagree on its number of rows.*batch_axis"):
             step(*tensors(in_layout(x, True), labels))
         assert not compiled
 
+    @pytest.mark.parametrize("labels", [(6, 4), (6, 4, 3)])
+    @pytest.mark.parametrize("kind", ["float32", "int16", "int32"])
+    @pytest.mark.parametrize("inputs", [(6, 4, WIDTH), (6, 4)])
+    def test_two_axes_that_may_count_rows(self, inputs, labels, kind, compiled):
+        """A layer at every time, on vectors, numbers or tokens: with labels of any type."""
+        batch = tensors(np.zeros(inputs, np.float32), np.ones(labels, kind))
+        step = self.at_every_time(inputs)
+        with pytest.raises(InputError, match="either of two axes.*batch_axis=1 for time-major"):
+            step(*batch)
+        assert not compiled
+        step.update.release()
+        for axis, rows in ((0, 6), (1, 4)):
+            step = self.at_every_time(inputs, batch_axis=axis, normalise="samples")
+            step(*batch)
+            (use,) = observed_uses(step.gradient, step.update.places, batch)
+            assert np.prod(use.inputs[0][:-1]) == 24
+            assert np.prod(use.fewer[0][:-1]) == 24 * 2 // rows
+            step.update.release()
+        assert len(compiled) == 2
+
+    def at_every_time(self, inputs, **options):
+        class Everywhere(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.dense = nn.Dense(inputs[2] if len(inputs) > 2 else 1, CLASSES)
+
+            def construct(self, x):
+                return self.dense(x if x.ndim > 2 else x.expand_dims(-1))
+
+        class OwnLoss(nn.Cell):
+            def construct(self, y, labels):
+                labels = ops.cast(labels, y.dtype)
+                return ops.mean(ops.square(y - (labels if labels.ndim > 2 else labels[..., None])))
+
+        network = Everywhere()
+        sgd = nn.SGD(network.trainable_params(), 1.0)
+        return ThorStep(LossNet(network, OwnLoss()), sgd, 0.1, loss="sample mean", **options)
+
     @pytest.mark.parametrize(
-        "inputs, labels, axis, rows",
+        "layer, inputs, labels",
         [
-            (((4, 6), "int32"), ((4, 6), "int32"), None, "either of two axes"),
-            (((6, 4), "int32"), ((6, 4), "int64"), None, "either of two axes"),
-            (((6, 4, 5), "float32"), ((6, 4, 3), "float32"), None, "either of two axes"),
-            (((4, 6), "int32"), ((4, 6), "int32"), 0, 4),
-            (((6, 4), "int32"), ((6, 4), "int32"), 1, 4),
-            (((6, 4, 5), "float32"), ((4,), "int32"), 1, 4),
-            (((6, 4, 5), "float32"), ((4,), "int32"), None, "disagree"),
+            # Features, classes, channels and pixels are no time, and need no word.
+            (nn.Dense(4, 4), (6, 4), (6, 4)),
+            (nn.Dense(4, 3), (6, 4), (6,)),
+            (nn.SequentialCell(nn.Flatten(), nn.Dense(75, 3)), (6, 3, 5, 5), (6, 3)),
+            (nn.Conv2d(3, 3, 3), (6, 3, 5, 5), (6, 3, 5, 5)),
+            (nn.Conv2d(3, 3, 3), (6, 3, 3, 3), (6, 3, 3)),
             # As many rows either way.
-            (((4, 4), "int32"), ((4, 4), "int32"), None, 4),
-            # Features, classes and pixels are no time.
-            (((4, 5), "float32"), ((4, 5), "float32"), None, 4),
-            (((4, 6, 5), "float32"), ((4,), "int32"), None, 4),
-            (((4, 3, 8, 8), "float32"), ((4, 8, 8), "int32"), None, 4),
-            (((4, 3, 8, 8), "float32"), ((4, 3, 8, 8), "float32"), None, 4),
+            (nn.Dense(5, 3), (4, 4, 5), (4, 4)),
         ],
     )
-    def test_which_axis_counts_rows(self, inputs, labels, axis, rows):
-        batch = tuple(Tensor(np.zeros(shape, dtype)) for shape, dtype in (inputs, labels))
-        if isinstance(rows, int):
-            assert rows_of(batch, axis) == rows
-            return
-        with pytest.raises(InputError, match=f"{rows}.*batch_axis"):
-            rows_of(batch, axis)
+    def test_no_word_where_the_layers_show_it(self, layer, inputs, labels, compiled):
+        class Loss(nn.Cell):
+            def construct(self, y, labels):
+                return ops.mean(y) + 0 * ops.mean(labels)
+
+        sgd = nn.SGD(layer.trainable_params(), 1.0)
+        step = ThorStep(LossNet(layer, Loss()), sgd, 0.1, loss="sample mean")
+        step(*tensors(normal(inputs), normal(labels)))
+        assert len(compiled) == 1
+
+
+class Table(nn.Cell):
+    """A layer on a table of ``times`` vectors, whatever the batch; or on a copy for each row."""
+
+    def __init__(self, times, *, copies, rows=None):
+        super().__init__()
+        self.table = Parameter(Tensor(normal((times, WIDTH))), name="table")
+        self.position, self.up = nn.Dense(WIDTH, CLASSES), nn.Dense(WIDTH, CLASSES)
+        self.copies, self.rows = copies, rows
+
+    def construct(self, x):
+        table = self.table
+        if self.rows is not None:
+            x = x.reshape(self.rows, -1, WIDTH)
+        if self.copies:
+            table = ops.tile(table.expand_dims(0), (x.shape[0], 1, 1))
+        return ops.mean(self.up(x) + self.position(table), 1)
+
+
+class TestALayerThatSeesNoRows:
+    @pytest.mark.parametrize("times", [4, 8])
+    def test_also_where_its_positions_are_a_multiple_of_the_rows(self, times, compiled):
+        batch = tensors(normal((4, times, WIDTH)), sequences()[1])
+        step = build(Table(times, copies=False))
+        with pytest.raises(InputError) as caught:
+            step(*batch)
+        said = str(caught.value)
+        assert f"layer 'position' sees {times} positions for the batch's 4 rows and" in said
+        assert f"{times} for 2 of them" in said and "skip=('position',)" in said and not compiled
+
+    def test_a_copy_for_each_row_is_a_row(self, compiled):
+        """Queries that are learned, as many for each row: they do not depend on the batch."""
+        for rows in (4, 3):
+            batch = tensors(normal((rows, 6, WIDTH)), sequences()[1][:rows])
+            step = build(Table(6, copies=True))
+            step(*batch)
+            step.update.release()
+        assert len(compiled) == 2
+
+    def test_a_network_of_a_fixed_number_of_rows_trains(self, compiled):
+        batch = tensors(normal((4, 3, WIDTH)), sequences()[1])
+        network = Table(3, copies=True, rows=4)
+        step = build(network)
+        step(*batch)
+        assert len(compiled) == 1

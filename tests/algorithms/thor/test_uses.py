@@ -1,5 +1,7 @@
 """Layers that are not used by their calls alone, seen on the first batch, before it is compiled."""
 
+import os
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -114,6 +116,76 @@ class TestRefused:
         seen = np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
         with pytest.raises(InputError, match=r"'0' was not called, though .*skip=\('0', '1'\)"):
             update._check_factors(seen, 3)
+
+
+class Gated(nn.Cell):
+    """x -> W2 tanh(W1 x) + gate * W1' tanh(W1 x), the gate closed at first."""
+
+    def __init__(self, *, relu, head=None):
+        super().__init__()
+        self.tied, self.other = nn.Dense(4, 4, has_bias=False), nn.Dense(4, 4)
+        self.gate = Parameter(Tensor(np.zeros(1, np.float32)), name="gate")
+        self.relu = relu
+        self.head = nn.Dense(4, 4, weight_init="zeros") if head else None
+
+    def construct(self, x):
+        x = ops.tanh(self.tied(x))
+        more = self.gate * ops.matmul(x, self.tied.weight)
+        y = self.other(x) + (ops.relu(more) if self.relu else more)
+        return y if self.head is None else self.head(y)
+
+
+class TestBehindZeros:
+    @pytest.mark.parametrize("relu, head", [(False, False), (True, False), (False, True)])
+    def test_a_use_that_begins_with_nothing_is_seen(self, relu, head, compiled):
+        network = Gated(relu=relu, head=head)
+        step = step_of(network)
+        before = snapshot(step)
+        with pytest.raises(InputError, match=r"skip=\('tied',\)"):
+            step(*batch())
+        assert not compiled
+        assert_bit_equal(snapshot(step), before)
+        assert network.gate.asnumpy() == 0
+
+    def test_zeros_alone_are_no_use(self, compiled):
+        """ReZero: a gate that begins with 0, behind a layer that its own calls alone use."""
+
+        class ReZero(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.dense, self.head = nn.Dense(4, 4), nn.Dense(4, 4, weight_init="zeros")
+                self.gate = Parameter(Tensor(np.zeros(1, np.float32)), name="gate")
+
+            def construct(self, x):
+                return self.head(x + self.gate * ops.tanh(self.dense(x)))
+
+        step_of(ReZero())(*batch())
+        assert len(compiled) == 1
+
+
+class TestMarkedWithJit:
+    @pytest.mark.parametrize("marked", ["construct", "method", "both"])
+    def test_the_layers_are_seen_all_the_same(self, marked, compiled, monkeypatch):
+        monkeypatch.setenv("MS_JIT", "1")
+
+        class Body(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.called, self.uncalled = nn.Dense(4, 4), nn.Dense(4, 4)
+
+            def body(self, x):
+                return ops.matmul(ops.tanh(self.called(x)), self.uncalled.weight)
+
+            def construct(self, x):
+                return self.body(x)
+
+        for name in {"method": ("body",), "both": ("body", "construct")}.get(marked, (marked,)):
+            setattr(Body, name, ms.jit(getattr(Body, name)))
+        with pytest.raises(InputError, match=r"skip=\('uncalled',\)"):
+            step_of(Body())(*batch())
+        assert not compiled
+        step_of(Body(), skip=("uncalled",))(*batch())
+        assert len(compiled) == 1 and os.environ["MS_JIT"] == "1"
 
 
 class TestMindSporesAttention:
