@@ -5,7 +5,7 @@ L_i was divided by. It is known of a ``LossNet`` (or MindSpore's ``WithLossCell`
 
     labels    nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropySmooth: labels that are not ignored, or
               the sum of their classes' weights. Where all are ignored, MindSpore's two are 0 / 0,
-              NaN, and a step drops the micro-batch; CrossEntropySmooth is 0
+              NaN by themselves; in a step such a micro-batch has loss 0 and counts for nothing
     rows      nn.SoftmaxCrossEntropyWithLogits, targets (B, C) of these
     elements  nn.MSELoss and others that are a mean over elements: elements of the labels
     pair      TokenLossNet: the loss net says it, as (loss sum, token count)
@@ -43,6 +43,7 @@ class Mean:
     over          ``labels``, ``rows``, ``elements``, ``pair``, or ``unknown``
     ignore_index  of a loss over labels, else None; class_weights  likewise, an array (V,) or None
     classes       whether the labels are class numbers; dense  whether they may be targets as well
+    undefined     whether the mean is 0 / 0 where no label counts
     why_not       for an unknown one, why it cannot be taken for a mean over rows, or ""
     """
 
@@ -52,6 +53,7 @@ class Mean:
     classes: bool = False
     dense: bool = False
     why_not: str = ""
+    undefined: bool = False
 
 
 def mean_of(loss_net) -> Mean:
@@ -72,7 +74,7 @@ def mean_of_loss(loss_fn) -> Mean:
     if is_exactly(loss_fn, nn.CrossEntropyLoss, nn.NLLLoss):
         weights = None if loss_fn.weight is None else loss_fn.weight.asnumpy()
         dense = isinstance(loss_fn, nn.CrossEntropyLoss)
-        return Mean("labels", loss_fn.ignore_index, weights, True, dense, total)
+        return Mean("labels", loss_fn.ignore_index, weights, True, dense, total, not total)
     if is_exactly(loss_fn, CrossEntropySmooth) and loss_fn.sparse:
         return Mean("labels", loss_fn.ignore_index, classes=True, why_not=total)
     if is_exactly(loss_fn, CrossEntropySmooth, nn.SoftmaxCrossEntropyWithLogits):

@@ -16,6 +16,7 @@ from labkit.accumulation import AccumulatedStep
 from labkit.compare import relative_error
 from labkit.errors import InputError
 from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.precision import DynamicLossScale
 from labkit.weights import BatchCheck, mean_of_loss
 from tests.step_cells import INPUTS, linear, plain, restore, snapshot, tensors
 
@@ -103,6 +104,57 @@ def test_padded_micro_batches_are_the_whole_batch(accumulating, labels, seed):
     assert last.loss == pytest.approx(loss, rel=1e-5)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(moves[name], gradient, rtol=2e-5, atol=2e-6)
+
+
+class TestPaddingAlone:
+    """A micro-batch of which no label counts is nothing at all: no overflow, no part of a mean."""
+
+    inputs = np.random.default_rng(8).normal(size=(4, INPUTS)).astype(np.float32)
+    known, none = np.int32([0, 1, 2, 3]), np.full(4, -100, np.int32)
+
+    def train(self, loss_fn, batches, **options):
+        ms.set_seed(5)
+        network = nn.Dense(INPUTS, CLASSES)
+        step = AccumulatedStep(
+            LossNet(network, loss_fn), nn.SGD(network.trainable_params(), 1.0), 2, **options
+        )
+        losses = [float(step(*tensors(*batch)).asnumpy()) for batch in batches]
+        step.end_epoch()
+        return step, losses, snapshot(network)
+
+    @pytest.mark.parametrize("options", [{"nonfinite": "drop_group"}, {"normalise": "samples"}])
+    def test_the_rest_of_the_group_is_applied(self, options):
+        good, padding = (self.inputs, self.known), (self.inputs, self.none)
+        loss_scale = DynamicLossScale(initial=4096)
+        step, losses, after = self.train(
+            nn.CrossEntropyLoss(), [padding, good], loss_scale=loss_scale, **options
+        )
+        assert losses[0] == 0 and int(step.dropped.asnumpy()) == 0
+        assert float(step.gradient.loss_scale.asnumpy()) == 4096
+        alone, _, expected = self.train(nn.CrossEntropyLoss(), [good])
+        assert step.last_update.loss == pytest.approx(alone.last_update.loss, rel=1e-6)
+        for name, value in expected.items():
+            np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("weights", [None, np.float32([1, 0, 2, 1])])
+    def test_another_ignored_class(self, weights):
+        loss_fn = nn.CrossEntropyLoss(weights if weights is None else Tensor(weights), 0)
+        good = self.inputs, self.known
+        step, losses, after = self.train(loss_fn, [good, (self.inputs, 0 * self.known)])
+        assert losses[1] == 0 and int(step.dropped.asnumpy()) == 0
+        _, _, expected = self.train(loss_fn, [good])
+        for name, value in expected.items():
+            np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-6)
+
+    def test_a_plain_step_makes_no_update_and_still_sees_faults(self):
+        network = nn.Dense(INPUTS, CLASSES)
+        step = plain(
+            LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 1.0)
+        )
+        step(*tensors(self.inputs, self.none))
+        assert int(step.updates.asnumpy()) == int(step.dropped.asnumpy()) == 0
+        step(*tensors(self.inputs * np.float32(np.nan), self.none))
+        assert int(step.updates.asnumpy()) == 0 and int(step.dropped.asnumpy()) == 1
 
 
 def test_rows_are_the_wrong_weights_where_labels_are_ignored():
