@@ -132,8 +132,13 @@ class GradientStage(nn.Cell):
             self.stand_in = counted.index(max(counted))
         # Set by look_at, before the graph of a batch is compiled.
         self.flattened, self.elements_per_row = False, 0
-        if self.check.derived and self.over == "elements":
-            self.check.loss_net.same_shape = True
+        self._ask_for_one_shape()
+
+    def _ask_for_one_shape(self):
+        """Say to a ``LossNet``, which several steps may share, what this step wants of shapes."""
+        loss_net, wanted = self.check.loss_net, self.check.derived and self.over == "elements"
+        if getattr(loss_net, "same_shape", wanted) != wanted:
+            loss_net.same_shape = wanted
 
     def look_at(self, batch, compiled) -> None:
         """Raise ``InputError`` for a batch that cannot be used, on the host, before it runs.
@@ -143,6 +148,7 @@ class GradientStage(nn.Cell):
 
         compiled  function that compiles the graph of the batch, but does not run it
         """
+        self._ask_for_one_shape()
         self.check.shapes(batch)
         self.flattened, unit = self.check.flattened, self.check.elements_per_row
         self.elements_per_row = unit or 0

@@ -152,14 +152,15 @@ class BatchCheck:
         self.elements_per_row = None
         self.differs = derived and self.mean.class_weights is not None
         self.flattened = False
-        self._seen = set()
+        self._flattened = {}  # of the signatures that were looked at
         graphs = ms.get_context("mode") == ms.GRAPH_MODE
         self._compiles = graphs and hasattr(loss_net, "label_key")
 
     def shapes(self, batch) -> None:
         """Raise ``InputError`` for shapes no weight can be derived of; costs nothing if seen."""
         signature = tuple((type(part), getattr(part, "shape", None)) for part in batch)
-        if signature in self._seen:
+        if signature in self._flattened:
+            self.flattened = self._flattened[signature]
             return
         check_flat(batch)
         shapes = [tuple(part.shape) for part in batch if getattr(part, "shape", ())]
@@ -169,7 +170,7 @@ class BatchCheck:
         if self.derived:
             check_derivable(self.mean, batch, self.batch_axis)
             self._compare_with_rows(batch, shapes)
-        self._seen.add(signature)
+        self._flattened[signature] = self.flattened
 
     def _compare_with_rows(self, batch, shapes):
         """Note whether weights are others than the number of rows, as far as shapes show it."""

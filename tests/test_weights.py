@@ -419,3 +419,29 @@ def test_a_mean_over_elements_that_are_broadcast_is_refused():
     )
     with pytest.raises(ValueError, match="expected the same shape, or normalise"):
         step(*tensors(np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32)))
+
+
+def test_steps_that_share_a_loss_net_ask_for_shapes_of_their_own():
+    network = nn.Dense(3, 1)
+    loss_net = LossNet(network, nn.MSELoss())
+    strict, free = (
+        AccumulatedStep(loss_net, nn.SGD(network.trainable_params(), 0.0), 1, normalise=word)
+        for word in (None, "samples")
+    )
+    for rows in (4, 6):
+        broadcast = tensors(np.ones((rows, 3), np.float32), np.ones(rows, np.float32))
+        free(*broadcast)
+        with pytest.raises(ValueError, match="expected the same shape, or normalise"):
+            strict(*broadcast)
+    assert int(free.updates.asnumpy()) == 2
+
+
+def test_labels_in_one_axis_are_told_of_each_batch():
+    """A shape that was looked at before is still what it was."""
+    looked = BatchCheck(LossNet(nn.Identity(), nn.CrossEntropyLoss()), True)
+    told = []
+    for shape in ((2, 3), (5, 1), (2, 3)):
+        inputs = np.zeros(shape, np.int32)
+        looked.shapes(tensors(inputs, inputs.reshape(-1)))
+        told.append(looked.flattened)
+    assert told == [True, False, True]
