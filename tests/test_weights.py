@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 from labkit import reference
 from labkit.accumulation import AccumulatedStep
@@ -292,7 +292,18 @@ def accept(loss_fn, *arrays, derived=True, batch_axis=None):
         (own, np.int32([0, 1, -100, 1, 1, 1]), "label -100 is negative"),
         (own, np.zeros(5, np.float32), "disagree"),
         (OwnLoss(ignore_index=3), np.zeros(6, np.int32), "has an ignore_index"),
-        (OwnLoss(inner=nn.CrossEntropyLoss()), np.zeros(6, np.int32), "holds a loss that has one"),
+        (OwnLoss(inner=nn.CrossEntropyLoss(ignore_index=3)), np.uint8([0, 3] * 3), "label 3 is"),
+        (OwnLoss(inner=nn.CrossEntropyLoss()), np.int32([0, -100] * 3), "label -100 is negative"),
+        (
+            OwnLoss(inner=nn.CrossEntropyLoss(Tensor(CLASS_WEIGHTS))),
+            np.zeros(6, np.int32),
+            "holds a loss that has one",
+        ),
+        (
+            OwnLoss(inner=nn.CrossEntropyLoss(reduction="none")),
+            np.zeros(6, np.int32),
+            "holds a loss that has one",
+        ),
         (padded, np.zeros(6, np.int32), "mentions an ignore_index"),
         (
             functools.partial(ops.nll_loss, ignore_index=3),
@@ -318,6 +329,11 @@ def test_what_cannot_be_derived_is_refused_with_the_words(loss_fn, labels, words
         (own, np.zeros(6, np.float32)),
         (own, np.zeros(6, np.int32)),
         (OwnLoss(), np.zeros(6, np.int32)),
+        (OwnLoss(inner=nn.CrossEntropyLoss()), np.zeros(6, np.int32)),
+        (OwnLoss(inner=nn.CrossEntropyLoss(ignore_index=3)), np.int32([0, 1] * 3)),
+        (mint.nn.CrossEntropyLoss(), np.int32([0, 1, 2, 3, -100, 0])),
+        (mint.nn.CrossEntropyLoss(), np.full((6, 4), 0.25, np.float32)),
+        (mint.nn.MSELoss(), np.zeros((6, 4), np.float32)),
         (nn.CrossEntropyLoss(), np.int32([0, 1, 2, 3, -100, 0])),
         (nn.CrossEntropyLoss(), np.full((6, 4), 0.25, np.float32)),
         (ops.cross_entropy, np.int32([0, 1, 2, 3, -100, 0])),
@@ -328,6 +344,123 @@ def test_what_cannot_be_derived_is_refused_with_the_words(loss_fn, labels, words
 )
 def test_what_needs_no_word(loss_fn, labels):
     assert not accept(loss_fn, LOGITS, labels).mean.why_not
+
+
+other_name = ops.cross_entropy
+WEIGHTS = Tensor(CLASS_WEIGHTS)
+
+
+class Calls(nn.Cell):
+    def construct(self, logits, labels):
+        return ops.nll_loss(ops.log_softmax(logits, -1), labels, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda x, y: ops.cross_entropy(x, y, None, 0),
+        lambda x, y: ops.cross_entropy(x, y, WEIGHTS) * 2,
+        lambda x, y: ops.cross_entropy(x, y, weight=WEIGHTS),
+        lambda x, y: (ops.cross_entropy(x, y, reduction="none") * (y != 0)).sum() / (y != 0).sum(),
+        lambda x, y: ops.cross_entropy(ops.reshape(x, (-1, 4)), ops.abs(y), None, ops.abs(0)),
+        lambda x, y: other_name(x, y, WEIGHTS),
+        lambda x, y: ops.cross_entropy(*(x, y, WEIGHTS)),
+        functools.partial(ops.cross_entropy, weight=WEIGHTS),
+        functools.partial(ops.cross_entropy, reduction="none"),
+        Calls(),
+    ],
+)
+def test_calls_that_are_another_mean_are_refused(loss_fn):
+    message = check(loss_fn, LOGITS, np.int32([0, 1, 2, 3, 1, 0]))
+    assert THREE_WORDS in message
+    assert "more than the outputs and the labels" in message or "the loss is given" in message
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda x, y: ops.cross_entropy(x, y),
+        lambda x, y: ops.cross_entropy(ops.mul(x, ops.add(1, 2)), ops.abs(y)) + ops.add(x, y, 1),
+        lambda x, y: ops.cross_entropy(x, y, label_smoothing=0.1),
+        lambda x, y: other_name(ops.mul(x, y), y),
+    ],
+)
+def test_plain_calls_are_means_over_rows(loss_fn):
+    accept(loss_fn, LOGITS, np.int32([0, 1, 2, 3, 1, 0]))
+    assert "negative" in check(loss_fn, LOGITS, np.int32([0, 1, 2, 3, -100, 0]))
+
+
+def test_targets_of_half_the_width_are_no_labels():
+    targets = Tensor(np.full((6, 4), 0.25), ms.bfloat16)
+    looked = BatchCheck(LossNet(nn.Identity(), nn.CrossEntropyLoss()), True)
+    batch = (*tensors(LOGITS), targets)
+    looked.shapes(batch)
+    looked.labels(batch, lambda: None)
+    with pytest.raises(InputError, match="expected integers"):
+        looked.labels((*tensors(LOGITS), targets[:, 0]), lambda: None)
+
+
+def test_what_lies_between_inputs_and_labels_has_axes_of_its_own():
+    mask, tokens = np.zeros((3, 3), np.float32), np.zeros((2, 3), np.int32)
+    accept(nn.CrossEntropyLoss(), tokens, mask, tokens)
+    accept(nn.CrossEntropyLoss(), np.zeros((5, 3), np.float32), mask[:2], np.zeros(5, np.int32))
+    for loss_fn in (own, nn.MSELoss()):
+        assert "disagree" in check(loss_fn, tokens, mask, np.zeros(2, np.float32))
+    assert "disagree" in check(nn.CrossEntropyLoss(), tokens, mask, np.zeros((3, 2), np.int32))
+
+
+class OfTokens(nn.Cell):
+    """Tokens (B, T) -> logits (B, T, 6), or (B T, 6)."""
+
+    def __init__(self, flat=False):
+        super().__init__()
+        self.embedding, self.dense, self.flat = nn.Embedding(6, 3), nn.Dense(3, 6), flat
+
+    def construct(self, tokens):
+        logits = self.dense(self.embedding(tokens))
+        return logits.reshape(-1, 6) if self.flat else logits
+
+
+class TestTheFirstBatch:
+    """A label of no class is named where no graph was compiled that says what V is."""
+
+    tokens = np.int32([[1, 2, 3], [3, 4, 5]])
+
+    @pytest.fixture
+    def pynative(self):
+        mode = ms.get_context("mode")
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        yield
+        ms.set_context(mode=mode)
+
+    def refused(self, build, network, labels):
+        step = plain(build(network), nn.SGD(network.trainable_params(), 1.0))
+        before = snapshot(network)
+        with pytest.raises(InputError, match=r"label 6 at .*label < V = 6"):
+            step(*tensors(self.tokens, labels))
+        assert int(step.updates.asnumpy()) == 0
+        np.testing.assert_equal(snapshot(network), before)
+        return step
+
+    @pytest.mark.parametrize(
+        "loss_fn", [nn.CrossEntropyLoss(), nn.SoftmaxCrossEntropyWithLogits(True, "mean")]
+    )
+    def test_without_graphs(self, pynative, loss_fn):
+        labels = np.int32([0, 1, 6, 1, 2, 3])
+        step = self.refused(lambda network: LossNet(network, loss_fn), OfTokens(True), labels)
+        step(*tensors(self.tokens, np.minimum(labels, 5)))
+        assert int(step.updates.asnumpy()) == 1
+
+    def test_tokens_without_graphs(self, pynative):
+        self.refused(TokenLossNet, OfTokens(), np.int32([[0, 1, 6], [1, 2, 3]]))
+
+    def test_a_loss_cell_of_mindspores(self):
+        step = self.refused(
+            lambda network: nn.WithLossCell(network, nn.CrossEntropyLoss()),
+            OfTokens(True),
+            np.int32([0, 1, 6, 1, 2, 3]),
+        )
+        assert step.gradient.loss_net.backbone_network.training
 
 
 def test_nothing_is_refused_where_no_weight_is_needed():
