@@ -138,7 +138,7 @@ def _ignores(loss, cells) -> str:
             if name in loss.keywords:
                 return f"the loss is given {'an' if name[0] in 'aeiou' else 'a'} {name}"
         loss = loss.func
-    functions = [type(cell).construct for cell in cells]
+    functions = list(dict.fromkeys(type(cell).construct for cell in cells))
     if not isinstance(loss, nn.Cell):
         functions = [inspect.unwrap(loss)]
     if any("ignore_index" in _names(function) for function in functions):
