@@ -18,7 +18,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
 
-    network     inputs -> logits (B, classes), or (B, T, classes)
+    network     inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
+                nn.CrossEntropyLoss is refused, but where T is the number of classes it cannot be
+                told from the other: transpose it first
     loss_fn     (logits, labels) -> mean loss over the labels that count. The losses that
                 ``labkit.weights`` knows get the labels of all axes in one: (B T, classes), (B T,)
     dataset     batches of inputs and, last, labels (B,) or (B, T), integers
@@ -57,6 +59,8 @@ def _counted(loss_fn, ignore_index) -> Mean:
     if mean.over == "unknown":
         own = IGNORE_INDEX if ignore_index is None else check_ignore_index(ignore_index)
         return replace(mean, ignore_index=own)
+    if mean.why_not:
+        raise InputError(f"{mean.why_not}; expected a mean over the labels that count")
     if ignore_index not in (None, mean.ignore_index):
         raise InputError(
             f"ignore_index is {ignore_index!r}, and that of the {type(loss_fn).__name__} is "

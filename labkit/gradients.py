@@ -124,10 +124,21 @@ class GradientStage(nn.Cell):
         self.ignore_index = mean.ignore_index
         weights = mean.class_weights
         self.class_weights = None if weights is None else Tensor(weights, ms.float32)
+        # Stands in for the labels of a batch that has none to count, whose mean would be 0 / 0.
+        self.may_be_undefined = mean.undefined
+        self.stand_in = int(self.ignore_index == 0)
+        if weights is not None:
+            counted = [weight if i != self.ignore_index else 0 for i, weight in enumerate(weights)]
+            self.stand_in = counted.index(max(counted))
         # Set by look_at, before the graph of a batch is compiled.
         self.flattened, self.elements_per_row = False, 0
-        if self.check.derived and self.over == "elements":
-            self.check.loss_net.same_shape = True
+        self._ask_for_one_shape()
+
+    def _ask_for_one_shape(self):
+        """Say to a ``LossNet``, which several steps may share, what this step wants of shapes."""
+        loss_net, wanted = self.check.loss_net, self.check.derived and self.over == "elements"
+        if getattr(loss_net, "same_shape", wanted) != wanted:
+            loss_net.same_shape = wanted
 
     def look_at(self, batch, compiled) -> None:
         """Raise ``InputError`` for a batch that cannot be used, on the host, before it runs.
@@ -137,6 +148,7 @@ class GradientStage(nn.Cell):
 
         compiled  function that compiles the graph of the batch, but does not run it
         """
+        self._ask_for_one_shape()
         self.check.shapes(batch)
         self.flattened, unit = self.check.flattened, self.check.elements_per_row
         self.elements_per_row = unit or 0
@@ -184,8 +196,19 @@ class GradientStage(nn.Cell):
             self.finite_run = state("finite_run", 0)
 
     def _objective(self, *batch):
-        """Return (what is differentiated, mean loss, weight w_i)."""
-        loss = self.loss_net(*batch)
+        """Return (what is differentiated, mean loss, weight w_i).
+
+        A batch without a label that counts has loss 0 and weight 0 where MindSpore's mean is 0 / 0.
+        Its loss is taken of other labels, so that a fault of the network is still seen.
+        """
+        defined = None
+        if self.may_be_undefined and batch[-1].dtype in INTEGERS:
+            labels = batch[-1]
+            defined = self._counted(labels) > 0
+            other = ops.full_like(labels, self.stand_in)
+            loss = self.loss_net(*batch[:-1], ops.where(defined, labels, other))
+        else:
+            loss = self.loss_net(*batch)
         weight = ops.cast(1.0, ms.float32)
         if self.normalise == "tokens":
             if not isinstance(loss, tuple):
@@ -207,6 +230,9 @@ class GradientStage(nn.Cell):
                 f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
             )
         loss = ops.cast(loss, ms.float32)
+        if defined is not None:
+            defined = ops.cast(defined, ms.float32)
+            loss, weight = loss * defined, weight * defined
         if self.scaled:
             # The weight waits for float32: times 32 it would cost float16 five of its 30 binades.
             return loss * self.loss_scale, loss, weight

@@ -3,7 +3,7 @@
 from numbers import Integral, Real
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
 
 from labkit.errors import InputError, refuse_unknown
@@ -13,6 +13,8 @@ CONVENTIONS = ("mindspore", "pytorch")
 _REDUCTIONS = ("mean", "sum", "none")
 # Called with logits and labels alone, they are nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
+# Means over the labels that are not ignored, of logits with the classes in axis 1.
+OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss, mint.nn.NLLLoss)
 
 
 class LossNet(nn.Cell):
@@ -181,7 +183,7 @@ class CrossEntropySmooth(nn.LossBase):
 
 def class_axis(loss_fn) -> int | None:
     """Return the axis of the logits that holds the classes, None where labels are of no class."""
-    if loss_fn in FUNCTIONS or is_exactly(loss_fn, nn.CrossEntropyLoss, nn.NLLLoss):
+    if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
         return 1
     if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits, CrossEntropySmooth):
         return -1 if loss_fn.sparse else None

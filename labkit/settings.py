@@ -25,15 +25,23 @@ def differing(own, saved) -> tuple[dict, dict]:
     """Return those of a step's settings that differ from a checkpoint's: (own, the checkpoint's).
 
     A default is what it is, said or not. A step that derives its weights from the loss goes on from
-    weights by rows that were the same so far, and from those of its own kind.
+    weights by rows that were the same so far, and from those of its own kind. Where the rows were
+    asked for, nobody looked at whether they were the same, and a step with other weights does not
+    go on from them; an older checkpoint says neither.
     """
+    older = "batch_axis" not in saved
     own, saved = _DEFAULTS | own, _DEFAULTS | saved
     names = [
         name
         for name in sorted((own.keys() | saved.keys()).difference(_OF_WEIGHTS))
         if _value(own.get(name)) != _value(saved.get(name))
     ]
-    if saved["normalise"] not in (own["normalise"], own.get("derived")):
+    derived = own.get("derived")
+    if saved["normalise"] not in (own["normalise"], derived):
+        names.append("normalise")
+    elif not older and derived and "derived" not in saved and derived != repr("unknown"):
+        # A loss that is not known is taken for a mean over rows.
+        own["normalise"] = derived
         names.append("normalise")
     return tuple({name: values.get(name) for name in names} for values in (own, saved))
 

@@ -3,36 +3,56 @@
 Micro-batches with mean losses L_i add up to the mean of all of them together where w_i is what
 L_i was divided by. It is known of a ``LossNet`` (or MindSpore's ``WithLossCell``) over
 
-    labels    nn.CrossEntropyLoss, nn.NLLLoss, CrossEntropySmooth: labels that are not ignored, or
-              the sum of their classes' weights. Where all are ignored, MindSpore's two are 0 / 0,
-              NaN, and a step drops the micro-batch; CrossEntropySmooth is 0
+    labels    nn.CrossEntropyLoss, nn.NLLLoss, those of mint.nn, CrossEntropySmooth: labels that
+              are not ignored, or the sum of their classes' weights. Where all are ignored,
+              MindSpore's are 0 / 0, NaN by themselves; in a step such a micro-batch has loss 0 and
+              counts for nothing
     rows      nn.SoftmaxCrossEntropyWithLogits, targets (B, C) of these
     elements  nn.MSELoss and others that are a mean over elements: elements of the labels
     pair      TokenLossNet: the loss net says it, as (loss sum, token count)
 
 Any other loss is taken for a mean over rows where it has labels (B,) and no sign of ignoring some,
-and refused else.
+and refused else. A sign is what its code shows: an ``ignore_index``, or a call of ``cross_entropy``
+or ``nll_loss`` with more than outputs and labels. The limit of that: a mask or weights of its own
+making, in a product, or in a function that its code calls, do not show. Such a loss is not a mean
+over rows and needs ``normalise``, or a loss of those above.
 """
 
+import dis
 import functools
+import inspect
 from dataclasses import dataclass
+from types import CodeType
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Tensor, mint, nn
 from mindspore.common import dtype as mstype
 
 from labkit.errors import InputError
-from labkit.labels import check_integers, check_labels, classes_of
-from labkit.losses import FUNCTIONS, CrossEntropySmooth, LossNet, TokenLossNet, is_exactly
+from labkit.labels import INTEGERS, check_integers, check_labels, classes_of
+from labkit.losses import (
+    FUNCTIONS,
+    OVER_CLASSES,
+    CrossEntropySmooth,
+    LossNet,
+    TokenLossNet,
+    class_axis,
+    is_exactly,
+)
+from labkit.modes import modes, set_modes
 from labkit.rows import batch_rows
 
 NORMALISE = ("samples", "tokens", "steps")
 _ELEMENTS = (
     *(nn.MSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
-    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss),
+    *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, mint.nn.MSELoss),
 )
 _NO_MEAN = (nn.RMSELoss, nn.DiceLoss, nn.MultiClassDiceLoss)
+FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
+_CROSS_ENTROPIES = ("cross_entropy", "nll_loss")
+# Arguments with which these are another mean than that over rows, or none.
+_OTHER_MEANS = ("ignore_index", "weight", "reduction")
 _WORDS = "expected normalise='samples', 'tokens' or 'steps'"
 
 
@@ -43,6 +63,8 @@ class Mean:
     over          ``labels``, ``rows``, ``elements``, ``pair``, or ``unknown``
     ignore_index  of a loss over labels, else None; class_weights  likewise, an array (V,) or None
     classes       whether the labels are class numbers; dense  whether they may be targets as well
+    ignores       of an unknown one, the labels that a known loss in it ignores
+    undefined     whether the mean is 0 / 0 where no label counts
     why_not       for an unknown one, why it cannot be taken for a mean over rows, or ""
     """
 
@@ -52,6 +74,8 @@ class Mean:
     classes: bool = False
     dense: bool = False
     why_not: str = ""
+    undefined: bool = False
+    ignores: tuple[int, ...] = ()
 
 
 def mean_of(loss_net) -> Mean:
@@ -59,7 +83,7 @@ def mean_of(loss_net) -> Mean:
     if is_exactly(loss_net, TokenLossNet):
         return Mean("pair", loss_net.ignore_index, classes=True)
     if not is_exactly(loss_net, LossNet, nn.WithLossCell):
-        return Mean("unknown", why_not=_ignores(loss_net))
+        return _unknown(loss_net)
     return mean_of_loss(getattr(loss_net, "loss_fn", None) or loss_net._loss_fn)
 
 
@@ -69,10 +93,10 @@ def mean_of_loss(loss_fn) -> Mean:
         loss_fn = (nn.CrossEntropyLoss, nn.NLLLoss)[FUNCTIONS.index(loss_fn)]()
     name = type(loss_fn).__name__
     total = f"the {name} is a sum, not a mean" if _reduction(loss_fn) == "sum" else ""
-    if is_exactly(loss_fn, nn.CrossEntropyLoss, nn.NLLLoss):
+    if is_exactly(loss_fn, *OVER_CLASSES):
         weights = None if loss_fn.weight is None else loss_fn.weight.asnumpy()
-        dense = isinstance(loss_fn, nn.CrossEntropyLoss)
-        return Mean("labels", loss_fn.ignore_index, weights, True, dense, total)
+        dense = isinstance(loss_fn, nn.CrossEntropyLoss | mint.nn.CrossEntropyLoss)
+        return Mean("labels", loss_fn.ignore_index, weights, True, dense, total, not total)
     if is_exactly(loss_fn, CrossEntropySmooth) and loss_fn.sparse:
         return Mean("labels", loss_fn.ignore_index, classes=True, why_not=total)
     if is_exactly(loss_fn, CrossEntropySmooth, nn.SoftmaxCrossEntropyWithLogits):
@@ -81,7 +105,18 @@ def mean_of_loss(loss_fn) -> Mean:
         return Mean("elements", why_not=total)
     if isinstance(loss_fn, _NO_MEAN):
         total = f"the {name} is not a mean"
-    return Mean("unknown", why_not=total or _ignores(loss_fn))
+    return _unknown(loss_fn, total)
+
+
+def _unknown(loss, why_not="") -> Mean:
+    """Return what is known of a loss of one's own: that of the known means in it, and its code."""
+    cells = [cell for _, cell in loss.cells_and_names()] if isinstance(loss, nn.Cell) else []
+    known = [cell for cell in cells if is_exactly(cell, *OVER_CLASSES, CrossEntropySmooth)]
+    known = [cell for cell in known if mean_of_loss(cell).class_weights is None]
+    known = [cell for cell in known if _reduction(cell) == "mean"]
+    cells = [cell for cell in cells if not any(cell is other for other in known)]
+    ignores = tuple(cell.ignore_index for cell in known)
+    return Mean("unknown", why_not=why_not or _ignores(loss, cells), ignores=ignores)
 
 
 def _reduction(loss_fn) -> str:
@@ -91,19 +126,83 @@ def _reduction(loss_fn) -> str:
     return word or ("sum" if reduce and not average else "mean")
 
 
-def _ignores(loss) -> str:
-    """Return a sentence where a loss shows that it ignores labels, or may, else ""."""
-    cells = [cell for _, cell in loss.cells_and_names()] if isinstance(loss, nn.Cell) else []
+def _ignores(loss, cells) -> str:
+    """Return a sentence where a loss shows that it ignores or weights labels, or may, else "".
+
+    cells  those of the loss whose code is looked at
+    """
     if any(hasattr(cell, "ignore_index") for cell in cells):
         return f"the {type(loss).__name__} has an ignore_index, or holds a loss that has one"
     if isinstance(loss, functools.partial):
-        if "ignore_index" in loss.keywords:
-            return "the loss is given an ignore_index"
+        for name in _OTHER_MEANS:
+            if name in loss.keywords:
+                return f"the loss is given {'an' if name[0] in 'aeiou' else 'a'} {name}"
         loss = loss.func
-    functions = [getattr(type(cell), "construct", None) for cell in cells] or [loss]
+    functions = list(dict.fromkeys(type(cell).construct for cell in cells))
+    if not isinstance(loss, nn.Cell):
+        functions = [inspect.unwrap(loss)]
     if any("ignore_index" in _names(function) for function in functions):
         return "the loss mentions an ignore_index"
+    for function in functions:
+        if name := _weighted_call(function):
+            return (
+                f"the loss calls {name} with more than the outputs and the labels, or in a way "
+                "that does not show it"
+            )
     return ""
+
+
+def _weighted_call(function) -> str:
+    """Return the name of ``ops.cross_entropy`` or its like where it is called for another mean.
+
+    Its call is looked for in the bytecode: two arguments, and ``label_smoothing`` by name, are
+    those of a mean over rows. What is called by another function is not looked at.
+    """
+    codes = [getattr(function, "__code__", None)]
+    while codes:
+        code = codes.pop()
+        if code is None:
+            continue
+        codes += [part for part in code.co_consts if isinstance(part, CodeType)]
+        instructions = list(dis.get_instructions(code))
+        for start, instruction in enumerate(instructions):
+            name = _function_name(function, instruction)
+            if name and not _plain_call(instructions[start:], code):
+                return name
+    return ""
+
+
+def _function_name(function, instruction) -> str:
+    """Return the name that an instruction loads one of the functions by, else ""."""
+    name = instruction.argval
+    if instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_DEREF"):
+        if name in _CROSS_ENTROPIES:
+            return name
+        if instruction.opname == "LOAD_GLOBAL":
+            value = getattr(function, "__globals__", {}).get(name)
+            return name if getattr(value, "__name__", "") in _CROSS_ENTROPIES else ""
+    return ""
+
+
+def _plain_call(instructions, code) -> bool:
+    """Return whether what the first instruction loads is called as (outputs, labels)."""
+    call = "PRECALL" if "PRECALL" in dis.opmap else "CALL"  # Python 3.11, 3.12
+    depth, keywords = 0, ()
+    for instruction in instructions[1:]:
+        jumps = instruction.opcode in dis.hasjrel or instruction.opcode in dis.hasjabs
+        if jumps or instruction.opname == "CALL_FUNCTION_EX":
+            return False
+        if instruction.opname == call and instruction.arg == depth:
+            smoothed = "label_smoothing" in keywords
+            return not set(keywords).intersection(_OTHER_MEANS) and depth - smoothed == 2
+        if instruction.opname == "KW_NAMES":
+            keywords = code.co_consts[instruction.arg]
+        elif instruction.opname == "CALL":
+            keywords = ()
+        depth += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        if depth < 0:
+            return False
+    return False
 
 
 def _names(function) -> set:
@@ -150,14 +249,16 @@ class BatchCheck:
         self.elements_per_row = None
         self.differs = derived and self.mean.class_weights is not None
         self.flattened = False
-        self._seen = set()
+        self._flattened = {}  # of the signatures that were looked at
         graphs = ms.get_context("mode") == ms.GRAPH_MODE
         self._compiles = graphs and hasattr(loss_net, "label_key")
+        self._runs, self._classes = not self._compiles, None
 
     def shapes(self, batch) -> None:
         """Raise ``InputError`` for shapes no weight can be derived of; costs nothing if seen."""
         signature = tuple((type(part), getattr(part, "shape", None)) for part in batch)
-        if signature in self._seen:
+        if signature in self._flattened:
+            self.flattened = self._flattened[signature]
             return
         check_flat(batch)
         shapes = [tuple(part.shape) for part in batch if getattr(part, "shape", ())]
@@ -167,7 +268,7 @@ class BatchCheck:
         if self.derived:
             check_derivable(self.mean, batch, self.batch_axis)
             self._compare_with_rows(batch, shapes)
-        self._seen.add(signature)
+        self._flattened[signature] = self.flattened
 
     def _compare_with_rows(self, batch, shapes):
         """Note whether weights are others than the number of rows, as far as shapes show it."""
@@ -184,8 +285,8 @@ class BatchCheck:
     def labels(self, batch, compiled) -> None:
         """Raise ``InputError`` for labels that are wrong, or that an unknown loss may ignore.
 
-        compiled  function that compiles the graph of the batch, which says what V is. PyNative mode
-                  has none: V is known after the first batch there
+        compiled  function that compiles the graph of the batch, which says what V is. Where there
+                  is none (PyNative mode, nn.WithLossCell), the network is run once
         """
         labels = batch[-1]
         if not isinstance(labels, Tensor) or not (self.mean.classes or self._may_ignore(labels)):
@@ -197,27 +298,56 @@ class BatchCheck:
                     f"label {array.min()} is negative, and the loss, not a known one, may ignore "
                     f"it: what its mean is taken over is unknown; {_WORDS}"
                 )
+            for ignored in self.mean.ignores:
+                if (array == ignored).any():
+                    raise InputError(
+                        f"label {ignored} is one that a loss in the {type(self.loss_net).__name__} "
+                        f"ignores: what its mean is taken over is unknown; {_WORDS}"
+                    )
             return
-        if self.mean.dense and array.dtype.kind == "f" and array.ndim > 1:
+        if self.mean.dense and labels.dtype in FLOATS and array.ndim > 1:
             return
         check_integers(array)
-        if self._compiles and self.classes is None:
-            self._compiles = False
-            compiled()
+        if self.classes is None:
+            if self._compiles:
+                self._compiles = False
+                compiled()
+            elif self._runs:
+                self._runs = False
+                self._classes = self._classes_of_outputs(batch)
         check_labels(array, self.classes, self.mean.ignore_index)
         if self.derived and not self.differs and self.mean.over == "labels":
             self.differs = bool((array == self.mean.ignore_index).any())
 
     def _may_ignore(self, labels):
         """Return whether an unknown loss, taken for a mean over rows, may ignore labels."""
-        integers = np.issubdtype(_dtype(labels), np.signedinteger)
+        integers = labels.dtype in INTEGERS
         return self.derived and self.mean.over == "unknown" and integers
 
     @property
     def classes(self) -> int | None:
         """V, the number of classes; None where nothing was compiled yet."""
         loss_fn = getattr(self.loss_net, "loss_fn", None)
-        return getattr(loss_fn, "num_classes", None) or classes_of(self.loss_net)
+        loss_fn = loss_fn or getattr(self.loss_net, "_loss_fn", None)
+        known = self._classes or getattr(loss_fn, "num_classes", None)
+        return known or classes_of(self.loss_net)
+
+    def _classes_of_outputs(self, batch) -> int | None:
+        """Return V by a run of the network in evaluation mode, which draws no random number."""
+        from labkit.forward_state import unchanged  # which imports labkit.gradients, and that this
+
+        if isinstance(self.loss_net, nn.WithLossCell):
+            network, axis = self.loss_net.backbone_network, class_axis(self.loss_net._loss_fn)
+        else:
+            network, axis = self.loss_net.network, getattr(self.loss_net, "class_axis", -1)
+        kept, phase = modes(network), network.phase
+        try:
+            with unchanged(network):
+                outputs = network.set_train(False)(*batch[:-1])
+        finally:
+            set_modes(kept)
+            network.phase = phase
+        return outputs.shape[axis] if axis is not None and outputs.ndim > 1 else None
 
 
 def check_derivable(mean, batch, batch_axis=None) -> None:
@@ -236,6 +366,9 @@ def check_derivable(mean, batch, batch_axis=None) -> None:
         )
     if known and batch_axis is None and is_flattened(shapes):
         return
+    if mean.over in ("labels", "rows"):
+        # What lies between need not have an axis of rows: a causal mask (T, T), a graph's edges.
+        batch = (*[part for part in batch[:-1] if getattr(part, "shape", ())][:1], batch[-1])
     try:
         rows = batch_rows(batch, batch_axis)
     except InputError as error:

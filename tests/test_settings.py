@@ -1,7 +1,7 @@
 """Which settings a resumed training must share with the interrupted one."""
 
 import pytest
-from mindspore import nn
+from mindspore import nn, ops
 
 from labkit.accumulation import AccumulatedStep
 from labkit.losses import CrossEntropySmooth, LossNet
@@ -36,8 +36,34 @@ def settings(loss_fn=None, **options):
 
 
 def test_a_default_that_is_said_aloud_is_the_default():
-    for own, saved in ((settings(**ALOUD), settings()), (settings(), settings(**ALOUD))):
-        assert differing(own, saved) == ({}, {})
+    assert differing(settings(**ALOUD), settings()) == ({}, {})
+    others = {name: value for name, value in ALOUD.items() if name != "normalise"}
+    assert differing(settings(), settings(**others)) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "over"),
+    [
+        (nn.MSELoss(), "elements"),
+        (nn.CrossEntropyLoss(), "labels"),
+        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), "rows"),
+    ],
+)
+def test_rows_that_were_asked_for_are_not_what_is_derived(loss_fn, over):
+    """A step by rows does not look at whether the loss's own weights are the same."""
+    own, aloud = settings(loss_fn), settings(loss_fn, normalise="samples")
+    expected = {"normalise": repr(over)}, {"normalise": "'samples'"}
+    assert differing(own, aloud) == expected
+    assert differing(aloud, aloud) == differing(aloud, own) == ({}, {})
+    older = {name: value for name, value in aloud.items() if name != "batch_axis"}
+    assert differing(own, older) == ({}, {})
+
+
+def test_a_mean_over_rows_is_that_however_it_is_asked_for():
+    def own(outputs, labels):
+        return ops.mean(ops.square(outputs[:, 0] - labels))
+
+    assert differing(settings(own), settings(own, normalise="samples")) == ({}, {})
 
 
 def test_an_older_checkpoint():

@@ -9,13 +9,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 from labkit import reference
 from labkit.accumulation import AccumulatedStep
 from labkit.compare import relative_error
 from labkit.errors import InputError
 from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.precision import DynamicLossScale
 from labkit.weights import BatchCheck, mean_of_loss
 from tests.step_cells import INPUTS, linear, plain, restore, snapshot, tensors
 
@@ -103,6 +104,57 @@ def test_padded_micro_batches_are_the_whole_batch(accumulating, labels, seed):
     assert last.loss == pytest.approx(loss, rel=1e-5)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(moves[name], gradient, rtol=2e-5, atol=2e-6)
+
+
+class TestPaddingAlone:
+    """A micro-batch of which no label counts is nothing at all: no overflow, no part of a mean."""
+
+    inputs = np.random.default_rng(8).normal(size=(4, INPUTS)).astype(np.float32)
+    known, none = np.int32([0, 1, 2, 3]), np.full(4, -100, np.int32)
+
+    def train(self, loss_fn, batches, **options):
+        ms.set_seed(5)
+        network = nn.Dense(INPUTS, CLASSES)
+        step = AccumulatedStep(
+            LossNet(network, loss_fn), nn.SGD(network.trainable_params(), 1.0), 2, **options
+        )
+        losses = [float(step(*tensors(*batch)).asnumpy()) for batch in batches]
+        step.end_epoch()
+        return step, losses, snapshot(network)
+
+    @pytest.mark.parametrize("options", [{"nonfinite": "drop_group"}, {"normalise": "samples"}])
+    def test_the_rest_of_the_group_is_applied(self, options):
+        good, padding = (self.inputs, self.known), (self.inputs, self.none)
+        loss_scale = DynamicLossScale(initial=4096)
+        step, losses, after = self.train(
+            nn.CrossEntropyLoss(), [padding, good], loss_scale=loss_scale, **options
+        )
+        assert losses[0] == 0 and int(step.dropped.asnumpy()) == 0
+        assert float(step.gradient.loss_scale.asnumpy()) == 4096
+        alone, _, expected = self.train(nn.CrossEntropyLoss(), [good])
+        assert step.last_update.loss == pytest.approx(alone.last_update.loss, rel=1e-6)
+        for name, value in expected.items():
+            np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("weights", [None, np.float32([1, 0, 2, 1])])
+    def test_another_ignored_class(self, weights):
+        loss_fn = nn.CrossEntropyLoss(weights if weights is None else Tensor(weights), 0)
+        good = self.inputs, self.known
+        step, losses, after = self.train(loss_fn, [good, (self.inputs, 0 * self.known)])
+        assert losses[1] == 0 and int(step.dropped.asnumpy()) == 0
+        _, _, expected = self.train(loss_fn, [good])
+        for name, value in expected.items():
+            np.testing.assert_allclose(after[name], value, rtol=1e-5, atol=1e-6)
+
+    def test_a_plain_step_makes_no_update_and_still_sees_faults(self):
+        network = nn.Dense(INPUTS, CLASSES)
+        step = plain(
+            LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params(), 1.0)
+        )
+        step(*tensors(self.inputs, self.none))
+        assert int(step.updates.asnumpy()) == int(step.dropped.asnumpy()) == 0
+        step(*tensors(self.inputs * np.float32(np.nan), self.none))
+        assert int(step.updates.asnumpy()) == 0 and int(step.dropped.asnumpy()) == 1
 
 
 def test_rows_are_the_wrong_weights_where_labels_are_ignored():
@@ -240,7 +292,18 @@ def accept(loss_fn, *arrays, derived=True, batch_axis=None):
         (own, np.int32([0, 1, -100, 1, 1, 1]), "label -100 is negative"),
         (own, np.zeros(5, np.float32), "disagree"),
         (OwnLoss(ignore_index=3), np.zeros(6, np.int32), "has an ignore_index"),
-        (OwnLoss(inner=nn.CrossEntropyLoss()), np.zeros(6, np.int32), "holds a loss that has one"),
+        (OwnLoss(inner=nn.CrossEntropyLoss(ignore_index=3)), np.uint8([0, 3] * 3), "label 3 is"),
+        (OwnLoss(inner=nn.CrossEntropyLoss()), np.int32([0, -100] * 3), "label -100 is negative"),
+        (
+            OwnLoss(inner=nn.CrossEntropyLoss(Tensor(CLASS_WEIGHTS))),
+            np.zeros(6, np.int32),
+            "holds a loss that has one",
+        ),
+        (
+            OwnLoss(inner=nn.CrossEntropyLoss(reduction="none")),
+            np.zeros(6, np.int32),
+            "holds a loss that has one",
+        ),
         (padded, np.zeros(6, np.int32), "mentions an ignore_index"),
         (
             functools.partial(ops.nll_loss, ignore_index=3),
@@ -266,6 +329,11 @@ def test_what_cannot_be_derived_is_refused_with_the_words(loss_fn, labels, words
         (own, np.zeros(6, np.float32)),
         (own, np.zeros(6, np.int32)),
         (OwnLoss(), np.zeros(6, np.int32)),
+        (OwnLoss(inner=nn.CrossEntropyLoss()), np.zeros(6, np.int32)),
+        (OwnLoss(inner=nn.CrossEntropyLoss(ignore_index=3)), np.int32([0, 1] * 3)),
+        (mint.nn.CrossEntropyLoss(), np.int32([0, 1, 2, 3, -100, 0])),
+        (mint.nn.CrossEntropyLoss(), np.full((6, 4), 0.25, np.float32)),
+        (mint.nn.MSELoss(), np.zeros((6, 4), np.float32)),
         (nn.CrossEntropyLoss(), np.int32([0, 1, 2, 3, -100, 0])),
         (nn.CrossEntropyLoss(), np.full((6, 4), 0.25, np.float32)),
         (ops.cross_entropy, np.int32([0, 1, 2, 3, -100, 0])),
@@ -276,6 +344,123 @@ def test_what_cannot_be_derived_is_refused_with_the_words(loss_fn, labels, words
 )
 def test_what_needs_no_word(loss_fn, labels):
     assert not accept(loss_fn, LOGITS, labels).mean.why_not
+
+
+other_name = ops.cross_entropy
+WEIGHTS = Tensor(CLASS_WEIGHTS)
+
+
+class Calls(nn.Cell):
+    def construct(self, logits, labels):
+        return ops.nll_loss(ops.log_softmax(logits, -1), labels, WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda x, y: ops.cross_entropy(x, y, None, 0),
+        lambda x, y: ops.cross_entropy(x, y, WEIGHTS) * 2,
+        lambda x, y: ops.cross_entropy(x, y, weight=WEIGHTS),
+        lambda x, y: (ops.cross_entropy(x, y, reduction="none") * (y != 0)).sum() / (y != 0).sum(),
+        lambda x, y: ops.cross_entropy(ops.reshape(x, (-1, 4)), ops.abs(y), None, ops.abs(0)),
+        lambda x, y: other_name(x, y, WEIGHTS),
+        lambda x, y: ops.cross_entropy(*(x, y, WEIGHTS)),
+        functools.partial(ops.cross_entropy, weight=WEIGHTS),
+        functools.partial(ops.cross_entropy, reduction="none"),
+        Calls(),
+    ],
+)
+def test_calls_that_are_another_mean_are_refused(loss_fn):
+    message = check(loss_fn, LOGITS, np.int32([0, 1, 2, 3, 1, 0]))
+    assert THREE_WORDS in message
+    assert "more than the outputs and the labels" in message or "the loss is given" in message
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda x, y: ops.cross_entropy(x, y),
+        lambda x, y: ops.cross_entropy(ops.mul(x, ops.add(1, 2)), ops.abs(y)) + ops.add(x, y, 1),
+        lambda x, y: ops.cross_entropy(x, y, label_smoothing=0.1),
+        lambda x, y: other_name(ops.mul(x, y), y),
+    ],
+)
+def test_plain_calls_are_means_over_rows(loss_fn):
+    accept(loss_fn, LOGITS, np.int32([0, 1, 2, 3, 1, 0]))
+    assert "negative" in check(loss_fn, LOGITS, np.int32([0, 1, 2, 3, -100, 0]))
+
+
+def test_targets_of_half_the_width_are_no_labels():
+    targets = Tensor(np.full((6, 4), 0.25), ms.bfloat16)
+    looked = BatchCheck(LossNet(nn.Identity(), nn.CrossEntropyLoss()), True)
+    batch = (*tensors(LOGITS), targets)
+    looked.shapes(batch)
+    looked.labels(batch, lambda: None)
+    with pytest.raises(InputError, match="expected integers"):
+        looked.labels((*tensors(LOGITS), targets[:, 0]), lambda: None)
+
+
+def test_what_lies_between_inputs_and_labels_has_axes_of_its_own():
+    mask, tokens = np.zeros((3, 3), np.float32), np.zeros((2, 3), np.int32)
+    accept(nn.CrossEntropyLoss(), tokens, mask, tokens)
+    accept(nn.CrossEntropyLoss(), np.zeros((5, 3), np.float32), mask[:2], np.zeros(5, np.int32))
+    for loss_fn in (own, nn.MSELoss()):
+        assert "disagree" in check(loss_fn, tokens, mask, np.zeros(2, np.float32))
+    assert "disagree" in check(nn.CrossEntropyLoss(), tokens, mask, np.zeros((3, 2), np.int32))
+
+
+class OfTokens(nn.Cell):
+    """Tokens (B, T) -> logits (B, T, 6), or (B T, 6)."""
+
+    def __init__(self, flat=False):
+        super().__init__()
+        self.embedding, self.dense, self.flat = nn.Embedding(6, 3), nn.Dense(3, 6), flat
+
+    def construct(self, tokens):
+        logits = self.dense(self.embedding(tokens))
+        return logits.reshape(-1, 6) if self.flat else logits
+
+
+class TestTheFirstBatch:
+    """A label of no class is named where no graph was compiled that says what V is."""
+
+    tokens = np.int32([[1, 2, 3], [3, 4, 5]])
+
+    @pytest.fixture
+    def pynative(self):
+        mode = ms.get_context("mode")
+        ms.set_context(mode=ms.PYNATIVE_MODE)
+        yield
+        ms.set_context(mode=mode)
+
+    def refused(self, build, network, labels):
+        step = plain(build(network), nn.SGD(network.trainable_params(), 1.0))
+        before = snapshot(network)
+        with pytest.raises(InputError, match=r"label 6 at .*label < V = 6"):
+            step(*tensors(self.tokens, labels))
+        assert int(step.updates.asnumpy()) == 0
+        np.testing.assert_equal(snapshot(network), before)
+        return step
+
+    @pytest.mark.parametrize(
+        "loss_fn", [nn.CrossEntropyLoss(), nn.SoftmaxCrossEntropyWithLogits(True, "mean")]
+    )
+    def test_without_graphs(self, pynative, loss_fn):
+        labels = np.int32([0, 1, 6, 1, 2, 3])
+        step = self.refused(lambda network: LossNet(network, loss_fn), OfTokens(True), labels)
+        step(*tensors(self.tokens, np.minimum(labels, 5)))
+        assert int(step.updates.asnumpy()) == 1
+
+    def test_tokens_without_graphs(self, pynative):
+        self.refused(TokenLossNet, OfTokens(), np.int32([[0, 1, 6], [1, 2, 3]]))
+
+    def test_a_loss_cell_of_mindspores(self):
+        step = self.refused(
+            lambda network: nn.WithLossCell(network, nn.CrossEntropyLoss()),
+            OfTokens(True),
+            np.int32([0, 1, 6, 1, 2, 3]),
+        )
+        assert step.gradient.loss_net.backbone_network.training
 
 
 def test_nothing_is_refused_where_no_weight_is_needed():
@@ -367,3 +552,29 @@ def test_a_mean_over_elements_that_are_broadcast_is_refused():
     )
     with pytest.raises(ValueError, match="expected the same shape, or normalise"):
         step(*tensors(np.zeros((4, 3), np.float32), np.zeros((4, 1), np.float32)))
+
+
+def test_steps_that_share_a_loss_net_ask_for_shapes_of_their_own():
+    network = nn.Dense(3, 1)
+    loss_net = LossNet(network, nn.MSELoss())
+    strict, free = (
+        AccumulatedStep(loss_net, nn.SGD(network.trainable_params(), 0.0), 1, normalise=word)
+        for word in (None, "samples")
+    )
+    for rows in (4, 6):
+        broadcast = tensors(np.ones((rows, 3), np.float32), np.ones(rows, np.float32))
+        free(*broadcast)
+        with pytest.raises(ValueError, match="expected the same shape, or normalise"):
+            strict(*broadcast)
+    assert int(free.updates.asnumpy()) == 2
+
+
+def test_labels_in_one_axis_are_told_of_each_batch():
+    """A shape that was looked at before is still what it was."""
+    looked = BatchCheck(LossNet(nn.Identity(), nn.CrossEntropyLoss()), True)
+    told = []
+    for shape in ((2, 3), (5, 1), (2, 3)):
+        inputs = np.zeros(shape, np.int32)
+        looked.shapes(tensors(inputs, inputs.reshape(-1)))
+        told.append(looked.flattened)
+    assert told == [True, False, True]

@@ -52,7 +52,7 @@ class PlainStep(Step):
             finite = self.gradient.on_all_ranks(finite)
         # After it: the ranks' sums must be made in one order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
-        if self.gradient.over in ("tokens", "labels"):
+        if self.gradient.over in ("tokens", "labels") or self.gradient.may_be_undefined:
             finite = ops.logical_and(finite, weight_sum > 0)
         done = False
         if finite:
