@@ -308,13 +308,11 @@ class _Training:
 
 def _updates_missing(rows, updates, count) -> str:
     """Return which updates have no row, of ``count`` rows up to update ``updates``."""
-    lacking = sorted(set(range(updates - count + 1, updates + 1)) - {row["update"] for row in rows})
-    parts: list[list[int]] = []
-    for update in lacking:
-        if parts and parts[-1][1] == update - 1:
-            parts[-1][1] = update
-        else:
-            parts.append([update, update])
+    before, parts = max(updates - count, 0), []
+    for number in [*(row["update"] for row in rows if row["update"] > before), updates + 1]:
+        if number > before + 1:
+            parts.append((before + 1, number - 1))
+        before = number
     shown = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in parts[:5])
     return f" (of updates {shown}{', ...' if len(parts) > 5 else ''})"
 
