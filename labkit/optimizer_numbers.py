@@ -27,16 +27,19 @@ _NOT_NUMBERS = frozenset(
 def constants(optimizer) -> dict[str, Any]:
     """Return the class and every number of an optimizer that is no Parameter, by name.
 
-    Of the optimizer and of what it holds: schedules of rate and decay. A value is a number, or a
-    list of them, one a Parameter where groups have their own.
+    Of the optimizer and of what it holds: schedules of rate and decay. A value is a number, a list
+    of them, or numbers by the name of their Parameter where groups have their own.
     """
     found = {"class": type(optimizer).__name__}
+    names = [parameter.name for parameter in optimizer.parameters]
     for place, cell in optimizer.cells_and_names():
         ours = type(cell).__module__.partition(".")[0] == "mindspore"
         for name, value in vars(cell).items():
             if name in _of_a_cell() or name in _NOT_NUMBERS or (ours and name.startswith("_")):
                 continue
             if (numbers := _numbers(value)) is not None:
+                if isinstance(cell, nn.Optimizer) and _is_for_each(numbers, names):
+                    numbers = dict(zip(names, numbers, strict=True))
                 found[f"{place}.{name}" if place else name] = numbers
         if place and not type(cell).__name__.startswith("_"):
             found.setdefault(f"class of {place}", type(cell).__name__)
@@ -75,11 +78,31 @@ def rate_names(optimizer) -> list[str]:
     return []
 
 
+def rates_of_parameters(optimizer) -> dict[str, str]:
+    """Return the name of each Parameter's learning rate where groups have their own: the groups.
+
+    It is that of a Parameter, or the place of a schedule.
+    """
+    found: dict[str, str] = {}
+    for place, cell in optimizer.cells_and_names():
+        if not (isinstance(cell, nn.Optimizer) and cell.is_group_lr):
+            continue
+        first: dict[int, int] = {}
+        for index, (weight, rate) in enumerate(
+            zip(cell.parameters, cell.learning_rate, strict=True)
+        ):
+            at = first.setdefault(id(rate), index)
+            name = rate.name if isinstance(rate, Parameter) else f"learning_rate.{at}"
+            found[weight.name] = f"{place}.{name}" if place else name
+    return found
+
+
 def noted(step) -> dict[str, Any]:
     """Return what a checkpoint notes of a step's numbers, as its training begins; for JSON.
 
     constants   as ``constants``
     parameters  name -> value of ``own_parameters``; None for an array of rates
+    rates       as ``rates_of_parameters``
     damping     of THOR, where it is an array: its length, ends and SHA-256
     """
     parameters = {
@@ -87,6 +110,7 @@ def noted(step) -> dict[str, Any]:
         for name, parameter in own_parameters(step.optimizer).items()
     }
     note = {"constants": constants(step.optimizer), "parameters": parameters}
+    note["rates"] = rates_of_parameters(step.optimizer)
     if (damping := _damping(step)) is not None:
         note["damping"] = {"length": len(damping), "sha256": _digest(damping)}
         note["damping"] |= {"first": float(damping[0]), "last": float(damping[-1])}
@@ -166,8 +190,14 @@ def differences(then, values, step) -> dict[str, tuple[Any, Any]]:
             return {"the optimizer": (own["class"], theirs["class"])}
         for name in dict.fromkeys((*own, *theirs)):
             mine, other = own.get(name), theirs.get(name)
+            if isinstance(mine, dict) and _is_for_each(other, mine):
+                other = dict(zip(mine, other, strict=True))  # noted without names, by their order
             if mine != other:
-                found |= _named(name, mine, other, optimizer)
+                found |= _named(name, mine, other)
+        # An older labkit has not noted them.
+        mine = rates_of_parameters(optimizer)
+        if mine != (other := then.get("rates", mine)):
+            found |= _named("the learning rate", mine, other)
     own, rates = own_parameters(optimizer), rate_names(optimizer)
     begun = (then or {}).get("parameters", {})
     for name in dict.fromkeys((*own, *begun)):
@@ -216,14 +246,18 @@ def _goes_on(mine, other) -> bool:
     return both and mine.ndim == other.ndim == 1 and begins_with(mine, other)
 
 
-def _named(name, mine, other, optimizer):
-    """Return a difference, of one Parameter where the numbers are one a Parameter."""
-    lists = isinstance(mine, list) and isinstance(other, list)
-    if lists and len(mine) == len(other) == len(optimizer.parameters):
-        at = next(i for i in range(len(mine)) if mine[i] != other[i])
-        pair = (_shown(mine[at]), _shown(other[at]))
-        return {f"{name} of {optimizer.parameters[at].name}": pair}
-    return {name: (_shown(mine), _shown(other))}
+def _is_for_each(numbers, names) -> bool:
+    return isinstance(numbers, list) and len(numbers) == len(names)
+
+
+def _named(name, mine, other):
+    """Return a difference, of the first Parameter that has it where they are by name."""
+    if not (isinstance(mine, dict) and isinstance(other, dict)):
+        return {name: (_shown(mine), _shown(other))}
+    differ = [n for n in dict.fromkeys((*mine, *other)) if mine.get(n) != other.get(n)]
+    pair = (_shown(mine.get(differ[0])), _shown(other.get(differ[0])))
+    more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
+    return {f"{name} of {differ[0]}{more}": pair}
 
 
 def _shown(value):
@@ -231,8 +265,12 @@ def _shown(value):
     if value is None:
         return "none"
     value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
+    if isinstance(value, list) and any(isinstance(part, list) for part in value):
+        return f"{len(value)} lists"
     if isinstance(value, list) and len(value) > 4:
         return f"{len(value)} values from {value[0]:g} to {value[-1]:g}"
     if isinstance(value, float) and float(np.float32(value)) == value:

@@ -48,6 +48,22 @@ def two_groups(decay=0.01, rate=0.2):
     return groups
 
 
+def by_kind(swapped=False, rates=(0.1, 0.01), decays=(0.0, 0.0), weights=2):
+    """Two groups, the first of ``weights`` weights; biases are the second, or the first."""
+
+    def groups(parameters):
+        both = [[], []]
+        for parameter in parameters:
+            kind = "weight" not in parameter.name or len(both[0]) >= weights
+            both[kind ^ swapped].append(parameter)
+        return [
+            {"params": part, "lr": rate, "weight_decay": decay}
+            for part, rate, decay in zip(both, rates, decays, strict=True)
+        ]
+
+    return groups
+
+
 def momentum(rate=0.1, value=0.9, groups=list, **options):
     return lambda parameters: nn.Momentum(groups(parameters), rate, value, **options)
 
@@ -75,6 +91,7 @@ def differences(before, now):
 
 EXPONENTIAL, COSINE = nn.ExponentialDecayLR, nn.CosineDecayLR
 FALLING = (0.4, 0.3, 0.2, 0.1)
+RATES = ("learning_rate_group_0", "learning_rate_group_1")
 DIFFERENT = {
     "rate": (momentum(), momentum(0.001), {"learning_rate": ("0.001", "0.1")}),
     "momentum": (momentum(), momentum(value=0.5), {"momentum": ("0.5", "0.9")}),
@@ -94,7 +111,32 @@ DIFFERENT = {
     "a group's decay": (
         momentum(groups=two_groups()),
         momentum(groups=two_groups(decay=0.02)),
-        {"weight_decay of 1.weight": ("0.02", "0.01")},
+        {"weight_decay of 1.weight and 1 more": ("0.02", "0.01")},
+    ),
+    "the groups' members": (
+        momentum(groups=by_kind(decays=(0.01, 0.0))),
+        momentum(groups=by_kind(swapped=True, decays=(0.01, 0.0))),
+        {
+            "weight_decay of 1.bias and 3 more": ("0.01", "0.0"),
+            "the learning rate of 1.bias and 3 more": (RATES[0], RATES[1]),
+        },
+    ),
+    "the rates' members": (
+        momentum(groups=by_kind()),
+        momentum(groups=by_kind(swapped=True)),
+        {"the learning rate of 1.bias and 3 more": (RATES[0], RATES[1])},
+    ),
+    "a Parameter in another group": (
+        momentum(groups=by_kind()),
+        momentum(groups=by_kind(weights=1)),
+        {
+            "the learning rate of 3.weight": (RATES[1], RATES[0]),
+        },
+    ),
+    "the members of groups with schedules": (
+        momentum(groups=by_kind(rates=(EXPONENTIAL(0.1, 0.5, 2), COSINE(0.0, 0.1, 9)))),
+        momentum(groups=by_kind(True, (EXPONENTIAL(0.1, 0.5, 2), COSINE(0.0, 0.1, 9)))),
+        {"the learning rate of 1.bias and 3 more": ("learning_rate.0", "learning_rate.2")},
     ),
     "a schedule's number": (
         momentum(EXPONENTIAL(0.02, 0.5, 2)),
@@ -124,6 +166,14 @@ DIFFERENT = {
 SAME = {
     "the same": (momentum(), momentum()),
     "groups": (momentum(groups=two_groups()), momentum(groups=two_groups())),
+    "groups by kind": (
+        momentum(groups=by_kind(decays=(0.01, 0.0))),
+        momentum(groups=by_kind(decays=(0.01, 0.0))),
+    ),
+    "LARS of groups": (
+        lambda p: nn.LARS(momentum(groups=by_kind())(p)),
+        lambda p: nn.LARS(momentum(groups=by_kind())(p)),
+    ),
     "Adam": (adam(eps=1e-3), adam(eps=1e-3)),
     "a longer array": (momentum(array(*FALLING)), momentum(array(*FALLING, 0.05))),
     "a shorter array": (momentum(array(*FALLING)), momentum(array(*FALLING[:3]))),
@@ -149,6 +199,22 @@ def test_what_differs_is_named_with_both_values(case):
 @pytest.mark.parametrize("case", SAME)
 def test_what_is_the_same_is_no_difference(case):
     assert differences(*SAME[case]) == {}
+
+
+def test_a_note_of_an_older_labkit_has_no_names():
+    """Numbers of each Parameter were a list, and the groups' members were not noted."""
+    make = momentum(groups=by_kind(decays=(0.01, 0.0)))
+    step = stepping(make)
+    then = json.loads(json.dumps(optimizer_numbers.noted(step)))
+    del then["rates"]
+    constants = then["constants"]
+    constants |= {k: list(v.values()) for k, v in constants.items() if isinstance(v, dict)}
+    assert isinstance(constants["weight_decay"], list)
+    values = {parameter.name: parameter for parameter in step.get_parameters()}
+    assert optimizer_numbers.differences(then, values, stepping(make)) == {}
+    other = stepping(momentum(groups=by_kind(decays=(0.02, 0.0))))
+    found = optimizer_numbers.differences(then, values, other)
+    assert found["weight_decay of 1.weight and 1 more"] == ("0.02", "0.01")
 
 
 def quiet_fit(step, folder, epochs=2, resume=True, **options):
