@@ -1,5 +1,6 @@
 """``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
+import shutil
 import sys
 import tempfile
 import time
@@ -15,13 +16,12 @@ from labkit import checkpoint, cluster, optimizer_numbers, rank_state
 from labkit.errors import InputError, refuse_unknown
 from labkit.locks import locked
 from labkit.progress import Progress
-from labkit.records import Records, read_usable
+from labkit.records import Records
 from labkit.settings import differing, take_over
-from labkit.whole_files import remove_unfinished
+from labkit.update_rows import DAMAGED, RECORDS, row_of, rows_until_now, updates_missing
+from labkit.whole_files import remove_unfinished, whole_file
 
-# What every row holds, whatever the step.
-_COLUMNS = {"epoch", "update", "images", "loss", "gradient_norm", "seconds", "peak_memory_mb"}
-CHECKPOINTS, RECORDS = "checkpoint", "records.csv"
+CHECKPOINTS = "checkpoint"
 NEW_SETTINGS = "new settings"
 
 
@@ -268,21 +268,16 @@ class _Training:
     def _rows(self, position):
         """Return the rows of the updates that the checkpoint holds; say which are missing."""
         path, updates = self.folder / RECORDS, int(self.step.updates.asnumpy())
-        rows: list[dict] = []
-        # There is no file before the first update.
-        for row in read_usable(path) if path.is_file() else []:
-            if not _COLUMNS <= row.keys() or not 0 < row["update"] <= updates:
-                continue
-            before = [0, 0] + [one["update"] for one in rows[-2:]]
-            if before[-2] < row["update"] <= before[-1]:
-                rows.pop()  # its number is a damaged one: those after it go on below
-            if not rows or rows[-1]["update"] < row["update"]:
-                rows.append(row)
+        rows, fit = rows_until_now(path, self.step)
         missing = position.records - len(rows)
+        if self.writes and path.is_file() and (missing > 0 or not fit):
+            with whole_file(self.folder / DAMAGED, "the damaged records") as copy:
+                shutil.copyfile(path, copy)
+            print(f"labkit: {path} is damaged; kept as it was in {DAMAGED}", flush=True)
         if missing > 0 and self.writes:
             print(
                 f"labkit: {path} lacks {missing} of the {position.records} rows that were written "
-                f"before the checkpoint{_updates_missing(rows, updates, position.records)}; the "
+                f"before the checkpoint{updates_missing(rows, updates, position.records)}; the "
                 "training goes on without them",
                 flush=True,
             )
@@ -304,17 +299,6 @@ class _Training:
             optimizer=self.numbers,
             ranks=self.ranks,
         )
-
-
-def _updates_missing(rows, updates, count) -> str:
-    """Return which updates have no row, of ``count`` rows up to update ``updates``."""
-    before, parts = max(updates - count, 0), []
-    for number in [*(row["update"] for row in rows if row["update"] > before), updates + 1]:
-        if number > before + 1:
-            parts.append((before + 1, number - 1))
-        before = number
-    shown = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in parts[:5])
-    return f" (of updates {shown}{', ...' if len(parts) > 5 else ''})"
 
 
 def data_workers(dataset) -> list[int]:
@@ -364,23 +348,9 @@ class _Recorder(Callback):
         run = self._run
         if int(run.step.updates.asnumpy()) == self._updates:
             return
-        last = run.step.last_update
-        self._updates = last.number
-        rates = {
-            "learning_rate" if group == 0 else f"learning_rate_{group}": rate
-            for group, rate in enumerate(last.learning_rate)
-        }
-        run.records.add(
-            epoch=epoch,
-            update=last.number,
-            images=last.images,
-            loss=last.loss,
-            gradient_norm=last.gradient_norm,
-            **rates,
-            **run.step.more_to_record,
-            seconds=round(run.seconds(), 3),
-            peak_memory_mb=round(peak_memory_mb(), 1),
-        )
+        row = row_of(run.step, epoch, run.seconds(), peak_memory_mb())
+        self._updates = row["update"]
+        run.records.add(**row)
 
     def _text(self):
         if not self._run.records.rows:

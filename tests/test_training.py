@@ -320,7 +320,11 @@ class TestPowerCut:
         "a byte that is no text": (lambda data, rows: _byte(data, sum(rows[:4]) + 9, 255), [4]),
         "a line's end": (lambda data, rows: _byte(data, sum(rows[:4]) - 1, 44), [3, 4]),
         "an update of the future": (lambda data, rows: _byte(data, sum(rows[:4]) + 2, 57), [4]),
-        "a name of a column": (lambda data, rows: _byte(data, 2, 255), list(range(1, 10))),
+        "a comma of the header": (lambda data, rows: _byte(data, 5, 255), list(range(1, 10))),
+        "another column": (
+            lambda data, rows: data.replace(b"images", b"pictures"),
+            list(range(1, 10)),
+        ),
     }
 
     @pytest.mark.parametrize("damage", DAMAGE)
@@ -343,6 +347,25 @@ class TestPowerCut:
         assert f"lacks {len(missing)} of the 9 rows that were written before the checkpoint" in said
         first, last = missing[0], missing[-1]
         assert f"(of updates {first} to {last})" in said or f"(of updates {first})" in said
+
+    @pytest.mark.parametrize("name", ["epoch", "update", "learning_rate", "peak_memory_mb"])
+    def test_a_damaged_name_of_a_column_loses_no_row(self, done, tmp_path, capsys, name):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        path = folder / "records.csv"
+        damaged = path.read_bytes().replace(name[:-1].encode(), name[:-2].encode() + b"\xff", 1)
+        path.write_bytes(damaged)
+        for epochs in (2, 3):  # and it can be resumed from then on
+            records = quiet_fit(make_step(), dataset(), epochs, folder=folder, resume=True)
+        assert comparable(records.rows) == comparable(read_records(path).rows) == done.rows
+        assert (folder / "records.csv.damaged").read_bytes() == damaged
+        said = capsys.readouterr().out
+        assert said.count("is damaged; kept as it was in records.csv.damaged") == 1
+        assert "lacks" not in said
+
+    def test_an_undamaged_file_is_not_kept_twice(self, done, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        quiet_fit(done.step, dataset(), folder=folder, resume=True)
+        assert not (folder / "records.csv.damaged").exists()
 
     def test_new_rows_follow_those_that_are_left(self, done, tmp_path):
         folder = done.interrupted(done.paths[16], tmp_path / "run")
