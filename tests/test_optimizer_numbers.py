@@ -1,18 +1,21 @@
 """A resumed training goes on with the optimizer's numbers it began with, or with others by name."""
 
+import functools
 import json
+import math
 from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback
 
 from labkit import checkpoint, optimizer_numbers
 from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
+from labkit.fingerprints import fingerprint
 from labkit.gradients import set_state
 from labkit.losses import LossNet
 from labkit.training import fit
@@ -38,6 +41,41 @@ class Falling(nn.learning_rate_schedule.LearningRateSchedule):
 
     def construct(self, step):
         return self._start / (1 + step)
+
+
+class Holding(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule that holds anything."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+
+class Thing:
+    """What nobody can compare."""
+
+
+def high(step):
+    return 0.1 + 0 * step
+
+
+def low(step):
+    return 0.001 + 0 * step
+
+
+def enclosing(rate):
+    def constant(step):
+        return rate + 0 * step
+
+    return constant
+
+
+def holding(value):
+    return momentum(Holding(value))
+
+
+def many(value, count=100):
+    return Tensor(np.full(count, value, np.float32))
 
 
 def two_groups(decay=0.01, rate=0.2):
@@ -184,6 +222,61 @@ SAME = {
 }
 
 
+VALUES = {
+    "a large Tensor": (many(0.1), many(0.001)),
+    "the middle of a large Tensor": (
+        Tensor(np.arange(100.0)),
+        Tensor(np.where(np.arange(100.0) == 50, 0, np.arange(100.0))),
+    ),
+    "a length": (many(0.1), many(0.1, 101)),
+    "a large array": (many(0.1).asnumpy(), many(0.001).asnumpy()),
+    "a text": ("high", "low"),
+    "a long text": ("a" * 1000, "a" * 999 + "b"),
+    "a function": (high, low),
+    "what a function has enclosed": (enclosing(0.1), enclosing(0.001)),
+    "a default": (lambda step, rate=0.1: rate, lambda step, rate=0.2: rate),
+    "arguments": (functools.partial(high, 1), functools.partial(high, 2)),
+    "a dict": ({"mode": "high", 3: None}, {"mode": "low", 3: None}),
+    "a text for a number": ("0.1", 0.1),
+    "texts": (["high", "low"], ["low", "high"]),
+    "an operator": (ops.Sin(), ops.Cos()),
+    "NaN for a number": (float("nan"), 1.0),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_what_a_schedule_holds_is_compared(case):
+    before, now = (holding(value) for value in VALUES[case])
+    assert list(differences(before, now)) == ["learning_rate.value"]
+    assert differences(before, before) == {}
+    assert all(len(text) < 300 for text in map(fingerprint, VALUES[case]))
+
+
+def test_a_function_that_is_defined_again_is_the_same():
+    assert differences(holding(enclosing(0.1)), holding(enclosing(0.1))) == {}
+    assert differences(holding({"b", "a"}), holding({"a", "b"})) == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, [1.0, math.nan], math.inf, Tensor([math.nan])])
+def test_nan_is_the_same_as_nan(value):
+    assert differences(holding(value), holding(value)) == {}
+    assert differences(momentum(rate=array(0.1, math.nan)), momentum(array(0.1, math.nan))) == {}
+
+
+def test_what_cannot_be_compared_is_named():
+    step = stepping(holding([Thing()]))
+    note = json.loads(json.dumps(optimizer_numbers.noted(step)))
+    assert optimizer_numbers.not_compared(note, step.optimizer) == ["learning_rate.value"]
+    assert differences(holding(Thing()), holding(Thing())) == {}
+    assert differences(holding(enclosing(Thing())), holding(Thing())) != {}
+    text = stepping(holding("high"))
+    assert optimizer_numbers.not_compared(note, text.optimizer) == []
+    older = {"constants": note["constants"], "parameters": note["parameters"]}
+    assert optimizer_numbers.not_compared(older, text.optimizer) == ["learning_rate.value"]
+    values = {parameter.name: parameter for parameter in text.get_parameters()}
+    assert optimizer_numbers.differences(older, values, text) == {}
+
+
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_what_differs_is_named_with_both_values(case):
     before, now, expected = DIFFERENT[case]
@@ -256,6 +349,24 @@ class TestResumed:
         quiet_fit(again, begun)
         with pytest.raises(InputError, match="weight_decay is 0.0, the checkpoint has 0.5"):
             quiet_fit(stepping(momentum()), begun)
+
+    @pytest.mark.parametrize("resume", [True, "new settings"])
+    def test_names_of_the_file_do_not_reach_the_terminal_raw(self, begun, capsys, resume):
+        (path,) = checkpoint.checkpoints(begun / "checkpoint")
+        step = stepping(momentum())
+        position = checkpoint.load(step, path)
+        crafted = json.loads(json.dumps(position.optimizer))
+        crafted["constants"] |= {"a\x1b]0;b\x07\nc": "\x1b[2J", "half\ud800": 1}
+        checkpoint.save(step, replace(position, optimizer=crafted), path.parent)
+        said = ""
+        try:
+            quiet_fit(stepping(momentum()), begun, resume=resume)
+        except InputError as error:
+            said = str(error)
+            assert "\n" not in said
+        said += capsys.readouterr().out
+        assert "a\\u001b]0;b\\u0007\\nc is none, " in said and "\x1b" not in said
+        said.encode()
 
     def test_another_schedule_on_purpose(self, begun):
         records = quiet_fit(stepping(momentum(rates(1, 0.5))), begun, resume="new settings")
