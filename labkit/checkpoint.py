@@ -7,7 +7,7 @@ in 10 of 10 tries).
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import mindspore as ms
@@ -16,40 +16,12 @@ from labkit import checkpoint_files
 from labkit.checkpoint_files import DamagedCheckpoint
 from labkit.errors import InputError
 from labkit.gradients import set_state
+from labkit.position import Position, parse_position
 from labkit.rank_state import of_this_rank
 from labkit.whole_files import remove_unfinished, whole_file
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _POSITION = "labkit_position"
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a training stood when its checkpoint was written.
-
-    micro_batches   batches consumed since the start, over all epochs
-    epoch_size      batches in one epoch
-    batch_size      rows in one batch
-    seed, workers   of the data pipeline: they decide the order and the augmentation of its rows
-    seconds         training time so far
-    records         rows of the record so far
-    settings        of the step: its class, micro_steps and other options
-    optimizer       numbers of the optimizer as the training began (``optimizer_numbers.noted``)
-    ranks           how many trained together
-
-    The last two are None in a checkpoint of a labkit that did not note them.
-    """
-
-    micro_batches: int
-    epoch_size: int
-    batch_size: int
-    seed: int
-    workers: list[int]
-    seconds: float
-    records: int
-    settings: dict
-    optimizer: dict | None = None
-    ranks: int | None = None
 
 
 def save(step, position: Position, folder, keep=2, of_ranks=None) -> Path:
@@ -97,9 +69,11 @@ def load(step, path, accept=None) -> Position:
     if _POSITION not in values:
         raise InputError(f"{path} holds no position; expected a checkpoint written by labkit's fit")
     try:
-        position = Position(**json.loads(str(values.pop(_POSITION))))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"the position in {path} is of another version of labkit") from error
+        position = parse_position(str(values.pop(_POSITION)))
+    except InputError as error:
+        raise InputError(
+            f"the position in {path} is damaged or of another version of labkit: {error}"
+        ) from error
     values = of_this_rank(values)
     if accept is not None:
         accept(position, values)

@@ -95,17 +95,22 @@ def agree(**values: object) -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Let no rank go on alone: what one raises in the block as ``InputError``, all raise.
+    """Let no rank go on alone: what one raises in the block, all raise, as ``InputError``.
 
     Use it on every rank; each waits at the end of the block for all others, so nothing in it may
     wait for another rank. Without it the others would wait for ever for the one that has refused.
+    An error of the system (a full disk) is an ``InputError`` on its own rank too.
     """
-    refusal = None
+    refusal: Exception | None = None
     try:
         yield
-    except InputError as error:
+    except OSError as error:
+        refusal = InputError(f"the system refused: {error}")
+        refusal.__cause__ = error
+    except Exception as error:
         refusal = error
-    texts = gather_bytes(str(refusal or "").encode()[:_TEXT].ljust(_TEXT, b"\0"))
+    said = "" if refusal is None else str(refusal) or type(refusal).__name__
+    texts = gather_bytes(said.encode(errors="replace")[:_TEXT].ljust(_TEXT, b"\0"))
     if refusal is not None:
         raise refusal
     for rank, text in enumerate(texts):

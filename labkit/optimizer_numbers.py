@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn
 
+from labkit.fingerprints import UNKNOWN, fingerprint
+
 _FEW = 64  # elements of a Tensor that is a constant rather than data
 # What nn.Optimizer keeps besides its user's numbers: for itself, doubly, or of this rank.
 _NOT_NUMBERS = frozenset(
@@ -20,27 +22,67 @@ _NOT_NUMBERS = frozenset(
     exec_weight_decay dynamic_weight_decay dynamic_lr is_group is_group_lr dynamic_decay_flags
     is_group_params_ordered group_weight_decay group_lr group_params group_grad_centralization
     init_params init_learning_rate init_args decay_flags weight_decay_flag use_fused_opt
-    use_fused_ada_factor device_ascend parameters params""".split()
+    use_fused_ada_factor device_ascend parameters params _target _parameters
+    _func_graph_flags""".split()
 )
 
 
 def constants(optimizer) -> dict[str, Any]:
     """Return the class and every number of an optimizer that is no Parameter, by name.
 
-    Of the optimizer and of what it holds: schedules of rate and decay. A value is a number, or a
-    list of them, one a Parameter where groups have their own.
+    Of the optimizer and of what it holds: schedules of rate and decay. A value is a number, a list
+    of them, or numbers by the name of their Parameter where groups have their own.
     """
     found = {"class": type(optimizer).__name__}
+    names = [parameter.name for parameter in optimizer.parameters]
+    for name, value, cell in _attributes(optimizer):
+        if (numbers := _numbers(value)) is not None:
+            if isinstance(cell, nn.Optimizer) and _is_for_each(numbers, names):
+                numbers = dict(zip(names, numbers, strict=True))
+            found[name] = numbers
     for place, cell in optimizer.cells_and_names():
-        ours = type(cell).__module__.partition(".")[0] == "mindspore"
-        for name, value in vars(cell).items():
-            if name in _of_a_cell() or name in _NOT_NUMBERS or (ours and name.startswith("_")):
-                continue
-            if (numbers := _numbers(value)) is not None:
-                found[f"{place}.{name}" if place else name] = numbers
         if place and not type(cell).__name__.startswith("_"):
             found.setdefault(f"class of {place}", type(cell).__name__)
     return found
+
+
+def texts(optimizer) -> dict[str, str]:
+    """Return a text for each value that computes and is no small number, by name.
+
+    Arrays, and all that a class that is not MindSpore's holds: texts, functions, further objects;
+    see ``fingerprint``.
+    """
+    return {
+        name: fingerprint(value)
+        for name, value, cell in _attributes(optimizer)
+        if value is not None
+        and not isinstance(value, Parameter | ParameterTuple | nn.Cell)
+        and (not _is_mindspores(cell) or isinstance(value, Tensor | np.ndarray))
+        and _numbers(value) is None
+    }
+
+
+def not_compared(then, optimizer) -> list[str]:
+    """Return the names of values of which nobody can tell whether they are the checkpoint's."""
+    noted_then = (then or {}).get("texts")
+    return [
+        name
+        for name, text in texts(optimizer).items()
+        if noted_then is None or text.startswith(UNKNOWN)
+    ]
+
+
+def _attributes(optimizer):
+    """Yield (name, value, cell) of what an optimizer and its cells hold for themselves."""
+    for place, cell in optimizer.cells_and_names():
+        for name, value in vars(cell).items():
+            hidden = _is_mindspores(cell) and name.startswith("_")
+            if not (hidden or name in _of_a_cell() or name in _NOT_NUMBERS):
+                yield (f"{place}.{name}" if place else name), value, cell
+
+
+def _is_mindspores(cell) -> bool:
+    return type(cell).__module__.partition(".")[0] == "mindspore"
 
 
 def own_parameters(optimizer) -> dict[str, Parameter]:
@@ -75,11 +117,32 @@ def rate_names(optimizer) -> list[str]:
     return []
 
 
+def rates_of_parameters(optimizer) -> dict[str, str]:
+    """Return the name of each Parameter's learning rate where groups have their own: the groups.
+
+    It is that of a Parameter, or the place of a schedule.
+    """
+    found: dict[str, str] = {}
+    for place, cell in optimizer.cells_and_names():
+        if not (isinstance(cell, nn.Optimizer) and cell.is_group_lr):
+            continue
+        first: dict[int, int] = {}
+        for index, (weight, rate) in enumerate(
+            zip(cell.parameters, cell.learning_rate, strict=True)
+        ):
+            at = first.setdefault(id(rate), index)
+            name = rate.name if isinstance(rate, Parameter) else f"learning_rate.{at}"
+            found[weight.name] = f"{place}.{name}" if place else name
+    return found
+
+
 def noted(step) -> dict[str, Any]:
     """Return what a checkpoint notes of a step's numbers, as its training begins; for JSON.
 
     constants   as ``constants``
     parameters  name -> value of ``own_parameters``; None for an array of rates
+    rates       as ``rates_of_parameters``
+    texts       as ``texts``
     damping     of THOR, where it is an array: its length, ends and SHA-256
     """
     parameters = {
@@ -87,6 +150,8 @@ def noted(step) -> dict[str, Any]:
         for name, parameter in own_parameters(step.optimizer).items()
     }
     note = {"constants": constants(step.optimizer), "parameters": parameters}
+    note["rates"] = rates_of_parameters(step.optimizer)
+    note["texts"] = texts(step.optimizer)
     if (damping := _damping(step)) is not None:
         note["damping"] = {"length": len(damping), "sha256": _digest(damping)}
         note["damping"] |= {"first": float(damping[0]), "last": float(damping[-1])}
@@ -164,26 +229,34 @@ def differences(then, values, step) -> dict[str, tuple[Any, Any]]:
         own, theirs = constants(optimizer), then["constants"]
         if own["class"] != theirs["class"]:
             return {"the optimizer": (own["class"], theirs["class"])}
+        # An older labkit has noted no texts, and no Parameters' rates.
+        if "texts" in then:
+            own, theirs = own | texts(optimizer), theirs | then["texts"]
         for name in dict.fromkeys((*own, *theirs)):
             mine, other = own.get(name), theirs.get(name)
-            if mine != other:
-                found |= _named(name, mine, other, optimizer)
+            if isinstance(mine, dict) and _is_for_each(other, mine):
+                other = dict(zip(mine, other, strict=True))  # noted without names, by their order
+            if not _same(mine, other):
+                found |= _named(name, mine, other)
+        mine = rates_of_parameters(optimizer)
+        if mine != (other := then.get("rates", mine)):
+            found |= _named("the learning rate", mine, other)
     own, rates = own_parameters(optimizer), rate_names(optimizer)
     begun = (then or {}).get("parameters", {})
     for name in dict.fromkeys((*own, *begun)):
         mine = own[name].asnumpy() if name in own else None
-        other = values[name].asnumpy() if name in values else None
+        # A text in the place of an array is refused when it is loaded.
+        other = values[name].asnumpy() if isinstance(values.get(name), Tensor) else None
         if mine is None or other is None or mine.shape != other.shape:
             if (name in rates or name in begun) and not _goes_on(mine, other):
                 found[name] = (_shown(mine), _shown(other))
         elif mine.size > 1:
-            if not np.array_equal(mine, other):
+            if not _equal(mine, other):
                 found[name] = (_shown(mine), _shown(other))
-        elif name in begun and not np.array_equal(mine, other):
-            at_start = np.asarray(begun[name], mine.dtype)
-            settled = np.array_equal(other.ravel(), at_start.ravel())
+        elif name in begun and not _equal(mine, other):
+            settled = _same(float(other.ravel()[0]), begun[name])
             if name in rates or name == "momentum":
-                settled = not np.array_equal(mine.ravel(), at_start.ravel())
+                settled = not _same(float(mine.ravel()[0]), begun[name])
             elif not fresh:
                 settled = False
             if settled:
@@ -194,11 +267,24 @@ def differences(then, values, step) -> dict[str, tuple[Any, Any]]:
     return found
 
 
+def _same(mine, other) -> bool:
+    """Return whether two values of a note are the same; NaN is NaN."""
+    if isinstance(mine, dict) and isinstance(other, dict):
+        return mine.keys() == other.keys() and all(_same(mine[n], other[n]) for n in mine)
+    if isinstance(mine, list) and isinstance(other, list):
+        return len(mine) == len(other) and all(map(_same, mine, other))
+    return mine == other or (mine != mine and other != other)
+
+
+def _equal(mine, other) -> bool:
+    return np.array_equal(mine, other, equal_nan=True)
+
+
 def keep_own(values: dict, then, optimizer, names) -> None:
     """Put this optimizer's own rates, and Parameters in ``names``, in the place of ``values``'."""
     own = own_parameters(optimizer)
     for name in dict.fromkeys((*rate_names(optimizer), *names)):
-        known = name in values and name in own and values[name].shape == own[name].shape
+        known = name in own and getattr(values.get(name), "shape", None) == own[name].shape
         if name in own and not (known and name not in names):
             values[name] = Tensor(own[name].asnumpy())
         elif name not in own and name in (then or {}).get("parameters", {}):
@@ -208,7 +294,7 @@ def keep_own(values: dict, then, optimizer, names) -> None:
 def begins_with(mine, other) -> bool:
     """Return whether the shorter of two sequences of numbers is the beginning of the other."""
     length = min(len(mine), len(other))
-    return length > 0 and np.array_equal(mine[:length], other[:length])
+    return length > 0 and _equal(mine[:length], other[:length])
 
 
 def _goes_on(mine, other) -> bool:
@@ -216,14 +302,18 @@ def _goes_on(mine, other) -> bool:
     return both and mine.ndim == other.ndim == 1 and begins_with(mine, other)
 
 
-def _named(name, mine, other, optimizer):
-    """Return a difference, of one Parameter where the numbers are one a Parameter."""
-    lists = isinstance(mine, list) and isinstance(other, list)
-    if lists and len(mine) == len(other) == len(optimizer.parameters):
-        at = next(i for i in range(len(mine)) if mine[i] != other[i])
-        pair = (_shown(mine[at]), _shown(other[at]))
-        return {f"{name} of {optimizer.parameters[at].name}": pair}
-    return {name: (_shown(mine), _shown(other))}
+def _is_for_each(numbers, names) -> bool:
+    return isinstance(numbers, list) and len(numbers) == len(names)
+
+
+def _named(name, mine, other):
+    """Return a difference, of the first Parameter that has it where they are by name."""
+    if not (isinstance(mine, dict) and isinstance(other, dict)):
+        return {name: (_shown(mine), _shown(other))}
+    differ = [n for n in dict.fromkeys((*mine, *other)) if not _same(mine.get(n), other.get(n))]
+    pair = (_shown(mine.get(differ[0])), _shown(other.get(differ[0])))
+    more = f" and {len(differ) - 1} more" if len(differ) > 1 else ""
+    return {f"{name} of {differ[0]}{more}": pair}
 
 
 def _shown(value):
@@ -231,8 +321,12 @@ def _shown(value):
     if value is None:
         return "none"
     value = value.tolist() if isinstance(value, np.ndarray) else value
+    if isinstance(value, dict):
+        value = list(value.values())
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
+    if isinstance(value, list) and any(isinstance(part, list) for part in value):
+        return f"{len(value)} lists"
     if isinstance(value, list) and len(value) > 4:
         return f"{len(value)} values from {value[0]:g} to {value[-1]:g}"
     if isinstance(value, float) and float(np.float32(value)) == value:

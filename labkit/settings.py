@@ -12,6 +12,7 @@ _DEFAULTS = {
     for name, parameter in inspect.signature(GradientStage).parameters.items()
     if parameter.kind is parameter.KEYWORD_ONLY and name not in ("nonfinite", "extras")
 } | {"normalise": "'samples'"}
+_LONGEST = 1000  # characters of a setting that is a value
 # Looked at by themselves, or only taken over.
 _OF_WEIGHTS = ("normalise", "derived", "elements_per_row")
 
@@ -54,7 +55,10 @@ def take_over(step, saved) -> None:
 
 def _value(text):
     """Return the value that a text stands for, so that 1 is 1.0; the text where it is no value."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        return text
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        # Deep nesting is a MemoryError of the parser, or a RecursionError.
         return text

@@ -1,9 +1,10 @@
 """``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
+import shutil
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from numbers import Integral
 from pathlib import Path
 
@@ -13,15 +14,16 @@ from mindspore.train import Callback, Model
 
 from labkit import checkpoint, cluster, optimizer_numbers, rank_state
 from labkit.errors import InputError, refuse_unknown
+from labkit.gradients import set_state
 from labkit.locks import locked
+from labkit.printable import printable
 from labkit.progress import Progress
-from labkit.records import Records, read_usable
+from labkit.records import Records
 from labkit.settings import differing, take_over
-from labkit.whole_files import remove_unfinished
+from labkit.update_rows import DAMAGED, RECORDS, row_of, rows_until_now, updates_missing
+from labkit.whole_files import remove_unfinished, whole_file
 
-# What every row holds, whatever the step.
-_COLUMNS = {"epoch", "update", "images", "loss", "gradient_norm", "seconds", "peak_memory_mb"}
-CHECKPOINTS, RECORDS = "checkpoint", "records.csv"
+CHECKPOINTS = "checkpoint"
 NEW_SETTINGS = "new settings"
 
 
@@ -92,6 +94,9 @@ def fit(
             run.begin(resume, held)
         # With a folder each, one rank may have been ended before it could write its checkpoint.
         cluster.agree(**{"number of micro-batches done": run.micro_batches})
+        # Not before all ranks have taken the checkpoint: a refused one loses no row.
+        with cluster.together():
+            run.keep_rows()
         if run.micro_batches >= epochs * run.epoch_size:
             return run.records
         own = [_Recorder(run, progress)]
@@ -157,6 +162,7 @@ class _Training:
         if not self.epoch_size:
             raise InputError("the dataset holds no batch; expected at least one")
         self.micro_batches = 0
+        self.taken = None  # the position that the training goes on from
         self.seconds_before = 0.0
         self.started = time.monotonic()
         self.rank, self.ranks = cluster.rank_and_size()
@@ -171,14 +177,13 @@ class _Training:
     def begin(self, resume, held):
         """Take the folder, until ``held`` lets it go, and what an earlier training left there."""
         if not resume:
-            self.check_schedules()
+            self.check_schedules(0)
         if self.writes:
             make_folder(self.folder)
             held.enter_context(locked(self.folder, "a training"))
             remove_unfinished(self.folder)
         if resume:
             self.resume(take_new=resume == NEW_SETTINGS)
-            self.check_schedules()
         elif self.folder is not None:
             self.refuse_earlier()
 
@@ -191,9 +196,9 @@ class _Training:
                 "another folder"
             )
 
-    def check_schedules(self):
-        """Refuse arrays of rates or damping that end before the training does."""
-        epochs, done = divmod(self.micro_batches, self.epoch_size)
+    def check_schedules(self, done):
+        """Refuse arrays of rates or damping that end before the training, ``done`` so far, does."""
+        epochs, done = divmod(done, self.epoch_size)
         left = [self.epoch_size] * (self.epochs - epochs)
         if left:
             left[0] -= done
@@ -205,16 +210,26 @@ class _Training:
         def accept(position, values):
             self._accept(position)
             self._accept_numbers(position, values, take_new)
+            with _counting_from(values, self.step):
+                self.check_schedules(position.micro_batches)
 
         position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, accept)
         if position is None:
+            self.check_schedules(0)
             if self.writes and (self.folder / RECORDS).exists():
                 print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
                 (self.folder / RECORDS).unlink()
             return
+        take_over(self.step, position.settings)
         self.micro_batches, self.seconds_before = position.micro_batches, position.seconds
-        self.records.rows = self._rows(position)
-        self.records.keep_first(position.records)
+        self.taken = position
+
+    def keep_rows(self):
+        """Keep the rows up to the checkpoint that was taken up, if one was."""
+        if self.taken is None:
+            return
+        self.records.rows = self._rows(self.taken)
+        self.records.keep_first(self.taken.records)
         print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
 
     def _accept(self, position):
@@ -236,7 +251,6 @@ class _Training:
                 here, before = differing(here, before)
             if here != before:
                 raise InputError(f"cannot resume: {name} is {here}, the checkpoint's {before}")
-        take_over(self.step, position.settings)
 
     def _accept_numbers(self, position, values, take_new):
         """Refuse other numbers of the optimizer than the checkpoint's, or put them into it."""
@@ -250,6 +264,8 @@ class _Training:
             )
         differ = optimizer_numbers.differences(then, values, self.step)
         text = "; ".join(f"{name} is {own}, {{}}{was}" for name, (own, was) in differ.items())
+        # Of a file that may be anybody's; in a terminal, and in one line.
+        text = printable(text).replace("\n", "\\n")
         if differ and not take_new:
             raise InputError(
                 f"cannot resume: {text.replace('{}', 'the checkpoint has ')}; give the optimizer "
@@ -257,6 +273,12 @@ class _Training:
             )
         if differ and self.rank == 0:
             print(f"labkit: {NEW_SETTINGS}: {text.replace('{}', 'was ')}", flush=True)
+        if self.rank == 0 and (names := optimizer_numbers.not_compared(then, optimizer)):
+            print(
+                f"labkit: not compared with the checkpoint's: {', '.join(names)}; resumed as if "
+                "they were the same",
+                flush=True,
+            )
         optimizer_numbers.keep_own(values, then, optimizer, differ)
         if then is not None:
             # What counts in the training has begun where it did; what was taken begins now.
@@ -268,21 +290,16 @@ class _Training:
     def _rows(self, position):
         """Return the rows of the updates that the checkpoint holds; say which are missing."""
         path, updates = self.folder / RECORDS, int(self.step.updates.asnumpy())
-        rows: list[dict] = []
-        # There is no file before the first update.
-        for row in read_usable(path) if path.is_file() else []:
-            if not _COLUMNS <= row.keys() or not 0 < row["update"] <= updates:
-                continue
-            before = [0, 0] + [one["update"] for one in rows[-2:]]
-            if before[-2] < row["update"] <= before[-1]:
-                rows.pop()  # its number is a damaged one: those after it go on below
-            if not rows or rows[-1]["update"] < row["update"]:
-                rows.append(row)
+        rows, fit = rows_until_now(path, self.step)
         missing = position.records - len(rows)
+        if self.writes and path.is_file() and (missing > 0 or not fit):
+            with whole_file(self.folder / DAMAGED, "the damaged records") as copy:
+                shutil.copyfile(path, copy)
+            print(f"labkit: {path} is damaged; kept as it was in {DAMAGED}", flush=True)
         if missing > 0 and self.writes:
             print(
                 f"labkit: {path} lacks {missing} of the {position.records} rows that were written "
-                f"before the checkpoint{_updates_missing(rows, updates, position.records)}; the "
+                f"before the checkpoint{updates_missing(rows, updates, position.records)}; the "
                 "training goes on without them",
                 flush=True,
             )
@@ -306,17 +323,33 @@ class _Training:
         )
 
 
-def _updates_missing(rows, updates, count) -> str:
-    """Return which updates have no row, of ``count`` rows up to update ``updates``."""
-    lacking = sorted(set(range(updates - count + 1, updates + 1)) - {row["update"] for row in rows})
-    parts: list[list[int]] = []
-    for update in lacking:
-        if parts and parts[-1][1] == update - 1:
-            parts[-1][1] = update
-        else:
-            parts.append([update, update])
-    shown = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in parts[:5])
-    return f" (of updates {shown}{', ...' if len(parts) > 5 else ''})"
+@contextmanager
+def _counting_from(values, step):
+    """Have a step's counters be a checkpoint's for a while: how many updates follow hangs on them.
+
+    Raises ``InputError`` for a place in a group that no group has.
+    """
+    own = []
+    try:
+        for parameter in step.get_parameters():
+            value = values.get(parameter.name)
+            if parameter.size != 1 or parameter.dtype not in (ms.int32, ms.int64):
+                continue
+            # Another one is of another network, which is said when it is loaded.
+            if getattr(value, "shape", None) == parameter.shape and value.dtype == parameter.dtype:
+                own.append((parameter, parameter.asnumpy().copy()))
+                set_state(parameter, value)
+        if hasattr(step, "group_size"):
+            held, size = int(step.micro_step.asnumpy()), int(step.group_size.asnumpy())
+            if not 0 <= held <= size or not size:
+                raise InputError(
+                    f"cannot resume: the checkpoint is after {held} of a group's {size} "
+                    "micro-batches; expected a place within a group"
+                )
+        yield
+    finally:
+        for parameter, value in own:
+            set_state(parameter, value)
 
 
 def data_workers(dataset) -> list[int]:
@@ -366,23 +399,9 @@ class _Recorder(Callback):
         run = self._run
         if int(run.step.updates.asnumpy()) == self._updates:
             return
-        last = run.step.last_update
-        self._updates = last.number
-        rates = {
-            "learning_rate" if group == 0 else f"learning_rate_{group}": rate
-            for group, rate in enumerate(last.learning_rate)
-        }
-        run.records.add(
-            epoch=epoch,
-            update=last.number,
-            images=last.images,
-            loss=last.loss,
-            gradient_norm=last.gradient_norm,
-            **rates,
-            **run.step.more_to_record,
-            seconds=round(run.seconds(), 3),
-            peak_memory_mb=round(peak_memory_mb(), 1),
-        )
+        row = row_of(run.step, epoch, run.seconds(), peak_memory_mb())
+        self._updates = row["update"]
+        run.records.add(**row)
 
     def _text(self):
         if not self._run.records.rows:

@@ -13,6 +13,7 @@ from mindspore import Parameter, Tensor, nn
 from labkit import checkpoint
 from labkit.checkpoint import DamagedCheckpoint, Position
 from labkit.errors import InputError
+from labkit.position import parse_position
 from tests.step_cells import assert_bit_equal, snapshot
 from tests.test_whole_files import DEAD, left_over
 
@@ -267,3 +268,73 @@ def test_mindspore_reads_it_too(saved):
     missing, _ = ms.load_param_into_net(net, values)
     assert missing == []
     assert_bit_equal(snapshot(net), snapshot(Net()))
+
+
+HUGE = 10**30
+NOTE = {"constants": {"class": "Adam", "beta1": 0.9}, "parameters": {"beta1_power": 0.5}}
+NO_POSITIONS = (
+    [
+        {field: value}
+        for field in asdict(POSITION)
+        for value in ([None], "x", -2, 1.5, HUGE, float("nan"), {"a": [1]}, [["x"]])
+        # 1.5 seconds are seconds, and so may any number.
+        if (field, value) not in [("seconds", 1.5), ("seconds", HUGE)]
+    ]
+    + [{field: None} for field in ("micro_batches", "workers", "seconds", "records", "settings")]
+    + [
+        {"records": 8},
+        {"records": True},
+        {"seconds": float("inf")},
+        {"settings": {"clip_norm": ["1.0"]}},
+        {"settings": {"elements_per_row": "'x'"}},
+        {"settings": {"elements_per_row": "[1]"}},
+        {"ranks": 0},
+        {"optimizer": []},
+        {"optimizer": {}},
+        {"optimizer": {"constants": NOTE["constants"]}},
+        {"optimizer": NOTE | {"constants": {}}},
+        {"optimizer": NOTE | {"constants": {"class": 1}}},
+        {"optimizer": NOTE | {"constants": {"class": "Adam", "eps": None}}},
+        {"optimizer": NOTE | {"constants": {"class": "Adam", "eps": 10**400}}},
+        {"optimizer": NOTE | {"parameters": ["beta1_power"]}},
+        {"optimizer": NOTE | {"parameters": {"beta1_power": "x"}}},
+        {"optimizer": NOTE | {"parameters": {"beta1_power": {}}}},
+        {"optimizer": NOTE | {"rates": ["x"]}},
+        {"optimizer": NOTE | {"damping": {"length": "x"}}},
+    ]
+)
+
+
+class TestPosition:
+    @pytest.mark.parametrize("fields", NO_POSITIONS, ids=lambda fields: repr(fields)[:60])
+    def test_what_fit_does_not_write_is_refused_by_name(self, fields):
+        ((name, _),) = fields.items()
+        with pytest.raises(InputError, match=f"^{name} is ") as error:
+            parse_position(json.dumps(asdict(POSITION) | fields))
+        assert "\n" not in str(error.value) and len(str(error.value)) < 250
+
+    @pytest.mark.parametrize(
+        "text", ["[" * 100_000, "[]", "1", "", '{"seed": ' + "9" * 5000 + "}", "{}", " " * 2**25]
+    )
+    def test_what_is_no_position_at_all(self, text):
+        with pytest.raises(InputError):
+            parse_position(text)
+
+    def test_what_fit_writes(self):
+        older = {k: v for k, v in asdict(POSITION).items() if k not in ("optimizer", "ranks")}
+        damping = {"length": 2, "sha256": "0", "first": 0.1, "last": float("inf")}
+        constants = {"class": "Adam", "eps": float("nan"), "flags": [[1, 2.5], True]}
+        note = {"constants": constants, "parameters": {"rate": None, "power": 0.5}}
+        for more in ({}, {"optimizer": None}, {"optimizer": NOTE, "ranks": 2}):
+            assert parse_position(json.dumps(older | more)) == Position(**older, **more)
+        parse_position(json.dumps(older | {"optimizer": note | {"damping": damping}}))
+        parse_position(json.dumps(older | {"settings": {"elements_per_row": "2.5", "rank": 0}}))
+
+    def test_a_refused_position_leaves_the_network_alone(self, tmp_path):
+        text = json.dumps(asdict(POSITION) | {"records": HUGE})
+        checkpoint.write(Net(), tmp_path / "crafted.ckpt", {"labkit_position": text})
+        net = Net(seed=1)
+        before = snapshot(net)
+        with pytest.raises(InputError, match="crafted.ckpt is damaged or .*: records is 1000"):
+            checkpoint.load(net, tmp_path / "crafted.ckpt")
+        assert_bit_equal(snapshot(net), before)

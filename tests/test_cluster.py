@@ -135,3 +135,25 @@ def test_what_the_first_rank_holds_is_taken_in_its_own_type(monkeypatch, runtime
     for came, expected in zip(own, theirs, strict=True):
         assert came.dtype == expected.dtype and came.shape == expected.shape
         np.testing.assert_array_equal(came.asnumpy(), expected.asnumpy())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OSError(28, "No space left on device"), InputError),
+        (InputError("half of a pair: \ud800"), InputError),
+        (ZeroDivisionError(), ZeroDivisionError),
+    ],
+)
+def test_the_others_hear_of_every_error(environment, error, expected):
+    """Who does not gather leaves them waiting for ever."""
+    gathered = []
+    gather = cluster.gather_bytes
+    environment.setattr(
+        cluster, "gather_bytes", lambda data: (gathered.append(data), gather(data))[1]
+    )
+    with pytest.raises(expected) as raised, cluster.together():
+        raise error
+    assert str(error).replace("\ud800", "?") in str(raised.value).replace("\ud800", "?")
+    assert len(gathered) == 1 and gathered[0].rstrip(b"\0")
+    assert "\n" not in str(raised.value)

@@ -1,18 +1,21 @@
 """A resumed training goes on with the optimizer's numbers it began with, or with others by name."""
 
+import functools
 import json
+import math
 from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback
 
 from labkit import checkpoint, optimizer_numbers
 from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
+from labkit.fingerprints import fingerprint
 from labkit.gradients import set_state
 from labkit.losses import LossNet
 from labkit.training import fit
@@ -40,10 +43,61 @@ class Falling(nn.learning_rate_schedule.LearningRateSchedule):
         return self._start / (1 + step)
 
 
+class Holding(nn.learning_rate_schedule.LearningRateSchedule):
+    """A schedule that holds anything."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.value = value
+
+
+class Thing:
+    """What nobody can compare."""
+
+
+def high(step):
+    return 0.1 + 0 * step
+
+
+def low(step):
+    return 0.001 + 0 * step
+
+
+def enclosing(rate):
+    def constant(step):
+        return rate + 0 * step
+
+    return constant
+
+
+def holding(value):
+    return momentum(Holding(value))
+
+
+def many(value, count=100):
+    return Tensor(np.full(count, value, np.float32))
+
+
 def two_groups(decay=0.01, rate=0.2):
     def groups(parameters):
         first, second = list(parameters)[:2], list(parameters)[2:]
         return [{"params": first, "weight_decay": decay}, {"params": second, "lr": rate}]
+
+    return groups
+
+
+def by_kind(swapped=False, rates=(0.1, 0.01), decays=(0.0, 0.0), weights=2):
+    """Two groups, the first of ``weights`` weights; biases are the second, or the first."""
+
+    def groups(parameters):
+        both = [[], []]
+        for parameter in parameters:
+            kind = "weight" not in parameter.name or len(both[0]) >= weights
+            both[kind ^ swapped].append(parameter)
+        return [
+            {"params": part, "lr": rate, "weight_decay": decay}
+            for part, rate, decay in zip(both, rates, decays, strict=True)
+        ]
 
     return groups
 
@@ -75,6 +129,7 @@ def differences(before, now):
 
 EXPONENTIAL, COSINE = nn.ExponentialDecayLR, nn.CosineDecayLR
 FALLING = (0.4, 0.3, 0.2, 0.1)
+RATES = ("learning_rate_group_0", "learning_rate_group_1")
 DIFFERENT = {
     "rate": (momentum(), momentum(0.001), {"learning_rate": ("0.001", "0.1")}),
     "momentum": (momentum(), momentum(value=0.5), {"momentum": ("0.5", "0.9")}),
@@ -94,7 +149,32 @@ DIFFERENT = {
     "a group's decay": (
         momentum(groups=two_groups()),
         momentum(groups=two_groups(decay=0.02)),
-        {"weight_decay of 1.weight": ("0.02", "0.01")},
+        {"weight_decay of 1.weight and 1 more": ("0.02", "0.01")},
+    ),
+    "the groups' members": (
+        momentum(groups=by_kind(decays=(0.01, 0.0))),
+        momentum(groups=by_kind(swapped=True, decays=(0.01, 0.0))),
+        {
+            "weight_decay of 1.bias and 3 more": ("0.01", "0.0"),
+            "the learning rate of 1.bias and 3 more": (RATES[0], RATES[1]),
+        },
+    ),
+    "the rates' members": (
+        momentum(groups=by_kind()),
+        momentum(groups=by_kind(swapped=True)),
+        {"the learning rate of 1.bias and 3 more": (RATES[0], RATES[1])},
+    ),
+    "a Parameter in another group": (
+        momentum(groups=by_kind()),
+        momentum(groups=by_kind(weights=1)),
+        {
+            "the learning rate of 3.weight": (RATES[1], RATES[0]),
+        },
+    ),
+    "the members of groups with schedules": (
+        momentum(groups=by_kind(rates=(EXPONENTIAL(0.1, 0.5, 2), COSINE(0.0, 0.1, 9)))),
+        momentum(groups=by_kind(True, (EXPONENTIAL(0.1, 0.5, 2), COSINE(0.0, 0.1, 9)))),
+        {"the learning rate of 1.bias and 3 more": ("learning_rate.0", "learning_rate.2")},
     ),
     "a schedule's number": (
         momentum(EXPONENTIAL(0.02, 0.5, 2)),
@@ -124,6 +204,14 @@ DIFFERENT = {
 SAME = {
     "the same": (momentum(), momentum()),
     "groups": (momentum(groups=two_groups()), momentum(groups=two_groups())),
+    "groups by kind": (
+        momentum(groups=by_kind(decays=(0.01, 0.0))),
+        momentum(groups=by_kind(decays=(0.01, 0.0))),
+    ),
+    "LARS of groups": (
+        lambda p: nn.LARS(momentum(groups=by_kind())(p)),
+        lambda p: nn.LARS(momentum(groups=by_kind())(p)),
+    ),
     "Adam": (adam(eps=1e-3), adam(eps=1e-3)),
     "a longer array": (momentum(array(*FALLING)), momentum(array(*FALLING, 0.05))),
     "a shorter array": (momentum(array(*FALLING)), momentum(array(*FALLING[:3]))),
@@ -132,6 +220,61 @@ SAME = {
     "AdaFactor": (nn.AdaFactor, nn.AdaFactor),
     "one's own": (Own, Own),
 }
+
+
+VALUES = {
+    "a large Tensor": (many(0.1), many(0.001)),
+    "the middle of a large Tensor": (
+        Tensor(np.arange(100.0)),
+        Tensor(np.where(np.arange(100.0) == 50, 0, np.arange(100.0))),
+    ),
+    "a length": (many(0.1), many(0.1, 101)),
+    "a large array": (many(0.1).asnumpy(), many(0.001).asnumpy()),
+    "a text": ("high", "low"),
+    "a long text": ("a" * 1000, "a" * 999 + "b"),
+    "a function": (high, low),
+    "what a function has enclosed": (enclosing(0.1), enclosing(0.001)),
+    "a default": (lambda step, rate=0.1: rate, lambda step, rate=0.2: rate),
+    "arguments": (functools.partial(high, 1), functools.partial(high, 2)),
+    "a dict": ({"mode": "high", 3: None}, {"mode": "low", 3: None}),
+    "a text for a number": ("0.1", 0.1),
+    "texts": (["high", "low"], ["low", "high"]),
+    "an operator": (ops.Sin(), ops.Cos()),
+    "NaN for a number": (float("nan"), 1.0),
+}
+
+
+@pytest.mark.parametrize("case", VALUES)
+def test_what_a_schedule_holds_is_compared(case):
+    before, now = (holding(value) for value in VALUES[case])
+    assert list(differences(before, now)) == ["learning_rate.value"]
+    assert differences(before, before) == {}
+    assert all(len(text) < 300 for text in map(fingerprint, VALUES[case]))
+
+
+def test_a_function_that_is_defined_again_is_the_same():
+    assert differences(holding(enclosing(0.1)), holding(enclosing(0.1))) == {}
+    assert differences(holding({"b", "a"}), holding({"a", "b"})) == {}
+
+
+@pytest.mark.parametrize("value", [math.nan, [1.0, math.nan], math.inf, Tensor([math.nan])])
+def test_nan_is_the_same_as_nan(value):
+    assert differences(holding(value), holding(value)) == {}
+    assert differences(momentum(rate=array(0.1, math.nan)), momentum(array(0.1, math.nan))) == {}
+
+
+def test_what_cannot_be_compared_is_named():
+    step = stepping(holding([Thing()]))
+    note = json.loads(json.dumps(optimizer_numbers.noted(step)))
+    assert optimizer_numbers.not_compared(note, step.optimizer) == ["learning_rate.value"]
+    assert differences(holding(Thing()), holding(Thing())) == {}
+    assert differences(holding(enclosing(Thing())), holding(Thing())) != {}
+    text = stepping(holding("high"))
+    assert optimizer_numbers.not_compared(note, text.optimizer) == []
+    older = {"constants": note["constants"], "parameters": note["parameters"]}
+    assert optimizer_numbers.not_compared(older, text.optimizer) == ["learning_rate.value"]
+    values = {parameter.name: parameter for parameter in text.get_parameters()}
+    assert optimizer_numbers.differences(older, values, text) == {}
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
@@ -149,6 +292,22 @@ def test_what_differs_is_named_with_both_values(case):
 @pytest.mark.parametrize("case", SAME)
 def test_what_is_the_same_is_no_difference(case):
     assert differences(*SAME[case]) == {}
+
+
+def test_a_note_of_an_older_labkit_has_no_names():
+    """Numbers of each Parameter were a list, and the groups' members were not noted."""
+    make = momentum(groups=by_kind(decays=(0.01, 0.0)))
+    step = stepping(make)
+    then = json.loads(json.dumps(optimizer_numbers.noted(step)))
+    del then["rates"]
+    constants = then["constants"]
+    constants |= {k: list(v.values()) for k, v in constants.items() if isinstance(v, dict)}
+    assert isinstance(constants["weight_decay"], list)
+    values = {parameter.name: parameter for parameter in step.get_parameters()}
+    assert optimizer_numbers.differences(then, values, stepping(make)) == {}
+    other = stepping(momentum(groups=by_kind(decays=(0.02, 0.0))))
+    found = optimizer_numbers.differences(then, values, other)
+    assert found["weight_decay of 1.weight and 1 more"] == ("0.02", "0.01")
 
 
 def quiet_fit(step, folder, epochs=2, resume=True, **options):
@@ -190,6 +349,24 @@ class TestResumed:
         quiet_fit(again, begun)
         with pytest.raises(InputError, match="weight_decay is 0.0, the checkpoint has 0.5"):
             quiet_fit(stepping(momentum()), begun)
+
+    @pytest.mark.parametrize("resume", [True, "new settings"])
+    def test_names_of_the_file_do_not_reach_the_terminal_raw(self, begun, capsys, resume):
+        (path,) = checkpoint.checkpoints(begun / "checkpoint")
+        step = stepping(momentum())
+        position = checkpoint.load(step, path)
+        crafted = json.loads(json.dumps(position.optimizer))
+        crafted["constants"] |= {"a\x1b]0;b\x07\nc": "\x1b[2J", "half\ud800": 1}
+        checkpoint.save(step, replace(position, optimizer=crafted), path.parent)
+        said = ""
+        try:
+            quiet_fit(stepping(momentum()), begun, resume=resume)
+        except InputError as error:
+            said = str(error)
+            assert "\n" not in said
+        said += capsys.readouterr().out
+        assert "a\\u001b]0;b\\u0007\\nc is none, " in said and "\x1b" not in said
+        said.encode()
 
     def test_another_schedule_on_purpose(self, begun):
         records = quiet_fit(stepping(momentum(rates(1, 0.5))), begun, resume="new settings")

@@ -97,3 +97,9 @@ def test_weights_that_are_not_the_rows():
     aloud = settings(CrossEntropySmooth(num_classes=2), normalise="samples")
     assert differing(aloud, derived) == ({}, {})
     assert differing(aloud, ignored) == ({"normalise": "'samples'"}, {"normalise": "'labels'"})
+
+
+@pytest.mark.parametrize("text", ["-" * 100_000, "[" * 900, "-" * 900, "9" * 5000, "\0", None, [1]])
+def test_a_text_that_is_no_value_is_compared_as_it_is(text):
+    assert differing({"option": text}, {"option": text}) == ({}, {})
+    assert differing({"option": "1"}, {"option": text}) == ({"option": "1"}, {"option": text})

@@ -18,11 +18,11 @@ from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
 from labkit.evaluation import MeanLoss, evaluate
-from labkit.gradients import DynamicLossScale
+from labkit.gradients import DynamicLossScale, set_state
 from labkit.locks import locked
 from labkit.losses import LossNet
 from labkit.records import Records, read_records
-from labkit.training import EndOfEpoch, data_workers, fit
+from labkit.training import EndOfEpoch, _Training, data_workers, fit
 from tests.step_cells import assert_bit_equal, restore, snapshot
 from tests.trainings import (
     OF_THE_PROCESS,
@@ -320,7 +320,11 @@ class TestPowerCut:
         "a byte that is no text": (lambda data, rows: _byte(data, sum(rows[:4]) + 9, 255), [4]),
         "a line's end": (lambda data, rows: _byte(data, sum(rows[:4]) - 1, 44), [3, 4]),
         "an update of the future": (lambda data, rows: _byte(data, sum(rows[:4]) + 2, 57), [4]),
-        "a name of a column": (lambda data, rows: _byte(data, 2, 255), list(range(1, 10))),
+        "a comma of the header": (lambda data, rows: _byte(data, 5, 255), list(range(1, 10))),
+        "another column": (
+            lambda data, rows: data.replace(b"images", b"pictures"),
+            list(range(1, 10)),
+        ),
     }
 
     @pytest.mark.parametrize("damage", DAMAGE)
@@ -343,6 +347,25 @@ class TestPowerCut:
         assert f"lacks {len(missing)} of the 9 rows that were written before the checkpoint" in said
         first, last = missing[0], missing[-1]
         assert f"(of updates {first} to {last})" in said or f"(of updates {first})" in said
+
+    @pytest.mark.parametrize("name", ["epoch", "update", "learning_rate", "peak_memory_mb"])
+    def test_a_damaged_name_of_a_column_loses_no_row(self, done, tmp_path, capsys, name):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        path = folder / "records.csv"
+        damaged = path.read_bytes().replace(name[:-1].encode(), name[:-2].encode() + b"\xff", 1)
+        path.write_bytes(damaged)
+        for epochs in (2, 3):  # and it can be resumed from then on
+            records = quiet_fit(make_step(), dataset(), epochs, folder=folder, resume=True)
+        assert comparable(records.rows) == comparable(read_records(path).rows) == done.rows
+        assert (folder / "records.csv.damaged").read_bytes() == damaged
+        said = capsys.readouterr().out
+        assert said.count("is damaged; kept as it was in records.csv.damaged") == 1
+        assert "lacks" not in said
+
+    def test_an_undamaged_file_is_not_kept_twice(self, done, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        quiet_fit(done.step, dataset(), folder=folder, resume=True)
+        assert not (folder / "records.csv.damaged").exists()
 
     def test_new_rows_follow_those_that_are_left(self, done, tmp_path):
         folder = done.interrupted(done.paths[16], tmp_path / "run")
@@ -935,6 +958,34 @@ class TestLengthOfSchedules:
             else:
                 with pytest.raises(InputError, match="has 5 values for 6 updates"):
                     quiet_fit(again, dataset(), 2, folder=folder, resume=True)
+
+    def test_a_resume_that_is_refused_changes_nothing(self, tmp_path):
+        """Its rows are later than the checkpoint; with fewer epochs it can still be continued."""
+        quiet_fit(self.build(4, [0.01] * 6, {}), dataset(), 2, folder=tmp_path, keep=5)
+        (tmp_path / "checkpoint" / "step-000000022.ckpt").unlink()
+        step, before = self.build(4, [0.01] * 6, {}), bytes_of(tmp_path)
+        fresh = snapshot(step)
+        with pytest.raises(InputError, match="has 6 values for 15 updates"):
+            quiet_fit(step, dataset(), 5, folder=tmp_path, resume=True)
+        assert_bit_equal(snapshot(step), fresh)
+        assert bytes_of(tmp_path) == before
+        quiet_fit(step, dataset(), 2, folder=tmp_path, resume=True)
+        assert step.last_update.number == 6
+
+    @pytest.mark.parametrize(("held", "size"), [(0, 0), (2**31 - 1, 4), (-1, 4), (0, -4)])
+    def test_a_place_in_no_group_is_refused(self, tmp_path, held, size):
+        """The updates ahead would be counted for ever."""
+        step = self.build(4, 0.01, {})
+        set_state(step.group_size, size)
+        set_state(step.micro_step, held)
+        run = _Training(step, dataset(), 1, tmp_path)
+        run.share(None)
+        checkpoint.save(step, run.position(), tmp_path / "checkpoint")
+        again = self.build(4, 0.01, {})
+        fresh = snapshot(again)
+        with pytest.raises(InputError, match=f"after {held} of a group's {size} micro-batches"):
+            quiet_fit(again, dataset(), 2, folder=tmp_path, resume=True)
+        assert_bit_equal(snapshot(again), fresh)
 
     def test_schedules_without_an_end(self):
         for rate in (0.1, nn.ExponentialDecayLR(0.1, 0.5, 1)):
