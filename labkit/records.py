@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from labkit.errors import InputError
-from labkit.whole_files import sync_folder
+from labkit.whole_files import whole_file
 
 
 class Records:
@@ -35,21 +35,22 @@ class Records:
         return len(self.rows)
 
     def keep_first(self, count) -> None:
-        """Forget all rows after the first ``count``; the file is replaced, never half-written."""
+        """Forget all rows after the first ``count``; the file is replaced, never half-written.
+
+        Raises ``InputError`` where it cannot be written; the file is then as it was.
+        """
         del self.rows[count:]
         self.close()
         if self.path is None:
             return
-        temporary = self.path.with_name(f".{self.path.name}.part")
-        with temporary.open("w", newline="") as file:
+        with (
+            whole_file(self.path, "the records") as temporary,
+            temporary.open("w", newline="") as file,
+        ):
             if self.rows:
                 writer = csv.DictWriter(file, list(self.rows[0]), lineterminator="\n")
                 writer.writeheader()
                 writer.writerows(self.rows)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self.path)
-        sync_folder(self.path.parent)
 
     def sync(self) -> None:
         """Have the rows on the disk: a power cut takes what the system still holds in memory."""
@@ -65,12 +66,20 @@ class Records:
 
     def _write(self, row):
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("a", newline="", buffering=1)
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(self.path, "a", newline="", buffering=1, opener=_no_link)
+            except OSError as error:
+                raise InputError(f"cannot write the records {self.path}: {error}") from error
         writer = csv.DictWriter(self._file, list(row), lineterminator="\n")
         if len(self.rows) == 1:
             writer.writeheader()
         writer.writerow(row)
+
+
+def _no_link(path, flags):
+    # What is written into a planted link lands elsewhere; opening a pipe may wait for ever.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def read_records(path) -> Records:

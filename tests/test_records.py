@@ -104,3 +104,31 @@ def test_a_kill_while_rows_are_dropped_leaves_the_old_file(tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         records.keep_first(1)
     assert read_records(path).rows == ROWS
+
+
+def test_a_planted_link_is_not_written_through(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    path = tmp_path / "run" / "records.csv"
+    path.parent.mkdir()
+    records = filled(path)
+    (path.parent / ".records.csv.part").symlink_to(outside)
+    records.keep_first(1)
+    assert read_records(path).rows == ROWS[:1]
+    path.unlink()
+    for target in (outside, tmp_path / "missing"):
+        path.symlink_to(target)
+        with pytest.raises(InputError, match="cannot write the records .*records.csv"):
+            Records(path).add(**ROWS[0])
+        path.unlink()
+    assert outside.read_text() == "mine" and not (tmp_path / "missing").exists()
+
+
+def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("pipe.csv", "folder.csv"):
+        with pytest.raises(InputError, match=f"cannot write the records .*{name}"):
+            Records(tmp_path / name).add(**ROWS[0])
+    with pytest.raises(InputError, match="cannot write the records .*folder.csv"):
+        Records(tmp_path / "folder.csv").keep_first(0)
