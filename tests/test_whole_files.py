@@ -107,6 +107,23 @@ def test_where_it_is_not_seen_who_is_alive_a_day_decides(tmp_path, changed):
     assert kept.exists() and not gone.exists()
 
 
+def test_a_process_that_could_not_read_its_boot_is_not_of_another_boot(tmp_path):
+    """As in a sandbox without /proc: it may be alive, so a day decides."""
+    kept = left_over(tmp_path / "new", os.getpid(), boot=None, space=None)
+    gone = left_over(tmp_path / "old", os.getpid(), boot=None, space=None, hours=25)
+    remove_unfinished(kept.parent)
+    remove_unfinished(gone.parent)
+    assert kept.exists() and not gone.exists()
+
+
+def test_a_write_removes_what_has_ended_and_nothing_else(tmp_path):
+    left_over(tmp_path, DEAD)
+    kept = left_over(tmp_path, 0, hours=25)  # anybody's folder with such a name
+    with whole_file(tmp_path / "a.txt", "the file") as temporary:
+        temporary.write_text("new")
+    assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "a.txt"]
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", "/proc/self"):
