@@ -17,7 +17,7 @@ from labkit.checkpoint_files import DamagedCheckpoint
 from labkit.errors import InputError
 from labkit.gradients import set_state
 from labkit.position import Position, parse_position
-from labkit.rank_state import of_this_rank
+from labkit.rank_state import of_this_rank, own_name
 from labkit.whole_files import remove_unfinished, whole_file
 
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
@@ -65,7 +65,7 @@ def load(step, path, accept=None) -> Position:
     Raises ``InputError`` for a missing or damaged file and for a checkpoint of another network or
     step, naming what differs; ``step`` is then as it was.
     """
-    values = read(path)
+    values = read(path, step)
     if _POSITION not in values:
         raise InputError(f"{path} holds no position; expected a checkpoint written by labkit's fit")
     try:
@@ -100,10 +100,18 @@ def load_latest(step, folder, accept=None) -> Position | None:
     return None
 
 
-def read(path) -> dict:
-    """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``."""
+def read(path, cell=None) -> dict:
+    """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``.
+
+    cell  large tensors that are none of its Parameters are ``Unread``; None: all are read
+    """
+    expected = None
+    if cell is not None:
+        expected = {p.name: (p.dtype, p.shape) for p in cell.get_parameters()}
+        expected |= {own_name(name): held for name, held in expected.items()}
     # All that labkit writes ends with a CRC; where it is missing, the end is.
-    return checkpoint_files.read(path, need_crc=bool(_NAME.fullmatch(Path(path).name)))
+    need_crc = bool(_NAME.fullmatch(Path(path).name))
+    return checkpoint_files.read(path, need_crc, expected)
 
 
 def load_into(cell, values: dict, origin="the checkpoint") -> None:

@@ -14,6 +14,7 @@ import math
 import os
 import stat
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,10 +38,27 @@ _CIPHER = b"\xd8\x5e\x3a\x7f"
 _MOST_VALUES = 20_000
 _MOST_AXES, _LONGEST_NAME, _LONGEST_TEXT = 16, 1024, 1 << 24
 _CHUNK = 1 << 20
+# Bytes of tensors that are read and not expected: an array of rates may be longer than it was.
+_SPARE = 1 << 26
 
 
 class DamagedCheckpoint(InputError):
     """A checkpoint file that cannot be read to its end."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """A tensor that was not expected, and so was not read: what the file says of it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def asnumpy(self):
+        """Raise ``InputError``: there are no numbers."""
+        raise InputError(
+            f"the checkpoint is of another network: {self.name} is {self.dtype} {self.shape}"
+        )
 
 
 @dataclass
@@ -57,10 +75,13 @@ class _Entry:
         return sum(length for _, length in self.slices)
 
 
-def read(path, need_crc: bool = False) -> dict:
+def read(path, need_crc: bool = False, expected: Mapping | None = None) -> dict:
     """Return the values of a ``.ckpt`` file by name: Parameters, and texts as ``str``.
 
     need_crc  refuse a file that does not end with a CRC, as one that has been cut
+    expected  name -> (type, shape) of the tensors that are needed; None: all. Of others the
+              smallest are read, up to 64 MB; the rest are ``Unread``: on the disk, GB of them may
+              be a hole of a few kB
 
     A CRC that is there is verified. Equal to what ``ms.load_checkpoint`` returns for what
     ``ms.save_checkpoint`` writes, but for tensors of 4-bit integers, map tensors and encrypted
@@ -73,7 +94,8 @@ def read(path, need_crc: bool = False) -> dict:
     try:
         with open(path, "rb", opener=_open_regular) as file:
             entries = _parse(file, need_crc)
-            return {entry.name: _value(file, entry) for entry in entries.values()}
+            unread = {} if expected is None else _unexpected(entries, expected)
+            return {name: unread.get(name) or _value(file, entries[name]) for name in entries}
     except _Malformed as error:
         why = f"is damaged and cannot be read: {error}"
     except (OSError, MemoryError) as error:
@@ -123,6 +145,9 @@ def _parse(file, need_crc):
         raise _Malformed("it holds no value")
     for entry in entries.values():
         _check_size(entry)
+    letters = sum(entry.size for entry in entries.values() if entry.kind == _TEXT)
+    if letters > _LONGEST_TEXT:
+        raise _Malformed(f"its texts have {letters} bytes; expected at most {_LONGEST_TEXT}")
     return entries
 
 
@@ -263,6 +288,18 @@ def _check_size(entry):
         raise _Malformed(
             f"{entry.name!r} has {entry.size} bytes; {entry.kind} {entry.shape} needs {expected}"
         )
+
+
+def _unexpected(entries, expected):
+    """Return name -> ``Unread`` of the tensors that are not read."""
+    unread, spare = {}, _SPARE
+    for entry in sorted(entries.values(), key=lambda entry: entry.size):
+        kind, shape = expected.get(entry.name, (None, None))
+        if entry.kind != _TEXT and (str(kind), shape) != (entry.kind, entry.shape):
+            spare -= entry.size
+            if spare < 0:
+                unread[entry.name] = Unread(entry.name, entry.kind, entry.shape)
+    return unread
 
 
 def _value(file, entry):

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.input_files import parse_json
+from labkit.printable import printable
 
 NAME = ".lock"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
@@ -41,7 +43,8 @@ def locked(folder, what: str, say: Callable[[str], None] = _say) -> Iterator[Non
 
     Raises ``InputError``, with host and process, where one is in it (this very process too) and
     where one of another host has left its lock: whether it has ended cannot be seen from here.
-    Also where the folder cannot be written. The lock goes with the process, however that ends.
+    Also where the folder cannot be written, or holds a ``.lock`` of another program, which stays
+    as it is. The lock goes with the process, however that ends.
     """
     folder = Path(folder)
     try:
@@ -57,7 +60,8 @@ def locked(folder, what: str, say: Callable[[str], None] = _say) -> Iterator[Non
         if handle in _HELD:  # not in a forked child
             # Before the lock is let go: who waits for it must not get one on a nameless file.
             with contextlib.suppress(OSError):
-                (folder / NAME).unlink()
+                if _has_name(handle, folder):
+                    (folder / NAME).unlink()
             _HELD.discard(handle)
             os.close(handle)
 
@@ -70,7 +74,8 @@ def owner() -> dict[str, Any]:
 def has_ended(named: Mapping[str, Any]) -> bool | None:
     """Return whether the process that ``owner`` has named is over; None where that is not seen."""
     place = _place()
-    if named.get("host") == place["host"] and named.get("boot") != place["boot"]:
+    boots = (named.get("boot"), place["boot"])
+    if named.get("host") == place["host"] and None not in boots and boots[0] != boots[1]:
         return True  # the machine was started anew since
     if any(named.get(key) != place[key] for key in place):
         return None
@@ -95,17 +100,21 @@ def _created(pid) -> float | None:
     """Return when a live process of this machine started, in seconds; None for none."""
     import psutil
 
+    if type(pid) is not int:  # psutil takes None for this very process
+        return None
     try:
         process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             return None
         return round(process.create_time(), 2)
-    except (psutil.Error, TypeError, ValueError, OverflowError):
+    except (psutil.Error, ValueError, OverflowError):
         return None
 
 
 def _number(value, otherwise: float) -> float:
-    return value if isinstance(value, int | float) else otherwise
+    """Return ``value`` where it is a number of seconds, as nan and 10^400 are not."""
+    usable = isinstance(value, int | float) and abs(value) < 2**53
+    return value if usable else otherwise
 
 
 def _acquired(folder: Path, say) -> int:
@@ -134,7 +143,7 @@ def _is_held(handle: int, folder: Path, say) -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            named = _read(handle, patience=0.2)
+            named = _read(handle, patience=0.2) or {}
             # A child that its owner was just starting lets go as soon as it runs.
             if has_ended(named) and time.monotonic() < until:
                 time.sleep(0.05)
@@ -145,12 +154,14 @@ def _is_held(handle: int, folder: Path, say) -> bool:
                 raise
             locks = False
         break
-    try:
-        if os.fstat(handle).st_ino != os.stat(folder / NAME).st_ino:
-            return False
-    except FileNotFoundError:
+    if not _has_name(handle, folder):
         return False
     named = _read(handle)
+    if named is None:
+        raise InputError(
+            f"{folder / NAME} is of another program; expected the lock of a labkit. Give another "
+            "folder, or remove it"
+        )
     if "host" in named:
         _take_over(named, folder, locks, say)
     if not locks and (device := os.fstat(handle).st_dev) not in _SAID:
@@ -159,19 +170,28 @@ def _is_held(handle: int, folder: Path, say) -> bool:
     return True
 
 
+def _has_name(handle: int, folder: Path) -> bool:
+    """Return whether the open lock file is still, or again, the folder's."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.lstat(folder / NAME))
+    except FileNotFoundError:
+        return False
+
+
 def _take_over(named: Mapping[str, Any], folder: Path, locks: bool, say) -> None:
     """Say that the owner of a lock is gone, or raise ``InputError`` where it may not be."""
+    place, ended = _place(), has_ended(named)
     # One machine's own locks hold for all its containers, which see other process numbers.
-    same_machine = named.get("boot") is not None and named.get("boot") == _place()["boot"]
-    ended = has_ended(named)
-    if ended is None and same_machine and locks:
-        ended = True
+    key = "host" if place["boot"] is None else "boot"
     if ended:
         say(f"{folder} was left locked by {_who(named)}, which has ended; taken over")
+    elif locks and named.get(key) == place[key]:
+        # Also a copy of a folder in use: the process lives, and holds the lock of the other.
+        say(f"{folder} was left locked by {_who(named)}, which does not hold it; taken over")
     elif ended is None:
         raise InputError(
             f"{folder} is locked by {_who(named)}, another host: whether it has ended cannot be "
-            f"seen from {_place()['host']}. If it has, remove {folder / NAME}"
+            f"seen from {place['host']}. If it has, remove {folder / NAME}"
         )
     else:
         raise InputError(_in_use(folder, named))
@@ -187,21 +207,22 @@ def _in_use(folder: Path, named: Mapping[str, Any]) -> str:
 def _who(named: Mapping[str, Any]) -> str:
     what, pid, host = (named.get(key, "unknown") for key in ("what", "pid", "host"))
     what = what if named.get("what") else "a process"
-    return f"{what}, process {pid} on {host}"
+    return printable(f"{what}, process {pid} on {host}").replace("\n", "\\n")
 
 
-def _read(handle: int, patience: float = 0.0) -> dict[str, Any]:
-    """Return what a lock file says of its owner; {} where it says nothing."""
+def _read(handle: int, patience: float = 0.0) -> dict[str, Any] | None:
+    """Return what a lock file says of its owner; {} where it says nothing, None: not labkit's."""
     until = time.monotonic() + patience
-    while not (text := os.pread(handle, _LONGEST, 0).strip()) and time.monotonic() < until:
+    # Zeros: its bytes were not on the disk yet when the power was cut.
+    while not (text := os.pread(handle, _LONGEST, 0).strip(b"\0 \n")) and time.monotonic() < until:
         time.sleep(0.02)  # it is being written
     try:
-        named = json.loads(text) if text else {}
-    except (ValueError, RecursionError):
-        named = {}
-    if isinstance(named, int):  # an earlier labkit wrote the number alone, and left it there
+        named = parse_json(text.decode(errors="replace")) if text else {}
+    except InputError:
+        return None
+    if type(named) is int:  # an earlier labkit wrote the number alone, and left it there
         return {"pid": named}
-    return named if isinstance(named, dict) else {}
+    return named if named == {} or isinstance(named, dict) and "pid" in named else None
 
 
 def _sign(handle: int, folder: Path, what: str) -> None:

@@ -22,6 +22,7 @@ from labkit.errors import InputError
 from labkit.labs import Lab, find_labs, find_project, pick
 from labkit.running import runner
 from labkit.running.request import check
+from labkit.whole_files import whole_file
 
 PRESET = "lab"
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -171,13 +172,9 @@ def _compared(notebook: Mapping) -> dict[str, str]:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    try:
+    with whole_file(path, "the notebook") as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
         shutil.copymode(path, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _check(project: Path, names: Sequence[str]) -> list[str]:

@@ -90,6 +90,11 @@ def of_others(step, writer_of) -> dict[str, Tensor]:
     return values
 
 
+def own_name(name: str) -> str:
+    """Return the name in a checkpoint of what this rank holds otherwise than the one that wrote."""
+    return f"labkit_rank.{cluster.rank_and_size()[0]}.{name}"
+
+
 def of_this_rank(values: dict) -> dict:
     """Return the values of a checkpoint as this rank holds them, without those of other ranks."""
     rank = cluster.rank_and_size()[0]

@@ -17,6 +17,7 @@ from labkit import input_files
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs import project_root, version
 from labkit.records import Records
+from labkit.whole_files import whole_file
 
 RESULTS = "results.json"
 _FIGURE_DPI = 110
@@ -69,12 +70,8 @@ class Run:
     def figure(self, figure: Any, name: str) -> Path:
         """Save a matplotlib figure as ``figures/<name>.png`` and return its path."""
         place = self.path(f"figures/{name}.png")
-        temporary = place.with_name(f".{place.name}.part")
-        try:
+        with whole_file(place, "the figure") as temporary:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
-            os.replace(temporary, place)
-        finally:
-            temporary.unlink(missing_ok=True)
         return place
 
     def records(self, name: str) -> Records:

@@ -180,8 +180,9 @@ def convert_checkpoints(source, network, folder) -> SnapshotFolder:
     make_folder(folder)
     if _saved(folder):
         raise InputError(f"{folder} holds snapshots; expected a folder without")
+    expected = {parameter.name: (parameter.dtype, parameter.shape) for parameter in parameters}
     for number, path in enumerate(paths, 1):
-        values = checkpoint_files.read(path)
+        values = checkpoint_files.read(path, expected=expected)
         for parameter in parameters:
             came = values.get(parameter.name)
             held = (getattr(came, "dtype", None), getattr(came, "shape", None))

@@ -32,6 +32,7 @@ def whole_file(path, what: str) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(path.parent, only_ended=True)
         with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=path.parent) as scratch:
             temporary = Path(scratch) / f"part{path.suffix}"
             yield temporary
@@ -68,15 +69,16 @@ def refuse_links(folder) -> None:
                 )
 
 
-def remove_unfinished(folder) -> None:
+def remove_unfinished(folder, only_ended: bool = False) -> None:
     """Remove what processes that were killed while they wrote have left in ``folder``.
 
     Nothing that a live process of this machine is writing; where that cannot be seen (of another
-    host, or of a labkit that did not note its process), only what is a day old.
+    host, or of a labkit that did not note its process), only what is a day old; with
+    ``only_ended``, as in a folder that may be anybody's, none of it.
     """
     for unfinished in Path(folder).glob(f"{_PART}*"):
         with contextlib.suppress(OSError):
-            if _is_left_over(unfinished):
+            if _is_left_over(unfinished, only_ended):
                 shutil.rmtree(unfinished)
 
 
@@ -100,13 +102,15 @@ def _own_prefix() -> str:
     return f"{_PART}{own['pid']}-{created}-{own['space']}-{own['boot']}-{own['host']}-"
 
 
-def _is_left_over(unfinished: Path) -> bool:
+def _is_left_over(unfinished: Path, only_ended: bool) -> bool:
     ended = None
     if owned := _OWNED.fullmatch(unfinished.name):
         pid, created, space, boot, host = owned.groups()
-        named = {"host": host, "boot": boot, "pid": int(pid), "created": int(created) / 100}
-        ended = locks.has_ended(named | {"space": int(space) if space.isdigit() else None})
-    if ended is None:
+        # "None" and a start at 0 are of a process that could not read them.
+        named = {"host": host, "boot": None if boot == "None" else boot, "pid": int(pid)}
+        named |= {"space": int(space) if space.isdigit() else None}
+        ended = locks.has_ended(named | {"created": int(created) / 100 or None})
+    if ended is None and not only_ended:
         newest = max(part.lstat().st_mtime for part in (unfinished, *unfinished.glob("*")))
         return time.time() - newest > _STALE_SECONDS
-    return ended
+    return bool(ended)

@@ -318,3 +318,83 @@ def test_labkit_convert_refuses_one(tmp_path):
     )
     assert done.returncode == 2 and "'w' has 4096 bytes" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr and not (tmp_path / "a.pth").exists()
+
+
+def hole(name, count):
+    """A Float32 of ``count`` zeros up to its content, which is left to a hole in the file."""
+    axes = b"\x08" + number(count)
+    content = axes + part(2, b"Float32") + b"\x1a" + number(4 * count)
+    inner = part(1, name) + b"\x12" + number(len(content) + 4 * count) + content
+    return b"\x0a" + number(len(inner) + 4 * count) + inner
+
+
+@pytest.fixture
+def sparse(tmp_path):
+    """Checkpoints of a few kB on the disk, with a tensor of 4 GB (or half of the memory)."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    count = min(memory // 2, 4 << 30) // 4
+    places = {}
+    for name in (b"weight", b"other"):
+        path = places[name.decode()] = tmp_path / name.decode() / "a.ckpt"
+        path.parent.mkdir()
+        start = entry(b"bias", dims=(1,)) + entry(b"weight", dims=(1, 1)) * (name == b"other")
+        path.write_bytes(start + hole(name, count))
+        os.truncate(path, path.stat().st_size + 4 * count)
+        assert path.stat().st_blocks < 100
+    return places
+
+
+def test_what_was_not_expected_takes_no_memory(sparse, monkeypatch):
+    net = nn.Dense(1, 1)
+    large = []
+    empty = np.empty
+    monkeypatch.setattr(
+        np, "empty", lambda size, *more: large.append(size) if size > 9 else empty(size, *more)
+    )
+    words = r"is of another network: weight is Float32 \(\d+,\), expected Float32 \(1, 1\)"
+    with pytest.raises(InputError, match=words):
+        load_network(net, sparse["weight"])
+    with pytest.raises(InputError, match=words):
+        convert_back(sparse["weight"], sparse["weight"].with_name("x.safetensors"), net)
+    with pytest.raises(InputError, match=r"for weight it holds Float32 \(\d+,\)"):
+        convert_checkpoints(sparse["weight"].parent, net, sparse["weight"].parent / "new")
+    load_network(net, sparse["other"])
+    assert net.weight.asnumpy().tolist() == [[0]]
+    convert_checkpoints(sparse["other"].parent, net, sparse["other"].parent / "new")
+    for path in sparse.values():
+        with pytest.raises(InputError, match="holds no position"):
+            checkpoint.load(net, path)
+    assert large == []
+    with pytest.raises(InputError, match=r"another network: other is Float32 \(\d+,\)"):
+        checkpoint.read(sparse["other"], net)["other"].asnumpy()
+
+
+def test_of_what_was_not_expected_the_smallest_is_read(path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "_SPARE", 12)
+    content = {"c": 3, "a": 1, "b": 2, "x": 9}
+    path.write_bytes(
+        b"".join(entry(n.encode(), dims=(s,), content=bytes(4 * s)) for n, s in content.items())
+    )
+    values = read(path, expected={"x": (ms.float32, (9,)), "b": (ms.float16, (2,))})
+    unread = [name for name in values if isinstance(values[name], checkpoint_files.Unread)]
+    assert list(values) == list(content) and unread == ["c"]
+    assert (values["c"].dtype, values["c"].shape) == ("Float32", (3,))
+    assert not any(isinstance(value, checkpoint_files.Unread) for value in read(path).values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_type_that_is_expected_is_read(path, monkeypatch, kind):
+    monkeypatch.setattr(checkpoint_files, "_SPARE", 0)
+    value = Tensor(np.ones((2, 3))).astype(getattr(ms, kind))
+    ms.save_checkpoint([{"name": "w", "data": value}], str(path))
+    assert read(path, expected={"w": (value.dtype, value.shape)})["w"].shape == (2, 3)
+
+
+def test_the_texts_of_a_file_are_limited_together(path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "_LONGEST_TEXT", 8)
+    texts = [entry(name, b"str", (0,), b"h\0\0\0") for name in (b"a", b"b", b"c")]
+    path.write_bytes(b"".join(texts[:2]))
+    assert read(path) == {"a": "h", "b": "h"}
+    path.write_bytes(b"".join(texts))
+    with pytest.raises(DamagedCheckpoint, match="its texts have 12 bytes; expected at most 8"):
+        read(path)

@@ -3,7 +3,9 @@
 import errno
 import fcntl
 import json
+import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -91,9 +93,10 @@ def test_the_lock_of_a_killed_process_is_taken_over_and_said(tmp_path):
         {},
         {"pid": os.getpid(), "created": 1.0},
         {"pid": os.getpid(), "boot": "before"},
-        {"host": "container", "space": 1},
+        {"pid": None},
+        {"pid": "x"},
     ],
-    ids=["dead", "its number is another's", "before the machine was started", "a container's"],
+    ids=["dead", "its number is another's", "before the machine was started", "none", "a text"],
 )
 def test_who_has_ended(tmp_path, changed):
     left(tmp_path, **changed)
@@ -109,9 +112,73 @@ def test_the_lock_of_another_host_is_left(tmp_path):
     assert take(tmp_path) == []
 
 
-@pytest.mark.parametrize("text", ["", "123\n", "not json", "[1]", "{}", '{"pid": "x"}', "[" * 4000])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        *({"created": created} for created in (math.nan, math.inf, "now", 10**400, None)),
+        {"host": "container", "space": 1},
+    ],
+    ids=["alive", "nan", "infinity", "a text", "a large number", "none", "a container's"],
+)
+def test_a_lock_that_nobody_holds_keeps_nobody_out(tmp_path, changed):
+    """As in a copy of a folder in use: the process lives, and holds the lock of the original."""
+    left(tmp_path, **{"pid": os.getpid(), **changed})
+    (said,) = take(tmp_path)
+    assert said.startswith(f"{tmp_path} was left locked by a training, process {os.getpid()} on ")
+    assert said.endswith(", which does not hold it; taken over")
+
+
+def test_a_copy_of_a_folder_in_use_can_be_used(tmp_path):
+    child = holder(tmp_path / "run")
+    with child:
+        shutil.copytree(tmp_path / "run", tmp_path / "copy")
+        (said,) = take(tmp_path / "copy")
+        assert f"process {child.pid} on " in said and "does not hold it; taken over" in said
+        with pytest.raises(InputError, match="run is in use by a training"):
+            take(tmp_path / "run")
+        child.communicate("\n")
+
+
+def test_a_folder_made_anew_keeps_the_lock_of_its_next_owner(tmp_path):
+    folder = tmp_path / "run"
+    with locked(folder, "a training"):
+        shutil.rmtree(folder)
+        second = holder(folder)
+    with second:
+        assert json.loads((folder / ".lock").read_text())["pid"] == second.pid
+        with pytest.raises(InputError, match=f"process {second.pid} on "):
+            take(folder)
+        second.communicate("\n")
+    assert take(folder) == []
+
+
+@pytest.mark.parametrize("text", ["not json", "[1]", '{"packages": 1}', "true", "[" * 4000, "\xff"])
+def test_the_lock_file_of_another_program_is_left(tmp_path, text):
+    (tmp_path / ".lock").write_text(text, encoding="latin-1")
+    with pytest.raises(InputError, match=r"/.lock is of another program; .* remove it$"):
+        take(tmp_path)
+    assert (tmp_path / ".lock").read_text(encoding="latin-1") == text
+
+
+def test_what_a_lock_file_says_is_printed_in_one_line_without_escapes(tmp_path):
+    left(tmp_path, what="a\x1b]0;x\x07\nb\ud800", host="node\u202e7", boot="other")
+    with pytest.raises(InputError) as refused:
+        take(tmp_path)
+    text = str(refused.value)
+    assert r"locked by a\u001b]0;x\u0007\nb\ufffd, process".replace(r"\ufffd", "\ufffd") in text
+    assert "on node\\u202e7, another host" in text and text.encode() and "\n" not in text
+
+
+def test_who_could_not_read_its_boot_is_not_of_another_boot(tmp_path):
+    named = locks.owner() | {"pid": DEAD}
+    assert locks.has_ended(named) is True
+    assert locks.has_ended(named | {"boot": None, "space": None}) is None
+
+
+@pytest.mark.parametrize("text", ["", "123\n", "{}", '{"pid": "x"}', '{"pid": null}', "\0" * 200])
 def test_what_names_nobody_keeps_nobody_out(tmp_path, text):
-    """An earlier labkit left the number of its process for good."""
+    """An earlier labkit left the number of its process for good, a power cut leaves zeros."""
     (tmp_path / ".lock").write_text(text)
     assert take(tmp_path) == []
 

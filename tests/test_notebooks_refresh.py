@@ -7,6 +7,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit import notebooks
+from labkit.errors import InputError
 from labkit.notebook_rules import COMPARED, output_faults, source_faults
 from labkit.notebooks import main, refresh, stamped, why_stale
 
@@ -240,7 +241,7 @@ def test_a_write_that_fails_leaves_the_file_and_nothing_else(project, monkeypatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(notebooks.os, "replace", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(InputError, match="cannot write the notebook .*No space"):
         notebooks._write(path_of(project), "{}\n")
     assert path_of(project).read_bytes() == before
     assert [each.name for each in path_of(project).parent.iterdir()] == ["01_tiny.ipynb"]

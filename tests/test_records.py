@@ -1,11 +1,13 @@
 """Rows of numbers in memory and in a CSV file."""
 
 import os
+import tracemalloc
 
 import pytest
 
+from labkit import records as records_module
 from labkit.errors import InputError
-from labkit.records import Records, read_records
+from labkit.records import Records, read_records, read_usable
 
 ROWS = [
     {"update": 1, "loss": 0.1, "rate": 1e-12},
@@ -104,3 +106,77 @@ def test_a_kill_while_rows_are_dropped_leaves_the_old_file(tmp_path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         records.keep_first(1)
     assert read_records(path).rows == ROWS
+
+
+def test_a_planted_link_is_not_written_through(tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_text("mine")
+    path = tmp_path / "run" / "records.csv"
+    path.parent.mkdir()
+    records = filled(path)
+    (path.parent / ".records.csv.part").symlink_to(outside)
+    records.keep_first(1)
+    assert read_records(path).rows == ROWS[:1]
+    path.unlink()
+    for target in (outside, tmp_path / "missing"):
+        path.symlink_to(target)
+        with pytest.raises(InputError, match="cannot write the records .*records.csv"):
+            Records(path).add(**ROWS[0])
+        path.unlink()
+    assert outside.read_text() == "mine" and not (tmp_path / "missing").exists()
+
+
+def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("pipe.csv", "folder.csv"):
+        with pytest.raises(InputError, match=f"cannot write the records .*{name}"):
+            Records(tmp_path / name).add(**ROWS[0])
+    with pytest.raises(InputError, match="cannot write the records .*folder.csv"):
+        Records(tmp_path / "folder.csv").keep_first(0)
+
+
+def test_a_line_without_end_takes_no_memory(tmp_path):
+    """A hole takes no room on the disk; with one line feed behind it, it is a damaged row."""
+    path = tmp_path / "records.csv"
+    filled(path, ROWS[:2])
+    for end, damaged in ((b"", False), (b"\n3,3,3\n", True)):
+        size = path.stat().st_size
+        os.truncate(path, 200 << 20)
+        with path.open("ab") as file:
+            file.write(end)
+        tracemalloc.start()
+        rows = read_usable(path)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert rows == ROWS[:2] + [{"update": 3, "loss": 3, "rate": 3}] * damaged
+        assert peak < 2 << 20
+        if damaged:
+            with pytest.raises(InputError, match="line 4: a line of more than 65536 bytes"):
+                read_records(path)
+        os.truncate(path, size)
+
+
+def test_the_longest_line_and_one_byte_more(tmp_path):
+    path = tmp_path / "records.csv"
+    name = "a" * records_module._LONGEST_LINE
+    path.write_text(f"{name}\n1\n")
+    assert read_records(path).rows == [{name: 1}]
+    path.write_text(f"{name}a\n1\n")
+    assert read_usable(path) == []
+    with pytest.raises(InputError, match="line 1: a line of more than 65536 bytes"):
+        read_records(path)
+
+
+@pytest.mark.parametrize("read", [read_records, read_usable])
+def test_the_size_and_the_number_of_lines_are_limited(tmp_path, monkeypatch, read):
+    path = tmp_path / "records.csv"
+    filled(path)
+    monkeypatch.setattr(records_module, "_LINES", 4)
+    assert len(getattr(read(path), "rows", read(path))) == 3
+    monkeypatch.setattr(records_module, "_LINES", 3)
+    with pytest.raises(InputError, match="has more than 3 lines"):
+        read(path)
+    os.truncate(path, (512 << 20) + 1)
+    with pytest.raises(InputError, match="has 536870913 bytes; expected at most 536870912"):
+        read(path)

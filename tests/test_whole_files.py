@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from labkit import locks
@@ -106,9 +107,59 @@ def test_where_it_is_not_seen_who_is_alive_a_day_decides(tmp_path, changed):
     assert kept.exists() and not gone.exists()
 
 
+def test_a_process_that_could_not_read_its_boot_is_not_of_another_boot(tmp_path):
+    """As in a sandbox without /proc: it may be alive, so a day decides."""
+    kept = left_over(tmp_path / "new", os.getpid(), boot=None, space=None)
+    gone = left_over(tmp_path / "old", os.getpid(), boot=None, space=None, hours=25)
+    remove_unfinished(kept.parent)
+    remove_unfinished(gone.parent)
+    assert kept.exists() and not gone.exists()
+
+
+def test_a_write_removes_what_has_ended_and_nothing_else(tmp_path):
+    left_over(tmp_path, DEAD)
+    kept = left_over(tmp_path, 0, hours=25)  # anybody's folder with such a name
+    with whole_file(tmp_path / "a.txt", "the file") as temporary:
+        temporary.write_text("new")
+    assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "a.txt"]
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", "/proc/self"):
         with pytest.raises(InputError, match="cannot write the basis .*x.npy"):
             with whole_file(f"{folder}/x.npy", "the basis"):
                 pass
+
+
+def writers():
+    """Return file name -> what writes it with a name of its own choice beside."""
+    from matplotlib.figure import Figure
+
+    from labkit import ranktable
+    from labkit.migration.files import write_torch
+    from labkit.recipes.settings import write_json
+    from labkit.results import stored
+    from labkit.run import Run
+
+    table = ranktable.make("10.0.0.1", ["192.1.27.6"])
+    result = stored.Stored({"command": "x"}, [{"run": 1}], {})
+    run = {"lab": "a", "preset": "b", "parameters": {}, "runtime": None, "started": 0.0}
+    return {
+        "config.json": lambda path: write_json([1], path),
+        "table.json": lambda path: ranktable.write(table, path),
+        "w.safetensors": lambda path: write_torch(path, {"w": np.zeros(2)}),
+        "thor_race.json": lambda path: stored.write("thor_race", result, path.parent),
+        "figures/a.png": lambda path: Run(folder=path.parents[1], **run).figure(Figure(), "a"),
+    }
+
+
+@pytest.mark.parametrize("name", writers())
+def test_no_writer_goes_through_a_planted_link(tmp_path, name):
+    """What a foreign folder holds under a name that can be foreseen is not written through."""
+    outside, path = tmp_path / "outside", tmp_path / "run" / name
+    outside.write_text("mine")
+    path.parent.mkdir(parents=True)
+    path.with_name(f".{path.name}.part").symlink_to(outside)
+    writers()[name](path)
+    assert outside.read_text() == "mine" and path.is_file() and not path.is_symlink()

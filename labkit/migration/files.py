@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from labkit.errors import InputError, refuse_unknown
+from labkit.whole_files import whole_file
 
 # What trainers call the tensors in a file that also holds other things.
 _ENTRIES = ("state_dict", "model_state_dict", "model")
@@ -64,20 +65,10 @@ def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
         raise InputError(f"{path} ends in {path.suffix!r}; expected .pth or .safetensors")
-    temporary = path.with_name(f".{path.name}.part")
     arrays = {name: np.array(value, order="C") for name, value in state.items()}
     write = _write_pickle if path.suffix == ".pth" else _write_safetensors
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            write(arrays, temporary, path)
-            with open(temporary, "rb") as file:
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error}") from error
+    with whole_file(path, "the weights") as temporary:
+        write(arrays, temporary, path)
     return path
 
 

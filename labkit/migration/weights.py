@@ -88,7 +88,7 @@ def convert_back(source, target, network, renames=None) -> Path:
     What the checkpoint holds besides, as of an optimizer, is left behind. Raises ``InputError`` for
     a checkpoint that lacks a parameter of ``network`` or has one of another shape or type.
     """
-    found = checkpoint.read(source)
+    found = checkpoint.read(source, network)
     own = [parameter.name for parameter in network.get_parameters()]
     missing = [name for name in own if name not in found]
     if missing:

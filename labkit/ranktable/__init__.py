@@ -15,6 +15,7 @@ from typing import Any
 from labkit.errors import InputError
 from labkit.input_files import parse_json, read_text
 from labkit.ranktable.rules import RESERVE, STATUS, VERSION, problems
+from labkit.whole_files import whole_file
 
 # Of 1024 servers with 8 devices each: 1 MB, 2 s.
 _BYTES = 2 << 20
@@ -107,18 +108,16 @@ def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
 
 
 def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
-    """Check a table and write it as a file, whole or not at all; return the path."""
+    """Check a table and write it as a file, whole or not at all; return the path.
+
+    Raises ``InputError`` where its folder is not there: it may be misspelt.
+    """
     check(table)
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        try:
-            temporary.write_text(json.dumps(table, indent=4) + "\n", encoding="utf-8")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {path} ({error.strerror})") from error
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is no folder")
+    with whole_file(path, "the rank table") as temporary:
+        temporary.write_text(json.dumps(table, indent=4) + "\n", encoding="utf-8")
     return path
 
 

@@ -111,7 +111,7 @@ def load_network(network, checkpoint_path) -> None:
     """
     from labkit import checkpoint
 
-    values = checkpoint.read(checkpoint_path)
+    values = checkpoint.read(checkpoint_path, network)
     own = {parameter.name for parameter in network.get_parameters()}
     kept = {name: value for name, value in values.items() if name in own}
     checkpoint.load_into(network, kept, checkpoint_path)

@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args
 
 from labkit.errors import InputError, nearest
+from labkit.whole_files import whole_file
 from labkit.yaml_values import read_yaml
 
 Settings = TypeVar("Settings")
@@ -111,10 +112,9 @@ def write(settings: Any, path: Path) -> None:
 
 
 def write_json(content: Any, path: Path) -> None:
-    """Write a JSON file under a temporary name and rename it."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n")
-    os.replace(temporary, path)
+    """Write a JSON file whole, or not at all."""
+    with whole_file(path, "the settings") as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def lines(settings: Any) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.errors import InputError, refuse_unknown
+from labkit.whole_files import whole_file
 
 FOLDER = Path(__file__).resolve().parent
 CURVE = ("run", "update", "accuracy", "loss", "training_loss")
@@ -101,7 +102,6 @@ def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
     """
     refuse_unknown("stored result", name, NAMES)
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
     _replace(folder / f"{name}.csv", lambda file: _write_csv(file, stored.rows, None))
     _replace(folder / f"{name}_curves.csv", lambda file: _write_csv(file, points, CURVES[name]))
@@ -110,10 +110,11 @@ def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
 
 
 def _replace(path, write_to):
-    temporary = path.with_name(f".{path.name}.part")
-    with temporary.open("w", encoding="utf-8", newline="") as file:
+    with (
+        whole_file(path, "the stored result") as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
         write_to(file)
-    os.replace(temporary, path)
 
 
 def _write_csv(file, rows, names):
