@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from labkit import input_files
 from labkit.errors import InputError, nearest
@@ -71,7 +72,8 @@ def project_root(start: Path | None = None) -> Path | None:
     """Return the nearest folder, ``start`` (default: here) or above, of labkit's pyproject.toml.
 
     Passed over are projects of other users, as git does with repositories: on a shared machine
-    anybody may put one into a folder above.
+    anybody may put one into a folder above. Trusted besides one's own are, as root, those of the
+    user who called sudo, and the one that the variable ``LABKIT_PROJECT`` names.
     """
     here = Path(start or Path.cwd()).resolve()
     return next((root for root in _roots(here) if _is_trusted(root)), None)
@@ -90,8 +92,9 @@ def find_project(start: Path | None = None) -> Path:
     others = [root for root in _roots(here) if not _is_trusted(root)]
     if others:
         raise InputError(
-            f"{others[0]} is another user's checkout, whose notebooks are not read or executed; "
-            "expected one of your own (git clone), or labkit installed from it"
+            f"{others[0]} is another user's checkout, whose notebooks are not read or executed: "
+            "anybody may have put it there; expected one of your own (git clone), or labkit "
+            f"installed from it. If you trust it: export LABKIT_PROJECT={quote(str(others[0]))}"
         )
     raise InputError(
         f"no labs here: neither {here} nor the installed labkit is "
@@ -226,12 +229,20 @@ def _roots(here: Path) -> Iterable[Path]:
 
 
 def _is_trusted(root: Path) -> bool:
-    """Whether a project is this labkit's own checkout, or belongs to the user."""
+    """Whether a project is this labkit's own checkout, belongs to the user, or is named trusted."""
     if root == own_checkout() or not hasattr(os, "geteuid"):
         return True
+    named = os.environ.get("LABKIT_PROJECT", "")
+    # A relative path would trust any folder that is changed into.
+    if os.path.isabs(named) and Path(os.path.realpath(named)) == root:
+        return True
+    owners = {os.geteuid()}
+    caller = os.environ.get("SUDO_UID", "")
+    if os.geteuid() == 0 and re.fullmatch(r"[0-9]{1,10}", caller):
+        owners.add(int(caller))
     parts = (root, root / "pyproject.toml", root / "notebooks")
     # Of a link, the link's owner counts.
-    return all(part.lstat().st_uid == os.geteuid() for part in parts if os.path.lexists(part))
+    return all(part.lstat().st_uid in owners for part in parts if os.path.lexists(part))
 
 
 def _names_labkit(folder: Path) -> bool:

@@ -12,6 +12,9 @@ from labkit.input_files import read_text
 
 # PyYAML reads some 50 kB a second. A recipe's settings with comments are 2 kB.
 LONGEST = 1 << 16
+# For each token PyYAML looks at all brackets that are open. Where MindSpore has raised the limit of
+# recursion to 10 000, 60 kB of "[" take it 5 s.
+_DEEPEST = 100
 # Besides its own errors PyYAML lets through what a value happens to lead to: 2024-13-45 ValueError,
 # !!bool x KeyError, !!timestamp x AttributeError, brackets some hundred times RecursionError.
 _FAULTS = (
@@ -37,12 +40,18 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
     """Return the value of a YAML text.
 
     An alias may repeat a single value only: aliases of lists make 10^9 values of 355 bytes. Raises
-    ``InputError`` for that, for what is no YAML, and for more than 64 kB.
+    ``InputError`` for that, for what is no YAML, for more than 64 kB, and for more than 100
+    brackets in each other.
     """
     if len(text) > LONGEST:
         raise InputError(f"YAML of {len(text)} letters; expected at most {LONGEST}")
 
     class Loader(loader):
+        def fetch_flow_collection_start(self, token_class):
+            if self.flow_level >= _DEEPEST:
+                raise InputError(f"YAML with more than {_DEEPEST} brackets in each other")
+            super().fetch_flow_collection_start(token_class)
+
         def compose_node(self, parent, index):
             if self.check_event(yaml.AliasEvent):
                 event = self.peek_event()

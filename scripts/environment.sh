@@ -57,6 +57,25 @@ own() {
 $real" ]
 }
 
+# Write the record into an environment that this script made here before it kept one: .venv, a
+# folder of its own in the checkout, with the empty stamps of those days. Stamps have a word in them
+# now, so that an environment which the user made and this script installed into is never taken.
+adopt() {
+    [ ! -e "$record" ] && [ ! -L "$record" ] || return 0
+    [ ! -L "$venv" ] && [ "$(real_path)" = "$project/.venv" ] || return 0
+    [ -f "$venv/pyvenv.cfg" ] && [ ! -L "$venv/pyvenv.cfg" ] || return 0
+    for stamp in "$venv"/.installed-base-* "$venv"/.installed-test-*; do
+        case ${stamp##*/.installed-????-} in
+        *[!0-9-]* | -* | *- | *-*-*) continue ;; # a key is two numbers, of cksum
+        *-*) ;;
+        *) continue ;;
+        esac
+        [ -f "$stamp" ] && [ ! -L "$stamp" ] && [ ! -s "$stamp" ] || continue
+        { printf '%s\n%s\n' "$project" "$project/.venv" >"$record"; } 2>/dev/null || true
+        return 0
+    done
+}
+
 # Succeed if the Python of the environment starts, and is the one asked for.
 fits() {
     probe "$venv/bin/python" >/dev/null || return 1
@@ -156,6 +175,7 @@ new_venv() {
 
 remove() {
     [ -e "$venv" ] || return 0
+    adopt
     if ! own || holds_more; then
         echo "$venv was not made by this script for this checkout, and stays." >&2
         return 2
@@ -204,6 +224,7 @@ esac
 # The path belongs to the key: an environment that was moved must be installed again.
 key=$( (pwd && cat pyproject.toml constraints.txt) | cksum | tr ' ' -)
 [ -z "${PYTHON:-}" ] || find_python >/dev/null
+adopt
 if complete "$1"; then
     exit 0
 fi
@@ -221,5 +242,5 @@ forget_old_name
 # 13 000 files, which pip would compile on one core, in 60 s. Some are templates, not Python.
 PYTHONWARNINGS=ignore "$venv/bin/python" -m compileall -q -j 0 "$venv"/lib/python*/site-packages >/dev/null || true
 rm -f "$venv"/.installed-*
-for name in $stamps; do : >"$venv/.installed-$name-$key"; done
+for name in $stamps; do echo installed >"$venv/.installed-$name-$key"; done
 rm -f "$marker"

@@ -366,10 +366,70 @@ class TestRemove:
         installed.call("remove", VENV=venv, HOME=str(home), code=0 if venv == "nowhere" else 2)
         assert sorted(tmp_path.rglob("*")) == before
 
+    @pytest.mark.parametrize("before", [["remove"], ["base", "remove"], ["test", "remove"]])
+    def test_the_environment_of_an_earlier_make_is_adopted(self, installed, before):
+        """Those of before there was a record: `make distclean` could never remove them."""
+        forget_record(installed)
+        for argument in before:
+            installed.call(argument)
+        assert not (installed.folder / ".venv").exists()
+
+    def test_that_of_an_earlier_make_with_other_pins_is_adopted_and_made_anew(self, installed):
+        forget_record(installed)
+        (installed.folder / "constraints.txt").write_text("numpy==2\n")
+        installed.call("base", PYTHON=str(installed.python("python3.12", "3.12.1")))
+        assert installed.done() == ["venv", "base"]
+        installed.call("remove")
+        assert not (installed.folder / ".venv").exists()
+
+    @pytest.mark.parametrize(
+        "how",
+        ["no pyvenv.cfg", "no stamp", "other stamp", "linked stamp", "link", "elsewhere", "user's"],
+    )
+    def test_what_no_earlier_make_has_made_is_not_adopted(self, installed, tmp_path, how):
+        venv = installed.folder / ".venv"
+        stamp = forget_record(installed)
+        place = ".venv"
+        if how == "no pyvenv.cfg":
+            (venv / "pyvenv.cfg").unlink()
+        elif how == "no stamp":
+            stamp.unlink()
+        elif how == "other stamp":
+            for name in ("", "-", "12", "12-", "-12", "1-2-3", "12-x", "12-3.bak"):
+                (venv / f".installed-base-{name}").touch()
+            (venv / ".installed-more-12-3").touch()
+            stamp.unlink()
+        elif how == "linked stamp":
+            stamp.unlink()
+            stamp.symlink_to("/dev/null")
+        elif how == "link":
+            venv.rename(tmp_path / "disk")
+            venv.symlink_to(tmp_path / "disk")
+        elif how == "elsewhere":
+            place = str(venv.rename(installed.folder / "env").relative_to(installed.folder))
+        else:  # made by the user, in which this script has installed
+            installed.call("test")
+            (venv / ".made-by-environment.sh").unlink(missing_ok=True)
+            stamp.unlink(missing_ok=True)
+            forget_record(installed, empty=False)
+        files = sorted((installed.folder / place).rglob("*"))
+        assert "and stays" in installed.call("remove", VENV=place, code=2)
+        assert sorted((installed.folder / place).rglob("*")) == files
+
     def test_a_moved_checkout_removes_the_environment_inside_it(self, installed, tmp_path):
         installed.folder = installed.folder.rename(tmp_path / "moved")
         installed.call("remove")
         assert not (installed.folder / ".venv").exists()
+
+
+def forget_record(installed, *, empty=True):
+    """Leave what the script made before it kept a record: empty stamps. Return the first one."""
+    venv = installed.folder / ".venv"
+    (venv / ".made-by-environment.sh").unlink(missing_ok=True)
+    stamps = sorted(venv.glob(".installed-*"))
+    for stamp in stamps if empty else ():
+        stamp.write_text("")
+    return stamps[0]
 
 
 @pytest.mark.parametrize("venv", ["home", "home/", "project/..", "/"])

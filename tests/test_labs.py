@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -152,6 +153,63 @@ def test_another_users_project_is_passed_over(project, tmp_path, monkeypatch):
     monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
     with pytest.raises(InputError, match="is another user's checkout.*expected one of your own"):
         labs.find_project(inner)
+
+
+def test_a_checkout_of_the_user_who_called_sudo_is_roots_too(project, monkeypatch):
+    """A container's root in a mounted checkout, and root's shell by sudo."""
+    owner = project.stat().st_uid
+    real = Path.lstat
+    given = os.stat_result((0o755, 1, 1, 1, owner + 1000, 1, 0, 0, 0, 0))
+    monkeypatch.setattr(
+        Path, "lstat", lambda path: given if path.is_relative_to(project) else real(path)
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for caller in ("", "x", str(owner + 1), "-1", "9" * 5000):
+        monkeypatch.setenv("SUDO_UID", caller)
+        assert labs.project_root(project) is None
+    monkeypatch.setenv("SUDO_UID", str(owner + 1000))
+    assert labs.project_root(project) == project.resolve()
+    # Anybody can set the variable; only root has got it from sudo.
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+    assert labs.project_root(project) is None
+
+
+def test_a_checkout_that_is_named_is_trusted_and_no_other(project, tmp_path, monkeypatch):
+    inner = project / "it's inner"
+    (inner / "notebooks").mkdir(parents=True)
+    (inner / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    monkeypatch.setattr(os, "geteuid", lambda: project.stat().st_uid + 1)
+    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    monkeypatch.chdir(project)
+    for named in ("", ".", str(tmp_path.parent), str(project / "none")):
+        monkeypatch.setenv("LABKIT_PROJECT", named)
+        with pytest.raises(InputError, match="If you trust it: export LABKIT_PROJECT=") as refused:
+            labs.find_project(inner)
+    # What the message says can be pasted into a shell.
+    assignment = str(refused.value).rsplit("export ", 1)[1]
+    (name, value) = shlex.split(assignment)[0].split("=", 1)
+    monkeypatch.setenv(name, value)
+    assert labs.find_project(inner) == inner.resolve()
+    monkeypatch.setenv("LABKIT_PROJECT", f"{project}/notebooks/..")
+    assert labs.find_project(inner) == project.resolve()
+
+
+def test_an_installed_copy_prepares_the_data_of_the_users_checkout(project, tmp_path, monkeypatch):
+    from labkit.data import prepare as module
+
+    (project / "data_scripts").mkdir()
+    (project / "data_scripts" / "mnist.py").write_text("import sys\nsys.exit('the script')\n")
+    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    monkeypatch.chdir(project / "notebooks")
+    with pytest.raises(InputError, match="^the script$"):
+        module.prepare("mnist")
+    # Another user's script is not executed.
+    monkeypatch.setattr(os, "geteuid", lambda: project.stat().st_uid + 1)
+    with pytest.raises(InputError, match="^mnist cannot be prepared: .* is another user's"):
+        module.prepare("mnist")
+    monkeypatch.chdir("/")
+    with pytest.raises(InputError, match="^mnist cannot be prepared: .*the cloned project"):
+        module.prepare("mnist")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")

@@ -5,8 +5,10 @@ recipes/test_resnet50_on_ranks.py, and one real call of each command is below.
 """
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -105,6 +107,59 @@ def test_nothing_that_they_started_stays(tmp_path, script, end):
     }
     ends = {"by": end} if end in SIGNALS else {"code": end}
     assert_nothing_stays(FOLDER / script, arguments[script], tmp_path, **ends)
+
+
+# A recipe whose training only waits; its exit is 0.3 s of work, as of a checkpoint being written.
+WAITING = """#!{python}
+import pathlib, time
+from labkit.recipes import command, resnet50_config
+
+def train(*arguments, **options):
+    try:
+        pathlib.Path("started").touch()
+        time.sleep(60)
+    finally:
+        time.sleep(0.3)
+        pathlib.Path("finally").touch()
+
+command.run(["train", "--dataset_path", "."], name="waiting", description="",
+    named={{"": resnet50_config.Config()}}, train=train, evaluate=None)
+"""
+
+
+# As msrun, which kills its ranks where it hears SIGINT.
+RANKS = """#!{python}
+import pathlib, signal, subprocess, sys
+rank = subprocess.Popen([{python!r}, "waiting"], start_new_session=True)
+signal.signal(signal.SIGINT, lambda *_: rank.kill())
+rank.wait()
+"""
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize("group", [True, False], ids=["key", "kill"])
+@pytest.mark.parametrize("ranks", [[], ["2"]], ids=["alone", "ranks"])
+def test_what_python_does_finally_is_done(tmp_path, by, group, ranks):
+    """^C, or a signal to the script alone: a kill at once left a locked folder behind."""
+    for name, text in (("waiting", WAITING), ("msrun", RANKS)):
+        (tmp_path / name).write_text(text.format(python=sys.executable))
+        (tmp_path / name).chmod(0o755)
+    script = "run_distribute_train.sh" if ranks else "run_standalone_train.sh"
+    process = subprocess.Popen(
+        ["sh", FOLDER / script, *ranks, "."],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHON": str(tmp_path / "waiting")},
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "started").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    (os.killpg if group else os.kill)(process.pid, by)
+    assert process.wait(60) == -by
+    assert (tmp_path / "finally").exists()
 
 
 @pytest.mark.parametrize("path", ["", ":", ":/nowhere", "/nowhere:", "/nowhere::/other"])

@@ -42,6 +42,24 @@ def test_what_pyyaml_stumbles_over_is_one_line(text):
     assert len(str(refused.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize("opening", ["[", "{", "[1,", "{a: [", "['[', ", "[ # [\n", "[']',"])
+def test_brackets_in_each_other_are_limited_before_all_are_read(opening):
+    """60 kB took 5 s and more with MindSpore's limit of recursion."""
+    with pytest.raises(InputError, match="^YAML with more than 100 brackets in each other$"):
+        parse_yaml(opening * (LONGEST // len(opening)))
+
+
+def test_brackets_beside_each_other_and_in_texts_are_not_counted():
+    value = parse_yaml("[" * 100 + "]" * 100)
+    for _ in range(99):
+        (value,) = value
+    assert value == []
+    with pytest.raises(InputError, match="100 brackets"):
+        parse_yaml("[" * 101 + "]" * 101)
+    assert parse_yaml("[" + "[], " * 500 + "]") == [[]] * 500
+    assert parse_yaml("a: '" + "[" * 500 + "' # " + "{" * 500) == {"a": "[" * 500}
+
+
 def test_the_length_is_limited(tmp_path):
     assert parse_yaml("x" * LONGEST) == "x" * LONGEST
     with pytest.raises(InputError, match="expected at most"):

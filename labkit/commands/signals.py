@@ -16,4 +16,10 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: object) -> None:
+    # A second one, to the group and by the script, would end what is being done finally.
+    signal.signal(number, _pass)
     raise SystemExit(128 + number)
+
+
+def _pass(number: int, frame: object) -> None:
+    """Do nothing; a signal that is ignored would stay ignored in what is started."""

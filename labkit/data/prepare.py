@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from labkit.errors import InputError, refuse_unknown
-from labkit.labs import own_checkout
+from labkit.labs import find_project, own_checkout
 
 _MNIST = {"mnist": "MNIST_Data", "fashion-mnist": "Fashion_MNIST"}
 _COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}
@@ -19,19 +19,15 @@ def prepare(name: str, **options: int) -> Path:
              every choice has a folder of its own
 
     The script under ``data_scripts`` verifies what is there and makes what is not; it is that of
-    the checkout that this labkit is imported from, wherever one is. Raises ``InputError`` for an
-    unknown name or option, for a labkit without a checkout, and with the script's own words.
+    the checkout that this labkit is imported from; for an installed copy, of the user's own around
+    the working folder. Raises ``InputError`` for an unknown name or option, without any such
+    checkout, and with the script's own words.
     """
     refuse_unknown("data set", name, _NAMES)
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)
-    project = own_checkout()
-    if project is None:
-        raise InputError(
-            f"{name} cannot be prepared: this labkit is not imported from a checkout, which has "
-            "the data and its scripts. Install it from the cloned project (pip install -e .)"
-        )
+    project = own_checkout() or _checkout_around(name)
     if name == "color-digits":
         chosen = known | options
         script, folder = "color_digits.py", color_digits_folder(**chosen)
@@ -43,6 +39,13 @@ def prepare(name: str, **options: int) -> Path:
     if done.returncode:
         raise InputError(done.stderr.strip() or f"{name} cannot be prepared: {done.stdout.strip()}")
     return project / "datasets" / folder
+
+
+def _checkout_around(name: str) -> Path:
+    try:
+        return find_project()
+    except InputError as error:
+        raise InputError(f"{name} cannot be prepared: {error}") from error
 
 
 def color_digits_folder(size: int = 32, train: int = 6000, val: int = 1000, seed: int = 1) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit import runtime
+from labkit.commands.signals import ended_by_sigterm
 from labkit.errors import InputError
 from labkit.recipes import run_folder, settings
 from labkit.recipes.resnet50_config import Config
@@ -30,7 +31,8 @@ def run(
     """
     given = _parser(name, description, named).parse_args(arguments)
     try:
-        _run(given, named, train, evaluate)
+        with ended_by_sigterm():
+            _run(given, named, train, evaluate)
     except InputError as error:
         print(f"{name}: {error}", file=sys.stderr)
         return 2

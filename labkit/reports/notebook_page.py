@@ -9,6 +9,7 @@ import logging
 import re
 import warnings
 from functools import cache
+from html import escape
 from pathlib import Path
 from urllib.parse import quote, unquote
 
@@ -35,6 +36,10 @@ _EMPTIED = frozenset(
     "noframes noscript object param plaintext script select source style svg template textarea "
     "title track video xmp".split()
 )
+# Markdown beyond these is shown as it is written. mistune takes 48 us a letter of headings, and its
+# time grows with the square of the "[": 15 s for 64 kB of "![](", .3 s for 2000 of them. A lab's
+# longest cell has 2 kB, all of its markdown 20 kB.
+_LONGEST, _MOST_BRACKETS, _MOST_MARKDOWN = 20_000, 2000, 200_000
 _DEEPEST = 256  # tags in each other; a notebook's own have 15
 _ATTRIBUTES = frozenset(
     "align alt aria-hidden aria-label border class color colspan datetime dir headers height id "
@@ -65,7 +70,9 @@ def convert(notebook: Path) -> tuple[str, str]:
             # Of an output that only a widget or JavaScript could show.
             warnings.simplefilter("ignore")
             nbformat.validate(read)
-            body, _ = _exporter().from_notebook_node(read)
+            exporter = _exporter()
+            exporter.markdown_left = _MOST_MARKDOWN
+            body, _ = exporter.from_notebook_node(read)
             body = _clean(body, notebook.parent.resolve())
     # nbformat and nbconvert raise what the damage happens to lead to: KeyError, AttributeError.
     except Exception as error:
@@ -86,16 +93,35 @@ def highlight_css() -> tuple[str, str]:
 
 @cache
 def _exporter():
+    from jinja2 import pass_context
     from nbconvert import HTMLExporter
+
+    class Exporter(HTMLExporter):
+        """Formats markdown, of cells and of outputs, as far as ``markdown_left`` letters go."""
+
+        @pass_context
+        def markdown2html(self, context, source):
+            if len(source) > _LONGEST or source.count("[") > _MOST_BRACKETS:
+                return _as_written(source)
+            if len(source) > self.markdown_left:
+                return _as_written(source)
+            self.markdown_left -= len(source)
+            return super().markdown2html(context, source)
 
     # What it warns of, pictures without a text, the page mends.
     log = logging.getLogger(f"{__name__}.nbconvert")
     log.setLevel(logging.CRITICAL)
-    return HTMLExporter(
+    return Exporter(
         template_name="basic",
         log=log,
         config={"NbConvertBase": {"display_data_priority": list(_SHOWN)}},
     )
+
+
+def _as_written(markdown: str) -> str:
+    # nbconvert looks for links in what this returns, too: 14 s for 64 kB of "![](".
+    text = escape(markdown).replace("[", "&#91;")
+    return f"<p><em>too long to be formatted:</em></p><pre>{text}</pre>"
 
 
 def _clean(body: str, folder: Path) -> str:

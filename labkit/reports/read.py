@@ -5,6 +5,7 @@ sweep (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
 """
 
 import csv
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +130,9 @@ def read(folder, label: str | None = None) -> RunFolder:
     place = Path(folder).resolve()
     if not place.is_dir():
         raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
+    # Before links are refused: a folder of runs has labkit's own, latest.
+    if not _holds_run(place):
+        raise InputError(_no_run(folder, place))
     refuse_links(place)
     label = label or place.name
     if (place / SWEEP).exists() or (place / SWEEP_TABLE).exists():
@@ -141,8 +145,6 @@ def read(folder, label: str | None = None) -> RunFolder:
     problems += [f"{RUN} names the lab {name[:60]!r}, which is no name of a folder"
                  for name in names if not usable_name(name)]  # fmt: skip
     found = {path.name: path for path in _folders(place) if is_lab_folder(path)}
-    if not found and not (place / RUN).exists():
-        raise InputError(_no_run(folder, place))
     names = dict.fromkeys([*filter(usable_name, names), *found])
     labs = [read_lab(place / name, label) for name in names]
     return RunFolder(label, place, "run", labs, about, problems=problems)
@@ -201,8 +203,21 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
     return RunFolder(label, place, "sweep", labs, about, rows, figures, problems)
 
 
+def _holds_run(place: Path) -> bool:
+    if any(os.path.lexists(place / name) for name in (RUN, SWEEP, SWEEP_TABLE)):
+        return True
+    if is_lab_folder(place):
+        return True
+    # A training of one's own may lie among the runs, as a lab's folder lies in a run.
+    return not (place / "latest").is_symlink() and any(map(is_lab_folder, _folders(place)))
+
+
 def _no_run(given, place: Path) -> str:
-    runs = [path.name for path in _folders(place) if any(map(is_lab_folder, _folders(path)))]
+    runs = [
+        path.name
+        for path in _folders(place)
+        if is_lab_folder(path) or any(map(is_lab_folder, _folders(path)))
+    ]
     hint = f" Did you mean one of the runs in it: {', '.join(runs[-5:])}?" if runs else ""
     return f"{given} holds no run (no run.json, results.json, notebook or records.csv).{hint}"
 

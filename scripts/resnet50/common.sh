@@ -40,9 +40,36 @@ run() {
 
 end_by() {
     trap '' HUP INT QUIT TERM
+    ask_all
     end_all
     trap - EXIT "$1"
     kill -s "$1" $$
+}
+
+# Let Python programs come to their finally: locks let go, files closed. TERM, whatever was sent: a
+# shell starts a program in the background with INT and QUIT ignored. Each gets it a single time, as
+# a second would end its finally. 10 s, but none for what ignores TERM (bit 15 of SigIgn).
+ask_all() {
+    first=$child
+    [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true
+    for process in $(marked); do
+        [ "$process" = "$first" ] || kill -TERM "$process" 2>/dev/null || true
+    done
+    looks=0
+    while [ $looks -lt 100 ]; do
+        waits=
+        for process in $(marked); do
+            grep -qs '^SigIgn:.*[4-7c-f]...$' "/proc/$process/status" || waits=yes
+        done
+        [ -n "$waits" ] || break
+        sleep 0.1
+        looks=$((looks + 1))
+    done
+}
+
+# The processes of this machine that run has started, a line each.
+marked() {
+    grep -lsF -e "$mark" /proc/[0-9]*/environ | sed 's|^/proc/||; s|/environ$||'
 }
 
 # Until two looks find nothing: in the middle of an exec a process shows no environment.
@@ -50,12 +77,11 @@ end_all() {
     [ -z "$child" ] || kill -KILL "$child" 2>/dev/null || true
     empty=0
     for look in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-        left=$(grep -lsF -e "$mark" /proc/[0-9]*/environ) || true
+        left=$(marked)
         empty=$((empty + 1))
         for process in $left; do
             empty=0
-            process=${process#/proc/}
-            kill -KILL "${process%/environ}" 2>/dev/null || true
+            kill -KILL "$process" 2>/dev/null || true
         done
         [ $empty -lt 2 ] || break
         sleep 0.05
@@ -73,7 +99,10 @@ run_ranks() {
     PATH="$(dirname -- "$python"):$PATH"
     export PATH
     status=0
-    run msrun --worker_num "$devices" --local_worker_num "$devices" --join True --log_dir "$logs" \
+    # In a session of its own: msrun kills its ranks at once where ^C reaches it.
+    apart=setsid
+    command -v setsid >/dev/null || apart=
+    run $apart msrun --worker_num "$devices" --local_worker_num "$devices" --join True --log_dir "$logs" \
         --master_port "${MASTER_PORT:-8118}" \
         python -m "$module" "$@" >"$logs/msrun.log" 2>&1 || status=$?
     tail -n 20 "$logs/worker_0.log" 2>/dev/null || tail -n 20 "$logs/msrun.log"

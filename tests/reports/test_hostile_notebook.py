@@ -8,7 +8,7 @@ import time
 import pytest
 
 from labkit.errors import InputError
-from labkit.reports import page
+from labkit.reports import notebook_page, page
 from labkit.reports.maths import Budget, draw_maths
 from tests.browser import chromium
 from tests.reports import folders
@@ -176,6 +176,47 @@ def test_what_a_parser_is_quadratic_in_is_read_at_once(text, tmp_path):
     began = time.process_time()
     _clean(f'<div class="text_cell_render">{text}</div>', tmp_path)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](" * 16_000,
+        "![](" * 16_000,
+        "[" * 2001,
+        ("|a" * 2000 + "|\n") + ("|-" * 2000 + "|\n") + ("|a" * 2000 + "|\n") * 20,
+        "x" * 20_001,
+    ],
+    ids=["links", "pictures", "brackets", "table", "long"],
+)
+@pytest.mark.parametrize("place", ["cell", "output"])
+def test_markdown_that_takes_too_long_is_shown_as_it_is_written(text, place, tmp_path):
+    """64 kB of "![](" took the formatter 16 s."""
+    output = {"output_type": "display_data", "data": {"text/markdown": text}, "metadata": {}}
+    cell = markdown(text) if place == "cell" else code("show()", output)
+    began = time.process_time()
+    body = convert(tmp_path, cell, markdown("*soft*"))
+    assert time.process_time() - began < 10
+    assert text.strip() in body and "<em>too long to be formatted:</em>" in body
+    assert "<em>soft</em>" in body
+
+
+def test_markdown_up_to_the_limits_is_formatted(tmp_path):
+    body = convert(tmp_path, markdown("*soft*" + "x" * 19_994), markdown("*hard*" + "[" * 2000))
+    assert "<em>soft</em>" in body and "<em>hard</em>" in body and "too long" not in body
+
+
+def test_a_page_formats_no_more_markdown_than_its_budget(tmp_path):
+    """Each page its own: the formatter is kept from one to the next."""
+    for _ in range(2):
+        body = convert(tmp_path, *[markdown("*soft*" + "x" * 19_994)] * 10, markdown("*<b>*"))
+        assert body.count("<em>soft</em>") == 10 and "<pre>*&lt;b&gt;*</pre>" in body
+
+
+def convert(folder, *cells):
+    path = folder / "n.ipynb"
+    path.write_text(json.dumps(folders.notebook(*cells)))
+    return notebook_page.convert(path)[1]
 
 
 def test_html_that_is_nested_too_deep_is_refused(tmp_path):

@@ -62,6 +62,34 @@ def test_what_is_no_run_is_refused_with_the_runs_in_it(tmp_path):
         read.read_all([run, run])
 
 
+@pytest.mark.parametrize("beside", ["a run", "a training of one's own"])
+def test_a_folder_of_runs_is_no_run_and_its_latest_is_no_fault(tmp_path, beside):
+    """`labkit report runs` once asked to remove the link that labkit itself had made."""
+    runs = tmp_path / "runs"
+    run = folders.write_run(runs / "20260101-120000")
+    if beside != "a run":
+        folders.write_records(runs / "mine" / "records.csv", 3)
+    (runs / "latest").symlink_to(run.name)
+    for door in (read.read, live.look):
+        with pytest.raises(InputError, match="holds no run .*Did you mean .*20260101") as refused:
+            door(runs)
+        assert "remove" not in str(refused.value)
+        assert ("mine" in str(refused.value)) == (beside != "a run")
+    assert read.read(runs / "latest").kind == "run"
+
+
+def test_a_link_in_a_run_is_still_refused(tmp_path):
+    run = folders.write_run(tmp_path / "run")
+    (run / "latest").symlink_to(folders.LAB)
+    with pytest.raises(InputError, match="latest is a link"):
+        read.read(run)
+    (run / "latest").unlink()
+    (run / "run.json").unlink()
+    (run / "run.json").symlink_to("nowhere")
+    with pytest.raises(InputError, match="run.json is a link"):
+        read.read(run)
+
+
 def test_a_lab_that_was_asked_for_and_has_no_folder_has_not_started(tmp_path):
     run = folders.write_run(tmp_path / "r")
     (run / "run.json").write_text(json.dumps({"labs": [folders.LAB, "02_later"]}))
