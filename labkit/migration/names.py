@@ -132,6 +132,21 @@ class Match:
         """Whether every parameter has its counterpart and nothing is left over."""
         return not (self.missing or self.unknown or self.misshapen)
 
+    @property
+    def summary(self) -> str:
+        """What does not belong together, on one line: the first three of each kind."""
+        kinds = {
+            "no PyTorch tensor for": self.missing,
+            "no parameter of the network for": self.unknown,
+            "another shape": [pair.torch for pair, _ in self.misshapen],
+        }
+        parts = [
+            f"{kind} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" * (len(names) > 3))
+            for kind, names in kinds.items()
+            if names
+        ]
+        return "; ".join(parts)
+
     def __str__(self) -> str:
         lines = [f"{len(self.pairs)} parameters match, {len(self.carried)} counters are carried"]
         for name in self.missing:

@@ -12,6 +12,8 @@ from labkit.gradients import set_state
 from labkit.migration.files import State, read_torch, write_torch
 from labkit.migration.names import COUNTER, Match, match, pairs
 
+_MOST_LINES = 8  # of a message, one for each tensor
+
 
 def load(network, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Put PyTorch's tensors into ``network`` and return the ``Match``.
@@ -24,7 +26,12 @@ def load(network, state: Mapping, renames: Mapping[str, str] | None = None) -> M
     """
     found = match(network, state, renames)
     if not found.complete:
-        raise InputError(f"these tensors are not this network's\n{found}{_prefix_hint(state)}")
+        lines = str(found).splitlines()[1:]
+        if len(lines) > _MOST_LINES:
+            lines = [f"{found.summary} (labkit.migration.match returns all)"]
+        raise InputError(
+            "\n".join(["these tensors are not this network's:", *lines]) + _prefix_hint(state)
+        )
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     values: State = {}
     for pair in found.pairs:
