@@ -83,7 +83,7 @@ def masks(labels, classes, ignore_index):
     ignored = labels == ignore_index
     known = ops.logical_and(labels >= 0, labels < classes)
     factor = ops.where(ignored, 0.0, ops.where(known, 1.0, float("nan")))
-    return ops.where(known, labels, ops.zeros_like(labels)), factor
+    return ops.where(known, labels, 0 * labels), factor
 
 
 def count_only(losses, factor):
