@@ -88,7 +88,7 @@ def masks(labels, classes, ignore_index):
 
 def count_only(losses, factor):
     """Return the losses times the factors of ``masks``; an ignored one is 0 whatever it was."""
-    return ops.where(factor == 0, 0.0, losses * factor)
+    return ops.masked_fill(losses * factor, factor == 0, 0.0)
 
 
 def new_key() -> int:
