@@ -9,6 +9,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from labkit.labs import version
+
 
 class Trainings:
     """The trainings of a plan: what is finished is in ``rows`` and ``curves``, and in ``folder``.
@@ -69,11 +71,10 @@ class Trainings:
 
 def made_by(command: str, machine: dict) -> dict:
     """Return how a table was made: command, versions, cores, day, and how idle the machine was."""
-    packages = ("labkit", "mindspore", "numpy")
-    versions = {name: metadata.version(name) for name in packages}
+    versions = {name: metadata.version(name) for name in ("mindspore", "numpy")}
     return {
         "command": command,
-        "versions": versions | {"python": platform.python_version()},
+        "versions": {"labkit": version()} | versions | {"python": platform.python_version()},
         "cores": os.cpu_count(),
         "date": time.strftime("%Y-%m-%d"),
         "idle_before": machine["idle_before"],

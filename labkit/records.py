@@ -57,6 +57,15 @@ class Records:
                 writer.writeheader()
                 writer.writerows(self.rows)
 
+    def remove_file(self) -> None:
+        """Remove the file of an earlier training, if there is one; ``InputError`` if it cannot be."""
+        if self.path is None:
+            return
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise InputError(f"cannot replace the records {self.path}: {error.strerror}") from error
+
     def sync(self) -> None:
         """Have the rows on the disk: a power cut takes what the system still holds in memory."""
         if self._file is not None:

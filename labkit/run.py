@@ -80,9 +80,9 @@ class Run:
         What an earlier execution has left there is replaced. ``labkit attach`` and ``labkit
         report`` find them as they find those of ``fit``.
         """
-        place = self.path(f"{name}/records.csv")
-        place.unlink(missing_ok=True)
-        return Records(place)
+        records = Records(self.path(f"{name}/records.csv"))
+        records.remove_file()
+        return records
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed" and return its path.

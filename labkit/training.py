@@ -218,7 +218,7 @@ class _Training:
             self.check_schedules(0)
             if self.writes and (self.folder / RECORDS).exists():
                 print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
-                (self.folder / RECORDS).unlink()
+                self.records.remove_file()
             return
         take_over(self.step, position.settings)
         self.micro_batches, self.seconds_before = position.micro_batches, position.seconds

@@ -53,15 +53,21 @@ def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environme
         # Where the tests run in the background SIGINT is ignored, which a shell cannot undo.
         preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],
     )
-    until = time.monotonic() + 60
-    while not (folder / "started").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until((folder / "started").exists)
     if by:
-        assert len(marked(folder)) > 4
+        # The program that has just been started may not have exec'ed all of its own yet.
+        wait_until(lambda: len(marked(folder)) > 4)
         process.send_signal(by)
     assert process.wait(60) == (-by if by else code)
     assert marked(folder) == []
+
+
+def wait_until(condition, seconds=60):
+    """Return once ``condition()`` is true; fail where it is not within so many seconds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
 
 
 def assert_executable_and_posix(path):

@@ -136,6 +136,19 @@ def test_a_folder_or_a_pipe_in_the_place_of_the_file_is_refused(tmp_path):
         Records(tmp_path / "folder.csv").keep_first(0)
 
 
+def test_the_file_is_removed_once_and_a_folder_in_its_place_is_refused(tmp_path):
+    place = tmp_path / "records.csv"
+    place.write_text("x\n1\n")
+    records = Records(place)
+    records.remove_file()
+    records.remove_file()
+    assert not place.exists()
+    place.mkdir()
+    with pytest.raises(InputError, match="cannot replace the records .*records.csv: Is a dir"):
+        records.remove_file()
+    assert place.is_dir()
+
+
 def test_a_line_without_end_takes_no_memory(tmp_path):
     """A hole takes no room on the disk; with one line feed behind it, it is a damaged row."""
     path = tmp_path / "records.csv"

@@ -30,7 +30,7 @@ from pathlib import Path
 import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 10.0  # of computing, for one input
+SECONDS = 10.0  # of computing, for one reading; a reader may have several doors
 WAIT = 40.0  # seconds on the clock within which a child must compute for one, or it hangs
 MEMORY = 10**9
 LIFE = 1000  # inputs of one child: memory that it keeps would hide what one input takes

@@ -1,5 +1,5 @@
 """Every reader of the campaign by name."""
 
-from tests.campaigns import archives, runs, settings, weights
+from tests.campaigns import archives, runs, settings, trainings, weights
 
-READERS = archives.READERS | weights.READERS | runs.READERS | settings.READERS
+READERS = archives.READERS | weights.READERS | trainings.READERS | runs.READERS | settings.READERS

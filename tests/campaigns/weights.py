@@ -138,12 +138,19 @@ def _varint(number: int) -> bytes:
     return bytes([*found, number])
 
 
-def _entry(tag: bytes, dims, kind: bytes, content: bytes) -> bytes:
+def entry(tag: bytes, dims, kind: bytes, content: bytes) -> bytes:
+    """One tensor or text of a checkpoint."""
     tensor = b"".join(_proto(1, n) for n in dims) + _proto(2, kind) + _proto(3, content)
     return _proto(1, _proto(1, tag) + _proto(2, tensor))
 
 
-def _crc(content: bytes) -> bytes:
+def text(value: str) -> bytes:
+    """A text as MindSpore writes it: NumPy's, of four bytes a character."""
+    return value.encode("utf-32-le", "surrogatepass")
+
+
+def crc(content: bytes) -> bytes:
+    """The content with the check sum that MindSpore puts at its end."""
     import binascii
 
     return content + b"crc_num" + binascii.crc32(content).to_bytes(10, "big")
@@ -155,11 +162,11 @@ _KINDS = (b"Float32", b"Float16", b"Float64", b"Int32", b"Int8", b"UInt64", b"Bo
 
 def _odd_checkpoint(rule) -> bytes:
     """A checkpoint whose shapes, types and lengths disagree, or whose records are of other kinds."""
-    position = json.dumps(_position())
+    position = text(json.dumps(_position()))
     parts = [
-        _entry(b"weight", (2, 3), b"Float32", bytes(24)),
-        _entry(b"bias", (2,), b"Float32", bytes(8)),
-        _entry(b"labkit_position", (len(position),), b"str", position.encode()),
+        entry(b"weight", (2, 3), b"Float32", bytes(24)),
+        entry(b"bias", (2,), b"Float32", bytes(8)),
+        entry(b"labkit_position", (0,), b"str", position),
     ]
     at = rule.randrange(3)
     act = rule.random()
@@ -170,9 +177,10 @@ def _odd_checkpoint(rule) -> bytes:
             for _ in range(rule.choice((0, 1, 1, 2, 9)))
         ]
         content = rule.randbytes(rule.choice((0, 1, 4, 8, 24, 64, 4096)))
-        parts[at] = _entry(name, dims, rule.choice(_KINDS), content)
+        parts[at] = entry(name, dims, rule.choice(_KINDS), content)
     elif act < 0.6:
-        parts[2] = _entry(b"labkit_position", (1,), b"str", dumps(json_like(rule, _position())))
+        changed = dumps(json_like(rule, _position())).decode("utf-8", "surrogatepass")
+        parts[2] = entry(b"labkit_position", (0,), b"str", text(changed))
     elif act < 0.8:
         # Field 4 is a map of its own; others are unknown, or of another wire type.
         parts[at] = rule.choice((
@@ -196,9 +204,9 @@ def _make_ckpt(rule: random.Random) -> Tree:
     content = _odd_checkpoint(rule)
     act = rule.random()
     if act < 0.7:
-        content = _crc(content)
+        content = crc(content)
     elif act < 0.9:
-        content = damaged(rule, _crc(content))
+        content = damaged(rule, crc(content))
     return with_special(rule, {"step-000000004.ckpt": content})
 
 
@@ -210,8 +218,8 @@ def _make_snapshots(rule: random.Random) -> Tree:
         found = hashlib.sha256(b"".join(n.encode() + values[n] for n in sorted(values)))
         note["sha256"] = found.hexdigest()
     act = rule.random()
-    text = dumps(json_like(rule, note)) if act < 0.4 else json.dumps(note).encode()
-    whole = {"__metadata__": {"labkit": text.decode()}} | header
+    about = dumps(json_like(rule, note)) if act < 0.4 else json.dumps(note).encode()
+    whole = {"__metadata__": {"labkit": about.decode()}} | header
     content = _safetensors(whole, data)
     if 0.4 <= act < 0.7:
         content = _odd_tensors(rule)
@@ -236,17 +244,17 @@ def _basis() -> tuple[bytes, dict]:
 
 def _make_basis(rule: random.Random) -> Tree:
     matrix, about = _basis()
-    text = json.dumps(about).encode()
+    described = json.dumps(about).encode()
     act = rule.random()
     if act < 0.5:
-        text = dumps(json_like(rule, about))
+        described = dumps(json_like(rule, about))
     elif act < 0.7:
         matrix = odd_npy(rule)
     elif act < 0.85:
         matrix = damaged(rule, matrix)
     else:
-        text = damaged(rule, text)
-    return with_special(rule, {"basis.npy": matrix, "basis.json": text})
+        described = damaged(rule, described)
+    return with_special(rule, {"basis.npy": matrix, "basis.json": described})
 
 
 def _touched(values) -> int:

@@ -4,8 +4,8 @@
 
 A request is a JSON line with the folder of an input and a folder to write to; an answer one with
 ``kind`` ("result" of at least one door, "refused" or "failure"), ``text``, ``seconds`` of
-computing, and ``memory``, how many bytes the process has at most held above what it held when it
-began.
+computing behind the slowest door, and ``memory``, how many bytes the process has at most held above
+what it held when it began.
 """
 
 import json
@@ -62,22 +62,22 @@ def _held() -> int:
 def _judged(reader, folder: Path, out: Path) -> dict:
     from labkit.errors import InputError
 
-    texts, before = [], _seconds()
+    texts, slowest = [], 0.0
     for door in reader.doors:
+        before, failure = _seconds(), None
         try:
             door(folder, out)
         except InputError as error:
             texts.append(text := str(error))
             if len(text.splitlines()) != 1 or len(text) > LONGEST:
-                return _answer("failure", f"a message of {len(text)} letters: {text}", before)
+                failure = f"a message of {len(text)} letters: {text[:2000]}"
         except BaseException:
-            return _answer("failure", f"{traceback.format_exc()[-3000:]}", before)
+            failure = traceback.format_exc()[-3000:]
+        slowest = max(slowest, _seconds() - before)
+        if failure is not None:
+            return {"kind": "failure", "text": failure, "seconds": slowest}
     kind = "refused" if len(texts) == len(reader.doors) else "result"
-    return _answer(kind, "; ".join(texts), before)
-
-
-def _answer(kind: str, text: str, before: float) -> dict:
-    return {"kind": kind, "text": text[:3000], "seconds": _seconds() - before}
+    return {"kind": kind, "text": "; ".join(texts)[:3000], "seconds": slowest}
 
 
 def _seconds() -> float:
