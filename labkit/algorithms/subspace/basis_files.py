@@ -3,11 +3,12 @@
 import json
 import math
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from labkit.errors import InputError
-from labkit.input_files import read_json
+from labkit.input_files import open_file, read_json
 from labkit.whole_files import whole_file
 
 _FORMAT = "labkit basis 1"
@@ -68,20 +69,45 @@ def load(path):
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{about_path} is damaged, or of no basis ({error!r})") from error
     try:
-        # Not np.load, which takes other kinds of files too.
-        matrix = np.lib.format.open_memmap(path, mode="r")
+        header = _header(path)
     # A header is read as Python: besides ValueError TokenError, MemoryError, TypeError and others.
     except Exception as error:
         raise InputError(f"the basis {path} is damaged and cannot be read ({error})") from error
     numbers = sum(math.prod(shape) for _, shape in parameters)
-    if matrix.dtype != np.float32 or matrix.shape != shape or shape[1:] != (numbers,):
+    if header.dtype != np.float32 or header.shape != shape or shape[1:] != (numbers,):
         raise InputError(
-            f"the basis {path} is {matrix.dtype} {matrix.shape}; {about_path.name} speaks of "
+            f"the basis {path} is {header.dtype} {header.shape}; {about_path.name} speaks of "
             f"float32 {shape} over {numbers} weights"
         )
-    if not matrix.flags.c_contiguous or len(basis["variance"]) != len(matrix):
+    if header.fortran or len(basis["variance"]) != shape[0]:
         raise InputError(f"the basis {path} is not one that labkit has written")
-    return matrix, {"basis": basis, "sha256": digest}
+    size, expected = Path(path).stat().st_size, header.bytes + 4 * math.prod(shape)
+    if size != expected:
+        raise InputError(
+            f"the basis {path} is damaged and cannot be read ({size} bytes; expected {expected})"
+        )
+    if not math.prod(shape):
+        raise InputError(f"the basis {path} is empty: {shape}; expected a row and a weight")
+    return np.memmap(path, np.float32, "r", header.bytes, shape), {"basis": basis, "sha256": digest}
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    fortran: bool
+    dtype: np.dtype
+    bytes: int
+
+
+def _header(path) -> _Header:
+    """Return what a .npy file says of its array, before a byte of it is mapped.
+
+    ``open_memmap`` maps what a header says: the lengths (0, 2^40, 2^40) end the process by SIGFPE.
+    """
+    with open_file(path) as file:
+        # np.save takes another version for headers of more than 64 kB alone.
+        if (version := np.lib.format.read_magic(file)) != (1, 0):
+            raise ValueError(f"a .npy file of version {version}; expected (1, 0)")
+        return _Header(*np.lib.format.read_array_header_1_0(file), file.tell())
 
 
 def _is(kind, value):

@@ -161,7 +161,23 @@ class TestFiles:
     def test_it_holds_no_pickle(self, saved):
         assert np.load(saved, allow_pickle=False).shape == (K, size())
         np.save(saved, np.array([{"a": 1}], object), allow_pickle=True)
-        with pytest.raises(InputError, match="is damaged and cannot be read"):
+        with pytest.raises(InputError, match="is object .* speaks of float32"):
+            Basis.load(saved)
+
+    @pytest.mark.parametrize("shape", [(0, 10**13 - 1), (2**63 - 1, 2)])
+    def test_a_header_that_would_end_the_process_is_refused(self, saved, shape):
+        """Mapped, the first is divided by zero in C."""
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+        data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+        saved.write_bytes(data + bytes(16))
+        with pytest.raises(InputError, match="speaks of float32"):
+            Basis.load(saved)
+        about = saved.with_suffix(".json")
+        rows, columns = shape
+        found = json.loads(about.read_text()) | {"shape": [rows, columns]}
+        found["parameters"] = [["a", [columns]]]
+        about.write_text(json.dumps(found))
+        with pytest.raises(InputError, match="not one that labkit has|is damaged|is empty"):
             Basis.load(saved)
 
     @pytest.mark.parametrize("missing", ["pca_mat.npy", "pca_mat.json"])
