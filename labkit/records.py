@@ -11,6 +11,7 @@ from labkit.whole_files import whole_file
 # 90 epochs of ImageNet in batches of 32 are 3.6 million rows of some 80 bytes.
 _BYTES, _LINES = 512 << 20, 4_000_000
 _LONGEST_LINE = 1 << 16
+_NO_FLOAT = 10**300  # of a larger integer a figure can make no float
 
 
 class Records:
@@ -183,6 +184,9 @@ def _number(text):
     if not text.isascii() or "_" in text or text != text.strip():
         raise ValueError(text)
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         return float(text)
+    if abs(number) >= _NO_FLOAT:
+        raise ValueError(f"an integer of {len(text)} digits")
+    return number

@@ -69,7 +69,7 @@ def test_a_file_cut_short_before_its_first_row_holds_none(tmp_path, text):
     assert read_records(path).rows == []
 
 
-@pytest.mark.parametrize("line", ["1,two,3.0", "1,2.0", "1,2.0,3.0,4.0", ",,"])
+@pytest.mark.parametrize("line", ["1,two,3.0", "1,2.0", "1,2.0,3.0,4.0", ",,", f"1,2.0,{10**300}"])
 def test_a_row_that_is_not_numbers_is_refused_with_its_line(tmp_path, line):
     path = tmp_path / "records.csv"
     path.write_text(f"update,loss,rate\n1,2.0,3.0\n{line}\n")
