@@ -59,7 +59,7 @@ class Records:
                 writer.writerows(self.rows)
 
     def remove_file(self) -> None:
-        """Remove the file of an earlier training, if there is one; ``InputError`` if it cannot be."""
+        """Remove an earlier training's file, if there is one; ``InputError`` if it cannot be."""
         if self.path is None:
             return
         try:
