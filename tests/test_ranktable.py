@@ -281,7 +281,10 @@ class TestMake:
         found = ranktable.read_addresses(conf)
         assert list(found.items()) == [(0, "192.1.27.6"), (1, "192.2.27.6")]
 
-    @pytest.mark.parametrize("text", ["", "netmask_0=255.0.0.0", "address_0=a\naddress_0=b", None])
+    @pytest.mark.parametrize(
+        "text",
+        ["", "netmask_0=255.0.0.0", "address_0=a\naddress_0=b", f"address_{'1' * 5000}=a", None],
+    )
     def test_a_file_without_addresses(self, tmp_path, text):
         if text is not None:
             (tmp_path / "hccn.conf").write_text(text)

@@ -20,7 +20,8 @@ from labkit.whole_files import whole_file
 # Of 1024 servers with 8 devices each: 1 MB, 2 s.
 _BYTES = 2 << 20
 _SHOWN = 5
-_CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)")
+_CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)", re.ASCII)
+_LONGEST_NUMBER = 4
 
 
 class RankTableError(InputError):
@@ -136,6 +137,8 @@ def read_addresses(path: str | os.PathLike) -> dict[int, str]:
             f"cannot read {path} ({error}); expected a file as /etc/hccn.conf"
         ) from error
     found = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
+    if long := [number for number, _ in found if len(number) > _LONGEST_NUMBER]:
+        raise InputError(f"{path} has a device number of {len(long[0])} digits; expected 0 to 9999")
     numbers = [int(number) for number, _ in found]
     if not found or len(set(numbers)) < len(numbers):
         raise InputError(f"{path} has addresses for devices {numbers}; expected one for each")
