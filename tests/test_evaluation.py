@@ -207,7 +207,7 @@ def test_labels_of_no_class():
 
 
 def test_a_network_in_float16_is_evaluated_with_its_loss_in_float32():
-    """10 000 rows of loss 8: their sum leaves the range of float16, whose largest number is 65504."""
+    """10 000 rows of loss 8: their sum leaves the range of float16, which ends at 65504."""
     random = np.random.default_rng(0)
     logits = random.normal(size=(10_000, 4)).astype(np.float16) * 8
     labels = random.integers(0, 4, len(logits)).astype(np.int32)
