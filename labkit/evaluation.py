@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import nn, ops
 from mindspore.train import Metric, Model
 
 from labkit import cluster
 from labkit.errors import InputError
-from labkit.labels import IGNORE_INDEX, check_ignore_index, check_labels
+from labkit.labels import IGNORE_INDEX, as_int32, check_ignore_index, check_labels
 from labkit.modes import modes, set_modes
 from labkit.weights import Mean, mean_of_loss
 
@@ -85,6 +86,7 @@ class _Evaluation(nn.Cell):
                 "(B, classes) and labels (B,), or (B, T, classes) and (B, T)"
             )
         check_labels(labels.asnumpy(), logits.shape[-1], self.mean.ignore_index)
+        labels = as_int32(labels)
         rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
         loss = self.loss(logits, labels) if self.mean.over == "unknown" else self.loss(*rows)
         return loss, *rows
@@ -96,7 +98,8 @@ class _Loss(nn.Cell):
         self.loss_fn = loss_fn
 
     def construct(self, logits, labels):
-        return self.loss_fn(logits, labels)
+        # As LossNet does: a network in float16 is evaluated with the loss that it is trained with.
+        return self.loss_fn(ops.cast(logits, ms.float32), labels)
 
 
 class _Mean(Metric):

@@ -122,6 +122,7 @@ class GradientStage(nn.Cell):
             raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
         self.normalise = "tokens" if self.over == "tokens" else normalise
         self.ignore_index = mean.ignore_index
+        self.mean_of_labels = mean.over == "labels" and mean.class_weights is None
         weights = mean.class_weights
         self.class_weights = None if weights is None else Tensor(weights, ms.float32)
         # Stands in for the labels of a batch that has none to count, whose mean would be 0 / 0.
@@ -294,13 +295,18 @@ class GradientStage(nn.Cell):
         (_, loss, weight), gradients = self.value_and_extras(*batch)
         finite = self._all_finite(loss, gradients[: self.count])
         rows = ops.cast(self.rows(batch), ms.float32)
-        # A row's own loss has ``rows`` times the derivative that the mean has. Where the loss is
+        counted = rows
+        if self.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
+            if self.batch_axis is None and not self.flattened:
+                # A row whose label is ignored has no loss, and is none that the mean is over.
+                counted = self._counted(batch[-1])
+        # A row's own loss has ``counted`` times the derivative that the mean has. Where the loss is
         # not scaled, the weight was in what was differentiated, and is in a square twice.
-        divisor, factor = rows, rows
+        divisor, factor = rows, counted
         if self.weighted:
             # A batch of which nothing counts has weight 0, and sums of 0.
             divisor = rows / ops.maximum(weight, 1e-30)
-            factor = rows * weight if self.scaled else divisor
+            factor = counted * weight if self.scaled else counted / ops.maximum(weight, 1e-30)
         constant = gradients[self.count : self.constant_end]
         quadratic = gradients[self.constant_end :]
         constant = self.map(ops.partial(_divided, divisor), constant)

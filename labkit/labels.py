@@ -86,6 +86,18 @@ def masks(labels, classes, ignore_index):
     return ops.where(known, labels, 0 * labels), factor
 
 
+def as_int32(labels):
+    """Return integers as int32, inside a graph, and any other labels as they are.
+
+    MindSpore's losses refuse most other types, some in a stack of C++: nn.CrossEntropyLoss int64,
+    which NumPy and PyTorch have labels in. A number that int32 does not hold becomes its last one.
+    """
+    if labels.dtype == ms.int32 or labels.dtype not in INTEGERS:
+        return labels
+    labels = ops.cast(labels, ms.int64)
+    return ops.cast(ops.minimum(ops.maximum(labels, -(2**31)), 2**31 - 1), ms.int32)
+
+
 def count_only(losses, factor):
     """Return the losses times the factors of ``masks``; an ignored one is 0 whatever it was."""
     return ops.masked_fill(losses * factor, factor == 0, 0.0)

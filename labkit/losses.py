@@ -7,7 +7,15 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
 
 from labkit.errors import InputError, refuse_unknown
-from labkit.labels import IGNORE_INDEX, check_ignore_index, count_only, masks, new_key, noted
+from labkit.labels import (
+    IGNORE_INDEX,
+    as_int32,
+    check_ignore_index,
+    count_only,
+    masks,
+    new_key,
+    noted,
+)
 
 CONVENTIONS = ("mindspore", "pytorch")
 _REDUCTIONS = ("mean", "sum", "none")
@@ -34,13 +42,15 @@ class LossNet(nn.Cell):
         self.same_shape = False
 
     def construct(self, *batch):
-        outputs = self.network(*batch[:-1])
-        if self.same_shape and _differ(outputs.shape, batch[-1].shape):
+        outputs, labels = self.network(*batch[:-1]), batch[-1]
+        if self.same_shape and _differ(outputs.shape, labels.shape):
             raise ValueError(
-                f"the outputs have shape {outputs.shape}, the labels {batch[-1].shape}; expected "
+                f"the outputs have shape {outputs.shape}, the labels {labels.shape}; expected "
                 "the same shape, or normalise='samples', 'tokens' or 'steps' of the step"
             )
-        loss = self.loss_fn(ops.cast(outputs, ms.float32), batch[-1])
+        if self.class_axis is not None:
+            labels = as_int32(labels)
+        loss = self.loss_fn(ops.cast(outputs, ms.float32), labels)
         if self.class_axis is not None and outputs.ndim > 1:
             loss = noted(loss, self.label_key, outputs.shape[self.class_axis])
         return loss

@@ -62,13 +62,29 @@ def texts(optimizer) -> dict[str, str]:
     }
 
 
-def not_compared(then, optimizer) -> list[str]:
+def functions(step) -> dict[str, str]:
+    """Return a text for each function of the number of updates that a step is given, by name.
+
+    micro_steps and, of THOR, damping and how often factors and inverses are made anew.
+    """
+    given = {"micro_steps": getattr(step, "schedule", None)}
+    for name, of_stage in (
+        ("damping", "schedule"),
+        ("frequency", "frequency"),
+        ("factor_frequency", "factor_frequency"),
+    ):
+        given[name] = getattr(getattr(step.update, of_stage, None), "function", None)
+    return {name: fingerprint(value) for name, value in given.items() if value is not None}
+
+
+def not_compared(then, step) -> list[str]:
     """Return the names of values of which nobody can tell whether they are the checkpoint's."""
-    noted_then = (then or {}).get("texts")
+    found = {"texts": texts(step.optimizer), "functions": functions(step)}
     return [
         name
-        for name, text in texts(optimizer).items()
-        if noted_then is None or text.startswith(UNKNOWN)
+        for kind, own in found.items()
+        for name, text in own.items()
+        if (then or {}).get(kind) is None or text.startswith(UNKNOWN)
     ]
 
 
@@ -143,6 +159,7 @@ def noted(step) -> dict[str, Any]:
     parameters  name -> value of ``own_parameters``; None for an array of rates
     rates       as ``rates_of_parameters``
     texts       as ``texts``
+    functions   as ``functions``
     damping     of THOR, where it is an array: its length, ends and SHA-256
     """
     parameters = {
@@ -152,6 +169,7 @@ def noted(step) -> dict[str, Any]:
     note = {"constants": constants(step.optimizer), "parameters": parameters}
     note["rates"] = rates_of_parameters(step.optimizer)
     note["texts"] = texts(step.optimizer)
+    note["functions"] = functions(step)
     if (damping := _damping(step)) is not None:
         note["damping"] = {"length": len(damping), "sha256": _digest(damping)}
         note["damping"] |= {"first": float(damping[0]), "last": float(damping[-1])}
@@ -238,6 +256,10 @@ def differences(then, values, step) -> dict[str, tuple[Any, Any]]:
                 other = dict(zip(mine, other, strict=True))  # noted without names, by their order
             if not _same(mine, other):
                 found |= _named(name, mine, other)
+        own, theirs = functions(step), then.get("functions", {})
+        for name in own.keys() & theirs.keys():  # a number in one of them is a setting's difference
+            if own[name] != theirs[name]:
+                found[name] = (own[name], theirs[name])
         mine = rates_of_parameters(optimizer)
         if mine != (other := then.get("rates", mine)):
             found |= _named("the learning rate", mine, other)

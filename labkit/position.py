@@ -11,6 +11,7 @@ from labkit.errors import InputError
 from labkit.input_files import parse_json
 
 _LARGEST = 2**53
+_TEXTS = ("rates", "texts", "functions")  # of the optimizer's note: texts by name
 _TEXT_BYTES = 16 << 20  # some numbers and names for each Parameter; 2000 of them are 0.5 MB
 
 
@@ -116,7 +117,7 @@ def _is_note(note: Any) -> bool:
             for value in constants.values()
         )
         and _is_mapping(note.get("parameters"), lambda value: value is None or _is_number(value))
-        and all(_is_mapping(note.get(name, {}), _is_text) for name in ("rates", "texts"))
+        and all(_is_mapping(note.get(name, {}), _is_text) for name in _TEXTS)
         and ("damping" not in note or _is_damping(damping))
     )
 

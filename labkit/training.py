@@ -54,7 +54,8 @@ def fit(
                       show their state to nobody, and draw from the start again. The optimizer's
                       numbers must be those that the training began with (an array of rates may be
                       longer); "new settings" goes on with other ones: rates, schedules, momentum,
-                      weight decay and THOR's array of damping are then those of ``step``
+                      weight decay, THOR's array of damping, and functions of the number of updates
+                      (micro_steps, THOR's) are then those of ``step``
     checkpoint_every  micro-batches between checkpoints within an epoch; None writes none there. A
                       step that keeps a group's rows (``SubspaceStep``) is saved at the group's end
     checkpoint_epochs epochs between checkpoints, the last epoch has one anyway; None: no checkpoint
@@ -273,7 +274,7 @@ class _Training:
             )
         if differ and self.rank == 0:
             print(f"labkit: {NEW_SETTINGS}: {text.replace('{}', 'was ')}", flush=True)
-        if self.rank == 0 and (names := optimizer_numbers.not_compared(then, optimizer)):
+        if self.rank == 0 and (names := optimizer_numbers.not_compared(then, self.step)):
             print(
                 f"labkit: not compared with the checkpoint's: {', '.join(names)}; resumed as if "
                 "they were the same",

@@ -204,3 +204,28 @@ def test_labels_of_no_class():
         evaluate(Table(4), nn.CrossEntropyLoss(reduction="sum"), batches(numbers, labels))
     with pytest.raises(InputError, match="ignore_index is -1, and that of the CrossEntropyLoss"):
         evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, labels), ignore_index=-1)
+
+
+def test_a_network_in_float16_is_evaluated_with_its_loss_in_float32():
+    """10 000 rows of loss 8: their sum leaves the range of float16, which ends at 65504."""
+    random = np.random.default_rng(0)
+    logits = random.normal(size=(10_000, 4)).astype(np.float16) * 8
+    labels = random.integers(0, 4, len(logits)).astype(np.int32)
+    data = NumpySlicesDataset((logits, labels), shuffle=False).batch(len(logits))
+    expected = torch.nn.functional.cross_entropy(
+        torch.tensor(logits.astype(np.float64)), torch.tensor(labels.astype(np.int64))
+    )
+    for loss in (nn.CrossEntropyLoss(), loss_fn()):
+        found = evaluate(nn.Identity(), loss, data)
+        assert found["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8])
+def test_labels_of_any_type_of_integers(dtype):
+    logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    labels = np.arange(6) % 4
+    found = [
+        evaluate(nn.Identity(), nn.CrossEntropyLoss(), NumpySlicesDataset((logits, one)).batch(6))
+        for one in (labels.astype(np.int32), labels.astype(dtype))
+    ]
+    assert found[0] == found[1]

@@ -12,6 +12,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback
 
 from labkit import checkpoint, optimizer_numbers
+from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
@@ -266,13 +267,13 @@ def test_nan_is_the_same_as_nan(value):
 def test_what_cannot_be_compared_is_named():
     step = stepping(holding([Thing()]))
     note = json.loads(json.dumps(optimizer_numbers.noted(step)))
-    assert optimizer_numbers.not_compared(note, step.optimizer) == ["learning_rate.value"]
+    assert optimizer_numbers.not_compared(note, step) == ["learning_rate.value"]
     assert differences(holding(Thing()), holding(Thing())) == {}
     assert differences(holding(enclosing(Thing())), holding(Thing())) != {}
     text = stepping(holding("high"))
-    assert optimizer_numbers.not_compared(note, text.optimizer) == []
+    assert optimizer_numbers.not_compared(note, text) == []
     older = {"constants": note["constants"], "parameters": note["parameters"]}
-    assert optimizer_numbers.not_compared(older, text.optimizer) == ["learning_rate.value"]
+    assert optimizer_numbers.not_compared(older, text) == ["learning_rate.value"]
     values = {parameter.name: parameter for parameter in text.get_parameters()}
     assert optimizer_numbers.differences(older, values, text) == {}
 
@@ -408,6 +409,52 @@ class TestResumed:
         with pytest.raises(InputError, match="resume"):
             quiet_fit(stepping(momentum()), tmp_path / "run", resume=word)
         assert not (tmp_path / "run").exists()
+
+
+def constant(value):
+    """A function of the number of updates."""
+    return lambda updates: value
+
+
+class TestFunctionsOfTheUpdates:
+    def accumulating(self, micro_steps):
+        net = network()
+        optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+        return AccumulatedStep(LossNet(net, loss_fn()), optimizer, micro_steps)
+
+    def test_another_schedule_of_micro_steps_is_refused_or_taken(self, tmp_path, capsys):
+        quiet_fit(self.accumulating(constant(2)), tmp_path, 1)
+        with pytest.raises(InputError, match="cannot resume: micro_steps is .*SHA-256"):
+            quiet_fit(self.accumulating(constant(4)), tmp_path)
+        quiet_fit(self.accumulating(constant(2)), tmp_path, 1)
+        assert "not compared" not in capsys.readouterr().out
+        quiet_fit(self.accumulating(constant(4)), tmp_path, resume="new settings")
+        assert "labkit: new settings: micro_steps is " in capsys.readouterr().out
+        with pytest.raises(InputError, match="micro_steps"):
+            quiet_fit(self.accumulating(constant(2)), tmp_path, 3)
+
+    def test_an_older_checkpoint_says_nothing_of_them(self):
+        step = self.accumulating(constant(2))
+        note = json.loads(json.dumps(optimizer_numbers.noted(step)))
+        assert optimizer_numbers.not_compared(note, step) == []
+        del note["functions"]
+        assert optimizer_numbers.not_compared(note, step) == ["micro_steps"]
+        values = {parameter.name: parameter for parameter in step.get_parameters()}
+        assert optimizer_numbers.differences(note, values, step) == {}
+
+    @pytest.mark.parametrize("name", ["damping", "frequency", "factor_frequency"])
+    def test_those_of_thor(self, name):
+        def thor(value):
+            net = network()
+            optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+            given = {"damping": 0.1, name: constant(value)}
+            return ThorStep(LossNet(net, loss_fn()), optimizer, **given)
+
+        step = thor(2)
+        note = json.loads(json.dumps(optimizer_numbers.noted(step)))
+        values = {parameter.name: parameter for parameter in step.get_parameters()}
+        assert optimizer_numbers.differences(note, values, thor(2)) == {}
+        assert name in optimizer_numbers.differences(note, values, thor(3))
 
 
 def test_an_array_of_damping_may_go_on():

@@ -30,6 +30,10 @@ def cross_entropy(**options):
     return nn.CrossEntropyLoss(**options)
 
 
+def softmax_cross_entropy():
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+
 LOSSES = {
     "ignore_index": (cross_entropy, {}),
     "another": (cross_entropy, {"ignore_index": 2}),
@@ -104,6 +108,25 @@ def test_padded_micro_batches_are_the_whole_batch(accumulating, labels, seed):
     assert last.loss == pytest.approx(loss, rel=1e-5)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(moves[name], gradient, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "dtype"),
+    [
+        (nn.CrossEntropyLoss, np.int64),
+        (nn.CrossEntropyLoss, np.uint8),
+        (softmax_cross_entropy, np.uint8),
+        (nn.NLLLoss, np.int16),
+    ],
+)
+def test_labels_of_any_type_of_integers(build, dtype):
+    """NumPy's and PyTorch's are int64, which MindSpore's cross entropy refuses; images' uint8."""
+    inputs = np.random.default_rng(2).normal(size=(8, INPUTS)).astype(np.float32)
+    labels = np.arange(8) % CLASSES
+    step = Accumulating(build())
+    expected = step(inputs, labels.astype(np.int32))[2]
+    for name, move in step(inputs, labels.astype(dtype))[2].items():
+        np.testing.assert_array_equal(move, expected[name])
 
 
 class TestPaddingAlone:

@@ -1,12 +1,14 @@
 """A row is the batch's, wherever a layer has its axis: the same function, the same update."""
 
+import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 import labkit.step
 from labkit import reference
-from labkit.algorithms.thor import ThorStep
+from labkit.accumulation import AccumulatedStep
+from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.uses import observed as observed_uses
 from labkit.errors import InputError
 from labkit.gradients import set_state
@@ -331,3 +333,28 @@ class TestALayerThatSeesNoRows:
         step = build(network)
         step(*batch)
         assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_rows_whose_label_is_ignored_are_none(accumulated):
+    """The same rows once more, ignored: loss, gradient, factors and update stay what they are."""
+    random = np.random.default_rng(4)
+    inputs, labels = random.normal(size=(4, 3)).astype(np.float32), np.int32([0, 1, 2, 1])
+
+    def trained(*batch):
+        ms.set_seed(3)
+        network = nn.Dense(3, 3)
+        loss_net = LossNet(nn.SequentialCell(network), nn.CrossEntropyLoss())
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        if accumulated:
+            update = ThorUpdate(loss_net, optimizer, 0.01)
+            step = AccumulatedStep(loss_net, optimizer, 1, update=update)
+        else:
+            step = ThorStep(loss_net, optimizer, 0.01)
+        step(*tensors(*batch))
+        return step.update.layers[0].g_factor.asnumpy(), network.weight.asnumpy()
+
+    expected = trained(inputs, labels)
+    found = trained(np.tile(inputs, (2, 1)), np.append(labels, np.full(4, -100, np.int32)))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
