@@ -71,6 +71,11 @@ def _same(length, kernel, stride, dilation):
     return total // 2, total - total // 2
 
 
+def kind_of(layer) -> type:
+    """Return which of MindSpore's layers with factors ``layer`` is, or is derived of."""
+    return next(kind for kind in (nn.Dense, mint.nn.Linear, nn.Conv2d) if isinstance(layer, kind))
+
+
 def geometry_of(layer, *, homogeneous: bool, split: int | None):
     """Return the geometry of a layer that can have factors, or None.
 

@@ -15,6 +15,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, nn, ops
 
+from labkit.algorithms.thor.geometry import kind_of
 from labkit.algorithms.thor.layers import refuse_layers, tapped_cells
 from labkit.errors import InputError
 from labkit.gradients import set_state
@@ -29,11 +30,13 @@ class Use:
     inputs     shape of its input at each of its calls
     elsewhere  whether the loss depends on its weight or bias other than through these calls
     fewer      the inputs' shapes for a part of the batch's rows; None where that was not run
+    other      the class whose ``construct`` gives another result than the layer's kind does, or ""
     """
 
     inputs: list
     elsewhere: bool = False
     fewer: list | None = None
+    other: str = ""
 
 
 def check_uses(stage, places, batch) -> None:
@@ -89,6 +92,9 @@ def _problem(place, use, rows):
         return "is never called, and its weight is not used"
     if use.elsewhere:
         return "is called, and its weight or bias is used elsewhere as well"
+    if use.other:
+        kind = kind_of(place.layer).__name__
+        return f"is of class {use.other}, which computes something else than {kind}"
     for shape in use.inputs:
         if _positions(place, shape) % rows:
             return (
@@ -122,7 +128,7 @@ def observed(stage, places, batch) -> list[Use]:
     with _unchanged(stage.loss_net), _eager():
         _fill_zeros(stage.loss_net)
         everything = ParameterTuple(_distinct(p for some in own for p in some))
-        with _watched(places, [use.inputs for use in uses], own):
+        with _watched(places, [use.inputs for use in uses], own) as watches:
             differentiate = ops.grad(stage._objective, None, everything, has_aux=True)
             gradients, _ = differentiate(*batch)
             used = {
@@ -131,8 +137,10 @@ def observed(stage, places, batch) -> list[Use]:
                 # NaN counts: what the loss does not depend on has a gradient of exact zeros.
                 if np.any(gradient.asnumpy() != 0)
             }
+            others = [watch.other() for watch in watches]
         seen = _inputs_of_a_part(stage, places, own, batch)
-    for use, parameters, fewer in zip(uses, own, seen, strict=True):
+    for use, parameters, fewer, other in zip(uses, own, seen, others, strict=True):
+        use.other = other
         use.elsewhere = any(id(parameter) in used for parameter in parameters)
         use.fewer = fewer
     return uses
@@ -191,9 +199,9 @@ def _watched(places, inputs, own):
     taps = [cell.tap for cell in cells]
     for place, cell, seen, parameters in zip(places, cells, inputs, own, strict=True):
         cell.watch = _Watch(place.layer, seen, parameters)
-        object.__setattr__(cell, "tap", _passed)
+        object.__setattr__(cell, "tap", cell.watch.passed)
     try:
-        yield
+        yield [cell.watch for cell in cells]
     finally:
         for cell, tap in zip(cells, taps, strict=True):
             cell.watch = None
@@ -208,10 +216,6 @@ def _fill_zeros(loss_net):
         if value.dtype.kind == "f" and not value.all():
             small = random.uniform(0.005, 0.015, value.shape)
             set_state(parameter, np.where(value == 0, small, value).astype(value.dtype))
-
-
-def _passed(x, y, *buffers):
-    return y
 
 
 def _preconditioned(place):
@@ -229,6 +233,7 @@ class _Watch:
 
     def __init__(self, layer, inputs, parameters):
         self.layer, self.inputs = layer, inputs
+        self.kind, self.calls = kind_of(layer), []
         self.copies = {id(one): Parameter(one.clone(), name=one.name) for one in parameters}
 
     def __call__(self, call, x):
@@ -241,6 +246,29 @@ class _Watch:
             return call(x)
         finally:
             self.layer._params.update(before)
+
+    def passed(self, x, y, *_buffers):
+        """Stand for the tap, which is before any activation function."""
+        if type(self.layer).construct is not self.kind.construct:
+            self.calls.append((y, self._as_its_kind(x)))
+        return y
+
+    def _as_its_kind(self, x):
+        try:
+            return self.kind.construct(self.layer, ops.stop_gradient(x))
+        except Exception:  # of other members than its kind's, or on inputs that are not for it
+            return None
+
+    def other(self) -> str:
+        """Return the layer's class where a call's result was not that of its kind, or ""."""
+        for y, expected in self.calls:
+            if expected is None or expected.shape != y.shape:
+                return type(self.layer).__name__
+            y, expected = y.asnumpy().astype(np.float64), expected.asnumpy().astype(np.float64)
+            # float16, or the inside of an accelerator's products: 1e-3 of the largest number.
+            if not np.abs(y - expected).max() <= 0.01 * np.abs(expected).max():
+                return type(self.layer).__name__
+        return ""
 
 
 @contextlib.contextmanager

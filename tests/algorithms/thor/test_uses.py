@@ -212,6 +212,54 @@ class TestMindSporesAttention:
         assert network.attention.k_is_v is False
 
 
+class Normed(nn.Dense):
+    """Divides its input by its length first."""
+
+    def construct(self, x):
+        return ops.matmul(x / ops.norm(x, dim=1, keepdim=True), self.weight.T) + self.bias
+
+
+class Doubled(nn.Conv2d):
+    def construct(self, x):
+        return 2 * super().construct(x)
+
+
+class Same(nn.Dense):
+    """The same by other operators; it has an activation function, which is behind the tap."""
+
+    def construct(self, x):
+        y = ops.matmul(x, self.weight.T) + self.bias
+        return self.activation(y) if self.activation_flag else y
+
+
+class Maps(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.same, self.normed = Same(4, 4, activation="relu"), Normed(4, 4)
+        self.doubled = Doubled(1, 1, 2, has_bias=True)
+
+    def construct(self, x):
+        x = self.normed(self.same(x)).reshape(-1, 1, 2, 2)
+        return self.doubled(x).reshape(-1, 4)
+
+
+class TestSubclasses:
+    def test_one_that_computes_something_else_is_refused(self, compiled):
+        said = (
+            "layer 'normed' is of class Normed, which computes something else than Dense; layer "
+            "'doubled' is of class Doubled, which computes something else than Conv2d; .*"
+            r"skip=\('normed', 'doubled'\)"
+        )
+        with pytest.raises(InputError, match=said):
+            step_of(Maps())(*batch())
+        assert not compiled
+
+    def test_one_that_computes_the_same_is_taken(self, compiled):
+        step = step_of(Maps(), skip=("normed", "doubled"))
+        step(*batch())
+        assert compiled and [place.name for place in step.update.places] == ["same"]
+
+
 class Changing(nn.Cell):
     """A forward pass with random numbers, running statistics and an attribute that it counts."""
 
