@@ -342,9 +342,9 @@ def test_killed_at_any_moment_leaves_whole_files_or_none(
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     whole = installed(script, own)
-    left = {name: sha for name, sha in tree(out).items() if not name.startswith(".partial-")}
+    left = {name: sha for name, sha in tree(out).items() if not name.startswith(".labkit-partial-")}
     assert len(left) == complete and left.items() <= whole.items()
-    partial = [path for path in out.glob(".partial-*/*")]
+    partial = [path for path in out.glob(".labkit-partial-*/*")]
     assert partial, "the kill came before anything was written"
     script.prepare(source=own, out=out)
     assert whole.items() <= tree(out).items()
