@@ -24,6 +24,7 @@ from labkit.data.download import Say, download, is_address
 from labkit.data.members import opened, unpack
 from labkit.data.staging import staging
 from labkit.errors import InputError, nearest, refuse_unknown
+from labkit.input_files import open_file
 
 PROJECT = Path(__file__).resolve().parent.parent
 # The four files and the folder each belongs to.
@@ -200,11 +201,14 @@ def _refuse_to_replace(targets: dict[str, Path], digests: dict[str, str], say: S
 
 
 def _digests(paths: dict[str, Path]) -> dict[str, str | None]:
-    """Return the SHA-256 of each file, None for one that is not there or cannot be read."""
+    """Return the SHA-256 of each file, None for one that is not there or cannot be read.
+
+    Raises ``InputError`` for a pipe, which may wait for ever, and for a folder.
+    """
     found: dict[str, str | None] = {}
     for name, path in paths.items():
         try:
-            with open(path, "rb") as file:
+            with open_file(path) as file:
                 found[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
             found[name] = None

@@ -124,6 +124,9 @@ class TestEnds:
         (tmp_path / "work").mkdir()
         (tmp_path / "log").mkdir()
         (tmp_path / "log" / "worker_0.log").write_text("of an earlier call")
+        for name in ("msrun", "scheduler", "worker_1"):
+            (tmp_path / f"{name}.mine").write_text("mine")
+            (tmp_path / "log" / f"{name}.log").symlink_to(tmp_path / f"{name}.mine")
         monkeypatch.setenv("RANK_ID", "7")  # as in a rank that starts ranks of its own
         monkeypatch.setenv("MS_ROLE", "MS_WORKER")
         monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -137,6 +140,7 @@ class TestEnds:
             env={"MINE": "given"},
         )
         assert list(done.logs) == list(done.output) == [0, 1]
+        assert {path.read_text() for path in tmp_path.glob("*.mine")} == {"mine"}
         for rank in (0, 1):
             assert done.output[rank] == done.logs[rank].read_text()
             given = ["--of", "two words", "a", "3", "0.5"]

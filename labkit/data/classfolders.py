@@ -89,8 +89,19 @@ class ClassFolders:
         return Record(len(lines), size, _digest(lines))
 
     def install(self, work: Path, split: str, name: str, record: Record) -> None:
-        """Move a class from ``work`` to its place; a damaged one that is there makes way."""
+        """Move a class from ``work`` to its place; a damaged one that is there makes way.
+
+        Raises ``InputError`` where that one holds a file of a name that the class does not have: it
+        is somebody's own, and would be removed.
+        """
         folder = self.out / split / name
+        if folder.is_dir() and (
+            own := set(os.listdir(folder)) - set(os.listdir(work / split / name))
+        ):
+            raise InputError(
+                f"{folder / min(own)} is no file of this class, which must be made anew; expected "
+                "nothing else in its folder. Move it away, or choose another folder with --out"
+            )
         # First the record: a folder without one would be taken for somebody else's.
         self.records[f"{split}/{name}"] = record
         self._write(work)

@@ -7,6 +7,7 @@ download starts anew. A server that names no version (ETag or Last-Modified) is 
 The checksum at the end judges what the server said.
 """
 
+import errno
 import fcntl
 import hashlib
 import http.client
@@ -101,7 +102,7 @@ def download(
     is_address(address)
     say(f"downloading {address}")
     part = Path(f"{target}{PART}")
-    with open(part, "ab") as file:
+    with _opened(part) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -158,6 +159,20 @@ def verify(path: Path, published: Published, say: Say = print) -> None:
                 f"{path}: {algorithm.upper()} {digest.hexdigest()}; expected "
                 f"{published.sums[algorithm]} ({published.name})"
             )
+
+
+def _opened(part: Path) -> BinaryIO:
+    """Open a file for appending that is no link, which leads elsewhere, and no pipe."""
+    try:
+        return open(part, "ab", opener=_no_link)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise InputError(f"{part} is a link or a pipe; expected a file, or nothing") from error
+
+
+def _no_link(path, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _persist(address, file, target, limit, timeout, attempts, pause, say) -> None:
@@ -273,5 +288,6 @@ def _read_state(state: Path) -> dict:
 
 def _write_state(state: Path, known: dict) -> None:
     fresh = Path(f"{state}.new")
+    fresh.unlink(missing_ok=True)  # of a killed program, or a link
     fresh.write_text(json.dumps(known), encoding="utf-8")
     os.replace(fresh, state)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from labkit.errors import InputError
 
-PREFIX = ".partial-"
+# A name that other programs do not give: what a killed one left under it is removed.
+PREFIX = ".labkit-partial-"
 # A killed program leaves its folder behind. After this time no live one can own it.
 STALE_SECONDS = 3600.0
 

@@ -148,6 +148,10 @@ def _logs(log_dir, plan, stack):
         folder.mkdir(parents=True, exist_ok=True)
         for rank in plan.ranks:
             (folder / f"worker_{rank}.log").unlink(missing_ok=True)
+        # They are written from their start, and where one is a link, into what it points to.
+        msrun.own_log(folder, plan).unlink(missing_ok=True)
+        if plan.node_rank == 0:
+            (folder / "scheduler.log").unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"log_dir {folder} cannot be written ({error.strerror})") from error
     return folder

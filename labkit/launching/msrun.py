@@ -102,7 +102,7 @@ class Job:
         if name in self._plan.ranks:
             return self._logs / f"worker_{name}.log"
         return (
-            self._logs / "scheduler.log" if name == SCHEDULER else _own_log(self._logs, self._plan)
+            self._logs / "scheduler.log" if name == SCHEDULER else own_log(self._logs, self._plan)
         )
 
     def log(self, name: int | str) -> str:
@@ -143,7 +143,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
         *(_PROGRAM, *plan.command),
     ]
     sessions: dict[int, float] = {}
-    with processes.guarded(sessions) as mark, _own_log(logs, plan).open("wb") as log:
+    with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
         process = subprocess.Popen(
             [str(part) for part in command],
             cwd=cwd,
@@ -189,6 +189,6 @@ def _ended(pid):
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-def _own_log(logs, plan):
+def own_log(logs, plan):
     """msrun's own output; the nodes may write to one folder of a network disk."""
     return logs / (f"msrun_{plan.node_rank}.log" if plan.nodes > 1 else "msrun.log")

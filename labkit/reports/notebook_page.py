@@ -114,6 +114,8 @@ def _exporter():
     return Exporter(
         template_name="basic",
         log=log,
+        # nbconvert looks templates up in the working folder first, and a template can execute code.
+        extra_template_basedirs=[],
         config={"NbConvertBase": {"display_data_priority": list(_SHOWN)}},
     )
 

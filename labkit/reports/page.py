@@ -6,6 +6,7 @@ in a folder beside this one.
 """
 
 import base64
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
+from labkit.input_files import open_file
 from labkit.reports import curves, notebook_page, tables
 from labkit.reports.read import LabRun, RunFolder, read_all
 from labkit.whole_files import whole_file
@@ -24,6 +26,7 @@ MOST_NOTEBOOKS = 24
 _HERE = Path(__file__).resolve().parent
 _NO_LETTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _SUFFIXES = (".html", ".htm")
+_TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # where report.html.j2 has it
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,8 @@ def write(folders: Sequence, out: Path | None = None, notebooks: bool = True) ->
     notebooks  whether the executed notebooks become pages in ``<name of the page>_notebooks``
 
     Every file appears whole or not at all, and the page last. Raises ``InputError`` where a RUN
-    cannot be found, or where the page cannot be written.
+    cannot be found, or where the page cannot be written: a file in its place that is no earlier
+    report stays.
     """
     runs = read_all(folders)
     out = Path(out) if out else (runs[0].folder if len(runs) == 1 else Path.cwd()) / "report.html"
@@ -50,10 +54,21 @@ def write(folders: Sequence, out: Path | None = None, notebooks: bool = True) ->
         raise InputError(f"cannot write the report to {out}: expected a name that ends in .html")
     if out.is_dir():
         raise InputError(f"cannot write the report to {out}: it is a folder")
+    if os.path.lexists(out) and not _is_report(out):
+        raise InputError(f"cannot write the report to {out}: it is no report of labkit; give --out")
     out = out.absolute()
     links = _write_notebooks(runs, out) if notebooks else {}
     _write_text(out, render(runs, links), "the report")
     return out
+
+
+def _is_report(place: Path) -> bool:
+    """Return whether the file at ``place`` is a page that ``write`` may have written."""
+    try:
+        with open_file(place) as file:
+            return _TITLE in file.read(_HEAD_BYTES)
+    except (OSError, InputError):
+        return False
 
 
 def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> str:

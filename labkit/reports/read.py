@@ -24,6 +24,9 @@ RUN, SWEEP, SWEEP_TABLE = "run.json", "sweep.json", "sweep.csv"
 _TAIL = 15
 _TAIL_BYTES = 20_000
 _TABLE_BYTES = 8 << 20  # a row of sweep.csv has some 100
+# Columns times lines: a line of one byte has a cell in every column.
+_TABLE_CELLS = 300_000
+_PICTURE_BYTES = 32 << 20  # of all figures in one folder; a lab's own have 1 MB
 _PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -59,7 +62,7 @@ class LabRun:
     @property
     def figures(self) -> list[Path]:
         """The pictures in figures/ that are PNG files, by name."""
-        return [path for path in _files(self.folder / "figures", "*.png") if _is_png(path)]
+        return _pictures(self.folder)[0]
 
     def records(self) -> dict[str, list[dict]]:
         """Return file -> rows for every records.csv in the folder; a damaged one is a problem."""
@@ -157,9 +160,7 @@ def read_lab(folder: Path, label: str) -> LabRun:
     results, problems = read_results(folder)
     if not (folder / RESULTS).exists():
         problems.append(f"{RESULTS} is missing: the lab has not come to its end")
-    for path in _files(folder / "figures", "*.png"):
-        if not _is_png(path):
-            problems.append(f"figures/{path.name} is not a PNG picture")
+    problems += _pictures(folder)[1]
     lab = results.get("lab") or folder.name
     return LabRun(label, lab, folder, results, status_of(results), problems)
 
@@ -189,18 +190,21 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
     rows: list[dict[str, str]] = []
     try:
         lines = read_text(place / SWEEP_TABLE, _TABLE_BYTES).splitlines(keepends=True)
-        rows = [
-            {name: str(value or "") for name, value in row.items() if name}
-            for row in csv.DictReader(lines)
-        ]
+        table = csv.DictReader(lines)
+        columns = len(table.fieldnames or ())
+        if columns * len(lines) > _TABLE_CELLS:
+            raise InputError(
+                f"{len(lines)} lines of {columns} columns; at most {_TABLE_CELLS} cells"
+            )
+        rows = [{name: str(value or "") for name, value in row.items() if name} for row in table]
     except FileNotFoundError:
         problems.append(f"{SWEEP_TABLE} is missing: the sweep has not come to its end")
     except (OSError, ValueError, csv.Error) as error:
         problems.append(f"{SWEEP_TABLE} cannot be read: {error}")
     folders = [path for path in _folders(place / "runs") if is_lab_folder(path)]
     labs = [read_lab(path, path.name) for path in folders]
-    figures = [path for path in _files(place / "figures", "*.png") if _is_png(path)]
-    return RunFolder(label, place, "sweep", labs, about, rows, figures, problems)
+    figures, more = _pictures(place)
+    return RunFolder(label, place, "sweep", labs, about, rows, figures, problems + more)
 
 
 def _holds_run(place: Path) -> bool:
@@ -251,6 +255,22 @@ def _files(folder: Path, pattern: str) -> list[Path]:
     except OSError:
         return []
     return [path for path in found if not path.name.startswith(".")]
+
+
+def _pictures(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the PNG files in ``figures`` of a folder, and a sentence for each other file there."""
+    found, problems, left = [], [], _PICTURE_BYTES
+    for path in _files(folder / "figures", "*.png"):
+        if not _is_png(path):
+            problems.append(f"figures/{path.name} is not a PNG picture")
+        elif (size := path.stat().st_size) > left:
+            problems.append(
+                f"figures/{path.name} is left out: it has {size} bytes, {left} are left"
+            )
+        else:
+            left -= size
+            found.append(path)
+    return found, problems
 
 
 def _is_png(path: Path) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from labkit import locks
 from labkit.cores import usable_cores
 from labkit.errors import InputError
 from labkit.launching.processes import child_environment, guarded, module_command
@@ -88,9 +89,18 @@ def sweep(
 
 
 def _refuse_other(folder: Path, lab: str) -> None:
-    """Raise ``InputError`` where ``folder`` holds a run, or the sweep of another lab."""
+    """Raise ``InputError`` where ``folder`` holds what is no sweep, or that of another lab."""
     if (folder / folders.RUN).exists() or (folder / RESULTS).exists():
         raise InputError(f"{folder} holds a run; expected the folder of a sweep, or a new one")
+    if folder.exists() and not os.path.lexists(folder / folders.SWEEP):
+        # sweep.csv and figures of somebody else would be replaced.
+        found = sorted(path.name for path in folder.iterdir())
+        others = [name for name in found if name != locks.NAME and not name.startswith(".part-")]
+        if others:
+            raise InputError(
+                f"{folder} holds {others[0]}, and no {folders.SWEEP}; expected the folder of a "
+                "sweep, an empty one, or a new one"
+            )
     before = folders.read_json(folder / folders.SWEEP) or {}
     if before.get("lab", lab) != lab:
         raise InputError(f"{folder} holds a sweep of lab {before['lab']}, not of {lab}")

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.errors import InputError
+from labkit.input_files import open_file
 from labkit.running import grid
 from labkit.running.sweep import Row
 from labkit.whole_files import whole_file
 
 TABLE, FIGURES = "sweep.csv", "figures"
+_LONGEST_HEADER = 1 << 16  # bytes
 _OWN = ("status", "cause", "seconds", "peak_memory_mb")
 
 
@@ -47,6 +50,7 @@ def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) 
 
     columns, lines = table(rows)
     place = folder / TABLE
+    before = _drawn_before(place)
     with whole_file(place, "the table") as temporary:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
@@ -63,10 +67,25 @@ def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) 
         with whole_file(target, "the figure") as temporary:
             temporary.write_bytes(png(sweep_plots.metric(name, values, axes)))
         written.append(target)
-    for path in (folder / FIGURES).glob("*.png"):
+    for name in before:
+        path = folder / FIGURES / f"{name}.png"
         if path not in written:  # of a metric that the table no longer has
-            path.unlink()
+            path.unlink(missing_ok=True)
     return written
+
+
+def _drawn_before(place: Path) -> list[str]:
+    """Return what the figures of the table at ``place`` are called, where there is one.
+
+    Other figures are not the sweep's, and stay.
+    """
+    try:
+        with open_file(place) as file:
+            header = file.readline(_LONGEST_HEADER).decode("utf-8", "replace")
+        columns = next(csv.reader([header]), [])
+    except (OSError, InputError, csv.Error):
+        return []
+    return [_file_name(name) for name in columns]
 
 
 def _value(row: Row, name: str) -> float | None:

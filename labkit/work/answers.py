@@ -84,7 +84,12 @@ def find(cells: list[Cell], name: str) -> Answer:
         for call in _checks(cell.nodes())
         if call.args[0].value == name
     ]
-    answer = Answer(name, attempt=ast.unparse(checks[-1][1].args[1]) if checks else name)
+    answer = Answer(name, attempt=name)
+    try:
+        answer.attempt = ast.unparse(checks[-1][1].args[1]) if checks else name
+    except RecursionError:
+        answer.problem = "what its check is given is nested too deep to be read"
+        return answer
     definitions = [number for number, cell in enumerate(cells) if cell.binds(name)]
     if not checks and not definitions:
         answer.problem = _broken(cells, name) or (

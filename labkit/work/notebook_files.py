@@ -21,6 +21,8 @@ def read(path: Path) -> dict[str, Any]:
         for cell in notebook["cells"]:
             cell["source"] = "".join(cell["source"])
             cell["cell_type"], cell.setdefault("metadata", {})
+            if not isinstance(cell.get("id", ""), str):
+                raise TypeError
         notebook.setdefault("metadata", {})
     except (OSError, InputError) as error:
         raise InputError(f"cannot read the notebook {path}: {error}") from error

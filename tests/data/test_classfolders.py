@@ -59,7 +59,6 @@ def test_nothing_is_in_its_place_before_install(out, tmp_path):
 
 DAMAGES = {
     "missing": lambda place: (place / "a.png").unlink(),
-    "more": lambda place: (place / "c.png").write_bytes(b""),
     "shorter": lambda place: (place / "a.png").write_bytes(b"firs"),
     "gone": shutil.rmtree,
     "link to nothing": lambda place: (
@@ -76,6 +75,16 @@ def test_a_damaged_class_is_not_whole_and_makes_way(out, tmp_path, damage):
     assert not folders(out).whole("train", "cat")
     add(folders(out), tmp_path / "work2")
     assert folders(out).whole("train", "cat", content=True)
+
+
+def test_a_class_with_a_file_of_somebody_else_stays(out, tmp_path):
+    add(folders(out), tmp_path / "one")
+    mine = out / "train" / "cat" / "mine.txt"
+    mine.write_text("mine")
+    before = (out / "manifest.json").read_text()
+    with pytest.raises(InputError, match="mine.txt is no file of this class"):
+        add(folders(out), tmp_path / "two")
+    assert mine.read_text() == "mine" and (out / "manifest.json").read_text() == before
 
 
 @pytest.mark.parametrize("change", ["content", "name"])

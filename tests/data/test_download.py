@@ -104,6 +104,23 @@ def test_a_download_is_whole_and_leaves_nothing_else(server, get, tmp_path):
     assert names(tmp_path) == ["file"] and ranges(server) == [None]
 
 
+@pytest.mark.parametrize("name", ["file.part", "file.part.json.new"])
+def test_nothing_is_written_through_a_link(server, tmp_path, name):
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    target = tmp_path / "out" / "file"
+    target.parent.mkdir()
+
+    (target.parent / name).symlink_to(mine)
+    if name == "file.part":
+        with pytest.raises(InputError, match="file.part is a link or a pipe"):
+            download(server.address, target, limit=LIMIT)
+    else:
+        download(server.address, target, limit=LIMIT)
+        assert not target.is_symlink()
+    assert mine.read_text() == "mine"
+
+
 def test_what_broke_off_is_continued(server, get, tmp_path):
     break_off(server, get, tmp_path)
     assert "  continued after 100000 bytes" in get()

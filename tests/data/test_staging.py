@@ -72,6 +72,17 @@ def test_only_folders_that_no_live_program_can_own_are_removed(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [fresh.name]
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_folder_of_another_program_stays(tmp_path, alone):
+    folder = tmp_path / ".partial-mine"
+    folder.mkdir()
+    (folder / "half").write_text("x")
+    os.utime(folder, (0, 0))
+    with staging(tmp_path, alone=alone):
+        pass
+    assert (folder / "half").read_text() == "x"
+
+
 def test_alone_means_alone(tmp_path):
     with staging(tmp_path / "out", alone=True) as folder:
         with pytest.raises(InputError, match="another program is preparing .*out; wait for it"):

@@ -410,7 +410,7 @@ def test_killed_at_any_moment_leaves_no_folder(script, tmp_path, function, count
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not out.exists()
-    assert [path.name.startswith(".partial-") for path in out.parent.iterdir()] == [True]
+    assert [path.name.startswith(".labkit-partial-") for path in out.parent.iterdir()] == [True]
     assert len(tree(make(script, out))) == 31
 
 

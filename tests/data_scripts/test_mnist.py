@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import hashlib
 import importlib.util
+import os
 import shutil
 import signal
 import subprocess
@@ -138,6 +139,13 @@ def test_a_damaged_file_is_replaced_and_said(script, tmp_path, mnist):
     script.prepare(out=out, say=lines.append)
     assert tree(out) == tree(mnist)
     assert any(line.startswith("replacing a damaged file") for line in lines)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(script, tmp_path):
+    (tmp_path / "train").mkdir()
+    os.mkfifo(tmp_path / "train" / "train-images-idx3-ubyte")
+    with pytest.raises(InputError, match="train-images-idx3-ubyte is a pipe"):
+        script.prepare(out=tmp_path)
 
 
 def test_other_data_is_never_overwritten(script, own, tmp_path):
@@ -342,9 +350,9 @@ def test_killed_at_any_moment_leaves_whole_files_or_none(
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     whole = installed(script, own)
-    left = {name: sha for name, sha in tree(out).items() if not name.startswith(".partial-")}
+    left = {name: sha for name, sha in tree(out).items() if not name.startswith(".labkit-partial-")}
     assert len(left) == complete and left.items() <= whole.items()
-    partial = [path for path in out.glob(".partial-*/*")]
+    partial = [path for path in out.glob(".labkit-partial-*/*")]
     assert partial, "the kill came before anything was written"
     script.prepare(source=own, out=out)
     assert whole.items() <= tree(out).items()

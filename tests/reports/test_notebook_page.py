@@ -70,6 +70,18 @@ def test_nothing_runs_and_nothing_is_loaded(tmp_path, caplog, recwarn):
     assert "[picture: No description" in body
 
 
+def test_no_template_of_the_working_folder_is_used(tmp_path, monkeypatch):
+    (tmp_path / "basic").mkdir()
+    # What a template holds is executed: from here it could reach every module.
+    (tmp_path / "basic" / "index.html.j2").write_text("{{ cycler.__init__.__globals__.keys() }}")
+    (tmp_path / "basic" / "conf.json").write_text("{")
+    monkeypatch.chdir(tmp_path)
+    notebook_page._exporter.cache_clear()
+    _, body = convert(tmp_path, markdown("# The title"))
+    notebook_page._exporter.cache_clear()
+    assert "The title" in body and "__name__" not in body
+
+
 def test_ids_are_unique(tmp_path):
     _, body = convert(tmp_path, markdown("# One\n\n# One"), markdown("# One"))
     assert body.count('id="One"') == 1 and "¶" not in body

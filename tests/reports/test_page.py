@@ -77,6 +77,19 @@ def test_one_run_is_one_page_and_its_notebook_another(tmp_path, known):
     assert check(beside).links == ["../report.html"]
 
 
+def test_a_file_that_is_no_report_is_not_replaced(tmp_path, known, monkeypatch):
+    runs = [folders.write_run(tmp_path / name) for name in "ab"]
+    monkeypatch.chdir(tmp_path)
+    mine = tmp_path / "report.html"
+    mine.write_text("<!DOCTYPE html>\n<title>My thesis</title>\n")
+    with pytest.raises(InputError, match="report.html: it is no report of labkit; give --out"):
+        page.write(runs)
+    assert "My thesis" in mine.read_text() and not (tmp_path / "report_notebooks").exists()
+    mine.unlink()
+    for _ in range(2):  # an earlier report is replaced
+        assert page.write(runs, notebooks=False) == mine
+
+
 def test_what_differs_stands_before_what_is_equal_and_what_ran(tmp_path, known):
     runs = [
         folders.write_run(tmp_path / "a"),

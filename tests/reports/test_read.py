@@ -39,6 +39,30 @@ def test_a_sweep_has_its_table_and_a_lab_for_each_run(tmp_path):
     assert [path.stem for path in sweep.figures] == ["test accuracy"]
 
 
+def test_a_table_of_many_columns_and_lines_is_left_out(tmp_path):
+    place = folders.write_sweep(tmp_path / "s")
+    # 59 kB, and without a limit 100 million cells.
+    text = ",".join(f"c{number}" for number in range(10_000)) + "\n" + "1\n" * 10_000
+    (place / "sweep.csv").write_text(text)
+    sweep = read.read(place)
+    assert sweep.table == [] and "sweep.csv cannot be read" in sweep.problems[0]
+    assert "sweep.csv cannot be read" in render([sweep])
+
+
+@pytest.mark.parametrize("whole", ["lab", "sweep"])
+def test_a_figure_that_is_larger_than_a_page_is_left_out(tmp_path, whole):
+    write = folders.write_lab if whole == "lab" else folders.write_sweep
+    run = write(tmp_path / "r")
+    with open(tmp_path / "r" / "figures" / "huge.png", "wb") as file:
+        file.write(folders.png())
+        file.truncate(1 << 40)  # a hole: some kB on the disk
+    run = read.read(tmp_path / "r")
+    problems = run.problems + run.labs[0].problems
+    assert any("figures/huge.png is left out" in problem for problem in problems)
+    page = render([run])
+    assert "figures/huge.png is left out" in page and page.count("data:image/png") >= 1
+
+
 def test_runs_of_a_sweep_are_in_the_order_of_their_numbers(tmp_path):
     sweep = read.read(folders.write_sweep(tmp_path / "s", seeds=(10, 2, 1)))
     assert [lab.label for lab in sweep.labs] == ["seed=1", "seed=2", "seed=10"]

@@ -215,6 +215,25 @@ def test_a_figure_that_the_table_no_longer_has_is_removed(tmp_path):
         assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == names
 
 
+def test_figures_of_somebody_else_stay(tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mine.png").write_bytes(b"mine")
+    for metrics in ({"a": 1, "b": 2}, {"a": 1}):
+        row = sweep.Row({"rate": 1}, tmp_path, {"status": "passed", "metrics": metrics}, False)
+        sweep_table.write([row], {"rate": [1]}, tmp_path)
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == ["a.png", "mine.png"]
+
+
+@pytest.mark.parametrize("name", ["sweep.csv", "figures", "notes.txt"])
+def test_a_folder_with_other_files_is_no_place_for_a_sweep(project, tmp_path, name):
+    (tmp_path / name).mkdir() if name == "figures" else (tmp_path / name).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    done = call("-p", "rate=1", "--out", str(tmp_path))
+    assert done.exit_code == 2 and f"holds {name}, and no sweep.json" in done.stderr
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_two_sweeps_do_not_share_a_folder(tmp_path):
     def ours():
         return locked(tmp_path, "a sweep")

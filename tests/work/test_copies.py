@@ -105,7 +105,10 @@ def test_two_updates_in_one_second_keep_two_backups(project, edit, change, monke
     assert names == {"01_sums-20260102-030405.ipynb", "01_sums-20260102-030405-2.ipynb"}
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"cells": 3}', "[]", "\udce4"])
+ODD_ID = '{"cells": [{"cell_type": "code", "source": "", "id": [1]}]}'
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"cells": 3}', "[]", "\udce4", ODD_ID])
 def test_a_file_that_is_no_notebook_is_left_alone(project, content):
     path = project / "work" / "01_sums.ipynb"
     path.parent.mkdir()

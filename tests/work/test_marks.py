@@ -134,6 +134,18 @@ def test_an_answer_is_found_by_its_name_wherever_it_is(looked, number):
     assert mark.notes == () if note is None else any(note in one for one in mark.notes)
 
 
+def test_a_check_of_something_too_deep_is_an_error():
+    source = f"check('normalise', {' + '.join('1' * 600)})"
+    cells = answers.code_cells({"cells": [{"cell_type": "code", "source": source}]})
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)  # MindSpore raises it
+    try:
+        found = answers.find(cells, "normalise")
+    finally:
+        sys.setrecursionlimit(before)
+    assert "nested too deep to be read" in found.problem
+
+
 @pytest.mark.parametrize("number", range(len(ERRORS)))
 def test_what_cannot_be_checked_is_an_error_that_says_why(looked, number):
     mark, message = looked[len(FOUND) + number], ERRORS[number][1]
