@@ -182,13 +182,13 @@ def test_the_longest_line_and_one_byte_more(tmp_path):
 
 
 @pytest.mark.parametrize("read", [read_records, read_usable])
-def test_the_size_and_the_number_of_lines_are_limited(tmp_path, monkeypatch, read):
+def test_the_size_and_the_number_of_cells_are_limited(tmp_path, monkeypatch, read):
     path = tmp_path / "records.csv"
     filled(path)
-    monkeypatch.setattr(records_module, "_LINES", 4)
+    monkeypatch.setattr(records_module, "_CELLS", 12)
     assert len(getattr(read(path), "rows", read(path))) == 3
-    monkeypatch.setattr(records_module, "_LINES", 3)
-    with pytest.raises(InputError, match="has more than 3 lines"):
+    monkeypatch.setattr(records_module, "_CELLS", 9)
+    with pytest.raises(InputError, match="has more than 9 cells"):
         read(path)
     os.truncate(path, (512 << 20) + 1)
     with pytest.raises(InputError, match="has 536870913 bytes; expected at most 536870912"):
