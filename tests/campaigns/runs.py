@@ -89,6 +89,15 @@ def _make_sweep(rule: random.Random) -> Tree:
 
 
 def _odd_table(rule, table: bytes) -> bytes:
+    if rule.random() < 0.005:  # few bytes, many cells
+        columns, lines = (rule.choice((3, 300, 3000, 30_000)) for _ in range(2))
+        names = b",".join(b"%d" % number for number in range(columns))
+        return (
+            names
+            + b"\n"
+            + rule.choice((b"1\n", b",".join([b"1"] * columns) + b"\n"))
+            * min(lines, 30_000_000 // columns)
+        )
     if rule.random() < 0.4:
         return text_damaged(rule, table)
     rows = [line.split(b",") for line in table.splitlines()]
