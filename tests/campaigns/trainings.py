@@ -3,6 +3,8 @@
 import functools
 import json
 import random
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from tests.campaigns.mutate import EDGES, Tree, dumps, json_like, text_damaged
 from tests.campaigns.reader import Reader, with_special
 from tests.campaigns.weights import crc, entry, text
 
+ROOT = Path(__file__).resolve().parents[2]
 POSITION = "labkit_position"
 _KINDS = {"float32": b"Float32", "int32": b"Int32", "int64": b"Int64", "bool": b"Bool"}
 
@@ -38,18 +41,30 @@ def _parts():
     return step, data, {"epochs": 2, "progress": None, "folder": None}
 
 
-@functools.cache
-def _whole() -> tuple[dict, str]:
-    """Return what a checkpoint at the end of a real training holds, and its records."""
+def train(folder: Path) -> None:
+    """Train in ``folder``, and write there what the last checkpoint holds: arrays by name."""
     from labkit import checkpoint, fit
 
     step, data, options = _parts()
-    with tempfile.TemporaryDirectory() as folder:
-        fit(step, data, **options | {"folder": folder})
-        values = checkpoint.read(checkpoint.checkpoints(Path(folder) / "checkpoint")[-1])
-        records = (Path(folder) / "records.csv").read_text()
+    fit(step, data, **options | {"folder": folder})
+    values = checkpoint.read(checkpoint.checkpoints(folder / "checkpoint")[-1])
     arrays = {n: v if isinstance(v, str) else v.asnumpy() for n, v in values.items()}
-    return arrays, records
+    np.savez(folder / "values.npz", **arrays)
+
+
+@functools.cache
+def _whole() -> tuple[dict, str]:
+    """Return what a checkpoint at the end of a real training holds, and its records.
+
+    It is trained in a process of its own: in a test's, no device could be chosen any more.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "tests.campaigns.trainings", folder]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        with np.load(Path(folder) / "values.npz") as file:
+            values = {name: file[name] for name in file.files}
+        records = (Path(folder) / "records.csv").read_text()
+    return values | {POSITION: str(values[POSITION])}, records
 
 
 def encoded(values: dict) -> bytes:
@@ -107,3 +122,7 @@ def _resume(word):
 
 
 READERS = {"resume": Reader(_make, (_resume("new settings"), _resume(True)), heavy=True)}
+
+
+if __name__ == "__main__":
+    train(Path(sys.argv[1]))
