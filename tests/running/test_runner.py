@@ -188,7 +188,8 @@ def test_failures_of_every_kind_are_recorded_and_the_next_lab_runs(ran):
 
 
 def test_printed_lines_are_passed_on_whole(ran):
-    lines = ran[2]
+    # A lab of more than 5 s says how far it is, which is in no log.
+    lines = [line for line in ran[2] if not line.startswith("01_good: cell ")]
     start = lines.index("01_good: preset smoke, device CPU")
     log = ran[1]["01_good"].notebook.with_name("log.txt").read_text().splitlines()
     assert log == lines[start : start + 6]
