@@ -6,7 +6,7 @@ from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.input_files import open_file
-from labkit.whole_files import whole_file
+from labkit.whole_files import no_link, whole_file
 
 _BYTES = 512 << 20
 # Columns times lines: some 60 bytes and a microsecond each. 90 epochs of ImageNet in batches of 256
@@ -85,18 +85,13 @@ class Records:
         if self._file is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self.path, "a", newline="", buffering=1, opener=_no_link)
+                self._file = open(self.path, "a", newline="", buffering=1, opener=no_link)
             except OSError as error:
                 raise InputError(f"cannot write the records {self.path}: {error}") from error
         writer = csv.DictWriter(self._file, list(row), lineterminator="\n")
         if len(self.rows) == 1:
             writer.writeheader()
         writer.writerow(row)
-
-
-def _no_link(path, flags):
-    # What is written into a planted link lands elsewhere; opening a pipe may wait for ever.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def read_records(path) -> Records:

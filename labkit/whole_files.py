@@ -44,6 +44,15 @@ def whole_file(path, what: str) -> Iterator[Path]:
         raise InputError(f"cannot write {what} {path}: {error}") from error
 
 
+def no_link(path, flags: int) -> int:
+    """Open a file for ``open(..., opener=no_link)``: no link, which leads elsewhere, and no pipe.
+
+    What is written into a planted link lands elsewhere; opening a pipe may wait for ever. Either
+    raises ``OSError`` (ELOOP, ENXIO).
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 def refuse_links(folder) -> None:
     """Raise ``InputError`` for the first thing in ``folder`` that is no ordinary file or folder.
 

@@ -1,10 +1,10 @@
 """Print the SHA-256 of weights and state after 20 updates, for every step and many of its options.
 
-    python tests/digests.py                    one line a configuration
-    python tests/digests.py "thor, *" plain    those whose names match
+    python -m tests.digests                    one line a configuration
+    python -m tests.digests "thor, *" plain    those whose names match
 
 Run it before and after a change of the code that must not change a number, on the same machine:
-the lines are to be the same. It calls public names of ``labkit`` alone. A digest is taken over the
+the lines are to be the same. Of ``labkit`` it calls public names alone. A digest is taken over the
 names and bytes of all Parameters, and over losses and gradient norms of all updates.
 """
 
@@ -12,33 +12,13 @@ import fnmatch
 import hashlib
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from tests.subspace_cells import basis_of
+
 UPDATES, RANKS = 20, 2
-
-
-@dataclass(frozen=True)
-class Basis:
-    """Rows of a random orthogonal matrix, with what a subspace search reads of a basis."""
-
-    matrix: np.ndarray
-    names: tuple
-    shapes: tuple
-
-    @property
-    def checksum(self):
-        return hashlib.sha256(self.matrix.tobytes()).hexdigest()
-
-
-def basis_of(optimizer, components):
-    parameters = list(optimizer.parameters)
-    numbers = sum(parameter.size for parameter in parameters)
-    columns = np.random.default_rng(5).normal(size=(numbers, components))
-    matrix = np.ascontiguousarray(np.linalg.qr(columns)[0].T, np.float32)
-    return Basis(matrix, tuple(p.name for p in parameters), tuple(p.shape for p in parameters))
 
 
 def images(rows, seed, spoiled=False):
@@ -138,7 +118,9 @@ def subspace(components=6, **options):
     from labkit import SubspaceStep
 
     loss_net, optimizer = parts("SGD")
-    return SubspaceStep(loss_net, optimizer, basis_of(optimizer, components), **options)
+    return SubspaceStep(
+        loss_net, optimizer, basis_of(optimizer.parameters, components, seed=5), **options
+    )
 
 
 # name -> (step, whether every fifth micro-batch holds a NaN)
@@ -228,7 +210,8 @@ def main(patterns) -> None:
         print(f"{digest(*ALONE[name])}  {name}", flush=True)
     if matching(ON_RANKS, patterns):
         with tempfile.TemporaryDirectory() as out:
-            labkit.launch(__file__, "--ranks", out, *patterns, workers=RANKS, timeout=900)
+            launched = ("-m", "tests.digests", "--ranks", out, *patterns)
+            labkit.launch(*launched, workers=RANKS, timeout=900)
             for rank in range(RANKS):
                 print(Path(out, f"rank{rank}").read_text(), end="", flush=True)
 

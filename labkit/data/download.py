@@ -26,6 +26,7 @@ from typing import BinaryIO
 
 from labkit.errors import InputError
 from labkit.input_files import read_json
+from labkit.whole_files import no_link, whole_file
 
 TIMEOUT = 30.0  # seconds without a byte
 SAY_EVERY = 10.0  # seconds between two lines of progress
@@ -164,15 +165,11 @@ def verify(path: Path, published: Published, say: Say = print) -> None:
 def _opened(part: Path) -> BinaryIO:
     """Open a file for appending that is no link, which leads elsewhere, and no pipe."""
     try:
-        return open(part, "ab", opener=_no_link)
+        return open(part, "ab", opener=no_link)
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.ENXIO):
             raise
         raise InputError(f"{part} is a link or a pipe; expected a file, or nothing") from error
-
-
-def _no_link(path, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 def _persist(address, file, target, limit, timeout, attempts, pause, say) -> None:
@@ -287,7 +284,5 @@ def _read_state(state: Path) -> dict:
 
 
 def _write_state(state: Path, known: dict) -> None:
-    fresh = Path(f"{state}.new")
-    fresh.unlink(missing_ok=True)  # of a killed program, or a link
-    fresh.write_text(json.dumps(known), encoding="utf-8")
-    os.replace(fresh, state)
+    with whole_file(state, "the state of the download") as fresh:
+        fresh.write_text(json.dumps(known), encoding="utf-8")

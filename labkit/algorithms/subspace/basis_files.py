@@ -101,7 +101,8 @@ class _Header(NamedTuple):
 def _header(path) -> _Header:
     """Return what a .npy file says of its array, before a byte of it is mapped.
 
-    ``open_memmap`` maps what a header says: the lengths (0, 2^40, 2^40) end the process by SIGFPE.
+    ``open_memmap`` maps what a header says: a length of -1 of items without a byte ('|S0') ends the
+    process by SIGFPE, divided by zero in C.
     """
     with open_file(path) as file:
         # np.save takes another version for headers of more than 64 kB alone.

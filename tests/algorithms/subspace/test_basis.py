@@ -149,6 +149,12 @@ def reorder(path, names):
     path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(parts))
 
 
+def put_header(path, kind, shape):
+    """Write a .npy file of no numbers, whose header is this one."""
+    header = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+
+
 class TestFiles:
     def test_what_was_saved_is_loaded_to_the_last_bit(self, folder, saved):
         basis = Basis.load(saved, SHAPES.items())
@@ -164,20 +170,22 @@ class TestFiles:
         with pytest.raises(InputError, match="is object .* speaks of float32"):
             Basis.load(saved)
 
-    @pytest.mark.parametrize("shape", [(0, 10**13 - 1), (2**63 - 1, 2)])
-    def test_a_header_that_would_end_the_process_is_refused(self, saved, shape):
-        """Mapped, the first is divided by zero in C."""
-        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-        data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-        saved.write_bytes(data + bytes(16))
+    @pytest.mark.parametrize(
+        ("kind", "shape"),
+        [("|S0", (-1,)), ("|V0", (-1,)), ("<f4", (-1, size())), ("<f4", (2**63 - 1, 2))],
+    )
+    def test_a_header_is_refused_before_the_file_is_mapped(self, saved, kind, shape):
+        """Mapped, the first two end the process by SIGFPE."""
+        put_header(saved, kind, shape)
         with pytest.raises(InputError, match="speaks of float32"):
             Basis.load(saved)
+
+    def test_an_empty_basis_is_refused(self, saved):
+        put_header(saved, "<f4", (0, size()))
         about = saved.with_suffix(".json")
-        rows, columns = shape
-        found = json.loads(about.read_text()) | {"shape": [rows, columns]}
-        found["parameters"] = [["a", [columns]]]
-        about.write_text(json.dumps(found))
-        with pytest.raises(InputError, match="not one that labkit has|is damaged|is empty"):
+        empty = {"shape": [0, size()], "variance": []}
+        about.write_text(json.dumps(json.loads(about.read_text()) | empty))
+        with pytest.raises(InputError, match="is empty: .*expected a row and a weight"):
             Basis.load(saved)
 
     @pytest.mark.parametrize("missing", ["pca_mat.npy", "pca_mat.json"])
