@@ -55,7 +55,7 @@ lab: ## open JupyterLab on your own copies of the notebooks, in work/, on this m
 
 notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force: all of them)
 	@$(ENVIRONMENT) base
-	@$(BIN)/python -m labkit.notebooks $(ARGS)
+	@$(BIN)/python -m labkit.tools.notebooks.refresh $(ARGS)
 
 bench: ## run every program in benchmarks/; the figures go to runs/bench
 	@$(ENVIRONMENT) test

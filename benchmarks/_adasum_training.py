@@ -8,12 +8,12 @@ from _race import Images, batches, judge
 from mindspore import Tensor, nn
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.plain import PlainStep
-from labkit.losses import LossNet
+from labkit.labs.results.adasum_race import BATCH
+from labkit.labs.results.stored import LAYERS
 from labkit.nets.lenet import LeNet5
-from labkit.results.adasum_race import BATCH
-from labkit.results.stored import LAYERS
-from labkit.schedules import get_lr
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.steps.schedules import get_lr
 
 MOMENTUM = 0.9
 WARMUP = 0.17  # of the updates
@@ -22,7 +22,7 @@ WARMUP = 0.17  # of the updates
 def make_step(setting: dict, updates: int, seed: int):
     """Return (network, step) of one setting, freshly initialised.
 
-    setting  as ``labkit.results.adasum_race.setting_of`` makes it; learning_rate is the peak
+    setting  as ``labkit.labs.results.adasum_race.setting_of`` makes it; learning_rate is the peak
     updates  length of the schedule
     """
     ms.set_seed(seed)
@@ -51,7 +51,7 @@ def train(setting: dict, data: Images, seed: int, *, epochs: int, points: int) -
     epochs  passes over the images, all workers together
     points  how often the network is judged, the last time at the end
 
-    Returns ``curve``, points as ``labkit.results`` stores them; ``failure``, what stopped the
+    Returns ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
     training, or an empty text.
     """
     workers = setting["workers"]

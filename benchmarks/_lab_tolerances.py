@@ -1,8 +1,8 @@
 """How far a lab's headline metrics may be from the stored run's, and why: written by hand.
 
-preset -> lab -> metric -> (kind, amount, reason); kinds as in labkit.reports.reference. An amount
-is None for "equal" and "none". benchmarks/reference_runs.py refuses an amount that does not cover
-the runs it is given.
+preset -> lab -> metric -> (kind, amount, reason); kinds as in
+labkit.tools.reports.reference. An amount is None for "equal" and "none".
+benchmarks/reference_runs.py refuses an amount that does not cover the runs it is given.
 
 At preset smoke a network has hardly been trained, most for 6 to 20 updates. Its accuracy says
 little, but with one seed it is the same again, so that only runs with the stored seed are compared

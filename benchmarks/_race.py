@@ -8,14 +8,14 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.data.mnist import load_arrays
-from labkit.losses import LossNet
 from labkit.nets.initialisers import initialise
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
-from labkit.schedules import cosine
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.steps.schedules import cosine
 
 BATCH = 128
 MOMENTUM = 0.9
@@ -117,7 +117,7 @@ def train(setting: dict, data: Images, seed: int, every: int, *, updates=None, s
     updates  stop after so many; None: at the end of the cosine
     stop_at  stop at the first evaluation with so much accuracy
 
-    Returns ``curve``, points as ``labkit.results`` stores them; ``failure``, what stopped the
+    Returns ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
     training, or an empty text; for THOR ``refreshes``, inverses made, and ``retries``.
     """
     per_epoch = len(data.rows) // BATCH

@@ -6,7 +6,7 @@ from _race_plan import TARGETS, TUNING_SEED
 from _side_by_side import print_table
 from _trainings import made_by
 
-from labkit.results import Stored, compare, mean_steps, steps_to
+from labkit.labs.results import Stored, compare, mean_steps, steps_to
 
 _OWN = ("net", "optimizer", "learning_rate", "epochs", "damping", "frequency")
 _MEANING = {

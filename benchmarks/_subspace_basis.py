@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from _side_by_side import in_child, print_table
 
-from labkit.cores import usable_cores
+from labkit.base.cores import usable_cores
 
 SNAPSHOTS, COMPONENTS = 40, 32
 READINGS, MEMORY = 3.0, 4  # at most: times the reading; snapshots beside the basis
@@ -58,8 +58,8 @@ def _verdict(value, limit):
 
 def write(folder):
     """Write snapshots of ResNet-50 on a random walk: every weight moves, in every step."""
+    from labkit.algorithms.subspace.snapshots import write_snapshot
     from labkit.nets.resnet import resnet50
-    from labkit.snapshots import write_snapshot
 
     class Weights:
         def __init__(self, parameter):
@@ -82,7 +82,7 @@ def times(folder, rounds):
     from safetensors.numpy import load_file
 
     from labkit.algorithms.subspace.components import principal_components
-    from labkit.snapshot_folder import SnapshotFolder
+    from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 
     snapshots = SnapshotFolder(folder)
     part = np.empty((len(snapshots), PART // len(snapshots)), np.float32)

@@ -1,9 +1,9 @@
 """What the race of two-stage training trains, and the same in small.
 
 settings  stage one: its batch, rate and epochs, and start_epoch and saves_per_epoch of
-          ``labkit.snapshots.Snapshots``, which leave 40 snapshots
+          ``labkit.algorithms.subspace.snapshots.Snapshots``, which leave 40 snapshots
 compare   all methods side by side, for each stage one; sweep: changes of the search. Arguments of
-          ``labkit.results.subspace_plan.setting_of``; each with all seeds
+          ``labkit.labs.results.subspace_plan.setting_of``; each with all seeds
 more      the ends of stage one are far apart from seed to seed: some methods with more_seeds
 epochs    of stage two; points: how often it is judged
 rounds    in which the times of updates are taken, in turns
@@ -12,7 +12,7 @@ Rates of the large batch: that of stage one, and that times the square root of t
 batches, and times the ratio. Rates of projected SGD, momentum 0.9: that of stage one, 0.1 and 1.
 """
 
-from labkit.results.subspace_plan import LARGE_BATCH, rounded
+from labkit.labs.results.subspace_plan import LARGE_BATCH, rounded
 
 SEEDS = (1, 2, 3)
 _MORE_SEEDS = (4, 5, 6, 7, 8)

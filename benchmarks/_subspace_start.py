@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from _race import Images
 
-from labkit.gradients import set_state
-from labkit.whole_files import whole_file
+from labkit.base.files import whole_file
+from labkit.steps.gradients import set_state
 
 _NOISE_SEED = 0  # wrong labels are of the data: every training with them sees the same ones
 

@@ -8,7 +8,7 @@ from _race import Images
 from _subspace_training import train
 from _trainings import load_json
 
-from labkit.results.subspace_plan import TIMED, setting_of
+from labkit.labs.results.subspace_plan import TIMED, setting_of
 
 
 def kept_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float]]:

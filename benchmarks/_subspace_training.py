@@ -14,14 +14,14 @@ from _race import Images, batches, judge
 from _subspace_start import Start, moments_of, with_noise
 from mindspore import Tensor, nn
 
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace.shares import Share
-from labkit.gradients import set_state
-from labkit.losses import LossNet
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.algorithms.subspace.snapshots import load_snapshot, write_snapshot
 from labkit.nets.lenet import LeNet5
-from labkit.snapshot_folder import SnapshotFolder
-from labkit.snapshots import load_snapshot, write_snapshot
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
 
 MOMENTUM = 0.9
 
@@ -29,13 +29,13 @@ MOMENTUM = 0.9
 def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, points) -> dict:
     """Train once and return its curve and what became of it, ready for JSON.
 
-    setting    as ``labkit.results.subspace_plan.setting_of`` makes it
+    setting    as ``labkit.labs.results.subspace_plan.setting_of`` makes it
     folder     where stage one leaves its snapshots and its end
     stage_one  its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
-               ``labkit.snapshots.Snapshots``
+               ``labkit.algorithms.subspace.snapshots.Snapshots``
     epochs     of stage two; points: how often it is judged, the last time at its end
 
-    Returns ``curve``, points as ``labkit.results`` stores them; ``failure``, what stopped the
+    Returns ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
     training, or an empty text; ``seconds`` of the training without compiling and judging;
     ``epoch_updates``, those of one epoch; and what a search has to say.
     """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from labkit.labs import version
+from labkit.tools.labs import version
 
 
 class Trainings:

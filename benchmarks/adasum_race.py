@@ -25,9 +25,9 @@ from _side_by_side import look_at_machine, print_table
 from _trainings import Trainings, made_by
 
 import labkit
-from labkit import results
 from labkit.data.prepare import prepare
-from labkit.results import adasum_race as race
+from labkit.labs import results
+from labkit.labs.results import adasum_race as race
 
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 # Issue: mean test accuracy of Adasum, at least, and of the sum, less than, at the single rate.
@@ -153,7 +153,7 @@ def draw(stored: results.Stored, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    from labkit import plots
+    from labkit.labs.figures import common as plots
 
     names = {"Adasum": "adasum", "mean": "mean", "sum": "sum"}
     single = f"{stored.head['single']['Momentum']:g}"

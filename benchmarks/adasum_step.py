@@ -173,11 +173,11 @@ def ranks_ms(rounds, data):
     from mindspore import Tensor, nn
 
     from labkit.algorithms.adasum import AdasumStep
-    from labkit.algorithms.plain import PlainStep
-    from labkit.cluster import rank_and_size
     from labkit.data.mnist import load_arrays
-    from labkit.losses import LossNet
     from labkit.nets.lenet import LeNet5
+    from labkit.ranks.cluster import rank_and_size
+    from labkit.steps.losses import LossNet
+    from labkit.steps.plain import PlainStep
 
     rank, ranks = rank_and_size()
     random = np.random.default_rng(rank)
@@ -231,7 +231,7 @@ def _combinations(team, row):
 
 def _leave(found, out):
     """Write what rank 0 has measured; every rank has to be done before its process ends."""
-    from labkit.cluster import gather, rank_and_size
+    from labkit.ranks.cluster import gather, rank_and_size
 
     if rank_and_size()[0] == 0:
         out.write_text(json.dumps(found))

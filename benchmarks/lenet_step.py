@@ -81,8 +81,8 @@ def _data(batch):
 def _mindspore_setting(batch):
     from mindspore import Tensor, nn
 
-    from labkit.losses import LossNet
     from labkit.nets.lenet import LeNet5
+    from labkit.steps.losses import LossNet
 
     images, labels = (Tensor(part) for part in _data(batch))
 

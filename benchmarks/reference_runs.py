@@ -1,4 +1,4 @@
-"""Make labkit/reports/labs.json, the stored run that reports hold headline metrics against.
+"""Make labkit/tools/reports/labs.json, the stored run that reports hold headline metrics against.
 
     labkit run --preset smoke --out runs/smoke-1
     labkit run --preset smoke --out runs/smoke-2 -p seed=2 01 02 03 04 05
@@ -21,10 +21,10 @@ from pathlib import Path
 
 from _lab_tolerances import ANY_SEED, TOLERANCES
 
+from labkit.base.files import whole_file
 from labkit.errors import InputError
-from labkit.reports import reference
-from labkit.reports.read import LabRun, read_all
-from labkit.whole_files import whole_file
+from labkit.tools.reports import reference
+from labkit.tools.reports.read import LabRun, read_all
 
 
 def main(arguments=None) -> int:

@@ -118,8 +118,8 @@ def _weight(name, shape):
 def _mindspore_setting(batch):
     from mindspore import Tensor, nn
 
-    from labkit.losses import LossNet
     from labkit.nets.resnet import resnet50
+    from labkit.steps.losses import LossNet
 
     torch_names = {"gamma": "weight", "beta": "bias", "moving_mean": "running_mean",
                    "moving_variance": "running_var"}  # fmt: skip
@@ -180,7 +180,7 @@ def installed_steps(batch, rounds):
 def mindspore_profile(batch, rounds):
     """Return milliseconds by kind of one PlainStep, from MindSpore's profiler."""
     from labkit import PlainStep, start
-    from labkit.profiling import operator_times
+    from labkit.labs.profiling import operator_times
 
     start()
     fresh, images, labels = _mindspore_setting(batch)

@@ -22,9 +22,9 @@ from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 
-from labkit import console
-from labkit.cores import usable_cores
-from labkit.run import git_revision
+from labkit.base.cores import usable_cores
+from labkit.labs.run import git_revision
+from labkit.tools import console
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "runs" / "bench" / "smoke_runs.jsonl"

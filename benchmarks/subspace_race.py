@@ -31,10 +31,10 @@ from _subspace_plan import PLANS
 from _trainings import Trainings, made_by
 
 import labkit
-from labkit import results
 from labkit.data.prepare import prepare
-from labkit.results import subspace_race as race
-from labkit.results.subspace_plan import LARGE_BATCH, seconds_of
+from labkit.labs import results
+from labkit.labs.results import subspace_race as race
+from labkit.labs.results.subspace_plan import LARGE_BATCH, seconds_of
 
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 # Issue: after one epoch of stage two over the end of stage one, mean of the seeds.
@@ -156,7 +156,7 @@ def draw(stored: results.Stored, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    from labkit import subspace_plots
+    from labkit.labs.figures import subspace as subspace_plots
 
     panels = {}
     for setting, noise in {(one["setting"], one["noise"]): None for one in stored.rows}:

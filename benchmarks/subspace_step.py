@@ -69,8 +69,8 @@ def step_ms(batch, components, rounds):
     import numpy as np
     from mindspore import Tensor
 
-    from labkit.algorithms.plain import PlainStep
     from labkit.algorithms.subspace import SubspaceStep
+    from labkit.steps.plain import PlainStep
 
     random = np.random.default_rng(0)
     images = Tensor(random.standard_normal((batch, 1, 32, 32), dtype=np.float32))
@@ -104,7 +104,7 @@ def step_ms(batch, components, rounds):
 
 def restore(step, values):
     """Set all Parameters of a step to earlier values."""
-    from labkit.gradients import set_state
+    from labkit.steps.gradients import set_state
 
     for parameter, value in zip(step.get_parameters(), values, strict=True):
         set_state(parameter, value)
@@ -114,8 +114,8 @@ def lenet(rate):
     """Return (loss_net, optimizer): LeNet and plain SGD."""
     from mindspore import nn
 
-    from labkit.losses import LossNet
     from labkit.nets.lenet import LeNet5
+    from labkit.steps.losses import LossNet
 
     network = LeNet5()
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")

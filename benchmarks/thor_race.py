@@ -29,8 +29,8 @@ from _side_by_side import look_at_machine, write_json
 from _trainings import Trainings
 
 import labkit
-from labkit import results
 from labkit.data.prepare import prepare
+from labkit.labs import results
 
 NAME = "thor_race"
 RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"

@@ -66,10 +66,10 @@ def steps_ms(batch, rounds):
     import numpy as np
     from mindspore import Tensor, nn
 
-    from labkit.algorithms.plain import PlainStep
     from labkit.algorithms.thor import ThorStep, TraceRule
-    from labkit.losses import LossNet
     from labkit.nets.lenet import LeNet5
+    from labkit.steps.losses import LossNet
+    from labkit.steps.plain import PlainStep
 
     images = np.random.default_rng(0).standard_normal((batch, 1, 32, 32), dtype=np.float32)
     images, labels = Tensor(images), Tensor((np.arange(batch) % 10).astype(np.int32))

@@ -29,11 +29,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from labkit.data import cifar
-from labkit.data.classfolders import ClassFolders
-from labkit.data.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.members import Member, listed, read
-from labkit.data.staging import refuse_full, staging
+from labkit.data.sources import cifar
+from labkit.data.sources.classfolders import ClassFolders
+from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
+from labkit.data.sources.members import Member, listed, read
+from labkit.data.sources.staging import refuse_full, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent

@@ -33,11 +33,11 @@ import numpy as np
 from PIL import Image, features
 from PIL import __version__ as PILLOW
 
+from labkit.base.input_files import read_json
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
-from labkit.data.staging import staging
+from labkit.data.sources.staging import staging
 from labkit.errors import InputError
-from labkit.input_files import read_json
 
 PROJECT = Path(__file__).resolve().parent.parent
 MNIST = PROJECT / "data_scripts" / "bundled" / "mnist"

@@ -31,11 +31,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.data import ilsvrc
-from labkit.data.classfolders import MANIFEST, ClassFolders
-from labkit.data.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.members import Member, tar_members
-from labkit.data.staging import refuse_full, staging
+from labkit.data.sources import ilsvrc
+from labkit.data.sources.classfolders import MANIFEST, ClassFolders
+from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
+from labkit.data.sources.members import Member, tar_members
+from labkit.data.sources.staging import refuse_full, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent

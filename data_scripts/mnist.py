@@ -19,12 +19,12 @@ import urllib.parse
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from labkit.base.input_files import open_file
 from labkit.data import idx
-from labkit.data.download import Say, download, is_address
-from labkit.data.members import opened, unpack
-from labkit.data.staging import staging
+from labkit.data.sources.download import Say, download, is_address
+from labkit.data.sources.members import opened, unpack
+from labkit.data.sources.staging import staging
 from labkit.errors import InputError, nearest, refuse_unknown
-from labkit.input_files import open_file
 
 PROJECT = Path(__file__).resolve().parent.parent
 # The four files and the folder each belongs to.

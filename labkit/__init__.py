@@ -5,17 +5,61 @@
 """
 
 import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
+    from labkit.algorithms.adasum import AdasumStep as AdasumStep
+    from labkit.algorithms.subspace import SubspaceStep as SubspaceStep
+    from labkit.algorithms.thor import LevenbergMarquardt as LevenbergMarquardt
+    from labkit.algorithms.thor import ThorStep as ThorStep
+    from labkit.algorithms.thor import ThorUpdate as ThorUpdate
+    from labkit.algorithms.thor import TraceRule as TraceRule
+    from labkit.errors import InputError as InputError
+    from labkit.errors import WorkerFailed as WorkerFailed
+    from labkit.errors import WorkersTimedOut as WorkersTimedOut
+    from labkit.labs.presets import choose as choose
+    from labkit.labs.run import Run as Run
+    from labkit.nets.lenet import LeNet5 as LeNet5
+    from labkit.nets.resnet import ResNet as ResNet
+    from labkit.nets.resnet import resnet18 as resnet18
+    from labkit.nets.resnet import resnet34 as resnet34
+    from labkit.nets.resnet import resnet50 as resnet50
+    from labkit.nets.resnet import resnet101 as resnet101
+    from labkit.nets.resnet import resnet152 as resnet152
+    from labkit.ranks import launch as launch
+    from labkit.runtime import start as start
+    from labkit.steps.accumulation import AccumulatedStep as AccumulatedStep
+    from labkit.steps.losses import CrossEntropySmooth as CrossEntropySmooth
+    from labkit.steps.losses import LossNet as LossNet
+    from labkit.steps.losses import TokenLossNet as TokenLossNet
+    from labkit.steps.parameter_groups import decay_groups as decay_groups
+    from labkit.steps.plain import PlainStep as PlainStep
+    from labkit.steps.plain import PlainUpdate as PlainUpdate
+    from labkit.steps.precision import DynamicLossScale as DynamicLossScale
+    from labkit.tools.reports.live import attach as attach
+    from labkit.training.evaluation import evaluate as evaluate
+    from labkit.training.fit import EndOfEpoch as EndOfEpoch
+    from labkit.training.fit import fit as fit
+    from labkit.upstream.accumulation import GradientAccumulation as GradientAccumulation
+    from labkit.upstream.accumulation import TrainClear as TrainClear
+    from labkit.upstream.accumulation import TrainForwardBackward as TrainForwardBackward
+    from labkit.upstream.accumulation import TrainOptim as TrainOptim
+    from labkit.upstream.boost import boost_step as boost_step
+    from labkit.upstream.thor_model import ConvertModelUtils as ConvertModelUtils
+    from labkit.upstream.thor_optimizer import thor as thor
+
+    __version__: str
 
 _NAMES = {
-    "labkit.accumulation": ("AccumulatedStep",),
+    "labkit.steps.accumulation": ("AccumulatedStep",),
     "labkit.algorithms.adasum": ("AdasumStep",),
-    "labkit.algorithms.plain": ("PlainStep", "PlainUpdate"),
+    "labkit.steps.plain": ("PlainStep", "PlainUpdate"),
     "labkit.algorithms.subspace": ("SubspaceStep",),
     "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
-    "labkit.algorithms.thor.mindspore_model": ("ConvertModelUtils",),
-    "labkit.algorithms.thor.mindspore_optimizer": ("thor",),
-    "labkit.boost": ("boost_step",),
-    "labkit.compat": (
+    "labkit.upstream.thor_model": ("ConvertModelUtils",),
+    "labkit.upstream.thor_optimizer": ("thor",),
+    "labkit.upstream.boost": ("boost_step",),
+    "labkit.upstream.accumulation": (
         "GradientAccumulation",
         "TrainClear",
         "TrainForwardBackward",
@@ -26,31 +70,62 @@ _NAMES = {
         "_sum_op",
     ),
     "labkit.errors": ("InputError", "WorkerFailed", "WorkersTimedOut"),
-    "labkit.evaluation": ("evaluate",),
-    "labkit.launching": ("launch",),
-    "labkit.losses": ("CrossEntropySmooth", "LossNet", "TokenLossNet"),
+    "labkit.training.evaluation": ("evaluate",),
+    "labkit.ranks": ("launch",),
+    "labkit.steps.losses": ("CrossEntropySmooth", "LossNet", "TokenLossNet"),
     "labkit.nets.lenet": ("LeNet5",),
     "labkit.nets.resnet": ("ResNet", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
-    "labkit.parameter_groups": ("decay_groups",),
-    "labkit.precision": ("DynamicLossScale",),
-    "labkit.presets": ("choose",),
-    "labkit.reports.live": ("attach",),
-    "labkit.run": ("Run",),
+    "labkit.steps.parameter_groups": ("decay_groups",),
+    "labkit.steps.precision": ("DynamicLossScale",),
+    "labkit.labs.presets": ("choose",),
+    "labkit.tools.reports.live": ("attach",),
+    "labkit.labs.run": ("Run",),
     "labkit.runtime": ("start",),
-    "labkit.training": ("EndOfEpoch", "fit"),
+    "labkit.training.fit": ("EndOfEpoch", "fit"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+# Modules that stood in this folder up to 0.1.0: ``from labkit import schedules`` goes on.
+_ROOMS = {
+    "algorithms.subspace": "snapshot_folder snapshots",
+    "base": "cores input_files locks printable progress yaml_values",
+    "labs": "compare exercises memory presets profiling results run",
+    "labs.figures": "interactive",
+    "ranks": "cluster",
+    "steps": "accumulation gradients losses nonfinite parameter_groups precision schedules step",
+    "tools": "cli commands console doctor reports running work",
+    "training": "checkpoint evaluation records",
+    "upstream": "boost boost_config boost_settings",
+}
+_MODULES = {
+    name: f"labkit.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()
+}
+_MODULES |= {
+    "adasum_plots": "labkit.labs.figures.adasum",
+    "attempts": "labkit.labs.exercises.attempts",
+    "checks": "labkit.labs.exercises.check",
+    "compat": "labkit.upstream.accumulation",
+    "lab_server": "labkit.tools.jupyter",
+    "launching": "labkit.ranks",
+    "plots": "labkit.labs.figures.common",
+    "ranktable": "labkit.ranks.rank_table",
+    "subspace_plots": "labkit.labs.figures.subspace",
+    "update_stage": "labkit.steps.update",
+    "whole_files": "labkit.base.files",
+}
 
 __all__ = sorted(name for name in _HOME if not name.startswith("_"))
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> object:
     if name == "__version__":
-        return importlib.import_module("labkit.labs").version()
+        return importlib.import_module("labkit.base.project").version()
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'labkit' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return [*__all__, "__version__"]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 
-from labkit import cluster
 from labkit.errors import InputError, refuse_unknown
+from labkit.ranks import cluster
 
 DEVICES = ("auto", "Ascend", "GPU", "CPU")
 _ONEDNN_VARIABLE = "ONEDNN_MAX_CPU_ISA"

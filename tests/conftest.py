@@ -18,7 +18,7 @@ _STAY: set[int] = set()  # ids of the cells that are not: MindSpore keeps these 
 _CORES = sorted(os.sched_getaffinity(0))
 _OWN_CORE: set[int] = set()  # where this worker computes; empty: on all of them
 
-# Of the 170 files that MindSpore writes for a graph with save_graphs on, labkit.compiled reads
+# Of the 170 files that MindSpore writes for a graph with save_graphs on, support.compiled reads
 # these two kinds: a step of Adasum took 3.3 s instead of 6 to 7.4. MindSpore reads it once.
 os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate,graph_build")
 # PyTorch's threads wait for each other busily: where other processes compute as well, 200 backward
@@ -138,8 +138,8 @@ def _compiled_cells():
 
 @pytest.fixture(scope="module")
 def once(runtime):
-    """A module's ``tests.step_cells.Once``."""
-    from tests.step_cells import Once
+    """A module's ``tests.support.step_cells.Once``."""
+    from tests.support.step_cells import Once
 
     return Once()
 

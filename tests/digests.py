@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.subspace_cells import basis_of
+from tests.support.subspace_cells import basis_of
 
 UPDATES, RANKS = 20, 2
 
@@ -186,7 +186,7 @@ def digest(make, spoiled, rank=0) -> str:
 def on_ranks(patterns, out) -> None:
     """Be one rank of two: write the digests into a file of ``out``."""
     import labkit
-    from labkit import cluster
+    from labkit.ranks import cluster
 
     labkit.start("CPU", seed=1, distribute=True)
     rank = cluster.rank_and_size()[0]

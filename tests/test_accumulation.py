@@ -10,16 +10,15 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn, ops
 
 from labkit import reference
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
-from labkit.compare import largest_differences, parameter_values, relative_error
 from labkit.errors import InputError
-from labkit.gradients import set_state
-from labkit.losses import LossNet, TokenLossNet
+from labkit.labs.compare import largest_differences, parameter_values, relative_error
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken, NormNet
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import (
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
+from tests.support.step_cells import (
     Scalar,
     assert_bit_equal,
     assert_close,
@@ -33,6 +32,7 @@ from tests.step_cells import (
     split,
     tensors,
 )
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

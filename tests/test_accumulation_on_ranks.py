@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from labkit import reference
-from labkit.tolerances import TOLERANCE
-from tests.msrun import msrun
-from tests.on_ranks import CASES, LEARNING_RATE, batch
-from tests.step_cells import linear
+from tests.support.msrun import msrun
+from tests.support.on_ranks import CASES, LEARNING_RATE, batch
+from tests.support.step_cells import linear
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit import adasum_plots, plots
+from labkit.labs.figures import adasum as adasum_plots
+from labkit.labs.figures import common as plots
 from labkit.reference import adasum_pair
 
 

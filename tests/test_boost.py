@@ -15,13 +15,14 @@ from mindspore.train import Callback, Model
 
 import labkit
 import labkit.algorithms.subspace.basis as basis_module
-from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost, boost_step
+from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost_step
 from labkit.algorithms.subspace import Basis, SubspaceStep
+from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
-from labkit.gradients import set_state
-from labkit.snapshots import write_snapshot
-from tests.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
-from tests.subspace_cells import basis_of
+from labkit.steps.gradients import set_state
+from labkit.upstream import boost
+from tests.support.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
+from tests.support.subspace_cells import basis_of
 from tests.test_boost_config import ACCUMULATION, ADASUM, DIM_REDUCE, manual
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from labkit.boost_config import FUNCTIONS, LEVELS, MODES, read_boost
-from labkit.boost_settings import OLD_NAMES, SECTIONS
 from labkit.errors import InputError
+from labkit.upstream.boost_config import FUNCTIONS, LEVELS, MODES, read_boost
+from labkit.upstream.boost_settings import OLD_NAMES, SECTIONS
 
 # The first tutorial's dictionary, names and values as they stand there.
 DIM_REDUCE = {

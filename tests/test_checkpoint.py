@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from labkit import checkpoint
-from labkit.checkpoint import DamagedCheckpoint, Position
 from labkit.errors import InputError
-from labkit.position import parse_position
-from tests.step_cells import assert_bit_equal, snapshot
+from labkit.training import checkpoint
+from labkit.training.checkpoint import DamagedCheckpoint, Position
+from labkit.training.position import parse_position
+from tests.support.step_cells import assert_bit_equal, snapshot
 from tests.test_whole_files import DEAD, left_over
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -11,12 +11,13 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train import serialization
 
-from labkit import checkpoint, checkpoint_files
-from labkit.checkpoint_files import DamagedCheckpoint, read
+from labkit.algorithms.subspace.snapshots import convert_checkpoints
+from labkit.base import checkpoint_files
+from labkit.base.checkpoint_files import DamagedCheckpoint, read
 from labkit.errors import InputError
 from labkit.migration import convert_back
 from labkit.recipes.resnet50_parts import load_network
-from labkit.snapshots import convert_checkpoints
+from labkit.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -259,7 +260,7 @@ from labkit import checkpoint
 from labkit.errors import InputError
 from labkit.migration import command
 from labkit.recipes.resnet50_parts import load_network
-from labkit.snapshots import convert_checkpoints
+from labkit.algorithms.subspace.snapshots import convert_checkpoints
 from tests.test_checkpoint import POSITION
 
 class Net(nn.Cell):
@@ -310,7 +311,16 @@ def test_no_entry_hands_a_damaged_file_to_mindspore(tmp_path):
 def test_labkit_convert_refuses_one(tmp_path):
     (tmp_path / "a.ckpt").write_bytes(DAMAGED["4096 bytes"][0])
     done = subprocess.run(
-        [sys.executable, "-m", "labkit.cli", "convert", "a.ckpt", "a.pth", "--network", "resnet18"],
+        [
+            sys.executable,
+            "-m",
+            "labkit.tools.cli",
+            "convert",
+            "a.ckpt",
+            "a.pth",
+            "--network",
+            "resnet18",
+        ],
         capture_output=True,
         text=True,
         check=False,

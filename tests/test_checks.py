@@ -8,8 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from labkit import attempts, checks
-from labkit.checks import Exercise
+from labkit.labs.exercises import attempts
+from labkit.labs.exercises import check as checks
+from labkit.labs.exercises.check import Exercise
 
 
 def squared(rows, scale):

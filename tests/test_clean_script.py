@@ -38,7 +38,7 @@ GOES = [
     *(f"datasets/MNIST_Data/{split}/{name}" for split, names in MNIST.items() for name in names),
 ]
 STAYS = [
-    "labkit/run.py",
+    "labkit/labs/run.py",
     "notebooks/01_lab.ipynb",
     "work/01_lab.ipynb",
     "work/rank_0/om/analyze_fail.ir",

@@ -13,14 +13,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from labkit import cli, console, doctor
-from labkit.labs import find_labs
-from labkit.running import runner
-from labkit.running.execution import Failure
-from labkit.running.watch import Limits
-from tests.living import is_alive
+from labkit.tools import cli, console, doctor
+from labkit.tools.labs import find_labs
+from labkit.tools.running import runner
+from labkit.tools.running.execution import Failure
+from labkit.tools.running.watch import Limits
+from tests.support.living import is_alive
 
-ROOT = Path(cli.__file__).resolve().parents[1]
+ROOT = Path(cli.__file__).resolve().parents[2]
 
 
 PARAMETERS = 'preset = "lab"\ndevice = "auto"\nepochs = None'
@@ -57,7 +57,7 @@ def call(*arguments):
 
 
 def start(*arguments):
-    command = [sys.executable, "-m", "labkit.cli", *arguments]
+    command = [sys.executable, "-m", "labkit.tools.cli", *arguments]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -72,7 +72,7 @@ def outcome(project, failure=None, **results):
 
 def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
     code = (
-        "import sys, time; began = time.process_time(); from labkit.cli import app\n"
+        "import sys, time; began = time.process_time(); from labkit.tools.cli import app\n"
         "try: app(['list'])\n"
         "except SystemExit: pass\n"
         "heavy = {'mindspore', 'papermill', 'nbformat', 'numpy'} & sys.modules.keys()\n"
@@ -134,7 +134,7 @@ def test_a_shell_completes(project, line, expected):
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split()) - 1),
     }
-    code = "from labkit.cli import app; app(prog_name='labkit')"
+    code = "from labkit.tools.cli import app; app(prog_name='labkit')"
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
     )

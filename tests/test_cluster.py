@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from labkit import cluster, runtime
+from labkit import runtime
 from labkit.errors import InputError
-from tests.trainings import network
+from labkit.ranks import cluster
+from tests.support.trainings import network
 
 NAMES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from labkit.compare import largest_differences, relative_error
 from labkit.errors import InputError
+from labkit.labs.compare import largest_differences, relative_error
 
 
 def test_differences_are_found_leaf_by_leaf():

@@ -15,22 +15,17 @@ from mindspore import DatasetHelper, ParameterTuple, Tensor, nn, ops, save_check
 from mindspore.nn import Cell
 
 import labkit
-from labkit import (
-    GradientAccumulation,
-    TrainClear,
-    TrainForwardBackward,
-    TrainOptim,
-    compat,
-)
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
+from labkit import GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
 from labkit.errors import InputError
-from labkit.losses import LossNet
 from labkit.nets.lenet import LeNet5
-from labkit.tolerances import TOLERANCE
-from labkit.training import fit
-from tests.step_cells import assert_bit_equal, assert_close, snapshot
-from tests.trainings import dataset, loss_fn, network
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training.fit import fit
+from labkit.upstream import accumulation as compat
+from tests.support.step_cells import assert_bit_equal, assert_close, snapshot
+from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

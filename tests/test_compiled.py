@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.algorithms.plain import PlainStep
-from labkit.compiled import CALL, Operator, by_shape, compiled_operators, read_graph
 from labkit.errors import InputError
-from labkit.losses import LossNet
+from labkit.labs.profiling import by_operator, operator_times
 from labkit.nets.lenet import LeNet5
-from labkit.profiling import by_operator, operator_times
 from labkit.runtime import pynative
-from tests.step_cells import digits, momentum, tensors
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from tests.support.compiled import CALL, Operator, by_shape, compiled_operators, read_graph
+from tests.support.step_cells import digits, momentum, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -264,7 +264,7 @@ def test_with_all_that_mindspore_writes_it_is_the_same(root):
     """Here it writes only the files that are read (conftest.py); a user's writes them all."""
     program = (
         "import json, os\n"
-        "from labkit.compiled import compiled_operators\n"
+        "from tests.support.compiled import compiled_operators\n"
         "from labkit.runtime import start\n"
         "from tests.test_compiled import Branches, Tensor, ones\n"
         "start(device='CPU', seed=1)\n"

@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from labkit.cores import usable_cores
+from labkit.base.cores import usable_cores
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_cores_it_is_pinned_to(monkeypatch):
     assert usable_cores() == sorted(os.sched_getaffinity(0))
-    program = "from labkit.cores import usable_cores; print(usable_cores())"
+    program = "from labkit.base.cores import usable_cores; print(usable_cores())"
     one = usable_cores()[-1]
     done = subprocess.run(
         ["taskset", "-c", str(one), sys.executable, "-c", program],
@@ -36,8 +36,8 @@ def test_all_of_the_machine_where_the_system_does_not_say(monkeypatch):
 def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):
     """As on macOS, where the first data set once ended in AttributeError."""
     from labkit.algorithms.subspace import components
-    from labkit.data import arguments
-    from labkit.running import sweep
+    from labkit.base import arguments
+    from labkit.tools.running import sweep
 
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)

@@ -7,11 +7,12 @@ import torch
 from mindspore import nn, ops
 from mindspore.dataset import NumpySlicesDataset
 
-from labkit import cluster, reference
+from labkit import reference
 from labkit.errors import InputError
-from labkit.evaluation import MeanLoss, TopK, evaluate
-from labkit.losses import CrossEntropySmooth
-from tests.trainings import CLASSES, dataset, loss_fn, network
+from labkit.ranks import cluster
+from labkit.steps.losses import CrossEntropySmooth
+from labkit.training.evaluation import MeanLoss, TopK, evaluate
+from tests.support.trainings import CLASSES, dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -8,16 +8,15 @@ from hypothesis import strategies as st
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit import reference
-from labkit.algorithms.plain import PlainStep
-from labkit.compare import largest_differences, relative_error
 from labkit.errors import InputError
-from labkit.gradients import DynamicLossScale, GradientStage, set_state
-from labkit.losses import LossNet, TokenLossNet
+from labkit.labs.compare import largest_differences, relative_error
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken
-from labkit.precision import is_loss
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import (
+from labkit.steps.gradients import DynamicLossScale, GradientStage, set_state
+from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
+from labkit.steps.precision import is_loss
+from tests.support.step_cells import (
     OUTPUTS,
     Counted,
     Distance,
@@ -30,6 +29,7 @@ from tests.step_cells import (
     split,
     tensors,
 )
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

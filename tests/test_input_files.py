@@ -5,8 +5,8 @@ import os
 
 import pytest
 
+from labkit.base.input_files import parse_json, read_bytes, read_json, read_text, usable_name
 from labkit.errors import InputError
-from labkit.input_files import parse_json, read_bytes, read_json, read_text, usable_name
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "/dev/null", "folder"])

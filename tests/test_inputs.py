@@ -8,13 +8,13 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from labkit import inputs
 from labkit.errors import InputError
+from labkit.tools.running import digests as inputs
 
 
 @pytest.fixture
 def project(tmp_path):
-    for name in ("labkit/nets/lenet.py", "labkit/running/runner.py", "labkit/cli.py",
+    for name in ("labkit/nets/lenet.py", "labkit/tools/running/runner.py", "labkit/tools/cli.py",
                  "data_scripts/mnist.py", "notebooks/data/train/0/a.png"):  # fmt: skip
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("1")
@@ -40,8 +40,8 @@ def test_the_same_inputs_are_the_same(project):
         ("notebooks/data/train/0/a.png", ["parameters"]),
         ("notebooks/data/train/0/b.png", ["parameters"]),
         # What starts labs and shows what they left is none of their inputs.
-        ("labkit/running/runner.py", []),
-        ("labkit/cli.py", []),
+        ("labkit/tools/running/runner.py", []),
+        ("labkit/tools/cli.py", []),
     ],
 )
 def test_a_changed_file_is_of_its_kind(project, path, kinds):

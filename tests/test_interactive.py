@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import InputError, interactive, plots
-from labkit.interactive import Slider
+from labkit import InputError
+from labkit.labs.figures import common as plots
+from labkit.labs.figures import interactive
+from labkit.labs.figures.interactive import Slider
 
 SLIDERS = {"height": Slider("height (m)", 0, 2, 0.5, 1.5), "width": Slider("width (m)", 1, 3, 1, 2)}
 

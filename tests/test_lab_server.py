@@ -11,9 +11,10 @@ import pytest
 from jupyter_core.paths import prefer_environment_over_user
 from typer.testing import CliRunner
 
-from labkit import cli, lab_server
+from labkit.tools import cli
+from labkit.tools import jupyter as lab_server
 
-ROOT = Path(cli.__file__).resolve().parents[1]
+ROOT = Path(cli.__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_where_another_kernel_wins_in_jupyter_and_not_here(tmp_path, variables, 
     )
     program = (
         "from jupyter_client.kernelspec import KernelSpecManager\n"
-        "from labkit.lab_server import OwnKernel\n"
+        "from labkit.tools.jupyter import OwnKernel\n"
         "for manager in (KernelSpecManager(), OwnKernel()):\n"
         "    print(manager.get_kernel_spec('python3').argv[0] == '/bin/false')\n"
     )

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit import labs
+from labkit.base import project as project_file
 from labkit.errors import InputError
+from labkit.tools import labs
 
 PARAMETERS = 'preset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"\nepochs = None\n'
 
@@ -24,6 +25,11 @@ def write(folder, name, card, *sources, tagged=1):
     place = folder / "notebooks" / f"{name}.ipynb"
     place.write_text(json.dumps({"cells": cells, "nbformat": 4, "nbformat_minor": 5}))
     return place
+
+
+def installed_elsewhere(monkeypatch, folder):
+    file = folder / "site-packages" / "labkit" / "base" / "project.py"
+    monkeypatch.setattr(project_file, "__file__", str(file))
 
 
 @pytest.fixture
@@ -118,19 +124,19 @@ def test_the_project_is_the_nearest_one_above(project):
     inner.mkdir(parents=True)
     (project / "a" / "pyproject.toml").write_text('[project]\nname = "other"\n')
     (inner / "pyproject.toml").write_text("not toml")
-    assert labs.find_project(inner) == project.resolve()
+    assert project_file.find_project(inner) == project.resolve()
 
 
 def test_outside_a_checkout_the_message_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    installed_elsewhere(monkeypatch, tmp_path)
     with pytest.raises(InputError, match="Change into the cloned project"):
-        labs.find_project(tmp_path)
+        project_file.find_project(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["labkit", "mindspore-labs"])
 def test_both_names_of_the_distribution_are_known(project, name):
     (project / "pyproject.toml").write_text(f'[project]\nname = "{name}"\n')
-    assert labs.project_root(project / "notebooks") == project.resolve()
+    assert project_file.project_root(project / "notebooks") == project.resolve()
 
 
 @pytest.mark.parametrize("text", ["[project]\nname = 'mindspore'\n", "project = 'labkit'\n", ""])
@@ -138,21 +144,25 @@ def test_a_pyproject_of_something_else_is_passed_over(project, text):
     inner = project / "inner"
     inner.mkdir()
     (inner / "pyproject.toml").write_text(text)
-    assert labs.project_root(inner) == project.resolve()
+    assert project_file.project_root(inner) == project.resolve()
 
 
 def test_another_users_project_is_passed_over(project, tmp_path, monkeypatch):
     """On a shared machine anybody may put a pyproject.toml into a folder above."""
     inner = project / "mine" / "deep"
     inner.mkdir(parents=True)
-    assert labs.project_root(inner) == project.resolve()
+    assert project_file.project_root(inner) == project.resolve()
     monkeypatch.setattr(os, "geteuid", lambda: project.stat().st_uid + 1)
-    assert labs.project_root(inner) is None
+    assert project_file.project_root(inner) is None
     # But the checkout that labkit is imported from, as root in a container sees it.
-    assert labs.find_project(inner) == labs.own_checkout() == Path(labs.__file__).parents[1]
-    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    assert (
+        project_file.find_project(inner)
+        == project_file.own_checkout()
+        == Path(project_file.__file__).parents[2]
+    )
+    installed_elsewhere(monkeypatch, tmp_path)
     with pytest.raises(InputError, match="is another user's checkout.*expected one of your own"):
-        labs.find_project(inner)
+        project_file.find_project(inner)
 
 
 def test_a_checkout_of_the_user_who_called_sudo_is_roots_too(project, monkeypatch):
@@ -166,12 +176,12 @@ def test_a_checkout_of_the_user_who_called_sudo_is_roots_too(project, monkeypatc
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for caller in ("", "x", str(owner + 1), "-1", "9" * 5000):
         monkeypatch.setenv("SUDO_UID", caller)
-        assert labs.project_root(project) is None
+        assert project_file.project_root(project) is None
     monkeypatch.setenv("SUDO_UID", str(owner + 1000))
-    assert labs.project_root(project) == project.resolve()
+    assert project_file.project_root(project) == project.resolve()
     # Anybody can set the variable; only root has got it from sudo.
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    assert labs.project_root(project) is None
+    assert project_file.project_root(project) is None
 
 
 def test_a_checkout_that_is_named_is_trusted_and_no_other(project, tmp_path, monkeypatch):
@@ -179,19 +189,19 @@ def test_a_checkout_that_is_named_is_trusted_and_no_other(project, tmp_path, mon
     (inner / "notebooks").mkdir(parents=True)
     (inner / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
     monkeypatch.setattr(os, "geteuid", lambda: project.stat().st_uid + 1)
-    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    installed_elsewhere(monkeypatch, tmp_path)
     monkeypatch.chdir(project)
     for named in ("", ".", str(tmp_path.parent), str(project / "none")):
         monkeypatch.setenv("LABKIT_PROJECT", named)
         with pytest.raises(InputError, match="If you trust it: export LABKIT_PROJECT=") as refused:
-            labs.find_project(inner)
+            project_file.find_project(inner)
     # What the message says can be pasted into a shell.
     assignment = str(refused.value).rsplit("export ", 1)[1]
     (name, value) = shlex.split(assignment)[0].split("=", 1)
     monkeypatch.setenv(name, value)
-    assert labs.find_project(inner) == inner.resolve()
+    assert project_file.find_project(inner) == inner.resolve()
     monkeypatch.setenv("LABKIT_PROJECT", f"{project}/notebooks/..")
-    assert labs.find_project(inner) == project.resolve()
+    assert project_file.find_project(inner) == project.resolve()
 
 
 def test_an_installed_copy_prepares_the_data_of_the_users_checkout(project, tmp_path, monkeypatch):
@@ -199,7 +209,7 @@ def test_an_installed_copy_prepares_the_data_of_the_users_checkout(project, tmp_
 
     (project / "data_scripts").mkdir()
     (project / "data_scripts" / "mnist.py").write_text("import sys\nsys.exit('the script')\n")
-    monkeypatch.setattr(labs, "__file__", str(tmp_path / "site-packages" / "labkit" / "labs.py"))
+    installed_elsewhere(monkeypatch, tmp_path)
     monkeypatch.chdir(project / "notebooks")
     with pytest.raises(InputError, match="^the script$"):
         module.prepare("mnist")
@@ -216,12 +226,12 @@ def test_an_installed_copy_prepares_the_data_of_the_users_checkout(project, tmp_
 @pytest.mark.parametrize("part", [".", "pyproject.toml", "notebooks"])
 def test_a_project_with_a_part_of_another_users_is_passed_over(project, part):
     os.chown(project / part, 65534, 65534)
-    assert labs.project_root(project) is None
+    assert project_file.project_root(project) is None
 
 
 def test_a_link_to_this_labkit_makes_no_project_its_own(project, monkeypatch):
-    (project / "labkit").symlink_to(Path(labs.__file__).parent)
-    assert labs.own_checkout() != project.resolve()
+    (project / "labkit").symlink_to(Path(project_file.__file__).parents[1])
+    assert project_file.own_checkout() != project.resolve()
 
 
 @pytest.mark.parametrize(
@@ -229,7 +239,8 @@ def test_a_link_to_this_labkit_makes_no_project_its_own(project, monkeypatch):
     [
         "from labkit import doctor; print(doctor.checks(names=['data'])[0]())",
         "from labkit.data import prepare; prepare._MNIST; print(prepare.prepare('mnist'))",
-        "from labkit import labs; print(labs.find_project(), labs.find_labs(labs.find_project()))",
+        "from labkit.base import project; from labkit.tools import labs; "
+        "print(project.find_project(), labs.find_labs(project.find_project()))",
     ],
 )
 def test_no_code_of_a_project_around_is_executed(project, program):
@@ -243,7 +254,7 @@ def test_no_code_of_a_project_around_is_executed(project, program):
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],
         cwd=inner,
-        env=os.environ | {"PYTHONPATH": str(Path(labs.__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": str(Path(project_file.__file__).parents[2])},
         capture_output=True,
         text=True,
     )

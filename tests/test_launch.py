@@ -17,13 +17,12 @@ import psutil
 import pytest
 
 import labkit
-from labkit import cluster
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
-from labkit.launching import launch, processes, rank_logs
-from labkit.launching import plan as launch_plan
-from labkit.launching.failures import Failures
-from labkit.launching.msrun import SCHEDULER
-from tests.living import is_alive
+from labkit.ranks import cluster, launch, processes, rank_logs
+from labkit.ranks import plan as launch_plan
+from labkit.ranks.failures import Failures
+from labkit.ranks.msrun import SCHEDULER
+from tests.support.living import is_alive
 
 TIMEOUT = 120
 # Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
@@ -311,7 +310,7 @@ class TestProcesses:
             (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
         code = (
             "import os, subprocess, time\n"
-            "from labkit.launching.processes import guarded\n"
+            "from labkit.ranks.processes import guarded\n"
             "with guarded() as mark:\n"
             "    nap = subprocess.Popen(['sleep', '600'], env=os.environ | mark)\n"
             "    print(nap.pid, flush=True)\n"

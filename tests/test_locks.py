@@ -13,13 +13,13 @@ import sys
 
 import pytest
 
-from labkit import locks
+from labkit.base import locks
+from labkit.base.locks import locked
 from labkit.errors import InputError
-from labkit.locks import locked
 
 HOLDS = """
 import os, sys
-from labkit.locks import locked
+from labkit.base.locks import locked
 with locked(sys.argv[1], "a training"):
     print(os.getpid(), flush=True)
     sys.stdin.readline()

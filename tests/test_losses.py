@@ -10,10 +10,10 @@ from mindspore import Tensor, nn, ops
 
 from labkit import reference
 from labkit.errors import InputError
-from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.nets.small import NextToken
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import linear, plain, rows, snapshot, tensors
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from tests.support.step_cells import linear, plain, rows, snapshot, tensors
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

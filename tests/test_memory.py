@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from labkit import memory
 from labkit.errors import InputError
+from labkit.labs import memory
 
 PARAMETERS = 3 * (2880 * 2880 + 2880) + 2880 * 10 + 10
 

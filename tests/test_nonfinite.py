@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from labkit.gradients import set_state
-from labkit.losses import LossNet
-from labkit.nonfinite import first_nonfinite
-from tests.step_cells import assert_bit_equal, rows, snapshot, tensors
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.nonfinite import first_nonfinite
+from tests.support.step_cells import assert_bit_equal, rows, snapshot, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -6,9 +6,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit import notebook_form
-from labkit.notebook_form import CARD, INTRODUCTION, SECTIONS, form_faults, link_faults
-from labkit.notebook_rules import COMPARED
+from labkit.tools.notebooks.rules import COMPARED
+from tests.support import notebook_form
+from tests.support.notebook_form import CARD, INTRODUCTION, SECTIONS, form_faults, link_faults
 
 CARD_TEXT = "\n".join(f"| **{row}** | something |" for row in CARD)
 
@@ -156,7 +156,7 @@ def test_a_section_may_have_a_subject_and_five_of_them_a_name_of_their_own():
 
 PAGES = {
     "README.md": "# Labs\n\n## How to run, quickly\n\n```\n# no heading\n```\n",
-    "labkit/step.py": "a = 1\nb = 2\n",
+    "labkit/steps/step.py": "a = 1\nb = 2\n",
     "notebooks/figure.png": "",
 }
 
@@ -187,7 +187,7 @@ def faults_of(project: Path, text: str) -> list[str]:
         "[a](03_thor.ipynb#4--data)",
         "[a](#5-·-From-scratch)",
         "[a](../README.md#how-to-run-quickly)",
-        "[a](../labkit/step.py#L2) and [b](../labkit)",
+        "[a](../labkit/steps/step.py#L2) and [b](../labkit)",
         '![alt](figure.png "A title") <img src="figure.png" alt="a">',
         "[a](https://example.org/x#y), <a href='mailto:a@example.org'>b</a>",
         "`[a](nowhere.md)`",
@@ -214,7 +214,7 @@ def test_a_link_that_leads_somewhere_is_no_fault(project, link):
         ("[a](03_thor.ipynb#40-·-Data)", "leads to no heading there"),
         ("[a](#nowhere)", "leads to no heading there"),
         ("[a](../README.md#no-heading)", "leads to no heading there"),
-        ("[a](../labkit/step.py#L3)", "leads to no heading there"),
+        ("[a](../labkit/steps/step.py#L3)", "leads to no heading there"),
     ],
 )
 def test_a_link_that_leads_nowhere_is_found(project, link, said):

@@ -3,7 +3,7 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit.notebook_rules import COMPARED, file_digest, output_faults, source_faults
+from labkit.tools.notebooks.rules import COMPARED, file_digest, output_faults, source_faults
 
 
 def good():

@@ -6,10 +6,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit import notebooks
 from labkit.errors import InputError
-from labkit.notebook_rules import COMPARED, output_faults, source_faults
-from labkit.notebooks import main, refresh, stamped, why_stale
+from labkit.tools.notebooks import refresh as notebooks
+from labkit.tools.notebooks.refresh import main, refresh, stamped, why_stale
+from labkit.tools.notebooks.rules import COMPARED, output_faults, source_faults
 
 PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
 PNG = (
@@ -120,7 +120,7 @@ def test_without_a_change_nothing_is_executed_or_written(project, no_execution):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("labkit/step.py", "labkit"),
+        ("labkit/steps/step.py", "labkit"),
         ("labkit/nets/new.py", "labkit"),
         ("data_scripts/digits.gz", "data"),
         ("benchmarks/tables/tuning.csv", "data"),
@@ -138,7 +138,12 @@ def test_a_changed_input_is_named(project, name, kind, capsys):
 
 @pytest.mark.parametrize(
     "name",
-    ["labkit/__pycache__/step.pyc", "labkit/notebooks.py", "data_scripts/.part", "README.md"],
+    [
+        "labkit/__pycache__/step.pyc",
+        "labkit/tools/notebooks/refresh.py",
+        "data_scripts/.part",
+        "README.md",
+    ],
 )
 def test_what_is_no_input_does_not_count(project, name):
     (project / name).parent.mkdir(parents=True, exist_ok=True)

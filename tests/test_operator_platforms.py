@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.adasum import AdasumStep
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
-from labkit.compiled import Operator, compiled_operators
-from labkit.gradients import DynamicLossScale
-from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.nets.small import NextToken, NormNet
-from tests.operator_platforms import (
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import DynamicLossScale
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
+from tests.support.compiled import Operator, compiled_operators
+from tests.support.operator_platforms import (
     EXCEPTIONS,
     GRADIENT_OF,
     MEASURED,
@@ -32,8 +32,8 @@ from tests.operator_platforms import (
     missing,
     platforms,
 )
-from tests.step_cells import digits, momentum, tensors
-from tests.subspace_cells import basis_of
+from tests.support.step_cells import digits, momentum, tensors
+from tests.support.subspace_cells import basis_of
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -11,17 +11,17 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback
 
-from labkit import checkpoint, optimizer_numbers
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep
 from labkit.errors import InputError
-from labkit.fingerprints import fingerprint
-from labkit.gradients import set_state
-from labkit.losses import LossNet
-from labkit.training import fit
-from tests.step_cells import assert_bit_equal, snapshot
-from tests.trainings import comparable, dataset, loss_fn, network
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint, optimizer_numbers
+from labkit.training.fingerprints import fingerprint
+from labkit.training.fit import fit
+from tests.support.step_cells import assert_bit_equal, snapshot
+from tests.support.trainings import comparable, dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

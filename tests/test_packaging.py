@@ -129,7 +129,7 @@ def test_the_version_is_stated_once():
 def test_the_distribution_has_a_name_of_its_own():
     """On the package index "labkit" is a stranger's, whose setup.py an installation would run."""
     assert PROJECT["project"]["name"] == "mindspore-labs"
-    assert PROJECT["project"]["scripts"] == {"labkit": "labkit.cli:app"}
+    assert PROJECT["project"]["scripts"] == {"labkit": "labkit.tools.cli:app"}
     by_name = re.compile(
         r"""(?:pip3?|uv|pipx|conda|mamba)\s+(?:install|add|run)\b[^\n`&|;]*?[\s'"]labkit(?![\w/.-])"""
         r"""|\blabkit(?:\[[a-z]+\]|\s*[=~>]=\s*\d)"""

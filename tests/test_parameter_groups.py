@@ -6,11 +6,11 @@ import pytest
 from mindspore import Parameter, Tensor, mint, nn
 
 from labkit.errors import InputError
-from labkit.gradients import set_state
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NORMS, NormNet
-from labkit.parameter_groups import decay_groups
-from labkit.tolerances import TOLERANCE
+from labkit.steps.gradients import set_state
+from labkit.steps.parameter_groups import decay_groups
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

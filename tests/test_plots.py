@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import plots
+from labkit.labs.figures import common as plots
 from labkit.migration.compare import Row
-from labkit.records import Records
+from labkit.training.records import Records
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.errors import InputError
-from labkit.presets import LABS, PRESETS, choose
+from labkit.labs.presets import LABS, PRESETS, choose
 from labkit.recipes.adasum_config import NAMED as ADASUM
 from labkit.recipes.resnet50_config import Config
 from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig

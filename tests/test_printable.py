@@ -6,8 +6,8 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli, console
-from labkit.printable import printable
+from labkit.base.printable import printable
+from labkit.tools import cli, console
 from tests.reports import folders
 
 EVIL = "\x1b]0;title\x07 \x1b]52;c;aGk=\x07 \x1b[2J \x9b31m \u202egnp.exe \x08\x08 \r hidden \x7f"

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from labkit import LossNet, PlainStep, profiling
+from labkit import LossNet, PlainStep
 from labkit.errors import InputError
+from labkit.labs import profiling
 from labkit.nets.resnet import resnet
 
 pytestmark = pytest.mark.usefixtures("runtime")

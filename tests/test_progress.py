@@ -10,8 +10,8 @@ import nbformat
 import papermill
 import pytest
 
-from labkit import progress
-from labkit.progress import Progress, is_headless
+from labkit.base import progress
+from labkit.base.progress import Progress, is_headless
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_lines_where_nobody_watches(monkeypatch, variables, kernel, terminal, ex
 
 
 CELL = """from labkit import interactive, plots
-from labkit.progress import Progress, has_front_end
+from labkit.base.progress import Progress, has_front_end
 with Progress("training", 3) as display:
     for _ in range(3):
         display.advance("loss 0.5")
@@ -119,7 +119,7 @@ def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch, sessi
         monkeypatch.delenv(name, raising=False)
     if session:
         monkeypatch.setenv("JPY_SESSION_NAME", session)
-    root = Path(progress.__file__).parents[1]
+    root = Path(progress.__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", str(root))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "P", "language": "python"}
@@ -139,7 +139,7 @@ def test_where_a_person_can_answer_it_is_a_bar(tmp_path, monkeypatch):
     for name in ("LABKIT_HEADLESS", "LABKIT_RUN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/a.ipynb")
-    monkeypatch.setenv("PYTHONPATH", str(Path(progress.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(progress.__file__).parents[2]))
     shown = []
     with jupyter_client.run_kernel(kernel_name="python3") as client:
         client.execute_interactive(

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from labkit import cli, ranktable
 from labkit.errors import InputError
+from labkit.ranks import rank_table as ranktable
+from labkit.tools import cli
 
 NODE_0 = [f"192.{card}.27.{block}" for block in (6, 7) for card in (1, 2, 3, 4)]
 NODE_1 = [f"192.{card}.27.{block}" for block in (8, 9) for card in (1, 2, 3, 4)]

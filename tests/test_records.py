@@ -5,9 +5,9 @@ import tracemalloc
 
 import pytest
 
-from labkit import records as records_module
 from labkit.errors import InputError
-from labkit.records import Records, read_records, read_usable
+from labkit.training import records as records_module
+from labkit.training.records import Records, read_records, read_usable
 
 ROWS = [
     {"update": 1, "loss": 0.1, "rate": 1e-12},

@@ -9,9 +9,9 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell
 
-from labkit import lab_server
+from labkit.tools import jupyter as lab_server
 
-ROOT = Path(lab_server.__file__).resolve().parents[2]
+ROOT = Path(lab_server.__file__).resolve().parents[3]
 
 
 class Kernel(AsyncKernelManager):

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.launching.plan import free_port
-from tests.shell_scripts import (
+from labkit.ranks.plan import free_port
+from tests.support.shell_scripts import (
     FAKE,
     SIGNALS,
     assert_executable_and_posix,

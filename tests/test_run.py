@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from labkit import run
 from labkit.errors import InputError
-from labkit.run import Run
+from labkit.labs import run
+from labkit.labs.run import Run
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,8 @@ def test_the_revision_says_whether_the_checkout_was_changed(project):
 
 
 def test_the_module_does_not_import_mindspore():
-    code = "import sys, labkit.run; sys.exit('mindspore' in sys.modules)"
-    root = Path(run.__file__).parents[1]
+    code = "import sys, labkit.labs.run; sys.exit('mindspore' in sys.modules)"
+    root = Path(run.__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 

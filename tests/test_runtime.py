@@ -14,7 +14,7 @@ from nbformat.v4 import new_code_cell, new_notebook
 from labkit import runtime
 from labkit.errors import InputError
 from labkit.runtime import available_devices, needs_onednn_workaround, start
-from tests.trainings import ROOT, python
+from tests.support.trainings import ROOT, python
 
 LINE = r"labkit: CPU \(.+\), MindSpore 2\.10\.0, graph mode, seed (\d+), oneDNN up to (\w+)"
 AVX512 = {"avx", "avx2", "avx512f"}

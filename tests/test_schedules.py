@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mindspore import Parameter, Tensor, nn
 
-from labkit import reference, schedules
+from labkit import reference
 from labkit.errors import InputError
-from labkit.schedules import (
+from labkit.steps import schedules
+from labkit.steps.schedules import (
     check_length,
     cosine,
     cosine_as_in_the_blog,
@@ -20,7 +21,7 @@ from labkit.schedules import (
     get_thor_damping,
     get_thor_lr,
 )
-from labkit.tolerances import TOLERANCE
+from tests.support.tolerances import TOLERANCE
 
 RATES = st.floats(1e-4, 10.0)
 EPOCHS = st.integers(1, 12)
@@ -272,5 +273,5 @@ def test_the_optimizer_uses_rate_i_in_update_i_and_stops_where_they_end():
 
 
 def test_no_mindspore_is_imported():
-    check = "import labkit.schedules, sys; assert 'mindspore' not in sys.modules"
+    check = "import labkit.steps.schedules, sys; assert 'mindspore' not in sys.modules"
     subprocess.run([sys.executable, "-c", check], check=True)

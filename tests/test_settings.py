@@ -3,10 +3,10 @@
 import pytest
 from mindspore import nn, ops
 
-from labkit.accumulation import AccumulatedStep
-from labkit.losses import CrossEntropySmooth, LossNet
-from labkit.settings import differing
-from tests.step_cells import linear
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import CrossEntropySmooth, LossNet
+from labkit.steps.settings import differing
+from tests.support.step_cells import linear
 
 pytestmark = pytest.mark.usefixtures("runtime")
 # As labkit wrote them when a checkpoint held only what was given.

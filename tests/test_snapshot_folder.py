@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe
 from labkit.errors import InputError
-from labkit.snapshot_folder import SnapshotFolder, describe
-from tests.snapshots import SHAPES, size, split, write
+from tests.support.snapshots import SHAPES, size, split, write
 
 COUNT = 5
 

@@ -12,19 +12,19 @@ from mindspore.train import Callback, Model, RunContext
 from mindspore.train.callback import _InternalCallbackParam
 from safetensors import safe_open
 
-from labkit import snapshots as module
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
-from labkit.checkpoint import checkpoints
+from labkit.algorithms.subspace import snapshots as module
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.algorithms.subspace.snapshots import Snapshots, convert_checkpoints, load_snapshot
 from labkit.errors import InputError
-from labkit.gradients import set_state
-from labkit.losses import LossNet
-from labkit.snapshot_folder import SnapshotFolder
-from labkit.snapshots import Snapshots, convert_checkpoints, load_snapshot
-from labkit.training import EndOfEpoch, fit
-from tests.step_cells import assert_bit_equal, snapshot
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training.checkpoint import checkpoints
+from labkit.training.fit import EndOfEpoch, fit
+from tests.support.step_cells import assert_bit_equal, snapshot
+from tests.support.trainings import dataset, loss_fn, network, python
 from tests.test_whole_files import DEAD, left_over
-from tests.trainings import dataset, loss_fn, network, python
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),
@@ -243,7 +243,7 @@ import os, signal, sys
 from pathlib import Path
 import safetensors.numpy
 from mindspore import nn
-from labkit.snapshots import write_snapshot
+from labkit.algorithms.subspace.snapshots import write_snapshot
 
 folder, moment = Path(sys.argv[1]), sys.argv[2]
 def die(*_):

@@ -9,19 +9,18 @@ from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit import reference
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
-from labkit.compare import parameter_values
 from labkit.errors import InputError
-from labkit.forward_state import may_assign
-from labkit.gradients import set_state, state
-from labkit.losses import LossNet
-from labkit.modes import modes
+from labkit.labs.compare import parameter_values
 from labkit.nets.lenet import LeNet5
-from labkit.step import running_statistics, trainable_batch_norms
-from labkit.tolerances import TOLERANCE
-from labkit.update_stage import UpdateStage
-from tests.step_cells import (
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.forward_state import may_assign
+from labkit.steps.gradients import set_state, state
+from labkit.steps.losses import LossNet
+from labkit.steps.modes import modes
+from labkit.steps.plain import PlainStep
+from labkit.steps.step import running_statistics, trainable_batch_norms
+from labkit.steps.update import UpdateStage
+from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
     STEPS,
@@ -38,6 +37,7 @@ from tests.step_cells import (
     tensors,
     traces,
 )
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -902,7 +902,7 @@ class TestModes:
                 assert all(cell.training for _, cell in network.cells_and_names())
             assert not any(mode for _, mode in modes(network))
             if call == 0:
-                monkeypatch.setattr("labkit.step.held", None)
+                monkeypatch.setattr("labkit.steps.step.held", None)
         monkeypatch.undo()
         network.body.set_train()
         with step.in_training():

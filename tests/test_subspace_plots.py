@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from labkit import plots, subspace_plots
-from labkit.results import subspace_race
+from labkit.labs.figures import common as plots
+from labkit.labs.figures import subspace as subspace_plots
+from labkit.labs.results import subspace_race
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.shell_scripts import (
+from tests.support.shell_scripts import (
     FAKE,
     SIGNALS,
     assert_executable_and_posix,

@@ -12,19 +12,19 @@ from mindspore import nn
 from mindspore.train import Callback, LossMonitor, Model, ModelCheckpoint, RunContext, TimeMonitor
 from mindspore.train.callback import _InternalCallbackParam
 
-from labkit import checkpoint
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep
+from labkit.base.locks import locked
 from labkit.errors import InputError
-from labkit.evaluation import MeanLoss, evaluate
-from labkit.gradients import DynamicLossScale, set_state
-from labkit.locks import locked
-from labkit.losses import LossNet
-from labkit.records import Records, read_records
-from labkit.training import EndOfEpoch, _Training, data_workers, fit
-from tests.step_cells import assert_bit_equal, restore, snapshot
-from tests.trainings import (
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import DynamicLossScale, set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint
+from labkit.training.evaluation import MeanLoss, evaluate
+from labkit.training.fit import EndOfEpoch, _Training, data_workers, fit
+from labkit.training.records import Records, read_records
+from tests.support.step_cells import assert_bit_equal, restore, snapshot
+from tests.support.trainings import (
     OF_THE_PROCESS,
     comparable,
     dataset,

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from labkit.base.locks import locked
 from labkit.errors import WorkerFailed
-from labkit.launching import launch
-from labkit.locks import locked
-from labkit.records import read_records
-from tests.trainings import ROOT, comparable
+from labkit.ranks import launch
+from labkit.training.records import read_records
+from tests.support.trainings import ROOT, comparable
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from mindspore import Tensor, mint, nn, ops
 
 from labkit import reference
-from labkit.accumulation import AccumulatedStep
-from labkit.compare import relative_error
 from labkit.errors import InputError
-from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
-from labkit.precision import DynamicLossScale
-from labkit.weights import BatchCheck, mean_of_loss
-from tests.step_cells import INPUTS, linear, plain, restore, snapshot, tensors
+from labkit.labs.compare import relative_error
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.steps.precision import DynamicLossScale
+from labkit.steps.weights import BatchCheck, mean_of_loss
+from tests.support.step_cells import INPUTS, linear, plain, restore, snapshot, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 CLASSES, ROWS = 4, (3, 5)

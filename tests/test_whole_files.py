@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from labkit import locks
+from labkit.base import locks
+from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
-from labkit.whole_files import remove_unfinished, whole_file
 
 
 def test_the_file_appears_when_it_is_whole(tmp_path):
@@ -81,7 +81,7 @@ def test_what_another_process_is_writing_is_left(tmp_path):
         remove_unfinished(tmp_path)
     assert (tmp_path / "a.txt").read_text() == "new"
     code = (
-        "import sys; from labkit.whole_files import whole_file\n"
+        "import sys; from labkit.base.files import whole_file\n"
         "with whole_file(sys.argv[1], 'the file') as part:\n"
         "    part.write_text('b'); print(1, flush=True); input()"
     )
@@ -136,11 +136,11 @@ def writers():
     """Return file name -> what writes it with a name of its own choice beside."""
     from matplotlib.figure import Figure
 
-    from labkit import ranktable
+    from labkit.labs.results import stored
+    from labkit.labs.run import Run
     from labkit.migration.files import write_torch
+    from labkit.ranks import rank_table as ranktable
     from labkit.recipes.settings import write_json
-    from labkit.results import stored
-    from labkit.run import Run
 
     table = ranktable.make("10.0.0.1", ["192.1.27.6"])
     result = stored.Stored({"command": "x"}, [{"run": 1}], {})

@@ -2,12 +2,12 @@
 
 import pytest
 
+from labkit.base.yaml_values import LONGEST, parse_yaml, read_yaml
 from labkit.errors import InputError
-from labkit.presets import choose
+from labkit.labs.presets import choose
 from labkit.recipes import settings
 from labkit.recipes.resnet50_config import Config
-from labkit.running.request import parse_parameters
-from labkit.yaml_values import LONGEST, parse_yaml, read_yaml
+from labkit.tools.running.request import parse_parameters
 from tests.campaigns.settings import bomb
 
 

@@ -12,10 +12,10 @@ import os
 
 import mindspore.dataset as ds
 
-from labkit import cluster
+from labkit.base.arguments import flag
 from labkit.data import imagefolder
-from labkit.data.arguments import switch
 from labkit.errors import InputError, refuse_unknown
+from labkit.ranks import cluster
 
 TARGETS = ("Ascend", "GPU", "CPU")
 
@@ -49,9 +49,9 @@ def create_dataset2(
     as ``create_dataset`` does.
     """
     refuse_unknown("target", target, TARGETS)
-    do_train, distribute = switch("do_train", do_train), switch("distribute", distribute)
+    do_train, distribute = flag("do_train", do_train), flag("distribute", distribute)
     session = None
-    if switch("enable_cache", enable_cache) and not do_train:
+    if flag("enable_cache", enable_cache) and not do_train:
         if not cache_session_id:
             raise InputError("A cache session_id must be provided to use cache.")
         session = _whole(cache_session_id)

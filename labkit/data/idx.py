@@ -19,8 +19,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from labkit.base.input_files import open_file
 from labkit.errors import InputError
-from labkit.input_files import open_file
 
 # The low byte of the magic number is the number of dimensions, 0x08 stands for unsigned bytes.
 IMAGES_MAGIC = 2051

@@ -29,7 +29,7 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
-from labkit.data.arguments import fit_workers, positive, switch
+from labkit.base.arguments import fit_workers, flag, integer
 from labkit.data.cache import open_cache
 from labkit.data.imagefiles import ImageFolder, class_names, read_folder
 from labkit.data.shards import choose_images
@@ -86,10 +86,10 @@ def create_dataset(
     Raises ``InputError`` for arguments that do not fit and for folders and files that cannot be
     used. An incomplete last batch has a shape of its own, for which a network compiles again.
     """
-    do_train, augment = switch("do_train", do_train), switch("augment", augment)
+    do_train, augment = flag("do_train", do_train), flag("augment", augment)
     refuse_unknown("backend", backend, BACKENDS)
-    batch_size = positive("batch_size", batch_size)
-    repeat_size = positive("repeat_size", repeat_size)
+    batch_size = integer("batch_size", batch_size)
+    repeat_size = integer("repeat_size", repeat_size)
     length = resize_length(image_size, resize)
     random = do_train and augment
     if random and backend == "pillow":
@@ -102,7 +102,7 @@ def create_dataset(
             f"cache_session_id came with do_train={do_train} and backend {backend!r}; expected it "
             "with do_train=False and backend 'mindspore' only, MindSpore caches nothing else"
         )
-    folder = read_folder(dataset_path, check=switch("check", check), deep=backend == "mindspore")
+    folder = read_folder(dataset_path, check=flag("check", check), deep=backend == "mindspore")
     if random:
         operations = augmenting_operations(image_size, mean, std)
     else:
@@ -236,13 +236,13 @@ def _three(name: str, values: Sequence[float]) -> list[float]:
 
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
     """Return the length of the shorter side that ``resize`` means: a number, "auto" or None."""
-    image_size = positive("image_size", image_size)
+    image_size = integer("image_size", image_size)
     if resize is None:
         return None
     if isinstance(resize, str):
         refuse_unknown("resize", resize, ("auto",))
         return round(image_size * 256 / 224)
-    if positive("resize", resize) < image_size:
+    if integer("resize", resize) < image_size:
         raise InputError(f"resize {resize} is less than image_size {image_size}")
     return int(resize)
 

@@ -20,8 +20,8 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
+from labkit.base.arguments import fit_workers, integer
 from labkit.data import idx
-from labkit.data.arguments import fit_workers, positive
 from labkit.errors import InputError, refuse_unknown
 
 MEAN = 0.1307
@@ -78,8 +78,8 @@ def create_dataset(
     for name, value in {"shuffle": shuffle, "drop_remainder": drop_remainder}.items():
         if not isinstance(value, bool) and not (value is None and name == "drop_remainder"):
             raise InputError(f"{name} is {value!r}; expected True or False")
-    batch_size = positive("batch_size", batch_size)
-    repeat_size = positive("repeat_size", repeat_size)
+    batch_size = integer("batch_size", batch_size)
+    repeat_size = integer("repeat_size", repeat_size)
     files = _find_files(data_path, usage)
     count = _image_count(files, images)
     if batch_size > count:
@@ -238,7 +238,7 @@ def _missing(folder: Path, *usages: str) -> str:
 def _image_count(files: _Files, images: int | None) -> int:
     if images is None:
         return files.count
-    images = positive("images", images)
+    images = integer("images", images)
     if images > files.count:
         raise InputError(f"images is {images}; the {files.usage} set holds {files.count}")
     return images

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from labkit.data.arguments import positive
+from labkit.base.arguments import integer
 from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length
 from labkit.errors import InputError
 
@@ -135,7 +135,7 @@ def preprocessing_differences(
     paths = list(paths)
     if not paths:
         raise InputError("no paths came; expected the paths of image files")
-    image_size, length = positive("image_size", image_size), resize_length(image_size, resize)
+    image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
     found: dict[str, list[np.ndarray]] = {}
     for path in paths:
         for stage, difference in _one_image(path, image_size, length, mean, std).items():

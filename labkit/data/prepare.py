@@ -4,8 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from labkit.base.project import find_project, own_checkout
 from labkit.errors import InputError, refuse_unknown
-from labkit.labs import find_project, own_checkout
 
 _MNIST = {"mnist": "MNIST_Data", "fashion-mnist": "Fashion_MNIST"}
 _COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}

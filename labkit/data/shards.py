@@ -3,7 +3,7 @@
 import mindspore.dataset as ds
 import numpy as np
 
-from labkit.data.arguments import positive
+from labkit.base.arguments import integer
 from labkit.data.imagefiles import ImageFolder
 from labkit.errors import InputError
 
@@ -21,7 +21,7 @@ def choose_images(
     MindSpore's num_shards fills shards up with images of other ones, in evaluation too: of 23
     images on 4 ranks it shows one twice. Raises ``InputError`` where a rank would have no batch.
     """
-    rank_size = positive("rank_size", rank_size)
+    rank_size = integer("rank_size", rank_size)
     if isinstance(rank_id, bool) or not isinstance(rank_id, int | np.integer):
         raise InputError(f"rank_id is {rank_id!r}; expected a whole number")
     if not 0 <= rank_id < rank_size:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-import labkit
-from labkit.compare import parameter_values
+from labkit.labs.compare import parameter_values
+from labkit.runtime import start
 
 BATCH, RATE, MOMENTUM = 32, 0.03, 0.9
 
@@ -26,12 +26,14 @@ def make_step(seed: int, reduction: str = "adasum", workers: int = 1):
     from mindspore import nn
 
     from labkit.algorithms.adasum import AdasumStep
+    from labkit.nets.lenet import LeNet5
+    from labkit.steps.losses import LossNet
 
     ms.set_seed(seed)
-    network = labkit.LeNet5()
+    network = LeNet5()
     optimizer = nn.Momentum(network.trainable_params(), RATE, MOMENTUM)
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    loss_net = labkit.LossNet(network, loss_fn)
+    loss_net = LossNet(network, loss_fn)
     return AdasumStep(loss_net, optimizer, workers=workers, reduction=reduction)
 
 
@@ -49,8 +51,8 @@ def train(steps, images, labels, updates: int) -> list[float]:
         first, own = step.team.rank * step.workers, step.workers
         began = time.perf_counter()
         for worker in range(first, first + own):
-            start = BATCH * (update * step.total_workers + worker)
-            rows = slice(start, start + BATCH)
+            first = BATCH * (update * step.total_workers + worker)
+            rows = slice(first, first + BATCH)
             step(Tensor(images[rows]), Tensor(labels[rows]))
         step.update.worker.asnumpy()  # waits until the update has been made
         seconds[update, number] = time.perf_counter() - began
@@ -66,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     given = parser.parse_args(argv)
     if given.updates < 2:
         parser.error(f"--updates is {given.updates}; expected at least 2")
-    runtime = labkit.start(seed=given.seed, distribute=True)
+    runtime = start(seed=given.seed, distribute=True)
 
     from labkit.data.mnist import load_arrays
     from labkit.data.prepare import prepare

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
-from labkit.whole_files import whole_file
 
 # What trainers call the tensors in a file that also holds other things.
 _ENTRIES = ("state_dict", "model_state_dict", "model")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.base.input_files import open_file, parse_json
 from labkit.errors import InputError, refuse_unknown
-from labkit.input_files import open_file, parse_json
 from labkit.migration import rule
 from labkit.migration.trace import Trace
 

@@ -19,9 +19,9 @@ import numpy as np
 from mindspore import nn, ops
 
 from labkit.errors import InputError
-from labkit.gradients import set_state
 from labkit.migration.names import pairs, renamed
 from labkit.runtime import pynative
+from labkit.steps.gradients import set_state
 
 STATISTICS = ("running_mean", "running_var")
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")

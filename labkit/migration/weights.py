@@ -6,11 +6,11 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 
-from labkit import checkpoint
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import set_state
 from labkit.migration.files import State, read_torch, write_torch
 from labkit.migration.names import COUNTER, Match, match, pairs
+from labkit.steps.gradients import set_state
+from labkit.training import checkpoint
 
 _MOST_LINES = 8  # of a message, one for each tensor
 

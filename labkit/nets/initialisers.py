@@ -134,7 +134,7 @@ def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initia
                 )
     for parameter, rule, weight_shape in chosen.values():
         value = rule(_random(seed, parameter.name), parameter.shape, weight_shape)
-        # As labkit.gradients.set_state, which says when set_data is lost on a graph that has run.
+        # As steps.gradients.set_state, which says when set_data is lost on a graph that has run.
         ops.assign(parameter, Tensor(value, parameter.dtype))
     return Initialised(
         scheme,

@@ -30,9 +30,11 @@ def build_step(config: AdasumConfig, network, epoch_size: int):
     import mindspore as ms
     from mindspore import nn
 
-    from labkit import LossNet, cluster, schedules
     from labkit.algorithms.adasum import AdasumStep
-    from labkit.parameter_groups import decay_groups
+    from labkit.ranks import cluster
+    from labkit.steps import schedules
+    from labkit.steps.losses import LossNet
+    from labkit.steps.parameter_groups import decay_groups
 
     inside = 1 if cluster.rank_and_size()[1] > 1 else config.node_size
     in_an_update = config.workers * config.micro_steps * inside

@@ -16,7 +16,7 @@ from labkit.recipes.resnet50_config import CONVENTIONS, DEPTHS, INITIALISERS
 from labkit.recipes.settings import check, checked, count, number, one_of
 from labkit.recipes.thor_config import PRECISIONS
 
-# Of labkit.algorithms.adasum and labkit.schedules, which need MindSpore or hide the names; a test
+# Of algorithms.adasum and steps.schedules, which need MindSpore or hide the names; a test
 # compares them.
 REDUCTIONS = ("adasum", "mean", "sum")
 ON = ("updates", "gradients")
@@ -44,7 +44,7 @@ class AdasumConfig:
     workers                  virtual workers of each rank
     batch_size               images in one micro-batch on one rank
     lr_init, lr_end, lr_max, warmup_epochs, lr_decay_mode
-                             of ``labkit.schedules.get_lr``; its total_epochs is epoch_size
+                             of ``labkit.steps.schedules.get_lr``; its total_epochs is epoch_size
     weight_decay             of weights; not of biases and normalisation layers
     loss_scale               a number; a micro-batch that is not finite is dropped
     precision                O0 float32, O2 float16 inside the network but for BatchNorm

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labkit import runtime
-from labkit.commands.signals import ended_by_sigterm
+from labkit.base.signals import ended_by_sigterm
 from labkit.errors import InputError
 from labkit.recipes import run_folder, settings
 from labkit.recipes.resnet50_config import Config

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit import cluster, runtime
+from labkit import runtime
 from labkit.errors import InputError
+from labkit.ranks import cluster
 from labkit.recipes import command, out_of_memory, run_folder, settings
 from labkit.recipes.resnet50_config import Config
 from labkit.recipes.resnet50_parts import (
@@ -31,7 +32,7 @@ from labkit.recipes.resnet50_parts import (
     load_network,
     with_classes,
 )
-from labkit.records import Records
+from labkit.training.records import Records
 
 # What a resumed training may change: where and how often it writes, and what is fitted anyway.
 _MAY_CHANGE = (
@@ -56,8 +57,8 @@ class Trained:
 
 def evaluation(config: Config, network, val_set, ranks: int) -> dict[str, float]:
     """Return accuracies and mean loss over every image, added up over the ranks."""
-    from labkit.evaluation import evaluate
-    from labkit.step import running_statistics
+    from labkit.steps.step import running_statistics
+    from labkit.training.evaluation import evaluate
 
     cluster.take_from_first(running_statistics(network))
     found = evaluate(network, build_loss(config), val_set, top=TOP, over_ranks=ranks > 1)
@@ -191,7 +192,7 @@ def summary(found: dict[str, float]) -> str:
 
 
 def _fit(config, step, train_set, classes, folder, resume, shown, first, write):
-    from labkit.training import fit
+    from labkit.training.fit import fit
 
     own = [run_folder.description(config, classes, folder)] if write else []
     return fit(

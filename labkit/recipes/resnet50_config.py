@@ -32,7 +32,7 @@ class Config:
     epoch_size               epochs of the whole training
     weight_decay             of weights; not of biases and normalisation layers
     momentum                 of nn.Momentum
-    label_smooth_factor      s of ``labkit.losses.CrossEntropySmooth``, whose convention is
+    label_smooth_factor      s of ``labkit.steps.losses.CrossEntropySmooth``, whose convention is
                              label_smooth_convention
     save_checkpoint          False: none is written
     save_checkpoint_epochs   epochs between checkpoints; the last epoch has one anyway
@@ -41,7 +41,7 @@ class Config:
     save_checkpoint_path     run folder: config.json, classes.json, records.csv, checkpoint/
     depth, image_size        of the ResNet and its square images
     initialiser              scheme of ``labkit.nets.initialisers``
-    lr_schedule              function of ``labkit.schedules``: cosine has a warm-up;
+    lr_schedule              function of ``labkit.steps.schedules``: cosine has a warm-up;
                              cosine_as_in_the_blog is the document's call, which takes warmup for
                              the length of the decay
     micro_steps              micro-batches in one update; more than 1 accumulates gradients

@@ -75,7 +75,7 @@ def build_network(config: Config):
 
 def build_loss(config: Config):
     """Return the loss: cross entropy against smoothed labels."""
-    from labkit.losses import CrossEntropySmooth
+    from labkit.steps.losses import CrossEntropySmooth
 
     return CrossEntropySmooth(
         smooth_factor=config.label_smooth_factor,
@@ -89,8 +89,11 @@ def build_step(config: Config, network, epoch_size: int):
     import mindspore as ms
     from mindspore import nn
 
-    from labkit import AccumulatedStep, LossNet, PlainStep, schedules
-    from labkit.parameter_groups import decay_groups
+    from labkit.steps import schedules
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.losses import LossNet
+    from labkit.steps.parameter_groups import decay_groups
+    from labkit.steps.plain import PlainStep
 
     updates = -(-epoch_size // config.micro_steps)
     make = getattr(schedules, config.lr_schedule)
@@ -109,7 +112,7 @@ def load_network(network, checkpoint_path) -> None:
 
     Raises ``InputError`` where one is missing or of another shape; the network is as it was then.
     """
-    from labkit import checkpoint
+    from labkit.training import checkpoint
 
     values = checkpoint.read(checkpoint_path, network)
     own = {parameter.name for parameter in network.get_parameters()}

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from labkit.base.input_files import read_json
 from labkit.errors import InputError
-from labkit.input_files import read_json
 from labkit.recipes import settings
 
 CONFIG, CLASSES = "config.json", "classes.json"
@@ -73,8 +73,8 @@ def beside(checkpoint_path, name: str) -> Path | None:
 
 def newest(folder: Path) -> str | None:
     """Return the name of the newest checkpoint in the run folder, or None."""
-    from labkit.checkpoint import checkpoints
-    from labkit.training import CHECKPOINTS
+    from labkit.training.checkpoint import checkpoints
+    from labkit.training.fit import CHECKPOINTS
 
     found = checkpoints(folder / CHECKPOINTS)
     return found[-1].name if found else None

@@ -17,9 +17,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args
 
+from labkit.base.files import whole_file
+from labkit.base.yaml_values import read_yaml
 from labkit.errors import InputError, nearest
-from labkit.whole_files import whole_file
-from labkit.yaml_values import read_yaml
 
 Settings = TypeVar("Settings")
 _INDENTED = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}

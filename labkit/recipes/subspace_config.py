@@ -2,7 +2,7 @@
 
 Source: the dimension reduction tutorial (ResNet-50, ImageNet, 8 devices, 256 images on each: with
 1 281 167 images an epoch has 625 steps) and the lr_generator and resnet samples of r1.6 that it
-takes the learning rate and the loss from. Its ``boost_config_dict`` is read by ``labkit.boost``;
+takes the learning rate and the loss from. Its ``boost_config_dict`` is read by ``upstream.boost``;
 here its words are settings.
 
 Departures: weight decay spares normalisation layers and biases by what they are, not by their
@@ -90,7 +90,7 @@ class StageOneConfig(_Training):
     epoch_size               epochs that are trained; the learning rate is made for total_epochs and
                              still at 0.188 where the tutorial stops, after 70 of 90
     lr_init, lr_end, lr_max, warmup_epochs, total_epochs, lr_decay_mode
-                             of ``labkit.schedules.get_lr``
+                             of ``labkit.steps.schedules.get_lr``
     weight_decay             of weights; not of biases and normalisation layers
     snapshot_start_epoch     first epoch with snapshots, counted from 1
     snapshots_per_epoch      at even distances; the last one at the epoch's end

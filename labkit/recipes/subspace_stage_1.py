@@ -19,8 +19,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit import cluster
 from labkit.errors import InputError
+from labkit.ranks import cluster
 from labkit.recipes import command, resnet50
 from labkit.recipes.resnet50_parts import build_loss
 from labkit.recipes.subspace_config import StageOneConfig
@@ -33,8 +33,11 @@ def build_step(config: StageOneConfig, network, epoch_size: int):
     import mindspore as ms
     from mindspore import nn
 
-    from labkit import AccumulatedStep, LossNet, PlainStep, schedules
-    from labkit.parameter_groups import decay_groups
+    from labkit.steps import schedules
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.losses import LossNet
+    from labkit.steps.parameter_groups import decay_groups
+    from labkit.steps.plain import PlainStep
 
     rates = schedules.get_lr(
         config.lr_init,
@@ -126,7 +129,7 @@ def train(config: StageOneConfig, dataset_path: str | Path, **options) -> resnet
 
 def snapshots(config: StageOneConfig, network, *, resume: bool = False):
     """Return the callback that keeps the network's trainable weights in RUN/checkpoint_pca."""
-    from labkit.snapshots import Snapshots
+    from labkit.algorithms.subspace.snapshots import Snapshots
 
     return Snapshots(
         network,

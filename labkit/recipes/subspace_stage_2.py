@@ -23,9 +23,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit import cluster
 from labkit.data.imagefiles import class_names
 from labkit.errors import InputError
+from labkit.ranks import cluster
 from labkit.recipes import command, resnet50, run_folder
 from labkit.recipes.resnet50_parts import build_loss, folders, load_network
 from labkit.recipes.subspace_config import STAGE_TWO, StageTwoConfig
@@ -41,9 +41,9 @@ def build_step(config: StageTwoConfig, network, epoch_size: int):
     """Return the step cell, with the network's weights where the stage starts from."""
     from mindspore import nn
 
-    from labkit import LossNet
     from labkit.algorithms.subspace import SubspaceStep
-    from labkit.parameter_groups import decay_groups
+    from labkit.steps.losses import LossNet
+    from labkit.steps.parameter_groups import decay_groups
 
     load_start(config, network)
     optimizer = nn.SGD(decay_groups(network, config.weight_decay), config.learning_rate)
@@ -84,7 +84,7 @@ def load_start(config: StageTwoConfig, network) -> None:
     load_network(network, path)
     said = f"labkit: starts from {path}"
     if config.start_from == "first":
-        from labkit.snapshots import load_snapshot
+        from labkit.algorithms.subspace.snapshots import load_snapshot
 
         # BatchNorm's running statistics stay the checkpoint's: snapshots hold trainable weights.
         load_snapshot(network, snapshot_folder(config), which="first")
@@ -103,7 +103,7 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
 
 def find_basis(config: StageTwoConfig, parameters):
     """Return the basis: loaded where it is, otherwise made of the snapshots and saved."""
-    from labkit.boost import basis_from
+    from labkit.upstream.boost import basis_from
 
     return basis_from(config.pca_mat_path, snapshot_folder(config), parameters, config.n_components)
 

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from labkit import cluster
+from labkit.ranks import cluster
 from labkit.recipes import command, resnet50
 from labkit.recipes.resnet50_parts import build_loss
 from labkit.recipes.thor_config import NAMED, ThorConfig
@@ -30,8 +30,11 @@ def build_step(config: ThorConfig, network, epoch_size: int):
     import mindspore as ms
     from mindspore import nn
 
-    from labkit import AccumulatedStep, LossNet, PlainStep, schedules
     from labkit.algorithms.thor import ThorUpdate
+    from labkit.steps import schedules
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.losses import LossNet
+    from labkit.steps.plain import PlainStep
 
     updates = -(-epoch_size // config.micro_steps)
     rates = schedules.get_thor_lr(

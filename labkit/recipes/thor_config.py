@@ -16,7 +16,7 @@ from labkit.errors import InputError
 from labkit.recipes.resnet50_config import CONVENTIONS, DEPTHS, INITIALISERS
 from labkit.recipes.settings import check, checked, count, number, one_of
 
-# labkit.gradients.PRECISION, which needs MindSpore; a test compares them.
+# labkit.steps.gradients.PRECISION, which needs MindSpore; a test compares them.
 PRECISIONS = ("O0", "O2")
 
 
@@ -31,11 +31,11 @@ class ThorConfig:
     batch_size               images in one micro-batch on one rank
     class_num                width of the logits, at least the number of class folders; None: that
     lr_init, lr_decay, lr_end_epoch, decay_epochs
-                             of ``labkit.schedules.get_thor_lr``; lr_end_epoch is where the rate
+                             of ``steps.schedules.get_thor_lr``; lr_end_epoch is where the rate
                              would be 0, decay_epochs where it is halved (and once more an epoch
                              later)
     damping_init, damping_decay
-                             of ``labkit.schedules.get_thor_damping``: a factor damping_decay over
+                             of ``steps.schedules.get_thor_damping``: a factor damping_decay over
                              ten epochs
     frequency                updates between two refreshes of factors and inverses
     split                    largest block of a factor, or None for whole factors
@@ -45,7 +45,7 @@ class ThorConfig:
     loss_scale               a number; a batch that is not finite updates nothing
     precision                O0 float32, O2 float16 inside the network but for BatchNorm
     use_label_smooth         False makes label_smooth_factor 0
-    label_smooth_factor      s of ``labkit.losses.CrossEntropySmooth``, whose convention is
+    label_smooth_factor      s of ``labkit.steps.losses.CrossEntropySmooth``, whose convention is
                              label_smooth_convention
     save_checkpoint, save_checkpoint_epochs, save_checkpoint_steps, keep_checkpoint_max,
     depth, image_size, initialiser, micro_steps, augment, num_parallel_workers, seed

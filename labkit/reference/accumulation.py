@@ -102,7 +102,7 @@ class Accumulation:
     """Which micro-batches make an update: a list of the group's members, averaged at its end.
 
     micro_steps  group size, or a function of the number of updates so far
-    tail, nonfinite, reduction, clip_norm  as of ``labkit.accumulation.AccumulatedStep``
+    tail, nonfinite, reduction, clip_norm  as of ``labkit.steps.accumulation.AccumulatedStep``
 
     ``members`` are the micro-batches that wait, ``micro_step`` how many the group has counted,
     ``dropped`` the non-finite ones of all time, ``updates`` all updates in order.

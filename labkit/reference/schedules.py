@@ -1,10 +1,10 @@
-"""The schedules of ``labkit.schedules``, update by update."""
+"""The schedules of ``labkit.steps.schedules``, update by update."""
 
 import math
 
 
 def cosine_schedule(lr, lr_end, epochs, steps_per_epoch, warmup_epochs=0):
-    """Return a list: ``labkit.schedules.cosine``, update by update."""
+    """Return a list: ``labkit.steps.schedules.cosine``, update by update."""
     total, warmup, rates = epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
         if update < warmup:
@@ -27,7 +27,7 @@ def stairs_schedule(lr, lr_end, epochs, steps_per_epoch, decay_epochs):
 
 
 def resnet_schedule(lr_init, lr_end, lr_max, warmup_epochs, total_epochs, steps_per_epoch, mode):
-    """Return a list: ``labkit.schedules.get_lr``, update by update."""
+    """Return a list: ``labkit.steps.schedules.get_lr``, update by update."""
     total, warmup, rates = total_epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
         if update < warmup:
@@ -49,7 +49,7 @@ def resnet_schedule(lr_init, lr_end, lr_max, warmup_epochs, total_epochs, steps_
 
 
 def thor_schedule(lr_init, decay, total_epochs, steps_per_epoch, decay_epochs):
-    """Return a list: ``labkit.schedules.get_thor_lr``, update by update."""
+    """Return a list: ``labkit.steps.schedules.get_thor_lr``, update by update."""
     rates = []
     for made in range(1, total_epochs * steps_per_epoch + 1):
         rate = lr_init * math.pow(1 - made / steps_per_epoch / total_epochs, decay)
@@ -63,7 +63,7 @@ def thor_schedule(lr_init, decay, total_epochs, steps_per_epoch, decay_epochs):
 
 
 def thor_damping(damping_init, decay_rate, total_epochs, steps_per_epoch):
-    """Return a list: ``labkit.schedules.get_thor_damping``, update by update."""
+    """Return a list: ``labkit.steps.schedules.get_thor_damping``, update by update."""
     return [
         damping_init * math.exp(math.log(decay_rate) * made / steps_per_epoch / 10)
         for made in range(1, total_epochs * steps_per_epoch + 1)

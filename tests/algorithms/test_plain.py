@@ -7,12 +7,11 @@ import pytest
 from mindspore import nn
 
 from labkit import reference
-from labkit.algorithms.plain import PlainStep
-from labkit.compare import parameter_values
-from labkit.losses import LossNet, TokenLossNet
+from labkit.labs.compare import parameter_values
 from labkit.nets.small import NextToken, NormNet
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import (
+from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
+from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
     digits,
@@ -23,6 +22,7 @@ from tests.step_cells import (
     snapshot,
     tensors,
 )
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

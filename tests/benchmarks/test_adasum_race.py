@@ -5,10 +5,10 @@ import sys
 import numpy as np
 import pytest
 
+from labkit.labs.results import adasum_race as race
+from labkit.labs.results.stored import LAYERS
 from labkit.reference import cosine
-from labkit.results import adasum_race as race
-from labkit.results.stored import LAYERS
-from tests.races import quick_twice
+from tests.support.races import quick_twice
 
 
 @pytest.fixture(scope="module")

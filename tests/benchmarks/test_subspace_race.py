@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from labkit.gradients import set_state
-from labkit.losses import LossNet
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
+from labkit.labs.results import subspace_race as race
+from labkit.labs.results.subspace_plan import setting_of
 from labkit.nets.lenet import LeNet5
-from labkit.results import subspace_race as race
-from labkit.results.subspace_plan import setting_of
-from labkit.snapshot_folder import SnapshotFolder
-from labkit.snapshots import Snapshots, load_snapshot
-from labkit.training import fit
-from tests.races import quick_twice
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.training.fit import fit
+from tests.support.races import quick_twice
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -71,8 +71,8 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots(programs, name):
 def test_snapshots_are_taken_when_the_callback_takes_them(programs, once, tmp_path):
     from _subspace_start import moments_of
 
-    from labkit.algorithms.plain import PlainStep
-    from tests.trainings import dataset, loss_fn, network
+    from labkit.steps.plain import PlainStep
+    from tests.support.trainings import dataset, loss_fn, network
 
     net = network()
     step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.01))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from labkit import results
 from labkit.algorithms.thor import TraceRule
+from labkit.labs import results
 from labkit.runtime import pynative
 
 

@@ -36,7 +36,7 @@ class Server:
             self.taken = taken.getsockname()[1]
             with self.log.open("wb") as log:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "labkit.cli", "lab", "--folder", str(self.folder)]
+                    [sys.executable, "-m", "labkit.tools.cli", "lab", "--folder", str(self.folder)]
                     + ["--no-browser", "--port", str(self.taken)],
                     env=self._environment(),
                     cwd=ROOT,

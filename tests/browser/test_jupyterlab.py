@@ -94,7 +94,7 @@ def test_an_exercise_is_told_what_is_wrong_and_passes_when_right(lab, server):
     lab.open(place(server, "01_gradient_accumulation"))
     cell = lab.cell("def mean_gradient(gradients, sizes)")
     source = (
-        "from labkit.exercises.accumulation import check\n\n\n"
+        "from labkit.labs.exercises.accumulation import check\n\n\n"
         "def mean_gradient(gradients, sizes):\n"
         "    total = sum({} for n, g in zip(sizes, gradients))\n"
         "    return total / {}\n\n\n"
@@ -111,7 +111,7 @@ def test_an_exercise_is_told_what_is_wrong_and_passes_when_right(lab, server):
     lab.page.keyboard.press("Control+s")
     lab.page.wait_for_timeout(1000)
     done = subprocess.run(
-        [sys.executable, "-m", "labkit.cli", "progress", "01", "--folder", server.folder],
+        [sys.executable, "-m", "labkit.tools.cli", "progress", "01", "--folder", server.folder],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip

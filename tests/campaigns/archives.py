@@ -344,7 +344,7 @@ def _pair(folder: Path):
 
 
 def _named_members(folder: Path, out: Path):
-    from labkit.data.members import opened, unpack
+    from labkit.data.sources.members import opened, unpack
 
     place = next(iter(sorted(folder.glob("archive*"))), folder)
     with opened(place, NAMES) as found:
@@ -352,7 +352,7 @@ def _named_members(folder: Path, out: Path):
 
 
 def _all_members(folder: Path, _out: Path):
-    from labkit.data.members import listed, read
+    from labkit.data.sources.members import listed, read
 
     place = next(iter(sorted(folder.glob("archive*"))), folder)
     with listed(place) as found:

@@ -13,16 +13,16 @@ from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback
 
 import labkit
-from labkit import cluster
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorUpdate
-from labkit.gradients import DynamicLossScale
-from labkit.losses import LossNet
-from labkit.training import fit
-from tests.subspace_cells import basis_of
-from tests.trainings import dataset, digest, images_and_labels, loss_fn, network
+from labkit.ranks import cluster
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import DynamicLossScale
+from labkit.steps.losses import LossNet
+from labkit.training.fit import fit
+from tests.support.subspace_cells import basis_of
+from tests.support.trainings import dataset, digest, images_and_labels, loss_fn, network
 
 EPOCHS, EVERY = 16, 3
 RANKS = {"two ranks": 2}

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import psutil
 
-from labkit.records import read_records
+from labkit.training.records import read_records
 from tests.campaigns.killed import RANKS, STEPS
-from tests.trainings import ROOT, comparable
+from tests.support.trainings import ROOT, comparable
 
 MOMENTS = ("at any time", "while it trains", "in a checkpoint", "in a record")
 _MOST = 6  # kills of one training

@@ -200,7 +200,7 @@ def _make_images(rule: random.Random) -> Tree:
 
 
 def _report(folder: Path, out: Path):
-    from labkit.reports import page
+    from labkit.tools.reports import page
 
     return page.write([_run(folder)], out / "report.html")
 
@@ -212,7 +212,7 @@ def _run(folder: Path) -> Path:
 def _compare(folder: Path, out: Path):
     import typer
 
-    from labkit.commands.compare import compare
+    from labkit.tools.commands.compare import compare
 
     good = out / "good"
     good.mkdir()
@@ -227,15 +227,15 @@ def _compare(folder: Path, out: Path):
 
 
 def _attach(folder: Path, _out: Path):
-    from labkit.reports import live
+    from labkit.tools.reports import live
 
     with redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
         return live.in_terminal(_run(folder), 0.1, once=True)
 
 
 def _settled(folder: Path, _out: Path):
-    from labkit.running.execution import Execution
-    from labkit.running.record import completed, settled
+    from labkit.tools.running.execution import Execution
+    from labkit.tools.running.record import completed, settled
 
     completed(_run(folder), made.results(), Execution(None, 1.0), 1.0)
     return settled(_run(folder))
@@ -243,7 +243,7 @@ def _settled(folder: Path, _out: Path):
 
 def _resume(folder: Path, _out: Path):
     """As far as `labkit run --resume` goes before it prepares data."""
-    from labkit.running import folders, request, runner
+    from labkit.tools.running import folders, request, runner
 
     before = folders.read_run(folder)
     wanted = request.check(
@@ -260,27 +260,27 @@ def _resume(folder: Path, _out: Path):
 
 def _again(folder: Path, _out: Path):
     """What `labkit run --out` does with an older run.json."""
-    from labkit.running import folders, request
+    from labkit.tools.running import folders, request
 
     folders.write_run(folder, request.check(["01"], preset="smoke", start=ROOT))
 
 
 def _records(folder: Path, _out: Path):
-    from labkit.records import read_records
-    from labkit.reports.read import read_lab
+    from labkit.tools.reports.read import read_lab
+    from labkit.training.records import read_records
 
     read_lab(folder / "lab", "x").records()
     return read_records(folder / "lab" / "records.csv")
 
 
 def _convert(folder: Path, _out: Path):
-    from labkit.reports.notebook_page import convert
+    from labkit.tools.reports.notebook_page import convert
 
     return convert(folder / "lab" / "01_x.ipynb")
 
 
 def _work(folder: Path, out: Path):
-    from labkit.work import notebook_files
+    from labkit.tools.notebooks import files as notebook_files
 
     notebook = notebook_files.read(folder / "lab" / "01_x.ipynb")
     for cell in notebook["cells"]:
@@ -289,7 +289,7 @@ def _work(folder: Path, out: Path):
 
 
 def _labs(folder: Path, _out: Path):
-    from labkit import labs
+    from labkit.tools import labs
 
     (folder / "notebooks").mkdir()
     (folder / "lab" / "01_x.ipynb").rename(folder / "notebooks" / "01_x.ipynb")
@@ -299,7 +299,7 @@ def _labs(folder: Path, _out: Path):
 
 
 def _manifest(folder: Path, _out: Path):
-    from labkit.data.classfolders import ClassFolders
+    from labkit.data.sources.classfolders import ClassFolders
 
     found = ClassFolders(folder, "x", ["train"], False)
     found.remembers(folder / "manifest.json")

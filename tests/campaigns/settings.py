@@ -119,19 +119,19 @@ def _make_values(rule: random.Random) -> Tree:
 
 
 def _rank_table(folder: Path, _out: Path):
-    from labkit import ranktable
+    from labkit.ranks import rank_table as ranktable
 
     return ranktable.read(folder / "table.json")
 
 
 def _merge(folder: Path, _out: Path):
-    from labkit import ranktable
+    from labkit.ranks import rank_table as ranktable
 
     return ranktable.merge(ranktable.read(folder / "table.json", masked=True), _table())
 
 
 def _addresses(folder: Path, _out: Path):
-    from labkit import ranktable
+    from labkit.ranks import rank_table as ranktable
 
     found = ranktable.read_addresses(folder / "hccn.conf")
     return ranktable.make("10.1.1.1", list(found.values()), list(found))
@@ -168,8 +168,8 @@ def _assignments(folder: Path, _out: Path):
 
 def _parameters(lab: str):
     def check(folder: Path, out: Path):
-        from labkit import inputs
-        from labkit.running import folders, request
+        from labkit.tools.running import digests as inputs
+        from labkit.tools.running import folders, request
 
         texts = json.loads((folder / "values").read_bytes())
         wanted = request.check([lab], preset="smoke", parameters=texts, start=ROOT)
@@ -182,7 +182,7 @@ def _parameters(lab: str):
 
 
 def _grid(folder: Path, _out: Path):
-    from labkit.running import grid
+    from labkit.tools.running import grid
 
     points = grid.points(grid.parse(json.loads((folder / "values").read_bytes())))
     return [grid.folder_name(point) for point in points[:100]]

@@ -26,7 +26,7 @@ def _parts():
     from mindspore.dataset import NumpySlicesDataset
 
     from labkit import AccumulatedStep, LossNet
-    from labkit.gradients import DynamicLossScale
+    from labkit.steps.gradients import DynamicLossScale
 
     ms.dataset.config.set_seed(1)
     ms.dataset.config.set_fast_recovery(False)
@@ -43,7 +43,8 @@ def _parts():
 
 def train(folder: Path) -> None:
     """Train in ``folder``, and write there what the last checkpoint holds: arrays by name."""
-    from labkit import checkpoint, fit
+    from labkit import fit
+    from labkit.training import checkpoint
 
     step, data, options = _parts()
     fit(step, data, **options | {"folder": folder})
@@ -111,7 +112,7 @@ def _make(rule: random.Random) -> Tree:
 
 def _resume(word):
     def resume(folder: Path, _out: Path):
-        from labkit import training
+        from labkit.training import fit as training
 
         # What is read is judged, not what a training makes of it: seconds of compiling.
         training.train = lambda *_arguments: None

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from tests import snapshots as made
 from tests.campaigns.archives import odd_npy
 from tests.campaigns.mutate import EDGES, Raw, Tree, damaged, dumps, json_like
 from tests.campaigns.reader import Reader, with_special
+from tests.support import snapshots as made
 
 _DIMENSIONS = (0, 1, 2, -1, 3, 2**31 - 1, 2**32, 2**62, -(2**63), 10**30, Raw("9" * 4400))
 
@@ -278,13 +278,13 @@ def _cell():
 
 
 def _checkpoint(folder: Path, _out: Path):
-    from labkit import checkpoint
+    from labkit.training import checkpoint
 
     return checkpoint.load_latest(_cell(), folder)
 
 
 def _values(folder: Path, _out: Path):
-    from labkit import checkpoint
+    from labkit.training import checkpoint
 
     return checkpoint.read(folder / "step-000000004.ckpt")
 
@@ -296,13 +296,13 @@ def _convert(folder: Path, out: Path):
 
 
 def _converted(folder: Path, out: Path):
-    from labkit.snapshots import convert_checkpoints
+    from labkit.algorithms.subspace.snapshots import convert_checkpoints
 
     return convert_checkpoints(folder, _cell(), out / "snapshots")
 
 
 def _snapshot_folder(folder: Path, _out: Path):
-    from labkit.snapshot_folder import SnapshotFolder
+    from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 
     with SnapshotFolder(folder, list(made.SHAPES.items())) as found:
         found.refuse_nonfinite()
@@ -335,7 +335,7 @@ def _network():
 
 
 def _load_snapshot(folder: Path, _out: Path):
-    from labkit.snapshots import load_snapshot
+    from labkit.algorithms.subspace.snapshots import load_snapshot
 
     return load_snapshot(_network(), folder), load_snapshot(_network(), folder, "first")
 

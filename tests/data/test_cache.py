@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.launching.plan import free_port
-from tests.image_files import numbered
+from labkit.ranks.plan import free_port
+from tests.support.image_files import numbered
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 

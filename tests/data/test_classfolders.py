@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from labkit.data.classfolders import MANIFEST, ClassFolders, Record
+from labkit.data.sources.classfolders import MANIFEST, ClassFolders, Record
 from labkit.errors import InputError
 
 IMAGES = {"b.png": b"second", "a.png": b"first"}

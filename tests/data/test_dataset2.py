@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit import cluster
 from labkit.data import dataset2, imagefolder
 from labkit.data.dataset2 import create_dataset2
 from labkit.errors import InputError
-from tests.image_files import encode, picture, store
+from labkit.ranks import cluster
+from tests.support.image_files import encode, picture, store
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from labkit.data import download as module
-from labkit.data.download import Published, download, fetch, is_address, verify
+from labkit.data.sources import download as module
+from labkit.data.sources.download import Published, download, fetch, is_address, verify
 from labkit.errors import InputError
 
 CONTENT = hashlib.shake_256(b"a file").digest(300_000)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from labkit.data import ilsvrc
-from labkit.data.members import Member
+from labkit.data.sources import ilsvrc
+from labkit.data.sources.members import Member
 from labkit.errors import InputError
 from tests.data_scripts.archives import TRUTH, WNIDS, image, kit, meta, tar
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from labkit.data.imagefiles import ImageFolder, class_names, read_folder
 from labkit.errors import InputError
-from tests.image_files import COLUMNS, ROWS, encode, picture, store, unusable, usable
+from tests.support.image_files import COLUMNS, ROWS, encode, picture, store, unusable, usable
 
 JPEG = encode(Image.fromarray(picture()), "JPEG")
 

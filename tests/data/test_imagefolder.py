@@ -20,7 +20,7 @@ from labkit.data.imagefolder import (
     plain_operations,
 )
 from labkit.errors import InputError
-from tests.image_files import COLUMNS, ROWS, encode, numbered, picture, store, usable
+from tests.support.image_files import COLUMNS, ROWS, encode, numbered, picture, store, usable
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 COUNT = sum(COUNTS.values())
@@ -205,7 +205,7 @@ def test_every_usable_kind_trains(tmp_path, name):
 
 def test_cmyk_without_adobes_marker_would_come_out_inverted(tmp_path):
     """The reason for refusing it: what MindSpore and Pillow make of it has nothing in common."""
-    from tests.image_files import unusable
+    from tests.support.image_files import unusable
 
     path = store(tmp_path, {"x.jpg": unusable()["cmyk.jpg"][0]}) / "x.jpg"
     came = vision.Decode()(np.fromfile(path, np.uint8)).astype(int)

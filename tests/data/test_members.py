@@ -14,8 +14,8 @@ from random import Random
 
 import pytest
 
-from labkit.data import members as module
-from labkit.data.members import Member, listed, opened, read, tar_members, unpack
+from labkit.data.sources import members as module
+from labkit.data.sources.members import Member, listed, opened, read, tar_members, unpack
 from labkit.errors import InputError
 
 NAMES = ("one", "two")

@@ -17,7 +17,7 @@ from labkit.data.parity import (
     resized_shape,
 )
 from labkit.errors import InputError
-from tests.image_files import encode, picture, store
+from tests.support.image_files import encode, picture, store
 
 STAGES = [
     "decode",

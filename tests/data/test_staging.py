@@ -6,8 +6,8 @@ from types import SimpleNamespace as Namespace
 
 import pytest
 
-from labkit.data import staging as staging_module
-from labkit.data.staging import PREFIX, STALE_SECONDS, refuse_full, staging
+from labkit.data.sources import staging as staging_module
+from labkit.data.sources.staging import PREFIX, STALE_SECONDS, refuse_full, staging
 from labkit.errors import InputError
 
 

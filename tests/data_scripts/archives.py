@@ -12,7 +12,7 @@ import numpy as np
 import scipy.io
 from PIL import Image
 
-from labkit.data.download import Published
+from labkit.data.sources.download import Published
 
 # Ids 1, 2, 3 in the order of a development kit: not the alphabetical one. Then its labels.
 WNIDS = ("n00000003", "n00000001", "n00000002")

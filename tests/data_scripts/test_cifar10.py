@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from labkit.data.staging import PREFIX
+from labkit.data.sources.staging import PREFIX
 from labkit.errors import InputError
 from tests.data_scripts.archives import SCRIPTS, image, load, published, serve, special, tar, tree
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from labkit.data import classfolders, ilsvrc
-from labkit.data.staging import PREFIX
+from labkit.data.sources import classfolders, ilsvrc
+from labkit.data.sources.staging import PREFIX
 from labkit.errors import InputError
 from tests.data_scripts.archives import (
     SCRIPTS,

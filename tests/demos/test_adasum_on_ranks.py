@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import labkit
-from labkit.compare import parameter_values
 from labkit.data.mnist import load_arrays
 from labkit.data.prepare import prepare
 from labkit.demos import adasum_on_ranks as demo
+from labkit.labs.compare import parameter_values
 
 
 @pytest.mark.slow

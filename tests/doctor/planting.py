@@ -120,7 +120,7 @@ class Shell:
         }
         variables = {**inherited, "PYTHONPATH": str(self.labkit), **self.variables}
         # -P: labkit comes from PYTHONPATH, as an installed one would, and not from this folder.
-        call = f"{self.before} && exec '{self.python}' -P -m labkit.cli doctor --json"
+        call = f"{self.before} && exec '{self.python}' -P -m labkit.tools.cli doctor --json"
         done = subprocess.run(
             [*wrapped, "bash", "-c", f"{call} {' '.join(names)}"],
             cwd=self.folder,

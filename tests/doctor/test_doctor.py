@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from labkit import doctor
-from labkit.doctor import data, environment, installed, machine, measured, probes
 from labkit.errors import InputError
 from labkit.runtime import needs_onednn_workaround
+from labkit.tools import doctor
+from labkit.tools.doctor import data, environment, installed, machine, measured, probes
 
 FAST = {"convolution": 0.02, "matmul": 0.02, "backward": 0.1, "onednn": "AVX2"}
 SUM = {"sum": 2.0, "numpy": "1.26.4", "mindspore": "2.10.0", "place": "/site-packages"}
@@ -114,7 +114,7 @@ def test_elsewhere_the_doctor_still_says_so(root, tmp_path):
         "sys.modules['resource'] = sys.modules['fcntl'] = None\n"
         "del os.sched_getaffinity, os.sched_setaffinity\n"
         "platform.system, platform.machine = lambda: 'Windows', lambda: 'AMD64'\n"
-        "from labkit.cli import app\n"
+        "from labkit.tools.cli import app\n"
         "app(['doctor', 'platform', 'memory', 'disk'])"
     )
     done = subprocess.run(
@@ -399,7 +399,7 @@ def test_the_folders_are_those_of_the_project_around(monkeypatch, tmp_path, chil
 def test_the_command_prints_lines_or_json(monkeypatch):
     from typer.testing import CliRunner
 
-    from labkit.cli import app
+    from labkit.tools.cli import app
 
     good = doctor.Check("Disk", True, "[9] GiB", "buy one")
     bad = doctor.Check("msrun", False, "not found", "install it")

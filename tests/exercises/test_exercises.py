@@ -11,7 +11,7 @@ import pytest
 
 from labkit import reference
 from labkit.errors import InputError
-from labkit.exercises import accumulation, adasum, migration, subspace, thor
+from labkit.labs.exercises import accumulation, adasum, migration, subspace, thor
 from tests.exercises import (
     accumulation_answers,
     adasum_answers,

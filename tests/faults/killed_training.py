@@ -15,10 +15,10 @@ from pathlib import Path
 import mindspore as ms
 from mindspore.train import Callback
 
-from labkit.records import Records
 from labkit.runtime import start
-from labkit.training import fit
-from tests.trainings import dataset, digest, make_step
+from labkit.training.fit import fit
+from labkit.training.records import Records
+from tests.support.trainings import dataset, digest, make_step
 
 EPOCHS, EVERY = 6, 2
 

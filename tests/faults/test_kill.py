@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from labkit.checkpoint import checkpoints
-from labkit.records import read_records
+from labkit.training.checkpoint import checkpoints
+from labkit.training.records import read_records
 from tests.faults.killed_training import MOMENTS
-from tests.trainings import ROOT, comparable
+from tests.support.trainings import ROOT, comparable
 
 SECONDS = 60  # for one child to come to its end
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
 from labkit.errors import InputError
 from labkit.migration import command, rule
 from labkit.migration.names import pairs
 from labkit.migration.weights import read_torch, write_torch
 from labkit.nets.resnet import resnet
+from labkit.tools import cli
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_refused_and_nothing_written(
 
 PLANTED = ("torch", "mindspore", "safetensors", "numpy", "signal", "labkit", "typer", "google")
 # -P, as the console script: `python -m` alone would put the working folder first itself.
-CONVERT = [sys.executable, "-P", "-m", "labkit.cli", "convert"]
+CONVERT = [sys.executable, "-P", "-m", "labkit.tools.cli", "convert"]
 WITHOUT_TORCH = """
 import sys
 from importlib.machinery import PathFinder
@@ -99,7 +99,7 @@ class NoTorch:
                 raise ModuleNotFoundError("No module named 'torch'", name="torch")
             return spec
 sys.meta_path.insert(0, NoTorch())
-from labkit.cli import app
+from labkit.tools.cli import app
 app(prog_name="labkit")
 """
 

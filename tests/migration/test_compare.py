@@ -6,7 +6,6 @@ import pytest
 from mindspore import nn
 
 from labkit.errors import InputError
-from labkit.gradients import set_state
 from labkit.migration import (
     STAGES,
     STEP_TOLERANCE,
@@ -21,7 +20,8 @@ from labkit.migration import (
     trace,
 )
 from labkit.migration.recorded import Digest
-from tests.migrating import (
+from labkit.steps.gradients import set_state
+from tests.support.migrating import (
     Small,
     by_rule,
     momentum,

@@ -10,9 +10,9 @@ import pytest
 from mindspore import Tensor, mint, nn
 
 from labkit.errors import InputError
-from labkit.gradients import set_state
 from labkit.migration import load, pairs, state_dict
 from labkit.runtime import pynative
+from labkit.steps.gradients import set_state
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from labkit.algorithms.plain import PlainStep
 from labkit.errors import InputError
-from labkit.losses import LossNet
 from labkit.migration import (
     STAGES,
     compare_step,
@@ -26,7 +24,9 @@ from labkit.migration import (
 from labkit.migration.trace import add_call
 from labkit.nets.resnet import resnet
 from labkit.runtime import pynative
-from tests.migrating import Small, by_rule, momentum, smoothed_cross_entropy
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from tests.support.migrating import Small, by_rule, momentum, smoothed_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

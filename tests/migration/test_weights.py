@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 
-from labkit import checkpoint
 from labkit.errors import InputError
-from labkit.gradients import set_state
 from labkit.migration import (
     convert_back,
     convert_file,
@@ -28,6 +26,8 @@ from labkit.migration import (
     write_torch,
 )
 from labkit.nets.resnet import resnet18
+from labkit.steps.gradients import set_state
+from labkit.training import checkpoint
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -551,7 +551,7 @@ def test_without_pytorch_files_say_what_to_do_and_recorded_steps_work(tmp_path):
         import numpy as np
         from labkit.migration import compare_step, read_torch, recorded, rule, trace, write_torch
         from labkit.nets.resnet import resnet
-        from tests.migrating import smoothed_cross_entropy, by_rule, momentum
+        from tests.support.migrating import smoothed_cross_entropy, by_rule, momentum
 
         folder, said = Path(sys.argv[1]), {}
         for key, call in {

@@ -24,7 +24,7 @@ class Mutant:
 MUTANTS = {
     # A micro-batch's mean gradient that does not count its samples: the mean of means.
     "accumulation, weighting": Mutant(
-        file="labkit/gradients.py",
+        file="labkit/steps/gradients.py",
         right="return loss * weight, loss, weight",
         wrong="return loss, loss, weight",
         notebook="01_gradient_accumulation",

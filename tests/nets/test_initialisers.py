@@ -11,13 +11,13 @@ from mindspore.common.initializer import HeNormal, TruncatedNormal, XavierUnifor
 from scipy import stats
 
 from labkit import reference
-from labkit.accumulation import AccumulatedStep
 from labkit.errors import InputError
-from labkit.gradients import DynamicLossScale
-from labkit.losses import LossNet
 from labkit.nets.initialisers import SCHEMES, Initialised, initialise
 from labkit.nets.small import NextToken, NormNet
-from tests.step_cells import linear, momentum, rows, tensors
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import DynamicLossScale
+from labkit.steps.losses import LossNet
+from tests.support.step_cells import linear, momentum, rows, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

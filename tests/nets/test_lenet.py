@@ -6,8 +6,8 @@ import pytest
 from mindspore import Tensor
 
 from labkit.nets.lenet import LeNet5
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import digits, restore, snapshot
+from tests.support.step_cells import digits, restore, snapshot
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

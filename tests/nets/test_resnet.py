@@ -14,7 +14,7 @@ from labkit.migration.names import pairs
 from labkit.migration.trace import _forward
 from labkit.nets import resnet as nets
 from labkit.nets.resnet import BLOG, DEPTHS, ResidualBlock, ResidualBlockBase, ResNet, resnet
-from tests.migrating import by_rule
+from tests.support.migrating import by_rule
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

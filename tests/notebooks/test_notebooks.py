@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 import nbformat
 import pytest
 
-from labkit import notebook_form
-from labkit import notebook_rules as rules
+from labkit.tools.notebooks import rules
+from tests.support import notebook_form
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))

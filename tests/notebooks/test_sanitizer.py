@@ -10,7 +10,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 from nbval.plugin import get_sanitize_patterns
 
-from labkit import notebook_rules as rules
+from labkit.tools.notebooks import rules
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SANITIZER = NOTEBOOKS / "sanitize.cfg"

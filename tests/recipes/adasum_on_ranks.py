@@ -35,7 +35,7 @@ def settings(folder, **changed):
 
 
 def main(data, out):
-    from labkit import cluster
+    from labkit.ranks import cluster
     from labkit.recipes import adasum
 
     shrink(group_norm)

@@ -121,7 +121,7 @@ def spoiled(kept, rank, config, data, options):
 
 
 def main(data, out):
-    from labkit import cluster
+    from labkit.ranks import cluster
     from labkit.recipes import resnet50
 
     shrink()

@@ -49,7 +49,7 @@ def stage_2(out, **changed):
 
 
 def main(data, out):
-    from labkit import cluster
+    from labkit.ranks import cluster
     from labkit.recipes import subspace_stage_1, subspace_stage_2
 
     shrink(group_norm)

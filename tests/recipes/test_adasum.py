@@ -12,13 +12,14 @@ from mindspore import nn
 
 import labkit.algorithms.adasum.step as step_module
 import labkit.algorithms.adasum.update as update_module
-from labkit import checkpoint, gradients, schedules
 from labkit.algorithms.adasum import combination as _combination
 from labkit.errors import InputError
 from labkit.recipes import adasum, adasum_config, resnet50
 from labkit.recipes.adasum_config import NAMED, AdasumConfig
+from labkit.steps import gradients, schedules
+from labkit.training import checkpoint
 from tests.recipes.adasum_on_ranks import SETTINGS, settings
-from tests.step_cells import assert_bit_equal
+from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 

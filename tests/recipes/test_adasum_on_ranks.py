@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from tests.msrun import msrun
 from tests.recipes import adasum_on_ranks
+from tests.support.msrun import msrun
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

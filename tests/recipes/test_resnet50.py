@@ -13,15 +13,17 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback
 
-from labkit import checkpoint, schedules, training
 from labkit.errors import InputError
-from labkit.evaluation import evaluate
 from labkit.nets import resnet
 from labkit.recipes import resnet50, resnet50_parts
 from labkit.recipes.resnet50_config import Config
 from labkit.runtime import start
+from labkit.steps import schedules
+from labkit.training import checkpoint
+from labkit.training import fit as training
+from labkit.training.evaluation import evaluate
 from tests.recipes.resnet50_on_ranks import SETTINGS
-from tests.step_cells import assert_bit_equal, snapshot
+from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 

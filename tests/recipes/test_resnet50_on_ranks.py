@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from labkit.recipes import resnet50
-from labkit.tolerances import TOLERANCE
-from tests.msrun import msrun
 from tests.recipes import resnet50_on_ranks
 from tests.recipes.resnet50_on_ranks import Kept, group_norm, settings, shrink
+from tests.support.msrun import msrun
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

@@ -180,8 +180,8 @@ class TestConfigOfResNet50:
         assert set(names.split()) < set(Config.__dataclass_fields__)
 
     def test_names_are_those_of_the_modules(self):
-        from labkit import losses, schedules
         from labkit.nets import initialisers, resnet
+        from labkit.steps import losses, schedules
 
         assert DEPTHS == resnet.DEPTHS and CONVENTIONS == losses.CONVENTIONS
         assert INITIALISERS == tuple(initialisers.SCHEMES)

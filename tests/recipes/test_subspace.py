@@ -13,11 +13,9 @@ import pytest
 from mindspore import nn
 
 import labkit.algorithms.subspace.step as step_module
-from labkit import checkpoint, gradients, schedules
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.subspace import search
 from labkit.algorithms.subspace.basis import Basis
+from labkit.algorithms.subspace.snapshots import SnapshotFolder
 from labkit.errors import InputError
 from labkit.nets import resnet
 from labkit.recipes import (
@@ -27,9 +25,12 @@ from labkit.recipes import (
     subspace_stage_2,
 )
 from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig, StageTwoConfig
-from labkit.snapshots import SnapshotFolder
+from labkit.steps import gradients, schedules
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint
 from tests.recipes.subspace_on_ranks import STAGE_1, STAGE_2, stage_1, stage_2
-from tests.step_cells import assert_bit_equal, snapshot
+from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 

@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from mindspore import load_checkpoint, load_param_into_net, nn
 
-from labkit import checkpoint, gradients, schedules
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
 from labkit.errors import InputError
 from labkit.nets import resnet
 from labkit.recipes import resnet50, thor
 from labkit.recipes.thor_config import NAMED, PRECISIONS, ThorConfig
+from labkit.steps import gradients, schedules
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint
 from tests.recipes.thor_on_ranks import SETTINGS, settings
-from tests.step_cells import assert_bit_equal, snapshot
+from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 

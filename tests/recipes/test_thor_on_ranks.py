@@ -10,11 +10,11 @@ import pytest
 
 from labkit.nets import resnet
 from labkit.recipes import resnet50, thor
-from labkit.tolerances import TOLERANCE
-from tests.msrun import msrun
 from tests.recipes import thor_on_ranks
 from tests.recipes.resnet50_on_ranks import Kept, group_norm, shrink
 from tests.recipes.thor_on_ranks import settings
+from tests.support.msrun import msrun
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from labkit.reports import curves
-from labkit.reports.curves import Line, panel, points, ticks
-from labkit.reports.text_chart import chart
+from labkit.tools.reports import curves
+from labkit.tools.reports.curves import Line, panel, points, ticks
+from labkit.tools.reports.text_chart import chart
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 

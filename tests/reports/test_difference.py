@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
-from labkit.reports import difference, reference
-from labkit.reports.read import read_all
+from labkit.tools import cli
+from labkit.tools.reports import difference, reference
+from labkit.tools.reports.read import read_all
 from tests.reports import folders
 
 

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from labkit.errors import InputError
-from labkit.reports import notebook_page, page
-from labkit.reports.maths import Budget, draw_maths
+from labkit.tools.reports import notebook_page, page
+from labkit.tools.reports.maths import Budget, draw_maths
 from tests.browser import chromium
 from tests.reports import folders
 from tests.reports.folders import code, markdown
@@ -115,7 +115,7 @@ def written(tmp_path_factory):
 
 def test_only_tags_of_the_list_are_on_the_pages(written):
     """Whatever the parser: no tag but these, so that no "<" can begin anything else."""
-    from labkit.reports.notebook_page import _TAGS
+    from labkit.tools.reports.notebook_page import _TAGS
 
     for path in written[1:]:
         body = path.read_text().partition("<main")[2].partition("</main>")[0]
@@ -171,7 +171,7 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
 )
 def test_what_a_parser_is_quadratic_in_is_read_at_once(text, tmp_path):
     """40 s with html.parser alone."""
-    from labkit.reports.notebook_page import _clean
+    from labkit.tools.reports.notebook_page import _clean
 
     began = time.process_time()
     _clean(f'<div class="text_cell_render">{text}</div>', tmp_path)
@@ -220,7 +220,7 @@ def convert(folder, *cells):
 
 
 def test_html_that_is_nested_too_deep_is_refused(tmp_path):
-    from labkit.reports.notebook_page import _clean
+    from labkit.tools.reports.notebook_page import _clean
 
     _clean("<b>" * 250 + "x", tmp_path)
     with pytest.raises(InputError, match="nested more than 256 deep"):

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 import labkit
-from labkit import cli
 from labkit.errors import InputError
-from labkit.reports import live
+from labkit.tools import cli
+from labkit.tools.reports import live
 from tests.reports import folders
 
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from labkit.reports.maths import draw_maths, readable, svg
+from labkit.tools.reports.maths import draw_maths, readable, svg
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_code_money_and_tags_are_left_alone():
 def test_every_formula_of_the_notebooks_can_be_drawn(root):
     import json
 
-    from labkit.reports.maths import _MATHS
+    from labkit.tools.reports.maths import _MATHS
 
     formulas = set()
     for path in sorted((root / "notebooks").glob("*.ipynb")):

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from labkit.errors import InputError
-from labkit.reports import notebook_page
+from labkit.tools.reports import notebook_page
 from tests.reports import folders
 from tests.reports.folders import code, markdown
 

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from labkit.errors import InputError
-from labkit.reports import page, read, reference
+from labkit.tools.reports import page, read, reference
 from tests.reports import folders
 
 EVIL = "<script>alert(1)</script>\"'&"

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from labkit.errors import InputError
-from labkit.reports import difference, live, read, results_file
-from labkit.reports.page import render
+from labkit.tools.reports import difference, live, read, results_file
+from labkit.tools.reports.page import render
 from tests.reports import folders
 
 

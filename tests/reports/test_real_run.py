@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
+from labkit.tools import cli
 from tests.reports import folders
 from tests.reports.test_page import check
 
-ROOT = Path(cli.__file__).resolve().parents[1]
+ROOT = Path(cli.__file__).resolve().parents[2]
 SOURCE = """
-from labkit.records import Records
-from labkit.run import Run
+from labkit.training.records import Records
+from labkit.labs.run import Run
 
 run = Run.open("01_sums", preset=preset, parameters={"epochs": 2})
 records = Records(run.folder / "records.csv")

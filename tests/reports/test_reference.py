@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from labkit.errors import InputError
-from labkit.reports import reference
+from labkit.tools.reports import reference
 from tests.reports import folders
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_is_refused_with_the_program_that_makes_it(tmp_path, text
 
 
 def test_every_headline_metric_of_every_lab_is_stored_at_both_presets(root):
-    from labkit.presets import LABS
+    from labkit.labs.presets import LABS
 
     found = reference.load()
     names = {path.stem for path in (root / "notebooks").glob("[0-9][0-9]_*.ipynb")}

@@ -5,10 +5,10 @@ import statistics
 
 import pytest
 
-from labkit import results
 from labkit.errors import InputError
-from labkit.results import adasum_race as race
-from tests.races import assert_it_says_how_it_was_made, assert_planned, assert_small
+from labkit.labs import results
+from labkit.labs.results import adasum_race as race
+from tests.support.races import assert_it_says_how_it_was_made, assert_planned, assert_small
 
 SEEDS = [1, 2, 3]
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from labkit.errors import InputError
-from labkit.results import Stored, load, mean_steps, steps_to, write
+from labkit.labs.results import Stored, load, mean_steps, steps_to, write
 
 NAME = "thor_race"
 

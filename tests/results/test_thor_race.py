@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from labkit import results
 from labkit.errors import InputError
-from labkit.results.thor_race import OPTIMIZERS, race_rows
+from labkit.labs import results
+from labkit.labs.results.thor_race import OPTIMIZERS, race_rows
 
 NETS = ("LeNet", "ResNet")
 SEEDS = [1, 2, 3]

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from labkit.errors import InputError
-from labkit.running import folders
+from labkit.tools.running import folders
 
 GOOD = {"labs": ["01_x"], "preset": "smoke", "device": "CPU", "parameters": {"01_x": {"a": 1}}}
 

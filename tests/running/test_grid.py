@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.errors import InputError
-from labkit.running import grid
+from labkit.tools.running import grid
 
 
 def test_values_are_yaml_between_commas():

@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from labkit.errors import InputError
-from labkit.running import execution
-from labkit.running.watch import Limits, memory_of
-from tests.living import MARK, is_alive, marked
+from labkit.tools.running import execution
+from labkit.tools.running.watch import Limits, memory_of
 from tests.running.test_runner import ROOT, write_labs
+from tests.support.living import MARK, is_alive, marked
 
 # Its child leaves the session, as msrun's ranks do, and outlives a killed kernel.
 CHILD = """import subprocess, sys
@@ -47,7 +47,7 @@ def ran(tmp_path_factory):
     """`labkit run` of LABS: (project, process, JSON lines, when it ended)."""
     project = tmp_path_factory.mktemp("faults")
     write_labs(project, LABS)
-    command = [sys.executable, "-m", "labkit.cli", "run", "--json", "--timeout", "15"]
+    command = [sys.executable, "-m", "labkit.tools.cli", "run", "--json", "--timeout", "15"]
     command += ["--memory", "0.7", "--out", str(project / "out")]
     done = subprocess.run(
         command,

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
+from labkit.base.files import refuse_links
 from labkit.errors import InputError
-from labkit.reports import live, page
-from labkit.reports.read import read, read_all
-from labkit.run import Run
-from labkit.running import folders as run_folders
-from labkit.whole_files import refuse_links
+from labkit.labs.run import Run
+from labkit.tools.reports import live, page
+from labkit.tools.reports.read import read, read_all
+from labkit.tools.running import folders as run_folders
 from tests.reports import folders
 
 NAMES = ("results.json", "records.csv", "log.txt", "kernel.log", f"{folders.LAB}.ipynb",
@@ -81,7 +81,7 @@ def test_runs_may_be_a_link_to_another_disk(tmp_path, monkeypatch, given):
     (tmp_path / "disk").mkdir()
     (tmp_path / "runs").symlink_to(tmp_path / "disk")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("labkit.run.project_root", lambda: tmp_path)
+    monkeypatch.setattr("labkit.labs.run.project_root", lambda: tmp_path)
     monkeypatch.delenv("LABKIT_RUN", raising=False)
     if given:
         monkeypatch.setenv("LABKIT_RUN", "runs/mine")

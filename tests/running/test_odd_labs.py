@@ -30,7 +30,7 @@ LABS = {
 
 
 def labkit(project, *arguments, **options):
-    command = [sys.executable, "-m", "labkit.cli", *arguments]
+    command = [sys.executable, "-m", "labkit.tools.cli", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, cwd=project, env=environment, **pipes, **options)
@@ -126,7 +126,7 @@ def test_a_full_disk_is_the_failure_of_the_lab_that_filled_it(tmp_path):
     mount = f"mount -t tmpfs -o size=300k none '{small}'"
     if subprocess.run(["unshare", "-m", "bash", "-c", mount], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a file system of their own (unshare)")
-    command = f"{mount} && '{sys.executable}' -m labkit.cli run --json --out '{small}/out'"
+    command = f"{mount} && '{sys.executable}' -m labkit.tools.cli run --json --out '{small}/out'"
     command += f"; code=$?; cp -r '{small}/out' '{tmp_path}/kept'; exit $code"
     done = subprocess.run(
         ["unshare", "-m", "bash", "-c", command],

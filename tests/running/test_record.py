@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from labkit.running import record, request, runner
-from labkit.running.execution import Execution
+from labkit.tools.running import record, request, runner
+from labkit.tools.running.execution import Execution
 from tests.running.test_runner import write_labs
 
 WHOLE = {"status": "passed", "total_seconds": 1.5}

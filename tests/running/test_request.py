@@ -5,7 +5,7 @@ import json
 import pytest
 
 from labkit.errors import InputError
-from labkit.running import request
+from labkit.tools.running import request
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
-from labkit.locks import locked
-from labkit.reports.results_file import status_of
-from labkit.running import folders
-from tests.living import MARK, marked
+from labkit.base.locks import locked
+from labkit.tools import cli
+from labkit.tools.reports.results_file import status_of
+from labkit.tools.running import folders
 from tests.running.test_runner import ROOT, write_labs
+from tests.support.living import MARK, marked
 
 COUNT = """import os
 with open(os.environ["LABKIT_RUN"] + "/executed", "a") as file:
@@ -63,7 +63,7 @@ def killed(tmp_path_factory):
     """The folder of a run that was killed in lab 02, and what the kernel's processes were."""
     project = tmp_path_factory.mktemp("project")
     write_labs(project, LABS)
-    command = [sys.executable, "-m", "labkit.cli", "run", "--preset", "smoke", "--out", "out"]
+    command = [sys.executable, "-m", "labkit.tools.cli", "run", "--preset", "smoke", "--out", "out"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)}
     done = subprocess.run(
         [*command, "-p", "rate=0.5"], cwd=project, env=environment, capture_output=True, timeout=120

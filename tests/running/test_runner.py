@@ -9,20 +9,20 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.errors import InputError
-from labkit.reports.results_file import status_of
-from labkit.running import execution, folders, request, runner
-from labkit.running.events import Progress
-from labkit.running.execution import Execution, Failure
-from labkit.running.watch import Limits
+from labkit.tools.reports.results_file import status_of
+from labkit.tools.running import execution, folders, request, runner
+from labkit.tools.running.events import Progress
+from labkit.tools.running.execution import Execution, Failure
+from labkit.tools.running.watch import Limits
 
-ROOT = Path(runner.__file__).resolve().parents[2]
+ROOT = Path(runner.__file__).resolve().parents[3]
 PARAMETERS = """import os
 preset = os.environ.get("LABKIT_PRESET", "lab")
 device = "auto"
 rate = None
 sizes = None"""
 OPEN = """import sys
-from labkit.run import Run
+from labkit.labs.run import Run
 run = Run.open("lab", preset=preset, parameters={"rate": rate})
 print("half a", end=" ")
 print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""

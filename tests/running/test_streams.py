@@ -2,7 +2,7 @@
 
 from nbformat.v4 import new_code_cell, new_output
 
-from labkit.running.streams import last_state, merge_streams
+from labkit.tools.running.streams import last_state, merge_streams
 
 
 def stream(text, name="stdout"):

@@ -14,16 +14,16 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from labkit import cli
+from labkit.base.locks import locked
 from labkit.errors import InputError
-from labkit.locks import locked
-from labkit.running import folders, sweep, sweep_table
-from tests.living import MARK, is_alive, marked
+from labkit.tools import cli
+from labkit.tools.running import folders, sweep, sweep_table
 from tests.running.test_runner import ROOT, write_labs
+from tests.support.living import MARK, is_alive, marked
 
 JOBS = min(2, len(os.sched_getaffinity(0)))
 LAB = """import os, signal, time
-from labkit.run import Run
+from labkit.labs.run import Run
 run = Run.open("01_lab", preset=preset, parameters={"rate": rate, "seed": seed})
 with open(run.path("executed"), "a") as file:
     file.write("x")
@@ -142,7 +142,16 @@ def test_other_inputs_are_run_again_and_the_old_run_is_kept(project, tmp_path):
 
 
 def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
-    command = [sys.executable, "-m", "labkit.cli", "sweep", "01", "--preset", "smoke", "--jobs"]
+    command = [
+        sys.executable,
+        "-m",
+        "labkit.tools.cli",
+        "sweep",
+        "01",
+        "--preset",
+        "smoke",
+        "--jobs",
+    ]
     command += ["1", "-p", "rate=1,5,2", "--out", str(tmp_path)]
     waits = project / "notebooks" / "waits"
     with subprocess.Popen(

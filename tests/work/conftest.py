@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-CHECK = "from labkit.exercises.accumulation import check\n\n\n"
+CHECK = "from labkit.labs.exercises.accumulation import check\n\n\n"
 STUB = "def {0}(pixels):\n    raise NotImplementedError\n\n\npassed = check('{0}', {0})"
 
 

@@ -7,13 +7,13 @@ import nbformat
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
 from labkit.errors import InputError
-from labkit.labs import find_labs
-from labkit.notebooks import refresh
-from labkit.work import copies
+from labkit.tools import cli
+from labkit.tools.labs import find_labs
+from labkit.tools.notebooks.refresh import refresh
+from labkit.tools.work import copies
 
-ROOT = Path(cli.__file__).resolve().parents[1]
+ROOT = Path(cli.__file__).resolve().parents[2]
 
 
 def make(project, folder="work", **options):

@@ -11,15 +11,16 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from labkit import cli
 from labkit.errors import InputError
-from labkit.labs import find_labs
-from labkit.work import answers, copies, marks, notebook_files
+from labkit.tools import cli
+from labkit.tools.labs import find_labs
+from labkit.tools.notebooks import files as notebook_files
+from labkit.tools.work import answers, copies, marks
 from tests.exercises import accumulation_answers
 from tests.exercises.test_exercises import LABS
 from tests.work.conftest import CHECK, code, lab_cells, write
 
-ROOT = Path(cli.__file__).resolve().parents[1]
+ROOT = Path(cli.__file__).resolve().parents[2]
 RIGHT = "def normalise(pixels):\n    return (pixels / 255 - 0.1307) / 0.3081\n"
 ASKS = "passed = check('normalise', normalise)"
 
@@ -265,7 +266,7 @@ def test_ctrl_c_leaves_no_process(project):
     endless = "def normalise(pixels):\n    while True: pass"
     write(project / "work" / "01_sums.ipynb", [code("a", endless)])
     with subprocess.Popen(
-        [sys.executable, "-m", "labkit.cli", "progress", "--timeout", "60"],
+        [sys.executable, "-m", "labkit.tools.cli", "progress", "--timeout", "60"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip

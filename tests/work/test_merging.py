@@ -2,8 +2,8 @@
 
 import pytest
 
-from labkit.work.merging import CannotMerge, merge
-from labkit.work.notebook_files import digest
+from labkit.tools.notebooks.files import digest
+from labkit.tools.work.merging import CannotMerge, merge
 
 
 def cells(text):

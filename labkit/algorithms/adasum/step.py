@@ -6,8 +6,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
-from labkit import cluster
-from labkit.accumulation import AccumulatedStep, check_micro_steps
 from labkit.algorithms.adasum.team import Team
 from labkit.algorithms.adasum.update import (
     IMAGES,
@@ -18,8 +16,10 @@ from labkit.algorithms.adasum.update import (
     AdasumUpdate,
 )
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import set_state
-from labkit.step import cast_like, check_optimizer
+from labkit.ranks import cluster
+from labkit.steps.accumulation import AccumulatedStep, check_micro_steps
+from labkit.steps.gradients import set_state
+from labkit.steps.step import cast_like, check_optimizer
 
 TAILS = ("flush", "drop")
 

@@ -4,9 +4,9 @@ import mindspore as ms
 from mindspore import nn, ops
 from mindspore.communication import create_group
 
-from labkit.cluster import rank_and_size
+from labkit.base.arguments import integer
 from labkit.errors import InputError
-from labkit.training import check_counts
+from labkit.ranks.cluster import rank_and_size
 
 _groups = set()
 
@@ -26,7 +26,8 @@ class Team(nn.Cell):
 
     def __init__(self, workers=1, node_size=1):
         super().__init__(auto_prefix=False)
-        check_counts(workers=workers, node_size=node_size)
+        integer("workers", workers)
+        integer("node_size", node_size)
         self.rank, self.ranks = rank_and_size()
         if self.ranks > 1 and self.ranks % node_size:
             raise InputError(

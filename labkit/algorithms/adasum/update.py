@@ -12,9 +12,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, ops
 
 from labkit.algorithms.adasum.combination import bounds, combination
 from labkit.errors import refuse_unknown
-from labkit.gradients import state
-from labkit.step import cast_like, copied
-from labkit.update_stage import UpdateStage
+from labkit.steps.gradients import state
+from labkit.steps.step import cast_like, copied
+from labkit.steps.update import UpdateStage
 
 ON = ("updates", "gradients")
 SCOPE = ("layer", "network")

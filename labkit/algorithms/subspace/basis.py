@@ -8,10 +8,10 @@ import numpy as np
 
 from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.components import principal_components
-from labkit.cluster import gather, rank_and_size
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe
+from labkit.base.arguments import integer
 from labkit.errors import InputError
-from labkit.snapshot_folder import SnapshotFolder, describe
-from labkit.training import check_counts
+from labkit.ranks.cluster import gather, rank_and_size
 
 # Bytes of the matrix that are hashed at a time.
 _HASHED = 2**24
@@ -53,7 +53,7 @@ class Basis:
         Raises ``InputError`` as ``SnapshotFolder`` and its ``identities`` do, for fewer snapshots
         than K + 1, for one that is not finite, and where they span fewer than K directions.
         """
-        check_counts(components=components)
+        integer("components", components)
         snapshots = _opened(snapshots, parameters)
         return cls._of(snapshots, snapshots.identities(), components)
 
@@ -138,7 +138,7 @@ def basis_of(path, snapshots, parameters=None, components: int = 32) -> Basis:
 
     Raises ``InputError`` as ``Basis.of`` does, and for a basis of another network: it stays.
     """
-    check_counts(components=components)
+    integer("components", components)
     rank, ranks = rank_and_size()
     if ranks == 1:
         return _first(path, snapshots, parameters, components)

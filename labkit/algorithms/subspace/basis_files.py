@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from labkit.base.files import whole_file
+from labkit.base.input_files import open_file, read_json
 from labkit.errors import InputError
-from labkit.input_files import open_file, read_json
-from labkit.whole_files import whole_file
 
 _FORMAT = "labkit basis 1"
 

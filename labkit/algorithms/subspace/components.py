@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from labkit.cores import usable_cores
+from labkit.base.cores import usable_cores
 from labkit.errors import InputError
 
 # Columns that a thread reads at once (64 kB of a file: with 16 kB, reading took twice as long) and

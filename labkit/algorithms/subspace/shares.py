@@ -4,8 +4,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
-from labkit.cluster import rank_and_size
 from labkit.errors import InputError
+from labkit.ranks.cluster import rank_and_size
 
 # P P^T may differ from I by so much: a basis in float32 differs by 1e-6, one that is not
 # orthonormal would make the residual hold a part of the subspace.

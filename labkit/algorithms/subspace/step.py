@@ -4,8 +4,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, ops
 
-from labkit import cluster
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.subspace.search import (
     Constants,
     LastSearch,
@@ -24,8 +22,10 @@ from labkit.algorithms.subspace.update import (
     check_constants,
 )
 from labkit.errors import InputError, refuse_unknown
-from labkit.gradients import set_state
-from labkit.step import check_optimizer
+from labkit.ranks import cluster
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.step import check_optimizer
 
 METHODS = ("bfgs", "sgd")
 TAILS = ("flush", "drop")

@@ -19,9 +19,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from labkit.algorithms.subspace.search import Memory
 from labkit.algorithms.subspace.shares import Share
 from labkit.errors import InputError
-from labkit.gradients import state
-from labkit.step import cast_like, copied, keep_also, running_statistics
-from labkit.update_stage import UpdateStage
+from labkit.steps.gradients import state
+from labkit.steps.step import cast_like, copied, keep_also, running_statistics
+from labkit.steps.update import UpdateStage
 
 
 class SubspaceUpdate(UpdateStage):

@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.forward_state import unchanged
+from labkit.steps.forward_state import unchanged
 
 
 class Adaptation:

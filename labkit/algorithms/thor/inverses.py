@@ -6,7 +6,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from labkit.algorithms.thor.curvature import RESIDUAL, Inversion
-from labkit.gradients import summed_in_order
+from labkit.steps.gradients import summed_in_order
 
 # A failed inversion is tried with 10, 100, ... 10^6 times the damping.
 TRIES = 7

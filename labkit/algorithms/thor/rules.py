@@ -7,7 +7,7 @@ from numbers import Integral, Real
 import numpy as np
 
 from labkit.errors import InputError
-from labkit.schedules import check_length
+from labkit.steps.schedules import check_length
 
 REFRESH, SKIP, FREEZE = "refresh", "skip", "freeze"
 

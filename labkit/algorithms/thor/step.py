@@ -1,8 +1,8 @@
 """The step: THOR's update stage behind the plain step's gradient stage."""
 
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor.options import split_options
 from labkit.algorithms.thor.update import ThorUpdate
+from labkit.steps.plain import PlainStep
 
 
 class ThorStep(PlainStep):

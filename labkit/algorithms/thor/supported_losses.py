@@ -3,7 +3,7 @@
 from mindspore import mint, nn
 
 from labkit.errors import InputError
-from labkit.losses import CrossEntropySmooth
+from labkit.steps.losses import CrossEntropySmooth
 
 # Their mean over a batch of N rows makes N dL/dy the derivative of one row's loss. Those over
 # elements (nn.MSELoss) do too: a row's loss is then its elements' mean.

@@ -23,10 +23,10 @@ from labkit.algorithms.thor.rules import FREEZE, REFRESH, Damping, Frequency
 from labkit.algorithms.thor.supported_losses import check_loss
 from labkit.algorithms.thor.uses import check_uses
 from labkit.errors import InputError
-from labkit.gradients import set_state, state
-from labkit.nonfinite import first_nonfinite
-from labkit.step import check_optimizer
-from labkit.update_stage import UpdateStage
+from labkit.steps.gradients import set_state, state
+from labkit.steps.nonfinite import first_nonfinite
+from labkit.steps.step import check_optimizer
+from labkit.steps.update import UpdateStage
 
 
 class ThorUpdate(UpdateStage):

@@ -18,9 +18,9 @@ from mindspore import Parameter, ParameterTuple, nn, ops
 from labkit.algorithms.thor.geometry import kind_of
 from labkit.algorithms.thor.layers import refuse_layers, tapped_cells
 from labkit.errors import InputError
-from labkit.gradients import set_state
-from labkit.rows import batch_rows
 from labkit.runtime import pynative
+from labkit.steps.gradients import set_state
+from labkit.steps.rows import batch_rows
 
 
 @dataclass

@@ -5,11 +5,11 @@ import functools
 import numpy as np
 import pytest
 
-from labkit.compiled import Operator
-from tests import adasum_on_ranks
-from tests.adasum_on_ranks import CASES
-from tests.msrun import Launches
-from tests.operator_platforms import missing
+from tests.support import adasum_on_ranks
+from tests.support.adasum_on_ranks import CASES
+from tests.support.compiled import Operator
+from tests.support.msrun import Launches
+from tests.support.operator_platforms import missing
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

@@ -13,14 +13,13 @@ from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum import step as step_module
 from labkit.algorithms.adasum.update import AdasumUpdate, states_of
-from labkit.algorithms.plain import PlainStep
 from labkit.errors import InputError
-from labkit.gradients import DynamicLossScale, set_state
-from labkit.losses import LossNet
 from labkit.nets.small import NormNet
-from labkit.tolerances import TOLERANCE
-from tests.adasum_twin import Twin
-from tests.step_cells import (
+from labkit.steps.gradients import DynamicLossScale, set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from tests.support.adasum_twin import Twin
+from tests.support.step_cells import (
     assert_bit_equal,
     digits,
     linear,
@@ -31,8 +30,9 @@ from tests.step_cells import (
     snapshot,
     tensors,
 )
+from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import dataset, loss_fn, network
 from tests.test_training import Training
-from tests.trainings import dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

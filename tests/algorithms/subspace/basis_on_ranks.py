@@ -7,9 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from labkit import cluster, start
+from labkit import start
 from labkit.algorithms.subspace import basis_of
 from labkit.errors import InputError
+from labkit.ranks import cluster
 
 
 def main(out):

@@ -11,13 +11,13 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.subspace import Basis, basis_of
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.reference import principal_components, reconstruct
-from labkit.snapshot_folder import SnapshotFolder
-from labkit.snapshots import write_snapshot
-from labkit.tolerances import TOLERANCE
-from tests.snapshots import SHAPES, size, split, with_spectrum, write
-from tests.trainings import python
+from tests.support.snapshots import SHAPES, size, split, with_spectrum, write
+from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import python
 
 N, K = 10, 6
 SPECTRUM = 3.0 ** -np.arange(N - 1)
@@ -420,11 +420,11 @@ class TestBasisOf:
 
 def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
     """From ``fit`` to the basis; the weights that it ends with are where the sign says."""
-    from labkit.algorithms.plain import PlainStep
-    from labkit.losses import LossNet
-    from labkit.snapshots import Snapshots
-    from labkit.training import fit
-    from tests.trainings import dataset, loss_fn, network
+    from labkit.algorithms.subspace.snapshots import Snapshots
+    from labkit.steps.losses import LossNet
+    from labkit.steps.plain import PlainStep
+    from labkit.training.fit import fit
+    from tests.support.trainings import dataset, loss_fn, network
 
     net = network()
     step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.05))

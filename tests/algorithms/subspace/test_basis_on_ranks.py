@@ -7,8 +7,8 @@ import pytest
 
 from labkit.algorithms.subspace import Basis
 from tests.algorithms.subspace import basis_on_ranks
-from tests.msrun import msrun
-from tests.snapshots import size, with_spectrum, write
+from tests.support.msrun import msrun
+from tests.support.snapshots import size, with_spectrum, write
 
 
 @pytest.mark.slow

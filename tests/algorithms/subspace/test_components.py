@@ -11,8 +11,8 @@ from labkit.algorithms.subspace import components as module
 from labkit.algorithms.subspace.components import principal_components
 from labkit.errors import InputError
 from labkit.reference import principal_components as twin
-from labkit.tolerances import TOLERANCE
-from tests.snapshots import with_spectrum
+from tests.support.snapshots import with_spectrum
+from tests.support.tolerances import TOLERANCE
 
 ORTHONORMAL = TOLERANCE["orthonormal rows in float32"]
 BASIS = TOLERANCE["basis against SVD"]

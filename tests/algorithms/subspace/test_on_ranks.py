@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from labkit.compiled import Operator
-from tests import subspace_on_ranks
-from tests.msrun import Launches
-from tests.operator_platforms import missing
-from tests.subspace_on_ranks import CASES, RANKS, UPDATES, cases
+from tests.support import subspace_on_ranks
+from tests.support.compiled import Operator
+from tests.support.msrun import Launches
+from tests.support.operator_platforms import missing
+from tests.support.subspace_on_ranks import CASES, RANKS, UPDATES, cases
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

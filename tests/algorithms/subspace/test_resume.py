@@ -3,15 +3,15 @@
 import pytest
 from mindspore import nn
 
-from labkit import checkpoint
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.errors import InputError
-from labkit.losses import LossNet
-from labkit.training import fit
-from tests.step_cells import assert_bit_equal, snapshot, tensors
-from tests.subspace_cells import basis_of
+from labkit.steps.losses import LossNet
+from labkit.training import checkpoint
+from labkit.training.fit import fit
+from tests.support.step_cells import assert_bit_equal, snapshot, tensors
+from tests.support.subspace_cells import basis_of
+from tests.support.trainings import dataset, images_and_labels, loss_fn, network
 from tests.test_training import Training
-from tests.trainings import dataset, images_and_labels, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -8,17 +8,17 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit import reference
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.subspace import LastSearch, SubspaceStep
 from labkit.errors import InputError
-from labkit.gradients import DynamicLossScale, set_state
-from labkit.losses import LossNet, TokenLossNet
 from labkit.nets.small import NextToken, NormNet
-from labkit.step import running_statistics
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_bit_equal, digits, momentum, snapshot, tensors
-from tests.subspace_cells import QR, basis_of, flat, small, small_loss, small_rows
-from tests.subspace_twin import Twin
+from labkit.steps.gradients import DynamicLossScale, set_state
+from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
+from labkit.steps.step import running_statistics
+from tests.support.step_cells import assert_bit_equal, digits, momentum, snapshot, tensors
+from tests.support.subspace_cells import QR, basis_of, flat, small, small_loss, small_rows
+from tests.support.subspace_twin import Twin
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

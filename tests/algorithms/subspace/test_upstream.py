@@ -10,10 +10,10 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.subspace import SubspaceStep
-from tests.boost_child import CONSTANTS
-from tests.step_cells import tensors
-from tests.subspace_cells import basis_of, parts_of, small, small_rows, small_weights
-from tests.trainings import python
+from tests.support.boost_child import CONSTANTS
+from tests.support.step_cells import tensors
+from tests.support.subspace_cells import basis_of, parts_of, small, small_rows, small_weights
+from tests.support.trainings import python
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
@@ -43,9 +43,8 @@ def theirs(request, runtime, tmp_path_factory):
     )
     np.save(folder / "pca_mat.npy", basis_of(network.trainable_params(), COMPONENTS).matrix)
     (folder / "constants.json").write_text(json.dumps(constants))
-    code = (
-        "import sys, pathlib; from tests.boost_child import main; main(pathlib.Path(sys.argv[1]))"
-    )
+    code = "import sys, pathlib; from tests.support.boost_child import main; "
+    code += "main(pathlib.Path(sys.argv[1]))"
     done = python(code, folder)
     assert done.returncode == 0, done.stderr
     return constants, dict(np.load(folder / "weights.npz"))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.compare import parameter_values
-from labkit.gradients import set_state
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_bit_equal, assert_close, rows, snapshot, split
-from tests.thor_cells import DAMPING, factors, inverses, mlp, optimizer, same
+from labkit.labs.compare import parameter_values
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from tests.support.step_cells import assert_bit_equal, assert_close, rows, snapshot, split
+from tests.support.thor_cells import DAMPING, factors, inverses, mlp, optimizer, same
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -5,18 +5,17 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-import labkit.step
+import labkit.steps.step
 from labkit import reference
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.rules import Damping
 from labkit.errors import InputError
-from labkit.gradients import set_state
-from labkit.losses import LossNet
-from labkit.step import running_statistics
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_close, rows, tensors
-from tests.thor_cells import (
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.step import running_statistics
+from tests.support.step_cells import assert_close, rows, tensors
+from tests.support.thor_cells import (
     DAMPING,
     FIRST,
     SECOND,
@@ -28,6 +27,7 @@ from tests.thor_cells import (
     thor_step,
     values,
 )
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -96,13 +96,13 @@ class TestTraceRule:
     def test_all_frozen_no_more_factors(self, monkeypatch, once):
         """The graph that gathers factors does not run again."""
         calls = []
-        gather = labkit.step._WithExtras.__call__
+        gather = labkit.steps.step._WithExtras.__call__
 
         def spied(graph, *batch):
             calls.append(True)
             return gather(graph, *batch)
 
-        monkeypatch.setattr(labkit.step._WithExtras, "__call__", spied)
+        monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", spied)
         for _ in self.run(once, (0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
             pass
         assert len(calls) == 2

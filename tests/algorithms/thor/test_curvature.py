@@ -12,9 +12,9 @@ from mindspore import Tensor, nn
 from labkit import reference
 from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature, _damped_inverse
 from labkit.algorithms.thor.geometry import geometry_of
-from labkit.gradients import set_state
 from labkit.runtime import pynative
-from tests.thor_layers import FACTOR, normal, off
+from labkit.steps.gradients import set_state
+from tests.support.thor_layers import FACTOR, normal, off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

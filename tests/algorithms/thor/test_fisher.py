@@ -10,7 +10,7 @@ import pytest
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit import reference
-from tests.thor_layers import Weighted, fill, normal, updated, whole
+from tests.support.thor_layers import Weighted, fill, normal, updated, whole
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.accumulation import AccumulatedStep
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.compiled import compiled_operators
-from labkit.losses import LossNet
-from tests.step_cells import momentum, tensors
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from tests.support.compiled import compiled_operators
+from tests.support.step_cells import momentum, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -9,9 +9,9 @@ from mindspore import nn
 from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import geometry_of
 from labkit.algorithms.thor.inverses import Inverses, share_out
-from labkit.gradients import set_state
 from labkit.runtime import pynative
-from tests.thor_layers import off
+from labkit.steps.gradients import set_state
+from tests.support.thor_layers import off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

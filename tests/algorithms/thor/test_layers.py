@@ -8,13 +8,13 @@ from mindspore import ParameterTuple, Tensor, mint, nn
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.taps import Tapped
 from labkit.errors import InputError
-from labkit.losses import LossNet
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import resnet
 from labkit.nets.small import NormNet
 from labkit.runtime import pynative
-from tests.step_cells import assert_bit_equal, digits, momentum, restore, snapshot, tensors
-from tests.thor_layers import fill, normal
+from labkit.steps.losses import LossNet
+from tests.support.step_cells import assert_bit_equal, digits, momentum, restore, snapshot, tensors
+from tests.support.thor_layers import fill, normal
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -18,13 +18,13 @@ from mindspore.train import (
 
 from labkit import ConvertModelUtils, CrossEntropySmooth, DynamicLossScale, LossNet, thor
 from labkit.algorithms.thor import ThorStep
-from labkit.algorithms.thor.mindspore_model import ThorModel
 from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_bit_equal, assert_close, digits, snapshot
-from tests.trainings import dataset, loss_fn, network
+from labkit.upstream.thor_model import ThorModel
+from tests.support.step_cells import assert_bit_equal, assert_close, digits, snapshot
+from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),

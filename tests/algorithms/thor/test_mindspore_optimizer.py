@@ -15,9 +15,17 @@ from labkit import LossNet, PlainStep, thor
 from labkit.algorithms.thor import TraceRule
 from labkit.errors import InputError
 from labkit.nets.resnet import resnet50
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_bit_equal, linear, momentum, regression, rows, snapshot, tensors
-from tests.trainings import dataset, loss_fn, network
+from tests.support.step_cells import (
+    assert_bit_equal,
+    linear,
+    momentum,
+    regression,
+    rows,
+    snapshot,
+    tensors,
+)
+from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = [
     pytest.mark.usefixtures("runtime"),

@@ -4,10 +4,10 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from labkit.gradients import DynamicLossScale, set_state
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import rows, snapshot, tensors
-from tests.thor_cells import factors, thor_step, values
+from labkit.steps.gradients import DynamicLossScale, set_state
+from tests.support.step_cells import rows, snapshot, tensors
+from tests.support.thor_cells import factors, thor_step, values
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

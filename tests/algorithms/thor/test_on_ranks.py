@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from labkit.tolerances import TOLERANCE
-from tests.msrun import Launches
-from tests.thor_on_ranks import CASES, FAILURES, NAN_RANK, UPDATES, run
+from tests.support.msrun import Launches
+from tests.support.thor_on_ranks import CASES, FAILURES, NAN_RANK, UPDATES, run
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 

@@ -11,7 +11,7 @@ from mindspore import nn
 from labkit.algorithms.thor import LevenbergMarquardt, Options, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.options import checked_options, split_options
 from labkit.errors import InputError
-from tests.step_cells import momentum, regression, snapshot
+from tests.support.step_cells import momentum, regression, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

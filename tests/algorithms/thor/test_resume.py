@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit import checkpoint
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.errors import InputError
-from labkit.losses import LossNet
-from labkit.training import fit
-from tests.step_cells import assert_bit_equal, snapshot
-from tests.trainings import comparable, dataset, loss_fn, network
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
+from labkit.training import checkpoint
+from labkit.training.fit import fit
+from tests.support.step_cells import assert_bit_equal, snapshot
+from tests.support.trainings import comparable, dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

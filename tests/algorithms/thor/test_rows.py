@@ -5,17 +5,17 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-import labkit.step
+import labkit.steps.step
 from labkit import reference
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.uses import observed as observed_uses
 from labkit.errors import InputError
-from labkit.gradients import set_state
-from labkit.losses import LossNet
 from labkit.runtime import pynative
-from tests.step_cells import tensors
-from tests.thor_layers import DIRECTION, FACTOR, fill, normal, off
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from tests.support.step_cells import tensors
+from tests.support.thor_layers import DIRECTION, FACTOR, fill, normal, off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -198,7 +198,7 @@ def compiled(monkeypatch):
     """The calls that reached a graph which gathers factors; it is not run."""
     calls = []
     noted = lambda graph, *batch: calls.append(batch) or Tensor(0.0)  # noqa: E731
-    monkeypatch.setattr(labkit.step._WithExtras, "__call__", noted)
+    monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", noted)
     return calls
 
 

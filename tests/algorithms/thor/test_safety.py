@@ -3,13 +3,23 @@
 import numpy as np
 import pytest
 
-from labkit.accumulation import AccumulatedStep
 from labkit.algorithms.thor import ThorUpdate
 from labkit.algorithms.thor.inverses import Inverses
-from labkit.gradients import set_state
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import assert_bit_equal, assert_close, rows, snapshot, tensors
-from tests.thor_cells import DAMPING, FIRST, Twin, call, inverses, mlp, optimizer, thor_step, values
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from tests.support.step_cells import assert_bit_equal, assert_close, rows, snapshot, tensors
+from tests.support.thor_cells import (
+    DAMPING,
+    FIRST,
+    Twin,
+    call,
+    inverses,
+    mlp,
+    optimizer,
+    thor_step,
+    values,
+)
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -6,13 +6,19 @@ import pytest
 from mindspore import nn
 from mindspore.train import LossMonitor, Model
 
-from labkit.algorithms.plain import PlainStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.errors import InputError
-from labkit.evaluation import evaluate
-from labkit.tolerances import TOLERANCE
-from tests.step_cells import Once, assert_bit_equal, assert_close, regression, rows, snapshot
-from tests.thor_cells import (
+from labkit.steps.plain import PlainStep
+from labkit.training.evaluation import evaluate
+from tests.support.step_cells import (
+    Once,
+    assert_bit_equal,
+    assert_close,
+    regression,
+    rows,
+    snapshot,
+)
+from tests.support.thor_cells import (
     DAMPING,
     FIRST,
     SECOND,
@@ -27,6 +33,7 @@ from tests.thor_cells import (
     thor_step,
     values,
 )
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

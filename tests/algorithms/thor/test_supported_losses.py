@@ -8,9 +8,9 @@ from mindspore.nn import TrainOneStepCell, WithLossCell
 from labkit.algorithms.thor import ThorUpdate
 from labkit.algorithms.thor.supported_losses import SUPPORTED, check_loss
 from labkit.errors import InputError
-from labkit.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.nets.small import NextToken
-from tests.step_cells import linear, momentum
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from tests.support.step_cells import linear, momentum
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -12,7 +12,7 @@ from labkit.algorithms.thor.geometry import geometry_of
 from labkit.algorithms.thor.taps import Tap
 from labkit.nets.convolution import PaddedConv2d
 from labkit.runtime import pynative
-from tests.thor_layers import (
+from tests.support.thor_layers import (
     DIRECTION,
     FACTOR,
     assert_factors,

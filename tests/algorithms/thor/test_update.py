@@ -10,16 +10,16 @@ from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, TraceRule
-from labkit.compare import parameter_values
-from labkit.gradients import set_state
-from labkit.losses import LossNet
+from labkit.labs.compare import parameter_values
 from labkit.migration.names import pairs
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.runtime import pynative
-from tests.migrating import by_rule
-from tests.step_cells import digits, tensors
-from tests.thor_layers import fill
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from tests.support.migrating import by_rule
+from tests.support.step_cells import digits, tensors
+from tests.support.thor_layers import fill
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -6,7 +6,7 @@ from mindspore import Tensor, nn
 
 from labkit import reference
 from labkit.runtime import pynative
-from tests.thor_layers import DIRECTION, FACTOR, fill, normal, off, updated, whole
+from tests.support.thor_layers import DIRECTION, FACTOR, fill, normal, off, updated, whole
 
 pytestmark = pytest.mark.usefixtures("runtime")
 

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-import labkit.step
-from labkit.accumulation import AccumulatedStep
+import labkit.steps.step
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.layers import tapped_cells
 from labkit.algorithms.thor.uses import observed
 from labkit.errors import InputError
-from labkit.losses import LossNet
-from tests.step_cells import assert_bit_equal, momentum, snapshot, tensors
-from tests.thor_layers import normal
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
+from tests.support.step_cells import assert_bit_equal, momentum, snapshot, tensors
+from tests.support.thor_layers import normal
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -57,7 +57,7 @@ def compiled(monkeypatch):
         calls.append(batch)
         return Tensor(0.0)
 
-    monkeypatch.setattr(labkit.step._WithExtras, "__call__", noted)
+    monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", noted)
     return calls
 
 

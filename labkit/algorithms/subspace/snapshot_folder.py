@@ -1,0 +1,255 @@
+"""Reading snapshots by parts: of many files at a time, and never one of them whole.
+
+A ``.safetensors`` file begins with the length of its header (8 bytes) and the header (JSON: type,
+shape and place of each tensor). The package safetensors checks both against the file; the parts
+are then read at their places, which lets several threads read at once (its own slices hold the
+interpreter, and cut along rows, of which a flat weight may have one of 100 MB).
+"""
+
+import bisect
+import hashlib
+import math
+import os
+import re
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from labkit.base.input_files import open_file, parse_json
+from labkit.errors import InputError
+
+SUFFIX = ".safetensors"
+NOTE = "labkit"
+_HASHED = 1 << 20  # bytes at a time, for each thread
+
+
+class SnapshotFolder:
+    """The snapshots in a folder, in the order of their names, as the rows of an (N, M) matrix.
+
+    folder      a folder of ``.safetensors`` files; numbers in their names count as numbers
+    parameters  whose weights they must be, and the order of the columns: a network (its trainable
+                parameters), Parameters, or pairs (name, shape); None takes the first file's, in the
+                order of their names
+
+    ``paths``, ``names``, ``shapes`` (of the parameters), ``size`` (M, numbers in a snapshot),
+    ``notes`` (what was saved beside each). Parts are read inside a ``with`` block, which holds
+    the files open.
+
+    Raises ``InputError`` for a folder that is missing or holds no snapshot, for a file that is
+    truncated or damaged, and for one of another network, naming the parameter.
+    """
+
+    def __init__(self, folder, parameters=None):
+        self.folder = Path(folder)
+        self.paths = _paths(self.folder)
+        headers = [_header(path) for path in self.paths]
+        self.notes = [header.note for header in headers]
+        if parameters is None:
+            parameters = [(name, tensor.shape) for name, tensor in sorted(headers[0].items())]
+        described = describe(parameters)
+        self.names = tuple(name for name, _ in described)
+        self.shapes = tuple(shape for _, shape in described)
+        for path, header in zip(self.paths, headers, strict=True):
+            _check(path, header, described)
+        # Where each parameter begins, in a row and in each file.
+        self._starts = [0, *accumulate(math.prod(shape) for shape in self.shapes)]
+        self._places = [[header[name].start for name in self.names] for header in headers]
+        self._files = []
+        self.size = self._starts[-1]
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __enter__(self):
+        for path in self.paths:
+            try:
+                self._files.append(os.open(path, os.O_RDONLY))
+            except OSError as error:
+                self.__exit__()
+                raise InputError(f"the snapshot {path} cannot be read: {error}") from error
+        return self
+
+    def __exit__(self, *_):
+        while self._files:
+            os.close(self._files.pop())
+
+    def read(self, start: int, part) -> None:
+        """Fill ``part``, (N, n) float32, with the numbers from ``start`` on of each snapshot."""
+        for index in range(len(self)):
+            self.read_one(index, start, part[index])
+
+    def read_one(self, index: int, start: int, part) -> None:
+        """Fill ``part``, (n,) float32, with the numbers from ``start`` on of one snapshot."""
+        parameter, done = bisect.bisect_right(self._starts, start) - 1, 0
+        while done < part.size:
+            inside = start + done - self._starts[parameter]
+            count = min(part.size - done, self._starts[parameter + 1] - start - done)
+            place = self._places[index][parameter] + 4 * inside
+            wanted = part[done : done + count]
+            self._fill(index, place, wanted)
+            done += count
+            parameter += 1
+
+    def _fill(self, index, place, part):
+        """Read a part at its place in a file, in as many goes as the system takes (2 GB each)."""
+        left = memoryview(part).cast("B") if part.size else b""
+        while len(left):
+            got = os.preadv(self._files[index], [left], place)
+            if not got:
+                raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
+            left, place = left[got:], place + got
+
+    def load(self, index: int) -> dict[str, np.ndarray]:
+        """Return the weights of one snapshot by name; ``InputError`` if one is not finite."""
+        values = {}
+        for name, shape, start in zip(self.names, self.shapes, self._starts[:-1], strict=True):
+            flat = np.empty(math.prod(shape), np.float32)
+            self.read_one(index, start, flat)
+            bad = np.flatnonzero(~np.isfinite(flat))
+            if bad.size:
+                raise InputError(
+                    f"the snapshot {self.paths[index]} is not finite: {name} holds {flat[bad[0]]} "
+                    f"({bad.size} of {flat.size} numbers)"
+                )
+            values[name] = flat.reshape(shape)
+        return values
+
+    def refuse_nonfinite(self) -> None:
+        """Raise ``InputError`` for the first snapshot that holds NaN or infinity."""
+        for index in range(len(self)):
+            self.load(index)
+
+    def need(self, components: int) -> None:
+        """Raise ``InputError`` where there are fewer snapshots than ``components`` + 1."""
+        if len(self) <= components:
+            raise InputError(
+                f"{self.folder} holds {len(self)} snapshots; {components} components need at least "
+                f"{components + 1}"
+            )
+
+    def identities(self) -> list[dict]:
+        """Return name, bytes and SHA-256 of each snapshot: which they are.
+
+        The SHA-256 is that of the weights, as ``write_snapshot`` saves it beside them; of a file
+        without it, that of the file. All files are read for it, by as many threads as there are
+        processors.
+
+        Raises ``InputError`` for a snapshot whose weights are not those of its SHA-256.
+        """
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            return list(pool.map(self._identity, range(len(self))))
+
+    def _identity(self, index):
+        path, noted = self.paths[index], self.notes[index].get("sha256")
+        try:
+            with open(path, "rb", buffering=0) as file:
+                if noted is None:
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                else:
+                    digest = self._weights_digest(file, index)
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise InputError(f"the snapshot {path} cannot be read: {error}") from error
+        if noted not in (None, digest):
+            raise InputError(f"the snapshot {path} is damaged: its weights have another SHA-256")
+        return {"name": path.name, "bytes": size, "sha256": digest}
+
+    def _weights_digest(self, file, index):
+        """Return what ``snapshots.weights_digest`` does, without the arrays in memory."""
+        found, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
+        tensors = zip(self.names, self.shapes, self._places[index], strict=True)
+        for name, shape, place in sorted(tensors):
+            found.update(name.encode())
+            file.seek(place)
+            left = 4 * math.prod(shape)
+            while left:
+                got = file.readinto(part[:left])
+                if not got:
+                    raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
+                found.update(part[:got])
+                left -= got
+        return found.hexdigest()
+
+
+def describe(parameters) -> list[tuple[str, tuple[int, ...]]]:
+    """Return (name, shape) of each parameter; see ``SnapshotFolder`` for what may be given."""
+    if hasattr(parameters, "trainable_params"):
+        parameters = parameters.trainable_params()
+    if not isinstance(parameters, Iterable):
+        raise InputError(f"parameters are a {type(parameters).__name__}; expected a network")
+    found = [one if isinstance(one, tuple) else (one.name, one.shape) for one in parameters]
+    found = [(name, tuple(int(length) for length in shape)) for name, shape in found]
+    names = [name for name, _ in found]
+    if not found or len(set(names)) < len(names):
+        raise InputError(
+            f"{len(names)} parameters with {len(set(names))} names came; expected >= 1"
+        )
+    return found
+
+
+def natural_order(path) -> list:
+    """Return a key that sorts names by their numbers: step-9 before step-10."""
+    parts = re.split(r"(\d+)", Path(path).name)
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+class _Header(dict):
+    """What a file says of its tensors: name -> ``_Tensor``; ``note`` is what labkit has added."""
+
+    note: dict
+
+
+class _Tensor:
+    def __init__(self, entry, begin):
+        self.kind, self.shape = entry["dtype"], tuple(entry["shape"])
+        self.start = begin + entry["data_offsets"][0]
+
+
+def _paths(folder):
+    if not folder.is_dir():
+        raise InputError(f"no folder of snapshots at {folder}")
+    paths = sorted(folder.glob(f"*{SUFFIX}"), key=natural_order)
+    if not paths:
+        other = any(folder.glob("*.ckpt"))
+        hint = "; snapshots.convert_checkpoints makes them of .ckpt files" if other else ""
+        raise InputError(f"{folder} holds no snapshot ({SUFFIX} file){hint}")
+    return paths
+
+
+def _header(path):
+    """Return the header of a file that the package safetensors has found to be whole."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with open_file(path) as file, safe_open(path, "numpy"):
+            length = int.from_bytes(file.read(8), "little")
+            entries = parse_json(file.read(length).decode())
+        added = entries.pop("__metadata__", {})
+        found = _Header((name, _Tensor(entry, 8 + length)) for name, entry in entries.items())
+        found.note = parse_json(added.get(NOTE, "{}"))
+        if not isinstance(found.note, dict):
+            raise ValueError(f"its note is {found.note!r}; expected an object")
+        if not isinstance(found.note.get("sha256"), str | None):
+            raise ValueError(f"its SHA-256 is {found.note['sha256']!r}; expected a text")
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise InputError(f"the snapshot {path} is truncated or damaged ({error})") from error
+    return found
+
+
+def _check(path, header, described):
+    """Raise ``InputError`` unless a file holds these parameters and no other, all float32."""
+    for name, shape in described:
+        if name not in header:
+            raise InputError(f"the snapshot {path} is of another network: it lacks {name}")
+        came = header[name]
+        if came.shape != shape or came.kind != "F32":
+            raise InputError(
+                f"the snapshot {path} is of another network: {name} is {came.kind} {came.shape}; "
+                f"expected F32 {shape}"
+            )
+    more = sorted(header.keys() - {name for name, _ in described})
+    if more:
+        raise InputError(f"the snapshot {path} is of another network: it also holds {more[0]}")

@@ -1,0 +1,1 @@
+"""What every other room stands on: arguments, files, locks, where the project is. No MindSpore."""

@@ -1,0 +1,114 @@
+"""The one validator: each function returns the value as a plain Python one, or raises.
+
+    epochs = integer("epochs", epochs)                      an integer >= 1
+    decay = number("decay", decay, at_least=0, below=1)     0 <= decay < 1
+    nesterov = flag("nesterov", nesterov)                   True or False
+    tail = choice("tail", tail, ("flush", "drop"))          one of these words
+
+NumPy's integers and floats are welcome everywhere, True and False are numbers nowhere.
+"""
+
+import math
+import operator
+from collections.abc import Iterable
+from numbers import Integral, Real
+
+from labkit.base.cores import usable_cores
+from labkit.errors import InputError, nearest
+
+# How a message names a bound, and whether a value keeps it.
+_BOUNDS = {
+    "at_least": (">=", operator.ge),
+    "above": (">", operator.gt),
+    "at_most": ("<=", operator.le),
+    "below": ("<", operator.lt),
+}
+
+MAX_SEED = 2**32 - 1
+
+
+def is_integer(value: object) -> bool:
+    """Return whether ``value`` is an integer, Python's or NumPy's, and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether ``value`` is a finite real number, Python's or NumPy's, and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def integer(name: str, value: object, at_least: int | None = 1, at_most: int | None = None) -> int:
+    """Return ``value`` as an int.
+
+    Raises:
+        InputError: if it is no integer, or not ``at_least <= value <= at_most``.
+    """
+    bounds = {"at_least": at_least, "at_most": at_most}
+    if not is_integer(value) or not _inside(value, bounds):
+        raise wrong(name, value, f"an integer{_in_words(bounds)}")
+    return int(value)  # type: ignore[call-overload]
+
+
+def number(
+    name: str,
+    value: object,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> float:
+    """Return ``value`` as a float.
+
+    Raises:
+        InputError: if it is no finite number, or outside a bound that is given.
+    """
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    if not is_number(value) or not _inside(value, bounds):
+        raise wrong(name, value, f"a finite number{_in_words(bounds)}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def flag(name: str, value: object) -> bool:
+    """Return ``value``; raise ``InputError`` unless it is True or False."""
+    if not isinstance(value, bool):
+        raise wrong(name, value, "True or False")
+    return value
+
+
+def choice(name: str, value: object, words: Iterable[str]) -> str:
+    """Return ``value``; raise ``InputError``, naming the nearest, unless it is one of ``words``."""
+    words = tuple(words)
+    if not isinstance(value, str) or value not in words:
+        raise wrong(name, value, "one of " + ", ".join(map(repr, words)), nearest(value, words))
+    return value
+
+
+def seed(value: object, name: str = "seed") -> int:
+    """Return a seed that NumPy and MindSpore both take: an integer from 0 to 2**32 - 1."""
+    return integer(name, value, 0, MAX_SEED)
+
+
+def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError:
+    """Return the error of an argument: what was expected, and what was given."""
+    return InputError(f"{name}: expected {expected}, got {value!r}{hint and '.' + hint}")
+
+
+def fit_workers(workers: object) -> int:
+    """Return ``workers``, at most the cores of this process; say so where that is fewer."""
+    workers = integer("num_parallel_workers", workers)
+    cores = len(usable_cores())
+    if workers > cores:
+        print(f"num_parallel_workers: {workers} asked for, {cores} used: there are {cores} cores")
+    return min(workers, cores)
+
+
+def _inside(value: object, bounds: dict[str, float | None]) -> bool:
+    return all(
+        _BOUNDS[name][1](value, bound) for name, bound in bounds.items() if bound is not None
+    )
+
+
+def _in_words(bounds: dict[str, float | None]) -> str:
+    words = [f"{_BOUNDS[name][0]} {x}" for name, x in bounds.items() if x is not None]
+    return " " + " and ".join(words) if words else ""

@@ -1,0 +1,134 @@
+"""Files that are written whole, or not at all: under a temporary name beside, then renamed."""
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from labkit.base import locks
+from labkit.errors import InputError
+
+_PART = ".part-"
+# Of one that is being written: process, its start in 1/100 s, process space, boot, host, chance.
+_OWNED = re.compile(r"\.part-(\d+)-(\d+)-(\w+)-(\w+)-(.+)-[^-]*", re.DOTALL)
+# Where it is not seen whether the process that writes is alive: it has not written for so long.
+_STALE_SECONDS = 24 * 3600.0
+
+
+@contextmanager
+def whole_file(path, what: str) -> Iterator[Path]:
+    """Give a temporary path to write to; on leaving, sync the file and rename it to ``path``.
+
+    what  what the file is, for the message: ``cannot write {what} {path}``
+
+    Left by an exception, nothing is renamed and the temporary file is removed; ``path`` is then as
+    it was. Its folder is made if it is not there. Raises ``InputError`` where the system refuses.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(path.parent, only_ended=True)
+        with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=path.parent) as scratch:
+            temporary = Path(scratch) / f"part{path.suffix}"
+            yield temporary
+            with open(temporary, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise InputError(f"cannot write {what} {path}: {error}") from error
+
+
+def no_link(path, flags: int) -> int:
+    """Open a file for ``open(..., opener=no_link)``: no link, which leads elsewhere, and no pipe.
+
+    What is written into a planted link lands elsewhere; opening a pipe may wait for ever. Either
+    raises ``OSError`` (ELOOP, ENXIO).
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
+def refuse_links(folder) -> None:
+    """Raise ``InputError`` for the first thing in ``folder`` that is no ordinary file or folder.
+
+    What is written into a link lands elsewhere, what is read comes from elsewhere, and opening a
+    pipe may wait for ever. ``folder`` itself may be a link; one that is not there holds none.
+    """
+    left = [Path(folder)]
+    while left:
+        place = left.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = sorted(entries, key=lambda entry: entry.name)
+        except OSError:  # gone, or not readable: that is said where it is needed
+            continue
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                left.append(Path(entry.path))
+            elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
+                kind = "a link" if entry.is_symlink() else "no ordinary file"
+                raise InputError(
+                    f"{entry.path} is {kind}; expected ordinary files and folders in a run's "
+                    "folder: remove it"
+                )
+
+
+def remove_unfinished(folder, only_ended: bool = False) -> None:
+    """Remove what processes that were killed while they wrote have left in ``folder``.
+
+    Nothing that a live process of this machine is writing; where that cannot be seen (of another
+    host, or of a labkit that did not note its process), only what is a day old; with
+    ``only_ended``, as in a folder that may be anybody's, none of it.
+    """
+    for unfinished in Path(folder).glob(f"{_PART}*"):
+        with contextlib.suppress(OSError):
+            if _is_left_over(unfinished, only_ended):
+                shutil.rmtree(unfinished)
+
+
+def sync_folder(folder) -> None:
+    """Have the names in ``folder`` on the disk: a rename is lost in a power cut until then."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return  # a folder that may be written and not be listed
+    try:
+        # Not every file system can (EINVAL); the file is there, and its bytes are on the disk.
+        with contextlib.suppress(OSError):
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _own_prefix() -> str:
+    own = locks.owner()
+    created = round(100 * (own["created"] or 0))
+    return f"{_PART}{own['pid']}-{created}-{own['space']}-{own['boot']}-{own['host']}-"
+
+
+def _is_left_over(unfinished: Path, only_ended: bool) -> bool:
+    ended = None
+    if owned := _OWNED.fullmatch(unfinished.name):
+        pid, created, space, boot, host = owned.groups()
+        # "None" and a start at 0 are of a process that could not read them.
+        named = {"host": host, "boot": None if boot == "None" else boot, "pid": int(pid)}
+        named |= {"space": int(space) if space.isdigit() else None}
+        ended = locks.has_ended(named | {"created": int(created) / 100 or None})
+    if ended is None and not only_ended:
+        newest = max(part.lstat().st_mtime for part in (unfinished, *unfinished.glob("*")))
+        return time.time() - newest > _STALE_SECONDS
+    return bool(ended)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, or make sure that files can be made in it; else ``InputError``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error}") from error

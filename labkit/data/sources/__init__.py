@@ -1,0 +1,1 @@
+"""What the data scripts need: downloads, archives, folders of classes."""

@@ -1,0 +1,160 @@
+"""The archives of ILSVRC2012 (ImageNet): which images of which class they hold, read in place.
+
+A class is named by its WordNet id (wnid), such as n01440764. The training archive holds one
+uncompressed .tar for each, the validation archive numbered images without a class, and the
+development kit says the class of each number: by an id of 1 to 1000, which its MATLAB file gives a
+wnid. These ids are not in the alphabetical order of the wnids, in which image folders are numbered.
+Source: https://image-net.org/challenges/LSVRC/2012, readme.txt of the development kit.
+"""
+
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from labkit.data.sources.members import Member, opened, read, tar_members
+from labkit.errors import InputError
+
+MAX_IMAGE = 64 << 20  # bytes
+META = "meta.mat"
+TRUTH = "ILSVRC2012_validation_ground_truth.txt"
+WNID = re.compile(r"n\d{8}", re.ASCII)
+
+_MAX_TEXT = 16 << 20  # bytes
+# JPEG; and PNG, which n02105855_2933.JPEG is.
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+
+
+def train_classes(members: Iterable[Member], label: str, classes: int) -> dict[str, Member]:
+    """Return the inner archive of each class, by wnid.
+
+    Raises ``InputError``, which begins with ``label``, for a member that is not called
+    `nXXXXXXXX.tar`, and for another number of ``classes``.
+    """
+    found = {}
+    for member in members:
+        wnid = member.name.removesuffix(".tar")
+        if not WNID.fullmatch(wnid) or wnid == member.name:
+            raise InputError(f"{label}: member {member.name!r}; expected nXXXXXXXX.tar")
+        found[wnid] = member
+    if len(found) != classes:
+        raise InputError(f"{label} holds {len(found)} classes; expected {classes}")
+    return dict(sorted(found.items()))
+
+
+def train_images(archive: Member) -> Iterator[tuple[str, bytes]]:
+    """Yield (file name, content) of the images in the inner archive of a class.
+
+    Raises ``InputError`` for a member that is not called `nXXXXXXXX_N.JPEG` after its class, is no
+    JPEG or PNG, or is cut short.
+    """
+    wnid = archive.name.removesuffix(".tar")
+    with archive.open() as stream, tar_members(stream, archive.name) as images:
+        for image in images:
+            if not re.fullmatch(rf"{wnid}_\d+\.JPEG", image.name, re.ASCII):
+                raise InputError(
+                    f"{archive.name}: member {image.name!r}; expected {wnid}_NUMBER.JPEG"
+                )
+            yield image.name, read_image(image)
+
+
+def val_images(members: Iterable[Member], label: str, images: int) -> list[Member]:
+    """Return the validation images in the order of their numbers, 1 to ``images``.
+
+    Raises ``InputError``, which begins with ``label``, for a member with another name, and for
+    numbers that are missing.
+    """
+    found = {}
+    for member in members:
+        number = re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", member.name, re.ASCII)
+        if not number or not 1 <= int(number[1]) <= images:
+            raise InputError(
+                f"{label}: member {member.name!r}; expected ILSVRC2012_val_00000001.JPEG to "
+                f"ILSVRC2012_val_{images:08d}.JPEG"
+            )
+        found[int(number[1])] = member
+    missing = next((number for number in range(1, images + 1) if number not in found), None)
+    if missing:
+        raise InputError(f"{label} holds no ILSVRC2012_val_{missing:08d}.JPEG")
+    return [found[number] for number in range(1, images + 1)]
+
+
+def read_image(member: Member) -> bytes:
+    """Return the bytes of an image; raise ``InputError`` for what does not begin like one."""
+    content = read(member, MAX_IMAGE)
+    if not content.startswith(_SIGNATURES):
+        raise InputError(f"member {member.name!r} is no JPEG (it begins with {content[:8]!r})")
+    return content
+
+
+def labels_of_devkit(path: str | os.PathLike, images: int, classes: int) -> list[str]:
+    """Return the wnid of validation image 1, 2, 3 ... from the development kit.
+
+    Raises ``InputError`` without SciPy, and for a kit that does not give ``images`` labels, as
+    many for each of the ``classes``.
+    """
+    with opened(path, (META, TRUTH)) as members:
+        meta, truth = (read(members[name], _MAX_TEXT) for name in (META, TRUTH))
+    wnids = _wnids(meta, f"{path}: {META}", classes)
+    labels = []
+    for number, line in enumerate(truth.decode("ascii", "replace").split(), 1):
+        if not line.isdecimal() or int(line) not in wnids:
+            raise InputError(f"{path}: {TRUTH}: {line!r} in line {number}; expected 1 to {classes}")
+        labels.append(wnids[int(line)])
+    return _even(labels, f"{path}: {TRUTH}", images, classes)
+
+
+def labels_of_text(path: str | os.PathLike, images: int, classes: int) -> list[str]:
+    """Return the wnid of validation image 1, 2, 3 ... from a text file with one a line.
+
+    Raises ``InputError`` for a file that cannot be read or does not give ``images`` wnids, as many
+    for each of the ``classes``.
+    """
+    try:
+        labels = Path(path).read_text(encoding="ascii").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"labels {path} cannot be read ({error})") from error
+    for number, wnid in enumerate(labels, 1):
+        if not WNID.fullmatch(wnid):
+            raise InputError(f"{path}: {wnid!r} for image {number}; expected nXXXXXXXX")
+    return _even(labels, str(path), images, classes)
+
+
+def _wnids(meta: bytes, label: str, classes: int) -> dict[int, str]:
+    """Return the wnid of each id, 1 to ``classes``, from the MATLAB file."""
+    try:
+        from scipy.io import loadmat
+    except ImportError as error:
+        raise InputError(
+            f"{label} is a MATLAB file, which SciPy reads. Install it (pip install scipy), or "
+            "give --labels, a text file with the nXXXXXXXX of each validation image"
+        ) from error
+    try:
+        synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
+        # Those with children are groups of classes.
+        wnids = {
+            int(one["ILSVRC2012_ID"]): str(one["WNID"])
+            for one in synsets
+            if int(one["num_children"]) == 0
+        }
+    except Exception as error:  # SciPy's reader fails in many ways on what is no MATLAB file.
+        raise InputError(f"{label} cannot be read ({error!r})") from error
+    wrong = [wnid for wnid in wnids.values() if not WNID.fullmatch(wnid)]
+    if set(wnids) != set(range(1, classes + 1)) or len(set(wnids.values())) < classes or wrong:
+        raise InputError(f"{label} names {len(wnids)} classes; expected {classes}, numbered from 1")
+    return wnids
+
+
+def _even(labels: list[str], label: str, images: int, classes: int) -> list[str]:
+    if len(labels) != images:
+        raise InputError(f"{label}: {len(labels)} labels; expected {images}")
+    counts = Counter(labels)
+    if set(counts.values()) != {images // classes}:
+        wnid, count = counts.most_common()[0]
+        raise InputError(
+            f"{label}: {len(counts)} classes, {count} images of {wnid}; expected {classes} classes "
+            f"with {images // classes} each"
+        )
+    return labels

@@ -1,0 +1,201 @@
+"""Figures of lab 05: spectra, paths over the loss, searches and races. No MindSpore import."""
+
+import numpy as np
+
+from labkit.labs.figures import common as plots
+
+# What follows stage one: its name in figures, its colour, its line and its mark.
+METHODS = {
+    "stage_one": ("end of stage one", "#777777", "-", "o"),
+    "same_rate": ("same rate", plots.RED, "-", "o"),
+    "tenth": ("a tenth of the rate", plots.ORANGE, "-", "o"),
+    "to_zero": ("rate down to 0", plots.GREEN, "-", "o"),
+    "large_batch": ("large batch", plots.PURPLE, "-", "o"),
+    "average": ("average of snapshots", "black", "--", "D"),
+    "projected_bfgs": ("projected BFGS", plots.BLUE, "-", "s"),
+    "projected_sgd": ("projected SGD", "#56B4E9", "-", "s"),
+}
+_ERRORS = (100.0, 50.0, 20.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.0)
+
+
+def spectrum(shares, title):
+    """Share of the variance along each component, in per cent; ``shares`` is label -> (K,)."""
+    figure, axis = plots.axes(width=6.4, height=3.6)
+    marks = ("o", "x", "s", "^")
+    for number, (label, values) in enumerate(shares.items()):
+        axis.plot(
+            np.arange(1, len(values) + 1), 100 * np.asarray(values), marks[number % 4] + "-",
+            color=plots.PALETTE[number], markersize=4, linewidth=1, label=label,
+        )  # fmt: skip
+    axis.set(xscale="log", yscale="log", xlabel="component", title=title)
+    axis.set_ylabel("share of the variance (%)")
+    longest = max(map(len, shares.values()))
+    ticks = [tick for tick in (1, 2, 4, 8, 16, 32, 64) if tick <= longest]
+    axis.set_xticks(ticks, list(map(str, ticks)))
+    axis.set_yticks([0.01, 0.1, 1, 10, 100], ["0.01", "0.1", "1", "10", "100"])
+    axis.minorticks_off()
+    axis.legend(frameon=False)
+    return figure
+
+
+def coordinates(panels):
+    """Coordinates along some components over the snapshots, a panel for each set of snapshots.
+
+    panels  title -> (K, N) coordinates; each row is drawn in units of its largest size
+    """
+    figure, grid = plots.axes(1, len(panels), width=4.4, height=3.0)
+    for axis, (title, rows) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        for number, row in enumerate(np.asarray(rows)):
+            drawn = row / np.abs(row).max()
+            axis.plot(drawn, color=plots.PALETTE[number], label=f"component {number + 1}")
+        axis.set(xlabel="snapshot", ylabel="coordinate (largest is 1)", title=title)
+        axis.set_ylim(-1.15, 1.15)
+    handles, labels = np.atleast_1d(grid)[0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
+    return figure
+
+
+def path(first, second, losses, points, marks, title):
+    """The path of the weights over the loss in the plane of two components.
+
+    first, second  the grid's coordinates, (A,) and (B,)
+    losses         at the grid, (B, A), nats
+    points         of the path, (N, 2), in order; marks: label -> (2,)
+    """
+    figure, axis = plots.axes(width=7.2, height=4.4)
+    levels = np.geomspace(losses.min(), losses.max(), 22)
+    drawn = axis.contourf(first, second, losses, levels=levels, cmap="Greys_r", norm="log")
+    points = np.asarray(points)
+    axis.plot(*points.T, ".-", color=plots.BLUE, linewidth=1, markersize=5, label="snapshots")
+    kinds = (("o", plots.ORANGE), ("D", plots.RED), ("s", plots.GREEN), ("^", plots.PURPLE))
+    for (label, (x, y)), (mark, color) in zip(marks.items(), kinds, strict=False):
+        axis.plot([x], [y], mark, color=color, markersize=9, markeredgecolor="white", label=label)
+    axis.set(xlabel="first component (length)", ylabel="second component (length)", title=title)
+    axis.grid(False)
+    ticks = [tick for tick in _nice(losses.min(), losses.max())]
+    bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)", ticks=ticks)
+    bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+    bar.ax.minorticks_off()
+    figure.legend(frameon=False, loc="outside lower center", ncols=3, fontsize=9)
+    return figure
+
+
+def _nice(low, high):
+    decades = 10.0 ** np.arange(-6, 4)
+    every = np.sort(np.concatenate([factor * decades for factor in (1, 2, 5)]))
+    return every[(every >= low) & (every <= high)]
+
+
+def reconstruction(found, title):
+    """What K components leave of vectors, over K.
+
+    found  label -> {K: |what is left| / |vector|}
+    """
+    figure, axis = plots.axes(width=6.4, height=3.6)
+    for number, (label, left) in enumerate(found.items()):
+        counts = sorted(left)
+        values = [100 * left[count] for count in counts]
+        axis.plot(counts, values, ".-", color=plots.PALETTE[number], label=label)
+        axis.set_xticks(counts)
+    axis.set(xlabel="components", ylabel="not expressed (%)", title=title, ylim=(0, 105))
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def line_search(rates, losses, slope, sigma, accepted, title):
+    """The loss along a direction, the bound of the search, and the length that it takes.
+
+    rates, losses  of a fine grid that begins at 0
+    slope          of the loss at 0
+    accepted       [(rate, loss, taken)] of the trials
+    """
+    figure, axis = plots.axes(width=6.4, height=3.6)
+    axis.plot(rates, losses, color=plots.BLUE, label="loss")
+    start = losses[0]
+    drawn = np.asarray(rates)
+    axis.plot(drawn, start + slope * drawn, ":", color="grey", label="slope at 0")
+    bound = start + sigma * slope * drawn
+    axis.plot(drawn, bound, "--", color=plots.ORANGE, label=f"bound, {sigma:g} of the slope")
+    for taken, color, label in ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted")):
+        own = [(rate, loss) for rate, loss, was in accepted if was == taken]
+        if own:
+            axis.plot(*zip(*own, strict=True), "o", color=color, label=label)
+    low, high = min(losses), max(losses)
+    axis.set_ylim(low - 0.15 * (high - low), high + 0.05 * (high - low))
+    axis.set(xlabel="length of the step, in units of d", ylabel="loss (nats)", title=title)
+    axis.legend(frameon=False, fontsize=9)
+    return figure
+
+
+def race(curves, start, flat, title):
+    """Test error after stage one, over epochs of stage two.
+
+    curves  method -> (epochs, accuracies 0 .. 1);  start  accuracy at the end of stage one
+    flat    method -> accuracy, of what has no epochs
+    """
+    figure, axis = plots.axes(width=7.2, height=3.8)
+    for method, (epochs, right) in curves.items():
+        label, color, style, mark = METHODS[method]
+        error = 100 - 100 * np.asarray([start, *right])
+        axis.plot([0, *epochs], error, style, marker=mark, markersize=4, color=color, label=label)
+    for method, right in flat.items():
+        label, color, style, _ = METHODS[method]
+        axis.axhline(100 - 100 * right, linestyle=style, color=color, label=label, linewidth=1.2)
+    axis.set(xlabel="epochs of stage two", title=title)
+    _errors(axis)
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    return figure
+
+
+def by_method(panels):
+    """Test error of each method: a dot for each seed, a bar for their mean, a panel for each race.
+
+    panels  title -> {method: accuracies by seed, 0 .. 1}; all with the same methods
+    """
+    methods = list(next(iter(panels.values())))
+    columns = len(panels) if len(panels) <= 3 else 2
+    rows, height = -(-len(panels) // columns), 0.3 * len(methods) + 1.1
+    figure, grid = plots.axes(rows, columns, width=3.6, height=height)
+    flat = np.atleast_1d(grid).ravel()
+    for axis in flat[len(panels) :]:
+        axis.set_axis_off()
+    for axis, (title, found) in zip(flat, panels.items(), strict=False):
+        for place, method in enumerate(methods):
+            color = METHODS[method][1]
+            errors = 100 - 100 * np.asarray(found[method], float)
+            axis.plot(errors, [place] * errors.size, "o", color=color, markersize=4, alpha=0.6)
+            axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
+        axis.set_yticks(range(len(methods)), [""] * len(methods))
+        axis.set(xlabel="test error (%)", ylim=(len(methods) - 0.5, -0.5))
+        axis.set_title(title, fontsize=10)  # at 12 "batch 32, 30% random labels" is too wide
+    names = [METHODS[method][0] for method in methods]
+    for first in flat[::columns]:
+        first.set_yticks(range(len(methods)), names, fontsize=9)
+    return figure
+
+
+def swept(panels, method="projected_bfgs"):
+    """Test error over the values of settings, a panel for each: mean as a line, seeds as dots.
+
+    panels  name of a setting -> {its value: accuracies by seed, 0 .. 1}
+    """
+    figure, grid = plots.axes(1, len(panels), width=4.0)
+    color = METHODS[method][1]
+    for axis, (name, found) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        values = sorted(found)
+        errors = [100 - 100 * np.asarray(found[value], float) for value in values]
+        axis.plot(values, [each.mean() for each in errors], "-", color=color, label="mean")
+        for value, each in zip(values, errors, strict=True):
+            axis.plot([value] * each.size, each, "o", color=color, markersize=4, alpha=0.6)
+        axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
+    return figure
+
+
+def _errors(axis):
+    axis.set(yscale="log", ylabel="test error (%)")
+    low, high = axis.get_ylim()
+    ticks = [tick for tick in _ERRORS if low <= tick <= high * 1.01]
+    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()

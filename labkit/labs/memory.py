@@ -1,0 +1,137 @@
+"""Peak memory of a training, measured in a child process of its own.
+
+What is counted is anonymous memory (RssAnon of /proc/self/status): what the training allocates,
+without the pages of shared libraries, which come and go. It has no high-water mark in the kernel,
+so a thread reads it every 2 ms; peaks are held for whole kernels and repeat at every update.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from labkit.errors import InputError, refuse_unknown
+
+NETWORKS = ("lenet", "dense", "resnet18")
+_UPDATES = 3
+_DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
+
+
+def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
+    """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
+
+    network      ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18``
+                 (images 3×32×32)
+    batch        images in an update
+    micro_batch  images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
+                 through ``PlainStep``
+
+    Both steps check for non-finite values. About 160 MB of it are Python and MindSpore.
+
+    Raises ``InputError`` for an unknown network and a micro-batch
+    that does not divide the batch, ``RuntimeError`` with the child's words where it fails.
+    """
+    refuse_unknown("network", network, NETWORKS)
+    if batch < 1 or (micro_batch is not None and (micro_batch < 1 or batch % micro_batch)):
+        raise InputError(f"batch {batch} is not made of micro-batches of {micro_batch}")
+    # Here: the child that is measured does without.
+    from labkit.ranks.processes import child_environment, module_command
+
+    command = module_command("labkit.labs.memory", network, str(batch), str(micro_batch or 0))
+    done = subprocess.run(
+        command, env=child_environment(), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} exited with {done.returncode}:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])["peak_mb"]
+
+
+def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
+    """Return a row (batch, full_mb, accumulated_mb) for each size of ``batches``, two at a time."""
+    batches = list(batches)
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        full = pool.map(lambda batch: peak_memory_mb(network, batch), batches)
+        accumulated = pool.map(lambda batch: peak_memory_mb(network, batch, micro_batch), batches)
+        return [
+            {"batch": batch, "full_mb": whole, "accumulated_mb": parts}
+            for batch, whole, parts in zip(batches, full, accumulated, strict=True)
+        ]
+
+
+def anonymous_mb() -> float:
+    """Return the anonymous resident memory of this process now, in MB."""
+    with open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    raise RuntimeError("/proc/self/status has no RssAnon: a Linux kernel since 4.5 is needed")
+
+
+class _Peak:
+    """Largest value of ``anonymous_mb`` since the start, read by a thread."""
+
+    def __enter__(self):
+        self.value = anonymous_mb()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self):
+        while not self._stop.wait(0.002):
+            self.value = max(self.value, anonymous_mb())
+
+    def __exit__(self, *exception):
+        self._stop.set()
+        self._thread.join()
+        self.value = max(self.value, anonymous_mb())
+
+
+def _measure(network, batch, micro_batch):
+    """Train for a few updates in this process and print the peak; what the child runs."""
+    import numpy as np
+    from mindspore import Tensor, nn
+
+    from labkit.nets.lenet import LeNet5
+    from labkit.nets.resnet import resnet
+    from labkit.runtime import start
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.losses import LossNet
+    from labkit.steps.plain import PlainStep
+
+    start("CPU")
+    shape, build = {
+        "lenet": ((1, 32, 32), LeNet5),
+        "dense": ((_DENSE_WIDTH,), _dense),
+        "resnet18": ((3, 32, 32), lambda: resnet(18, 10)),
+    }[network]
+    rows = micro_batch or batch
+    with _Peak() as peak:
+        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        loss_net = LossNet(build(), loss_fn)
+        optimizer = nn.Momentum(loss_net.trainable_params(), 0.01, 0.9)
+        if micro_batch:
+            step = AccumulatedStep(loss_net, optimizer, batch // micro_batch)
+        else:
+            step = PlainStep(loss_net, optimizer)
+        draw = np.random.default_rng(0)
+        for _ in range(_UPDATES * batch // rows):
+            images = draw.standard_normal((rows, *shape), dtype=np.float32)
+            labels = draw.integers(0, 10, rows).astype(np.int32)
+            float(step(Tensor(images), Tensor(labels)))
+    print(json.dumps({"peak_mb": round(peak.value, 1)}))
+
+
+def _dense():
+    from mindspore import nn
+
+    layers = []
+    for _ in range(_DENSE_LAYERS):
+        layers += [nn.Dense(_DENSE_WIDTH, _DENSE_WIDTH), nn.ReLU()]
+    return nn.SequentialCell(*layers, nn.Dense(_DENSE_WIDTH, 10))
+
+
+if __name__ == "__main__":
+    _measure(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,143 @@
+"""A stored result: how it was made, a row for each training, and curves. No MindSpore import.
+
+A result NAME is three files of this folder, written by a program under ``benchmarks``:
+
+    NAME.json        the command, the versions, the machine's cores, the day, and what was decided
+    NAME.csv         one row per training
+    NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss; and what
+                     ``CURVES`` adds
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.base.files import whole_file
+from labkit.errors import InputError, refuse_unknown
+
+FOLDER = Path(__file__).resolve().parent
+CURVE = ("run", "update", "accuracy", "loss", "training_loss")
+LAYERS = ("conv1", "conv2", "fc1", "fc2", "fc3")
+CURVES = {
+    "thor_race": CURVE,
+    "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
+    "subspace_race": CURVE,
+}
+NAMES = tuple(CURVES)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One stored result.
+
+    head    how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
+    rows    one dict per training; an empty field is None
+    curves  run -> its points, dicts of update, accuracy and loss on the images it is judged by,
+            mean training loss since the point before, and what ``CURVES`` adds
+    """
+
+    head: dict
+    rows: list[dict]
+    curves: dict[int, list[dict]]
+
+    def select(self, **named) -> list[dict]:
+        """Return the rows whose fields have these values; ``InputError`` for an unknown field."""
+        for name in named:
+            refuse_unknown("field", name, self.rows[0])
+        return [row for row in self.rows if all(row[n] == value for n, value in named.items())]
+
+
+def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
+    """Return the stored result ``name``.
+
+    folder  where its files are; None: those that came with labkit
+
+    Raises ``InputError`` for an unknown name, and for files that are missing or damaged.
+    """
+    refuse_unknown("stored result", name, NAMES)
+    folder = FOLDER if folder is None else Path(folder)
+    path = folder / f"{name}.json"
+    try:
+        head = json.loads(path.read_text(encoding="utf-8"))
+        rows = _read_csv(path := folder / f"{name}.csv")
+        points = _read_csv(path := folder / f"{name}_curves.csv")
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(
+            f"stored result {name}: {path.name} cannot be read ({error}); "
+            f"benchmarks/{name}.py makes it"
+        ) from error
+    if not isinstance(head, dict) or not rows or not points or set(points[0]) != set(CURVES[name]):
+        raise InputError(
+            f"stored result {name} in {folder} is damaged: a file is not of its form, or empty"
+        )
+    curves: dict[int, list[dict]] = {}
+    for point in points:
+        curves.setdefault(point.pop("run"), []).append(point)
+    return Stored(head, rows, curves)
+
+
+def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
+    """Return the update of the first point with at least ``target`` accuracy; None: it has none.
+
+    A curve is judged every so many updates, so this is the number rounded up to them.
+    """
+    return next((point["update"] for point in curve if point["accuracy"] >= target), None)
+
+
+def mean_steps(steps: Iterable[int | None]) -> float | None:
+    """Return the mean over trainings; None where one of them never got there, or there is none."""
+    steps = list(steps)
+    if not steps or None in steps:
+        return None
+    return sum(steps) / len(steps)
+
+
+def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
+    """Write the three files of ``name`` into ``folder``, which is made where it is not there.
+
+    Each file appears whole or not at all.
+    """
+    refuse_unknown("stored result", name, NAMES)
+    folder = Path(folder)
+    points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
+    _replace(folder / f"{name}.csv", lambda file: _write_csv(file, stored.rows, None))
+    _replace(folder / f"{name}_curves.csv", lambda file: _write_csv(file, points, CURVES[name]))
+    head = json.dumps(stored.head, indent=1) + "\n"
+    _replace(folder / f"{name}.json", lambda file: file.write(head))
+
+
+def _replace(path, write_to):
+    with (
+        whole_file(path, "the stored result") as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        write_to(file)
+
+
+def _write_csv(file, rows, names):
+    writer = csv.DictWriter(file, names or list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+
+
+def _read_csv(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, strict=True))
+    if any(None in row or None in row.values() for row in rows):
+        raise ValueError("a line has too many fields, or too few")
+    return [{name: _value(text) for name, text in row.items()} for row in rows]
+
+
+def _value(text):
+    """Return the number that a field holds, None for an empty one, else its text."""
+    if not text:
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

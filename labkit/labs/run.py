@@ -1,0 +1,228 @@
+"""A lab's run folder, as its notebook uses it: figures, files, and results.json at the end."""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from labkit.base import input_files
+from labkit.base.files import whole_file
+from labkit.base.project import project_root, version
+from labkit.errors import InputError, refuse_unknown
+from labkit.training.records import Records
+
+RESULTS = "results.json"
+_FIGURE_DPI = 110
+_OPENED: set[Path] = set()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One execution of one lab and the folder it writes to; made by ``Run.open``."""
+
+    lab: str
+    preset: str
+    parameters: Mapping[str, Any]
+    runtime: Any
+    folder: Path
+    started: float
+
+    @classmethod
+    def open(cls, lab: str, *, preset: str, parameters: Mapping[str, Any], runtime: Any = None):
+        """Open the run folder: ``$LABKIT_RUN`` if set, else a new ``runs/<lab>-<preset>-<time>``.
+
+        ``runs`` is made in the project around the working folder, or here if there is none.
+        ``runtime`` is what ``labkit.start`` returned. Raises ``InputError`` where the folder cannot
+        be made.
+        """
+        given = os.environ.get("LABKIT_RUN")
+        if given:
+            folder = Path(given).resolve()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise InputError(f"cannot use LABKIT_RUN={given} as run folder: {error}") from error
+        else:
+            folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
+        _OPENED.add(folder.resolve())
+        return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
+
+    def path(self, name: str) -> Path:
+        """Return the place of file ``name`` in the run folder; its parent folder is made.
+
+        Raises ``InputError`` for a name that would lead out of the run folder.
+        """
+        place = self.folder / name
+        # Both resolved: runs/ may be a link to another disk.
+        if not name or self.folder.resolve() not in place.resolve().parents:
+            raise InputError(f"{name!r} is not the name of a file inside the run folder")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def figure(self, figure: Any, name: str) -> Path:
+        """Save a matplotlib figure as ``figures/<name>.png`` and return its path."""
+        place = self.path(f"figures/{name}.png")
+        with whole_file(place, "the figure") as temporary:
+            figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
+        return place
+
+    def records(self, name: str) -> Records:
+        """Return new records for a loop of one's own, written row by row to ``<name>/records.csv``.
+
+        What an earlier execution has left there is replaced. ``labkit attach`` and ``labkit
+        report`` find them as they find those of ``fit``.
+        """
+        records = Records(self.path(f"{name}/records.csv"))
+        records.remove_file()
+        return records
+
+    def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
+        """Write results.json with status "passed" and return its path.
+
+        Under `labkit run` the status stays "running" until the kernel has ended, and the runner
+        says what became of it: a cell further down may still fail.
+
+        metrics   numbers, texts, truths, or lists and mappings of them. JSON has no NaN and no
+                  infinity, so these are written as the texts "nan", "inf" and "-inf".
+        headline  the names of the metrics that the closing table of `labkit run` shows.
+
+        Raises ``InputError`` for a headline that is not a metric, ``TypeError`` for a metric that
+        cannot be written. Nothing is written then.
+        """
+        for name in headline:
+            refuse_unknown("headline metric", name, metrics)
+        device = getattr(self.runtime, "device", None)
+        record = describe(self.lab, self.preset, self.parameters, device)
+        if is_dataclass(self.runtime):
+            record["runtime"] = plain(asdict(self.runtime), "runtime")
+        record["seconds"] = round(time.monotonic() - self.started, 3)
+        record["metrics"] = plain(dict(metrics), "metrics")
+        record["headline"] = list(headline)
+        record["status"] = "passed"
+        return write_results(self.folder, record | _of_the_runner(self.folder))
+
+
+def opened_here(folder: Path) -> bool:
+    """Return whether ``folder`` is the run folder of a ``Run`` that this process has opened."""
+    return folder.resolve() in _OPENED
+
+
+def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str | None) -> dict:
+    """Return the part of results.json that every run has, whether it passed or failed."""
+    packages = {name: installed_version(name) for name in ("mindspore", "numpy")}
+    packages["labkit"] = version()
+    return {
+        "lab": lab,
+        "preset": preset,
+        "parameters": plain(dict(parameters), "parameters"),
+        "device": device,
+        "versions": {
+            "python": platform.python_version(),
+            **packages,
+            "platform": platform.platform(),
+        },
+        "git": git_revision(Path(__file__).parent),
+    }
+
+
+def _of_the_runner(folder: Path) -> dict[str, Any]:
+    """Return what a runner that executes this run has noted in its results.json, if one does."""
+    try:
+        found = input_files.read_json(folder / RESULTS)
+    except (OSError, InputError):
+        return {}
+    names = ("status", "host", "pid", "pid_created", "inputs", "started")
+    running = isinstance(found, dict) and found.get("status") == "running"
+    return {name: found[name] for name in names if name in found} if running else {}
+
+
+def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Write ``record`` to ``folder/results.json``: to a temporary name first, then renamed."""
+    text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    with tempfile.TemporaryDirectory(prefix=f".{RESULTS}.", dir=folder) as scratch:
+        # Not mkstemp, which gives 0600: on a shared disk who may read a run is the umask's to say.
+        temporary = Path(scratch) / RESULTS
+        # A path that is no UTF-8 has letters that cannot be written: they are spelled as JSON does.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(temporary, folder / RESULTS)
+    return folder / RESULTS
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return ``value`` as JSON can hold it; NumPy and MindSpore numbers and arrays become Python's.
+
+    Raises ``TypeError``, saying which ``name`` it was, for anything else.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "asnumpy"):
+        value = value.asnumpy()
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), name)
+    raise TypeError(f"{name} is a {type(value).__name__}; expected numbers, texts, lists, mappings")
+
+
+def new_folder(parent: Path, prefix: str = "") -> Path:
+    """Make and return ``parent/<prefix><time>``, numbered if that second has one already.
+
+    Raises ``InputError`` where the folder cannot be made.
+    """
+    stamp = prefix + time.strftime("%Y%m%d-%H%M%S")
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for name in (stamp, *(f"{stamp}-{number}" for number in range(2, 1000))):
+            try:
+                (parent / name).mkdir()
+            except FileExistsError:
+                continue
+            return parent / name
+    except OSError as error:
+        raise InputError(f"cannot make a run folder in {parent}: {error}") from error
+    raise InputError(f"cannot make a run folder in {parent}: {stamp} is taken a thousand times")
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package without importing it, or None."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_revision(folder: Path) -> str | None:
+    """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
+
+    None where ``folder`` is not in a git work tree that has labkit's pyproject.toml under version
+    control (an unpacked archive inside somebody's own repository must not record that one's).
+    """
+    root = project_root(folder)
+    if root is None or _git(root, "ls-files", "--error-unmatch", "pyproject.toml") is None:
+        return None
+    revision = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain")
+    return revision and revision + ("+" if changes else "")
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(root), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

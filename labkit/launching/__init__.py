@@ -1,5 +1,0 @@
-"""Programs on ranks: started by ``launch``, watched, ended, and their failures named."""
-
-from labkit.launching.launch import Launched, launch
-
-__all__ = ["Launched", "launch"]

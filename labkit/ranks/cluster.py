@@ -1,0 +1,184 @@
+"""Ranks: how many were started, what all of them hold, and whether they hold the same.
+
+A rank is one process of a distributed training (one device each). ``labkit.start`` with
+``distribute=True`` joins them; what is here can be called after it, on every rank alike. What
+starts them is ``launch``.
+"""
+
+import functools
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from labkit.errors import InputError
+from labkit.ranks import launch as launch
+
+# Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
+SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
+_TEXT = 1000  # bytes of a refusal that the other ranks get to see
+
+
+def ranks_started() -> int:
+    """Return how many ranks the environment of this process speaks of; 1 where it says nothing.
+
+    Raises ``InputError`` for a variable that is no positive number.
+    """
+    for name in SIZES:
+        if os.environ.get(name):
+            return environment_number(name, low=1)
+    return 1
+
+
+def environment_number(name: str, low: int = 0) -> int:
+    """Return an environment variable, set, as a number; ``InputError`` unless it is >= ``low``."""
+    text = os.environ[name]
+    if not (text.isascii() and text.isdigit()) or int(text) < low:
+        raise InputError(f"the environment has {name}={text!r}; expected a number >= {low}")
+    return int(text)
+
+
+def joined() -> bool:
+    """Return whether this process has joined others (or itself alone, as a cluster of one)."""
+    from mindspore.communication import GlobalComm
+
+    return bool(GlobalComm.INITED)
+
+
+def rank_and_size() -> tuple[int, int]:
+    """Return this rank and how many there are; (0, 1) in a process that has joined no other."""
+    if not joined():
+        return 0, 1
+    from mindspore.communication import get_group_size, get_rank
+
+    return get_rank(), get_group_size()
+
+
+def gather(values):
+    """Return what every rank holds, (ranks, n) float64, bit-exact; ``values`` (n,) on each.
+
+    Call it on every rank: each waits for all others.
+    """
+    import numpy as np
+
+    values = np.ascontiguousarray(values, np.float64)
+    if values.ndim != 1 or not values.size:
+        raise InputError(f"values have shape {values.shape}; expected (n,), n >= 1")
+    _, ranks = rank_and_size()
+    if ranks == 1:
+        return values[None]
+    # Byte by byte in float32: the CPU's collectives take no float64 and no integers.
+    carried = np.frombuffer(values.tobytes(), np.uint8).astype(np.float32)
+    found = _all_gather(carried).astype(np.uint8)
+    return np.frombuffer(found.tobytes(), np.float64).reshape(ranks, values.size)
+
+
+def agree(**values: object) -> None:
+    """Raise ``InputError`` on every rank unless each of ``values``, as text, is the same on all.
+
+    Call it on every rank with the same names, before anything that would make them diverge.
+    """
+    rank, ranks = rank_and_size()
+    if ranks == 1:
+        return
+    digests = [hashlib.sha256(str(value).encode()).digest() for value in values.values()]
+    found = gather(list(b"".join(digests)))
+    for index, (name, value) in enumerate(values.items()):
+        part = found[:, 32 * index : 32 * (index + 1)]
+        others = [other for other in range(ranks) if (part[other] != part[0]).any()]
+        if others:
+            raise InputError(
+                f"rank {others[0]} has another {name} than rank 0 ({value} on this rank, {rank}); "
+                "expected the same on all ranks"
+            )
+
+
+@contextmanager
+def together() -> Iterator[None]:
+    """Let no rank go on alone: what one raises in the block, all raise, as ``InputError``.
+
+    Use it on every rank; each waits at the end of the block for all others, so nothing in it may
+    wait for another rank. Without it the others would wait for ever for the one that has refused.
+    An error of the system (a full disk) is an ``InputError`` on its own rank too.
+    """
+    refusal: Exception | None = None
+    try:
+        yield
+    except OSError as error:
+        refusal = InputError(f"the system refused: {error}")
+        refusal.__cause__ = error
+    except Exception as error:
+        refusal = error
+    said = "" if refusal is None else str(refusal) or type(refusal).__name__
+    texts = gather_bytes(said.encode(errors="replace")[:_TEXT].ljust(_TEXT, b"\0"))
+    if refusal is not None:
+        raise refusal
+    for rank, text in enumerate(texts):
+        if said := bytes(text).rstrip(b"\0").decode(errors="replace"):
+            raise InputError(f"rank {rank}: {said}")
+
+
+def gather_bytes(data: bytes):
+    """Return what every rank holds, (ranks, n) uint8; ``data`` n bytes, as many on each rank."""
+    import numpy as np
+
+    own = np.frombuffer(data, np.uint8)
+    _, ranks = rank_and_size()
+    if ranks == 1:
+        return own[None]
+    # Two bytes in a float32, which holds all integers to 2^24: as in ``gather``.
+    pairs = np.append(own, np.zeros(len(own) % 2, np.uint8)).view(np.uint16)
+    found = _all_gather(pairs.astype(np.float32)).astype(np.uint16)
+    return found.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
+
+
+def take_from_first(parameters) -> None:
+    """Set Parameters, the same on every rank in name and shape, to the first rank's values.
+
+    They are float32, or counts up to 2**53. BatchNorm's running statistics are of each rank's own
+    images; a checkpoint holds the first rank's, and evaluation over ranks has to use the same ones
+    everywhere.
+    """
+    parameters = list(parameters)
+    rank, ranks = rank_and_size()
+    if ranks == 1 or not parameters:
+        return
+    import numpy as np
+    from mindspore import Tensor, ops
+
+    own = np.concatenate([parameter.asnumpy().ravel() for parameter in parameters])
+    first = gather(own)[0]
+    ends = np.cumsum([parameter.size for parameter in parameters])
+    if rank:
+        for parameter, values in zip(parameters, np.split(first, ends[:-1]), strict=True):
+            ops.assign(parameter, Tensor(values.reshape(parameter.shape), parameter.dtype))
+
+
+def digest(cell) -> str:
+    """Return the SHA-256 of names and bytes of every Parameter of ``cell``."""
+    found = hashlib.sha256()
+    for parameter in sorted(cell.get_parameters(), key=lambda one: one.name):
+        found.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return found.hexdigest()
+
+
+def _all_gather(values):
+    from mindspore import Tensor
+
+    return _gatherer()(Tensor(values)).asnumpy()
+
+
+@functools.cache
+def _gatherer():
+    """Return the cell that gathers: one, so that it is compiled once for each length."""
+    from mindspore import nn, ops
+
+    class Gather(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.gather = ops.AllGather()
+
+        def construct(self, values):
+            return self.gather(values)
+
+    return Gather()

@@ -1,0 +1,194 @@
+"""MindSpore's msrun as a process of ours: its command, and the ranks it has started."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from labkit.ranks import processes
+from labkit.ranks.plan import Plan
+
+SCHEDULER = "the scheduler"
+# msrun prints such a line before each start, in this order, and runs "python" for each.
+_STARTS = re.compile(r"^Start (?:scheduler process|worker process with rank id:(\d+)),", re.M)
+_PROGRAM = "python"
+_CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
+
+
+class Job:
+    """msrun and what it has started on this machine.
+
+    pids   name -> pid; a name is the number of a rank, or ``SCHEDULER``
+    codes  name -> exit code, -n for the signal n, None where it was not to be seen; of those that
+           have ended, in the order in which they did
+    """
+
+    def __init__(
+        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float]
+    ):
+        self.process = process
+        self.pids: dict[int | str, int] = {}
+        self.codes: dict[int | str, int | None] = {}
+        self._logs, self._plan, self._sessions = logs, plan, sessions
+
+    def look(self) -> None:
+        """Note what has started and what has ended since the last look."""
+        if self._plan.ranks[-1] not in self.pids:
+            self._find()
+        for name, pid in self.pids.items():
+            if self.codes.get(name) is None and _ended(pid):
+                self.codes[name] = self._code(pid)
+
+    def _find(self):
+        names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
+        if len(self.pids) == len(names):
+            return
+        for name, pid in zip(names[len(self.pids) :], self._started(), strict=False):
+            self.pids[name] = pid
+            # msrun makes each rank the leader of a session.
+            self._sessions[pid] = processes.created(pid)
+            # On one machine there may be several nodes: the scheduler is that of node 0.
+            if name == SCHEDULER and self._plan.node_rank:
+                os.kill(pid, signal.SIGKILL)
+
+    def running(self) -> list[int]:
+        """Return the ranks, lowest first, that have not ended."""
+        return [rank for rank in self._plan.ranks if rank not in self.codes]
+
+    def failed(self) -> list[int | str]:
+        """Return who has ended badly, in the order in which they did."""
+        well = all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
+        # Alone, ranks that have ended well need no scheduler. On several nodes it is the one that
+        # hears of a rank that another node has lost.
+        scheduler = self._plan.node_rank == 0 and not (well and self._plan.nodes == 1)
+        return [
+            name
+            for name, code in self.codes.items()
+            if code and (name in self._plan.ranks or scheduler)
+        ]
+
+    def ended_well(self) -> bool:
+        """Return whether every rank has ended with 0, and nobody needs the scheduler any more."""
+        over = self.process.poll() is not None
+        if self.failed() or (self._plan.nodes > 1 and self._plan.node_rank == 0 and not over):
+            return False
+        # msrun says 0 where the end of a rank could not be seen.
+        said = over and self.process.returncode == 0
+        return said or all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
+
+    def show_where(self, seconds: float) -> None:
+        """Have the ranks that run write where each of their threads is; it ends them.
+
+        Python's fault handler does it on SIGABRT, in C code that waits for others as well.
+        """
+        asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
+        for pid in asked:
+            with contextlib.suppress(psutil.Error, OSError):
+                psutil.Process(pid).rlimit(psutil.RLIMIT_CORE, (0, 0))  # no core file of gigabytes
+                os.kill(pid, signal.SIGABRT)
+        until = time.monotonic() + seconds
+        while not all(map(_ended, asked)) and time.monotonic() < until:
+            time.sleep(0.05)
+
+    def path(self, name: int | str) -> Path:
+        """Return the path of the log of a rank, of ``SCHEDULER`` or of ``msrun``."""
+        if name in self._plan.ranks:
+            return self._logs / f"worker_{name}.log"
+        return (
+            self._logs / "scheduler.log" if name == SCHEDULER else own_log(self._logs, self._plan)
+        )
+
+    def log(self, name: int | str) -> str:
+        """Return what a rank, ``SCHEDULER`` or ``msrun`` has written so far."""
+        path = self.path(name)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _started(self):
+        """Pids of the programs that msrun has started and that are not known, oldest first."""
+        found = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.process.pid).children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if child.name() == _PROGRAM and child.pid not in self.pids.values():
+                        found.append((child.create_time(), child.pid))
+        return [pid for _, pid in sorted(found)]
+
+    def _code(self, pid):
+        """Exit code of an ended process: its own while msrun has not looked, else msrun's word."""
+        with contextlib.suppress(OSError, ValueError):
+            status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(maxsplit=1)[-1])
+            return os.waitstatus_to_exitcode(status)
+        said = re.search(_CODE.format(pid), self.log("msrun"))
+        return int(said[1]) if said else None
+
+
+@contextlib.contextmanager
+def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[Job]:
+    """Start msrun; give it as a ``Job`` and end whatever of it is left at the end."""
+    command = [
+        *(plan.msrun, "--worker_num", plan.nodes * plan.workers),
+        *("--local_worker_num", plan.workers, "--join", "True"),
+        *("--master_addr", plan.host, "--master_port", plan.port),
+        *("--cluster_time_out", plan.cluster_timeout, "--log_dir", logs),
+        # Else msrun follows each log with a "tail -f". There is no rank of this number.
+        *("--tail_worker_log", plan.nodes * plan.workers),
+        *(("--node_rank", plan.node_rank) if plan.nodes > 1 else ()),
+        *(_PROGRAM, *plan.command),
+    ]
+    sessions: dict[int, float] = {}
+    with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
+        process = subprocess.Popen(
+            [str(part) for part in command],
+            cwd=cwd,
+            env=env | mark,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        sessions[process.pid] = processes.created(process.pid)
+        try:
+            yield Job(process, logs, plan, sessions)
+        finally:
+            process.kill()  # first: it would log the end of its ranks
+            process.wait()
+
+
+def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
+    """Return the variables of the ranks: this process's, what they need, and what was given."""
+    env = dict(os.environ)
+    # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
+    if "ipykernel" in sys.modules and env.get("GLOG_v") == "4":
+        env["GLOG_v"] = "3"
+    env.setdefault("PYTHONFAULTHANDLER", "1")
+    env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log
+    env |= given
+    env["PYTHONPATH"] = processes.python_path(env.get("PYTHONPATH"))
+    if plan.command[0] == "-m" and plan.command[1].partition(".")[0] == "labkit":
+        # No module of the working folder; one's own module may well be there.
+        env["PYTHONSAFEPATH"] = "1"
+    # msrun starts "python": that of this interpreter's environment must come first.
+    programs = str(Path(sys.executable).parent)
+    env["PATH"] = os.pathsep.join([programs, env.get("PATH", os.defpath)])
+    return env
+
+
+def _ended(pid):
+    # Read here and not by psutil, 50 times a second: 1.4 % of a core instead of 2.1.
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return True
+    return stat.rpartition(")")[2].split()[0] in "ZX"
+
+
+def own_log(logs, plan):
+    """msrun's own output; the nodes may write to one folder of a network disk."""
+    return logs / (f"msrun_{plan.node_rank}.log" if plan.nodes > 1 else "msrun.log")

@@ -1,0 +1,162 @@
+"""Rank tables: the JSON file that names an Ascend cluster's servers, devices and rank numbers.
+
+The form is HCCL's 1.0, as the tutorials print it for 8 devices of one server and 16 of two; every
+value is a text. ``RANK_TABLE_FILE`` in the environment points a program to it.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.base.files import whole_file
+from labkit.base.input_files import parse_json, read_text
+from labkit.errors import InputError
+from labkit.ranks.rank_table_rules import RESERVE, STATUS, VERSION, problems
+
+# Of 1024 servers with 8 devices each: 1 MB, 2 s.
+_BYTES = 2 << 20
+_SHOWN = 5
+_CONF = re.compile(r"address_(\d+)\s*=\s*(\S+)", re.ASCII)
+_LONGEST_NUMBER = 4
+
+
+class RankTableError(InputError):
+    """A rank table that is wrong; ``problems`` has a sentence for each thing that is."""
+
+    def __init__(self, source: str, problems: Sequence[str]):
+        self.problems = tuple(problems)
+        more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
+        shown = "; ".join(self.problems[:_SHOWN])
+        super().__init__(f"{source} is no usable rank table: {shown}{more}")
+
+
+def make(
+    server: str, device_ips: Sequence[str], device_ids: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """Return the table of one server; its ranks are 0, 1, ... in the order of the devices.
+
+    server      IP address of the server
+    device_ips  IP address of each device's network card
+    device_ids  number of each device on the server; 0, 1, ... if None
+
+    Raises ``RankTableError`` as ``check`` does, ``InputError`` for lengths that differ.
+    """
+    if isinstance(device_ips, str):
+        raise InputError(f"device_ips is {device_ips!r}; expected a list of addresses")
+    device_ips = list(device_ips)
+    device_ids = list(range(len(device_ips)) if device_ids is None else device_ids)
+    if len(device_ips) != len(device_ids):
+        raise InputError(
+            f"{len(device_ips)} device addresses came for {len(device_ids)} device numbers; "
+            "expected one for each"
+        )
+    device = [
+        {"device_id": str(number), "device_ip": address, "rank_id": str(rank)}
+        for rank, (number, address) in enumerate(zip(device_ids, device_ips, strict=True))
+    ]
+    table = _table([{"server_id": server, "device": device, "host_nic_ip": RESERVE}])
+    return check(table, source=f"the table of {server}")
+
+
+def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one table of all servers, in the order given, the ranks numbered through from 0.
+
+    Servers and devices keep their order, and a single table its ranks. Raises ``RankTableError``
+    where one of the tables is wrong, or where two have the same server or device address.
+    """
+    if not tables:
+        raise InputError("no rank table came; expected at least one")
+    servers, ranks = [], 0
+    for number, table in enumerate(tables, start=1):
+        check(table, source=f"table {number} of {len(tables)}")
+        for server in table["server_list"]:
+            device = [
+                {**one, "rank_id": str(ranks + int(one["rank_id"]))} for one in server["device"]
+            ]
+            servers.append({**server, "device": device})
+        ranks += size(table)[1]
+    return check(_table(servers), source="what the tables make together")
+
+
+def check(table: Any, source: str = "this", masked: bool = False) -> dict[str, Any]:
+    """Return ``table`` if a cluster can be started with it; else raise ``RankTableError``.
+
+    It must have HCCL's keys and no others, counts that are right, addresses that are addresses,
+    no server, device or rank twice, ranks 0 to n - 1 without a gap, and status "completed".
+
+    source  what the message calls it
+    masked  take server addresses that are starred out (10.*.*.*), in published tables, each for
+            one of its own
+    """
+    if found := problems(table, masked):
+        raise RankTableError(source, found)
+    return table
+
+
+def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
+    """Return the table of a file; ``InputError`` where there is none or it is not right."""
+    try:
+        table = parse_json(read_text(path, _BYTES), object_pairs_hook=_once)
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}); expected a rank table") from error
+    except InputError as error:
+        raise InputError(f"{path} is no JSON file ({error}); expected a rank table") from error
+    return check(table, source=str(path), masked=masked)
+
+
+def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
+    """Check a table and write it as a file, whole or not at all; return the path.
+
+    Raises ``InputError`` where its folder is not there: it may be misspelt.
+    """
+    check(table)
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is no folder")
+    with whole_file(path, "the rank table") as temporary:
+        temporary.write_text(json.dumps(table, indent=4) + "\n", encoding="utf-8")
+    return path
+
+
+def size(table: Mapping[str, Any]) -> tuple[int, int]:
+    """Return (servers, devices) of a table that was checked."""
+    servers = table["server_list"]
+    return len(servers), sum(len(server["device"]) for server in servers)
+
+
+def read_addresses(path: str | os.PathLike) -> dict[int, str]:
+    """Return device number -> address of a server's hccn.conf (``address_0=192.1.27.6``)."""
+    try:
+        lines = read_text(path, _BYTES).splitlines()
+    except (OSError, InputError) as error:
+        raise InputError(
+            f"cannot read {path} ({error}); expected a file as /etc/hccn.conf"
+        ) from error
+    found = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
+    if long := [number for number, _ in found if len(number) > _LONGEST_NUMBER]:
+        raise InputError(f"{path} has a device number of {len(long[0])} digits; expected 0 to 9999")
+    numbers = [int(number) for number, _ in found]
+    if not found or len(set(numbers)) < len(numbers):
+        raise InputError(f"{path} has addresses for devices {numbers}; expected one for each")
+    return {int(number): address for number, address in sorted(found, key=lambda one: int(one[0]))}
+
+
+def _table(servers):
+    return {
+        "version": VERSION,
+        "server_count": str(len(servers)),
+        "server_list": servers,
+        "status": STATUS,
+    }
+
+
+def _once(pairs):
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        name = Counter(names).most_common(1)[0][0]
+        raise ValueError(f"{name!r} is there twice in one object")
+    return dict(pairs)

@@ -1,9 +1,0 @@
-"""Stored results: trainings that take an hour, for a notebook that has minutes. No MindSpore."""
-
-from labkit.results.stored import Stored as Stored
-from labkit.results.stored import load as load
-from labkit.results.stored import mean_steps as mean_steps
-from labkit.results.stored import steps_to as steps_to
-from labkit.results.stored import write as write
-from labkit.results.thor_race import compare as compare
-from labkit.results.thor_race import seconds_of as seconds_of

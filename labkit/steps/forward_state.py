@@ -1,0 +1,181 @@
+"""Which Parameters a forward pass changes: running averages, counts, a teacher's weights.
+
+BatchNorm's are known. For all other Cells the compiled graph of the forward pass says it: a
+Parameter that is only read is loaded before it is used, and one that is assigned goes into the
+operator itself. To compile it costs as much as an evaluation does (3 s for ResNet-50 on two cores),
+so that it is asked only where the code of a Cell holds something that might assign.
+"""
+
+import dis
+import functools
+import re
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mindspore import Parameter, mint, nn
+from mindspore.nn.layer.normalization import _BatchNorm
+
+from labkit.steps.gradients import set_state
+
+BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
+# Names of functions, methods (add_) and operators that write into what they are given: all of
+# MindSpore's whose signature says so.
+_WRITES = re.compile(
+    r"assign|scatter|apply|batch_?norm|instance_?norm|cache|copy|(?<!boo)[^_]_$|inplace|index_?add|set_?data"
+    r"|adam|fused|^distcomm|^free$|topk$|preprocess|^update",
+    re.IGNORECASE,
+)
+# Which inputs these operators write into; any other one, into all Parameters that it is given.
+_WRITTEN = {"Load": (), "UpdateState": (), "Depend": (), "BatchNorm": (3, 4)}
+_PHASE = "labkit_forward"
+
+
+def trainable_batch_norms(network) -> list:
+    """Return the BatchNorm cells of ``network`` that use each micro-batch's own statistics."""
+    cells = (cell for _, cell in network.cells_and_names())
+    return [
+        cell
+        for cell in cells
+        if isinstance(cell, BATCH_NORMS)
+        and getattr(cell, "use_batch_statistics", None) is not False
+    ]
+
+
+def running_statistics(network) -> tuple[Parameter, ...]:
+    """Return the running statistics of BatchNorm: what a forward pass changes, as a rule."""
+    return tuple(
+        parameter
+        for cell in trainable_batch_norms(network)
+        for parameter in cell.get_parameters(expand=False)
+        if not parameter.requires_grad
+    )
+
+
+@contextmanager
+def unchanged(network: nn.Cell) -> Iterator[None]:
+    """Put back at the end what forward passes in between have changed; on the host, for seldom use.
+
+    Copies the running statistics; every Parameter where other code may assign some.
+    """
+    parameters = network.get_parameters() if may_assign(network) else running_statistics(network)
+    kept = [(parameter, parameter.asnumpy().copy()) for parameter in parameters]
+    try:
+        yield
+    finally:
+        for parameter, value in kept:
+            set_state(parameter, value)
+
+
+def may_assign(network: nn.Cell) -> bool:
+    """Return whether code of a Cell in ``network``, BatchNorm aside, might assign a Parameter."""
+    seen = set()
+    return any(
+        _writes(cell, seen)
+        for _, cell in network.cells_and_names()
+        if not isinstance(cell, BATCH_NORMS)
+    )
+
+
+def assigned(network: nn.Cell, batch) -> list[Parameter]:
+    """Return the Parameters that ``network(*batch)`` may assign, in the network's order.
+
+    All of them where MindSpore does not say: where it compiles no graph of the network alone.
+    """
+    parameters = {parameter.name: parameter for parameter in network.get_parameters()}
+    try:
+        names = _assigned_names(_graphs(network, batch), parameters.keys())
+    except Exception:  # whatever is wrong with network or batch, the step itself says it better
+        names = parameters.keys()
+    return [parameter for name, parameter in parameters.items() if name in names]
+
+
+def _writes(cell, seen):
+    if any(_WRITES.search(primitive.name) for primitive in cell._primitives.values()):
+        return True
+    if getattr(cell, "max_norm", None) is not None:
+        return True  # an embedding of mint that shortens its rows
+    values = [type(cell).construct, *vars(cell).values()]
+    return any(_code_writes(value, type(cell), seen) for value in values)
+
+
+def _code_writes(value, owner, seen):
+    """Return whether a function, or a method of ``owner`` or function it names, might assign."""
+    if isinstance(value, list | tuple | dict | functools.partial):
+        parts = [value.func, *value.args] if isinstance(value, functools.partial) else value
+        parts = parts.values() if isinstance(parts, dict) else parts
+        return any(_code_writes(one, owner, seen) for one in parts)
+    if hasattr(value, "__ms_class__"):
+        return True  # of a class of one's own, compiled by MindSpore: jit_class
+    function = getattr(value, "__func__", value)
+    function = getattr(function, "__wrapped__", function)
+    if not isinstance(function, types.FunctionType) or (function, owner) in seen:
+        return False
+    seen.add((function, owner))
+    names, codes = set(), [function.__code__]
+    for code in codes:
+        names.update(code.co_names)
+        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
+        if any(_stores(one) for one in dis.get_instructions(code)):
+            return True
+    if any(_WRITES.search(name) for name in names):
+        return True
+    methods = [getattr(owner, name, None) for name in names if not hasattr(nn.Cell, name)]
+    return any(_code_writes(one, owner, seen) for one in methods + _own_functions(function, names))
+
+
+def _stores(instruction):
+    """Return whether it is x.a = y, x[i] = y or x += y, which writes into a Parameter called x."""
+    augmented = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
+    return augmented or instruction.opname in ("STORE_ATTR", "STORE_SUBSCR")
+
+
+def _own_functions(function, names):
+    """Return what a function names outside of its Cell; MindSpore's are known by their names."""
+    found = [function.__globals__.get(name) for name in names]
+    found += [cell.cell_contents for cell in function.__closure__ or ()]
+    modules = [one for one in found if isinstance(one, types.ModuleType)]
+    found += [getattr(module, name, None) for module in modules for name in names]
+    return [one for one in found if not getattr(one, "__module__", "").startswith("mindspore.")]
+
+
+def _graphs(network, batch):
+    """Return the graphs of ``network(*batch)``, the main one first, as MindSpore writes them."""
+    from mindspore.common.api import _cell_graph_executor as executor
+    from mindspore.train.mind_ir_pb2 import ModelProto
+
+    phase, _ = executor.compile(network, *batch, phase=_PHASE, do_convert=False)
+    try:
+        model = ModelProto()
+        model.ParseFromString(executor._get_func_graph_proto(network, phase, "mind_ir"))
+    finally:
+        executor.del_net_res(network, {phase})
+    return [model.graph, *model.functions]
+
+
+def _assigned_names(graphs, names):
+    """Return which of ``names`` any of the graphs might assign.
+
+    A tensor is called GRAPH:NAME. What a graph hands on to another one keeps its name in there.
+    """
+    inputs = {graph.name: [one.name for one in graph.input] for graph in graphs}
+    found = set()
+    for graph in graphs:
+        for node in graph.node:
+            operator = node.op_type.removeprefix("REF::").split(":")[0]
+            given = [_short(one) for one in node.input]
+            handed_to = [_short(one) for one in inputs.get(node.input[0], ())] if given else []
+            for place, name in enumerate(given):
+                if name not in names:
+                    continue
+                if operator == "Partial":
+                    written = handed_to[place - 1 : place] != [name]
+                else:
+                    written = place in _WRITTEN.get(operator, (place,))
+                if written:
+                    found.add(name)
+    return found
+
+
+def _short(name):
+    return name.split(":", 1)[-1]

@@ -1,0 +1,479 @@
+r"""The gradient stage of a step: from micro-batches to one averaged gradient.
+
+For micro-batches i = 1 .. k with mean losses L_i and weights w_i, over all ranks,
+
+    g = sum_i w_i grad L_i / sum_i w_i          (``normalise`` says what w_i is)
+    g <- g * min(1, clip_norm / |g|)            (once per update, after averaging)
+
+The order is fixed: scale the loss, differentiate, check for non-finite values, unscale (exactly
+once, into float32), accumulate, sum over ranks, divide, clip.
+"""
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
+from mindspore.communication import GlobalComm, get_group_size
+
+from labkit.errors import InputError, refuse_unknown
+from labkit.steps.labels import INTEGERS, masks
+from labkit.steps.precision import (
+    LARGEST_SCALE,
+    PRECISION,
+    DynamicLossScale,
+    positive,
+    refuse_float16,
+    use_float16,
+)
+from labkit.steps.rows import check_axis
+from labkit.steps.weights import NORMALISE, BatchCheck
+
+REDUCTION = ("mean", "sum")
+NONFINITE = ("drop_micro", "drop_group", "propagate")
+
+
+class GradientStage(nn.Cell):
+    """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
+
+    loss_net    Cell: batch, labels last -> scalar mean loss; for ``normalise="tokens"`` -> (loss
+                sum, count)
+    parameters  what to differentiate by, in this order
+    normalise   None: w_i is what the loss is a mean over, see ``labkit.steps.weights``, so that the
+                micro-batches make up the whole batch. Or it is the number of ``samples`` (rows), of
+                ``tokens``, or 1 (``steps``: the mean of the micro-batches' means)
+    batch_axis  axis of the batch's first tensor that counts rows: 1 for time-major inputs
+                (T, B, ...). None: labels (B,) count them, or else axis 0 does
+    reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
+    precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
+                the loss and everything after the gradients stay float32. In a ``loss_net`` of
+                one's own, the Cell ``self.network`` is the network and all else is loss; without
+                that name see ``precision.use_float16``, which refuses what it cannot tell
+    loss_scale  number > 0, or ``DynamicLossScale``
+    nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
+    clip_norm   largest global norm of the averaged gradient, or None
+    weighted    False only where one micro-batch on one rank is the whole update
+    rank_group  None: the mean is over all ranks; the name of a communication group that this rank
+                is in; or "" for this rank alone
+    extras      None, or two tuples of Parameters that taps in the network give a "gradient" of
+                their own making, for ``contribution_with_extras``: sums over rows of what does not
+                depend on the loss, and of squares of its derivative, which a tap divides by
+                ``loss_scale`` first. Both become means over rows, of one row's loss, and are
+                averaged like gradients
+
+    Raises ``InputError`` for values that are none of these, and for a layer whose gradient is
+    sparse: rows cannot be averaged like tensors.
+    """
+
+    def __init__(
+        self,
+        loss_net,
+        parameters,
+        *,
+        normalise=None,
+        batch_axis=None,
+        reduction="mean",
+        precision="O0",
+        loss_scale=1.0,
+        nonfinite="drop_micro",
+        clip_norm=None,
+        weighted=True,
+        rank_group=None,
+        extras=None,
+    ):
+        super().__init__(auto_prefix=False)
+        if normalise is not None:
+            refuse_unknown("normalise", normalise, NORMALISE)
+        self.batch_axis = None if batch_axis is None else check_axis(batch_axis)
+        refuse_unknown("reduction", reduction, REDUCTION)
+        refuse_unknown("precision", precision, PRECISION)
+        refuse_unknown("nonfinite", nonfinite, NONFINITE)
+        _refuse_sparse(loss_net)
+        self.ranks, self.all_reduce = 1, None
+        if GlobalComm.INITED and rank_group != "":
+            group = rank_group or GlobalComm.WORLD_COMM_GROUP
+            self.ranks = get_group_size(group)
+            self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
+        self.mean = reduction == "mean"
+        self.weighted = weighted or self.ranks > 1
+        derived = normalise is None and self.mean and self.weighted
+        self.check = BatchCheck(loss_net, derived, self.batch_axis)
+        self._set_weight(normalise, reduction)
+        self.checked = nonfinite != "propagate"
+        self.clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
+        half = precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
+        self._set_loss_scale(loss_scale, half)
+        if precision == "O2":
+            use_float16(loss_net)
+        else:
+            refuse_float16(loss_net)
+        self.loss_net = loss_net
+        self.loss_net.set_grad()
+        self.value_and_grad = ops.value_and_grad(self._objective, None, parameters, has_aux=True)
+        self.count = len(parameters)
+        if extras is not None:
+            self._add_extras(parameters, *extras)
+        self.map = ops.HyperMap()
+
+    def _set_weight(self, normalise, reduction):
+        """Keep, as plain values, what w_i is: a compiled graph reads no other ones."""
+        mean = self.check.mean
+        self.over = mean.over if normalise is None else normalise
+        if self.over == "pair":
+            self.over = "tokens"
+        if reduction == "sum" and self.over == "tokens":
+            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
+        self.normalise = "tokens" if self.over == "tokens" else normalise
+        self.ignore_index = mean.ignore_index
+        self.mean_of_labels = mean.over == "labels" and mean.class_weights is None
+        weights = mean.class_weights
+        self.class_weights = None if weights is None else Tensor(weights, ms.float32)
+        # Stands in for the labels of a batch that has none to count, whose mean would be 0 / 0.
+        self.may_be_undefined = mean.undefined
+        self.stand_in = int(self.ignore_index == 0)
+        if weights is not None:
+            counted = [weight if i != self.ignore_index else 0 for i, weight in enumerate(weights)]
+            self.stand_in = counted.index(max(counted))
+        # Set by look_at, before the graph of a batch is compiled.
+        self.flattened, self.elements_per_row = False, 0
+        self._ask_for_one_shape()
+
+    def _ask_for_one_shape(self):
+        """Say to a ``LossNet``, which several steps may share, what this step wants of shapes."""
+        loss_net, wanted = self.check.loss_net, self.check.derived and self.over == "elements"
+        if getattr(loss_net, "same_shape", wanted) != wanted:
+            loss_net.same_shape = wanted
+
+    def look_at(self, batch, compiled) -> None:
+        """Raise ``InputError`` for a batch that cannot be used, on the host, before it runs.
+
+        That is: parts that are no tensors; shapes of which no weight or number of rows can be told;
+        labels that are of no class and not ignored, of a loss that the stage knows.
+
+        compiled  function that compiles the graph of the batch, but does not run it
+        """
+        self._ask_for_one_shape()
+        self.check.shapes(batch)
+        self.flattened, unit = self.check.flattened, self.check.elements_per_row
+        self.elements_per_row = unit or 0
+        self.check.labels(batch, compiled)
+
+    def settings(self) -> dict[str, str]:
+        """Return what a resumed training must share with the interrupted one, by name."""
+        normalise = "samples"
+        if self.over in NORMALISE:
+            normalise = self.over
+        elif self.check.differs:
+            normalise = self.over
+        settings = {"normalise": normalise, "batch_axis": self.batch_axis}
+        if self.check.derived:
+            settings["derived"] = self.over
+        if self.check.elements_per_row:
+            settings["elements_per_row"] = self.check.elements_per_row
+        return {name: repr(value) for name, value in settings.items()}
+
+    def _add_extras(self, parameters, constant, quadratic):
+        if self.normalise == "tokens":
+            raise InputError(
+                "normalise='tokens' came to an update stage that looks at single rows (THOR's "
+                "factors); expected samples or steps"
+            )
+        everything = ParameterTuple((*parameters, *constant, *quadratic))
+        self.constant_end = self.count + len(constant)
+        self.value_and_extras = ops.value_and_grad(self._objective, None, everything, has_aux=True)
+
+    def _set_loss_scale(self, loss_scale, half):
+        self.dynamic = isinstance(loss_scale, DynamicLossScale)
+        if self.dynamic and not self.checked:
+            raise InputError(
+                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
+            )
+        initial = positive("loss_scale", loss_scale.initial if self.dynamic else loss_scale)
+        # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
+        self.scaled = self.dynamic or half or initial != 1
+        if self.scaled:
+            self.loss_scale = state("loss_scale", initial)
+        if self.dynamic:
+            self.growth = float(loss_scale.factor)
+            self.interval = int(loss_scale.interval)
+            # finite_run: finite micro-batches since the scale last changed.
+            self.finite_run = state("finite_run", 0)
+
+    def _objective(self, *batch):
+        """Return (what is differentiated, mean loss, weight w_i).
+
+        A batch without a label that counts has loss 0 and weight 0 where MindSpore's mean is 0 / 0.
+        Its loss is taken of other labels, so that a fault of the network is still seen.
+        """
+        defined = None
+        if self.may_be_undefined and batch[-1].dtype in INTEGERS:
+            labels = batch[-1]
+            defined = self._counted(labels) > 0
+            other = ops.full_like(labels, self.stand_in)
+            loss = self.loss_net(*batch[:-1], ops.where(defined, labels, other))
+        else:
+            loss = self.loss_net(*batch)
+        weight = ops.cast(1.0, ms.float32)
+        if self.normalise == "tokens":
+            if not isinstance(loss, tuple):
+                raise TypeError(
+                    "normalise='tokens' needs a loss_net that returns the pair (loss sum, token "
+                    "count); it returned one tensor"
+                )
+            weight = ops.cast(loss[1], ms.float32)
+            loss = loss[0] / ops.maximum(weight, 1.0)
+        elif isinstance(loss, tuple):
+            raise TypeError(
+                "loss_net returned a tuple; expected one scalar mean loss (a pair of loss sum and "
+                "token count goes with normalise='tokens')"
+            )
+        elif self.mean and self.over != "steps":
+            weight = self._weight(batch)
+        if loss.ndim != 0:
+            raise TypeError(
+                f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
+            )
+        loss = ops.cast(loss, ms.float32)
+        if defined is not None:
+            defined = ops.cast(defined, ms.float32)
+            loss, weight = loss * defined, weight * defined
+        if self.scaled:
+            # The weight waits for float32: times 32 it would cost float16 five of its 30 binades.
+            return loss * self.loss_scale, loss, weight
+        if self.weighted:
+            return loss * weight, loss, weight
+        return loss, loss, weight
+
+    def rows(self, batch):
+        """Return the number of rows of a batch, inside a graph: an integer."""
+        if self.batch_axis is not None:
+            return batch[0].shape[self.batch_axis]
+        if batch[-1].ndim == 1 and not self.flattened:
+            return batch[-1].shape[0]
+        return batch[0].shape[0]
+
+    def _weight(self, batch):
+        """Return w_i of a batch with a scalar mean loss, float32."""
+        labels = batch[-1]
+        if self.over == "labels" and labels.dtype in INTEGERS:
+            return self._counted(labels)
+        if self.over == "labels" and labels.ndim > 1:
+            # Targets (B, V, ...), of the type of the logits.
+            return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
+        if self.over == "elements" and self.elements_per_row:
+            return ops.cast(ops.size(labels), ms.float32) / self.elements_per_row
+        if self.over == "rows":
+            return ops.cast(labels.shape[0], ms.float32)
+        return ops.cast(self.rows(batch), ms.float32)
+
+    def _counted(self, labels):
+        """Return how many labels are not ignored, or the sum of their classes' weights."""
+        labels = ops.cast(labels, ms.int64)
+        counts = ops.cast(labels != self.ignore_index, ms.float32)
+        if self.class_weights is not None:
+            index, _ = masks(labels, self.class_weights.shape[0], self.ignore_index)
+            counts = counts * ops.gather(self.class_weights, index, 0)
+        return ops.reduce_sum(counts)
+
+    def loss(self, *batch):
+        """Return (L_i, w_i) of one micro-batch; nothing is differentiated or scaled."""
+        _, loss, weight = self._objective(*batch)
+        return loss, weight
+
+    def contribution(self, *batch):
+        """Return (L_i, w_i, gradients, finite) of one micro-batch.
+
+        The gradients are w_i grad L_i, unscaled, float32, shaped as the parameters (grad L_i where
+        not ``weighted``). ``finite`` covers loss and gradients; True where unchecked.
+        """
+        (_, loss, weight), gradients = self.value_and_grad(*batch)
+        finite = self._all_finite(loss, gradients)
+        return loss, weight, self._unscaled(gradients, weight), finite
+
+    def contribution_with_extras(self, *batch):
+        """Return what ``contribution`` does, the extras' means behind the gradients, times w_i.
+
+        ``finite`` does not look at the extras.
+        """
+        (_, loss, weight), gradients = self.value_and_extras(*batch)
+        finite = self._all_finite(loss, gradients[: self.count])
+        rows = ops.cast(self.rows(batch), ms.float32)
+        counted = rows
+        if self.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
+            if self.batch_axis is None and not self.flattened:
+                # A row whose label is ignored has no loss, and is none that the mean is over.
+                counted = self._counted(batch[-1])
+        # A row's own loss has ``counted`` times the derivative that the mean has. Where the loss is
+        # not scaled, the weight was in what was differentiated, and is in a square twice.
+        divisor, factor = rows, counted
+        if self.weighted:
+            # A batch of which nothing counts has weight 0, and sums of 0.
+            divisor = rows / ops.maximum(weight, 1e-30)
+            factor = counted * weight if self.scaled else counted / ops.maximum(weight, 1e-30)
+        constant = gradients[self.count : self.constant_end]
+        quadratic = gradients[self.constant_end :]
+        constant = self.map(ops.partial(_divided, divisor), constant)
+        quadratic = self.map(ops.partial(times, factor), quadratic)
+        gradients = self._unscaled(gradients[: self.count], weight)
+        return loss, weight, gradients + constant + quadratic, finite
+
+    def _all_finite(self, loss, gradients):
+        finite = True
+        if self.checked:
+            finite = amp.all_finite(self.map(_flat, gradients) + (loss,))
+        return finite
+
+    def _unscaled(self, gradients, weight):
+        if self.scaled:
+            factor = 1.0 / self.loss_scale
+            if self.weighted:
+                factor = weight * factor
+            gradients = self.map(ops.partial(times, factor), gradients)
+        else:
+            gradients = self.map(_float32, gradients)
+        return gradients
+
+    def adjust_loss_scale(self, finite):
+        """Let a dynamic loss scale shrink or grow after a micro-batch."""
+        if self.dynamic:
+            if finite:
+                run = ops.assign_add(self.finite_run, 1)
+                if run >= self.interval:
+                    grown = ops.minimum(self.loss_scale * self.growth, LARGEST_SCALE)
+                    ops.assign(self.loss_scale, grown)
+                    ops.assign(self.finite_run, 0)
+            else:
+                ops.assign(self.loss_scale, ops.maximum(self.loss_scale / self.growth, 1.0))
+                ops.assign(self.finite_run, 0)
+        return True
+
+    def over_ranks(self, value):
+        """Return the sum of a float32 or int32 tensor over all ranks."""
+        if self.all_reduce is None:
+            return value
+        # Through float32, exact up to 2**24: the CPU's AllReduce takes no integers.
+        return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
+
+    def all_over_ranks(self, values):
+        """Return the sums of many float32 tensors over all ranks, made in the order given."""
+        if self.all_reduce is None:
+            return values
+        return summed_in_order(self.all_reduce, values)
+
+    def on_all_ranks(self, finite):
+        """Return whether ``finite`` holds on every rank: the same answer on all of them."""
+        if self.all_reduce is None:
+            return finite
+        return self.all_reduce(ops.cast(finite, ms.float32)) > self.ranks - 0.5
+
+    def finish(self, total, weight):
+        """Return (mean gradients, clipped; their global norm before clipping), float32.
+
+        total   sum of w_i grad L_i over micro-batches and ranks
+        weight  sum of w_i, likewise, > 0
+        """
+        if self.all_reduce is not None:
+            return self._divide(total, weight)
+        scale = 1.0 / weight
+        if not self.mean:
+            scale = ops.cast(1.0, ms.float32)
+        norm = ops.sqrt(ops.addn(self.map(_squared_norm, total)))
+        if self.weighted:
+            norm = norm * scale
+        else:
+            scale = ops.cast(1.0, ms.float32)
+        if self.clip_norm is not None:
+            scale = scale * (self.clip_norm / ops.maximum(norm, self.clip_norm))
+        elif not self.weighted:
+            return total, norm
+        return self.map(ops.partial(times, scale), total), norm
+
+    def finish_extras(self, total, weight):
+        """Return the extras' means over micro-batches and ranks; arguments as in ``finish``."""
+        if not self.weighted:
+            return total
+        return self.map(ops.partial(_divided, weight), total)
+
+    def _divide(self, total, weight):
+        """``finish``, on several ranks.
+
+        Hazard: what comes out of AllReduce is divided, never multiplied. MindSpore takes
+        AllReduce(g) * y + z for g / ranks + decay * w (its pass adjust_all_reduce_mul_add) and
+        makes AllReduce(g + z) * y of it: with y = 1 / rows the weight decay was that of one row,
+        a tenth of what it should be with 10 rows on each of two ranks.
+        """
+        divisor = weight
+        if not self.mean:
+            divisor = ops.cast(self.ranks, ms.float32)
+        norm = ops.sqrt(ops.addn(self.map(_squared_norm, total))) / divisor
+        if self.clip_norm is not None:
+            divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
+        return self.map(ops.partial(_divided, divisor), total), norm
+
+
+def _refuse_sparse(loss_net):
+    """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
+
+    Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
+    of all other rows alone. Not trained, it still hides all other gradients' types from MindSpore.
+    """
+    for path, cell in loss_net.cells_and_names():
+        names = {primitive.name for primitive in cell._primitives.values()}
+        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
+        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
+            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
+            raise InputError(
+                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
+                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
+                "target='DEVICE', sparse=False) and nn.Embedding give"
+            )
+
+
+def summed_in_order(all_reduce, values):
+    """Return each value's sum over ranks, one after the other.
+
+    The order must be the same on all ranks, and a graph promises none to nodes that do not depend
+    on each other: of four ranks on two cores, one added its loss to another one's factor.
+    """
+    sums, last = (), values[0]
+    for value in values:
+        last = all_reduce(ops.depend(value, last))
+        sums += (last,)
+    return sums
+
+
+def _float32(gradient):
+    return ops.cast(gradient, ms.float32)
+
+
+def times(factor, gradient):
+    """Return ``factor`` times a gradient, in float32."""
+    return ops.cast(gradient, ms.float32) * factor
+
+
+def _divided(divisor, gradient):
+    return gradient / divisor
+
+
+def _squared_norm(gradient):
+    # Not ops.L2Loss: its CPU kernel sums in one float32 and is 0.6 % off at 5 million elements.
+    return ops.reduce_sum(ops.square(_flat(gradient)))
+
+
+def _flat(gradient):
+    # The CPU's reductions over four axes take twice as long as over one: for (512, 512, 3, 3), two
+    # cores, in turns, 7.8 ms instead of 4.0 a sum of squares, 8.3 instead of 4.3 a finite check.
+    return ops.reshape(gradient, (-1,))
+
+
+def state(name, value):
+    """Return a named scalar Parameter of a step's state: int32 for an int, float32 for a float."""
+    dtype = ms.int32 if isinstance(value, int) else ms.float32
+    return Parameter(Tensor(value, dtype), name=f"step.{name}", requires_grad=False)
+
+
+def set_state(parameter, value):
+    """Set a Parameter from outside a graph.
+
+    Hazard: ``set_data`` and ``load_param_into_net`` are lost on a graph that has run before and
+    holds two conditions in a row (MindSpore 2.10 on CPU: it goes on with the old value, while
+    ``asnumpy`` shows the new one). An assignment reaches it.
+    """
+    ops.assign(parameter, Tensor(value, parameter.dtype))

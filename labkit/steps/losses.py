@@ -1,0 +1,212 @@
+"""Networks with their loss: what a step differentiates."""
+
+from numbers import Integral, Real
+
+import mindspore as ms
+from mindspore import Tensor, mint, nn, ops
+from mindspore.ops import functional as F
+
+from labkit.errors import InputError, refuse_unknown
+from labkit.steps.labels import (
+    IGNORE_INDEX,
+    as_int32,
+    check_ignore_index,
+    count_only,
+    masks,
+    new_key,
+    noted,
+)
+
+CONVENTIONS = ("mindspore", "pytorch")
+_REDUCTIONS = ("mean", "sum", "none")
+# Called with logits and labels alone, they are nn.CrossEntropyLoss() and nn.NLLLoss().
+FUNCTIONS = (ops.cross_entropy, ops.nll_loss)
+# Means over the labels that are not ignored, of logits with the classes in axis 1.
+OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss, mint.nn.NLLLoss)
+
+
+class LossNet(nn.Cell):
+    """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` is the mean loss.
+
+    network  Cell, inputs -> outputs
+    loss_fn  Cell or function, (outputs, labels) -> scalar; sees outputs in float32 whatever the
+             network computes in
+    """
+
+    def __init__(self, network, loss_fn):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.loss_fn = loss_fn
+        self.label_key, self.class_axis = new_key(), class_axis(loss_fn)
+        # Set by a step that derives weights of a mean over elements: it counts the labels'.
+        self.same_shape = False
+
+    def construct(self, *batch):
+        outputs, labels = self.network(*batch[:-1]), batch[-1]
+        if self.same_shape and _differ(outputs.shape, labels.shape):
+            raise ValueError(
+                f"the outputs have shape {outputs.shape}, the labels {labels.shape}; expected "
+                "the same shape, or normalise='samples', 'tokens' or 'steps' of the step"
+            )
+        if self.class_axis is not None:
+            labels = as_int32(labels)
+        loss = self.loss_fn(ops.cast(outputs, ms.float32), labels)
+        if self.class_axis is not None and outputs.ndim > 1:
+            loss = noted(loss, self.label_key, outputs.shape[self.class_axis])
+        return loss
+
+
+class TokenLossNet(nn.Cell):
+    """Cross entropy over the labels that count: (loss sum, token count), both shape ().
+
+    network       Cell, inputs -> logits (B, T, V), or of any other shape (..., V); the inputs may
+                  be several: tokens, a mask and so on
+    ignore_index  label of positions that do not count (padding)
+
+    Called as ``loss_net(*inputs, labels)`` with labels (B, T), integers: each is 0 .. V - 1 or
+    ``ignore_index``. A step refuses any other label before it runs (``InputError``); where this
+    Cell is called by itself, the loss is NaN then.
+
+    A step weights its micro-batches by their tokens: equally many sequences hold different numbers
+    of tokens, and a mean of their means is not the mean over tokens.
+
+    Raises ``InputError`` for an ``ignore_index`` that is no integer and, where it is compiled,
+    ``ValueError`` for labels that do not fit the logits, ``TypeError`` for ones not integers.
+    """
+
+    def __init__(self, network, ignore_index=IGNORE_INDEX):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.ignore_index = check_ignore_index(ignore_index)
+        self.label_key = new_key()
+
+    def construct(self, *batch):
+        logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
+        if _differ(labels.shape, logits.shape[:-1]):
+            raise ValueError(
+                f"the labels have shape {labels.shape}, the logits {logits.shape}; expected one "
+                "label for each vector of logits"
+            )
+        classes = logits.shape[-1]
+        index, factor = masks(labels, classes, self.ignore_index)
+        log_probability = ops.log_softmax(logits, -1)
+        index = ops.expand_dims(index, -1)
+        loss = -ops.squeeze(ops.gather_elements(log_probability, -1, index), -1)
+        total = ops.reduce_sum(count_only(loss, factor))
+        counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
+        return noted(total, self.label_key, classes), counts
+
+
+class CrossEntropySmooth(nn.LossBase):
+    r"""Cross entropy against smoothed labels: ``loss(logits, labels)``.
+
+        L = -sum_c t_c log softmax(z)_c,   t = on at the label, off at the C - 1 other classes
+
+        convention="mindspore":  on = 1 - s,          off = s / (C - 1)
+        convention="pytorch":    on = 1 - s + s / C,  off = s / C
+
+    ``mindspore`` is that of the source documents (r1.6 sample code), ``pytorch`` that of
+    torch.nn.CrossEntropyLoss(label_smoothing=s), which smooths less: its s is the other's
+    s (C - 1) / C. With 0.1 and 10 classes that is 0.09.
+
+    sparse         labels (B,), integers, each 0 .. C - 1 or ``ignore_index``; False: targets (B, C)
+                   whose rows sum to 1, used as they are (so smooth_factor must be 0)
+    reduction      over the losses of the labels that are not ignored: ``mean`` (0 where there is
+                   none), ``sum``; or ``none``: all B, 0 for ignored ones
+    smooth_factor  s, 0 .. 1
+    num_classes    C, the width of the logits
+    ignore_index   label of rows that do not count
+
+    Logits (B, C) are taken in float32. A step refuses any other label before it runs
+    (``InputError``); where the loss is called by itself, such a label makes it and its gradients
+    NaN: no exception can leave a compiled graph, and MindSpore's one_hot would be ``off`` in every
+    class, so that without smoothing such a row costs nothing.
+
+    Raises ``InputError`` for arguments that are none of these, and, where it is compiled,
+    ``ValueError`` for logits and labels whose shapes do not fit.
+    """
+
+    def __init__(
+        self,
+        sparse=True,
+        reduction="mean",
+        smooth_factor=0.0,
+        num_classes=1000,
+        *,
+        convention="mindspore",
+        ignore_index=IGNORE_INDEX,
+    ):
+        refuse_unknown("reduction", reduction, _REDUCTIONS)
+        refuse_unknown("convention", convention, CONVENTIONS)
+        super().__init__(reduction)
+        if not isinstance(sparse, bool):
+            raise InputError(f"sparse is {sparse!r}; expected True or False")
+        integer = isinstance(num_classes, Integral) and not isinstance(num_classes, bool)
+        if not integer or num_classes < 2:
+            raise InputError(f"num_classes is {num_classes!r}; expected a whole number, 2 or more")
+        number = isinstance(smooth_factor, Real) and not isinstance(smooth_factor, bool)
+        if not number or not 0 <= smooth_factor <= 1:
+            raise InputError(f"smooth_factor is {smooth_factor!r}; expected a number from 0 to 1")
+        if smooth_factor and not sparse:
+            raise InputError(
+                f"smooth_factor is {smooth_factor} and sparse False: targets are used as they are; "
+                "expected smooth_factor=0, or labels with sparse=True"
+            )
+        self.ignore_index = check_ignore_index(ignore_index)
+        self.sparse = sparse
+        self.num_classes = int(num_classes)
+        others = self.num_classes - 1
+        smooth = float(smooth_factor)
+        if convention == "pytorch":
+            smooth *= others / self.num_classes
+        self.on_value = Tensor(1.0 - smooth, ms.float32)
+        self.off_value = Tensor(smooth / others, ms.float32)
+        self.ce = nn.SoftmaxCrossEntropyWithLogits()
+
+    def construct(self, logits, labels):
+        if logits.ndim != 2 or logits.shape[1] != self.num_classes:
+            raise ValueError(
+                f"the logits have shape {logits.shape}; expected (B, {self.num_classes}), "
+                "num_classes of the loss"
+            )
+        logits = ops.cast(logits, ms.float32)
+        if not self.sparse:
+            if labels.shape != logits.shape:
+                raise ValueError(
+                    f"the targets have shape {labels.shape}, the logits {logits.shape}; expected "
+                    "the same with sparse=False"
+                )
+            return self.get_loss(self.ce(logits, ops.cast(labels, ms.float32)))
+        if labels.ndim != 1 or labels.shape[0] != logits.shape[0]:
+            raise ValueError(
+                f"the labels have shape {labels.shape}, the logits {logits.shape}; expected one "
+                "label for each row of logits"
+            )
+        index, factor = masks(labels, self.num_classes, self.ignore_index)
+        targets = ops.one_hot(index, self.num_classes, self.on_value, self.off_value)
+        losses = count_only(self.ce(logits, targets), factor)
+        if self.average and self.reduce:
+            counts = ops.reduce_sum(ops.cast(factor != 0, ms.float32))
+            return ops.reduce_sum(losses) / ops.maximum(counts, 1.0)
+        return self.get_loss(losses)
+
+
+def class_axis(loss_fn) -> int | None:
+    """Return the axis of the logits that holds the classes, None where labels are of no class."""
+    if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
+        return 1
+    if is_exactly(loss_fn, nn.SoftmaxCrossEntropyWithLogits, CrossEntropySmooth):
+        return -1 if loss_fn.sparse else None
+    return None
+
+
+def is_exactly(cell, *classes) -> bool:
+    """Return whether a cell computes what one of the classes does: no subclass with its own."""
+    return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
+
+
+def _differ(shape, expected):
+    """Return whether two shapes are known, in a compiled graph, and differ."""
+    if F.isconstant(shape) and F.isconstant(expected):
+        return shape != expected
+    return False

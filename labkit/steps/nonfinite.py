@@ -1,0 +1,60 @@
+"""Where a loss stopped being finite: the first layer, weight or input that is not."""
+
+import numpy as np
+from mindspore import Tensor
+
+from labkit.runtime import pynative
+from labkit.steps.forward_state import unchanged
+from labkit.steps.precision import LOSS_NAMES
+
+
+def first_nonfinite(loss_net, batch) -> str:
+    """Return a sentence on the first thing that is not finite in ``loss_net(*batch)``.
+
+    The batch is looked at first, then the weights, then the outputs in the order of the forward
+    pass, which is made once more, operator by operator; running statistics stay as they are.
+    """
+    for number, part in enumerate(batch):
+        if not _finite(part):
+            return f"the batch's tensor {number} is not finite"
+    for path, cell in loss_net.cells_and_names():
+        for parameter in cell.get_parameters(expand=False):
+            if parameter.requires_grad and not _finite(parameter):
+                return f"weight {parameter.name!r} of layer {_name(path)!r} is not finite"
+    found = []
+    handles = [
+        cell.register_forward_hook(_noting(found, _name(path)))
+        for path, cell in loss_net.cells_and_names()
+        if path and not cell.name_cells() and path.split(".")[0] not in LOSS_NAMES
+    ]
+    try:
+        with unchanged(loss_net), pynative():
+            loss = loss_net(*batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return f"layer {found[0]!r} is the first whose output is not finite"
+    if not _finite(loss):
+        return "all layers' outputs are finite, the loss function's is not"
+    return "loss and layers' outputs are finite when computed once more"
+
+
+def _noting(found, name):
+    def note(cell, inputs, output):
+        outputs = output if isinstance(output, tuple) else (output,)
+        if not all(_finite(one) for one in outputs):
+            found.append(name)
+
+    return note
+
+
+def _finite(value):
+    if not isinstance(value, Tensor):
+        return True
+    array = value.asnumpy()
+    return array.dtype.kind != "f" or bool(np.isfinite(array).all())
+
+
+def _name(path):
+    return path.removeprefix("network.").removesuffix(".layer")

@@ -1,0 +1,186 @@
+"""Precision: float16 inside a network, and the loss scale that it needs."""
+
+import inspect
+import math
+import re
+from dataclasses import dataclass
+from numbers import Integral, Real
+
+import mindspore as ms
+from mindspore import amp, nn
+from mindspore.ops import functional
+
+from labkit.errors import InputError
+from labkit.steps.losses import LossNet, TokenLossNet
+
+PRECISION = ("O0", "O2")
+# A dynamic loss scale stops growing here: doubled to infinity it would never come back.
+LARGEST_SCALE = 2.0**120
+# What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
+LOSS_NAMES = ("loss_fn", "_loss_fn")
+# What they, and whoever wants to be explicit, call the network.
+NETWORK_NAMES = ("network", "_backbone")
+_LOSS_WORDS = ("loss", "losses", "criterion")
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_LOSS_NETS = (LossNet, TokenLossNet, nn.WithLossCell)
+_LISTS = (nn.CellList, nn.CellDict)
+
+
+@dataclass(frozen=True)
+class DynamicLossScale:
+    """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
+
+    initial   scale at the start, 1 .. 2**120; it stays between them
+    factor    divides the scale on a non-finite micro-batch, multiplies it after ``interval``
+              finite ones in a row, > 1
+    interval  integer >= 1
+    """
+
+    initial: float = 2.0**16
+    factor: float = 2.0
+    interval: int = 2000
+
+    def __post_init__(self):
+        numbers = isinstance(self.initial, Real) and isinstance(self.factor, Real)
+        integer = isinstance(self.interval, Integral) and not isinstance(self.interval, bool)
+        if not (
+            numbers
+            and integer
+            and 1 <= self.initial <= LARGEST_SCALE
+            and 1 < self.factor < math.inf
+            and self.interval >= 1
+        ):
+            raise InputError(
+                f"{self} came; expected initial from 1 to 2**120, factor > 1, and an integer "
+                "interval >= 1"
+            )
+
+
+def positive(name, value):
+    """Return ``value`` as a float if float32 holds it and its reciprocal, else raise."""
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    if not number or not 1e-37 <= value <= 1e37:
+        raise InputError(f"{name} is {value!r}; expected a finite number > 0, 1e-37 to 1e37")
+    return float(value)
+
+
+def use_float16(loss_net):
+    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone.
+
+    In a ``LossNet``, or any Cell that holds a ``network``, that is the network and all else is
+    loss. In a Cell of one's own without a ``network``, losses are MindSpore's own, Cells whose name
+    or class speaks of loss or criterion (``is_loss``), and Cells without a Parameter that are no
+    layers of MindSpore's; all else is network.
+
+    Raises ``InputError`` where there is none, and where a Cell may be network or loss: of several
+    with Parameters, one of one's own that takes several inputs, beside no Cell that is a loss.
+    """
+    places = _networks(loss_net)
+    if not places:
+        raise InputError(
+            f"precision='O2' finds no network inside the loss_net, a {type(loss_net).__name__}; "
+            "expected a Cell that holds the network as a Cell, as LossNet(network, loss_fn) does"
+        )
+    for parent, name, cell in places:
+        # A Cell's _amp_level is "" until amp sets it.
+        if cell._amp_level in ("", "O0"):
+            losses = [inner for key, inner in _below(cell) if is_loss(key, inner)]
+            # Through _cells, as amp itself does: setattr would prefix the parameters' names.
+            half = amp.auto_mixed_precision(cell, "O2")
+            parent._cells[name] = _InFloat16(getattr(half, "_backbone", half))
+            cell.float16_by_step = True
+            for loss in losses:
+                loss.to_float(ms.float32)
+
+
+class _InFloat16(nn.Cell):
+    """A network in float16 whose outputs are float32, as amp's own wrapper makes them.
+
+    A scalar output is the mean of something: a loss that was computed in float16.
+    """
+
+    def __init__(self, backbone):
+        super().__init__(auto_prefix=False)
+        self._backbone = backbone
+        self._get_attr_from_cell(backbone)
+        self._amp_level = "O2"
+
+    def construct(self, *args, **kwargs):
+        outputs = self._backbone(*args, **kwargs)
+        if isinstance(outputs, ms.Tensor) and outputs.ndim == 0:
+            raise TypeError(
+                "precision='O2': what was taken for the network returned a scalar, a loss computed "
+                "in float16; expected LossNet(network, loss_fn), or the network as self.network "
+                "of the loss_net and the loss outside of it"
+            )
+        return functional.mixed_precision_cast(ms.float32, outputs)
+
+
+def _networks(loss_net):
+    """Return (parent, name, Cell) of each network inside a Cell that computes a loss."""
+    cells = loss_net.name_cells()
+    named = {name: cells[name] for name in NETWORK_NAMES if name in cells}
+    known = any(is_loss(*item) and not isinstance(item[1], _LOSS_NETS) for item in cells.items())
+    places, doubtful = [], []
+    for name, cell in (named or cells).items():
+        if isinstance(cell, _LOSS_NETS):
+            places += _networks(cell)
+        elif not named and is_loss(name, cell):
+            continue
+        elif not named and (isinstance(cell, _LISTS) or any(is_loss(*one) for one in _below(cell))):
+            places += _networks(cell)
+        elif named or _is_layer(cell) or cell.parameters_dict():
+            places.append((loss_net, name, cell))
+            if not (named or known or _is_layer(cell)) and _takes_several(cell):
+                doubtful.append(name)
+    if doubtful and sum(bool(cell.parameters_dict()) for _, _, cell in places) > 1:
+        raise InputError(
+            f"precision='O2' cannot tell whether {doubtful[-1]!r} of the loss_net, a "
+            f"{type(loss_net).__name__}, is network or loss; expected LossNet(network, loss_fn), "
+            "or the network as self.network: all else stays float32"
+        )
+    return places
+
+
+def _below(cell):
+    """Return (name, Cell) of all Cells inside a Cell."""
+    return [(path.split(".")[-1], inner) for path, inner in cell.cells_and_names() if path]
+
+
+def is_loss(name, cell):
+    """Return whether the Cell of that name is a loss, by its class or by what the two are called.
+
+    loss or criterion is a word of the name or the class: ``aux_loss``, ``MSELoss``. Where it is
+    only a part of one, as in ``celoss`` and GlossNet, a Cell that takes several inputs is a loss.
+    """
+    if isinstance(cell, nn.LossBase):
+        return True
+    names = (name, type(cell).__name__)
+    words = {word.lower() for one in names for word in _WORD.findall(one)}
+    if words.intersection(_LOSS_WORDS):
+        return True
+    inside = any(part in word for word in words for part in _LOSS_WORDS)
+    return inside and _takes_several(cell)
+
+
+def _takes_several(cell):
+    """Return whether a Cell's ``construct`` takes more than one input, or may."""
+    try:
+        inputs = list(inspect.signature(cell.construct).parameters.values())
+    except (TypeError, ValueError):
+        return True
+    required = [one for one in inputs if one.default is one.empty and one.kind != one.KEYWORD_ONLY]
+    return len(required) > 1 or any(one.kind == one.VAR_POSITIONAL for one in inputs)
+
+
+def _is_layer(cell):
+    return type(cell).__module__.startswith(("mindspore.nn.", "mindspore.mint."))
+
+
+def refuse_float16(loss_net):
+    """Refuse a network that an earlier O2 step changed in place: O0 would compute in float16."""
+    if any(getattr(cell, "float16_by_step", False) for _, cell in loss_net.cells_and_names()):
+        raise InputError(
+            "precision is 'O0', but an earlier step with precision='O2' put this network into "
+            "float16 for good; expected precision='O2', or a newly built network"
+        )

@@ -1,0 +1,1 @@
+"""The `labkit` command. Nothing else in the package imports it."""

@@ -1,0 +1,89 @@
+"""The `labkit` command. Exit codes: 0 all right, 1 something failed, 2 bad input, 130 Ctrl-C.
+
+What a command needs is imported when it is called: `labkit --help` answers at once.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from labkit.base.printable import printable
+from labkit.errors import InputError
+from labkit.tools.commands import (
+    attach,
+    compare,
+    convert,
+    doctor,
+    lab,
+    list_labs,
+    progress,
+    ranktable,
+    report,
+    run,
+    sweep,
+    work,
+)
+
+
+class _Commands(TyperGroup):
+    """Turns bad input and Ctrl-C into a message and an exit code, for every command alike."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InputError as error:
+            print(printable(f"labkit: {error}"), file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print("labkit: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Training techniques for neural networks with MindSpore, one notebook lab each.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+app.add_typer(ranktable.app, name="ranktable")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from labkit.tools.labs import version
+
+        typer.echo(f"labkit {version()}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("list")(list_labs.list_labs)
+app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
+app.command("report")(report.report)
+app.command("compare")(compare.compare)
+app.command("attach")(attach.attach)
+app.command("lab")(lab.lab)
+app.command("work")(work.work)
+app.command("progress")(progress.progress)
+app.command("convert")(convert.convert)
+app.command("doctor")(doctor.doctor)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,14 @@
+"""`labkit list`."""
+
+
+def list_labs() -> None:
+    """Show the labs: number, title, presets, and the minutes their header card states.
+
+    Example: labkit list
+    """
+    from labkit.base.project import find_project
+    from labkit.tools import console, labs
+
+    found = labs.find_labs(find_project())
+    rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in found]
+    console.table(("number", "lab", "title", "presets", "minutes"), rows)

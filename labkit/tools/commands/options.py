@@ -1,0 +1,141 @@
+"""Options that several commands share, and what completes their values in a shell."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from labkit.labs.presets import PRESETS
+
+# Far above what a lab takes, 30 s and 4 minutes on two cores: a lab that hangs must end some time.
+_SECONDS = {"smoke": 900.0, "lab": 3600.0, "paper": None}
+_DEVICES = ("auto", "Ascend", "GPU", "CPU")
+
+
+def labs(incomplete: str) -> list[str]:
+    from labkit.base.project import find_project
+    from labkit.errors import InputError
+    from labkit.tools import labs as lab_files
+
+    try:
+        found = lab_files.find_labs(find_project())
+    except InputError:
+        return []
+    return [lab.name for lab in found if lab.name.startswith(incomplete)]
+
+
+def parameters(incomplete: str) -> list[str]:
+    from labkit.base.project import find_project
+    from labkit.errors import InputError
+    from labkit.tools import labs as lab_files
+
+    try:
+        found = lab_files.find_labs(find_project())
+        named = [lab for word in _words() for lab in _labs_of(found, word)]
+        names = {name for lab in named or found for name in lab_files.parameter_names(lab)}
+    except InputError:
+        return []
+    return [
+        f"{name}=" for name in sorted(names - {"preset", "device"}) if name.startswith(incomplete)
+    ]
+
+
+def _words() -> list[str]:
+    """Return the words of the line that a shell completes, but for options and what follows them.
+
+    The context of the command has no arguments yet: an option without its value ends the parsing.
+    """
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
+    words = line.split()
+    pairs = zip(words, words[1:], strict=False)
+    return [word for before, word in pairs if not before.startswith("-") and word[0] != "-"]
+
+
+def _labs_of(found, word: str) -> tuple:
+    from labkit.errors import InputError
+    from labkit.tools import labs as lab_files
+
+    try:
+        return lab_files.pick(found, [word])
+    except InputError:
+        return ()
+
+
+def _among(words):
+    return lambda incomplete: [word for word in words if word.startswith(incomplete)]
+
+
+Labs = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[LAB]...",
+        help="Number or name, as in `labkit list`; none: all.",
+        autocompletion=labs,
+    ),
+]
+OneLab = Annotated[
+    str,
+    typer.Argument(metavar="LAB", help="Number or name, as in `labkit list`.", autocompletion=labs),
+]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LABKIT_PRESET", help="smoke, lab or paper.", autocompletion=_among(PRESETS)
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(help="auto, Ascend, GPU or CPU.", autocompletion=_among(_DEVICES)),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "-p",
+        "--parameter",
+        metavar="NAME=VALUE",
+        help="Set one; may be repeated.",
+        autocompletion=parameters,
+    ),
+]
+CellTimeout = Annotated[float | None, typer.Option(min=1, help="Seconds that one cell may take.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        min=1,
+        help="Seconds that one lab may take; 900 at preset smoke, 3600 at lab, no limit at paper "
+        "if not given; inf is none.",
+    ),
+]
+Memory = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        metavar="GB",
+        help="Memory that one lab may take, in GB; 90 % of what is free if not given.",
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Folder to write to; runs/<time> of the project if not given."),
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only the closing table.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Every line that labs print, too.")]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON object a line, and nothing else, on stdout.")
+]
+
+
+def limits(
+    preset: str,
+    timeout: float | None,
+    cell_timeout: float | None,
+    memory: float | None,
+    runs: int = 1,
+):
+    """Return the limits of one lab at ``preset``; what is free is shared by ``runs`` at once."""
+    from labkit.tools.running.watch import GB, Limits, free_memory
+
+    held = free_memory() / runs if memory is None else memory * GB
+    seconds = _SECONDS[preset] if timeout is None else timeout
+    return Limits(seconds=seconds, cell_seconds=cell_timeout, memory=held)

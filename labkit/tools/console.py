@@ -1,0 +1,180 @@
+"""What the command line prints: plain lines and columns, and rich tables where a person watches."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
+
+from labkit.base.printable import printable
+from labkit.errors import InputError
+from labkit.tools.running.events import Event, Say
+from labkit.tools.running.execution import CAUSES
+from labkit.tools.running.runner import Outcome
+
+_STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
+_LOG_LINES = 5  # of a failed lab's log, below the closing table
+
+
+def line(text: str) -> None:
+    """Print one line at once, also into a pipe; control characters in it are written out."""
+    text = printable(text)
+    try:
+        # One write: print makes two of it, and another thread's line could come between.
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has gone (| head): what is under way is worth more than its lines.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("labkit: nobody reads standard output any more; going on", file=sys.stderr)
+
+
+def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Say:
+    """Return what prints the events of a run as they come.
+
+    Without options: a line when a lab starts and ends, and one every few seconds. Verbose: what it
+    prints as well. Quiet: nothing. JSON: every event as one object a line. Raises ``InputError``
+    where more than one was asked for.
+    """
+    if quiet + verbose + as_json > 1:
+        raise InputError("expected at most one of --quiet, --verbose and --json")
+    if as_json:
+        return lambda event: line(json.dumps(event.as_json(), ensure_ascii=False))
+
+    def say(event: Event) -> None:
+        if not quiet and (verbose or event.kind != "output"):
+            line(event.text)
+
+    return say
+
+
+def closing(found: Sequence[Outcome], folder: Path, *, as_json: bool, code: int) -> None:
+    """Print how a run ended: the table of its labs, why some stopped, how to go on."""
+    if as_json:
+        by_lab = {outcome.lab.name: outcome.results["status"] for outcome in found}
+        values = {"exit_code": code, "labs": by_lab, "folder": str(folder)}
+        line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
+    elif found:
+        outcomes(found)
+    if code in (1, 130):
+        print(f"labkit: go on with: labkit run --resume {near(folder)}", file=sys.stderr)
+
+
+def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: object) -> Event:
+    """Return the event that says what a sweep is going to do."""
+    runs = math.prod(map(len, axes.values()))
+    shape = " x ".join(f"{len(values)} {name}" for name, values in axes.items())
+    at_once = f"{jobs} at once, each on its own core" if jobs > 1 else "one after the other"
+    text = f"sweep: {lab}, {shape} = {runs} runs, {at_once}{limits}"
+    values = {"runs": runs, "jobs": jobs, "grid": dict(axes)}
+    return Event("sweep", text, lab, values)
+
+
+def sweep_ends(rows: Sequence, files: Sequence[Path], *, as_json: bool) -> None:
+    """Print the table of a sweep, why runs failed, and what was written."""
+    failed = [row for row in rows if row.results.get("status") != "passed"]
+    if as_json:
+        values = {"exit_code": 1 if failed else 0, "files": [str(path) for path in files]}
+        line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
+    else:
+        line("")
+        names = list(rows[0].parameters)
+        table((*names, "status", "seconds", "headline"), map(_sweep_row, rows))
+        figures = sorted({near(path.parent) for path in files[1:]})
+        line(f"table: {near(files[0])}")
+        line(f"figures: {len(files) - 1} in {', '.join(figures) or 'none'}")
+    for row in failed:
+        error = row.results.get("error", {})
+        reason = f"{error.get('name')}: {error.get('message')}".splitlines()[0]
+        cell = error.get("cell")
+        where = f"in cell {cell}" if cell else "before its first cell"
+        text = printable(f"labkit: {near(row.folder)} failed {where}: {reason}")
+        print(text, file=sys.stderr)
+
+
+def _sweep_row(row: Any) -> tuple[str, ...]:
+    results = row.results
+    return (
+        *(str(value) for value in row.parameters.values()),
+        "passed before" if row.skipped else results.get("status", "failed"),
+        f"{results.get('total_seconds', 0):.1f}",
+        (headline(results) if results.get("headline") else "") or "-",
+    )
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table: rich's in a terminal, else aligned columns, a row a line, nothing cut off."""
+    rows = [[printable(cell) for cell in row] for row in rows]
+    head = [printable(name) for name in head]
+    console = Console()
+    if console.is_terminal:
+        # Folded, not cut off with an ellipsis: a path must stay whole.
+        drawn = Table(*(Column(name, overflow="fold") for name in head), box=box.SIMPLE_HEAD)
+        for row in rows:
+            drawn.add_row(*(Text(cell, style=_STYLE.get(cell, "")) for cell in row))
+        console.print(drawn)
+        return
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        line("  ".join(cells).rstrip())
+
+
+def outcomes(found: Sequence[Outcome]) -> None:
+    """Print the closing table of a run, and on stderr why a lab stopped."""
+    line("")
+    table(("lab", "status", "device", "seconds", "headline", "notebook"), map(_row, found))
+    for outcome in found:
+        if outcome.refused:
+            text = f"labkit: {outcome.lab.name}: {outcome.failure.message}"
+            print(printable(text), file=sys.stderr)
+        elif outcome.failure:
+            print(printable("\n".join(_why(outcome))), file=sys.stderr)
+
+
+def _why(outcome: Outcome) -> Iterable[str]:
+    failure = outcome.failure
+    where = f"in cell {failure.cell}" if failure.cell else "before its first cell"
+    if failure.cause == "exception":
+        reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
+        yield f"labkit: {outcome.lab.name} failed {where}: {reason}"
+    else:
+        yield f"labkit: {outcome.lab.name} failed {where}: {CAUSES[failure.cause]}"
+        yield f"    {failure.message}"
+        yield from (f"    | {text}" for text in failure.log[-_LOG_LINES:])
+    yield f"    {near(outcome.notebook)} shows where"
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """Return the headline metrics of a results.json as one line: ``test accuracy 0.9812``."""
+    metrics = results["metrics"]
+    return ", ".join(f"{name} {_number(metrics[name])}" for name in results["headline"])
+
+
+def _row(outcome: Outcome) -> tuple[str, ...]:
+    results = outcome.results
+    return (
+        outcome.lab.name,
+        "passed before" if outcome.skipped else results["status"],
+        results.get("device") or "-",
+        f"{results['total_seconds']:.1f}",
+        headline(results) or "-",
+        near(outcome.notebook),
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def near(path: Path) -> str:
+    """Return ``path`` as seen from here where it is below, else in full."""
+    here = Path.cwd().resolve()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

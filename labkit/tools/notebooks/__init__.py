@@ -1,0 +1,1 @@
+"""The committed notebooks: their rules, their links, how they are executed again."""

@@ -1,0 +1,157 @@
+"""What a committed notebook must hold: checks on its source and on its outputs, and its digests.
+
+Used by ``labkit.tools.notebooks.refresh`` before it writes, and by the tests on what is committed.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+COMPARED = "nbval-check-output"
+MAX_BYTES = 500_000
+MAX_CELL_LINES = 20
+
+_TITLE = re.compile(r"# (\d\d) · \S")
+_NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"'])[^>]*>")
+# Only folders in which a person's or an installation's own files lie; never the path of a URL.
+_PATH = re.compile(
+    r"(?:(?<![\w.:/])|(?<=file://))"
+    r"/(?:home|root|Users|tmp|var|opt|mnt|media|srv|usr|work|workspace|private)/[\w.+@-]+"
+    r"|\b[A-Za-z]:\\\w"
+)
+# What differs between two runs or two machines: times, memory, dates, digits of raw numbers.
+_UNSTABLE = re.compile(
+    r"\d+(?:\.\d+)?\s*(?:[µun]s|ms|s|secs?|seconds?|min|minutes?|h|hours?|it/s|[KMG]i?B)\b"
+    r"|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\d\.\d{5,}|0x[0-9a-f]{6,}"
+)
+
+
+def source_faults(notebook: Mapping) -> list[str]:
+    """Return what is wrong with the part of a notebook that a person writes; empty if nothing."""
+    cells, metadata = notebook["cells"], notebook["metadata"]
+    faults = []
+    first = cells[0] if cells else {"cell_type": "none", "source": ""}
+    if first["cell_type"] != "markdown" or not _TITLE.match(first["source"]):
+        faults.append("the first cell is not markdown that begins with '# NN · Title'")
+    # papermill stops without these two.
+    for key in ("kernelspec", "language_info"):
+        if metadata.get(key, {}).get("name") is None:
+            faults.append(f"the notebook's metadata has no {key} with a name")
+    if metadata.get("kernelspec", {}).get("name") not in (None, "python3"):
+        faults.append(f"the kernel is {metadata['kernelspec']['name']!r}; expected 'python3'")
+    tagged = sum("parameters" in tags(cell) for cell in cells)
+    if tagged != 1:
+        # With none, papermill puts its own first, and the notebook's defaults overwrite it.
+        faults.append(f"{tagged} cells are tagged 'parameters'; expected exactly one")
+    identifiers = [cell.get("id") for cell in cells]
+    if None in identifiers or len(set(identifiers)) != len(identifiers):
+        faults.append("the cells do not each have an id of their own (notebook format 4.5)")
+    for number, cell in enumerate(cells):
+        faults += [f"cell {number}: {fault}" for fault in _cell_source_faults(cell)]
+    return faults
+
+
+def output_faults(notebook: Mapping, places: Iterable[Path] = ()) -> list[str]:
+    """Return what is wrong with the outputs of an executed notebook; empty if nothing.
+
+    places  folders of this machine whose paths may not appear, besides the usual ones.
+    """
+    literal = [str(place) for place in places if len(str(place)) > 3]
+    faults = []
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "code":
+            found = _cell_output_faults(cell, literal)
+            faults += [f"cell {number}: {fault}" for fault in dict.fromkeys(found)]
+    return faults
+
+
+def tags(cell: Mapping) -> list[str]:
+    """Return the tags of a cell."""
+    return cell.get("metadata", {}).get("tags", [])
+
+
+def compared_text(cell: Mapping) -> str:
+    """Return the text of a cell's outputs, streams joined, as two runs of it are compared."""
+    return "\n".join(text for _, text in _texts(cell)).rstrip()
+
+
+def source_digest(notebook: Mapping) -> str:
+    """Return the SHA-256 of what a person writes: cell types, sources and tags, in order."""
+    return _digest([(cell["cell_type"], cell["source"], tags(cell)) for cell in notebook["cells"]])
+
+
+def output_digest(notebook: Mapping) -> str:
+    """Return the SHA-256 of all outputs and execution counts, in order."""
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    return _digest([(cell.get("execution_count"), cell.get("outputs", [])) for cell in cells])
+
+
+def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
+    """Return the SHA-256 of the names and bytes of the files under ``root`` that match a pattern.
+
+    Hidden files, caches, and files called one of ``without`` do not count.
+    """
+    ignored = ("__pycache__", *without)
+    contents = {}
+    for path in {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}:
+        parts = path.relative_to(root).parts
+        if not any(part in ignored or part.startswith(".") for part in parts):
+            contents["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return _digest(contents)
+
+
+def _cell_source_faults(cell: Mapping) -> Iterator[str]:
+    source = cell["source"]
+    if match := _PATH.search(source):
+        yield f"a path of one machine: {match[0]}"
+    if cell["cell_type"] == "code":
+        lines = len(source.splitlines())
+        if lines > MAX_CELL_LINES:
+            yield f"{lines} lines of code; expected at most {MAX_CELL_LINES}"
+    elif match := _NO_ALT.search(source):
+        yield f"a picture without alternative text: {match[0][:60]}"
+
+
+def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
+    if cell["source"].strip() and cell.get("execution_count") is None:
+        yield "not executed"
+    for output in cell.get("outputs", []):
+        if output["output_type"] == "error":
+            yield f"an error: {output.get('ename')}"
+        if "image/png" in output.get("data", {}):
+            about = output.get("metadata", {}).get("image/png", {})
+            if not str(about.get("alt", "")).strip():
+                yield "a PNG without alternative text; expected metadata['image/png']['alt']"
+    for kind, text in _texts(cell):
+        match = _PATH.search(text)
+        found = match[0] if match else next((place for place in literal if place in text), None)
+        if found:
+            yield f"a path of this machine: {found}"
+        if kind == "text/html" and (match := _NO_ALT.search(text)):
+            yield f"a picture without alternative text: {match[0][:60]}"
+        if COMPARED in tags(cell) and (match := _UNSTABLE.search(text)):
+            yield f"compared (tag {COMPARED}), but this differs between runs: {match[0]!r}"
+    if COMPARED in tags(cell) and not compared_text(cell):
+        yield f"compared (tag {COMPARED}), but there is no text to compare"
+
+
+def _texts(cell: Mapping) -> Iterator[tuple[str, str]]:
+    """Yield (kind, text) of every output that is text; streams of one name joined."""
+    streams: dict[str, str] = {}
+    for output in cell.get("outputs", []):
+        if output["output_type"] == "stream":
+            streams[output["name"]] = streams.get(output["name"], "") + "".join(output["text"])
+    yield from streams.items()
+    for output in cell.get("outputs", []):
+        if output["output_type"] == "error":
+            yield "traceback", "\n".join(output.get("traceback", []))
+        for kind, text in output.get("data", {}).items():
+            if kind.startswith("text/"):
+                yield kind, "".join(text)
+
+
+def _digest(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

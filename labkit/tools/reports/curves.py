@@ -1,0 +1,225 @@
+"""Curves of several runs over each other, as SVG that takes its colours from the page.
+
+One panel is one column of records.csv over updates or over seconds. Text in a panel is text and
+its size is that of a phone's screen, on which the panel is as wide as it was drawn.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 340, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 8, 34
+# A phone draws 340 points side by side; more only make the page larger.
+_POINTS = 400
+_WINDOW = 25
+# Lines of one panel that can still be told apart: seven colours, four ways to dash.
+COLOURS, DASHES = 7, ("", "6 3", "2 3", "8 3 2 3")
+MOST = COLOURS * len(DASHES)
+X_NAMES = ("update", "step", "epoch")
+_NOT_DRAWN = ("images", "seconds", *X_NAMES)
+_UNITS = {
+    "loss": "nats",
+    "training_loss": "nats",
+    "seconds": "s",
+    "accuracy": "0 to 1",
+    "peak_memory_mb": "MB",
+}
+_FIRST = ("loss", "training_loss", "accuracy")
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One run's curve: ``number`` chooses its colour and dashes, the same in every panel."""
+
+    label: str
+    number: int
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture: its axes' names with units, its lines, whether y is logarithmic, the SVG."""
+
+    x: str
+    y: str
+    lines: tuple[Line, ...]
+    logarithmic: bool
+    svg: Markup
+
+    @property
+    def title(self) -> str:
+        """The panel in words: ``loss (nats) over time (s)``."""
+        return f"{with_unit(self.y)} over {with_unit(self.x)}"
+
+
+def columns(rows: Sequence[Mapping]) -> list[str]:
+    """Return the columns of records that are drawn, loss and accuracy first."""
+    names = [name for name in rows[0] if name not in _NOT_DRAWN] if rows else []
+    return sorted(names, key=lambda name: (name not in _FIRST, names.index(name)))
+
+
+def points(rows: Sequence[Mapping], x: str, y: str) -> list[Point]:
+    """Return (x, y) of each row that has both; "update" is the row's number where no column is."""
+    if x == "update" and rows and x not in rows[0]:
+        x = next((name for name in X_NAMES if name in rows[0]), "")
+        found = [(row.get(x, number), row.get(y)) for number, row in enumerate(rows, start=1)]
+    else:
+        found = [(row.get(x), row.get(y)) for row in rows]
+    return [(float(a), float(b)) for a, b in found if a is not None and b is not None]
+
+
+def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
+    """Draw ``lines`` over each other; losses and other noisy columns as running means."""
+    lines = tuple(Line(one.label, one.number, _thin(_smooth(one.points, y))) for one in lines)
+    heights = [b for line in lines for _, b in line.points if is_drawn(b)]
+    # A training that has ended in infinity still has a beginning.
+    logarithmic = bool(heights) and min(heights) > 0 and max(heights) > 30 * min(heights)
+    return Panel(x, y, lines, logarithmic, _draw(lines, x, y, heights, logarithmic))
+
+
+def with_unit(name: str) -> str:
+    """Return a column's name as an axis has it: ``loss (nats)``."""
+    unit = _UNITS.get(name)
+    words = "time" if name == "seconds" else name.removesuffix("_mb").replace("_", " ")
+    return f"{words} ({unit})" if unit else words
+
+
+def is_drawn(value: float) -> bool:
+    """Return whether a value has a place on an axis: finite, and no sum of two overflows."""
+    return abs(value) < 1e300
+
+
+def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+    """Return round numbers from ``low`` to ``high``, about ``wanted`` of them.
+
+    Where the two are too near each other for a float to divide what is between, only ``low``.
+    """
+    raw = (high - low) / wanted
+    if not raw > 0 or not math.isfinite(raw) or high + raw == high or low - raw == low:
+        return [low]
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next((size * n for n in (1, 2, 5, 10) if size * n >= raw * 0.999), size * 10)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [number * step for number in range(first, last + 1)] or [low]
+
+
+def _smooth(found: Sequence[Point], y: str) -> Sequence[Point]:
+    """Return the running mean of ``_WINDOW`` points for what is measured at every update."""
+    if len(found) < 4 * _WINDOW or "accuracy" in y or y in ("learning_rate", "peak_memory_mb"):
+        return found
+    from labkit.labs.figures.common import smooth
+
+    heights = [b for _, b in found]
+    if not all(map(is_drawn, heights)):
+        return found
+    return [(a, float(b)) for (a, _), b in zip(found, smooth(heights, _WINDOW), strict=True)]
+
+
+def _thin(found: Sequence[Point]) -> Sequence[Point]:
+    """Return at most about ``_POINTS`` points: of each stretch its lowest and its highest."""
+    if len(found) <= _POINTS:
+        return found
+    stretch = -(-2 * len(found) // _POINTS)
+    kept = [found[0]]
+    for start in range(0, len(found), stretch):
+        part = list(enumerate(found[start : start + stretch]))
+        finite = [one for one in part if is_drawn(one[1][1])] or part[:1]
+        ends = {min(finite, key=lambda one: one[1][1]), max(finite, key=lambda one: one[1][1])}
+        # Not a number in a stretch stays: it breaks the line there.
+        ends |= {one for one in part if not is_drawn(one[1][1])}
+        kept += [point for _, point in sorted(ends, key=lambda one: one[0])]
+    return [*kept, found[-1]]
+
+
+def _draw(lines, x, y, heights, logarithmic) -> Markup:
+    xs = [a for line in lines for a, _ in line.points if is_drawn(a)]
+    names = ", ".join(line.label for line in lines)
+    alt = f"{with_unit(y)} over {with_unit(x)}: {names}"
+    parts = [
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}">'
+    ]
+    if not xs or not heights:
+        parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">no numbers</text>')
+        return Markup("".join([*parts, "</svg>"]))
+    across = _Axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT, False)
+    up = _Axis(min(heights), max(heights), HEIGHT - _BOTTOM, _TOP, logarithmic)
+    parts += _frame(across, up, x)
+    parts += [_path(line, across, up) for line in lines]
+    return Markup("".join([*parts, "</svg>"]))
+
+
+class _Axis:
+    """Values to places on the picture."""
+
+    def __init__(self, low, high, start, end, logarithmic):
+        self.scale = math.log10 if logarithmic else float
+        if low == high:
+            # A constant is a level line in the middle.
+            margin = abs(low) * 0.1 or 0.5
+            low, high = (low / 1.1, high * 1.1) if logarithmic else (low - margin, high + margin)
+        self.low, self.high, self.start, self.end = low, high, start, end
+        self.logarithmic = logarithmic
+
+    def place(self, value: float) -> float:
+        # Halves, so that the span of two huge numbers is no infinity.
+        low, high = self.scale(self.low) / 2, self.scale(self.high) / 2
+        part = (self.scale(value) / 2 - low) / ((high - low) or 1.0)
+        return self.start + part * (self.end - self.start)
+
+    def ticks(self) -> list[float]:
+        if not self.logarithmic:
+            return ticks(self.low, self.high)
+        low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        every = max(1, (high - low) // 5)
+        whole = [10.0**power for power in range(low, high + 1, every) if abs(power) < 300]
+        return [value for value in whole if self.low <= value <= self.high] or [self.low]
+
+
+def _frame(across: _Axis, up: _Axis, x: str) -> list[str]:
+    parts = []
+    for value in up.ticks():
+        place = up.place(value)
+        parts.append(
+            f'<path class="grid" d="M{_LEFT} {place:.1f}H{WIDTH - _RIGHT}"/>'
+            f'<text class="end" x="{_LEFT - 5}" y="{place + 4:.1f}">{_tick(value)}</text>'
+        )
+    for value in across.ticks():
+        place = across.place(value)
+        # The last number must not hang over the edge of the picture.
+        anchor = "end" if place > WIDTH - _RIGHT - 14 else "middle"
+        parts.append(
+            f'<path class="grid" d="M{place:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>'
+            f'<text class="{anchor}" x="{place:.1f}" y="{HEIGHT - _BOTTOM + 14}">'
+            f"{_tick(value)}</text>"
+        )
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(
+        f'<text class="middle" x="{middle}" y="{HEIGHT - 4}">{escape(with_unit(x))}</text>'
+    )
+    return parts
+
+
+def _path(line: Line, across: _Axis, up: _Axis) -> str:
+    drawn, pen = [], "M"
+    for a, b in line.points:
+        if not (is_drawn(a) and is_drawn(b)):
+            pen = "M"
+            continue
+        drawn.append(f"{pen}{across.place(a):.1f} {up.place(b):.1f}")
+        pen = "L"
+    dash = DASHES[line.number // COLOURS % len(DASHES)]
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    name = f"<title>{escape(line.label)}</title>"
+    return f'<path class="line c{line.number % COLOURS}"{dashes} d="{"".join(drawn)}">{name}</path>'
+
+
+def _tick(value: float) -> str:
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
+    return f"{value:.6g}"

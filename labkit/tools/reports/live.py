@@ -1,0 +1,222 @@
+"""Curves of a run that is still going, or has ended: as text, and as a figure in a notebook.
+
+Everything is read from the run's folder, again at every look: it may be another machine's, the
+records may come later, their last line may be half written, the runner may have been killed.
+"""
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit.base.printable import printable
+from labkit.errors import InputError
+from labkit.labs.run import opened_here
+from labkit.tools.reports import curves
+from labkit.tools.reports.read import KERNEL_LOG, LOG, LabRun, RunFolder, read, tail
+from labkit.tools.reports.results_file import elsewhere
+from labkit.tools.reports.text_chart import chart
+
+# A run without results.json, or between two labs, counts as going for so long after its last
+# written file. Preparing data and starting a kernel have taken up to 40 s on two busy cores.
+PATIENCE = 90.0
+_CLEAR = "\x1b[H\x1b[2J"
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a run.
+
+    lab     the lab that is going; else the last one that has anything
+    status  running, or what it has ended as: passed, failed, interrupted
+    where   one line: lab, status, place among the labs
+    rows    its longest records, [] where there are none yet
+    last    the last line that the lab printed or its progress
+    """
+
+    lab: LabRun | None
+    status: str
+    where: str
+    rows: list[dict]
+    last: str
+
+
+def look(folder) -> Look:
+    """Read where a run is. Raises ``InputError`` where ``folder`` holds no run."""
+    run = read(folder)
+    status = _status(run)
+    lab = _current(run)
+    if lab is None:
+        return Look(None, status, f"{run.label}: {status}, nothing written yet", [], "")
+    records = lab.records()
+    rows = max(records.values(), key=len, default=[])
+    places = [one.folder for one in run.labs]
+    place = f" ({places.index(lab.folder) + 1} of {len(places)})" if len(places) > 1 else ""
+    lines = tail(lab.folder / LOG, 1) or tail(lab.folder / KERNEL_LOG, 1)
+    where = f"{lab.lab}{place}: {lab.status if status != 'running' else status}"
+    if lab.status == "running" and (host := elsewhere(lab.results)):
+        where += f" on {host}"
+    if status == "interrupted" and lab.status not in ("interrupted", "failed"):
+        where += "; the run was interrupted"
+    return Look(lab, status, where, rows, lines[-1] if lines else "")
+
+
+def as_text(found: Look, width: int = 80) -> str:
+    """Return one look as text: where it is, a chart of each first column, the last line."""
+    parts = [found.where]
+    names = [name for name in curves.columns(found.rows) if name in ("loss", "accuracy")]
+    for name in names or curves.columns(found.rows)[:1]:
+        points = curves.points(found.rows, "update", name)
+        parts.append(chart(points, curves.with_unit(name), "update", width))
+    if not found.rows:
+        parts.append("no records yet" if found.status == "running" else "no records")
+    if found.last:
+        parts.append(found.last.strip())
+    return printable("\n".join(parts))
+
+
+def follow(folder, every: float, show: Callable[[Look], None]) -> str:
+    """Call ``show`` with a look every ``every`` seconds until the run ends; return its status.
+
+    Only what has changed is shown. A run that this process executes goes no further while it is
+    being followed: one look, and "running" is returned. A folder that cannot be read for a moment,
+    while a file in it is being replaced, is looked at again; one that is no run raises
+    ``InputError`` at once.
+    """
+    if not every > 0:
+        raise InputError(f"every is {every}; expected seconds above 0")
+    before = None
+    while True:
+        found = look(folder)
+        seen = (found.where, len(found.rows), found.last)
+        if seen != before:
+            show(found)
+            before = seen
+        own = found.lab is not None and opened_here(found.lab.folder)
+        if own or found.status != "running":
+            return found.status
+        time.sleep(every)
+
+
+def in_terminal(folder, every: float, once: bool) -> str:
+    """Print looks on standard output until the run ends, or one; return the run's status."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    if once:
+        found = look(folder)
+        print(as_text(found, width))
+        return found.status
+    redraws = sys.stdout.isatty()
+
+    def show(found: Look) -> None:
+        if redraws:
+            print(_CLEAR + as_text(found, width), flush=True)
+        else:
+            # In a pipe a line a look: the chart follows at the end.
+            text = f"{found.where}  {_numbers(found)}  {found.last.strip()}".rstrip()
+            print(printable(text), flush=True)
+
+    status = follow(folder, every, show)
+    if not redraws:
+        print(as_text(look(folder), width), flush=True)
+    return status
+
+
+def attach(folder, every: float = 2.0) -> str:
+    """Draw the curves of a run in a notebook, and again as it goes on; return how it ended.
+
+    folder  of a run, of a lab or of a sweep; the lab that is going is shown
+    every   seconds between two looks, above 0
+
+    The figure is replaced in place. Returns "passed", "failed" or "interrupted" when the run ends,
+    "running" at once for the run of this very notebook; interrupting the cell leaves the run alone.
+    Outside a notebook text is printed instead. Raises ``InputError`` where ``folder`` holds no run.
+    """
+    if "ipykernel" not in sys.modules:
+        return in_terminal(folder, every, once=False)
+    from IPython.display import Image, display
+
+    handle = None
+
+    def show(found: Look) -> None:
+        nonlocal handle
+        data, alt = _figure(found), as_text(found)
+        picture = Image(data=data, format="png", alt=alt.splitlines()[0])
+        if handle is None:
+            handle = display(picture, display_id=True)
+        else:
+            handle.update(picture)
+
+    return follow(folder, every, show)
+
+
+def _figure(found: Look) -> bytes:
+    """Return the first columns of the records as a PNG, loss and accuracy side by side."""
+    from labkit.labs.figures import common as plots
+
+    names = curves.columns(found.rows)[:2]
+    figure, grid = plots.axes(1, max(1, len(names)))
+    axes = [grid] if len(names) < 2 else list(grid)
+    for axis, name in zip(axes, names, strict=False):
+        points = curves.points(found.rows, "update", name)
+        axis.plot(*zip(*points, strict=True) if points else ((), ()), color=plots.BLUE)
+        axis.set(xlabel="update", ylabel=curves.with_unit(name))
+    if not names:
+        axes[0].set_axis_off()
+    figure.suptitle(f"{found.where}\n{found.last.strip()[:90]}".strip(), fontsize=9)
+    return plots.png(figure)
+
+
+def _numbers(found: Look) -> str:
+    if not found.rows:
+        return ""
+    row = found.rows[-1]
+    shown = [name for name in ("update", "loss", "accuracy") if name in row]
+    return ", ".join(f"{name} {row[name]:g}" for name in shown)
+
+
+def _status(run: RunFolder) -> str:
+    """Return "running" as long as a lab is going or one is to come and something was written."""
+    statuses = [lab.status for lab in run.labs]
+    if "running" in statuses:
+        return "running"
+    waits = len(statuses) < _expected(run) or any(
+        status in ("unknown", "not started") for status in statuses
+    )
+    if waits and time.time() - _newest(run) < PATIENCE and "interrupted" not in statuses:
+        return "running"
+    for status in ("interrupted", "failed"):
+        if status in statuses:
+            return status
+    return "interrupted" if waits else "passed"
+
+
+def _expected(run: RunFolder) -> int:
+    """Return how many labs there will be: of a sweep, one for each combination of its grid."""
+    grid = run.about.get("grid")
+    if run.kind != "sweep" or not isinstance(grid, dict):
+        return max(1, len(run.labs))
+    return math.prod(len(values) for values in grid.values() if isinstance(values, list))
+
+
+def _current(run: RunFolder) -> LabRun | None:
+    for wanted in ("running", "unknown"):
+        for lab in run.labs:
+            if lab.status == wanted:
+                return lab
+    begun = [lab for lab in run.labs if lab.status != "not started"]
+    return max(begun, key=lambda lab: _written(lab.folder), default=None)
+
+
+def _newest(run: RunFolder) -> float:
+    return max(_written(place) for place in (run.folder, *(lab.folder for lab in run.labs)))
+
+
+def _written(folder: Path) -> float:
+    """Return when anything right in ``folder`` was written last; 0 for one that is not there."""
+    try:
+        return max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:
+        return 0.0

@@ -1,0 +1,245 @@
+"""An executed notebook as one HTML page that loads nothing: no network, no script.
+
+nbconvert's own pages load require.js and MathJax from elsewhere. Here its bare form is taken, of
+which harmless tags and attributes stay and nothing else, and its maths is drawn
+(labkit.tools.reports.maths).
+"""
+
+import logging
+import re
+import warnings
+from functools import cache
+from html import escape
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from labkit.base.input_files import parse_json, read_text
+from labkit.base.project import project_root
+from labkit.errors import InputError
+from labkit.tools.reports.maths import Budget, draw_maths
+
+# Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
+# need a page that loads programs.
+_SHOWN = ("text/html", "text/markdown", "image/png", "image/jpeg", "text/latex", "text/plain")
+# What stays on the page, and nothing else. None of these changes how a browser reads what follows
+# it (as style, textarea, noscript, svg or a comment do), so that each "<" of the page begins one of
+# these tags for every reader of HTML, however the text was nested before.
+_TAGS = frozenset(
+    "a abbr b bdi bdo blockquote br caption center cite code col colgroup dd del details dfn div "
+    "dl dt em figcaption figure font h1 h2 h3 h4 h5 h6 hr i img ins kbd li mark ol p pre q rp rt "
+    "ruby s samp small span strike strong sub summary sup table tbody td tfoot th thead tr tt u ul "
+    "var wbr".split()
+)
+# Their content is no text for a reader. Other tags become spans.
+_EMPTIED = frozenset(
+    "applet audio base canvas embed frame frameset head iframe input link math meta noembed "
+    "noframes noscript object param plaintext script select source style svg template textarea "
+    "title track video xmp".split()
+)
+# Markdown beyond these is shown as it is written. mistune takes 48 us a letter of headings, and its
+# time grows with the square of the "[": 15 s for 64 kB of "![](", .3 s for 2000 of them. A lab's
+# longest cell has 2 kB, all of its markdown 20 kB.
+_LONGEST, _MOST_BRACKETS, _MOST_MARKDOWN = 20_000, 2000, 200_000
+_DEEPEST = 256  # tags in each other; a notebook's own have 15
+_ATTRIBUTES = frozenset(
+    "align alt aria-hidden aria-label border class color colspan datetime dir headers height id "
+    "lang reversed role rowspan scope span start style title valign width".split()
+)
+_PICTURE = re.compile(r"data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=\s]*\Z")
+_STYLE = re.compile(
+    r"\s*(?:(?:background-)?color|font-(?:weight|style|size)|text-(?:align|decoration)|"
+    r"vertical-align|white-space|(?:max-|min-)?(?:width|height)|(?:margin|padding)(?:-[a-z]+)?)"
+    r"\s*:\s*(?:[#\w\s.%-]+|rgba?\([\d\s.,%]+\))\s*\Z"
+)
+
+
+def convert(notebook: Path) -> tuple[str, str]:
+    """Return the notebook's title and its cells as HTML for ``notebook.html.j2``.
+
+    Raises ``InputError`` for a file that is no notebook.
+    """
+    import nbformat
+
+    try:
+        text = read_text(notebook)
+        if (version := parse_json(text)["nbformat"]) != 4:
+            raise ValueError(f"its format is {version}; expected 4")
+        # nbformat.read would print what it finds wrong, and go on.
+        read = nbformat.v4.reads(text)
+        with warnings.catch_warnings():
+            # Of an output that only a widget or JavaScript could show.
+            warnings.simplefilter("ignore")
+            nbformat.validate(read)
+            exporter = _exporter()
+            exporter.markdown_left = _MOST_MARKDOWN
+            body, _ = exporter.from_notebook_node(read)
+            body = _clean(body, notebook.parent.resolve())
+    # nbformat and nbconvert raise what the damage happens to lead to: KeyError, AttributeError.
+    except Exception as error:
+        raise InputError(f"{notebook.name} cannot be converted: {_first_line(error)}") from error
+    return _title(read, notebook), body
+
+
+@cache
+def highlight_css() -> tuple[str, str]:
+    """Return the colours of code as CSS, on a light and on a dark page."""
+    from pygments.formatters import HtmlFormatter
+
+    return tuple(
+        HtmlFormatter(style=style).get_style_defs(".highlight")
+        for style in ("default", "github-dark")
+    )
+
+
+@cache
+def _exporter():
+    from jinja2 import pass_context
+    from nbconvert import HTMLExporter
+
+    class Exporter(HTMLExporter):
+        """Formats markdown, of cells and of outputs, as far as ``markdown_left`` letters go."""
+
+        @pass_context
+        def markdown2html(self, context, source):
+            if len(source) > _LONGEST or source.count("[") > _MOST_BRACKETS:
+                return _as_written(source)
+            if len(source) > self.markdown_left:
+                return _as_written(source)
+            self.markdown_left -= len(source)
+            return super().markdown2html(context, source)
+
+    # What it warns of, pictures without a text, the page mends.
+    log = logging.getLogger(f"{__name__}.nbconvert")
+    log.setLevel(logging.CRITICAL)
+    return Exporter(
+        template_name="basic",
+        log=log,
+        # nbconvert looks templates up in the working folder first, and a template can execute code.
+        extra_template_basedirs=[],
+        config={"NbConvertBase": {"display_data_priority": list(_SHOWN)}},
+    )
+
+
+def _as_written(markdown: str) -> str:
+    # nbconvert looks for links in what this returns, too: 14 s for 64 kB of "![](".
+    text = escape(markdown).replace("[", "&#91;")
+    return f"<p><em>too long to be formatted:</em></p><pre>{text}</pre>"
+
+
+def _clean(body: str, folder: Path) -> str:
+    """Leave what is harmless, draw the maths, lead relative links from ``folder``."""
+    from bs4 import BeautifulSoup
+
+    soup = BeautifulSoup(_whole_tags(body), "html.parser")
+    _drop_all_but_text(soup)
+    seen: set[str] = set()
+    for one in soup.find_all(True):
+        _drop_attributes(one)
+        # Two headings with the same words have the same id.
+        if "id" in one.attrs and (one["id"] in seen or seen.add(one["id"])):
+            del one.attrs["id"]
+        if one.name == "a":
+            _point(one, folder)
+    for image in soup.select("img"):
+        image["alt"] = image.get("alt") or "picture"
+        if "src" not in image.attrs:
+            image.replace_with(f"[picture: {image['alt']}]")
+    budget = Budget()
+    for text in soup.select(".text_cell_render, .output_markdown, .output_latex"):
+        if text.decomposed or "$" not in text.get_text():
+            continue
+        drawn = BeautifulSoup(draw_maths(text.decode_contents(), budget), "html.parser")
+        text.clear(decompose=True)
+        text.append(drawn)
+    return str(soup)
+
+
+def _whole_tags(html: str) -> str:
+    """Return ``html`` without comments, and with every "<" escaped that begins no whole tag.
+
+    html.parser is quadratic in both: 100 kB of "<a" or "<!--" take it 40 s.
+    """
+    parts, place = [], 0
+    while (start := html.find("<!--", place)) >= 0:
+        end = html.find("-->", start + 4)
+        if end < 0:
+            break
+        parts.append(html[place:start])
+        place = end + 3
+    parts.append(html[place:])
+    return re.sub(r"<(?!/?[A-Za-z][^<>]*>)", "&lt;", "".join(parts))
+
+
+def _drop_all_but_text(soup) -> None:
+    """Leave tags of ``_TAGS`` and text: no comments, declarations, instructions, other tags."""
+    from bs4.element import NavigableString, PreformattedString
+
+    depth = {id(soup): 0}
+    for one in list(soup.descendants):
+        depth[id(one)] = depth[id(one.parent)] + 1
+        if depth[id(one)] > _DEEPEST:
+            raise InputError(f"its HTML is nested more than {_DEEPEST} deep")
+    for one in list(soup.descendants):
+        if isinstance(one, PreformattedString):  # a comment, CDATA, <!...> or <?...>
+            one.extract()
+        elif isinstance(one, NavigableString):
+            if type(one) is not NavigableString:  # of a script: written without escapes
+                one.replace_with(NavigableString(one))
+        elif one.name in _EMPTIED or "anchor-link" in one.get("class", ()):
+            one.extract()
+        elif one.name not in _TAGS:
+            one.name = "span"
+            one.attrs = {}
+
+
+def _drop_attributes(tag) -> None:
+    """Leave the attributes that neither run nor load nor cover anything."""
+    for name in list(tag.attrs):
+        value = str(tag.attrs[name])
+        if name == "src" and tag.name == "img" and _PICTURE.match(value):
+            continue
+        if name == "href" and tag.name == "a":
+            continue
+        if name not in _ATTRIBUTES:
+            del tag.attrs[name]
+    if "style" in tag.attrs:
+        kept = filter(_STYLE.match, str(tag["style"]).split(";"))
+        tag["style"] = ";".join(kept)
+
+
+def _point(link, folder: Path) -> None:
+    """Make a relative link absolute; drop one that leads nowhere, or is no link to a page."""
+    target = str(link.get("href", ""))
+    if target.startswith(("http://", "https://", "#")) or not target:
+        return
+    path, _, fragment = target.partition("#")
+    found = None if ":" in path.split("/", 1)[0] else _file(unquote(path), folder)
+    if found is None:
+        del link.attrs["href"]
+        return
+    link["href"] = f"file://{quote(str(found))}" + (f"#{fragment}" if fragment else "")
+
+
+def _file(path: str, folder: Path) -> Path | None:
+    """Return the file that a link means; a lab's are written for the place it was copied from."""
+    project = project_root(folder)
+    for base in (folder, project / "notebooks") if project else (folder,):
+        try:
+            place = (base / path).resolve()
+            if place.exists():
+                return place
+        except (OSError, ValueError, RuntimeError):  # a name too long, a zero, links in a circle
+            return None
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _title(read, notebook: Path) -> str:
+    for cell in read.cells:
+        for line in str(cell.source).splitlines() if cell.cell_type == "markdown" else ():
+            if line.startswith("# "):
+                return line[2:].strip()
+    return notebook.stem

@@ -1,0 +1,262 @@
+"""Runs on one HTML page that loads nothing: no network, no script, pictures as data URIs.
+
+What differs stands first, then what ran where, failures, headline numbers against the stored run,
+curves over each other, figures, and links to the executed notebooks, which are pages of their own
+in a folder beside this one.
+"""
+
+import base64
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from labkit.base.files import whole_file
+from labkit.base.input_files import open_file
+from labkit.errors import InputError
+from labkit.tools.reports import curves, notebook_page, tables
+from labkit.tools.reports.read import LabRun, RunFolder, read_all
+
+# Converting a notebook takes two to four seconds and up to 0.8 MB.
+MOST_NOTEBOOKS = 24
+_HERE = Path(__file__).resolve().parent
+_NO_LETTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_SUFFIXES = (".html", ".htm")
+_TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # where report.html.j2 has it
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG as a data URI, with its caption and its alternative text."""
+
+    uri: str
+    caption: str
+    alt: str
+
+
+def write(folders: Sequence, out: Path | None = None, notebooks: bool = True) -> Path:
+    """Read the runs in ``folders``, write the page and its notebooks, and return the page's path.
+
+    out        without it RUN/report.html for one RUN, ./report.html for several
+    notebooks  whether the executed notebooks become pages in ``<name of the page>_notebooks``
+
+    Every file appears whole or not at all, and the page last. Raises ``InputError`` where a RUN
+    cannot be found, or where the page cannot be written: a file in its place that is no earlier
+    report stays.
+    """
+    runs = read_all(folders)
+    out = Path(out) if out else (runs[0].folder if len(runs) == 1 else Path.cwd()) / "report.html"
+    if out.suffix.lower() not in _SUFFIXES:
+        raise InputError(f"cannot write the report to {out}: expected a name that ends in .html")
+    if out.is_dir():
+        raise InputError(f"cannot write the report to {out}: it is a folder")
+    if os.path.lexists(out) and not _is_report(out):
+        raise InputError(f"cannot write the report to {out}: it is no report of labkit; give --out")
+    out = out.absolute()
+    links = _write_notebooks(runs, out) if notebooks else {}
+    _write_text(out, render(runs, links), "the report")
+    return out
+
+
+def _is_report(place: Path) -> bool:
+    """Return whether the file at ``place`` is a page that ``write`` may have written."""
+    try:
+        with open_file(place) as file:
+            return _TITLE in file.read(_HEAD_BYTES)
+    except (OSError, InputError):
+        return False
+
+
+def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> str:
+    """Return the page as text. ``links`` is notebook -> link to it as a page."""
+    labs = tables.by_lab(runs)
+    # Numbers choose colours: one label has one colour on the whole page.
+    labels = dict.fromkeys(lab.label for lab_runs in labs.values() for lab in lab_runs)
+    numbers = {label: number for number, label in enumerate(labels)}
+    sections = [_section(name, lab_runs, numbers) for name, lab_runs in labs.items()]
+    every = [lab for run in runs for lab in run.labs]
+    return _template("report.html.j2").render(
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        runs=runs,
+        labs=every,
+        counts=_counts(every),
+        around=tables.facts({run.label: tables.surroundings(run) for run in runs}),
+        sections=sections,
+        differing=_differing(sections),
+        same_inputs=[
+            one["name"] for one in sections if one["compared"] > 1 and not one["inputs"].differ
+        ],
+        what_ran=tables.what_ran(runs),
+        failures=[lab for lab in every if lab.status in ("failed", "interrupted")],
+        problems=_problems(runs),
+        sweeps=[_sweep(run) for run in runs if run.kind == "sweep"],
+        links=links or {},
+    )
+
+
+def _section(name: str, labs: list[LabRun], numbers: dict[str, int]) -> dict[str, Any]:
+    """Return what the page says of one lab, in all its runs."""
+    inputs = {lab.label: tables.inputs(lab) for lab in labs if lab.results.get("parameters")}
+    return {
+        "name": name,
+        "labs": labs,
+        "inputs": tables.facts(inputs),
+        "compared": len(inputs),
+        "headline": tables.headline(labs),
+        "metrics": tables.all_metrics(labs),
+        "curves": _curves(labs, numbers),
+        "figures": _figures(labs),
+        "many": len(labs) > 2,
+    }
+
+
+def _differing(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tables of what differs, each once, with the labs that it is true of."""
+    found: list[dict[str, Any]] = []
+    for section in sections:
+        table = section["inputs"].differ
+        if table is None:
+            continue
+        known = next((one for one in found if one["table"] == table), None)
+        if known:
+            known["labs"].append(section["name"])
+        else:
+            found.append({"labs": [section["name"]], "table": table})
+    return found
+
+
+def _curves(labs: Sequence[LabRun], numbers: dict[str, int]) -> list[dict[str, Any]]:
+    """Return for each group of records its legend, first panels, and the panels of the rest."""
+    groups: dict[str, list[tuple[str, int, list[dict]]]] = {}
+    for lab in labs:
+        for file, rows in lab.records().items():
+            group, name = _group(file)
+            label = f"{lab.label}, {name}" if name and len(labs) > 1 else name or lab.label
+            # A run has its colour everywhere, but beside others of its group a line has its own.
+            number = len(groups.get(group, ())) if name else numbers[lab.label]
+            groups.setdefault(group, []).append((label, number, rows))
+    pictures = []
+    for group, found in sorted(groups.items()):
+        shown = found[: curves.MOST]
+        names = list(dict.fromkeys(name for *_, rows in shown for name in curves.columns(rows)))
+        first = [name for name in names if name in ("loss", "training_loss", "accuracy")]
+        panels = [_panel(shown, x, y) for y in first for x in ("update", "seconds")]
+        rest = [_panel(shown, "update", y) for y in names if y not in first]
+        pictures.append(
+            {
+                "group": group,
+                "legend": [curves.Line(label, number, ()) for label, number, _ in shown],
+                "left_out": [label for label, *_ in found[curves.MOST :]],
+                "panels": list(filter(None, panels)),
+                "rest": list(filter(None, rest)),
+            }
+        )
+    return pictures
+
+
+def _group(file: str) -> tuple[str, str]:
+    """Return the group of a file of records and its name in it: ``race/THOR/records.csv``."""
+    *group, name = Path(file).parts[:-1] or ("",)
+    return ("/".join(group), name) if group else (name, "")
+
+
+def _panel(found, x, y):
+    lines = [
+        curves.Line(label, number, drawn)
+        for label, number, rows in found
+        if (drawn := curves.points(rows, x, y))
+    ]
+    return curves.panel(lines, x, y) if lines else None
+
+
+def _figures(labs: Sequence[LabRun]) -> dict[str, list[Picture]]:
+    """Return figure -> its pictures, one of each run that has it."""
+    found: dict[str, list[Picture]] = {}
+    for lab in labs:
+        for path in lab.figures:
+            alt = f"figure {path.stem} of {lab.lab}, run {lab.label}"
+            found.setdefault(path.stem, []).append(Picture(_uri(path), lab.label, alt))
+    return dict(sorted(found.items()))
+
+
+def _sweep(run: RunFolder) -> dict[str, Any]:
+    pictures = [
+        Picture(_uri(path), path.stem.replace("_", " "), f"{path.stem} over the sweep {run.label}")
+        for path in run.figures
+    ]
+    grid = run.about.get("grid")
+    asked = ", ".join(f"{name} = {tables.text(values)}" for name, values in grid.items()) if (
+        isinstance(grid, dict)) else ""  # fmt: skip
+    table = tables.rows_as_table(run.table)
+    return {"run": run, "asked": asked, "table": table, "pictures": pictures}
+
+
+def _uri(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def _counts(labs: Sequence[LabRun]) -> dict[str, int]:
+    statuses = [lab.status for lab in labs]
+    return {status: statuses.count(status) for status in dict.fromkeys(statuses)}
+
+
+def _problems(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
+    found = [(run.label, problem) for run in runs for problem in run.problems]
+    for run in runs:
+        found += [(f"{lab.label}: {lab.lab}", text) for lab in run.labs for text in lab.problems]
+    return found
+
+
+def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
+    """Convert each lab's notebook; return notebook -> link. One that cannot be is a problem."""
+    pairs = [(lab, lab.notebook) for run in runs for lab in run.labs if lab.notebook]
+    folder = out.with_name(f"{out.stem}_notebooks")
+    if folder.is_symlink():
+        raise InputError(f"{folder} is a link; expected a folder, or nothing, for the notebooks")
+    links = {}
+    for number, (lab, notebook) in enumerate(pairs[:MOST_NOTEBOOKS], start=1):
+        try:
+            title, body = notebook_page.convert(notebook)
+        except InputError as error:
+            lab.problems.append(str(error))
+            continue
+        name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", f"{number:02}-{lab.label}-{lab.lab}")[:120]
+        light, dark = notebook_page.highlight_css()
+        page = _template("notebook.html.j2").render(
+            title=title, body=body, lab=lab, back=out.name, light=light, dark=dark
+        )
+        _write_text(folder / f"{name}.html", page, "the notebook's page")
+        links[notebook] = f"{folder.name}/{name}.html"
+    return links
+
+
+def _write_text(path: Path, text: str, what: str) -> None:
+    with whole_file(path, what) as temporary:
+        # Half of a pair of surrogates, out of a damaged file, is no letter of any encoding.
+        temporary.write_text(_NO_LETTER.sub("\ufffd", text), encoding="utf-8")
+
+
+@cache
+def _template(name: str):
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["shown"] = tables.text
+    environment.globals["unit"] = curves.with_unit
+    environment.globals["line_classes"] = _line_classes
+    return environment.get_template(name)
+
+
+def _line_classes(number: int) -> tuple[int, str]:
+    """Return the colour and the dashes of run ``number``."""
+    return number % curves.COLOURS, curves.DASHES[number // curves.COLOURS % len(curves.DASHES)]

@@ -1,0 +1,281 @@
+"""Run folders to plain data. Whatever is missing or damaged in one is named, never guessed.
+
+Three kinds of folder are read: a `labkit run` (one folder a lab below it), a lab's own, and a
+sweep (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
+"""
+
+import csv
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from labkit.base.files import refuse_links
+from labkit.base.input_files import open_file, read_text, usable_name
+from labkit.errors import InputError
+from labkit.labs.run import RESULTS
+from labkit.tools.reports.results_file import read_json, read_results, status_of
+from labkit.training.records import read_records
+
+RECORDS, LOG, KERNEL_LOG = "records.csv", "log.txt", "kernel.log"
+RUN, SWEEP, SWEEP_TABLE = "run.json", "sweep.json", "sweep.csv"
+_TAIL = 15
+_TAIL_BYTES = 20_000
+_TABLE_BYTES = 8 << 20  # a row of sweep.csv has some 100
+# Columns times lines: a line of one byte has a cell in every column.
+_TABLE_CELLS = 300_000
+_PICTURE_BYTES = 32 << 20  # of all figures in one folder; a lab's own have 1 MB
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@dataclass
+class LabRun:
+    """One lab, executed once.
+
+    label     which run it is of, unique on a page
+    lab       its name; the folder's, where results.json does not say
+    results   the usable part of results.json
+    status    passed, failed, running, interrupted, unknown, or "not started"
+    problems  what is missing or damaged in the folder, a sentence each
+    """
+
+    label: str
+    lab: str
+    folder: Path
+    results: dict[str, Any] = field(default_factory=dict)
+    status: str = "unknown"
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def notebook(self) -> Path | None:
+        """The executed notebook, or None where there is none, or several and none is named."""
+        # The name alone: a damaged file must not lead out of the folder.
+        name = Path(self.results.get("notebook", "")).name
+        named = self.folder / name
+        if usable_name(name) and named.suffix == ".ipynb" and named.is_file():
+            return named
+        found = _files(self.folder, "*.ipynb")
+        return found[0] if len(found) == 1 else None
+
+    @property
+    def figures(self) -> list[Path]:
+        """The pictures in figures/ that are PNG files, by name."""
+        return _pictures(self.folder)[0]
+
+    def records(self) -> dict[str, list[dict]]:
+        """Return file -> rows for every records.csv in the folder; a damaged one is a problem."""
+        found = {}
+        for path in _files(self.folder, f"**/{RECORDS}"):
+            name = str(path.relative_to(self.folder))
+            try:
+                rows = read_records(path).rows
+            except (InputError, OSError, ValueError, csv.Error) as error:
+                self._note(f"{name} cannot be read: {error}")
+                continue
+            if rows:
+                found[name] = rows
+        return found
+
+    def last_lines(self) -> list[str]:
+        """Return the last lines that the lab wrote: of results.json's error, else of its log."""
+        kept = self.results.get("error", {}).get("log")
+        lines = kept if isinstance(kept, list) else str(kept or "").splitlines()
+        # A short text may be the name of a file instead of its lines.
+        if len(lines) == 1 and Path(str(lines[0])).name in (LOG, KERNEL_LOG):
+            lines = tail(self.folder / Path(str(lines[0])).name)
+        for name in (KERNEL_LOG, LOG):
+            lines = lines or tail(self.folder / name)
+        return [str(line) for line in lines][-_TAIL:]
+
+    def _note(self, problem):
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+
+@dataclass
+class RunFolder:
+    """One RUN as it was given: its kind ("run", "lab" or "sweep"), its labs, and a sweep's table.
+
+    table    rows of sweep.csv, text by column; empty for other kinds
+    figures  a sweep's own
+    """
+
+    label: str
+    folder: Path
+    kind: str
+    labs: list[LabRun]
+    about: dict[str, Any] = field(default_factory=dict)
+    table: list[dict[str, str]] = field(default_factory=list)
+    figures: list[Path] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def read_all(folders: Sequence) -> list[RunFolder]:
+    """Read every RUN; labels are the folders' names, made longer where two are the same.
+
+    Raises ``InputError`` for a folder that is not there, holds no run, or is given twice.
+    """
+    places = [Path(folder).resolve() for folder in folders]
+    for given, place in zip(folders, places, strict=True):
+        if places.count(place) > 1:
+            raise InputError(f"{given} is given twice")
+    runs = [read(place, label) for place, label in zip(places, _labels(places), strict=True)]
+    for run in runs if len(runs) > 1 else ():
+        for lab in run.labs if run.kind == "sweep" else ():
+            lab.label = f"{run.label}: {lab.label}"
+    return runs
+
+
+def read(folder, label: str | None = None) -> RunFolder:
+    """Read one RUN of any kind. Raises ``InputError`` where there is none, or a link in it."""
+    place = Path(folder).resolve()
+    if not place.is_dir():
+        raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
+    # Before links are refused: a folder of runs has labkit's own, latest.
+    if not _holds_run(place):
+        raise InputError(_no_run(folder, place))
+    refuse_links(place)
+    label = label or place.name
+    if (place / SWEEP).exists() or (place / SWEEP_TABLE).exists():
+        return _read_sweep(place, label)
+    if is_lab_folder(place):
+        return RunFolder(label, place, "lab", [read_lab(place, label)])
+    about, problems = read_json(place / RUN)
+    named = about.get("labs")
+    names = [Path(str(name)).name for name in named] if isinstance(named, list) else []
+    problems += [f"{RUN} names the lab {name[:60]!r}, which is no name of a folder"
+                 for name in names if not usable_name(name)]  # fmt: skip
+    found = {path.name: path for path in _folders(place) if is_lab_folder(path)}
+    names = dict.fromkeys([*filter(usable_name, names), *found])
+    labs = [read_lab(place / name, label) for name in names]
+    return RunFolder(label, place, "run", labs, about, problems=problems)
+
+
+def read_lab(folder: Path, label: str) -> LabRun:
+    """Read a lab's folder, which may not be there yet."""
+    if not is_lab_folder(folder):
+        return LabRun(label, folder.name, folder, status="not started")
+    results, problems = read_results(folder)
+    if not (folder / RESULTS).exists():
+        problems.append(f"{RESULTS} is missing: the lab has not come to its end")
+    problems += _pictures(folder)[1]
+    lab = results.get("lab") or folder.name
+    return LabRun(label, lab, folder, results, status_of(results), problems)
+
+
+def is_lab_folder(folder: Path) -> bool:
+    """Return whether one lab has written, or is writing, to ``folder``."""
+    if any((folder / name).exists() for name in (RESULTS, RECORDS, LOG)):
+        return True
+    return bool(_files(folder, "*.ipynb"))
+
+
+def tail(path: Path, count: int = _TAIL) -> list[str]:
+    """Return the last ``count`` lines of a log, without carriage returns; none if it is missing."""
+    try:
+        with open_file(path) as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
+    except (OSError, InputError):
+        return []
+    lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
+    return [line for line in lines if line][-count:]
+
+
+def _read_sweep(place: Path, label: str) -> RunFolder:
+    about, problems = read_json(place / SWEEP)
+    rows: list[dict[str, str]] = []
+    try:
+        lines = read_text(place / SWEEP_TABLE, _TABLE_BYTES).splitlines(keepends=True)
+        table = csv.DictReader(lines)
+        columns = len(table.fieldnames or ())
+        if columns * len(lines) > _TABLE_CELLS:
+            raise InputError(
+                f"{len(lines)} lines of {columns} columns; at most {_TABLE_CELLS} cells"
+            )
+        rows = [{name: str(value or "") for name, value in row.items() if name} for row in table]
+    except FileNotFoundError:
+        problems.append(f"{SWEEP_TABLE} is missing: the sweep has not come to its end")
+    except (OSError, ValueError, csv.Error) as error:
+        problems.append(f"{SWEEP_TABLE} cannot be read: {error}")
+    folders = [path for path in _folders(place / "runs") if is_lab_folder(path)]
+    labs = [read_lab(path, path.name) for path in folders]
+    figures, more = _pictures(place)
+    return RunFolder(label, place, "sweep", labs, about, rows, figures, problems + more)
+
+
+def _holds_run(place: Path) -> bool:
+    if any(os.path.lexists(place / name) for name in (RUN, SWEEP, SWEEP_TABLE)):
+        return True
+    if is_lab_folder(place):
+        return True
+    # A training of one's own may lie among the runs, as a lab's folder lies in a run.
+    return not (place / "latest").is_symlink() and any(map(is_lab_folder, _folders(place)))
+
+
+def _no_run(given, place: Path) -> str:
+    runs = [
+        path.name
+        for path in _folders(place)
+        if is_lab_folder(path) or any(map(is_lab_folder, _folders(path)))
+    ]
+    hint = f" Did you mean one of the runs in it: {', '.join(runs[-5:])}?" if runs else ""
+    return f"{given} holds no run (no run.json, results.json, notebook or records.csv).{hint}"
+
+
+def _labels(places: Sequence[Path]) -> list[str]:
+    for parts in range(1, max(len(place.parts) for place in places) + 1):
+        labels = ["/".join(place.parts[-parts:]) for place in places]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _folders(place: Path) -> Iterable[Path]:
+    try:
+        found = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
+    except OSError:
+        return []
+    return sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list:
+    """Return what sorts seed=2 before seed=10."""
+    parts = re.split(r"(\d+)", path.name)
+    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of ``folder`` that match, those hidden or still being written left out."""
+    try:
+        found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    except OSError:
+        return []
+    return [path for path in found if not path.name.startswith(".")]
+
+
+def _pictures(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the PNG files in ``figures`` of a folder, and a sentence for each other file there."""
+    found, problems, left = [], [], _PICTURE_BYTES
+    for path in _files(folder / "figures", "*.png"):
+        if not _is_png(path):
+            problems.append(f"figures/{path.name} is not a PNG picture")
+        elif (size := path.stat().st_size) > left:
+            problems.append(
+                f"figures/{path.name} is left out: it has {size} bytes, {left} are left"
+            )
+        else:
+            left -= size
+            found.append(path)
+    return found, problems
+
+
+def _is_png(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            return file.read(len(_PNG)) == _PNG
+    except (OSError, InputError):
+        return False

@@ -1,0 +1,188 @@
+"""The tables of a report: which facts differ between runs, what ran where, metrics."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from labkit.tools.reports.difference import NOTHING, number
+from labkit.tools.reports.read import LabRun, RunFolder
+from labkit.tools.reports.reference import Row, against_reference
+
+# With more runs than this a table has a row for each, not a column: it grows down, not across.
+_MOST_COLUMNS = 4
+_SHORT_HASH = 12
+_RUNTIME = ("reason", "onednn", "ranks")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts for one HTML table; ``statuses`` are the columns shown as a coloured word."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    statuses: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Named values of several runs: those that differ, and those that are equal in all."""
+
+    differ: Table | None
+    equal: Table | None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The headline metrics of one lab: metric -> its (run's label, row against the stored run)."""
+
+    metrics: dict[str, list[tuple[str, Row]]]
+
+    def count(self, within: bool | None) -> int:
+        """Return how many values are within (True), outside (False) or not compared (None)."""
+        return sum(row.within is within for rows in self.metrics.values() for _, row in rows)
+
+
+def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
+    """Separate what differs from what is equal; ``columns`` is run -> fact -> value."""
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    differ, equal = {}, {}
+    for name in names:
+        values = [values.get(name, NOTHING) for values in columns.values()]
+        if len(set(values)) > 1:
+            differ[name] = values
+        else:
+            equal[name] = values[0]
+    same = Table(("what", "value"), list(equal.items())) if equal else None
+    return Facts(_turned(list(columns), differ) if differ else None, same)
+
+
+def surroundings(run: RunFolder) -> dict[str, str]:
+    """Return preset, device, git, versions and runtime of a RUN; joined where its labs differ."""
+    found: dict[str, list[str]] = {}
+    for lab in run.labs:
+        for name, value in _surroundings(lab.results):
+            values = found.setdefault(name, [])
+            if value not in values:
+                values.append(value)
+    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+
+
+def inputs(lab: LabRun) -> dict[str, str]:
+    """Return parameters and inputs of one lab, as texts: ``parameter seed`` -> ``1``."""
+    parameters = lab.results.get("parameters", {})
+    found = {f"parameter {name}": text(value) for name, value in parameters.items()}
+    for name, value in lab.results.get("inputs", {}).items():
+        if name == "parameters" and parameters:
+            continue  # a digest of what stands above
+        found[f"input {name}"] = text(value)[:_SHORT_HASH]
+    return found
+
+
+def what_ran(runs: Iterable[RunFolder]) -> Table:
+    """Return a row for every lab of every run: status, device, machine, git, time."""
+    head = ("run", "lab", "status", "device", "preset", "started", "seconds", "peak MB")
+    head += ("platform", "git")
+    return Table(head, [_ran(lab) for run in runs for lab in run.labs], statuses=(2,))
+
+
+def headline(labs: Sequence[LabRun]) -> Headline:
+    """Hold the headline metrics of several runs of one lab against the stored run."""
+    metrics: dict[str, list[tuple[str, Row]]] = {}
+    for lab in labs:
+        for row in against_reference({**lab.results, "status": lab.status}):
+            metrics.setdefault(row.metric, []).append((lab.label, row))
+    return Headline(metrics)
+
+
+def all_metrics(labs: Sequence[LabRun]) -> Table | None:
+    """Return every metric of several runs of one lab, None where there is none."""
+    columns = {
+        lab.label: {name: text(value) for name, value in lab.results.get("metrics", {}).items()}
+        for lab in labs
+    }
+    names = list(dict.fromkeys(name for values in columns.values() for name in values))
+    found = {name: [values.get(name, NOTHING) for values in columns.values()] for name in names}
+    return _turned(list(columns), found) if names else None
+
+
+def by_lab(runs: Iterable[RunFolder]) -> dict[str, list[LabRun]]:
+    """Return lab -> its executions in all runs, in order of the labs' names."""
+    found: dict[str, list[LabRun]] = {}
+    for run in runs:
+        for lab in run.labs:
+            found.setdefault(lab.lab, []).append(lab)
+    return dict(sorted(found.items()))
+
+
+def rows_as_table(rows: Sequence[Mapping[str, str]]) -> Table | None:
+    """Return rows of a CSV file as a table, None where there is none."""
+    names = tuple(dict.fromkeys(name for row in rows for name in row))
+    if not names:
+        return None
+    statuses = tuple(number for number, name in enumerate(names) if name == "status")
+    cells = [tuple(_shorter(row.get(name, "")) for name in names) for row in rows]
+    return Table(names, cells, statuses)
+
+
+def text(value: Any) -> str:
+    """Return any value of a JSON file as one line of text."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
+    return number(value) or "(empty)"
+
+
+def _turned(labels: Sequence[str], found: Mapping[str, Sequence[str]]) -> Table:
+    """Return name -> values as a table: a column a run, or a row a run where there are many."""
+    if len(labels) <= _MOST_COLUMNS:
+        return Table(("", *labels), [(name, *values) for name, values in found.items()])
+    rows = [(label, *(values[place] for values in found.values()))
+            for place, label in enumerate(labels)]  # fmt: skip
+    return Table(("run", *found), rows)
+
+
+def _surroundings(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    for name in ("preset", "device"):
+        if name in results:
+            yield name, text(results[name])
+    if "git" in results:
+        yield "git", _revision(results["git"])
+    for name, value in results.get("versions", {}).items():
+        yield name, text(value)
+    for name in _RUNTIME:
+        if name in results.get("runtime", {}):
+            yield f"runtime: {name}", text(results["runtime"][name])
+
+
+def _ran(lab: LabRun) -> tuple[str, ...]:
+    results = lab.results
+    seconds = results.get("total_seconds", results.get("seconds"))
+    return (
+        lab.label,
+        lab.lab,
+        lab.status,
+        results.get("device", "-"),
+        results.get("preset", "-"),
+        results.get("started", "-").replace("T", " "),
+        _rounded(seconds, 1),
+        _rounded(results.get("peak_memory_mb"), 0),
+        text(results.get("versions", {}).get("platform")).partition("-with-")[0],
+        _revision(results.get("git", "-")),
+    )
+
+
+def _rounded(value, places: int) -> str:
+    return f"{value:.{places}f}" if value is not None and abs(value) < 1e9 else "-"
+
+
+def _revision(git: str) -> str:
+    """Return the first letters of a revision, with the "+" of one that was changed."""
+    return git[:7] + ("+" if git.endswith("+") and len(git) > 7 else "")
+
+
+def _shorter(cell: str) -> str:
+    try:
+        value = float(cell)
+    except ValueError:
+        return cell
+    return cell if len(cell) < 9 else f"{value:.6g}"

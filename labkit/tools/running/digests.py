@@ -1,0 +1,107 @@
+"""Digests of everything that decides what a lab prints, so that nothing is executed for nothing."""
+
+import hashlib
+import json
+import os
+import platform
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.errors import InputError
+from labkit.labs.run import installed_version
+from labkit.tools.notebooks import rules
+
+# They run the labs, or read what these have left; what a notebook prints does not depend on them.
+_NOT_INPUTS = (
+    "notebooks.py",
+    "notebook_rules.py",
+    "notebook_form.py",
+    "inputs.py",
+    "cli.py",
+    "console.py",
+)
+_MOST_FILES = 2_000_000  # ImageNet has 1.3
+_NOT_INPUT_FOLDERS = ("commands", "lab_server", "reports", "running", "work")
+
+
+def of_project(project: Path, notebook: Mapping) -> dict[str, str]:
+    """Return the SHA-256 of what the project gives to a lab: its notebook, labkit, the data."""
+    return {
+        "notebook": rules.source_digest(notebook),
+        "labkit": rules.file_digest(
+            project, "labkit/**/*", without=(*_NOT_INPUTS, *_NOT_INPUT_FOLDERS)
+        ),
+        # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
+        "data": rules.file_digest(
+            project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
+        ),
+    }
+
+
+def of_run(
+    project: Path, notebook: Mapping, preset: str, device: str, parameters: Mapping[str, Any]
+) -> dict[str, str]:
+    """Return the inputs of one run: the project's, its parameters, and the versions installed.
+
+    A parameter that is the path of a file or folder counts with the names, sizes and times of what
+    is there.
+    """
+    packages = ("mindspore", "numpy", "scipy", "matplotlib")
+    versions = {name: installed_version(name) for name in packages}
+    places = {
+        name: _listing(value, project / "notebooks")
+        for name, value in parameters.items()
+        if isinstance(value, str) and value
+    }
+    return of_project(project, notebook) | {
+        "parameters": _digest([preset, device, dict(parameters), places]),
+        "versions": _digest([platform.python_version(), versions]),
+    }
+
+
+def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the kinds of input that are not what they were."""
+    return [kind for kind in now if was.get(kind) != now[kind]]
+
+
+def _listing(value: str, base: Path) -> list:
+    """Return a digest of names, sizes and times of what is at ``value``, seen from ``base``.
+
+    Empty for a text that is no path of anything. A list of ImageNet's files would take 1.4 GB.
+    """
+    place = os.path.join(base, os.path.expanduser(value))
+    if not os.path.exists(place):
+        return []
+    found = hashlib.sha256()
+    for number, (path, size, time) in enumerate(_files(place)):
+        if number >= _MOST_FILES:
+            raise InputError(f"{value} holds more than {_MOST_FILES} files; expected a data set")
+        found.update(f"{len(path)} {path} {size} {time}\n".encode("utf-8", "surrogateescape"))
+    return [found.hexdigest()]
+
+
+def _files(place: str) -> Iterator[tuple[str, int, int]]:
+    """Yield (path, size, time) of a file, or of the files in a folder; links lead to files only."""
+    # Of each folder on the way its names that are still to come: whole paths take three times that.
+    folders = [("", iter([place]))]
+    while folders:
+        folder, names = folders[-1]
+        if (name := next(names, None)) is None:
+            folders.pop()
+            continue
+        path = os.path.join(folder, name)
+        try:
+            known = os.stat(path)
+            if stat.S_ISREG(known.st_mode):
+                yield path, known.st_size, known.st_mtime_ns
+            elif stat.S_ISDIR(known.st_mode) and (path == place or not os.path.islink(path)):
+                folders.append((path, iter(sorted(os.listdir(path)))))
+        except OSError:
+            # Gone since, or not ours to read: the lab will say so if it needs it.
+            continue
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

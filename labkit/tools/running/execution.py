@@ -1,0 +1,214 @@
+"""One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.base.files import whole_file
+from labkit.errors import InputError
+from labkit.ranks.processes import MARK, guarded
+from labkit.tools.notebooks.links import relinked
+from labkit.tools.running.events import Event, Progress, Say, is_executed
+from labkit.tools.running.kernel import NAME, own_kernel
+from labkit.tools.running.streams import merge_streams
+from labkit.tools.running.watch import Limits, Watch
+
+# Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
+_START_TIMEOUT = 180
+_TAIL = 10  # lines
+# Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
+_PORT_TAKEN, _STARTS = "Address already in use", 3
+# What a kernel may write when Jupyter ends it, after the failure that is looked for.
+_ON_STOPPING = "KeyboardInterrupt caught in kernel."
+# In words; an exception has a name of its own.
+CAUSES = {
+    "died": "its kernel died",
+    "memory": "out of memory",
+    "timeout": "out of time",
+    "interrupted": "stopped from outside",
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a notebook stopped: exception ``name``, its message, and ``cell`` n as in ``In [n]``.
+
+    cell   None where it was stopped before the first one
+    cause  "exception", "died" (its kernel), "memory", "timeout" or "interrupted" (from outside)
+    log    the last lines that the kernel's process wrote; where it wrote none, that the cells
+           printed
+    """
+
+    name: str
+    message: str
+    cell: int | None
+    cause: str = "exception"
+    log: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a notebook's execution ended: ``failure`` or None, and its largest memory in bytes."""
+
+    failure: Failure | None
+    peak_memory: float
+
+
+def execute(
+    source: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    environment: Mapping[str, str],
+    say: Say,
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+) -> Execution:
+    """Execute the notebook ``source`` into ``output``; say how it ended.
+
+    The kernel works in the folder of ``source``, as in JupyterLab, with ``environment`` added to
+    its variables. ``output`` is saved after every cell, whole or not at all; beside it, after a
+    failure, lies kernel.log: what the kernel's process wrote outside the cells. On
+    KeyboardInterrupt, and however this process ends, the kernel and its processes are ended first.
+    """
+    _silence_papermill()
+    log = output.with_name("kernel.log")
+    for attempt in range(_STARTS):
+        cells = _prepare(source, output)
+        progress = Progress(source.stem, cells + 1, say)
+        with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits) as watch, progress:
+            manager = own_kernel({**environment, **mark}, log, watch.kernel_started)
+            error = _papermill(source, output, parameters, progress, manager, limits)
+            if error is not None and type(error).__name__ == "DeadKernelError":
+                watch.kernel_died()
+        if error is None and watch.cause is None:
+            log.unlink(missing_ok=True)
+            return Execution(None, watch.peak)
+        if progress.cell or not any(_PORT_TAKEN in line for line in _lines(log)):
+            break
+        if attempt + 1 < _STARTS:
+            text = f"{source.stem}: another program took the kernel's port; starting it again"
+            say(Event("output", text, source.stem, {"text": text}))
+    return Execution(_failure(error, watch, progress, log), watch.peak)
+
+
+def _papermill(
+    source: Path,
+    output: Path,
+    parameters: Mapping[str, Any],
+    progress: Progress,
+    manager: type,
+    limits: Limits,
+) -> BaseException | None:
+    """Let papermill execute ``output`` in place; return what stopped it."""
+    import papermill
+    from papermill.iorw import LocalHandler, papermill_io
+
+    class Whole(LocalHandler):
+        def write(self, buf, path):
+            _write_whole(buf, path)
+
+    # For this path alone: papermill's own handler opens the file for writing, which empties it.
+    papermill_io.register(str(output), Whole())
+    # papermill fills {name} in paths with parameters: a brace in a folder's name is doubled.
+    path = str(output).replace("{", "{{").replace("}", "}}")
+    try:
+        papermill.execute_notebook(
+            path,
+            path,
+            dict(parameters),
+            kernel_name=NAME,
+            language="python",
+            progress_bar=False,
+            stdout_file=progress,
+            start_timeout=_START_TIMEOUT,
+            execution_timeout=_whole_seconds(limits.cell_seconds),
+            on_cell_start=progress.cell_started,
+            on_cell_executed=merge_streams,
+            kernel_manager_class=manager,
+            resources={"metadata": {"path": str(source.parent)}},
+        )
+    # Whatever stops one notebook (an error of a cell, its kernel was killed, a cell took too long)
+    # is that lab's failure: it is reported, and the other labs still run.
+    except Exception as error:
+        return error
+    return _left_early(output)
+
+
+def _write_whole(text: str, path: str | Path) -> None:
+    """Write a notebook whole, or leave the one that is there; raise ``OSError``."""
+    if not Path(path).parent.is_dir():
+        # Of a lab that has removed its folder: nothing in it could be found again.
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    try:
+        with whole_file(path, "the notebook") as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except InputError as error:
+        raise error.__cause__ from None
+
+
+def _whole_seconds(limit: float | None) -> int | None:
+    """Return a cell's limit as papermill takes it; None is no limit."""
+    return None if limit is None or math.isinf(limit) else math.ceil(limit)
+
+
+def _left_early(output: Path) -> SystemExit | None:
+    """Return a SystemExit where cells are left over: papermill takes sys.exit() for an end."""
+    import nbformat
+
+    for cell in nbformat.read(output, as_version=4).cells:
+        if is_executed(cell) and cell.metadata.get("papermill", {}).get("status") != "completed":
+            return SystemExit("the notebook was left before its end")
+    return None
+
+
+def _failure(error: BaseException | None, watch: Watch, progress: Progress, log: Path) -> Failure:
+    if error is None:  # a cell has caught the KeyboardInterrupt of its time limit
+        error = KeyboardInterrupt()
+    name = getattr(error, "ename", type(error).__name__)
+    message = getattr(error, "evalue", str(error))
+    cause = watch.cause or ("timeout" if name == "CellTimeoutError" else "exception")
+    if watch.cause is not None:
+        message = watch.reason
+    elif name == "CellTimeoutError":
+        message = message.splitlines()[0]
+    tail = _lines(log)[-_TAIL:] or ([progress.last] if progress.last else [])
+    return Failure(name, message, progress.cell or None, cause, tuple(tail))
+
+
+def _lines(log: Path) -> list[str]:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    lines = (line.rstrip() for line in text.splitlines())
+    return [line for line in lines if line and not line.endswith(_ON_STOPPING)]
+
+
+def _prepare(source: Path, output: Path) -> int:
+    """Copy the notebook with the metadata that papermill needs; return how many cells will run.
+
+    Its links lead where they led: the executed copy is read and run again in its own folder.
+    """
+    import nbformat
+
+    notebook = nbformat.read(source, as_version=4)
+    notebook.metadata["kernelspec"] = {
+        "name": NAME,
+        "display_name": "Python 3 (ipykernel)",
+        "language": "python",
+    }
+    notebook.metadata.setdefault("language_info", {"name": "python"})
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = relinked(cell.source, source.parent, output.parent, with_labs=False)
+    _write_whole(nbformat.writes(notebook), output)
+    return sum(is_executed(cell) for cell in notebook.cells)
+
+
+def _silence_papermill() -> None:
+    """Keep papermill's own lines off stderr: what they say is in the ``Failure``."""
+    for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel by traitlets' logger
+        logger = logging.getLogger(name)
+        if not logger.handlers:
+            logger.addHandler(logging.NullHandler())

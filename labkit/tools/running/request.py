@@ -1,0 +1,121 @@
+"""What `labkit run` is asked for, checked as a whole before anything is created."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from labkit.base.project import find_project
+from labkit.base.yaml_values import parse_yaml
+from labkit.errors import InputError, refuse_unknown
+from labkit.labs.presets import LABS, PRESETS, choose
+from labkit.runtime import DEVICES, available_devices
+from labkit.tools import labs as lab_files
+from labkit.tools.labs import Lab
+
+_SHOWN = 100  # letters of a -p that a message repeats
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `labkit run` was asked for, checked: nothing in it can be refused any more."""
+
+    project: Path
+    labs: tuple[Lab, ...]
+    preset: str
+    device: str
+    parameters: Mapping[str, Mapping[str, Any]]  # of each lab
+
+    def of(self, lab: Lab) -> Mapping[str, Any]:
+        """Return the parameters that ``lab`` is asked to run with."""
+        return self.parameters[lab.name]
+
+
+def check(
+    names: Sequence[str] = (),
+    *,
+    preset: str = "lab",
+    device: str = "auto",
+    parameters: Iterable[str] | Mapping[str, Any] = (),
+    before: Mapping[str, Mapping[str, Any]] | None = None,
+    start: Path | None = None,
+) -> Request:
+    """Return the checked request for the labs ``names`` (none: all).
+
+    parameters  texts ``name=value``, the value as YAML; or values by name: for all these labs.
+    before      what a lab had in the run that goes on, by its name; ``parameters`` come on top.
+    start       a folder of the project; the working folder if not given.
+
+    Raises ``InputError`` for an unknown lab, preset, device or parameter, for a preset or parameter
+    that one of the labs does not have or a value that it cannot run with, and for a device that is
+    not here. Creates nothing.
+    """
+    project = find_project(start)
+    chosen = lab_files.pick(lab_files.find_labs(project), names)
+    refuse_unknown("preset", preset, PRESETS)
+    refuse_unknown("device", device, DEVICES)
+    given = parameters if isinstance(parameters, Mapping) else parse_parameters(parameters)
+    of_labs = {lab.name: {**(before or {}).get(lab.name, {}), **given} for lab in chosen}
+    for lab in chosen:
+        named = of_labs[lab.name]
+        refuse_unknown(f"preset of lab {lab.name}", preset, lab.presets)
+        known = [n for n in lab_files.parameter_names(lab) if n not in ("preset", "device")]
+        for name in named:
+            refuse_unknown(f"parameter of lab {lab.name}", name, known)
+        if lab.name in LABS:
+            choose(lab.name, preset, **named)
+    if device not in ("auto", "CPU"):
+        present = available_devices()
+        if device not in present:
+            raise InputError(
+                f"device {device} was asked for and is not here; MindSpore can use: "
+                f"{', '.join(present)}"
+            )
+    return Request(project, chosen, preset, device, of_labs)
+
+
+def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
+    """Return ``{"epochs": 3, "learning_rate": 0.001}`` for ``["epochs=3", "learning_rate=1e-3"]``.
+
+    Raises ``InputError`` for a text without ``=``, a name given twice, one that has its own option,
+    and a value that is not YAML.
+    """
+    named: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier():
+            raise InputError(f"-p {text!r} is not name=value, as in -p epochs=2")
+        if name in ("preset", "device"):
+            raise InputError(f"-p {text!r}: use --{name} {value}")
+        if name in named:
+            raise InputError(f"parameter {name!r} was given twice")
+        try:
+            named[name] = parse_yaml(value, _values())
+            # run.json and results.json say with what a lab ran.
+            json.dumps(named[name], allow_nan=False)
+        except (InputError, TypeError, ValueError) as error:
+            raise InputError(
+                f"-p {text[:_SHOWN]!r}: the value cannot be read as YAML, or not be kept as JSON: "
+                f"{error}"
+            ) from error
+    return named
+
+
+def _values() -> type[yaml.SafeLoader]:
+    """Return YAML's safe loader, reading 1e-3 as a number and leaving dates as text."""
+
+    class Values(yaml.SafeLoader):
+        # YAML 1.1 wants 1.0e-3: PyYAML reads the learning rate 1e-3 as a text.
+        yaml_implicit_resolvers = {
+            first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
+
+    number = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
+    Values.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Values

@@ -1,0 +1,224 @@
+"""Execution of checked labs one after the other, each into its own folder: `labkit run`."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.base.files import remove_unfinished
+from labkit.base.locks import locked
+from labkit.base.project import own_checkout
+from labkit.errors import InputError
+from labkit.labs.run import new_folder, write_results
+from labkit.tools.labs import Lab, mentions
+from labkit.tools.reports.results_file import usable
+from labkit.tools.running import digests as inputs
+from labkit.tools.running import folders, record
+from labkit.tools.running.events import Event, Say
+from labkit.tools.running.execution import CAUSES, Execution, Failure, execute
+from labkit.tools.running.request import Request
+from labkit.tools.running.watch import Limits
+
+LOG = "log.txt"
+# Bundled with the project, so that preparing it needs no network.
+_DATA_SETS = ("mnist",)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One lab of a run: what results.json says, the executed notebook, and why it failed, if so.
+
+    skipped  it had passed before, with the same inputs, and was not executed again
+    """
+
+    lab: Lab
+    results: Mapping[str, Any]
+    notebook: Path
+    failure: Failure | None
+    skipped: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether the lab stopped because its input cannot be used."""
+        return self.failure is not None and self.failure.name == "InputError"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run whose folder is there and whose data are prepared; made by ``prepared``."""
+
+    request: Request
+    folder: Path
+    resumed: bool
+
+
+@contextmanager
+def prepared(
+    request: Request, out: Path | None = None, *, resume: Path | None = None, say: Say
+) -> Iterator[Job]:
+    """Check where the labs of ``request`` may be written to, prepare their data, make the folder.
+
+    Lab ``name`` goes to ``out/name``; without ``out`` to a new ``runs/<time>/name`` of the project,
+    and ``runs/latest`` then points to ``runs/<time>``. ``resume`` is the folder of an earlier run
+    to go on in. As long as the context lasts, no other run can use the folder. Raises
+    ``InputError`` before anything is created where the folder cannot be used or the data cannot be
+    prepared, ``RuntimeError`` where preparing them fails for another reason.
+    """
+    runs = request.project / "runs"
+    if resume is None:
+        folders.refuse_used(request.labs, out, runs)
+    else:
+        folders.refuse_unwritable(resume)
+    prepare_data(request, say)
+    folder = resume or out
+    if folder is None:
+        folder = new_folder(runs)
+        folders.point_latest(runs, folder)
+    folder = folder.resolve()
+    with locked(folder, "a run", lambda text: say(Event("output", text, values={"text": text}))):
+        folders.write_run(folder, request)
+        yield Job(request, folder, resumed=resume is not None)
+
+
+def run_labs(job: Job, say: Say, limits: Limits) -> Iterator[Outcome]:
+    """Execute the labs of a prepared run, one after the other; give what became of each."""
+    for lab in job.request.labs:
+        if job.resumed and (outcome := passed_before(lab, job.request, job.folder, say)):
+            yield outcome
+        else:
+            yield run_lab(lab, job.request, job.folder / lab.name, say, limits)
+
+
+def run(
+    request: Request,
+    out: Path | None = None,
+    *,
+    say: Say = lambda event: print(event.text),
+    limits: Limits = Limits(),  # noqa: B008 (immutable)
+) -> list[Outcome]:
+    """Prepare a run and execute all its labs; arguments and errors as in ``prepared``."""
+    with prepared(request, out, say=say) as job:
+        return list(run_labs(job, say, limits))
+
+
+def exit_code(outcomes: Iterable[Outcome]) -> int:
+    """Return 0 if all labs passed, 1 if one failed, 2 if only bad input stopped any."""
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    if not failed:
+        return 0
+    return 2 if all(outcome.refused for outcome in failed) else 1
+
+
+def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) -> Outcome:
+    """Execute one lab into ``folder``, where trainings of an earlier execution are continued.
+
+    A disk that is full, or a folder that vanishes, is this lab's failure: the others may fit.
+    """
+    notebook = folder / lab.path.name
+    before = record.begun(lab, request)
+    ending = Execution(record.INTERRUPTED, 0.0)
+    started = time.monotonic()
+
+    def told(event: Event) -> None:
+        with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(event.text + "\n")
+        say(event)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(folder)
+        write_results(folder, before)
+        text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
+        values = {"preset": request.preset, "device": request.device, "folder": str(folder)}
+        told(Event("started", text, lab.name, values))
+        ending = _execute(lab, request, folder, notebook, told, limits)
+    except OSError as error:
+        ending = Execution(record.unwritable(error), 0.0)
+    finally:
+        # Ctrl-C passes through here: the folder must say that it holds no whole run.
+        done = record.completed(folder, before, ending, time.monotonic() - started)
+        for problem in done.problems:
+            told(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
+        told(_ended(lab, done.results))
+    return Outcome(lab, done.results, notebook, done.failure)
+
+
+def _execute(
+    lab: Lab, request: Request, folder: Path, notebook: Path, say: Say, limits: Limits
+) -> Execution:
+    parameters = {"preset": request.preset, "device": request.device, **request.of(lab)}
+    environment = {
+        "LABKIT_PRESET": request.preset,
+        "LABKIT_RUN": str(folder),
+        # labkit.base.progress then prints plain lines and draws no bar.
+        "LABKIT_HEADLESS": "1",
+        # A user's MPLBACKEND=Agg would leave the figures out of the executed notebook.
+        "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+    }
+    return execute(lab.path, notebook, parameters, environment, say, limits)
+
+
+def _ended(lab: Lab, results: Mapping[str, Any]) -> Event:
+    error = results.get("error")
+    how = "passed"
+    if error:
+        why = CAUSES.get(error["cause"], error["name"])
+        where = f" in cell {error['cell']}" if error["cell"] else ""
+        how = f"{results['status']}{where} ({why})"
+    text = f"{lab.name}: {how} after {results['total_seconds']:.1f} s"
+    keys = ("status", "device", "total_seconds", "metrics", "headline", "error")
+    return Event("ended", text, lab.name, {key: results[key] for key in keys if key in results})
+
+
+def passed_before(
+    lab: Lab, request: Request, out: Path, say: Say, name: str | None = None
+) -> Outcome | None:
+    """Return the outcome of a lab that has passed in ``out/name`` with the same inputs, or None.
+
+    name  of its folder; by default the lab's
+
+    What was made from other inputs is moved out of the way, to ``out/replaced``.
+    """
+    name = name or lab.name
+    folder = out / name
+    if not folder.exists():
+        return None
+    results, _ = usable(folders.results_of(folder))
+    different = inputs.changed(results.get("inputs", {}), record.inputs_of(lab, request))
+    if different:
+        aside = folders.set_aside(out, name)
+        text = f"{name}: changed: {', '.join(different)}; the old run is in {aside}"
+        say(Event("replaced", text, lab.name, {"changed": different, "folder": str(aside)}))
+        return None
+    notebook = folder / lab.path.name
+    whole = results.get("status") == "passed" and "total_seconds" in results
+    if not whole or not notebook.exists():
+        return None
+    text = f"{name}: passed before with the same inputs, not executed again"
+    say(Event("skipped", text, lab.name, {"folder": str(folder)}))
+    return Outcome(lab, results, notebook, None, skipped=True)
+
+
+def prepare_data(request: Request, say: Say) -> None:
+    """Prepare the bundled data that the labs name; errors as in ``prepare``.
+
+    By the scripts of the checkout that this labkit is imported from, whichever project's labs run:
+    theirs may be anybody's.
+    """
+    project = own_checkout()
+    for name in _DATA_SETS if project else ():
+        script = project / "data_scripts" / f"{name}.py"
+        if not script.exists() or not any(mentions(lab, name) for lab in request.labs):
+            continue
+        text = f"data: preparing {name} with {script.relative_to(project)}"
+        say(Event("data", text, values={"name": name}))
+        command = [sys.executable, str(script)]
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+        if done.returncode == 2:
+            raise InputError(done.stderr.strip() or f"{name} cannot be prepared")
+        if done.returncode:
+            raise RuntimeError(f"{script} exited with {done.returncode}:\n{done.stderr.strip()}")

@@ -1,0 +1,170 @@
+"""A watch over one lab's processes: its time, its memory, and how its kernel ended.
+
+The kernel's process tree is looked at a few times a second from outside, so that a lab that hangs
+inside a compiled graph, or that takes the machine's memory, is stopped all the same.
+"""
+
+import contextlib
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from labkit.errors import InputError
+from labkit.ranks import processes
+
+GB = 1e9
+# Of what is free: the rest keeps the machine answering while the limit is noticed.
+_SHARE = 0.9
+_GRACE = 5.0  # seconds between asking a kernel to stop and ending it
+_EVERY = 0.2  # seconds; fresh memory is touched at some 3 GB/s, so a limit is overrun by 0.6 GB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one lab may take; None is no limit.
+
+    seconds       of the whole lab
+    cell_seconds  of one cell
+    memory        bytes that the kernel and its processes hold for themselves
+    """
+
+    seconds: float | None = None
+    cell_seconds: float | None = None
+    memory: float | None = None
+
+    def __post_init__(self):
+        for name in ("seconds", "cell_seconds", "memory"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise InputError(f"the limit of {name} is {value!r}; expected a number > 0")
+
+    def __str__(self) -> str:
+        """What they are, as the end of a sentence; empty where there is none."""
+        parts = [
+            f"{self.seconds:g} s" if self.seconds is not None else "",
+            f"{self.cell_seconds:g} s a cell" if self.cell_seconds is not None else "",
+            f"{self.memory / GB:.3g} GB" if self.memory is not None else "",
+        ]
+        named = ", ".join(part for part in parts if part)
+        return f", at most {named}" if named else ""
+
+
+def free_memory() -> float:
+    """Return the bytes that a lab may take if nobody says otherwise: 90 % of what is free now."""
+    free = [psutil.virtual_memory().available]
+    # A container's own limit, which the machine's numbers do not show.
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        free.append(limit - int((group / "memory.current").read_text()))
+    return _SHARE * max(min(free), 0)
+
+
+class Watch:
+    """A context manager around one execution.
+
+    mark    of the processes, from ``launching.processes.guarded``
+    limits  ``cell_seconds`` is not looked at here: papermill keeps it
+
+    ``cause`` says why the kernel was stopped, or died: None, "timeout", "memory" or "died";
+    ``reason`` says it in words; ``peak`` is the largest memory seen, in bytes.
+    """
+
+    def __init__(self, mark: str, limits: Limits):
+        self.cause: str | None = None
+        self.reason = ""
+        self.peak = 0.0
+        self._mark, self._limits = mark, limits
+        self._kernel: subprocess.Popen | None = None
+        self._kills = _out_of_memory_kills()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def kernel_started(self, kernel: subprocess.Popen) -> None:
+        """Take the kernel's process under watch."""
+        self._kernel = kernel
+
+    def kernel_died(self) -> None:
+        """Find out how the kernel ended that Jupyter has lost."""
+        self._stop.set()
+        self._thread.join()
+        if self.cause is not None or self._kernel is None:
+            return
+        code = self._kernel.poll()
+        self.cause = "died"
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            self.reason = f"the kernel was ended by {name}"
+            if name == "SIGKILL" and _out_of_memory_kills() > self._kills:
+                self.cause = "memory"
+                self.reason += (
+                    f", by the system for want of memory; it held {self.peak / GB:.1f} GB"
+                )
+        elif code is not None:
+            self.reason = f"the kernel's process exited with code {code}"
+        else:
+            self.reason = "the kernel does not answer any more"
+
+    def _look(self) -> None:
+        began = time.monotonic()
+        asked = None  # to stop, when
+        while not self._stop.wait(_EVERY):
+            if self._kernel is None:
+                continue
+            self.peak = max(self.peak, held := memory_of(self._kernel.pid))
+            seconds = time.monotonic() - began
+            if asked is not None:
+                if time.monotonic() - asked > _GRACE:
+                    processes.end(self._mark)
+                    return
+            elif self._limits.memory is not None and held > self._limits.memory:
+                limit = self._limits.memory / GB
+                self._stopped("memory", f"it held {held / GB:.1f} GB; at most {limit:.3g} GB")
+                processes.end(self._mark)
+                return
+            elif self._limits.seconds is not None and seconds > self._limits.seconds:
+                self._stopped("timeout", f"it took longer than {self._limits.seconds:g} s")
+                asked = time.monotonic()
+                # The cell's traceback then shows where it was; code that does not listen is ended.
+                with contextlib.suppress(ProcessLookupError):
+                    self._kernel.send_signal(signal.SIGINT)
+
+    def _stopped(self, cause: str, reason: str) -> None:
+        self.cause, self.reason = cause, reason
+
+
+def memory_of(pid: int) -> float:
+    """Return the bytes that a process and its descendants hold: resident, less what is shared.
+
+    Shared pages are the libraries (0.5 GB of MindSpore), mapped by every rank and held once.
+    """
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                memory = one.memory_info()
+                total += max(memory.rss - getattr(memory, "shared", 0), 0)
+    return total
+
+
+def _out_of_memory_kills() -> int:
+    """Return how many processes the system has ended for want of memory since it started."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -1,0 +1,229 @@
+"""The exercises that a lab asks, and what a learner's notebook holds as the answer to each.
+
+An exercise is known by the name of its function, never by the id or the place of its cell.
+"""
+
+import ast
+import re
+import symtable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_SOURCE_OF_CHECK = "labkit.labs.exercises."
+_MAGIC = re.compile(r"^\s*(?:%|!|\?)|\?\s*$")
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """An exercise that a lab asks: ``check(name, ...)`` of ``module``."""
+
+    name: str
+    module: str
+
+
+@dataclass
+class Answer:
+    """What the notebook holds for an exercise: ``code`` binds what ``attempt`` needs.
+
+    attempt  the expression that is checked, mostly the function's name
+    problem  why there is nothing to check; else empty
+    notes    what its writer should know besides
+    """
+
+    name: str
+    code: str = ""
+    attempt: str = ""
+    problem: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A code cell: its statements, each with the names that it binds; why it is not Python."""
+
+    statements: tuple[tuple[ast.stmt, frozenset[str]], ...]
+    text: str
+    error: str
+
+    def nodes(self) -> Iterator[ast.AST]:
+        return (node for statement, _ in self.statements for node in ast.walk(statement))
+
+    def binds(self, name: str) -> bool:
+        return any(name in bound for _, bound in self.statements)
+
+
+def code_cells(notebook: Mapping[str, Any]) -> list[Cell]:
+    """Return the code cells of ``notebook``, parsed; one that is not Python says so."""
+    return [_parse(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def exercises(cells: Iterable[Cell]) -> list[Exercise]:
+    """Return the exercises of a lab, from its own ``cells``: those that these leave unsolved.
+
+    (A check of an answer that is there already shows how checks work, and asks nothing.)
+    """
+    found, module = [], None
+    for cell in cells:
+        nodes = list(cell.nodes())
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+                _SOURCE_OF_CHECK
+            ):
+                module = node.module
+        if module and any(isinstance(node, ast.Raise) for node in nodes):
+            found += [Exercise(call.args[0].value, module) for call in _checks(nodes)]
+    return found
+
+
+def find(cells: list[Cell], name: str) -> Answer:
+    """Return what ``cells`` hold as the answer to the exercise ``name``; nothing is executed."""
+    checks = [
+        (number, call)
+        for number, cell in enumerate(cells)
+        for call in _checks(cell.nodes())
+        if call.args[0].value == name
+    ]
+    answer = Answer(name, attempt=name)
+    try:
+        answer.attempt = ast.unparse(checks[-1][1].args[1]) if checks else name
+    except RecursionError:
+        answer.problem = "what its check is given is nested too deep to be read"
+        return answer
+    definitions = [number for number, cell in enumerate(cells) if cell.binds(name)]
+    if not checks and not definitions:
+        answer.problem = _broken(cells, name) or (
+            f"no cell defines {name} or checks it: was it renamed or deleted?"
+        )
+        return answer
+    at = checks[-1][0] if checks else definitions[-1]
+    if len(definitions) > 1:
+        answer.notes.append(
+            f"{name} is defined in {len(definitions)} cells; the last one above its check counts"
+        )
+    if not checks:
+        answer.notes.append("its check is gone; checked all the same")
+    _collect(cells, at, answer)
+    if not answer.problem and (problem := _broken(cells, name)):
+        answer.notes.append(f"another cell of it does not count: {problem}")
+    return answer
+
+
+def _collect(cells: list[Cell], at: int, answer: Answer) -> None:
+    """Put into ``answer`` the statements that its attempt needs, transitively, in their order."""
+    chosen: dict[tuple[int, int], ast.stmt] = {}
+    try:
+        compile(answer.attempt, "attempt", "eval")
+    except SyntaxError:  # `check(name, *both)`, say
+        answer.problem = f"it is checked as {answer.attempt}, which is not a function"
+        return
+    waiting, seen = [*_used(answer.attempt)], set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        where = _home(cells, name, at)
+        if where is None:
+            if name == answer.attempt:
+                answer.problem = _broken(cells, name) or (
+                    f"it is checked as {name}, and no cell defines {name}"
+                )
+            continue
+        for place, (statement, bound) in enumerate(cells[where].statements):
+            if name not in bound:
+                continue
+            if where != at and not _harmless(statement):
+                answer.notes.append(
+                    f"it uses {name}, which another cell computes; that cell was not run"
+                )
+                break
+            chosen[where, place] = statement
+            waiting += _used(ast.unparse(statement))
+    answer.code = "\n".join(ast.unparse(chosen[place]) for place in sorted(chosen))
+
+
+def _home(cells: list[Cell], name: str, at: int) -> int | None:
+    """Return the cell whose binding of ``name`` is in force at cell ``at``, run from the top.
+
+    A name that is bound further down alone counts as well: its writer has run that cell by hand.
+    """
+    bound = [number for number, cell in enumerate(cells) if cell.binds(name)]
+    above = [number for number in bound if number <= at]
+    return above[-1] if above else bound[0] if bound else None
+
+
+def _harmless(statement: ast.stmt) -> bool:
+    """Return whether ``statement`` binds names without computing anything to speak of."""
+    if isinstance(statement, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef):
+        return True
+    if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+        return False
+    return isinstance(statement.value, ast.Lambda) or not any(
+        isinstance(node, ast.Call | ast.comprehension | ast.Await)
+        for node in ast.walk(statement.value)
+    )
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Yield the names that ``statement`` binds in the notebook, not those inside of functions.
+
+    The verdict of a check is none: ``passed = check(...)`` would be called for any ``passed``.
+    """
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        if any(_checks(ast.walk(statement))):
+            return
+    try:
+        table = symtable.symtable(ast.unparse(statement), "cell", "exec")
+    except SyntaxError:  # a `return` outside a function, say: the cell could not run either
+        return
+    for one in table.get_symbols():
+        if one.is_assigned() or one.is_imported() or one.is_namespace():
+            yield one.get_name()
+
+
+def _used(source: str) -> Iterator[str]:
+    """Yield the names that ``source`` takes from the notebook around it."""
+
+    def names(table: symtable.SymbolTable) -> Iterator[str]:
+        top = table.get_type() == "module"
+        for one in table.get_symbols():
+            if one.is_referenced() and (top or one.is_global()):
+                yield one.get_name()
+        for child in table.get_children():
+            yield from names(child)
+
+    return names(symtable.symtable(source, "cell", "exec"))
+
+
+def _checks(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
+    """Yield the calls ``check("name", attempt)``, also ``module.check``."""
+    for node in nodes:
+        if isinstance(node, ast.Call) and len(node.args) == 2:
+            called = getattr(node.func, "id", getattr(node.func, "attr", None))
+            first = node.args[0]
+            if called == "check" and isinstance(first, ast.Constant) and type(first.value) is str:
+                yield node
+
+
+def _parse(source: str) -> Cell:
+    """Return ``source`` as a cell; IPython's own lines are blanked where Python refuses them."""
+    error = ""
+    # So that line numbers stay, and a `%` that goes on from the line above is taken for what it is.
+    without = "\n".join("" if _MAGIC.search(line) else line for line in source.splitlines())
+    for text in (source, without):
+        try:
+            statements = ast.parse(text).body
+            return Cell(tuple((one, frozenset(_bound(one))) for one in statements), text, "")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as found:
+            line = getattr(found, "lineno", None)
+            said = getattr(found, "msg", None) or str(found)
+            error = f"{said} (line {line})" if line else said
+    return Cell((), source, error)
+
+
+def _broken(cells: list[Cell], name: str) -> str:
+    """Return the syntax error of the last cell that seems to be about ``name``, or nothing."""
+    about = re.compile(rf"\bdef\s+{re.escape(name)}\b|check\(\s*[\"']{re.escape(name)}[\"']")
+    errors = [cell.error for cell in cells if cell.error and about.search(cell.text)]
+    return f"its cell is not Python: {errors[-1]}" if errors else ""

@@ -1,0 +1,160 @@
+"""The learner's copies: made from the project's notebooks, and merged with them when those change.
+
+What was copied is kept in the copy's own metadata (``labkit_work``), so that it moves with it.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from labkit.base.files import whole_file
+from labkit.errors import InputError
+from labkit.tools.labs import Lab
+from labkit.tools.notebooks import files as notebook_files
+from labkit.tools.notebooks.files import digest
+from labkit.tools.notebooks.links import relinked
+from labkit.tools.work import merging
+
+FOLDER = "work"
+BACKUPS = "before_update"
+_BASE = "labkit_work"
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What became of one copy.
+
+    state  "copied" (new), "unchanged" (the project's notebook is the one that was copied),
+           "behind" (it has changed since), "updated" (merged), "left" (no copy to merge with)
+    notes  what a person should know besides, a line each
+    """
+
+    lab: Lab
+    path: Path
+    state: str
+    notes: tuple[str, ...] = ()
+
+
+def work_folder(project: Path, folder: Path | None) -> Path:
+    """Return the folder of the copies, by default ``work`` in the project.
+
+    Raises ``InputError`` for one that is a file, or lies in the project's notebooks/ or runs/.
+    """
+    place = (project / FOLDER) if folder is None else Path(folder).resolve()
+    for reserved in (project / "notebooks", project / "runs" / "notebooks"):
+        if place == reserved or reserved in place.parents:
+            raise InputError(f"{place} is where the project writes; expected a folder of your own")
+    if place.exists() and not place.is_dir():
+        raise InputError(f"{place} is not a folder")
+    return place
+
+
+def make(project: Path, folder: Path, labs: Sequence[Lab], *, update: bool = False) -> list[Copy]:
+    """Copy ``labs`` to ``folder`` where there is no copy yet; with ``update``, merge those there.
+
+    Outputs are left out: what a copy shows is what its owner's own code printed. Without ``update``
+    no file that is there is written to. With it, the file is kept in ``before_update/`` first;
+    where cells were changed on both sides the copy keeps its own, and the project's notebook is
+    written beside it. Raises ``InputError`` where a file cannot be read or written.
+    """
+    return [_make_one(project, folder / lab.path.name, lab, update) for lab in labs]
+
+
+def _make_one(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
+    theirs = as_copied(project, lab, path.parent)
+    if not os.path.lexists(path):
+        notebook_files.write(path, theirs)
+        return Copy(lab, path, "copied")
+    try:
+        mine = notebook_files.read(path)
+    except InputError as error:
+        return Copy(lab, path, "left", (str(error),))
+    base = _base_of(mine)
+    if base is None:
+        note = "not made by `labkit work`, or its metadata was removed: nothing to compare with"
+        left = Copy(lab, path, "left", (note,))
+        return _beside(left, theirs) if update else left
+    if base == _base_of(theirs):
+        return Copy(lab, path, "unchanged")
+    if not update:
+        changed = sum(base.get(cell["id"]) != digest(cell) for cell in theirs["cells"])
+        removed = len(base.keys() - {cell["id"] for cell in theirs["cells"]})
+        note = f"{changed + removed} cells changed in the project since it was copied"
+        return Copy(lab, path, "behind", (note,))
+    return _update(Copy(lab, path, "updated"), mine, base, theirs)
+
+
+def _update(copy: Copy, mine: dict[str, Any], base: dict, theirs: dict[str, Any]) -> Copy:
+    try:
+        merged = merging.merge(base, mine["cells"], theirs["cells"])
+    except merging.CannotMerge as error:
+        return _beside(Copy(copy.lab, copy.path, "left", (str(error),)), theirs)
+    kept = _keep(copy.path)
+    mine["cells"] = merged.cells
+    mine["metadata"][_BASE] = theirs["metadata"][_BASE]
+    mine["nbformat"], mine["nbformat_minor"] = theirs["nbformat"], theirs["nbformat_minor"]
+    notebook_files.write(copy.path, mine)
+    notes = [f"{len(merged.taken)} cells from the project; as it was before: {kept}"]
+    notes += [f"yours stays, the project's changed too: {line}" for line in merged.conflicts]
+    copy = Copy(copy.lab, copy.path, "updated", tuple(notes))
+    return _beside(copy, theirs) if merged.conflicts else copy
+
+
+def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:
+    """Return the project's notebook as it is copied to ``folder``: no outputs, links that hold."""
+    notebook = notebook_files.read(lab.path)
+    for cell in notebook["cells"]:
+        if "id" not in cell:
+            raise InputError(f"{lab.path} has a cell without id; expected format 4.5")
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+        elif cell["cell_type"] == "markdown":
+            cell["source"] = relinked(cell["source"], lab.path.parent, folder, with_labs=True)
+    # The stamp is about the outputs that were left out.
+    notebook["metadata"].pop("labkit", None)
+    cells = [[cell["id"], digest(cell)] for cell in notebook["cells"]]
+    notebook["metadata"][_BASE] = {"copied_from": lab.name, "cells": cells}
+    return notebook
+
+
+def _base_of(notebook: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return id -> digest of the cells as they were copied; None where that is not known."""
+    try:
+        return {name: was for name, was in notebook["metadata"][_BASE]["cells"]}
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _keep(path: Path) -> str:
+    """Keep the bytes of ``path`` in the folder of backups; return the new file, as seen there."""
+    wanted = path.parent / BACKUPS / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
+    place = next(one for one in _numbered(wanted) if not os.path.lexists(one))
+    with whole_file(place, "the backup") as temporary:
+        temporary.write_bytes(path.read_bytes())
+    return f"{BACKUPS}/{place.name}"
+
+
+def _beside(copy: Copy, theirs: dict[str, Any]) -> Copy:
+    wanted = copy.path.with_name(f"{copy.path.stem}.project.ipynb")
+    place = next(one for one in _numbered(wanted) if not os.path.lexists(one) or _is(one, theirs))
+    if not place.exists():
+        notebook_files.write(place, theirs)
+    note = f"the project's notebook is beside it: {place.name}"
+    return Copy(copy.lab, copy.path, copy.state, (*copy.notes, note))
+
+
+def _is(path: Path, notebook: Mapping[str, Any]) -> bool:
+    try:
+        return notebook_files.read(path) == notebook
+    except InputError:
+        return False
+
+
+def _numbered(path: Path) -> Iterator[Path]:
+    """Yield ``path``, then the same with -2, -3, ... at the end of its name."""
+    yield path
+    yield from (path.with_name(f"{path.stem}-{n}{path.suffix}") for n in itertools.count(2))

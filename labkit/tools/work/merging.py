@@ -1,0 +1,119 @@
+"""Three versions of a notebook made one, cell by cell: nothing that a learner wrote is lost."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from labkit.tools.notebooks.files import digest
+
+Cell = Mapping[str, Any]
+
+
+class CannotMerge(Exception):
+    """The cells of two versions cannot be matched; the message says why."""
+
+
+@dataclass
+class Merged:
+    """The cells of a merge, and what became of those that differ.
+
+    taken      ids of the cells that came from the project: changed, new or removed there
+    conflicts  first lines of the cells that both have changed: the learner's stays
+    """
+
+    cells: list[Cell] = field(default_factory=list)
+    taken: list[str] = field(default_factory=list)
+    conflicts: list[str] = field(default_factory=list)
+
+
+def merge(base: Mapping[str, str], mine: Sequence[Cell], theirs: Sequence[Cell]) -> Merged:
+    """Return ``mine`` with what changed in ``theirs`` since both were ``base``.
+
+    base    id -> ``digest`` of every cell as it was copied, in order
+    mine    the learner's cells; theirs  the project's now
+
+    A cell that the learner left alone follows the project. One that the learner changed stays, one
+    that the learner deleted stays away, and the learner's own cells stay behind the cell that they
+    follow. Raises ``CannotMerge`` where the cells have lost their ids, or both moved cells.
+    """
+    own, project = _by_id(mine), {cell["id"]: cell for cell in theirs}
+    if not base.keys() & own.keys():
+        raise CannotMerge("its cells have other ids than those that were copied")
+    merged = Merged()
+    chosen = {
+        name: cell
+        for name in dict.fromkeys([*project, *own])
+        if (cell := _choose(name, base, own, project, merged)) is not None
+    }
+    order = _weave(*_orders(base, own, project), keep=chosen)
+    merged.cells = [chosen[name] for name in order]
+    return merged
+
+
+def _choose(name, base, own, project, merged) -> Cell | None:
+    """Return which version of a cell there is to be, or None for none."""
+    my_cell, their_cell = own.get(name), project.get(name)
+    was = base.get(name)
+    changed_there = their_cell is None or digest(their_cell) != was
+    if my_cell is None:
+        if was is None:
+            merged.taken.append(name)
+            return their_cell
+        if their_cell is not None and changed_there:
+            merged.conflicts.append(f"{_first_line(their_cell)} (deleted in the copy)")
+        return None
+    if digest(my_cell) == was:  # the learner left it alone
+        if changed_there:
+            merged.taken.append(name)
+            return their_cell
+        return my_cell
+    if was is not None and changed_there:
+        if their_cell is None:
+            merged.conflicts.append(f"{_first_line(my_cell)} (removed in the project)")
+        elif digest(their_cell) != digest(my_cell):
+            merged.conflicts.append(_first_line(my_cell))
+    return my_cell
+
+
+def _orders(base, own, project) -> tuple[list[str], list[str]]:
+    """Return the ids in the order to follow, then those whose neighbours decide the rest."""
+    common = base.keys() & own.keys() & project.keys()
+    was, mine, theirs = ([name for name in ids if name in common] for ids in (base, own, project))
+    if mine == was:
+        return list(project), list(own)
+    if theirs in (was, mine):
+        return list(own), list(project)
+    raise CannotMerge("cells were moved both in the copy and in the project")
+
+
+def _weave(first: Iterable[str], second: Iterable[str], keep: Iterable[str]) -> list[str]:
+    """Return ``first`` with what only ``second`` has put behind its neighbour there."""
+    order = [name for name in first if name in keep]
+    place = 0
+    for name in second:
+        if name not in keep:
+            continue
+        if name not in order:
+            order.insert(place, name)
+        place = order.index(name) + 1
+    return order
+
+
+def _by_id(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """Return id -> cell; a cell without an id, or with one that is taken, gets one of its own."""
+    found: dict[str, Cell] = {}
+    for number, cell in enumerate(cells):
+        name = cell.get("id")
+        if name is None or name in found:
+            name = f"own-{number}-{digest(cell)}"
+            cell = {**cell, "id": name}
+        found[name] = cell
+    return found
+
+
+def _first_line(cell: Cell) -> str:
+    if "parameters" in cell["metadata"].get("tags", ()):
+        return "the parameters cell"
+    lines = [line for line in cell["source"].splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("# ")] or lines or ["(empty)"]
+    return lines[0]

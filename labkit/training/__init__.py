@@ -1,0 +1,1 @@
+"""``fit`` over ``mindspore.train.Model``, its records, checkpoints and evaluation."""

@@ -1,0 +1,147 @@
+"""Checkpoints that survive being killed: the whole state of a step, and where the data stood.
+
+A checkpoint is written to a temporary name, checked, and renamed; MindSpore's ``save_checkpoint``
+deletes the old file before it writes the new one (killed while overwriting 160 MB, it left nothing
+in 10 of 10 tries).
+"""
+
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import mindspore as ms
+
+from labkit.base import checkpoint_files
+from labkit.base.checkpoint_files import DamagedCheckpoint
+from labkit.base.files import remove_unfinished, whole_file
+from labkit.errors import InputError
+from labkit.steps.gradients import set_state
+from labkit.training.position import Position, parse_position
+from labkit.training.rank_state import of_this_rank, own_name
+
+_NAME = re.compile(r"step-(\d{9})\.ckpt")
+_POSITION = "labkit_position"
+
+
+def save(step, position: Position, folder, keep=2, of_ranks=None) -> Path:
+    """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path.
+
+    of_ranks  what other ranks hold otherwise, as ``rank_state.of_others`` names it
+
+    Later ones that lie there are damaged, or this one would have gone on from them: they count for
+    nothing, and are left.
+    """
+    folder = Path(folder)
+    path = folder / f"step-{position.micro_batches:09d}.ckpt"
+    remove_unfinished(folder)  # of a process killed while it wrote
+    write(step, path, {_POSITION: json.dumps(asdict(position)), **(of_ranks or {})})
+    until_now = [other for other in checkpoints(folder) if other.name <= path.name]
+    for old in until_now[:-keep]:
+        old.unlink()
+    return path
+
+
+def write(cell, path, extra=None) -> None:
+    """Write all Parameters of ``cell`` to ``path``: complete, or not at all."""
+    with whole_file(path, "the checkpoint") as temporary:
+        ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
+
+
+def checkpoints(folder) -> list[Path]:
+    """Return the checkpoints in ``folder``, oldest first."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def load(step, path, accept=None) -> Position:
+    """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
+
+    accept  function of the position and the values by name, which raises to refuse them and may
+            change the values
+
+    Raises ``InputError`` for a missing or damaged file and for a checkpoint of another network or
+    step, naming what differs; ``step`` is then as it was.
+    """
+    values = read(path, step)
+    if _POSITION not in values:
+        raise InputError(f"{path} holds no position; expected a checkpoint written by labkit's fit")
+    try:
+        position = parse_position(str(values.pop(_POSITION)))
+    except InputError as error:
+        raise InputError(
+            f"the position in {path} is damaged or of another version of labkit: {error}"
+        ) from error
+    values = of_this_rank(values)
+    if accept is not None:
+        accept(position, values)
+    load_into(step, values, path)
+    return position
+
+
+def load_latest(step, folder, accept=None) -> Position | None:
+    """Load the newest readable checkpoint of ``folder``, or return None where there is none.
+
+    accept  as in ``load``
+
+    A damaged one is passed over, and said; if all are damaged the last error is raised.
+    """
+    error = None
+    for path in reversed(checkpoints(folder)):
+        try:
+            return load(step, path, accept)
+        except DamagedCheckpoint as damage:
+            print(f"labkit: {damage}; trying the one before it", flush=True)
+            error = damage
+    if error is not None:
+        raise error
+    return None
+
+
+def read(path, cell=None) -> dict:
+    """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``.
+
+    cell  large tensors that are none of its Parameters are ``Unread``; None: all are read
+    """
+    expected = None
+    if cell is not None:
+        expected = {p.name: (p.dtype, p.shape) for p in cell.get_parameters()}
+        expected |= {own_name(name): held for name, held in expected.items()}
+    # All that labkit writes ends with a CRC; where it is missing, the end is.
+    need_crc = bool(_NAME.fullmatch(Path(path).name))
+    return checkpoint_files.read(path, need_crc, expected)
+
+
+def load_into(cell, values: dict, origin="the checkpoint") -> None:
+    """Set all Parameters of ``cell`` from ``values``: the same names, shapes and types."""
+    own = {parameter.name: parameter for parameter in cell.get_parameters()}
+    missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
+    if missing or unknown:
+        raise InputError(
+            f"{origin} is of another network or step: it lacks {_few(missing)} and holds "
+            f"{_few(unknown)} beside what was expected"
+        )
+    for name, parameter in own.items():
+        came, expected = values[name], parameter
+        if isinstance(came, str):
+            raise InputError(f"{origin} is of another network: {name} is a text")
+        if came.shape != expected.shape or came.dtype != expected.dtype:
+            raise InputError(
+                f"{origin} is of another network: {name} is {came.dtype} {came.shape}, expected "
+                f"{expected.dtype} {expected.shape}"
+            )
+        if expected.dtype == ms.bfloat16 and ms.get_context("device_target") == "CPU":
+            raise InputError(
+                f"{origin} cannot be loaded here: {name} is BFloat16, and MindSpore's CPU assigns "
+                "no such Parameter; expected another device, or a network in Float32"
+            )
+    for name, parameter in own.items():
+        set_state(parameter, values[name])
+
+
+def _few(names):
+    if not names:
+        return "nothing"
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,212 @@
+"""The names of MindSpore's gradient accumulation tutorial (r1.0), on the cells of ``labkit``.
+
+Right by default: gradients are averaged over samples and an epoch's tail is flushed. The
+tutorial's exact behaviour, k times the gradient and the tail carried into the next epoch, comes
+with ``reduction="sum", tail="carry"``.
+"""
+
+import warnings
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import Callback
+
+from labkit.base.arguments import integer
+from labkit.base.files import make_folder
+from labkit.errors import InputError, refuse_unknown
+from labkit.steps.accumulation import TAILS, AccumulatedStep, check_micro_steps
+from labkit.steps.gradients import REDUCTION, GradientStage, set_state
+from labkit.steps.losses import LossNet
+from labkit.training import checkpoint
+from labkit.training.fit import EndOfEpoch, train
+
+_sum_op = ops.MultitypeFuncGraph("grad_sum_op")
+_clear_op = ops.MultitypeFuncGraph("clear_op")
+
+
+@_sum_op.register("Tensor", "Tensor")
+def _cumulative_grad(grad_sum, grad):
+    """Add a gradient to its sum."""
+    return ops.assign_add(grad_sum, grad)
+
+
+@_clear_op.register("Tensor", "Tensor")
+def _clear_grad_sum(grad_sum, zero):
+    """Set a sum to zero."""
+    return ops.depend(True, ops.assign(grad_sum, zero))
+
+
+class TrainForwardBackward(nn.Cell):
+    """Add one micro-batch's gradients to ``grad_sum`` and return its loss.
+
+    network    loss_net: batch -> mean loss
+    optimizer  whose parameters ``grad_sum`` holds the sums for
+    grad_sum   ParameterTuple, as ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``
+    sens       loss scale; unscaled once with ``mean``, left in with ``sum`` as in the tutorial
+    """
+
+    def __init__(self, network, optimizer, grad_sum, sens=1.0, *, reduction="mean"):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.network.set_grad()
+        self.network.add_flags(defer_inline=True)
+        self.optimizer = optimizer
+        self.grad_sum = grad_sum
+        self.gradient = GradientStage(
+            network,
+            optimizer.parameters,
+            reduction=reduction,
+            loss_scale=sens,
+            nonfinite="propagate",
+        )
+        self.left_in = sens if reduction == "sum" else 1.0
+        self.weight_sum = _weight_beside(grad_sum, reduction)
+        self.hyper_map = ops.HyperMap()
+
+    def __call__(self, *inputs):
+        self.gradient.look_at(inputs, lambda: self.compile(*inputs))
+        return super().__call__(*inputs)
+
+    def construct(self, *inputs):
+        loss, weight, gradients, _ = self.gradient.contribution(*inputs)
+        if self.left_in != 1.0:
+            gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
+        ops.assign_add(self.weight_sum, weight)
+        return ops.depend(loss, self.hyper_map(ops.partial(_sum_op), self.grad_sum, gradients))
+
+
+class TrainOptim(nn.Cell):
+    """Update from ``grad_sum``: its mean over samples, or the plain sum."""
+
+    def __init__(self, optimizer, grad_sum, *, reduction="mean"):
+        super().__init__(auto_prefix=False)
+        refuse_unknown("reduction", reduction, REDUCTION)
+        self.optimizer = optimizer
+        self.grad_sum = grad_sum
+        self.mean = reduction == "mean"
+        self.weight_sum = _weight_beside(grad_sum, reduction)
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self):
+        if not self.mean:
+            return self.optimizer(self.grad_sum)
+        # No micro-batch yet is a gradient of 0, not NaN.
+        scale = 1.0 / ops.select(self.weight_sum > 0, self.weight_sum.value(), 1.0)
+        return self.optimizer(self.hyper_map(ops.partial(ops.mul, scale), self.grad_sum))
+
+
+class TrainClear(nn.Cell):
+    """Set ``grad_sum`` to ``zeros``, a ParameterTuple of the same shapes."""
+
+    def __init__(self, grad_sum, zeros):
+        super().__init__(auto_prefix=False)
+        self.grad_sum = grad_sum
+        self.zeros = zeros
+        self.weight_sum = _weight_beside(grad_sum)
+        self.hyper_map = ops.HyperMap()
+
+    def construct(self):
+        ops.assign(self.weight_sum, 0.0)
+        return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
+
+
+class GradientAccumulation:
+    """The tutorial's training executor, on ``AccumulatedStep``.
+
+    network    images -> logits; loss_fn  (logits, labels) -> mean loss; optimizer  nn.Optimizer
+    reduction  ``mean``, or ``sum`` as in the tutorial
+    tail       ``flush``, ``drop``, or ``carry`` as in the tutorial
+    """
+
+    def __init__(self, network, loss_fn, optimizer, *, reduction="mean", tail="flush"):
+        refuse_unknown("reduction", reduction, REDUCTION)
+        refuse_unknown("tail", tail, TAILS)
+        self._loss_net = LossNet(network, loss_fn)
+        self._optimizer = optimizer
+        self._reduction, self._tail = reduction, tail
+        self._step = None
+        if (reduction, tail) == ("mean", "flush"):
+            warnings.warn(
+                "unlike the tutorial's GradientAccumulation, this one averages gradients over "
+                "samples (the tutorial sums: mini_steps times the learning rate), flushes an "
+                "epoch's last micro-batches and prints the mean loss of each update; for the "
+                "tutorial's exact behaviour give reduction='sum', tail='carry'",
+                stacklevel=2,
+            )
+
+    def train_process(
+        self, epoch, train_dataset, mini_steps=None, *, path="gradient_accumulation.ckpt"
+    ):
+        """Train ``epoch`` epochs, print one line per update, write the checkpoint ``path``.
+
+        mini_steps  micro-batches per update, an integer >= 1
+        """
+        try:
+            mini_steps = check_micro_steps(mini_steps)
+        except InputError:
+            raise InputError(f"mini_steps is {mini_steps!r}; expected an integer >= 1") from None
+        integer("epoch", epoch)
+        make_folder(Path(path).parent)
+        if self._step is None:
+            self._step = AccumulatedStep(
+                self._loss_net,
+                self._optimizer,
+                mini_steps,
+                reduction=self._reduction,
+                tail=self._tail,
+                nonfinite="propagate",
+            )
+        set_state(self._step.group_size, mini_steps)
+        last_loss_only = self._reduction == "sum"
+        callbacks = [EndOfEpoch(self._step), _PrintUpdates(self._step, last_loss_only)]
+        train(self._step, train_dataset, epoch, callbacks)
+        if not float(self._step.weight_sum.asnumpy()):
+            for buffer in self._step.gradient_sum:  # holds what is used up; the tutorial's is zero
+                set_state(buffer, np.zeros(buffer.shape, np.float32))
+        checkpoint.write(self._step, path)
+
+
+class _PrintUpdates(Callback):
+    """Print ``epoch: 1 step: 1 loss is  2.302572``, the tutorial's line, for each update."""
+
+    def __init__(self, step, last_loss_only):
+        super().__init__()
+        self._step, self._last_loss_only = step, last_loss_only
+        self._updates = step.last_update.number
+        self._in_epoch = 0
+
+    def on_train_epoch_begin(self, run_context):
+        self._in_epoch = 0
+
+    def on_train_step_end(self, run_context):
+        last = self._step.last_update
+        if last.number == self._updates:
+            return
+        self._updates = last.number
+        self._in_epoch += 1
+        arguments = run_context.original_args()
+        loss = arguments.net_outputs if self._last_loss_only else np.float32(last.loss)
+        epoch = arguments.cur_epoch_num
+        print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
+
+
+def _weight_beside(grad_sum, reduction=None):
+    """Return the sum of weights that belongs to ``grad_sum``: one for all cells that share it.
+
+    Their ``reduction`` must be one, too: what one cell adds by weight the other divides by it.
+    """
+    if not len(grad_sum):
+        raise InputError("grad_sum is empty; expected one Parameter per trainable parameter")
+    first = grad_sum[0]
+    if not hasattr(first, "labkit_weight_sum"):
+        name = f"{first.name}.weight_sum"
+        first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
+    shared = getattr(first, "labkit_reduction", None) or reduction
+    if reduction not in (None, shared):
+        raise InputError(
+            f"reduction is {reduction!r}, and {shared!r} in the other cell on this grad_sum"
+        )
+    first.labkit_reduction = shared
+    return first.labkit_weight_sum

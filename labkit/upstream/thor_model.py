@@ -1,0 +1,243 @@
+"""``ConvertModelUtils``: MindSpore's way from a Model to one that trains with THOR, and evaluates.
+
+Source: ``mindspore.train.ConvertModelUtils`` and ``ModelThor`` (2.10.0), whose train and eval raise
+``TypeError`` in releases 2.7.0 to 2.10.0. Departures: what comes back trains, also with evaluation
+between epochs, and its callbacks see every step (upstream's see 2 of every ``frequency`` on a
+GPU); dataset sink mode is off and refused; BatchNorm stays in float32; what would fail in the
+middle of a training is refused before it.
+"""
+
+import warnings
+
+from mindspore import nn
+from mindspore.train import Callback, Model
+
+from labkit.algorithms.thor.update import ThorUpdate
+from labkit.base.arguments import integer
+from labkit.errors import InputError, refuse_unknown
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.modes import modes, set_modes
+from labkit.steps.plain import PlainStep
+from labkit.steps.precision import PRECISION
+from labkit.steps.step import trainable_batch_norms
+from labkit.training.fit import EndOfEpoch
+from labkit.upstream.thor_arguments import at_update, loss_scale_of
+from labkit.upstream.thor_optimizer import ThorOptimizer
+
+
+class ConvertModelUtils:
+    """MindSpore's name for the one function below; it serves on the class and on an instance."""
+
+    @staticmethod
+    def convert_to_thor_model(
+        model,
+        network,
+        loss_fn=None,
+        optimizer=None,
+        metrics=None,
+        amp_level="O0",
+        loss_scale_manager=None,
+        keep_batchnorm_fp32=False,
+    ):
+        """Return a ``ThorModel`` that trains ``network`` with THOR and evaluates it.
+
+        model                the ``mindspore.train.Model`` so far, or None; nothing of it is used,
+                             as in upstream
+        network              Cell, inputs -> logits: the one that ``thor`` was given
+        loss_fn              (logits, labels) -> mean over rows of each row's loss:
+                             SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with
+                             reduction='mean'; others, by ``thor(..., loss="sample mean")``, on the
+                             caller's word
+        optimizer            of ``labkit.thor``
+        metrics              dict or set of metrics for ``eval`` and ``fit``, or None
+        amp_level            O0, or O2: float16 inside the network, loss and factors in float32
+        loss_scale_manager   None, FixedLossScaleManager or DynamicLossScaleManager. The loss scale
+                             is divided by once. With drop_overflow_update=False nothing is
+                             checked; otherwise a batch that is not finite updates nothing
+        keep_batchnorm_fp32  BatchNorm is kept in float32 with either value; False says so
+
+        The network's layers get their taps here; outputs and names of Parameters stay as they are.
+        Raises ``InputError`` for what does not fit together, and leaves the network alone then.
+        """
+        settings = _settings(model, network, loss_fn, optimizer)
+        refuse_unknown("amp_level", amp_level, PRECISION)
+        if not isinstance(keep_batchnorm_fp32, bool):
+            raise InputError(f"keep_batchnorm_fp32 is {keep_batchnorm_fp32!r}; expected a truth")
+        scale, nonfinite = loss_scale_of(loss_scale_manager, settings.loss_scale)
+        # Metrics that are none raise here, before anything of the network has changed.
+        evaluation = _evaluation(network, loss_fn, metrics, amp_level)
+        Model(network, **evaluation)
+        if amp_level == "O2" and not keep_batchnorm_fp32 and trainable_batch_norms(network):
+            warnings.warn(
+                "keep_batchnorm_fp32=False came, and BatchNorm stays in float32 as with True: its "
+                "running statistics lose digits in float16",
+                stacklevel=2,
+            )
+        loss_net = LossNet(network, loss_fn)
+        own = dict(settings.options, frequency=settings.frequency)
+        update = ThorUpdate(loss_net, optimizer, settings.damping, **own)
+        try:
+            options = dict(precision=amp_level, loss_scale=scale, nonfinite=nonfinite)
+            step = PlainStep(loss_net, optimizer, update=update, **options)
+        except InputError:
+            update.release()
+            raise
+        optimizer.converted = True
+        return ThorModel(step, network, settings, evaluation)
+
+
+class ThorModel(Model):
+    """A ``Model`` that trains with THOR's step; made by ``ConvertModelUtils``.
+
+    ``step`` is that step: ``step.update.layers``, ``step.last_update`` and so on. ``train``,
+    ``fit``, ``eval`` and ``predict`` are those of ``Model``, without dataset sink mode.
+    """
+
+    def __init__(self, step, network, settings, evaluation):
+        super().__init__(step, **evaluation)
+        self.step = step
+        self._settings = settings
+        self._predictor = Model(network)
+
+    def train(
+        self,
+        epoch,
+        train_dataset,
+        callbacks=None,
+        dataset_sink_mode=False,
+        sink_size=-1,
+        initial_epoch=0,
+    ):
+        """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``.
+
+        Raises ``InputError`` for sink mode, and for learning rates or dampings that are fewer than
+        the updates.
+        """
+        _refuse_sink_mode(dataset_sink_mode)
+        self._check(train_dataset, epoch, initial_epoch)
+        callbacks = self._callbacks(callbacks)
+        super().train(epoch, train_dataset, callbacks, False, sink_size, initial_epoch)
+
+    def fit(
+        self,
+        epoch,
+        train_dataset,
+        valid_dataset=None,
+        valid_frequency=1,
+        callbacks=None,
+        dataset_sink_mode=False,
+        valid_dataset_sink_mode=False,
+        sink_size=-1,
+        initial_epoch=0,
+    ):
+        """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
+        _refuse_sink_mode(dataset_sink_mode or valid_dataset_sink_mode)
+        self._check(train_dataset, epoch, initial_epoch)
+        super().fit(
+            epoch,
+            train_dataset,
+            valid_dataset,
+            valid_frequency,
+            self._callbacks(callbacks),
+            False,
+            False,
+            sink_size,
+            initial_epoch,
+        )
+
+    def eval(self, valid_dataset, callbacks=None, dataset_sink_mode=False):
+        """Return the metrics over a dataset; see ``mindspore.train.Model.eval``."""
+        _refuse_sink_mode(dataset_sink_mode)
+        return super().eval(valid_dataset, callbacks, False)
+
+    def predict(self, *predict_data, **options):
+        """Return the network's outputs; see ``mindspore.train.Model.predict``."""
+        # A Model sets the mode once and then believes in it, whatever another one has set since.
+        network = self.step.gradient.loss_net.network
+        kept = modes(network)
+        network.set_train(False)
+        try:
+            return self._predictor.predict(*predict_data, **options)
+        finally:
+            set_modes(kept)
+
+    def _callbacks(self, given):
+        given = [] if given is None else given
+        own = [EndOfEpoch(self.step)]
+        if self._settings.rate is not None:
+            own.append(_FollowRate(self.step, self._settings.rate))
+        return [*own, *(given if isinstance(given, list | tuple) else [given])]
+
+    def _check(self, dataset, epoch, initial_epoch):
+        """Refuse what would stop the training in its middle."""
+        integer("epoch", epoch)
+        batches = dataset.get_dataset_size() * max(epoch - initial_epoch, 0)
+        updates = int(self.step.updates.asnumpy()) + batches
+        damping = self._settings.damping
+        lengths = {"learning_rate": self._settings.rates}
+        lengths["damping"] = len(damping) if hasattr(damping, "__len__") else None
+        for name, length in lengths.items():
+            if length is not None and length < updates:
+                raise InputError(
+                    f"{name} has {length} values for {updates} updates; expected at least as many"
+                )
+        self._check_batch_size(dataset.get_batch_size())
+
+    def _check_batch_size(self, came):
+        said = self._settings.batch_size
+        if came == said:
+            return
+        text = f"batch_size is {said} in thor, and the data comes in batches of {came}"
+        if self._settings.options.get("formulas", "thor") != "thor":
+            raise InputError(f"{text}; expected the same where upstream's formulas are asked for")
+        warnings.warn(f"{text}: factors are means over the {came}", stacklevel=3)
+
+
+class _FollowRate(Callback):
+    """Set the optimizer's learning rate before each update to a function's value at it."""
+
+    def __init__(self, step, rate):
+        super().__init__()
+        self._step, self._rate = step, rate
+
+    def on_train_step_begin(self, run_context):
+        update = int(self._step.updates.asnumpy())
+        set_state(self._step.optimizer.learning_rate, at_update(self._rate, update))
+
+
+def _settings(model, network, loss_fn, optimizer):
+    """Return the ``ThorSettings``; ``InputError`` for parts that do not belong together."""
+    if not (model is None or isinstance(model, Model)):
+        raise InputError(f"model is a {type(model).__name__}; expected a Model, or None")
+    if not isinstance(optimizer, ThorOptimizer):
+        raise InputError(
+            f"optimizer is a {type(optimizer).__name__}; expected that of labkit.thor "
+            "(mindspore.nn.thor's has changed the network for operators of its own)"
+        )
+    if network is not optimizer.net:
+        raise InputError(
+            f"network is not the one that thor was given, a {type(optimizer.net).__name__}; "
+            f"expected that one, came a {type(network).__name__}"
+        )
+    if optimizer.converted:
+        raise InputError("this optimizer belongs to a converted model; expected a new one")
+    if not callable(loss_fn):
+        raise InputError(f"loss_fn is {loss_fn!r}; expected a loss function, such as nn.LossBase")
+    return optimizer.thor
+
+
+def _evaluation(network, loss_fn, metrics, amp_level):
+    """Return the arguments of a ``Model`` that are for evaluation."""
+    if metrics is None:
+        return {}
+    cell = nn.WithEvalCell(network, loss_fn, amp_level == "O2")
+    return {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
+
+
+def _refuse_sink_mode(asked):
+    if asked:
+        raise InputError(
+            "dataset_sink_mode came: which of THOR's two graphs runs is chosen before each step, "
+            "on the host; expected dataset_sink_mode=False, the default here"
+        )

@@ -1,0 +1,194 @@
+"""``thor`` with MindSpore's argument list: momentum that waits for THOR's preconditioned gradients.
+
+    w <- w - lr v,   v <- momentum v + clip(U + weight_decay w)
+
+U is what ``labkit.algorithms.thor`` makes of the gradient; ``labkit.ConvertModelUtils`` puts the
+two together, as MindSpore's own does.
+
+Source: ``mindspore.nn.thor`` (2.10.0, mindspore/nn/optim/thor.py). Departures: the formulas are the
+published ones (``formulas="upstream_gpu"`` are those of its GPU branch); learning rate and damping
+may be numbers, arrays and functions; frequency may be 1; use_nesterov counts on every device
+(upstream drops it on Ascend, and MindSpore's kernel does on CPU); the number of rows comes from the
+batch, not from batch_size; nothing is looked up by a Parameter's name; called without conversion it
+refuses to train.
+"""
+
+import warnings
+from dataclasses import dataclass, field
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit.algorithms.thor.options import checked_options
+from labkit.base.arguments import flag, integer
+from labkit.errors import InputError
+from labkit.upstream.thor_arguments import (
+    checked_split,
+    learning_rates,
+    name_of,
+    number,
+    schedule,
+)
+
+# Upstream's GRADIENT_CLIP_VALUE, for each gradient by itself, not for all together.
+CLIP_NORM = 1.0
+NOTICE = (
+    "unlike mindspore.nn.thor, this one computes the published formulas on every device (factors "
+    "of every row and position of the batch, convolutions with their own padding, the bias as a "
+    "coordinate of the input) and takes the number of rows from each batch: what was tuned for "
+    "upstream's GPU branch may need another damping. formulas='upstream_gpu' computes as that "
+    "branch does"
+)
+
+
+@dataclass(frozen=True)
+class ThorSettings:
+    """What ``thor`` was given beside the optimizer's own.
+
+    damping        number, (N,) float32 array by update, or function of the update's number
+    frequency      updates between two refreshes of factors and inverses
+    loss_scale     scale that the loss comes with; the step divides by it, not the optimizer
+    batch_size     rows of a batch, as they were said to be
+    split_indices  None, or where upstream cuts the factors' AllReduce into groups
+    rate           None, or a function of the update's number
+    rates          None, or how many learning rates there are
+    options        of ``ThorUpdate``, without frequency
+    """
+
+    damping: object
+    frequency: int
+    loss_scale: float
+    batch_size: int
+    split_indices: tuple[int, ...] | None
+    rate: object
+    rates: int | None
+    options: dict = field(default_factory=dict)
+
+
+class ThorOptimizer(nn.Optimizer):
+    """Momentum over a network's trainable Parameters, for gradients that THOR has preconditioned.
+
+    Made by ``thor``. Called before ``ConvertModelUtils`` has taken it, it raises ``ValueError``: by
+    itself it would be plain momentum.
+    """
+
+    def __init__(self, net, rate, momentum, weight_decay, use_nesterov, decay_filter, clips):
+        super().__init__(rate, net.trainable_params(), weight_decay)
+        self.decay_flags = tuple(bool(decay_filter(one)) for one in self.parameters)
+        # Not as a child: the network is no part of the optimizer's state.
+        object.__setattr__(self, "net", net)
+        self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
+        self.moments = self.parameters.clone(prefix="moments", init="zeros")
+        self.apply_momentum = ops.ApplyMomentum()
+        self.use_nesterov = use_nesterov
+        self.clips = clips
+        self.converted = False
+
+    def construct(self, gradients):
+        if not self.converted:
+            raise ValueError(
+                "this optimizer of labkit.thor was called without THOR: by itself it would train "
+                "with plain momentum. Give the model to "
+                "labkit.ConvertModelUtils.convert_to_thor_model and train what it returns"
+            )
+        gradients = self.decay_weight(gradients)
+        if self.clips:
+            gradients = self.map_(_clipped, gradients)
+        rate = self.get_lr()
+        self.assignadd(self.global_step, self.global_step_increase_tensor)
+        apply = ops.partial(_momentum_step, self.apply_momentum, self.momentum, rate)
+        if self.use_nesterov:
+            apply = ops.partial(_nesterov_step, self.momentum, rate)
+        return self.map_(apply, gradients, self.parameters, self.moments)
+
+    def get_frequency(self) -> int:
+        """Return the number of updates between two refreshes, as upstream's method does."""
+        return self.thor.frequency
+
+
+def thor(
+    net,
+    learning_rate,
+    damping,
+    momentum,
+    weight_decay=0.0,
+    loss_scale=1.0,
+    batch_size=32,
+    use_nesterov=False,
+    decay_filter=lambda x: x.name not in [],
+    split_indices=None,
+    enable_clip_grad=False,
+    frequency=100,
+    **options,
+):
+    """Return THOR's optimizer for ``net``, to be handed to ``convert_to_thor_model``.
+
+    net               Cell; its trainable Parameters are trained. Nothing in it changes until the
+                      conversion
+    learning_rate     number >= 0, array or Tensor with one for each update, function of the
+                      update's number (0, 1, ..), or a LearningRateSchedule
+    damping           number > 0, array or Tensor with one for each update, or such a function
+    momentum          0 .. below 1
+    weight_decay      >= 0, of the Parameters that ``decay_filter`` (Parameter -> bool) says: by
+                      default all of them, biases and normalisation too
+    loss_scale        that of the FixedLossScaleManager, if there is one
+    batch_size        rows of a batch on one device. Upstream multiplies by it; here N is counted in
+                      each batch. A training with other batches warns, and is refused where
+                      ``formulas="upstream_gpu"`` is asked for
+    use_nesterov      Nesterov's momentum
+    split_indices     increasing numbers of preconditioned layers, the last layer of each group.
+                      Upstream fuses the AllReduce of factors by them, which is a matter of speed;
+                      here they are checked, and nothing depends on them
+    enable_clip_grad  limit the norm of each preconditioned gradient, weight decay included, to 1
+                      (each Parameter's by itself, as upstream does)
+    frequency         updates between two refreshes, 1 or more
+    options           those of ``labkit.algorithms.thor.Options``
+
+    Raises ``InputError`` for values that are none of these; arrays that are shorter than the
+    training are refused when it starts.
+    """
+    if not isinstance(net, nn.Cell) or not net.trainable_params():
+        raise InputError(f"net is {name_of(net)}; expected a Cell with trainable Parameters")
+    if not callable(decay_filter):
+        raise InputError(f"decay_filter is {decay_filter!r}; expected a function of a Parameter")
+    frequency = integer("frequency", frequency)
+    checked_options(options | {"frequency": frequency})
+    rate, following = learning_rates(learning_rate)
+    optimizer = ThorOptimizer(
+        net,
+        rate,
+        number("momentum", momentum, "a number from 0 to below 1", lambda value: 0 <= value < 1),
+        number("weight_decay", weight_decay, "a number >= 0", lambda value: value >= 0),
+        flag("use_nesterov", use_nesterov),
+        decay_filter,
+        flag("enable_clip_grad", enable_clip_grad),
+    )
+    optimizer.thor = ThorSettings(
+        damping=schedule("damping", damping, "> 0", lambda values: values > 0),
+        frequency=frequency,
+        loss_scale=number("loss_scale", loss_scale, "a number > 0", lambda value: value > 0),
+        batch_size=integer("batch_size", batch_size),
+        split_indices=checked_split(net, split_indices),
+        rate=following,
+        rates=len(rate) if isinstance(rate, Tensor) else None,
+        options=options,
+    )
+    if options.get("formulas", "thor") == "thor":
+        warnings.warn(NOTICE, stacklevel=2)
+    return optimizer
+
+
+def _momentum_step(apply, momentum, rate, gradient, weight, moment):
+    return apply(weight, moment, rate, gradient, momentum)
+
+
+def _nesterov_step(momentum, rate, gradient, weight, moment):
+    # Not ops.ApplyMomentum(use_nesterov=True): its CPU kernel (2.10.0) does the same as without.
+    new = momentum * moment + gradient
+    step = ops.cast(rate * (gradient + momentum * new), weight.dtype)
+    return ops.depend(ops.assign_sub(weight, step), ops.assign(moment, new))
+
+
+def _clipped(gradient):
+    norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
+    return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))

@@ -1,0 +1,202 @@
+"""What each rank runs in algorithms/adasum/test_on_ranks.py: ``msrun ... adasum_on_ranks.py OUT``.
+
+Writes OUT/rank<n>.npz: by case, parameters, counters and reports; and what was refused, as text.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+LEARNING_RATE = 0.05
+LENET_UPDATES = 20
+# name -> (ranks it is for, network, options, updates, calls of a worker that are NaN, as
+# (worker, member of its node, update)). Workers are those of a rank.
+CASES = {
+    "LeNet": (2, "lenet", {}, LENET_UPDATES, ()),
+    "virtual workers too": (2, "linear", {"workers": 2, "micro_steps": 2}, 4, ()),
+    "gradients": (2, "linear", {"on": "gradients"}, 4, ((1, 0, 1),)),
+    "not finite": (2, "linear", {}, 5, ((1, 0, 1), (0, 0, 3), (1, 0, 3))),
+    "nodes": (4, "linear", {"node_size": 2}, 5, ((1, 0, 1), (0, 0, 2), (0, 1, 2))),
+    "four": (4, "linear", {"reduction": "mean", "workers": 1}, 3, ()),
+    "LeNet, four": (4, "lenet", {}, LENET_UPDATES, ()),
+}
+
+
+def batch(kind, update, worker, member, turn, nan=()):
+    """The rows of a micro-batch, whoever computes it: other ones in each turn."""
+    from tests.support.step_cells import digits, rows
+
+    make = digits if kind == "lenet" else rows
+    seed = 1000 * update + 100 * worker + 10 * member + turn
+    inputs, targets = make(4 + member, seed=seed)
+    if (worker, member, update) in nan:
+        inputs = inputs * np.float32(np.nan)
+    return inputs, targets
+
+
+def build(kind, options):
+    """(network, step) with Momentum, weight decay and a rate for every update."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit.algorithms.adasum import AdasumStep
+    from labkit.nets.lenet import LeNet5
+    from labkit.steps.losses import LossNet
+    from tests.support.step_cells import momentum, regression
+
+    rates = [LEARNING_RATE * 0.9**update for update in range(30)]
+    if kind == "linear":
+        network, loss_net = regression()
+    else:
+        ms.set_seed(1)
+        network = LeNet5()
+        loss_net = LossNet(network, nn.CrossEntropyLoss())
+    return network, AdasumStep(loss_net, momentum(network, rates, 0.01), **options)
+
+
+def run(case, rank=0, ranks=1):
+    """Train one case on this rank, or on all in one process; return what is compared, by name."""
+    from tests.support.step_cells import tensors
+
+    total, kind, options, updates, nan = CASES[case]
+    node, workers = options.get("node_size", 1), options.get("workers", 1)
+    members, worker_of_all = range(node), range(total // node * workers)
+    if ranks == 1:
+        options = options | {"workers": len(worker_of_all)}
+    else:
+        members = [rank % node]
+        worker_of_all = range(rank // node * workers, (rank // node + 1) * workers)
+    network, step = build(kind, options)
+    found = {}
+    for update in range(updates):
+        for worker in worker_of_all:
+            for turn in range(options.get("micro_steps", 1)):
+                for member in members:
+                    arrays = batch(kind, update, worker, member, turn, nan)
+                    step(*tensors(*arrays))
+        last = step.last_update
+        found[f"{case}/last/{update}"] = np.array(
+            [last.number, last.loss, last.gradient_norm, *last.learning_rate, last.images]
+        )
+        for parameter in network.trainable_params():
+            found[f"{case}/{parameter.name}/{update}"] = parameter.asnumpy().copy()
+    step.end_epoch()
+    found[f"{case}/dropped"] = step.dropped.asnumpy()
+    found[f"{case}/team"] = np.array([step.total_workers, step.team.bytes_received(1000)])
+    found[f"{case}/text"] = np.array(step.team.text())
+    return found
+
+
+def refused(function):
+    """Return the message of the InputError that a function raises."""
+    from labkit.errors import InputError
+
+    try:
+        function()
+    except InputError as error:
+        return np.array(str(error))
+    return np.array("nothing was refused")
+
+
+def operators():
+    """Names of the operators of a step over ranks."""
+    from tests.support.compiled import compiled_operators
+    from tests.support.step_cells import tensors
+
+    _, step = build("lenet", {})
+    found = compiled_operators(step, *tensors(*batch("lenet", 0, 0, 0, 0)))
+    return np.array(sorted({one.name for one in found}))
+
+
+def planted_difference(rank):
+    """A step whose last rank holds another bias: found at the end of the epoch and when built."""
+    from mindspore import nn
+
+    from labkit.algorithms.adasum import AdasumStep
+    from labkit.steps.gradients import set_state
+    from tests.support.step_cells import momentum, regression
+
+    network, loss_net = regression()
+    step = AdasumStep(loss_net, momentum(network))
+    if rank == 1:
+        value = network.bias.asnumpy()
+        value[1] = np.nextafter(value[1], np.float32(9))
+        set_state(network.bias, value)
+    at_the_end = refused(step.end_epoch)
+    sgd = nn.SGD(network.trainable_params(), 0.1)
+    return at_the_end, refused(lambda: AdasumStep(loss_net, sgd))
+
+
+def one_is_unsure(rank):
+    """Train the case "not finite" with a second rank that is never sure of its Gram form."""
+    from unittest import mock
+
+    from labkit.algorithms.adasum.combination import ByGram
+
+    attempt = _unsure if rank == 1 else ByGram.attempt
+    with mock.patch.object(ByGram, "attempt", attempt):
+        return run("not finite", rank, 2)
+
+
+def _unsure(self, rows, present=None):
+    layers, _, weights, sound = self.found(rows)
+    return self.weighted(layers, weights), sound.logical_and(sound.logical_not())
+
+
+def resumed(out, rank):
+    """Train in a folder for each rank, resume bit-equal, and refuse other micro-batches."""
+    from mindspore import nn
+
+    from labkit.algorithms.adasum import AdasumStep
+    from labkit.steps.losses import LossNet
+    from labkit.training.fit import fit
+    from tests.support.trainings import dataset, loss_fn
+    from tests.support.trainings import network as classifier
+
+    net = classifier()
+    optimizer = nn.Adam(net.trainable_params(), 0.02)
+    step = AdasumStep(LossNet(net, loss_fn()), optimizer, workers=2)
+    folder = out / f"run{rank}"
+    options = dict(folder=folder, progress=None, keep=100)
+    fit(step, dataset(seed=1 + rank), 1, checkpoint_every=3, **options)
+    final = {p.name: p.asnumpy().copy() for p in step.get_parameters()}
+    # Back to micro-batch 9, the middle of a team: both ranks have had one worker's turn.
+    newest = sorted((folder / "checkpoint").iterdir())
+    newest[-1].rename(folder / "kept")
+    fit(step, dataset(seed=1 + rank), 1, resume=True, **options)
+    same = all(np.array_equal(p.asnumpy(), final[p.name]) for p in step.get_parameters())
+    for path in (folder / "checkpoint").iterdir():
+        if rank == 1 and path.name > newest[0].name:
+            path.unlink()
+    message = refused(lambda: fit(step, dataset(seed=1 + rank), 1, resume=True, **options))
+    return {"resume/same": np.array(same), "resume/refused": message}
+
+
+def main(out):
+    from labkit.ranks import cluster
+    from labkit.runtime import start
+
+    start(device="CPU", seed=1, distribute=True)
+    rank, ranks = cluster.rank_and_size()
+    found = {}
+    for case in CASES:
+        if CASES[case][0] == ranks:
+            found |= run(case, rank, ranks)
+    if ranks == 4:
+        found["no divisor"] = refused(lambda: build("linear", {"node_size": 3}))
+        found["one node"] = refused(lambda: build("linear", {"node_size": 4}))
+    else:
+        found["operators"] = operators()
+        unsure = one_is_unsure(rank).items()
+        found |= {f"one is unsure/{name}": value for name, value in unsure}
+        found["planted/end"], found["planted/built"] = planted_difference(rank)
+        found |= resumed(out, rank)
+    path = out / f"rank{rank}.npz"
+    np.savez(path.with_suffix(".part.npz"), **found)
+    os.replace(path.with_suffix(".part.npz"), path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,131 @@
+"""AdasumStep on the linear network of step_cells, in float64, worker by worker."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from labkit import reference
+from tests.support.step_cells import linear
+
+
+@dataclass
+class Twin:
+    """Momentum with a velocity for each worker (on="updates") or one (on="gradients").
+
+    rate         function of the number of updates so far
+    micro_steps  micro-batches that a worker averages, those of its node's members counted in
+    others       as of ``AdasumStep`` and ``AccumulatedStep``
+
+    ``entered`` holds what the workers of this turn have made: (vectors, reference.Update), or
+    None for a worker without a finite micro-batch. ``last`` describes the last update.
+    """
+
+    workers: int
+    micro_steps: object = 1
+    on: str = "updates"
+    reduction: str = "adasum"
+    scope: str = "layer"
+    tail: str = "flush"
+    nonfinite: str = "drop_micro"
+    clip_norm: float | None = None
+    rate: object = lambda update: 0.05
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    updates: int = 0
+    last: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        network = linear()
+        self.weights = [p.asnumpy().astype(np.float64) for p in (network.weight, network.bias)]
+        zeros = [np.zeros_like(weight) for weight in self.weights]
+        self.velocities = [zeros] * (self.workers if self.on == "updates" else 1)
+        self.group_size = self._size()
+        self._begin()
+
+    def _size(self):
+        return self.micro_steps(self.updates) if callable(self.micro_steps) else self.micro_steps
+
+    def _begin(self):
+        self.entered, self.pending = [], list(self.velocities)
+        self.group = self._group()
+
+    def _group(self):
+        return reference.Accumulation(
+            self.group_size, nonfinite=self.nonfinite, clip_norm=self.clip_norm
+        )
+
+    def micro_batch(self, inputs, targets):
+        """Take one micro-batch of the worker whose turn it is."""
+        inputs, targets = inputs.astype(np.float64), targets.astype(np.float64)
+        loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
+        one = reference.MicroBatch(loss, len(inputs), gradients, len(inputs), np.isfinite(loss))
+        closed = self.group.micro_batch(one)
+        if self.group.micro_step == 0:
+            self._enter(closed)
+        return loss
+
+    def end_epoch(self):
+        if self.tail == "drop":
+            self._begin()
+        elif self.group.micro_step:
+            self._enter(self.group.end_epoch())
+        while self.entered:
+            self._enter(None)
+
+    def _enter(self, group):
+        vectors = [np.zeros_like(weight) for weight in self.weights]
+        if group is not None:
+            vectors = group.gradients
+            if self.on == "updates":
+                worker = len(self.entered)
+                moved, self.pending[worker] = self._moved(vectors, self.velocities[worker])
+                vectors = [new - old for new, old in zip(moved, self.weights, strict=True)]
+        self.entered.append((vectors, group))
+        self.group = self._group()
+        if len(self.entered) == self.workers:
+            self._combine()
+
+    def _moved(self, gradients, velocity):
+        decayed = [g + self.weight_decay * w for g, w in zip(gradients, self.weights, strict=True)]
+        rate = self.rate(self.updates)
+        return reference.momentum_update(self.weights, velocity, decayed, rate, self.momentum)
+
+    def _combine(self):
+        groups = [group for _, group in self.entered if group is not None]
+        self.velocities = list(self.pending)
+        if groups:
+            parts = self._combined()
+            if self.on == "updates":
+                self.weights = [w + part for w, part in zip(self.weights, parts, strict=True)]
+            else:
+                self.weights, self.velocities[0] = self._moved(parts, self.velocities[0])
+            self._note(groups)
+            self.updates += 1
+        self.vectors = [vectors for vectors, _ in self.entered]
+        self.group_size = self._size()
+        self._begin()
+
+    def _combined(self):
+        rows = [np.concatenate([v.ravel() for v in vectors]) for vectors, _ in self.entered]
+        rows = np.stack(rows)
+        ends = np.cumsum([weight.size for weight in self.weights])[:-1]
+        layers = np.split(rows, ends, axis=1) if self.scope == "layer" else [rows]
+        combined = np.concatenate([self._reduced(layer) for layer in layers])
+        parts = np.split(combined, ends)
+        return [part.reshape(w.shape) for part, w in zip(parts, self.weights, strict=True)]
+
+    def _reduced(self, rows):
+        if self.reduction == "adasum":
+            return reference.adasum_tree(rows)
+        present = sum(group is not None for _, group in self.entered)
+        return rows.sum(axis=0) / (present if self.reduction == "mean" else 1)
+
+    def _note(self, groups):
+        images = [group.images for group in groups]
+        self.last = {
+            "number": self.updates + 1,
+            "loss": float(np.average([group.loss for group in groups], weights=images)),
+            "gradient_norm": float(np.mean([group.norm for group in groups])),
+            "learning_rate": (self.rate(self.updates),),
+            "images": sum(images),
+        }

@@ -1,0 +1,242 @@
+"""The form of a lab's notebook: its header card, its sections in order, its proofs, its links.
+
+``labkit.tools.notebooks.rules`` looks at cells one by one; this module at the notebook as a whole.
+"""
+
+import ast
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
+
+from labkit.tools.notebooks.rules import COMPARED, compared_text, tags
+
+CARD = ("You will be able to", "You need to know", "Takes", "Data")
+SECTIONS = (
+    "Question",
+    "Idea",
+    "Parameters",
+    "Data",
+    "From scratch",
+    "With labkit",
+    "Compare",
+    "What we learned",
+    "Exercises",
+)
+# The introduction teaches no technique: it has none to build, to compare, or to ask for.
+INTRODUCTION = ("Question", "Parameters", "This machine", "How a lab works", "What we learned")
+# Where a lab calls a section by its subject: (number, section): the heading it has.
+BY_SUBJECT = {
+    ("01", "Compare"): "Train, and compare",
+    ("02", "With labkit"): "The network, block by block, beside its original",
+    ("02", "Compare"): "Ten steps",
+    ("04", "From scratch"): "Two vectors",
+    ("05", "From scratch"): "One update by hand",
+    ("05", "With labkit"): "Stage two, and what else one could do",
+}
+PROVEN = ("With labkit", "Compare")  # the sections in which something must be asserted
+
+_SECTION = re.compile(r"^## (\d+) · (.+?)\s*$", re.MULTILINE)
+_HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
+_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]*`")
+_MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
+_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|\b(?:href|src)=[\"']([^\"']+)[\"']")
+_ELSEWHERE = re.compile(r"(?:https?|mailto|data|attachment):")
+_ABSOLUTE = re.compile(r"file:|/|~|[A-Za-z]:[\\/]")
+_TRUTH = re.compile(r"(?:: | {2})(?:True|False)$", re.MULTILINE)
+_NUMBER = re.compile(r"(?<![\w.])(\d+(?:[ ,]\d{3})*(?:\.\d+)?(?:e-?\d+)?)(\s*%)?(?![\w])")
+
+
+@dataclass(frozen=True)
+class _Section:
+    number: int
+    name: str
+    cells: Sequence[Mapping]
+
+
+def form_faults(notebook: Mapping) -> list[str]:
+    """Return what is wrong with a notebook's header card, sections and proofs; empty if nothing."""
+    cells = notebook["cells"]
+    card = cells[0]["source"] if cells else ""
+    faults = [
+        f"the header card has no row **{row}**" for row in CARD if f"| **{row}** |" not in card
+    ]
+    lab = card[2:4]
+    sections = _sections(cells)
+    numbers = [section.number for section in sections]
+    if numbers != list(range(1, len(numbers) + 1)):
+        faults.append(f"sections are numbered {numbers}; expected 1, 2, 3 and so on")
+    faults += _order_faults(lab, [section.name for section in sections])
+    for number, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            faults += [f"cell {number}: {fault}" for fault in _proof_faults(cell, cells)]
+    for section in sections:
+        wanted = next((one for one in PROVEN if _fits(lab, one, section.name)), None)
+        if wanted and lab != "00" and not any(map(_asserts, section.cells)):
+            faults.append(f"section {section.name!r} asserts nothing; {wanted!r} is a proof")
+        if section.name == "What we learned":
+            faults += _unproven_numbers(section.cells, cells)
+    return faults
+
+
+def link_faults(
+    notebook: Mapping, place: PurePosixPath, root: Path, files: Collection[str]
+) -> list[str]:
+    """Return the links of ``notebook`` that lead nowhere, or out of the project; empty if none.
+
+    place  of the notebook in the project, such as notebooks/01_name.ipynb
+    root   folder of the project
+    files  paths of what is committed, as `git ls-files` prints them
+    """
+    faults = []
+    for number, cell in enumerate(notebook["cells"]):
+        if cell["cell_type"] == "markdown":
+            for link in _links(cell["source"]):
+                fault = _link_fault(link, notebook, place, root, files)
+                faults += [f"cell {number}: link {link} {fault}"] if fault else []
+    return faults
+
+
+def _sections(cells: Sequence[Mapping]) -> list[_Section]:
+    sections: list[_Section] = []
+    inside: list[Mapping] = []
+    for cell in cells:
+        if cell["cell_type"] == "markdown":
+            for number, name in _SECTION.findall(_without_code(cell["source"])):
+                inside = []
+                sections.append(_Section(int(number), name, inside))
+        inside.append(cell)
+    return sections
+
+
+def _order_faults(lab: str, names: list[str]) -> Iterator[str]:
+    after = -1
+    for section in INTRODUCTION if lab == "00" else SECTIONS:
+        found = [i for i, name in enumerate(names) if _fits(lab, section, name)]
+        expected = BY_SUBJECT.get((lab, section), section)
+        if len(found) != 1:
+            yield f"{len(found)} sections are called {expected!r}; expected exactly one"
+        elif found[0] < after:
+            yield f"section {expected!r} comes before {names[after]!r}; expected after it"
+        else:
+            after = found[0]
+
+
+def _fits(lab: str, section: str, name: str) -> bool:
+    """Whether a heading is that of ``section``: its name, alone or with a subject after a colon."""
+    expected = BY_SUBJECT.get((lab, section), section)
+    return name == expected or name.startswith(f"{expected}: ")
+
+
+def _asserts(cell: Mapping) -> list[ast.Assert]:
+    if cell["cell_type"] != "code":
+        return []
+    return [node for node in ast.walk(_tree(cell)) if isinstance(node, ast.Assert)]
+
+
+def _tree(cell: Mapping) -> ast.AST:
+    lines = cell["source"].splitlines()
+    # IPython's own lines are no Python: %matplotlib, !ls.
+    return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", one) else one for one in lines))
+
+
+def _proof_faults(cell: Mapping, cells: Sequence[Mapping]) -> Iterator[str]:
+    """What makes an assertion worthless: not executed, always true, in a function nobody calls."""
+    found = _asserts(cell)
+    if found and cell.get("execution_count") is None:
+        yield "it asserts something and was not executed"
+    for node in found:
+        if isinstance(node.test, ast.Constant | ast.Tuple | ast.List | ast.JoinedStr):
+            yield f"this assertion cannot fail: {ast.unparse(node)[:60]}"
+    for function in ast.walk(_tree(cell)):
+        if isinstance(function, ast.FunctionDef) and not _called(function.name, cells):
+            if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
+                yield f"{function.name} asserts something, and nothing calls it"
+    if not found and _TRUTH.search(compared_text(cell)) and not _passed_on(cell):
+        yield "it prints True or False, and asserts nothing"
+    first = cell["source"].split("\n", 1)[0]
+    if COMPARED in tags(cell) and first not in ("# exact", "# ±"):
+        yield f"compared (tag {COMPARED}), but its first line is not '# exact' or '# ±'"
+    kinds = {output["output_type"] for output in cell.get("outputs", [])}
+    if COMPARED in tags(cell) and kinds - {"stream"}:
+        yield f"compared (tag {COMPARED}), but it shows more than printed lines"
+
+
+def _called(name: str, cells: Sequence[Mapping]) -> bool:
+    nodes = (n for cell in cells if cell["cell_type"] == "code" for n in ast.walk(_tree(cell)))
+    return any(isinstance(node, ast.Name) and node.id == name for node in nodes)
+
+
+def _passed_on(cell: Mapping) -> bool:
+    """Whether what is printed is an answer of ``check``, which an exercise may leave wrong."""
+    return "check(" in cell["source"]
+
+
+def _unproven_numbers(section: Sequence[Mapping], cells: Sequence[Mapping]) -> Iterator[str]:
+    """Numbers of the closing text that no assertion and no compared line knows."""
+    proven: set[float] = set()
+    for cell in cells:
+        if _asserts(cell):
+            constants = (n.value for n in ast.walk(_tree(cell)) if isinstance(n, ast.Constant))
+            proven |= {float(n) for n in constants if isinstance(n, int | float)}
+        if cell["cell_type"] == "code" and COMPARED in tags(cell):
+            proven |= {value for _, value in _numbers(compared_text(cell))}
+    for cell in section:
+        if cell["cell_type"] == "markdown":
+            text = _MATHS.sub("", _SECTION.sub("", _without_code(cell["source"])))
+            for written, value in _numbers(_CODE.sub("", text)):
+                if not any(abs(value - one) <= 1e-9 * abs(value) for one in proven):
+                    yield f"'What we learned' says {written}; no assertion or compared line does"
+
+
+def _numbers(text: str) -> Iterator[tuple[str, float]]:
+    for match in _NUMBER.finditer(text):
+        value = float(re.sub("[ ,]", "", match[1]))
+        yield match[0], value / 100 if match[2] else value
+
+
+def _links(source: str) -> list[str]:
+    text = _CODE.sub("", _without_code(source))
+    return [one or other for one, other in _LINK.findall(text)]
+
+
+def _link_fault(
+    link: str, notebook: Mapping, place: PurePosixPath, root: Path, files: Collection[str]
+) -> str:
+    if _ELSEWHERE.match(link):
+        return ""
+    if _ABSOLUTE.match(link):
+        return "is an absolute path"
+    target, _, anchor = link.partition("#")
+    path = normpath(str(place.parent / target)) if target else str(place)
+    if path.startswith(".."):
+        return "leads out of the project"
+    if target and path not in files and not any(file.startswith(f"{path}/") for file in files):
+        return "leads to nothing that is committed"
+    if anchor and anchor not in _anchors(notebook if not target else None, root / path):
+        return "leads to no heading there"
+    return ""
+
+
+def _anchors(notebook: Mapping | None, path: Path) -> set[str]:
+    """Return the anchors of a notebook or page, in JupyterLab's spelling and in GitHub's."""
+    import nbformat
+
+    if notebook is None and path.suffix == ".ipynb":
+        notebook = nbformat.read(path, as_version=4)
+    if notebook is None:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".md":
+            return {f"L{number}" for number in range(1, len(text.splitlines()) + 1)}
+    else:
+        cells = (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+        text = "\n\n".join(cell["source"] for cell in cells)
+    headings = _HEADING.findall(_without_code(text))
+    github = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return github | {one.replace(" ", "-") for one in headings}
+
+
+def _without_code(source: str) -> str:
+    return _FENCE.sub("", source)

@@ -1,0 +1,82 @@
+"""What each rank runs in test_accumulation_on_ranks.py: ``msrun ... on_ranks.py OUT``.
+
+Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+LEARNING_RATE = 0.05
+# name -> (step, options, rows of each rank, calls that are NaN as (rank, call), calls)
+CASES = {
+    "halves": ("accumulated", {}, (4, 4), (), 5),
+    "uneven": ("accumulated", {}, (6, 2), (), 5),
+    "uneven by steps": ("accumulated", {"normalise": "steps"}, (6, 2), (), 4),
+    "sum": ("accumulated", {"reduction": "sum"}, (6, 2), (), 4),
+    "clipped": ("accumulated", {"clip_norm": 0.5, "loss_scale": 1024.0}, (6, 2), (), 4),
+    "decayed": ("accumulated", {"weight_decay": 0.1}, (6, 2), (), 4),
+    "plain, decayed": ("plain", {"weight_decay": 0.1, "clip_norm": 0.5}, (6, 2), (), 3),
+    "sum, decayed": ("accumulated", {"weight_decay": 0.1, "reduction": "sum"}, (6, 2), (), 4),
+    "drop_micro": ("accumulated", {}, (6, 2), ((1, 0), (0, 4), (1, 4), (0, 5), (1, 5)), 6),
+    # The second group of rank 0 holds nothing: it must add nothing, not what it held before.
+    "nothing on one rank": ("accumulated", {}, (4, 4), ((0, 2), (0, 3)), 6),
+    "drop_group": ("accumulated", {"nonfinite": "drop_group"}, (4, 4), ((1, 0),), 4),
+    "plain": ("plain", {}, (6, 2), (), 3),
+    "plain, not finite on one rank": ("plain", {}, (4, 4), ((0, 1),), 3),
+}
+
+
+def batch(rank, call, sizes, nan=()):
+    """This rank's rows of a call: consecutive parts of one batch."""
+    from tests.support.step_cells import rows
+
+    start = sum(sizes[:rank])
+    inputs, targets = (part[start : start + sizes[rank]] for part in rows(sum(sizes), seed=call))
+    return inputs, targets * np.float32(np.nan if (rank, call) in nan else 1.0)
+
+
+def run(case, rank):
+    """Run one case and return what is to be compared, by name."""
+    from tests.support.step_cells import STEPS, momentum, regression, tensors
+
+    kind, options, sizes, nan, calls = CASES[case]
+    network, loss_net = regression()
+    options = dict(options)
+    optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
+    step = STEPS[kind](loss_net, optimizer, **options)
+    found = {}
+    for call in range(calls + 1):
+        if call < calls:
+            step(*tensors(*batch(rank, call, sizes, nan)))
+        else:
+            step.end_epoch()
+        last = step.last_update
+        found[f"{case}/{call}/weight"] = network.weight.asnumpy().copy()
+        found[f"{case}/{call}/bias"] = network.bias.asnumpy().copy()
+        found[f"{case}/{call}/last"] = np.array(
+            [last.number, last.loss, last.gradient_norm, last.images]
+        )
+        found[f"{case}/{call}/dropped"] = step.dropped.asnumpy().copy()
+    return found
+
+
+def main(out):
+    from mindspore.communication import get_rank, init
+
+    from labkit.runtime import start
+
+    start(device="CPU", seed=1)
+    init()
+    found = {}
+    for case in CASES:
+        found |= run(case, get_rank())
+    path = out / f"rank{get_rank()}.npz"
+    np.savez(path.with_suffix(".part.npz"), **found)
+    os.replace(path.with_suffix(".part.npz"), path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,79 @@
+"""What the tests of the scripts in scripts/ have in common."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+from tests.support.living import MARK, marked
+
+# Stands in for python and msrun, and writes down how it was called.
+FAKE = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$CALLS"
+exit ${CODE:-0}
+"""
+
+# Stands in for python and msrun: starts processes in this session and in others, with and without
+# a parent, says so, and goes on, or ends with CODE and leaves them behind.
+PARENT = """#!/bin/sh
+sleep 777 &
+setsid sleep 777 &
+(setsid sh -c 'trap "" TERM HUP INT; sleep 777 & wait' &)
+echo started >"$STARTED"
+[ -z "${CODE-}" ] || exit "$CODE"
+wait
+"""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environment):
+    """Start a script on stand-ins that leave processes; end it, and see that they are gone.
+
+    by    the signal that ends it; None: its program ends, with ``code``
+    """
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    for name in ("python", "msrun"):
+        (programs / name).write_text(PARENT)
+        (programs / name).chmod(0o755)
+    own = {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON": str(programs / "python"),
+        "STARTED": str(folder / "started"),
+        MARK: str(folder),
+    }
+    own |= {} if by else {"CODE": str(code)}
+    process = subprocess.Popen(
+        ["sh", script, *map(str, arguments)],
+        cwd=folder,
+        env=own | environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        # Where the tests run in the background SIGINT is ignored, which a shell cannot undo.
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],
+    )
+    wait_until((folder / "started").exists)
+    if by:
+        # The program that has just been started may not have exec'ed all of its own yet.
+        wait_until(lambda: len(marked(folder)) > 4)
+        process.send_signal(by)
+    assert process.wait(60) == (-by if by else code)
+    assert marked(folder) == []
+
+
+def wait_until(condition, seconds=60):
+    """Return once ``condition()`` is true; fail where it is not within so many seconds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def assert_executable_and_posix(path):
+    """A script of a folder with a common.sh can be called, and any sh can run it."""
+    assert os.access(path, os.X_OK)
+    text = path.read_text() + path.with_name("common.sh").read_text()
+    assert text.startswith("#!/bin/sh\n")
+    assert not re.search(r"\[\[|function |source |\blocal\b|&>|<<<", text)
+    subprocess.run(["sh", "-n", path], check=True)

@@ -1,0 +1,258 @@
+"""Small networks and batches that the tests of the step cells share. Distinct rows, fixed seeds."""
+
+import mindspore as ms
+import numpy as np
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.subspace import SubspaceStep
+from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from tests.support.subspace_cells import basis_of
+
+INPUTS, OUTPUTS = 3, 2
+
+
+def linear(seed=0):
+    """Dense network (B, 3) -> (B, 2) with weights of order 1."""
+    random = np.random.default_rng(seed)
+    network = nn.Dense(INPUTS, OUTPUTS)
+    set_state(network.weight, random.normal(size=(OUTPUTS, INPUTS)).astype(np.float32))
+    set_state(network.bias, random.normal(size=OUTPUTS).astype(np.float32))
+    return network
+
+
+def rows(count, seed=0):
+    """Inputs (count, 3) and targets (count, 2), float32 arrays."""
+    random = np.random.default_rng(1000 + seed)
+    return (
+        random.normal(size=(count, INPUTS)).astype(np.float32),
+        random.normal(size=(count, OUTPUTS)).astype(np.float32),
+    )
+
+
+def tensors(*arrays):
+    """The arrays, or parts of them, as Tensors."""
+    return tuple(Tensor(np.ascontiguousarray(array)) for array in arrays)
+
+
+def split(arrays, sizes):
+    """Cut arrays along their rows into tuples of Tensors of the given sizes."""
+    ends = np.cumsum(sizes)
+    assert ends[-1] == len(arrays[0]), (ends, len(arrays[0]))
+    return [
+        tensors(*(array[end - size : end] for array in arrays))
+        for size, end in zip(sizes, ends, strict=True)
+    ]
+
+
+def digits(count, seed=0):
+    """Images (count, 1, 32, 32) and labels (count,) to be learnt: ten noisy patterns."""
+    patterns = np.random.default_rng(7).normal(size=(10, 1, 32, 32))
+    random = np.random.default_rng(2000 + seed)
+    labels = random.integers(0, 10, count)
+    noise = 0.5 * random.normal(size=(count, 1, 32, 32))
+    return (patterns[labels] + noise).astype(np.float32), labels.astype(np.int32)
+
+
+def regression(network=None):
+    """A linear network with mean squared error: (network, loss_net)."""
+    network = network or linear()
+    return network, LossNet(network, nn.MSELoss())
+
+
+def momentum(network, learning_rate=0.05, weight_decay=0.0):
+    """Momentum 0.9 over the network's trainable parameters."""
+    return nn.Momentum(network.trainable_params(), learning_rate, 0.9, weight_decay)
+
+
+def snapshot(cell):
+    """Every Parameter of a cell by name, copied."""
+    return {parameter.name: parameter.asnumpy().copy() for parameter in cell.get_parameters()}
+
+
+def restore(cell, values):
+    """Set every Parameter of a cell to what ``snapshot`` gave."""
+    for parameter in cell.get_parameters():
+        set_state(parameter, values[parameter.name])
+
+
+class Once:
+    """Builds each step once and hands it over as new: compiling its graphs is what takes time.
+
+    All state of a step is in its Parameters (test_resume.py, test_checkpoint.py), so that with the
+    values that it was built with it is a new one.
+    """
+
+    def __init__(self):
+        self._made = {}
+
+    def __call__(self, build, *args, **options):
+        """Return ``build(*args, **options)``, a tuple that ends with the step, of the first call.
+
+        One that is to be trained beside another one of the same build is built by the test itself.
+        """
+        key = build.__qualname__, repr((args, sorted(options.items())))
+        if key not in self._made:
+            made = build(*args, **options)
+            self._made[key] = made, snapshot(made[-1])
+        made, values = self._made[key]
+        restore(made[-1], values)
+        return made
+
+
+def assert_bit_equal(came, expected):
+    """Two snapshots hold the same names and the same bits; an empty one fails."""
+    assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))
+    for name in expected:
+        np.testing.assert_array_equal(came[name], expected[name], err_msg=name)
+
+
+def assert_close(came, expected, **tolerance):
+    """Two dicts of arrays hold the same names and close values; an empty one fails."""
+    assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))
+    for name in expected:
+        np.testing.assert_allclose(came[name], expected[name], err_msg=name, **tolerance)
+
+
+class Offset(nn.Cell):
+    """Loss net whose loss is the mean squared error plus an offset given with the batch."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets, offset):
+        return ops.mean(ops.square(self.network(inputs) - targets)) + ops.mean(offset)
+
+
+class Distance(nn.Cell):
+    """Loss net whose loss is the Euclidean distance to the targets: no gradient at distance 0."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets):
+        return ops.sqrt(ops.reduce_sum(ops.square(self.network(inputs) - targets)))
+
+
+class Scalar(nn.Cell):
+    """One parameter of shape (): inputs (B, 1) -> inputs * parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.slope = Parameter(Tensor(2.0), name="slope")
+
+    def construct(self, inputs):
+        return inputs * self.slope
+
+
+def plain(loss_net, optimizer, **options):
+    return PlainStep(loss_net, optimizer, **options)
+
+
+def accumulated(loss_net, optimizer, **options):
+    return AccumulatedStep(loss_net, optimizer, micro_steps=2, **options)
+
+
+# The second update is one between refreshes; a NaN is left to ``nonfinite``, as everywhere here.
+THOR = {"frequency": 2, "nan": "drop"}
+
+
+def thor(loss_net, optimizer, **options):
+    return ThorStep(loss_net, optimizer, 0.1, **THOR, **options)
+
+
+def accumulated_thor(loss_net, optimizer, **options):
+    update = ThorUpdate(loss_net, optimizer, 0.1, **THOR)
+    return AccumulatedStep(loss_net, optimizer, micro_steps=2, update=update, **options)
+
+
+def adasum(loss_net, optimizer, **options):
+    return AdasumStep(loss_net, optimizer, workers=2, **options)
+
+
+def subspace(loss_net, optimizer, **options):
+    """Three components; outside of them the optimizer works as in the other steps."""
+    basis = basis_of(getattr(optimizer, "parameters", ()), 3)
+    return SubspaceStep(loss_net, optimizer, basis, alpha=1.0, gamma=0.0, **options)
+
+
+def accumulated_subspace(loss_net, optimizer, **options):
+    return subspace(loss_net, optimizer, micro_steps=2, **options)
+
+
+def projected_sgd(loss_net, optimizer, **options):
+    """All components: P^T P g is g."""
+    parameters = getattr(optimizer, "parameters", ())
+    basis = basis_of(parameters, sum(parameter.size for parameter in parameters))
+    return SubspaceStep(loss_net, optimizer, basis, method="sgd", **options)
+
+
+# Every step cell passes the battery of test_step.py; a new one adds a line here.
+STEPS = {
+    "plain": plain,
+    "accumulated": accumulated,
+    "thor": thor,
+    "accumulated thor": accumulated_thor,
+    "adasum": adasum,
+    "subspace": subspace,
+    "accumulated subspace": accumulated_subspace,
+    "projected sgd": projected_sgd,
+}
+
+# What a micro-batch that is not finite may move: counts, and a worker's turn that goes by. Each of
+# Adasum's workers has moments of its own, and finds them in the optimizer when it has its turn.
+COUNTS = {"step.dropped", "step.micro_step", "step.spoiled", "step.adasum_worker"}
+
+
+def traces(step, moved):
+    """Return the names in ``moved`` that no dropped micro-batch may move."""
+    turns = ()
+    if isinstance(step, AdasumStep):
+        turns = ("adasum.", *(one.name for one in step.update.states))
+    return {name for name in moved if name not in COUNTS and not name.startswith(turns)}
+
+
+class CountingTap(nn.Cell):
+    """A tap in the smallest form: identity of y; its Parameters' "gradients" are sums of its own.
+
+    rows   sum over the rows of 1, what does not depend on the loss
+    size   sum of the squares of dL/dy, what grows with its square
+    scale  what the loss was multiplied by
+    """
+
+    def construct(self, y, rows, size, scale):
+        return y
+
+    def bprop(self, y, rows, size, scale, out, dout):
+        squares = ops.square(ops.cast(dout, ms.float32) / scale)
+        counted = ops.ones((1,), ms.float32) * dout.shape[0]
+        size = ops.reduce_sum(squares.reshape(-1)).reshape(1)
+        return dout, counted, size, ops.zeros_like(scale)
+
+
+class Counted(nn.Cell):
+    """A linear network with a ``CountingTap`` behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.tap = linear(), CountingTap()
+        names = ("rows", "size")
+        self.buffers = ParameterTuple(Parameter(Tensor([0.0]), name=name) for name in names)
+        self.scale = Tensor(1.0, ms.float32)
+
+    def unscale(self, scale):
+        """Let the tap divide by a step's loss scale, a Parameter that is not this Cell's."""
+        object.__setattr__(self, "scale", scale)
+
+    def construct(self, inputs):
+        return self.tap(self.layer(inputs), self.buffers[0], self.buffers[1], self.scale)
+
+    @property
+    def extras(self):
+        return (self.buffers[0],), (self.buffers[1],)

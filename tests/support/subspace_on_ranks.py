@@ -1,0 +1,140 @@
+"""What each rank runs in algorithms/subspace/test_on_ranks.py: ``msrun ... THIS_FILE OUT``.
+
+Writes OUT/rank<n>.npz: by case, the weights after every update, searches and reports; and what was
+refused, as text.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+
+RANKS = (2, 3, 4)
+ROWS = 24  # of an update's micro-batch, over all ranks
+UPDATES = 6
+# name -> (components, options, micro-batches that are NaN on the last rank, by number). The last
+# one, whose collectives the others have as well, runs on two ranks alone.
+CASES = {
+    # 5 components: no divisor among the ranks' counts.
+    "search": (5, {"alpha": 0.1}, ()),
+    # The second update is left to the other ranks; 3 components: one of four ranks has none.
+    "micro-batches": (3, {"micro_steps": 2, "sigma": 0.95, "trials": 2, "alpha": 0.1}, (2, 3, 5)),
+    "projected sgd": (5, {"method": "sgd", "clip_norm": 0.7}, ()),
+}
+
+
+def cases(ranks):
+    """Names of the cases that so many ranks run."""
+    return list(CASES) if ranks == 2 else list(CASES)[:2]
+
+
+def micro_batches(case, number, ranks):
+    """The rows of each rank, of other sizes, in micro-batch ``number``; None for one of NaN.
+
+    In one process they are one micro-batch: all rows that are finite.
+    """
+    from tests.support.subspace_cells import small_rows
+
+    inputs, labels = small_rows(ROWS, seed=number)
+    sizes = np.full(ranks, ROWS // ranks) + np.r_[1, np.zeros(ranks - 2, int), -1]
+    ends = np.cumsum(sizes)
+    parts = [(inputs[e - s : e], labels[e - s : e]) for s, e in zip(sizes, ends, strict=True)]
+    if number in CASES[case][2]:
+        parts[-1] = None
+    return parts
+
+
+def run(case, ranks, rank=None):
+    """Train one case on this rank, or all of its rows in one process; return what is compared."""
+    from mindspore import nn
+
+    from labkit.algorithms.subspace import SubspaceStep
+    from tests.support.step_cells import tensors
+    from tests.support.subspace_cells import basis_of, flat, small
+
+    components, options, _ = CASES[case]
+    network, loss_net = small()
+    parameters = network.trainable_params()
+    rate = 0.3 if options.get("method") == "sgd" else 1.0
+    sgd = nn.SGD(parameters, rate, weight_decay=0.01)
+    step = SubspaceStep(loss_net, sgd, basis_of(parameters, components), **options)
+    found = {}
+    for number in range(UPDATES * options.get("micro_steps", 1)):
+        parts = micro_batches(case, number, ranks)
+        if rank is None:
+            finite = [part for part in parts if part is not None]
+            batch = [np.concatenate(part) for part in zip(*finite, strict=True)]
+        else:
+            batch = parts[rank] or (np.full((4, 6), np.nan, np.float32), np.zeros(4, np.int32))
+        step(*tensors(*batch))
+        found[f"{case}/weights/{number}"] = flat(network)
+        last = step.last_update
+        found[f"{case}/last/{number}"] = np.array([last.number, last.loss, last.images])
+        if step.searches:
+            search = step.last_search
+            found[f"{case}/search/{number}"] = np.array(
+                [search.trials, search.rate, search.failures]
+            )
+    return found
+
+
+def refused(function):
+    """Return the message of the InputError that a function raises."""
+    from labkit.errors import InputError
+
+    try:
+        function()
+    except InputError as error:
+        return np.array(str(error))
+    return np.array("nothing was refused")
+
+
+def refusals(rank):
+    """Ranks with another basis, and ranks with other weights."""
+    from mindspore import nn
+
+    from labkit.algorithms.subspace import SubspaceStep
+    from tests.support.subspace_cells import basis_of, small, small_weights
+
+    def build(seed, weights):
+        network, loss_net = small(weights)
+        parameters = network.trainable_params()
+        basis = basis_of(parameters, 3, seed=seed)
+        return SubspaceStep(loss_net, nn.SGD(parameters, 1.0), basis)
+
+    weights = small_weights()
+    other = np.where(np.arange(70) == 41, np.nextafter(np.float32(weights), np.float32(9)), weights)
+    return {
+        "refused/basis": refused(lambda: build(rank == 1, weights)),
+        "refused/weights": refused(lambda: build(0, other if rank == 1 else weights)),
+    }
+
+
+def operators():
+    """Names of the operators of a search over ranks."""
+    from tests.support.compiled import compiled_operators
+
+    found = compiled_operators(run, "search", 2, 0)
+    return np.array(sorted({one.name for one in found}))
+
+
+def main(out):
+    from labkit.ranks import cluster
+    from labkit.runtime import start
+
+    start(device="CPU", seed=1, distribute=True)
+    rank, ranks = cluster.rank_and_size()
+    found = {}
+    for case in cases(ranks):
+        found |= run(case, ranks, rank)
+    if ranks == 2:
+        found |= refusals(rank)
+        found["operators"] = operators()
+    path = out / f"rank{rank}.npz"
+    np.savez(path.with_suffix(".part.npz"), **found)
+    os.replace(path.with_suffix(".part.npz"), path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,116 @@
+"""A small network with a nonlinearity, its float64 twin, and trainings of both."""
+
+import numpy as np
+from mindspore import nn
+
+from labkit import reference
+from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.algorithms.thor.options import split_options
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
+
+HIDDEN, RATE, DECAY, DAMPING = 4, 0.05, 0.01, 0.1
+# The layers' names, as the step has them and as the twin has.
+FIRST, SECOND = "0", "2"
+
+
+def mlp(seed=0):
+    """Dense (B, 3) -> tanh -> dense (B, 2), weights of order 1: (network, loss_net)."""
+    random = np.random.default_rng(3000 + seed)
+    network = nn.SequentialCell(nn.Dense(INPUTS, HIDDEN), nn.Tanh(), nn.Dense(HIDDEN, OUTPUTS))
+    for parameter in network.get_parameters():
+        set_state(parameter, random.normal(size=parameter.shape).astype(np.float32))
+    return network, LossNet(network, nn.MSELoss())
+
+
+def values(network):
+    """Every Parameter of a network by name, float64."""
+    return {p.name: p.asnumpy().astype(np.float64) for p in network.get_parameters()}
+
+
+def gradients(parameters, inputs, targets):
+    """Return (mean squared error, gradients by name, the layers) of ``mlp``, by hand."""
+    seen = np.tanh(inputs @ parameters["0.weight"].T + parameters["0.bias"])
+    error = seen @ parameters["2.weight"].T + parameters["2.bias"] - targets
+    slope = 2.0 * error / error.size
+    below = (slope @ parameters["2.weight"]) * (1 - seen**2)
+    made = {
+        "0.weight": below.T @ inputs,
+        "0.bias": below.sum(axis=0),
+        "2.weight": slope.T @ seen,
+        "2.bias": slope.sum(axis=0),
+    }
+    layers = [reference.Layer(FIRST, inputs, below), reference.Layer(SECOND, seen, slope)]
+    return float(np.mean(error**2)), made, layers
+
+
+class Twin:
+    """``reference.Thor`` on ``mlp``: ``twin(inputs, targets)`` updates and returns the loss."""
+
+    def __init__(self, parameters, **options):
+        options = {"learning_rate": RATE, "damping": DAMPING, "weight_decay": DECAY} | options
+        self.parameters, self.thor = parameters, reference.Thor(**options)
+
+    def __call__(self, inputs, targets):
+        loss, slopes, layers = gradients(self.parameters, inputs, targets)
+        self.parameters = self.thor.update(self.parameters, slopes, layers)
+        return loss
+
+
+def optimizer(network):
+    return momentum(network, RATE, DECAY)
+
+
+# Options, beside the damping, that only the Python between the compiled graphs reads.
+BETWEEN_GRAPHS = ("frequency", "factor_frequency", "trace_rule", "nan")
+
+
+def thor_step(once, damping=DAMPING, **options):
+    """(network, ThorStep) on ``mlp``, as new; those whose graphs are the same are compiled once.
+
+    What is read between the graphs comes from an update stage that is made of the options.
+    """
+    in_graphs = {n: v for n, v in options.items() if n not in BETWEEN_GRAPHS}
+    network, step = once(_thor_step, **in_graphs)
+    own, _ = split_options(options)
+    other, loss_net = mlp()
+    given = ThorUpdate(loss_net, optimizer(other), damping, **own)
+    for name in ("options", "schedule", "frequency", "factor_frequency"):
+        setattr(step.update, name, getattr(given, name))
+    return network, step
+
+
+def _thor_step(**options):
+    network, loss_net = mlp()
+    return network, ThorStep(loss_net, optimizer(network), DAMPING, **options)
+
+
+def call(step, seed, count=8, scale=1.0):
+    """Call a step with the rows of ``seed``, the inputs times ``scale``."""
+    inputs, targets = rows(count, seed)
+    return float(step(*tensors(inputs * np.float32(scale), targets)).asnumpy())
+
+
+def factors(update):
+    """A and G of all layers, copied."""
+    return {
+        f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
+        for layer in update.layers
+        for name in ("a_factor", "g_factor")
+    }
+
+
+def inverses(update):
+    """The inverses of all layers, copied."""
+    return {
+        f"{layer.layer_name}.{name}": getattr(layer, name).asnumpy().copy()
+        for layer in update.layers
+        for name in ("a_inverse", "g_inverse")
+    }
+
+
+def same(one, other):
+    """Whether two of the above are equal to the bit."""
+    assert one and one.keys() == other.keys()
+    return all(np.array_equal(one[name], other[name]) for name in one)

@@ -1,0 +1,104 @@
+"""What the tests of THOR's layers share: one layer, one batch, one update, and its float64 twin."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from mindspore import Tensor, nn, ops
+
+from labkit import reference
+from labkit.algorithms.thor import ThorStep
+from labkit.runtime import pynative
+from labkit.steps.gradients import set_state
+
+# Largest difference over the largest entry, float32 against float64. Measured in test_taps.py:
+# factors and gradients at most 6e-7; directions at damping 0.1 1e-6, but for 2e-5 of one whole
+# factor of 127 inputs and rank 5, whose condition is 700.
+FACTOR, DIRECTION = 2e-6, 1e-4
+
+
+class Weighted(nn.Cell):
+    """Loss net (x, c) -> the mean over rows of sum(y c): dL/dy is c over the number of rows."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, x, c):
+        return ops.reduce_sum((self.network(x) * c).reshape(-1)) / x.shape[0]
+
+
+def normal(shape, seed=0):
+    """Float32 numbers of order 1."""
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def fill(cell, seed=0):
+    """Give every trainable Parameter of a cell numbers of order 1 / sqrt(in); return the cell."""
+    for number, parameter in enumerate(cell.trainable_params()):
+        size = np.prod(parameter.shape[1:]) if parameter.ndim > 1 else 4
+        set_state(parameter, normal(parameter.shape, 100 * seed + number) / np.sqrt(size))
+    return cell
+
+
+@dataclass
+class Seen:
+    """One update of a network by ``Weighted``: the step, and what moved."""
+
+    step: ThorStep
+    gradients: dict
+    moved: dict
+
+    def layer(self, number=0):
+        return self.step.update.layers[number]
+
+
+def updated(network, x, c, *, damping=0.1, compiled=False, **options):
+    """Make one update at learning rate 1, operator by operator unless ``compiled``."""
+
+    def run():
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        options.setdefault("loss", "sample mean")
+        options.setdefault("batch_axis", 0)
+        step = ThorStep(Weighted(network), optimizer, damping, **options)
+        before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
+        step(Tensor(x), Tensor(c))
+        after = {p.name: p.asnumpy() for p in network.trainable_params()}
+        held = zip(optimizer.parameters, step.update.held_gradients, strict=True)
+        gradients = {p.name: g.asnumpy() for p, g in held}
+        step.update.release()
+        return Seen(step, gradients, {n: after[n] - before[n] for n in before})
+
+    if compiled:
+        return run()
+    with pynative():
+        return run()
+
+
+def whole(factor, dimension, groups=1):
+    """Return (groups, n, n) of a factor in blocks; what pads the last block is zero."""
+    blocks = factor.asnumpy().astype(np.float64)
+    count, size = len(blocks) // groups, blocks.shape[-1]
+    full = np.zeros((groups, count * size, count * size))
+    for group, block in np.ndindex(groups, count):
+        first = block * size
+        full[group, first : first + size, first : first + size] = blocks[group * count + block]
+    assert not full[:, dimension:].any() and not full[:, :, dimension:].any()
+    return full[:, :dimension, :dimension]
+
+
+def off(came, expected):
+    """Return the largest difference over the largest entry that was expected."""
+    came, expected = np.asarray(came, np.float64), np.asarray(expected, np.float64)
+    assert came.shape == expected.shape and expected.size, (came.shape, expected.shape)
+    return np.abs(came - expected).max() / np.abs(expected).max()
+
+
+def assert_factors(layer, a_factor, g_factor, positions, split):
+    """The layer's factors are the diagonal blocks of the given (groups, n, n)."""
+    groups = len(a_factor)
+    assert (layer.groups, layer.inputs) == (groups, a_factor.shape[-1])
+    assert layer.outputs == g_factor.shape[-1]
+    for came, expected in ((layer.a_factor, a_factor), (layer.g_factor, g_factor)):
+        expected = reference.block_diagonal(expected, split)
+        assert off(whole(came, expected.shape[-1], groups), expected) <= FACTOR
+    np.testing.assert_array_equal(layer.positions.asnumpy(), [positions, positions])

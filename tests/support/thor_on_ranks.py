@@ -1,0 +1,211 @@
+"""What each rank runs in test_on_ranks.py of THOR: ``msrun ... thor_on_ranks.py OUT``.
+
+Writes OUT/rank<n>.npz: what ``run`` found in every case.
+"""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+ROWS, UPDATES = 8, 4
+# name -> (network, micro-batches, options, NaN as (rank, call)); 8 rows a call, over all ranks.
+CASES = {
+    "lenet": ("lenet", 0, {"frequency": 2, "split": 32}, None),
+    "rule and clip": (
+        "mlp",
+        0,
+        {"frequency": 1, "trace_rule": (0.5, 0.05), "kl_clip": 1e-2, "factor_decay": 0.5},
+        None,
+    ),
+    "damping adapts": ("mlp", 0, {"frequency": 2, "adapt_damping": 0.5, "clip_norm": 9.0}, None),
+    "accumulated": ("mlp", 2, {"frequency": 2}, None),
+    "nan on one rank": ("mlp", 0, {"frequency": 2, "nan": "drop"}, (1, 2)),
+    "retried": ("degenerate", 0, {"frequency": 1, "split": None}, None),
+}
+# name -> the call in which every rank is to stop, of one training: one between refreshes, and one
+# that refreshes.
+FAILURES = {"nan stops": 1, "no inverse": 2}
+NAN_RANK = 1
+# The case whose step, as new, the failures are tried on.
+SHARED = "nan on one rank"
+
+
+def sizes(ranks):
+    """Rows of each rank in a call: not the same."""
+    return {1: (8,), 2: (5, 3), 4: (1, 3, 2, 2)}[ranks]
+
+
+def build(kind, micro_steps, options):
+    """Return (network, step) on weights that are the same on all ranks."""
+    from mindspore import nn
+
+    from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+    from labkit.steps.accumulation import AccumulatedStep
+    from labkit.steps.gradients import set_state
+    from labkit.steps.losses import LossNet
+    from tests.support.step_cells import momentum
+    from tests.support.thor_cells import mlp
+
+    options, damping = dict(options), 0.1
+    if kind == "lenet":
+        network = nn.SequentialCell(
+            nn.Conv2d(1, 4, 3, pad_mode="valid", has_bias=True),
+            nn.ReLU(),
+            nn.MaxPool2d(2, 2),
+            nn.Conv2d(4, 6, 3, pad_mode="same"),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dense(6 * 3 * 3, 10),
+        )
+        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+        random = np.random.default_rng(11)
+        for parameter in network.get_parameters():
+            value = random.normal(size=parameter.shape) / np.sqrt(parameter[0].size)
+            set_state(parameter, value.astype(np.float32))
+    else:
+        network, loss_net = mlp()
+    if kind == "degenerate":
+        set_state(network[0].weight, network[0].weight.asnumpy() / np.float32(100))
+        damping = 1e-6
+    if "trace_rule" in options:
+        options["trace_rule"] = TraceRule(*options["trace_rule"])
+    if "adapt_damping" in options:
+        options["adapt_damping"] = LevenbergMarquardt(options["adapt_damping"])
+    optimizer = momentum(network, 0.05, weight_decay=0.1)
+    if micro_steps:
+        update = ThorUpdate(loss_net, optimizer, damping, **options)
+        return network, AccumulatedStep(loss_net, optimizer, micro_steps, update=update)
+    return network, ThorStep(loss_net, optimizer, damping, **options)
+
+
+def batch(kind, call, rank=0, ranks=1):
+    """This rank's rows of a call: consecutive parts of one batch."""
+    from tests.support.step_cells import digits, rows
+
+    if kind == "lenet":
+        images, labels = digits(ROWS, call)
+        whole = images[:, :, :8, :8], labels
+    else:
+        whole = rows(ROWS, call)
+    if kind == "degenerate":
+        whole = np.ones_like(whole[0]) * whole[0][:, :1] * np.float32(100), whole[1]
+    parts = sizes(ranks)
+    start = sum(parts[:rank])
+    return tuple(part[start : start + parts[rank]] for part in whole)
+
+
+def state(network, step):
+    """Parameters, inverses, decisions and counters."""
+    from tests.support.thor_cells import factors, inverses
+
+    found = {f"network/{p.name}": p.asnumpy().copy() for p in network.get_parameters()}
+    found |= {f"factor/{name}": value for name, value in factors(step.update).items()}
+    found |= {f"inverse/{name}": value for name, value in inverses(step.update).items()}
+    for name in ("refreshes", "frozen", "retries", "damping"):
+        found[f"count/{name}"] = getattr(step.update, name).asnumpy().copy()
+    last = step.last_update
+    found["last"] = np.array([last.number, last.loss, last.gradient_norm, last.images])
+    return found
+
+
+def run(case, rank=0, ranks=1):
+    """Return what ``train`` does, on a new network."""
+    kind, micro_steps, options, _ = CASES[case]
+    return train(case, *build(kind, micro_steps, options), rank, ranks)
+
+
+def train(case, network, step, rank, ranks):
+    """Run one case and return its state after every call, by name, and what this rank inverted."""
+    from tests.support.step_cells import tensors
+
+    kind, _, _, nan = CASES[case]
+    found, seen = {}, inverted(step.update.inverses)
+    for call in range(UPDATES):
+        inputs, targets = batch(kind, call, rank, ranks)
+        if nan is not None and call == nan[1] and rank in (0 if ranks == 1 else nan[0],):
+            inputs = inputs * np.float32(np.nan)
+        step(*tensors(inputs, targets))
+        found |= {f"{case}/{call}/{name}": value for name, value in state(network, step).items()}
+        found.setdefault(f"{case}/inverted", np.array(seen))  # by the first call
+    found[f"{case}/owned"] = np.array(step.update.inverses.owners)
+    return found
+
+
+def inverted(inverses):
+    """Return a list to which every inversion adds the numbers of its layers."""
+    seen, invert = [], inverses._invert
+
+    def noted(group, damping):
+        seen.extend(group)
+        return invert(group, damping)
+
+    inverses._invert = noted
+    return seen
+
+
+def fail(network, step, rank, ranks):
+    """Return, by case, what is said at its call, and whether the weights are as before it."""
+    from tests.support.step_cells import tensors
+
+    found = {}
+    for call in range(max(FAILURES.values()) + 1):
+        batches = tensors(*batch("mlp", call, rank, ranks))
+        case = next((case for case, failing in FAILURES.items() if failing == call), None)
+        if case is not None:
+            found |= fail_at(case, network, step, batches, rank)
+        if case != "no inverse":
+            step(*batches)  # and goes on
+    assert step.last_update.number == 2
+    return found
+
+
+def fail_at(case, network, step, batches, rank):
+    """Break on one rank what the case is called after, and call the step."""
+    from mindspore import Tensor
+
+    if case == "no inverse":
+        if rank == step.update.inverses.owners[0]:  # alone
+            step.update.inverses._invert = lambda group, damping: np.full(len(group), np.inf)
+    elif rank == NAN_RANK:
+        batches = Tensor(batches[0].asnumpy() * np.float32(np.nan)), batches[1]
+    before = {p.name: p.asnumpy().copy() for p in network.get_parameters()}
+    said = "nothing"
+    try:
+        step(*batches)
+    except FloatingPointError as error:
+        said = str(error)
+    same = all(np.array_equal(before[p.name], p.asnumpy()) for p in network.get_parameters())
+    return {f"{case}/said": np.array(said), f"{case}/same": np.array(same)}
+
+
+def main(out):
+    from mindspore.communication import get_group_size, get_rank, init
+
+    from labkit.runtime import start
+    from tests.support.step_cells import restore, snapshot
+
+    start(device="CPU", seed=1)
+    init()
+    rank, ranks = get_rank(), get_group_size()
+    found = {}
+    for case in [case for case in CASES if case != SHARED] if ranks == 2 else ["lenet"]:
+        found |= run(case, rank, ranks)
+    if ranks == 2:
+        kind, micro_steps, options, _ = CASES[SHARED]
+        network, step = build(kind, micro_steps, options)
+        new = snapshot(step)
+        found |= train(SHARED, network, step, rank, ranks)
+        # The same graphs; what a NaN does is decided between them.
+        restore(step, new)
+        step.update.options = replace(step.update.options, nan="stop")
+        found |= fail(network, step, rank, ranks)
+    path = out / f"rank{rank}.npz"
+    np.savez(path.with_suffix(".part.npz"), **found)
+    os.replace(path.with_suffix(".part.npz"), path)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

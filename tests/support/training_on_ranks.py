@@ -1,0 +1,125 @@
+"""What each rank runs in test_training_on_ranks.py: ``training_on_ranks.py OUT KILLED REFUSED``.
+
+Trains with README's own call in OUT/run; rank KILLED (-1 for none) kills itself in the middle of a
+group. Writes OUT/rank<n>.json: the SHA-256 of all Parameters, what this rank alone holds, records;
+and, where REFUSED is 1, what each of the refused calls has said.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Callback
+
+EPOCHS = 3
+
+
+def data(rank, ranks, batch=4):
+    """Shuffled batches of this rank's part of 44 rows a rank; one row of rank 1 is not finite."""
+    from tests.support.trainings import images_and_labels
+
+    ms.dataset.config.set_seed(1)
+    images, labels = images_and_labels(44 * ranks)
+    images = (images - 128).transpose(0, 3, 1, 2) / 60
+    images[1] = np.nan
+    columns = ["images", "labels"]
+    shard = {"num_shards": ranks, "shard_id": rank, "shuffle": False}
+    return NumpySlicesDataset((images, labels), columns, **shard).shuffle(20).batch(batch)
+
+
+def make_step():
+    """BatchNorm, a dynamic loss scale and groups: each rank holds what no other one does."""
+    from labkit import AccumulatedStep, LossNet
+    from labkit.steps.gradients import DynamicLossScale
+    from tests.support.trainings import loss_fn, network
+
+    net = network(norm=True)
+    optimizer = nn.Adam(net.trainable_params(), 0.02)
+    scale = DynamicLossScale(2.0**10, 2.0, 4)
+    return AccumulatedStep(LossNet(net, loss_fn()), optimizer, 4, loss_scale=scale)
+
+
+class Killed(Callback):
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def on_train_step_end(self, run_context):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refusals(step, rank, ranks, out):
+    """Return what this rank is told where a rank, or all, cannot train."""
+    from labkit import fit
+    from labkit.errors import InputError
+
+    def said(folder="run", rows=None, **options):
+        options = {"epochs": EPOCHS, "resume": True, "progress": None} | options
+        try:
+            fit(step, rows or data(rank, ranks), folder=out / folder, **options)
+        except InputError as error:
+            return str(error)
+        return "trained"
+
+    return {
+        "all insist": said(write=True),
+        "one insists on what is none": said(write="yes" if rank == 1 else None),
+        "other epochs": said(epochs=EPOCHS + rank),
+        "an earlier training": said(resume=False),
+        "one has no folder": said(folder=f"own-{rank}" if rank else "run"),
+        "in use": said(folder="in use"),
+        "batches": said(rows=data(rank, ranks, batch=2)),
+        "one alone has other numbers": said(epochs=EPOCHS) if rank else other_rate(said, step),
+        "resumed when ended": said(),
+    }
+
+
+def other_rate(said, step):
+    from labkit.steps.gradients import set_state
+
+    rate = step.optimizer.learning_rate
+    set_state(rate, np.float32(0.5))
+    try:
+        return said()
+    finally:
+        set_state(rate, np.float32(0.02))
+
+
+def main(out, killed, refused):
+    import labkit
+    from labkit import fit
+    from labkit.ranks import cluster
+    from tests.support.trainings import comparable, digest
+
+    labkit.start("CPU", seed=1, distribute=True)
+    rank, ranks = cluster.rank_and_size()
+    step = make_step()
+    callbacks = [Killed(15)] if rank == killed else []
+    records = fit(
+        step,
+        data(rank, ranks),
+        epochs=EPOCHS,
+        folder=out / "run",
+        resume=True,
+        checkpoint_every=3,
+        callbacks=callbacks,
+    )
+    found = {"digest": digest(step), "records": comparable(records.rows)}
+    own = ("moving_mean", "step.loss_scale", "step.dropped")
+    parameters = step.get_parameters()
+    found["own"] = {p.name: p.asnumpy().tolist() for p in parameters if p.name.endswith(own)}
+    if refused:
+        found["refused"] = refusals(step, rank, ranks, out)
+    (out / f"rank{rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,98 @@
+"""Small trainings that the tests of ``fit``, checkpoints and kills share.
+
+Distinct rows, shuffled anew in each epoch: a test of resume on repeated rows cannot see the order.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset, transforms, vision
+
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
+
+ROOT = Path(__file__).resolve().parents[2]
+CLASSES = 3
+# What a resumed training cannot share with an uninterrupted one.
+OF_THE_PROCESS = ("seconds", "peak_memory_mb")
+
+
+def images_and_labels(rows, dtype=np.float32):
+    """Arrays (rows, 4, 4, 1) and (rows,) int32, all rows different."""
+    random = np.random.default_rng(0)
+    images = random.normal(128, 60, size=(rows, 4, 4, 1)).clip(0, 255).astype(dtype)
+    return images, random.integers(0, CLASSES, rows).astype(np.int32)
+
+
+def dataset(rows=46, batch=4, augment=False, workers=1, drop=True, spoiled_row=None, seed=1):
+    """Shuffled batches of images (B, 1, 4, 4) and labels; ``augment`` crops and flips at random."""
+    ms.dataset.config.set_seed(seed)
+    images, labels = images_and_labels(rows, np.uint8 if augment else np.float32)
+    if spoiled_row is not None:
+        images[spoiled_row] = np.nan
+    scale = [vision.Rescale(1 / 60, -128 / 60), vision.HWC2CHW()]
+    random = [vision.RandomCrop(4, padding=2), vision.RandomHorizontalFlip()] if augment else []
+    source = NumpySlicesDataset((images, labels), ["images", "labels"], shuffle=True)
+    source = source.map(random + scale, "images", num_parallel_workers=workers)
+    source = source.map(transforms.TypeCast(ms.int32), "labels", num_parallel_workers=1)
+    return source.shuffle(20).batch(batch, drop_remainder=drop)
+
+
+def network(width=7, norm=False):
+    """Images (B, 1, 4, 4) -> logits (B, 3), the same weights at each call."""
+    ms.set_seed(1)
+    middle = [nn.BatchNorm1d(width)] if norm else []
+    return nn.SequentialCell(
+        nn.Flatten(), nn.Dense(16, width), *middle, nn.ReLU(), nn.Dense(width, CLASSES)
+    )
+
+
+def loss_fn():
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+
+def make_step(micro_steps=4, width=7, rate=0.02, **options):
+    """AccumulatedStep on ``network`` with Adam: moments, powers of beta and a rate to remember."""
+    net = network(width)
+    optimizer = nn.Adam(net.trainable_params(), rate)
+    return AccumulatedStep(LossNet(net, loss_fn()), optimizer, micro_steps, **options)
+
+
+def comparable(rows):
+    """Rows of records without what belongs to the process."""
+    return [{k: v for k, v in row.items() if k not in OF_THE_PROCESS} for row in rows]
+
+
+def digest(cell):
+    """SHA-256 over names and bytes of every Parameter."""
+    found = hashlib.sha256()
+    for parameter in sorted(cell.get_parameters(), key=lambda one: one.name):
+        found.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return found.hexdigest()
+
+
+def python(code, *arguments, wait=True, **environment):
+    """Run Python code in a new process that can import labkit and tests; None unsets a variable."""
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for name, value in environment.items():
+        variables.pop(name, None)
+        if value is not None:
+            variables[name] = value
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env=variables,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    if not wait:
+        return child
+    out, err = child.communicate(timeout=120)
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
