@@ -1,0 +1,7 @@
+"""The words that options of every step may have. No MindSpore import: recipes read them too."""
+
+TAILS = ("flush", "drop", "carry")
+REDUCTION = ("mean", "sum")
+PRECISION = ("O0", "O2")
+NORMALISE = ("samples", "tokens", "steps")
+NONFINITE = ("drop_micro", "drop_group", "propagate")
