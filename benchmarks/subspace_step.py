@@ -144,20 +144,21 @@ def graphs(step, images, labels):
     import numpy as np
     from mindspore import Tensor
 
-    share, rate = step.update.share, Tensor(0.0, ms.float32)
-    flat = step._project(share.tensor)[1]
+    update = step.update
+    share, rate = update.share, Tensor(0.0, ms.float32)
+    flat = update.project(share.tensor)[1]
     rows = np.zeros((2, share.components), np.float32)
-    (move, inside), start = step._prepare(share.tensor, share.of(rows))
-    notes = [Tensor(one.asnumpy()) for one in step.update.noted]
+    (move, inside), start = update.prepare(share.tensor, share.of(rows))
+    notes = [Tensor(one.asnumpy()) for one in update.remembered]
 
     def finished():
-        step._finish(rate, move, inside, start, flat, *notes)
+        update.finish(rate, move, inside, start, flat, *notes)
         return step.updates.asnumpy()
 
     return {
-        "project": lambda: step._project(share.tensor)[0].asnumpy(),
-        "prepare": lambda: step._prepare(share.tensor, share.of(rows))[1].asnumpy(),
-        "trial": lambda: step._trial(rate, move, start, images, labels)[0].asnumpy(),
+        "project": lambda: update.project(share.tensor)[0].asnumpy(),
+        "prepare": lambda: update.prepare(share.tensor, share.of(rows))[1].asnumpy(),
+        "trial": lambda: update.trial(rate, move, start, images, labels)[0].asnumpy(),
         "finish": lambda: int(finished()),
     }
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.steps.plain import PlainStep as PlainStep
     from labkit.steps.plain import PlainUpdate as PlainUpdate
     from labkit.steps.precision import DynamicLossScale as DynamicLossScale
+    from labkit.steps.update import UpdateStage as UpdateStage
     from labkit.tools.reports.live import attach as attach
     from labkit.training.evaluation import evaluate as evaluate
     from labkit.training.fit import EndOfEpoch as EndOfEpoch
@@ -77,6 +78,7 @@ _NAMES = {
     "labkit.nets.resnet": ("ResNet", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
     "labkit.steps.parameter_groups": ("decay_groups",),
     "labkit.steps.precision": ("DynamicLossScale",),
+    "labkit.steps.update": ("UpdateStage",),
     "labkit.labs.presets": ("choose",),
     "labkit.tools.reports.live": ("attach",),
     "labkit.labs.run": ("Run",),

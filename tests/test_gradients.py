@@ -12,10 +12,11 @@ from labkit.errors import InputError
 from labkit.labs.compare import largest_differences, relative_error
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NextToken
-from labkit.steps.gradients import DynamicLossScale, GradientStage, set_state
+from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
-from labkit.steps.precision import is_loss
+from labkit.steps.precision import DynamicLossScale, is_loss
+from labkit.steps.state import set_state
 from tests.support.step_cells import (
     OUTPUTS,
     Counted,
@@ -34,13 +35,22 @@ from tests.support.tolerances import TOLERANCE
 pytestmark = pytest.mark.usefixtures("runtime")
 
 
+HALF = GradientOptions(precision="O2")
+
+
+def stage_options(options):
+    """The keywords of a ``GradientStage``: its ``GradientOptions``, and its own two."""
+    own = {name: options.pop(name) for name in ("weighted",) if name in options}
+    return {"options": GradientOptions(**options), **own}
+
+
 class Contribution(nn.Cell):
     """``GradientStage.contribution`` as a compiled graph."""
 
     def __init__(self, loss_net, network, **options):
         super().__init__(auto_prefix=False)
         self.parameters = ParameterTuple(network.trainable_params())
-        self.stage = GradientStage(loss_net, self.parameters, **options)
+        self.stage = GradientStage(loss_net, self.parameters, **stage_options(options))
 
     def construct(self, *batch):
         return self.stage.contribution(*batch)
@@ -240,7 +250,7 @@ class TestFloat16:
         before = [(p.name, p.dtype) for p in network.get_parameters()]
         loss_net = LossNet(network, nn.CrossEntropyLoss())
         for _ in range(2):
-            GradientStage(loss_net, ParameterTuple(network.trainable_params()), precision="O2")
+            GradientStage(loss_net, ParameterTuple(network.trainable_params()), HALF)
         assert [(p.name, p.dtype) for p in network.get_parameters()] == before
         assert [(p.name, p.dtype) for p in loss_net.get_parameters()] == before
 
@@ -255,7 +265,7 @@ class TestFloat16:
 
     def test_a_float32_step_refuses_a_network_that_is_in_float16_for_good(self):
         network, loss_net = regression()
-        GradientStage(loss_net, ParameterTuple(network.trainable_params()), precision="O2")
+        GradientStage(loss_net, ParameterTuple(network.trainable_params()), HALF)
         with pytest.raises(InputError, match="newly built network"):
             GradientStage(
                 LossNet(network, nn.MSELoss()), ParameterTuple(network.trainable_params())
@@ -264,7 +274,7 @@ class TestFloat16:
     def test_a_loss_net_without_a_network_is_refused(self):
         loss_net = Bare()
         with pytest.raises(InputError, match="finds no network inside the loss_net, a Bare"):
-            GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), precision="O2")
+            GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), HALF)
 
 
 class Entropy(nn.Cell):
@@ -339,7 +349,7 @@ class TestFloat16OfALossNetOfOnesOwn:
 
     def loss(self, loss_net):
         parameters = ParameterTuple(loss_net.trainable_params())
-        stage = GradientStage(loss_net, parameters, precision="O2")
+        stage = GradientStage(loss_net, parameters, HALF)
         loss, _, gradients, finite = StageOnly(stage)(*tensors(*self.ARRAYS))
         assert bool(finite) and all(np.isfinite(one.asnumpy()).all() for one in gradients)
         return float(loss)
@@ -386,7 +396,7 @@ class TestFloat16OfALossNetOfOnesOwn:
         loss_net = make()
         before = dict(loss_net._cells)
         with pytest.raises(InputError, match=words) as error:
-            GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), precision="O2")
+            GradientStage(loss_net, ParameterTuple(loss_net.trainable_params()), HALF)
         assert "\n" not in str(error.value) and dict(loss_net._cells) == before
 
     @pytest.mark.parametrize(
@@ -590,7 +600,9 @@ class TestFinish:
 
     def finish(self, weight, **options):
         network, loss_net = regression()
-        stage = GradientStage(loss_net, ParameterTuple(network.trainable_params()), **options)
+        stage = GradientStage(
+            loss_net, ParameterTuple(network.trainable_params()), **stage_options(options)
+        )
         gradients, norm = Finish(stage)(Tensor(weight, ms.float32), *tensors(*self.total))
         return [g.asnumpy() for g in gradients], float(norm)
 
@@ -646,7 +658,9 @@ class WithExtras(nn.Cell):
         self.parameters = ParameterTuple(self.network.layer.trainable_params())
         loss_net = LossNet(self.network, nn.MSELoss())
         extras = self.network.extras
-        self.stage = GradientStage(loss_net, self.parameters, extras=extras, **options)
+        self.stage = GradientStage(
+            loss_net, self.parameters, extras=extras, **stage_options(options)
+        )
         if self.stage.scaled:
             self.network.unscale(self.stage.loss_scale)
 

@@ -9,15 +9,16 @@ from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit import reference
+from labkit.algorithms.adasum.update import AdasumUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.nets.lenet import LeNet5
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.forward_state import may_assign
-from labkit.steps.gradients import set_state, state
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes
 from labkit.steps.plain import PlainStep
+from labkit.steps.state import set_state, state
 from labkit.steps.step import running_statistics, trainable_batch_norms
 from labkit.steps.update import UpdateStage
 from tests.support.step_cells import (
@@ -723,6 +724,11 @@ def body_alone(network):
     network.body.set_train(False)
 
 
+def followed(step):
+    """What a call of ``step`` does about modes, around what it computes."""
+    return step._modes.followed(step._graphs)
+
+
 def in_a_network_in_training(network):
     network.set_train()
     network.body.set_train(False)
@@ -890,7 +896,7 @@ class TestModes:
             (lambda: network.body.set_train(), "all of the network is in training mode again\n"),
         ):
             change()
-            with step.in_training():
+            with followed(step):
                 said = capsys.readouterr().out
             assert said.endswith(expected) and bool(said) == bool(expected)
 
@@ -898,14 +904,14 @@ class TestModes:
         step = self.step(network)
         network.set_train(False)
         for call in range(3):
-            with step.in_training():
+            with followed(step):
                 assert all(cell.training for _, cell in network.cells_and_names())
             assert not any(mode for _, mode in modes(network))
             if call == 0:
-                monkeypatch.setattr("labkit.steps.step.held", None)
+                monkeypatch.setattr("labkit.steps.modes.held", None)
         monkeypatch.undo()
         network.body.set_train()
-        with step.in_training():
+        with followed(step):
             assert network.body[1].training and not network.head[0].training
 
 
@@ -969,50 +975,59 @@ def test_optimizer_over_some_parameters_leaves_the_others():
 class Counting(UpdateStage):
     """Gathers at every second update, and notes what the step calls in which order."""
 
-    settings = {"counting": "yes"}
-
     def __init__(self, network, optimizer):
-        super().__init__(auto_prefix=False)
-        self.optimizer, self.extras = optimizer, network.extras
-        names = ("held", "count")
-        self.held, self.count = (state(f"counting.{name}", 0) for name in names)
+        super().__init__(optimizer)
+        self.settings, self.extras = {"counting": "yes"}, network.extras
+        self.pending = state("counting.held", 0)
         self.rows, self.noted = state("counting.rows", 0.0), state("counting.noted", 0.0)
-        self.map = ops.HyperMap()
         self.gradients = ParameterTuple(
             ms.Parameter(p.asnumpy(), name=f"held.{p.name}") for p in optimizer.parameters
         )
+        self.apply = Applied(self)
         self.calls, self.attached = [], []
 
-    def construct(self, gradients):
-        return self.optimizer(gradients)
-
     def attach(self, step):
+        super().attach(step)
         self.attached.append(id(step))  # itself it would be a child of its own child
 
     def wants_extras(self, updates):
         return updates % 2 == 0
 
-    def hold(self, gradients, extras):
+    def take(self, gradients, extras, summary):
+        gradients = self.recorded(gradients, summary)
+        if len(extras) == 0:
+            return self.updated(gradients)
         done = (
             self.map(ops.assign, self.gradients, gradients),
             ops.assign(self.rows, extras[0][0]),
-            ops.assign(self.held, 1),
+            ops.assign(self.pending, 1),
         )
         return ops.depend(True, done)
 
-    def refresh(self, step, batch):
-        self.calls.append(("refresh", int(step.updates.asnumpy()), len(batch)))
-        return [ms.Tensor(7.0)]
+    def before(self, step, batch):
+        self.calls.append(("before", int(step.updates.asnumpy()), len(batch)))
+        set_state(self.pending, 0)
 
-    def apply_held(self, note):
-        done = (ops.assign(self.noted, note), self.construct(self.gradients))
-        return ops.depend(True, ops.assign(self.held, ops.depend(ops.cast(0, ms.int32), done)))
+    def between(self, step, batch, loss):
+        pending = int(self.pending.asnumpy())
+        self.calls.append(("between", int(step.updates.asnumpy()), len(batch), pending))
+        assert (loss is None) == (not batch)
+        if pending:
+            self.apply(ms.Tensor(7.0))
 
-    def applied(self, step, batch):
-        self.calls.append(("applied", int(step.updates.asnumpy()), len(batch)))
 
-    def after(self, step, loss, batch):
-        self.calls.append(("after", int(step.updates.asnumpy()), len(batch)))
+class Applied(nn.Cell):
+    """The graph of a ``Counting`` that makes the update which is pending."""
+
+    def __init__(self, stage):
+        super().__init__(auto_prefix=False)
+        self.updated, self.gradients = stage.updated, stage.gradients
+        self.noted, self.pending = stage.noted, stage.pending
+
+    def construct(self, note):
+        done = (ops.assign(self.noted, note), self.updated(self.gradients))
+        released = ops.assign(self.pending, ops.depend(ops.cast(0, ms.int32), done))
+        return ops.depend(True, released)
 
 
 class TestUpdateStageWithExtras:
@@ -1030,14 +1045,14 @@ class TestUpdateStageWithExtras:
         for call in range(3):
             step(*tensors(*rows(4, seed=call)))
         assert stage.calls == [
-            ("refresh", 0, 2),
-            ("applied", 1, 2),
-            ("after", 1, 2),
-            ("after", 2, 2),
-            ("refresh", 2, 2),
-            ("applied", 3, 2),
-            ("after", 3, 2),
+            ("before", 0, 2),
+            ("between", 0, 2, 1),
+            ("before", 1, 2),
+            ("between", 2, 2, 0),
+            ("before", 2, 2),
+            ("between", 2, 2, 1),
         ]
+        assert step.last_update.number == 3
         assert float(stage.noted.asnumpy()) == 7 and float(stage.rows.asnumpy()) == 1
 
     @pytest.mark.parametrize("micro_steps", [None, 2])
@@ -1062,19 +1077,38 @@ class TestUpdateStageWithExtras:
         _, stage, step = self.build(3)
         step(*tensors(*rows(4)))
         step.end_epoch()
-        assert stage.calls == [("after", 0, 2), ("refresh", 0, 0), ("applied", 1, 0)]
+        assert stage.calls == [
+            ("before", 0, 2),
+            ("between", 0, 2, 0),
+            ("before", 0, 0),
+            ("between", 0, 0, 1),
+        ]
+        assert step.last_update.number == 1
 
     def test_what_an_interruption_left_is_forgotten(self):
         """The next batch is not finite, so that nothing is held anew."""
         network, stage, step = self.build()
-        set_state(stage.held, 1)
+        set_state(stage.pending, 1)
         before = parameter_values(network.layer)
         inputs, targets = rows(4)
         step(*tensors(inputs * np.float32(np.nan), targets))
         assert_bit_equal(parameter_values(network.layer), before)
-        assert stage.calls == [("after", 0, 2)] and step.last_update.number == 0
+        assert stage.calls == [("before", 0, 2), ("between", 0, 2, 0)]
+        assert step.last_update.number == 0
 
-    def test_a_stage_without_extras(self):
-        stage = UpdateStage()
-        assert stage.extras is None and not stage.wants_extras(0)
-        assert stage.check_length(10**9) is None
+    @pytest.mark.parametrize("update", ["adasum", nn.ReLU()])
+    def test_what_is_no_stage_is_refused(self, update):
+        network, loss_net = regression()
+        for step in (PlainStep, AccumulatedStep):
+            with pytest.raises(InputError, match="expected an UpdateStage"):
+                step(loss_net, momentum(network), update=update)
+
+    def test_a_plain_step_has_no_buffer_for_workers(self):
+        network, loss_net = regression()
+        sgd = momentum(network)
+        with pytest.raises(InputError, match="expected an AccumulatedStep"):
+            PlainStep(loss_net, sgd, update=AdasumUpdate(sgd, workers=2))
+        with pytest.raises(InputError, match="rank_group: expected none beside AdasumUpdate"):
+            AccumulatedStep(loss_net, sgd, update=AdasumUpdate(sgd, workers=2), rank_group="")
+        with pytest.raises(InputError, match="unknown tail 'carry'"):
+            AccumulatedStep(loss_net, sgd, update=AdasumUpdate(sgd, workers=2), tail="carry")

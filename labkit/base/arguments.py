@@ -8,13 +8,18 @@
 NumPy's integers and floats are welcome everywhere, True and False are numbers nowhere.
 """
 
+import functools
+import inspect
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
+from typing import ParamSpec, TypeVar
 
 from labkit.base.cores import usable_cores
 from labkit.errors import InputError, nearest
+
+P, R = ParamSpec("P"), TypeVar("R")
 
 # How a message names a bound, and whether a value keeps it.
 _BOUNDS = {
@@ -92,6 +97,29 @@ def seed(value: object, name: str = "seed") -> int:
 def wrong(name: str, value: object, expected: str, hint: str = "") -> InputError:
     """Return the error of an argument: what was expected, and what was given."""
     return InputError(f"{name}: expected {expected}, got {value!r}{hint and '.' + hint}")
+
+
+class UnknownName(InputError, TypeError):
+    """A keyword argument that a function does not take."""
+
+
+def names_checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function that answers a misspelled keyword with the nearest right one.
+
+    Raises:
+        UnknownName: in place of Python's TypeError, which it is as well.
+    """
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    owner = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        for name in kwargs:
+            if name not in names:
+                raise UnknownName(f"{owner} has no argument {name!r}.{nearest(name, names)}")
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def fit_workers(workers: object) -> int:

@@ -18,80 +18,121 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 """
 
 import warnings
-from numbers import Integral
+from collections.abc import Callable, Iterable
 
 import mindspore as ms
-from mindspore import Parameter, ParameterTuple, nn, ops
-from mindspore.common.initializer import initializer
+from mindspore import ParameterTuple, Tensor, nn, ops
 
+from labkit.base.arguments import is_integer, names_checked
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.gradients import set_state, state, times
-from labkit.steps.plain import PlainUpdate
+from labkit.steps.gradients import GradientOptions, times
+from labkit.steps.precision import DynamicLossScale
+from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
+from labkit.steps.update import PlainUpdate, UpdateStage
+from labkit.steps.words import TAILS as TAILS
 
-TAILS = ("flush", "drop", "carry")
+MicroSteps = int | Callable[[int], int]
 
 
 class AccumulatedStep(Step):
-    """One update per ``micro_steps`` micro-batches. ``options`` are those of ``GradientStage``.
+    """One update per ``micro_steps`` micro-batches, by any update stage.
 
-    loss_net     see ``GradientStage``; called once per micro-batch
-    optimizer    any ``nn.Optimizer``; called once per update, so its schedules count updates
-    micro_steps  micro-batches per update: an integer >= 1, or a function of the number of updates
-                 applied so far that returns one
-    update       update stage; the optimizer alone by default
-    tail         what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its
-                 real weight, ``drop`` forgets it, ``carry`` leaves its sums in the buffer and
-                 counts anew: the next epoch's first update holds them too (k = 4 and 1875
-                 micro-batches: 7 of them), as in the tutorial
-    nonfinite    ``drop_micro`` leaves a non-finite micro-batch out of its group; ``drop_group``
-                 forgets the whole group; ``propagate`` checks nothing. ``dropped`` counts the
-                 micro-batches, parameters and running statistics stay as they were
+    Args:
+        loss_net: see ``GradientStage``; called once per micro-batch.
+        optimizer: any ``nn.Optimizer``; called once per update, so its schedules count updates.
+        micro_steps: micro-batches per update: an integer >= 1, or a function of the number of
+            updates applied so far that returns one.
+        update: update stage; the optimizer alone by default. ``AdasumUpdate`` takes a group of
+            ``micro_steps`` micro-batches from each worker.
+        tail: what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its real
+            weight, ``drop`` forgets it, ``carry`` leaves its sums in the buffer and counts anew:
+            the next epoch's first update holds them too (k = 4 and 1875 micro-batches: 7 of them),
+            as in the tutorial.
+        normalise: what a micro-batch's loss is weighted by, see ``GradientOptions``, as for the
+            others.
+        batch_axis: axis of the batch's first tensor that counts rows.
+        reduction: ``mean`` or ``sum``.
+        precision: ``O0`` or ``O2``.
+        loss_scale: number > 0, or ``DynamicLossScale``.
+        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group;
+            ``drop_group`` forgets the whole group; ``propagate`` checks nothing. ``dropped`` counts
+            the micro-batches; parameters and running statistics stay as they were.
+        clip_norm: largest global norm of the averaged gradient, or None.
+        rank_group: over which ranks gradients are averaged.
+
+    Raises:
+        InputError: for values that are none of these, and as ``Step`` does.
+
+    Warns once where the network holds a trainable BatchNorm.
 
     >>> step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps=4)
     >>> for images, labels in micro_batches:
     ...     loss = step(images, labels)
     >>> step.end_epoch()
-
-    Raises ``InputError`` for values that are none of these, and warns once where the network holds
-    a trainable BatchNorm.
     """
 
-    accumulates = True
-
+    @names_checked
     def __init__(
         self,
-        loss_net,
-        optimizer,
-        micro_steps,
+        loss_net: nn.Cell,
+        optimizer: nn.Optimizer,
+        micro_steps: MicroSteps = 1,
         *,
-        update=None,
-        tail="flush",
-        nonfinite="drop_micro",
-        **options,
+        update: UpdateStage | None = None,
+        tail: str = "flush",
+        normalise: str | None = None,
+        batch_axis: int | None = None,
+        reduction: str = "mean",
+        precision: str = "O0",
+        loss_scale: float | DynamicLossScale = 1.0,
+        nonfinite: str = "drop_micro",
+        clip_norm: float | None = None,
+        rank_group: str | None = None,
     ):
-        refuse_unknown("tail", tail, TAILS)
-        self.schedule = micro_steps if callable(micro_steps) else None
-        first = check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
-        super().__init__(
-            loss_net,
-            optimizer,
-            update or PlainUpdate(optimizer),
+        options = GradientOptions(
+            normalise=normalise,
+            batch_axis=batch_axis,
+            reduction=reduction,
+            precision=precision,
+            loss_scale=loss_scale,
             nonfinite=nonfinite,
-            weighted=True,
-            **options,
+            clip_norm=clip_norm,
+            rank_group=rank_group,
         )
-        self.settings |= {"tail": tail, "micro_steps": "a schedule" if self.schedule else first}
-        self.tail = tail
+        update = PlainUpdate(optimizer) if update is None else update
+        check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
+        refuse_unknown("tail", tail, getattr(update, "tails", TAILS))
+        super().__init__(loss_net, optimizer, update, options, weighted=True, has_buffer=True)
+        self.micro_steps, self.tail = micro_steps, tail
+        first = self._group_size(0)
+        self.settings |= {
+            "tail": tail,
+            "micro_steps": "a schedule" if callable(micro_steps) else first,
+        }
         self.drops_group = nonfinite == "drop_group"
+        self._make_buffer(first)
+        self._flush, self._flush_with_extras = _Flush(self, False), _Flush(self, True)
+        self._complete()
+        if (callable(micro_steps) or first > 1) and trainable_batch_norms(loss_net):
+            warnings.warn(
+                "the network holds a trainable BatchNorm: it normalises each micro-batch by its "
+                "own statistics and updates its running statistics once per micro-batch, so "
+                "accumulated gradients are not those of the whole batch (GroupNorm has no such "
+                "coupling)",
+                stacklevel=3,
+            )
+
+    def _make_buffer(self, first: int) -> None:
         # gradient_sum, loss_sum, weight_sum, images: sums over the group's micro-batches so far.
         # micro_step: micro-batches counted in the group, dropped ones too; 0 .. group_size - 1.
         # spoiled: non-finite micro-batches in the group. All are 0 right after a group, but for
         # gradient_sum, which is what it was and counts for nothing while weight_sum is 0.
         # extended_sum: gradient_sum and, behind it, the sums of the update stage's extras.
-        self.gradient_sum = ParameterTuple(_buffer(p) for p in optimizer.parameters)
-        extras = getattr(self.update, "extras", None) or ((), ())
-        extra_sums = [_buffer(extra) for group in extras for extra in group]
+        weights = self.optimizer.parameters
+        self.gradient_sum = ParameterTuple(zeros_like(w, "grad_sum", ms.float32) for w in weights)
+        extras = [extra for group in self.update.extras or () for extra in group]
+        extra_sums = [zeros_like(extra, "grad_sum", ms.float32) for extra in extras]
         self.extended_sum = ParameterTuple((*self.gradient_sum, *extra_sums))
         self.loss_sum = state("loss_sum", 0.0)
         self.weight_sum = state("weight_sum", 0.0)
@@ -99,21 +140,13 @@ class AccumulatedStep(Step):
         self.micro_step = state("micro_step", 0)
         self.spoiled = state("spoiled", 0)
         self.group_size = state("group_size", first)
-        self._flush = _Flush(self, False)
-        self._flush_with_extras = _Flush(self, True)
-        if (self.schedule or first > 1) and trainable_batch_norms(loss_net):
-            warnings.warn(
-                "the network holds a trainable BatchNorm: it normalises each micro-batch by its "
-                "own statistics and updates its running statistics once per micro-batch, so "
-                "accumulated gradients are not those of the whole batch (GroupNorm has no such "
-                "coupling)",
-                stacklevel=2,
-            )
 
-    def construct(self, *batch):
+    # --- in compiled graphs --------------------------------------------------------------------
+
+    def construct(self, *batch: Tensor) -> Tensor:
         return self.micro_batch(False, *batch)
 
-    def micro_batch(self, with_extras, *batch):
+    def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Gather one micro-batch; ``with_extras`` is constant in a compiled graph."""
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)
         if finite:
@@ -133,13 +166,13 @@ class AccumulatedStep(Step):
             done = self.close_group(with_extras)
         return ops.depend(loss, done)
 
-    def sums(self, with_extras):
+    def sums(self, with_extras: bool) -> ParameterTuple:
         """Return what the group's micro-batches are added up in."""
         if with_extras:
             return self.extended_sum
         return self.gradient_sum
 
-    def close_group(self, with_extras):
+    def close_group(self, with_extras: bool) -> object:
         """Apply what the group has gathered, if anything, and clear it."""
         weight = self.gradient.over_ranks(self.weight_sum)
         if self.drops_group:
@@ -151,22 +184,14 @@ class AccumulatedStep(Step):
             total = self.sums(with_extras)
             if self.gradient.ranks > 1:
                 # A rank that has dropped its whole group still holds the sum of the one before.
-                held = ops.cast(self.weight_sum > 0, ms.float32)
-                total = self.map(ops.partial(times, held), total)
+                counts = ops.cast(self.weight_sum > 0, ms.float32)
+                total = self.map(ops.partial(times, counts), total)
             done = self.apply(total, self.loss_sum, weight, self.images)
         else:
-            done = self.apply_nothing()
-        return self.group_closed(ops.depend(self.clear(), done))
+            done = self.update.take_nothing()
+        return self.update.close(ops.depend(self.clear(), done))
 
-    def apply_nothing(self):
-        """Close a group that holds no finite micro-batch."""
-        return False
-
-    def group_closed(self, done):
-        """Go on from a group that was applied and cleared."""
-        return done
-
-    def clear(self):
+    def clear(self) -> bool:
         """Forget the group's sums."""
         # gradient_sum is overwritten by the next group's first gradients. Writing zeros took one
         # more copy of the weights: MindSpore folds them into constants that stay in memory.
@@ -177,77 +202,78 @@ class AccumulatedStep(Step):
         ops.assign(self.spoiled, 0)
         return True
 
-    def __call__(self, *batch):
-        loss = super().__call__(*batch)
-        self.between_graphs(batch)
-        return loss
+    # --- on the host ---------------------------------------------------------------------------
 
-    def between_graphs(self, batch):
-        """Act on what a compiled graph has left; ``batch`` is (), where an epoch has ended."""
-        self._follow_schedule()
+    def _between(self) -> None:
+        """Set the size of the group that starts now."""
+        if callable(self.micro_steps) and integer_of(self.micro_step) == 0:
+            set_state(self.group_size, self._group_size(integer_of(self.updates)))
+
+    def _group_size(self, updates: int) -> int:
+        """Return the micro-batches of a group of the update after ``updates`` many."""
+        size = self.micro_steps(updates) if callable(self.micro_steps) else self.micro_steps
+        return check_micro_steps(size) * self.update.group_factor
 
     @property
     def micro_batches(self) -> int:
-        return int(self.group_size.asnumpy())
+        return integer_of(self.group_size) * self.update.turns
 
-    def updates_ahead(self, epochs) -> int:
-        updates, held = 0, int(self.micro_step.asnumpy())
-        done, size = int(self.updates.asnumpy()), int(self.group_size.asnumpy())
+    def updates_ahead(self, epochs: Iterable[int]) -> int:
+        updates, done = 0, integer_of(self.updates)
+        turn, counted = self.update.turns_taken(), integer_of(self.micro_step)
+        size = integer_of(self.group_size)
         for left in epochs:
             while left > 0:
-                taken = min(size - held, left)
-                left, held = left - taken, held + taken
-                if held == size or (not left and self.tail == "flush"):
-                    updates, held = updates + 1, 0
-                    if self.schedule is not None:
-                        size = check_micro_steps(self.schedule(done + updates))
-            held = 0
+                taken = min(size - counted, left)
+                left, counted = left - taken, counted + taken
+                if counted == size:
+                    turn, counted = turn + 1, 0
+                if turn == self.update.turns or (not left and self.tail == "flush"):
+                    updates, turn, counted = updates + 1, 0, 0
+                    if callable(self.micro_steps):
+                        size = self._group_size(done + updates)
+            turn, counted = 0, 0
         return updates
 
     def end_epoch(self) -> None:
         """Apply, drop or carry a partly filled group, as ``tail`` says."""
-        if int(self.micro_step.asnumpy()) == 0:
-            return
-        if self.tail == "carry":
-            set_state(self.micro_step, 0)
-            return
-        if self.tail == "drop":
-            set_state(self.weight_sum, 0.0)
-        if self.update_wants_extras():
-            self._flush_with_extras()
-            self._finish_held(())
-        else:
-            self._flush()
-        self.between_graphs(())
+        with self._modes.followed(self._graphs):
+            self.update.before(self, ())
+            if self.tail == "carry":
+                set_state(self.micro_step, 0)
+            elif self.tail == "drop":
+                self._forget_group()
+            while integer_of(self.micro_step) or self.update.turns_taken():
+                # One group at a time; those that have had no turn hold nothing.
+                flush = self._flush_with_extras if self._gathers() else self._flush
+                flush()
+                self.update.between(self, (), None)
+            self._between()
+            self.update.end_epoch(self)
 
-    def _follow_schedule(self):
-        """Set the size of the group that starts now; runs between compiled graphs."""
-        if self.schedule is not None and int(self.micro_step.asnumpy()) == 0:
-            size = check_micro_steps(self.schedule(int(self.updates.asnumpy())))
-            set_state(self.group_size, size)
+    def _forget_group(self) -> None:
+        for parameter in (self.weight_sum, self.loss_sum, self.images, self.micro_step):
+            set_state(parameter, 0)
+        set_state(self.spoiled, 0)
+        self.update.reset()
 
 
 class _Flush(nn.Cell):
-    """The second compiled graph of an ``AccumulatedStep``: close the group without a batch."""
+    """The compiled graph that closes a group without a batch."""
 
-    def __init__(self, step, with_extras):
+    def __init__(self, step: AccumulatedStep, with_extras: bool):
         super().__init__(auto_prefix=False)
         self.close_group, self.with_extras = step.close_group, with_extras
 
-    def construct(self):
+    def construct(self) -> object:
         return self.close_group(self.with_extras)
 
 
-def check_micro_steps(value) -> int:
+def check_micro_steps(value: object) -> int:
     """Return ``value`` if it is an integer >= 1, else raise ``InputError``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+    if not is_integer(value) or value < 1:
         raise InputError(
-            f"micro_steps is {value!r}; expected an integer >= 1, or a function of the number of "
-            "updates that returns one"
+            "micro_steps: expected an integer >= 1, or a function of the number of updates that "
+            f"returns one, got {value!r}"
         )
     return int(value)
-
-
-def _buffer(parameter):
-    zeros = initializer("zeros", parameter.shape, ms.float32)
-    return Parameter(zeros, name=f"grad_sum.{parameter.name}", requires_grad=False)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from mindspore import Parameter, mint, nn
 from mindspore.nn.layer.normalization import _BatchNorm
 
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 
 BATCH_NORMS = (_BatchNorm, mint.nn.BatchNorm1d, mint.nn.BatchNorm2d, mint.nn.BatchNorm3d)
 # Names of functions, methods (add_) and operators that write into what they are given: all of

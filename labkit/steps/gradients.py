@@ -9,101 +9,122 @@ The order is fixed: scale the loss, differentiate, check for non-finite values, 
 once, into float32), accumulate, sum over ranks, divide, clip.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 
+from labkit.base.arguments import integer, number
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.labels import INTEGERS, masks
-from labkit.steps.precision import (
-    LARGEST_SCALE,
-    PRECISION,
-    DynamicLossScale,
-    positive,
-    refuse_float16,
-    use_float16,
-)
-from labkit.steps.rows import check_axis
-from labkit.steps.weights import NORMALISE, BatchCheck
+from labkit.steps.precision import LARGEST_SCALE, DynamicLossScale, refuse_float16, use_float16
+from labkit.steps.state import set_state as set_state
+from labkit.steps.state import state
+from labkit.steps.weights import BatchCheck
+from labkit.steps.words import NONFINITE, NORMALISE, PRECISION, REDUCTION
 
-REDUCTION = ("mean", "sum")
-NONFINITE = ("drop_micro", "drop_group", "propagate")
+# float32 holds these and their reciprocals.
+_SMALLEST, _LARGEST = 1e-37, 1e37
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """The options of a gradient stage, which every step takes by name.
+
+    Attributes:
+        normalise: None: w_i is what the loss is a mean over, see ``labkit.steps.weights``, so that
+            the micro-batches make up the whole batch. Or the number of ``samples`` (rows), of
+            ``tokens``, or 1 (``steps``: the mean of the micro-batches' means).
+        batch_axis: axis of the batch's first tensor that counts rows: 1 for time-major inputs
+            (T, B, ...). None: labels (B,) count them, or else axis 0 does.
+        reduction: ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean).
+        precision: ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and
+            LayerNorm; the loss and everything after the gradients stay float32. In a ``loss_net``
+            of one's own, the Cell ``self.network`` is the network and all else is loss; without
+            that name see ``precision.use_float16``, which refuses what it cannot tell.
+        loss_scale: number > 0, or ``DynamicLossScale``.
+        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group,
+            ``drop_group`` forgets the whole group; ``propagate`` checks nothing.
+        clip_norm: largest global norm of the averaged gradient, or None.
+        rank_group: None: the mean is over all ranks; the name of a communication group that this
+            rank is in; or "" for this rank alone.
+
+    Raises:
+        InputError: for values that are none of these.
+    """
+
+    normalise: str | None = None
+    batch_axis: int | None = None
+    reduction: str = "mean"
+    precision: str = "O0"
+    loss_scale: float | DynamicLossScale = 1.0
+    nonfinite: str = "drop_micro"
+    clip_norm: float | None = None
+    rank_group: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalise is not None:
+            refuse_unknown("normalise", self.normalise, NORMALISE)
+        if self.batch_axis is not None:
+            integer("batch_axis", self.batch_axis, 0)
+        refuse_unknown("reduction", self.reduction, REDUCTION)
+        refuse_unknown("precision", self.precision, PRECISION)
+        refuse_unknown("nonfinite", self.nonfinite, NONFINITE)
+        if self.clip_norm is not None:
+            number("clip_norm", self.clip_norm, at_least=_SMALLEST, at_most=_LARGEST)
+        if not isinstance(self.loss_scale, DynamicLossScale):
+            number("loss_scale", self.loss_scale, at_least=_SMALLEST, at_most=_LARGEST)
+        elif self.nonfinite == "propagate":
+            raise InputError(
+                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
+            )
 
 
 class GradientStage(nn.Cell):
     """Loss, weight and gradients of one micro-batch; and their mean over micro-batches and ranks.
 
-    loss_net    Cell: batch, labels last -> scalar mean loss; for ``normalise="tokens"`` -> (loss
-                sum, count)
-    parameters  what to differentiate by, in this order
-    normalise   None: w_i is what the loss is a mean over, see ``labkit.steps.weights``, so that the
-                micro-batches make up the whole batch. Or it is the number of ``samples`` (rows), of
-                ``tokens``, or 1 (``steps``: the mean of the micro-batches' means)
-    batch_axis  axis of the batch's first tensor that counts rows: 1 for time-major inputs
-                (T, B, ...). None: labels (B,) count them, or else axis 0 does
-    reduction   ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean)
-    precision   ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and LayerNorm;
-                the loss and everything after the gradients stay float32. In a ``loss_net`` of
-                one's own, the Cell ``self.network`` is the network and all else is loss; without
-                that name see ``precision.use_float16``, which refuses what it cannot tell
-    loss_scale  number > 0, or ``DynamicLossScale``
-    nonfinite   ``drop_micro`` and ``drop_group`` check every micro-batch; ``propagate`` does not
-    clip_norm   largest global norm of the averaged gradient, or None
-    weighted    False only where one micro-batch on one rank is the whole update
-    rank_group  None: the mean is over all ranks; the name of a communication group that this rank
-                is in; or "" for this rank alone
-    extras      None, or two tuples of Parameters that taps in the network give a "gradient" of
-                their own making, for ``contribution_with_extras``: sums over rows of what does not
-                depend on the loss, and of squares of its derivative, which a tap divides by
-                ``loss_scale`` first. Both become means over rows, of one row's loss, and are
-                averaged like gradients
+    Args:
+        loss_net: Cell: batch, labels last -> scalar mean loss; for ``normalise="tokens"`` ->
+            (loss sum, count).
+        parameters: what to differentiate by, in this order.
+        options: ``GradientOptions``.
+        weighted: False only where one micro-batch on one rank is the whole update.
+        extras: None, or two tuples of Parameters that taps in the network give a "gradient" of
+            their own making, for ``contribution_with_extras``: sums over rows of what does not
+            depend on the loss, and of squares of its derivative, which a tap divides by
+            ``loss_scale`` first. Both become means over rows, of one row's loss, and are averaged
+            like gradients.
 
-    Raises ``InputError`` for values that are none of these, and for a layer whose gradient is
-    sparse: rows cannot be averaged like tensors.
+    Raises:
+        InputError: for a layer whose gradient is sparse: rows cannot be averaged like tensors; and
+            for options that do not go with the loss.
     """
 
     def __init__(
         self,
-        loss_net,
-        parameters,
+        loss_net: nn.Cell,
+        parameters: Sequence[Parameter],
+        options: GradientOptions = GradientOptions(),  # noqa: B008, it is frozen
         *,
-        normalise=None,
-        batch_axis=None,
-        reduction="mean",
-        precision="O0",
-        loss_scale=1.0,
-        nonfinite="drop_micro",
-        clip_norm=None,
-        weighted=True,
-        rank_group=None,
-        extras=None,
+        weighted: bool = True,
+        extras: tuple[Sequence[Parameter], Sequence[Parameter]] | None = None,
     ):
         super().__init__(auto_prefix=False)
-        if normalise is not None:
-            refuse_unknown("normalise", normalise, NORMALISE)
-        self.batch_axis = None if batch_axis is None else check_axis(batch_axis)
-        refuse_unknown("reduction", reduction, REDUCTION)
-        refuse_unknown("precision", precision, PRECISION)
-        refuse_unknown("nonfinite", nonfinite, NONFINITE)
         _refuse_sparse(loss_net)
-        self.ranks, self.all_reduce = 1, None
-        if GlobalComm.INITED and rank_group != "":
-            group = rank_group or GlobalComm.WORLD_COMM_GROUP
-            self.ranks = get_group_size(group)
-            self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
-        self.mean = reduction == "mean"
+        self._set_ranks(options.rank_group)
+        self.batch_axis = options.batch_axis
+        self.mean = options.reduction == "mean"
         self.weighted = weighted or self.ranks > 1
-        derived = normalise is None and self.mean and self.weighted
+        derived = options.normalise is None and self.mean and self.weighted
         self.check = BatchCheck(loss_net, derived, self.batch_axis)
-        self._set_weight(normalise, reduction)
-        self.checked = nonfinite != "propagate"
-        self.clip_norm = None if clip_norm is None else positive("clip_norm", clip_norm)
-        half = precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
-        self._set_loss_scale(loss_scale, half)
-        if precision == "O2":
-            use_float16(loss_net)
-        else:
-            refuse_float16(loss_net)
+        self._set_weight(options.normalise, options.reduction)
+        self.checked = options.nonfinite != "propagate"
+        self.clip_norm = None if options.clip_norm is None else float(options.clip_norm)
+        half = options.precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
+        self._set_loss_scale(options.loss_scale, half)
+        (use_float16 if options.precision == "O2" else refuse_float16)(loss_net)
         self.loss_net = loss_net
         self.loss_net.set_grad()
         self.value_and_grad = ops.value_and_grad(self._objective, None, parameters, has_aux=True)
@@ -111,6 +132,13 @@ class GradientStage(nn.Cell):
         if extras is not None:
             self._add_extras(parameters, *extras)
         self.map = ops.HyperMap()
+
+    def _set_ranks(self, rank_group):
+        self.ranks, self.all_reduce = 1, None
+        if GlobalComm.INITED and rank_group != "":
+            group = rank_group or GlobalComm.WORLD_COMM_GROUP
+            self.ranks = get_group_size(group)
+            self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
 
     def _set_weight(self, normalise, reduction):
         """Keep, as plain values, what w_i is: a compiled graph reads no other ones."""
@@ -181,11 +209,7 @@ class GradientStage(nn.Cell):
 
     def _set_loss_scale(self, loss_scale, half):
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
-        if self.dynamic and not self.checked:
-            raise InputError(
-                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
-            )
-        initial = positive("loss_scale", loss_scale.initial if self.dynamic else loss_scale)
+        initial = float(loss_scale.initial if self.dynamic else loss_scale)
         # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
         self.scaled = self.dynamic or half or initial != 1
         if self.scaled:
@@ -461,19 +485,3 @@ def _flat(gradient):
     # The CPU's reductions over four axes take twice as long as over one: for (512, 512, 3, 3), two
     # cores, in turns, 7.8 ms instead of 4.0 a sum of squares, 8.3 instead of 4.3 a finite check.
     return ops.reshape(gradient, (-1,))
-
-
-def state(name, value):
-    """Return a named scalar Parameter of a step's state: int32 for an int, float32 for a float."""
-    dtype = ms.int32 if isinstance(value, int) else ms.float32
-    return Parameter(Tensor(value, dtype), name=f"step.{name}", requires_grad=False)
-
-
-def set_state(parameter, value):
-    """Set a Parameter from outside a graph.
-
-    Hazard: ``set_data`` and ``load_param_into_net`` are lost on a graph that has run before and
-    holds two conditions in a row (MindSpore 2.10 on CPU: it goes on with the old value, while
-    ``asnumpy`` shows the new one). An assignment reaches it.
-    """
-    ops.assign(parameter, Tensor(value, parameter.dtype))

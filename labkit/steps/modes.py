@@ -4,9 +4,10 @@ A new Cell computes as in evaluation mode, but nobody has asked for that: MindSp
 Cell with ``set_train(False)`` by the flag that this leaves, ``Cell.training`` does not.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
-from mindspore import nn
+from mindspore import Parameter, nn
 
 from labkit.steps.precision import NETWORK_NAMES, is_loss
 
@@ -32,6 +33,88 @@ def set_modes(kept: Iterable[tuple[nn.Cell, bool | None]]) -> None:
         cell.get_flags()["training"] = mode
         if mode is None:
             cell.get_flags().pop("training")
+
+
+class TrainingModes:
+    """Training mode of a step's Cells, but for those that somebody holds in evaluation mode.
+
+    Args:
+        step: the step, a Cell of which ``loss_net`` is a part.
+        loss_net: network and loss.
+        parameters: what is trained of it.
+
+    What is held is printed whenever it changes.
+    """
+
+    def __init__(self, step: nn.Cell, loss_net: nn.Cell, parameters: Sequence[Parameter]):
+        self._step, self._loss_net, self._parameters = step, loss_net, parameters
+        self._held: list[nn.Cell] = []
+        self._phases: dict[tuple, str] = {}
+        self._seen: tuple | None = None
+        self._changes: list[tuple] = []
+        self._said = False
+
+    def set(self, mode: bool) -> None:
+        """Set the mode of all Cells of the step, but of those that are held."""
+        before = {id(cell) for cell in self._held}
+        self._held = held(self._loss_net, self._parameters, self._held)
+        if {id(cell) for cell in self._held} != before:
+            self._say_held()
+        self._seen = None
+        nn.Cell.set_train(self._step, mode)
+        for cell in self._held:
+            cell.add_flags(training=False)
+        self._watched = [cell for cell, _ in modes(self._loss_net)]
+        # A compiled graph is of the modes that it was compiled in; MindSpore looks at none of them.
+        self._modes = self._current()
+        self.phase = self._phases.setdefault(
+            self._modes, f"train{len(self._phases) or ''}" if mode else "predict"
+        )
+
+    @contextmanager
+    def followed(self, graphs: Sequence[nn.Cell]) -> Iterator[None]:
+        """Follow what ``set_train`` has done to parts of the network since the last call.
+
+        A network that is in evaluation mode as a whole is so again afterwards. ``graphs`` are the
+        Cells that are compiled, whose graphs are those of the modes that are in force.
+        """
+        current, changes = self._current(), []
+        if current != self._modes:
+            if current == self._seen:
+                set_modes((cell, now) for cell, _, now in self._changes)
+            else:
+                kept = modes(self._loss_net)
+                self._step.set_train()
+                # The same again at the next call costs no more than the Cells that differ.
+                changed = [(cell, mode, cell.training) for cell, mode in kept]
+                self._changes = [change for change in changed if change[1] is not change[2]]
+                self._seen = current
+            changes = self._changes
+        if self._step.phase != self.phase:
+            for graph in graphs:
+                graph.phase = self.phase
+        try:
+            yield
+        finally:
+            set_modes((cell, then) for cell, then, _ in changes)
+
+    def _current(self) -> tuple[bool, ...]:
+        return tuple(cell.training for cell in self._watched)
+
+    def _say_held(self) -> None:
+        """Print the outermost Cells that are held with all that is in them."""
+        ids = {id(cell) for cell in self._held}
+        whole = [cell for cell in self._held if all(id(part) in ids for part, _ in modes(cell))]
+        outer = {id(cell) for cell in whole}
+        outer -= {id(part) for cell in whole for part in cell.cells()}
+        named = self._loss_net.cells_and_names()
+        # The path of the loss_net itself is "".
+        names = [path or "the loss_net" for path, cell in named if id(cell) in outer]
+        if names:
+            print(f"labkit: in evaluation mode, as it was set: {', '.join(names)}", flush=True)
+        elif self._said:
+            print("labkit: all of the network is in training mode again", flush=True)
+        self._said = bool(names)
 
 
 def held(loss_net: nn.Cell, parameters, before=()) -> list[nn.Cell]:

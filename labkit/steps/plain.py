@@ -1,46 +1,80 @@
-"""The plain update stage: the optimizer alone; and the step that updates at every batch.
+"""The plain step: one update at every batch.
 
 w <- optimizer(w, g),     g = grad L(w; batch)
 """
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
+from labkit.base.arguments import names_checked
+from labkit.steps.gradients import GradientOptions
+from labkit.steps.precision import DynamicLossScale
 from labkit.steps.step import Step
+from labkit.steps.update import PlainUpdate as PlainUpdate
 from labkit.steps.update import UpdateStage
 
 
-class PlainUpdate(UpdateStage):
-    """Update stage that hands the averaged gradients to any ``nn.Optimizer``."""
-
-    def __init__(self, optimizer):
-        super().__init__(auto_prefix=False)
-        self.optimizer = optimizer
-
-    def construct(self, gradients):
-        return self.optimizer(gradients)
-
-
 class PlainStep(Step):
-    """One update per batch. ``options`` are those of ``Step`` and ``GradientStage``.
+    """One update per batch.
 
     A batch that is not finite, on any rank, updates nothing (``nonfinite="propagate"``: is not
-    checked); nor does one without a label that counts. ``update`` is the update stage, the
-    optimizer alone by default.
+    checked); nor does one without a label that counts.
+
+    Args:
+        loss_net: Cell: batch, labels last -> scalar mean loss, such as a ``LossNet``.
+        optimizer: any ``nn.Optimizer``.
+        update: update stage; the optimizer alone by default.
+        normalise: what a batch's loss is weighted by, see ``GradientOptions``, as for the others.
+        batch_axis: axis of the batch's first tensor that counts rows.
+        reduction: ``mean`` or ``sum``.
+        precision: ``O0`` or ``O2``.
+        loss_scale: number > 0, or ``DynamicLossScale``.
+        nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
+        clip_norm: largest global norm of the gradient, or None.
+        rank_group: over which ranks gradients are averaged.
+
+    Raises:
+        InputError: as ``Step`` does.
 
     >>> step = PlainStep(LossNet(network, loss_fn), optimizer)
     >>> loss = step(images, labels)
     """
 
-    def __init__(self, loss_net, optimizer, *, update=None, **options):
-        update = update or PlainUpdate(optimizer)
-        super().__init__(loss_net, optimizer, update, weighted=False, **options)
+    @names_checked
+    def __init__(
+        self,
+        loss_net: nn.Cell,
+        optimizer: nn.Optimizer,
+        *,
+        update: UpdateStage | None = None,
+        normalise: str | None = None,
+        batch_axis: int | None = None,
+        reduction: str = "mean",
+        precision: str = "O0",
+        loss_scale: float | DynamicLossScale = 1.0,
+        nonfinite: str = "drop_micro",
+        clip_norm: float | None = None,
+        rank_group: str | None = None,
+    ):
+        options = GradientOptions(
+            normalise=normalise,
+            batch_axis=batch_axis,
+            reduction=reduction,
+            precision=precision,
+            loss_scale=loss_scale,
+            nonfinite=nonfinite,
+            clip_norm=clip_norm,
+            rank_group=rank_group,
+        )
+        update = PlainUpdate(optimizer) if update is None else update
+        super().__init__(loss_net, optimizer, update, options, weighted=False, has_buffer=False)
         self.always = Parameter(Tensor(True), name="step.always", requires_grad=False)
+        self._complete()
 
-    def construct(self, *batch):
+    def construct(self, *batch: Tensor) -> Tensor:
         return self.micro_batch(False, *batch)
 
-    def micro_batch(self, with_extras, *batch):
+    def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Update by one batch; ``with_extras`` is constant in a compiled graph."""
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)
         if not self.gradient.checked:

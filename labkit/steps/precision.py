@@ -1,19 +1,17 @@
 """Precision: float16 inside a network, and the loss scale that it needs."""
 
 import inspect
-import math
 import re
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import mindspore as ms
 from mindspore import amp, nn
 from mindspore.ops import functional
 
+from labkit.base.arguments import integer, number
 from labkit.errors import InputError
 from labkit.steps.losses import LossNet, TokenLossNet
 
-PRECISION = ("O0", "O2")
 # A dynamic loss scale stops growing here: doubled to infinity it would never come back.
 LARGEST_SCALE = 2.0**120
 # What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
@@ -30,38 +28,24 @@ _LISTS = (nn.CellList, nn.CellDict)
 class DynamicLossScale:
     """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
 
-    initial   scale at the start, 1 .. 2**120; it stays between them
-    factor    divides the scale on a non-finite micro-batch, multiplies it after ``interval``
-              finite ones in a row, > 1
-    interval  integer >= 1
+    Attributes:
+        initial: scale at the start, 1 .. 2**120; it stays between them.
+        factor: divides the scale on a non-finite micro-batch, multiplies it after ``interval``
+            finite ones in a row, > 1.
+        interval: integer >= 1.
+
+    Raises:
+        InputError: for other values.
     """
 
     initial: float = 2.0**16
     factor: float = 2.0
     interval: int = 2000
 
-    def __post_init__(self):
-        numbers = isinstance(self.initial, Real) and isinstance(self.factor, Real)
-        integer = isinstance(self.interval, Integral) and not isinstance(self.interval, bool)
-        if not (
-            numbers
-            and integer
-            and 1 <= self.initial <= LARGEST_SCALE
-            and 1 < self.factor < math.inf
-            and self.interval >= 1
-        ):
-            raise InputError(
-                f"{self} came; expected initial from 1 to 2**120, factor > 1, and an integer "
-                "interval >= 1"
-            )
-
-
-def positive(name, value):
-    """Return ``value`` as a float if float32 holds it and its reciprocal, else raise."""
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 1e-37 <= value <= 1e37:
-        raise InputError(f"{name} is {value!r}; expected a finite number > 0, 1e-37 to 1e37")
-    return float(value)
+    def __post_init__(self) -> None:
+        number("initial", self.initial, at_least=1, at_most=LARGEST_SCALE)
+        number("factor", self.factor, above=1)
+        integer("interval", self.interval)
 
 
 def use_float16(loss_net):

@@ -1,7 +1,6 @@
 """How many rows (samples) a batch holds: what its inputs and its labels agree on."""
 
-from numbers import Integral
-
+from labkit.base.arguments import integer
 from labkit.errors import InputError
 
 
@@ -32,7 +31,7 @@ def batch_rows(batch, axis=None) -> int:
                 "time-major inputs)"
             )
         return rows
-    axis = check_axis(axis)
+    axis = integer("batch_axis", axis, 0)
     first, labels = shapes[0], shapes[-1]
     if axis >= len(first):
         raise InputError(
@@ -59,10 +58,3 @@ def leaves(batch) -> list:
     if not isinstance(batch, tuple | list):
         return [batch]
     return [leaf for part in batch for leaf in leaves(part)]
-
-
-def check_axis(axis) -> int:
-    """Return ``axis`` if it is an integer >= 0, else raise ``InputError``."""
-    if isinstance(axis, bool) or not isinstance(axis, Integral) or axis < 0:
-        raise InputError(f"batch_axis is {axis!r}; expected an integer >= 0, or None")
-    return int(axis)

@@ -1,25 +1,24 @@
 """What a resumed training must share with the interrupted one, and whether it does."""
 
 import ast
-import inspect
+from dataclasses import fields
 
-from labkit.steps.gradients import GradientStage
+from labkit.steps.gradients import GradientOptions
 
 # Of the options that are not said. A checkpoint holds all of them, an older one those given alone;
 # a weight that is not said was the number of rows.
-_DEFAULTS = {
-    name: repr(parameter.default)
-    for name, parameter in inspect.signature(GradientStage).parameters.items()
-    if parameter.kind is parameter.KEYWORD_ONLY and name not in ("nonfinite", "extras")
-} | {"normalise": "'samples'"}
+_DEFAULTS = {field.name: repr(field.default) for field in fields(GradientOptions)}
+_DEFAULTS |= {"weighted": "True", "normalise": "'samples'"}
+del _DEFAULTS["nonfinite"]
 _LONGEST = 1000  # characters of a setting that is a value
 # Looked at by themselves, or only taken over.
 _OF_WEIGHTS = ("normalise", "derived", "elements_per_row")
 
 
-def effective(options) -> dict[str, str]:
-    """Return the options of a gradient stage that are in force, as text; defaults included."""
-    return _DEFAULTS | {name: repr(value) for name, value in options.items()}
+def effective(options: GradientOptions, weighted: bool) -> dict[str, str]:
+    """Return the options of a gradient stage that are in force, as text; ``nonfinite`` as it is."""
+    texts = {name: repr(value) for name, value in vars(options).items()}
+    return texts | {"weighted": repr(weighted), "nonfinite": options.nonfinite}
 
 
 def differing(own, saved) -> tuple[dict, dict]:

@@ -1,41 +1,177 @@
-"""What an update stage is to a step: the part that makes weights of averaged gradients."""
+"""The update stage: the part of a step that makes new weights of averaged gradients.
 
-from mindspore import nn
+A stage acts at two kinds of moments; README.md beside this file shows them in one picture.
+
+In a compiled graph, each method called once a group of micro-batches:
+
+    take(gradients, extras, summary)   what the group has averaged
+    take_nothing()                     a group without a finite micro-batch
+    close(done)                        after either, when the group's sums are cleared
+
+On the host, between graphs:
+
+    before(step, batch)                refuse a batch, settle an update that was interrupted
+    between(step, batch, loss)         go on from what the graph has left
+    end_epoch(step), reset()           the epoch is over; forget what was taken since the update
+
+A technique that needs nothing but averaged gradients defines ``construct`` alone.
+"""
+
+import warnings
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit.errors import InputError
+from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
+from labkit.steps.words import TAILS
+
+# sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
+# int32. All are (), over all ranks whose gradients are averaged.
+Summary = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class UpdateStage(nn.Cell):
-    """Base of the update stages: ``construct(gradients)`` updates and returns a value.
+    """Base of the update stages: one optimizer, and the state of one technique as Parameters.
 
-    A stage may want more than gradients at some of the updates. It then names ``extras``, pairs of
-    tuples of Parameters as ``GradientStage`` takes them. Where ``wants_extras`` says so, the step
-    gathers them beside the gradients, in a compiled graph of its own, and calls
+    Args:
+        optimizer: any ``nn.Optimizer``.
 
-    - ``before(step, batch)`` before that graph runs, and is compiled;
-    - ``hold(gradients, extras)`` in that graph, once the update's gradients are complete;
-    - ``refresh(step, batch)`` between graphs, if ``held`` then says that something is held;
-    - ``apply_held(*notes)`` in a third graph, with the Tensors that ``refresh`` has returned: the
-      update, from what is held;
-    - ``applied(step, batch)`` after it. ``batch`` is (), where an epoch's end closes a group.
+    Attributes:
+        settings: plain values, by name, that a resumed training must share.
+        extras: None, or two tuples of Parameters whose "gradients" the stage wants at some of the
+            updates, as ``GradientStage`` takes them. ``wants_extras`` says at which; a compiled
+            graph of its own gathers them, and all others hold nothing of this.
+        turns: groups of micro-batches that make up one update.
+        group_factor: how many times the step's ``micro_steps`` a group holds.
+        tails: what ``AccumulatedStep`` may be told to do with a partly filled group.
+        needs_buffer: whether the stage works with the buffer of an ``AccumulatedStep`` only.
+        chooses_ranks: whether ``rank_group`` of the stage says over which ranks gradients are
+            averaged, and not the step's option.
+        record: what is known of the updates, an ``UpdateRecord``; set when the step is built.
 
-    The compiled graph of all other updates holds nothing of this.
+    Raises:
+        InputError: for what is no optimizer.
     """
 
-    extras = None
-    # settings: plain values that a resumed training must share with the interrupted one.
-    settings = {}
+    settings: Mapping[str, object] = MappingProxyType({})
+    extras: tuple[tuple[Parameter, ...], tuple[Parameter, ...]] | None = None
+    turns = 1
+    group_factor = 1
+    tails: tuple[str, ...] = TAILS
+    needs_buffer = False
+    chooses_ranks = False
+    rank_group: str | None = None
 
-    def attach(self, step) -> None:
-        """Refuse a step that the stage cannot work with; called when the step is built."""
+    def __init__(self, optimizer: nn.Optimizer):
+        super().__init__(auto_prefix=False)
+        check_optimizer(optimizer)
+        self.optimizer, self.parameters = optimizer, optimizer.parameters
+        self.map = ops.HyperMap()
 
-    def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` where a schedule of the stage ends before ``updates`` are made."""
+    def attach(self, step: nn.Cell) -> None:
+        """Refuse a step that the stage cannot work with; called once, when the step is built."""
+        self.record: UpdateRecord = step.record
+
+    def description(self) -> str:
+        """Return what the step prints when it is built; nothing where that is empty."""
+        return ""
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> object:
+        """Update from averaged gradients, shaped and typed as the parameters."""
+        return self.optimizer(gradients)
+
+    def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
+        """Take a group's gradients, averaged and clipped, float32, and its extras' means or ()."""
+        return self.updated(self.recorded(gradients, summary))
+
+    def recorded(self, gradients: tuple, summary: Summary) -> tuple:
+        """Record the group as the update's, and return its gradients typed as the parameters."""
+        loss_sum, weight, norm, images = summary
+        noted = self.record.note(loss_sum / weight, norm, images)
+        gradients = self.map(cast_like, gradients, self.parameters)
+        return ops.depend(gradients, noted)
+
+    def updated(self, gradients: tuple) -> object:
+        """Update and count it."""
+        done = self.construct(gradients)
+        counted = ops.assign_add(self.record.updates, 1)
+        return ops.depend(True, (done, counted))
+
+    def take_nothing(self) -> object:
+        """Take a group that holds no finite micro-batch."""
+        return False
+
+    def close(self, done: object) -> object:
+        """Go on from a group that was taken and cleared."""
+        return done
 
     def wants_extras(self, updates: int) -> bool:
         """Return whether the update after ``updates`` many needs the extras."""
         return False
 
-    def before(self, step, batch) -> None:
-        """Refuse a micro-batch that the extras are about to be gathered of."""
+    def before(self, step: nn.Cell, batch: tuple) -> None:
+        """Act before the graph of ``batch`` runs, () where an epoch's end closes a group."""
 
-    def after(self, step, loss, batch) -> None:
-        """Look at a micro-batch's loss, after each call of a step whose stage has extras."""
+    def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
+        """Act after that graph; ``loss`` is its micro-batch's, None where ``batch`` is ()."""
+
+    def turns_taken(self) -> int:
+        """Return how many of the ``turns`` were taken since the last update."""
+        return 0
+
+    def reset(self) -> None:
+        """Forget the groups that were taken since the last update."""
+
+    def end_epoch(self, step: nn.Cell) -> None:
+        """Act when an epoch is over and its last group is closed."""
+
+    def protect(self, parameters: tuple[Parameter, ...]) -> None:
+        """Know ``parameters`` that a forward pass assigns, for a stage that makes some itself."""
+
+    def check_length(self, updates: int) -> None:
+        """Raise ``InputError`` where a schedule of the stage ends before ``updates`` are made."""
+
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether the Parameters are all that the stage would have to go on from."""
+        return True
+
+    @property
+    def more_to_record(self) -> dict[str, float]:
+        """What a record of the most recent update holds beside ``last_update``."""
+        return {}
+
+
+class PlainUpdate(UpdateStage):
+    """Update stage that hands the averaged gradients to any ``nn.Optimizer``."""
+
+
+def check_stage(update: object, step: nn.Cell, has_buffer: bool, rank_group: str | None) -> None:
+    """Raise ``InputError`` for what is no update stage, or one that ``step`` cannot hold."""
+    kind = type(step).__name__
+    if not isinstance(update, UpdateStage):
+        raise InputError(f"update of {kind}: expected an UpdateStage, got {update!r}")
+    name = type(update).__name__
+    if update.needs_buffer and not has_buffer:
+        raise InputError(f"{name} holds groups of micro-batches: expected an AccumulatedStep")
+    if update.chooses_ranks and rank_group is not None:
+        raise InputError(
+            f"rank_group: expected none beside {name}, which says itself over which ranks "
+            f"gradients are averaged, got {rank_group!r}"
+        )
+
+
+def warn_of_float16(parameters: tuple[Parameter, ...], stacklevel: int) -> None:
+    """Warn of Parameters that are float16 themselves: an optimizer takes gradients like them."""
+    names = [parameter.name for parameter in parameters if str(parameter.dtype) == "Float16"]
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        warnings.warn(
+            f"Parameter {names[0]!r}{more} is float16: whatever the loss scale, the optimizer gets "
+            "0 for a number below 6e-8 in the averaged gradient and inf above 65504, while "
+            "last_update.gradient_norm is of float32; expected float32 Parameters, with "
+            "precision='O2' for float16 inside the network",
+            stacklevel=stacklevel,
+        )

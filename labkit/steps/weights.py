@@ -43,7 +43,6 @@ from labkit.steps.losses import (
 from labkit.steps.modes import modes, set_modes
 from labkit.steps.rows import batch_rows
 
-NORMALISE = ("samples", "tokens", "steps")
 _ELEMENTS = (
     *(nn.MSELoss, nn.L1Loss, nn.MAELoss, nn.SmoothL1Loss, nn.HuberLoss),
     *(nn.BCELoss, nn.BCEWithLogitsLoss, nn.SoftMarginLoss, mint.nn.MSELoss),

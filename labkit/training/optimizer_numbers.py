@@ -67,7 +67,8 @@ def functions(step) -> dict[str, str]:
 
     micro_steps and, of THOR, damping and how often factors and inverses are made anew.
     """
-    given = {"micro_steps": getattr(step, "schedule", None)}
+    micro_steps = getattr(step, "micro_steps", None)
+    given = {"micro_steps": micro_steps if callable(micro_steps) else None}
     for name, of_stage in (
         ("damping", "schedule"),
         ("frequency", "frequency"),

@@ -17,8 +17,10 @@ from labkit.base.arguments import integer
 from labkit.base.files import make_folder
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.accumulation import TAILS, AccumulatedStep, check_micro_steps
-from labkit.steps.gradients import REDUCTION, GradientStage, set_state
+from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
+from labkit.steps.words import REDUCTION
 from labkit.training import checkpoint
 from labkit.training.fit import EndOfEpoch, train
 
@@ -57,9 +59,7 @@ class TrainForwardBackward(nn.Cell):
         self.gradient = GradientStage(
             network,
             optimizer.parameters,
-            reduction=reduction,
-            loss_scale=sens,
-            nonfinite="propagate",
+            GradientOptions(reduction=reduction, loss_scale=sens, nonfinite="propagate"),
         )
         self.left_in = sens if reduction == "sum" else 1.0
         self.weight_sum = _weight_beside(grad_sum, reduction)

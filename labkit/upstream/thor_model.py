@@ -19,8 +19,8 @@ from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes, set_modes
 from labkit.steps.plain import PlainStep
-from labkit.steps.precision import PRECISION
 from labkit.steps.step import trainable_batch_norms
+from labkit.steps.words import PRECISION
 from labkit.training.fit import EndOfEpoch
 from labkit.upstream.thor_arguments import at_update, loss_scale_of
 from labkit.upstream.thor_optimizer import ThorOptimizer

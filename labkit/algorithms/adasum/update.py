@@ -6,40 +6,85 @@
 With ``updates``, every worker starts at the same w and has an optimizer state of its own.
 """
 
+import hashlib
+from typing import NamedTuple
+
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.adasum.combination import bounds, combination
-from labkit.errors import refuse_unknown
-from labkit.steps.gradients import state
-from labkit.steps.step import cast_like, copied
-from labkit.steps.update import UpdateStage
+from labkit.algorithms.adasum.team import Team
+from labkit.algorithms.words import ADASUM_ON, ADASUM_SCOPES, WHOLE_TAILS
+from labkit.base.arguments import names_checked
+from labkit.errors import InputError, refuse_unknown
+from labkit.ranks import cluster
+from labkit.steps.state import cast_like, copied, flat, integer_of, set_state, state
+from labkit.steps.update import Summary, UpdateStage
 
-ON = ("updates", "gradients")
-SCOPE = ("layer", "network")
-# What a worker notes beside its vector.
-LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(5)
-NOTES = 5
 # An optimizer's attributes that are no state of its own: what a callback may change, what counts.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
+
+
+class WorkerNotes(NamedTuple):
+    """What stands behind a worker's vector in the bank, float32, in this order.
+
+    Attributes:
+        loss_sum: sum of w_i L_i over the worker's micro-batches.
+        weight: sum of w_i.
+        images: rows.
+        norm: of the worker's averaged gradient, before clipping.
+        present: 1, or 0 for a worker without a finite micro-batch.
+    """
+
+    loss_sum: Tensor
+    weight: Tensor
+    images: Tensor
+    norm: Tensor
+    present: Tensor
+
+
+NOTES = len(WorkerNotes._fields)
+LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(NOTES)
 
 
 class AdasumUpdate(UpdateStage):
     """Bank of the workers' vectors, and what is made of them.
 
-    team                  who is combined
-    on, reduction, scope  as in ``AdasumStep``
+    Args:
+        optimizer: any ``nn.Optimizer``.
+        workers: as in ``AdasumStep``, as are the others.
+        on: ``updates`` or ``gradients``.
+        reduction: ``adasum``, ``mean`` or ``sum``.
+        scope: ``layer`` or ``network``.
+        node_size: ranks to a node.
 
-    Raises ``InputError`` for other names.
+    Raises:
+        InputError: for values that are none of these, a team of one worker, and replicas that
+            differ.
     """
 
-    def __init__(self, optimizer, team, *, on="updates", reduction="adasum", scope="layer"):
-        super().__init__(auto_prefix=False)
-        refuse_unknown("on", on, ON)
-        refuse_unknown("scope", scope, SCOPE)
-        self.optimizer, self.team = optimizer, team
-        self.parameters = optimizer.parameters
+    needs_buffer = True
+    chooses_ranks = True
+    tails = WHOLE_TAILS
+
+    @names_checked
+    def __init__(
+        self,
+        optimizer: nn.Optimizer,
+        *,
+        workers: int = 1,
+        on: str = "updates",
+        reduction: str = "adasum",
+        scope: str = "layer",
+        node_size: int = 1,
+    ):
+        super().__init__(optimizer)
+        refuse_unknown("on", on, ADASUM_ON)
+        refuse_unknown("scope", scope, ADASUM_SCOPES)
+        self.team = team = Team(workers, node_size)
+        self.rank_group = team.rank_group
+        self.group_factor = 1 if team.ranks > 1 else node_size
         self.sizes = tuple(parameter.size for parameter in self.parameters)
         self.starts, self.ends = zip(*bounds(self.sizes), strict=True)
         self.numbers = sum(self.sizes)
@@ -47,20 +92,28 @@ class AdasumUpdate(UpdateStage):
         self.combination = combination(reduction, layers, team.total)
         self.may_be_unsure = reduction == "adasum"
         self.on_updates = on == "updates"
-        self.workers = team.workers
+        self.workers = self.turns = team.workers
         # rows: the workers' vectors, and behind each its notes. worker: whose turn it is.
         self.rows = _zeros("adasum.rows", (self.workers, self.numbers + NOTES))
         self.worker = state("adasum_worker", 0)
         # unsure: 1 where the full bank waits for the whole combination.
         self.unsure = state("adasum_unsure", 0)
-        self.map = ops.HyperMap()
+        self.whole = _Whole(self)
         self.settings = {"on": on, "reduction": reduction, "scope": scope, "team": team.text()}
         if self.on_updates:
             self._keep_states()
 
-    def _keep_states(self):
+    def attach(self, step: nn.Cell) -> None:
+        super().attach(step)
+        self.check_replicas()
+
+    def description(self) -> str:
+        words = self.settings
+        return f"{words['reduction']} over {words['team']}, on {words['on']}, by {words['scope']}"
+
+    def _keep_states(self) -> None:
         # start, start_step: the weights and the count of steps that every worker starts from.
-        self.start = ParameterTuple(copied(one, "adasum.start") for one in self.parameters)
+        self.start = ParameterTuple(copied(p, "adasum.start") for p in self.parameters)
         self.start_step = copied(self.optimizer.global_step, "adasum.start")
         if self.team.ranks > 1:
             self.settings["rank"] = self.team.rank
@@ -68,23 +121,63 @@ class AdasumUpdate(UpdateStage):
         # before the update that is under way, the other half takes the state after it, so that an
         # update that is dropped leaves no trace.
         self.states = ParameterTuple(states_of(self.optimizer) if self.workers > 1 else ())
-        self.banks = ParameterTuple(_bank(one, 2 * self.workers) for one in self.states)
+        self.banks = ParameterTuple(_bank(s, 2 * self.workers) for s in self.states)
         self.side = state("adasum_side", 0)
 
-    def enter(self, gradients, notes):
-        """Put a worker's vector, made from its averaged ``gradients``, into the bank."""
-        if self.on_updates:
-            vector = self.moved_by(gradients)
-        else:
-            vector = ops.concat(self.map(_flat, gradients))
+    # --- in compiled graphs --------------------------------------------------------------------
+
+    def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
+        """Put a worker's vector, made from its averaged gradients, and its notes into the bank."""
+        loss_sum, weight, norm, images = summary
+        gradients = self.map(cast_like, gradients, self.parameters)
+        present = ops.cast(1.0, ms.float32)
+        # Times 1.0: in PyNative mode a Parameter beside Tensors is of another type to Stack.
+        notes = (1.0 * loss_sum, 1.0 * weight, ops.cast(images, ms.float32), norm, present)
+        vector = (
+            self.moved_by(gradients) if self.on_updates else ops.concat(self.map(flat, gradients))
+        )
         return self.put(ops.concat((vector, ops.stack(notes))))
 
-    def enter_nothing(self):
+    def take_nothing(self) -> object:
         """Put zeros into the bank for a worker that has no gradient; its state stays."""
         if self.on_updates and self.workers > 1:
             self.load_states()
             self.store_states()
         return self.put(ops.zeros((self.numbers + NOTES,), ms.float32))
+
+    def close(self, done: object) -> object:
+        """Give the next worker its turn, or combine a full bank."""
+        if self.workers == 1:
+            return self.combine(done)
+        turn = ops.assign_add(self.worker, ops.depend(1, done))
+        combined = False
+        if turn >= self.workers:
+            combined = self.combine(turn)
+        return ops.depend(True, combined)
+
+    def combine(self, done: object) -> object:
+        """Combine the full bank and move the weights; all workers have had their turn."""
+        rows, notes = self.gathered()
+        vector, sure = self.combination.attempt(ops.depend(rows, done), notes[:, PRESENT])
+        # All hold the same rows, and yet: a rank that rounds otherwise, and alone takes the second
+        # graph, would wait there for the others forever.
+        sure = self.team.all_of(sure)
+        some = ops.reduce_sum(notes[:, WEIGHT]) > 0
+        unsure = ops.logical_and(some, ops.logical_not(sure))
+        moved = ops.assign(self.unsure, ops.cast(unsure, ms.int32))
+        if ops.logical_and(some, sure):
+            moved = self.move(ops.depend(vector, moved), notes)
+        return ops.depend(self.start_anew(), moved)
+
+    def move(self, vector: Tensor, notes: Tensor) -> object:
+        """Move the weights by the combined vector (D,); ``notes`` (total, 5) say what it is of."""
+        weight = ops.reduce_sum(notes[:, WEIGHT])
+        loss = ops.reduce_sum(notes[:, LOSS_SUM]) / weight
+        norm = ops.reduce_sum(notes[:, NORM]) / ops.reduce_sum(notes[:, PRESENT])
+        images = ops.cast(ops.reduce_sum(notes[:, IMAGES]), ms.int32)
+        noted = self.record.note(loss, norm, images)
+        moved = self.construct(ops.depend(vector, noted))
+        return ops.depend(ops.assign_add(self.record.updates, 1), moved)
 
     def put(self, row):
         if self.workers == 1:
@@ -124,10 +217,6 @@ class AdasumUpdate(UpdateStage):
         rows = self.team(self.rows)
         return rows[:, : self.numbers], rows[:, self.numbers :]
 
-    def attempt(self, rows, notes):
-        """Return (the team's vectors combined (D,), whether that is surely right)."""
-        return self.combination.attempt(rows, notes[:, PRESENT])
-
     def construct(self, vector):
         """Move the weights by the combined vector."""
         parts = self.map(ops.partial(_part, vector), self.starts, self.ends, self.parameters)
@@ -145,13 +234,77 @@ class AdasumUpdate(UpdateStage):
             ops.assign(self.side, 1 - self.side)
         return True
 
+    # --- on the host ---------------------------------------------------------------------------
+
+    def before(self, step: nn.Cell, batch: tuple) -> None:
+        """Finish an update that was interrupted between its graphs, while its bank is there."""
+        self._combine_whole()
+
+    def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
+        self._combine_whole()
+
+    def _combine_whole(self) -> None:
+        if self.may_be_unsure and integer_of(self.unsure):
+            self.whole()
+
+    def turns_taken(self) -> int:
+        return integer_of(self.worker)
+
+    def reset(self) -> None:
+        set_state(self.worker, 0)
+
+    def end_epoch(self, step: nn.Cell) -> None:
+        self.check_replicas()
+
+    def vectors(self) -> dict[str, np.ndarray]:
+        """Return each parameter's vectors (workers, size) that this process entered last."""
+        ends = np.cumsum(self.sizes)[:-1]
+        # A copy: on CPU asnumpy is the bank itself, which the next call overwrites.
+        rows = self.rows.asnumpy()[:, : self.numbers].copy()
+        names = [parameter.name for parameter in self.parameters]
+        return dict(zip(names, np.split(rows, ends, axis=1), strict=True))
+
+    def check_replicas(self) -> None:
+        """Raise ``InputError`` unless all ranks hold the same bits in every trained parameter."""
+        if self.team.ranks == 1:
+            return
+        digests = [hashlib.sha256(p.asnumpy().tobytes()).digest()[:8] for p in self.parameters]
+        gathered = cluster.gather(np.frombuffer(b"".join(digests), np.uint8).astype(np.float64))
+        for index, parameter in enumerate(self.parameters):
+            part = gathered[:, 8 * index : 8 * (index + 1)]
+            others = np.flatnonzero((part != part[0]).any(axis=1))
+            if others.size:
+                raise InputError(
+                    f"parameter {parameter.name!r} of rank {others[0]} is not that of rank 0; "
+                    "expected the same bits on all ranks: the same seed and the same checkpoint"
+                )
+
+
+class _Whole(nn.Cell):
+    """The compiled graph that combines a bank vector by vector, where the first attempt is unsure.
+
+    A graph of its own because a condition inside a condition is dear: with this one inside the
+    step's graph, a step on two ranks took 30 to 35 ms instead of 16 to 21.
+    """
+
+    def __init__(self, update: AdasumUpdate):
+        super().__init__(auto_prefix=False)
+        self.gathered, self.move, self.unsure = update.gathered, update.move, update.unsure
+        self.by_tree = update.combination.by_tree if update.may_be_unsure else None
+
+    def construct(self) -> Tensor:
+        rows, notes = self.gathered()
+        # The tree on all ranks, though some may be sure: the same bits everywhere.
+        moved = self.move(self.by_tree(rows), notes)
+        return ops.assign(self.unsure, ops.depend(0, moved))
+
 
 def states_of(optimizer) -> list[Parameter]:
     """Return the Parameters that the optimizer changes for itself: moments and powers of betas."""
     kept_out = {id(parameter) for parameter in optimizer.parameters}
     for name in SETTINGS:
         kept_out |= {id(parameter) for parameter in _parameters(getattr(optimizer, name, None))}
-    return [one for one in optimizer.get_parameters() if id(one) not in kept_out]
+    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
 
 
 def _parameters(value):
@@ -159,7 +312,7 @@ def _parameters(value):
     if isinstance(value, Parameter):
         return [value]
     if isinstance(value, list | tuple):
-        return [one for part in value for one in _parameters(part)]
+        return [parameter for part in value for parameter in _parameters(part)]
     return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
 
 
@@ -174,20 +327,16 @@ def _zeros(name, shape):
     return Parameter(Tensor(np.zeros(shape, np.float32)), name=name, requires_grad=False)
 
 
-def _flat(tensor):
-    return ops.reshape(ops.cast(tensor, ms.float32), (-1,))
+def _load(index, value, bank):
+    return ops.assign(value, ops.reshape(ops.gather(bank, index, 0), value.shape))
 
 
-def _load(index, one, bank):
-    return ops.assign(one, ops.reshape(ops.gather(bank, index, 0), one.shape))
-
-
-def _store(index, one, bank):
-    return ops.scatter_update(bank, index, ops.expand_dims(one, 0))
+def _store(index, value, bank):
+    return ops.scatter_update(bank, index, ops.expand_dims(value, 0))
 
 
 def _difference(a, b):
-    return _flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
+    return flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
 
 
 def _part(vector, start, end, parameter):

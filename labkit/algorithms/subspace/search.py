@@ -3,38 +3,38 @@
 K numbers and K x K matrices: for K = 32 an update takes the host 0.1 ms. No MindSpore import.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import numpy as np
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
+from labkit.base.arguments import integer, number
+from labkit.errors import refuse_unknown
 
-STARTS = ("identity", "scaled")
-FAILURES = ("reset", "rollback")
 # A direction longer than this is none: its squares leave the range of float32.
 _LONGEST = 1e18
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of the search and of the residual, checked.
+    """Constants of the search and of the residual.
 
-    rho        factor between the lengths of two trials, 0 < rho < 1
-    sigma      share of the foreseen decrease that the loss must show, 0 < sigma < 1
-    trials     most trials of a search, an integer >= 1: 20 as in the paper's code; MindSpore's 2
-    gamma      momentum of the residual, 0 <= gamma < 1
-    alpha      factor of the residual, >= 0; 0 leaves the optimizer nothing but its weight decay
-    curvature  a pair enters B only where y.s > curvature |y| |s|, 0 <= curvature < 1
-    start      what B is before its first pair: ``identity``, as in the sources; or ``scaled``, that
-               times y.s / y.y of the pair, the scale of the inverse Hessian (Nocedal and Wright,
-               "Numerical Optimization", eq. 6.20)
-    failure    ``reset``: a failed search forgets B and the pair; ``rollback``: both are as before
-               the update, as in MindSpore
+    Attributes:
+        rho: factor between the step sizes of two trials, 0 < rho < 1.
+        sigma: share of the foreseen decrease that the loss must show, 0 < sigma < 1.
+        trials: most trials of a search, an integer >= 1: 20 as in the paper's code; MindSpore's 2.
+        gamma: momentum of the residual, 0 <= gamma < 1.
+        alpha: factor of the residual, >= 0; 0 leaves the optimizer nothing but its weight decay.
+        curvature: a pair enters B only where y.s > curvature |y| |s|, 0 <= curvature < 1.
+        start: what B is before its first pair: ``identity``, as in the sources; or ``scaled``, that
+            times y.s / y.y of the pair, the scale of the inverse Hessian (Nocedal and Wright,
+            "Numerical Optimization", eq. 6.20).
+        failure: ``reset``: a failed search forgets B and the pair; ``rollback``: both are as before
+            the update, as in MindSpore.
 
-    Raises ``InputError`` for values that are none of these.
+    Raises:
+        InputError: for other values.
     """
 
     rho: float = 0.55
@@ -46,38 +46,37 @@ class Constants:
     start: str = "identity"
     failure: str = "reset"
 
-    def __post_init__(self):
-        refuse_unknown("failure", self.failure, FAILURES)
-        refuse_unknown("start", self.start, STARTS)
+    def __post_init__(self) -> None:
+        refuse_unknown("failure", self.failure, SEARCH_FAILURES)
+        refuse_unknown("start", self.start, SEARCH_STARTS)
         for name in ("rho", "sigma"):
-            self._expect(name, f"0 < {name} < 1", lambda x: 0 < x < 1)
+            number(name, getattr(self, name), above=0, below=1)
         for name in ("gamma", "curvature"):
-            self._expect(name, f"0 <= {name} < 1", lambda x: 0 <= x < 1)
-        self._expect("alpha", "a finite number >= 0", lambda x: 0 <= x < math.inf)
-        whole = isinstance(self.trials, Integral) and not isinstance(self.trials, bool)
-        if not whole or self.trials < 1:
-            raise InputError(f"trials is {self.trials!r}; expected an integer >= 1")
-
-    def _expect(self, name, expected, is_right):
-        value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, Real) or not is_right(value):
-            raise InputError(f"{name} is {value!r}; expected {expected}")
+            number(name, getattr(self, name), at_least=0, below=1)
+        number("alpha", self.alpha, at_least=0)
+        integer("trials", self.trials)
 
 
 @dataclass(frozen=True)
 class LastSearch:
     """The search of the most recent update.
 
-    trials    losses that were evaluated
-    accepted  whether one of them was low enough
-    rate      rho^m of that one; 0.0 where the search failed: no step in the subspace
-    failures  failed searches so far
+    Attributes:
+        trials: losses that were evaluated.
+        accepted: whether one of them was low enough.
+        step_size: rho^m of that one; 0.0 where the search failed: no step in the subspace.
+        failures: failed searches so far.
     """
 
     trials: int
     accepted: bool
-    rate: float
+    step_size: float
     failures: int
+
+    @property
+    def rate(self) -> float:
+        """``step_size`` under its name of up to 0.1.0."""
+        return self.step_size
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Memory:
         return cls(np.eye(components, dtype=np.float32), zeros, zeros, False)
 
 
-def updated_inverse(memory: Memory, gradient, constants: Constants) -> np.ndarray:
+def updated_inverse(memory: Memory, gradient: np.ndarray, constants: Constants) -> np.ndarray:
     """Return B (K, K) after the pair that ``gradient`` = P g (K,) completes, float64."""
     inverse = memory.inverse.astype(np.float64)
     if not memory.has_pair:
@@ -115,7 +114,7 @@ def updated_inverse(memory: Memory, gradient, constants: Constants) -> np.ndarra
     return left @ inverse @ left.T + np.outer(s, s) / product
 
 
-def descent(inverse, gradient) -> tuple[np.ndarray, float]:
+def descent(inverse: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, float]:
     """Return (d, g_k.d) for d = -B g_k, float32 (K,); (zeros, 0.0) where that is no descent."""
     direction = (-inverse @ gradient).astype(np.float32)
     slope = float(gradient @ direction.astype(np.float64))
@@ -127,24 +126,34 @@ def descent(inverse, gradient) -> tuple[np.ndarray, float]:
 def line_search(
     loss_at: Callable[[float], float], loss: float, slope: float, constants: Constants
 ) -> tuple[int, float]:
-    """Return (trials made, rate): the first rho^m that lowers the loss enough, or 0.0.
+    """Return (trials made, step size): the first rho^m that lowers the loss enough, or 0.0.
 
-    loss_at  rate -> loss of the update's rows at w + rate P^T d
-    loss     at w;  slope  g_k.d, < 0; where it is 0 there is nothing to search
+    Args:
+        loss_at: step size -> loss of the update's rows at w + step size P^T d.
+        loss: at w.
+        slope: g_k.d < 0; where it is 0 there is nothing to search.
+        constants: of the search.
     """
     if not slope < 0:
         return 0, 0.0
     for m in range(constants.trials):
-        rate = float(np.float32(constants.rho**m))
+        size = float(np.float32(constants.rho**m))
         # A loss that is not finite is not low enough.
-        if loss_at(rate) < loss + constants.sigma * rate * slope:
-            return m + 1, rate
+        if loss_at(size) < loss + constants.sigma * size * slope:
+            return m + 1, size
     return constants.trials, 0.0
 
 
-def after_search(memory: Memory, inverse, gradient, direction, rate, failure: str) -> Memory:
-    """Return what is remembered after a search that has found ``rate``, 0.0 where it failed."""
-    if rate:
-        step = np.float32(rate) * direction
+def after_search(
+    memory: Memory,
+    inverse: np.ndarray,
+    gradient: np.ndarray,
+    direction: np.ndarray,
+    size: float,
+    failure: str,
+) -> Memory:
+    """Return what is remembered after a search with step size ``size``, 0.0 where it failed."""
+    if size:
+        step = np.float32(size) * direction
         return Memory(np.float32(inverse), np.float32(gradient), step, True)
     return Memory.empty(len(direction)) if failure == "reset" else memory

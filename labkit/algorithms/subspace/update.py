@@ -1,247 +1,277 @@
-"""The update stage: what is kept between updates, and the compiled graphs of one update.
-
-    Project   P, g -> P g                      P is read once here,
-    Prepare   P, (d, P g) -> P^T d, P^T P g    and once here, for both products
-    Trial     rate, rows -> loss at w + rate P^T d; w and BatchNorm are then as before
-    Finish    w <- optimizer(w + rate P^T d, alpha r), and what the next update has to know
-    Descend   P, P g -> w <- optimizer(w, P^T P g), for ``method="sgd"``
-
-Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's share is
-an argument of the graphs that read it, no Parameter: a checkpoint does not hold it (3.2 GB for 32
-components of 25 million weights), but its checksum. The vectors pass from graph to graph as
-arguments too: they are of one update.
-"""
+"""The update stage: what is kept between updates, and the search that makes one."""
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.subspace.search import Memory
+from labkit.algorithms.subspace.basis import Basis
+from labkit.algorithms.subspace.graphs import Descend, Finish, Prepare, Project, Trial
+from labkit.algorithms.subspace.search import (
+    Constants,
+    LastSearch,
+    Memory,
+    after_search,
+    descent,
+    line_search,
+    updated_inverse,
+)
 from labkit.algorithms.subspace.shares import Share
-from labkit.errors import InputError
-from labkit.steps.gradients import state
-from labkit.steps.step import cast_like, copied, keep_also, running_statistics
-from labkit.steps.update import UpdateStage
+from labkit.algorithms.words import SEARCH_METHODS, WHOLE_TAILS
+from labkit.base.arguments import names_checked
+from labkit.errors import InputError, refuse_unknown
+from labkit.ranks import cluster
+from labkit.steps.state import integer_of, set_state, state
+from labkit.steps.update import Summary, UpdateStage
 
 
 class SubspaceUpdate(UpdateStage):
-    """State and settings of the searches. ``construct`` is not used: the step calls the graphs.
+    """State and settings of the searches.
 
-    optimizer  any ``nn.Optimizer``; takes alpha r at every update
-    basis      as in ``SubspaceStep``
-    method     ``bfgs`` or ``sgd``; constants  ``Constants``
+    Args:
+        optimizer: any ``nn.Optimizer``; takes alpha r at every update.
+        basis: as in ``SubspaceStep``, as are the others.
+        method: ``bfgs`` or ``sgd``.
+        rho: of ``Constants``, as are those that follow.
+        sigma: share of the foreseen decrease.
+        trials: most trials of a search.
+        gamma: momentum of the residual.
+        alpha: factor of the residual.
+        curvature: of a pair that enters B.
+        start: what B is before its first pair.
+        failure: what a failed search leaves.
+
+    Raises:
+        InputError: for values that are none of these, constants beside ``sgd``, which has none, a
+            basis of other weights, and ranks that differ in their weights or in the basis.
     """
 
-    def __init__(self, optimizer, basis, method, constants):
-        super().__init__(auto_prefix=False)
+    needs_buffer = True
+    chooses_ranks = True
+    tails = WHOLE_TAILS
+
+    @names_checked
+    def __init__(
+        self,
+        optimizer: nn.Optimizer,
+        basis: Basis,
+        *,
+        method: str = "bfgs",
+        rho: float = Constants.rho,
+        sigma: float = Constants.sigma,
+        trials: int = Constants.trials,
+        gamma: float = Constants.gamma,
+        alpha: float = Constants.alpha,
+        curvature: float = Constants.curvature,
+        start: str = Constants.start,
+        failure: str = Constants.failure,
+    ):
+        super().__init__(optimizer)
+        refuse_unknown("method", method, SEARCH_METHODS)
+        self.constants = Constants(rho, sigma, trials, gamma, alpha, curvature, start, failure)
+        self.searches = method == "bfgs"
+        if not self.searches:
+            _refuse_constants(self.constants)
         self.share = Share(basis, optimizer.parameters)
-        self.constants = constants
+        self.checksum = basis.checksum
         self.settings = {"method": method, "basis": str(basis.checksum)}
         # held: 1 between the graph that averages an update's gradient and the one that updates.
         # loss: of the update's rows at w, what trials are compared with.
         self.held = state("subspace.held", 0)
         self.loss = state("subspace.loss", 0.0)
-        if method == "sgd":
-            return
-        self.settings |= {name: repr(value) for name, value in vars(constants).items()}
-        # The rest changes only with an update. residual: r (M,). inverse_hessian: B.
+        if self.searches:
+            self.settings |= {name: repr(value) for name, value in vars(self.constants).items()}
+            self._make_memory()
+        # The group's finite micro-batches, and (updates, micro_step) after the last of them.
+        self._rows: list[tuple] = []
+        self._mark, self._dropped_before = (0, 0), 0
+
+    def _make_memory(self) -> None:
+        # All of it changes only with an update. residual: r (M,). inverse_hessian: B.
         # last_gradient, last_step: P g and s of the last update, where has_pair is 1.
-        # trials, rate: of the last search. failures: searches so far that have found no step.
-        components = self.share.components
-        memory = Memory.empty(components)
+        # trials, step_size: of the last search. failures: searches so far without a step.
+        memory = Memory.empty(self.share.components)
         self.residual = _kept("residual", np.zeros(self.share.numbers, np.float32))
         self.inverse_hessian = _kept("inverse_hessian", memory.inverse)
         self.last_gradient = _kept("last_gradient", memory.gradient)
         self.last_step = _kept("last_step", memory.step)
         self.has_pair = state("subspace.has_pair", 0)
         self.trials = state("subspace.trials", 0)
-        self.rate = state("subspace.rate", 0.0)
+        self.step_size = state("subspace.rate", 0.0)
         self.failures = state("subspace.failures", 0)
+        pair = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
         # What Finish is given the new values of, in this order.
-        self.noted = ParameterTuple(
-            (
-                self.inverse_hessian,
-                self.last_gradient,
-                self.last_step,
-                self.has_pair,
-                self.trials,
-                self.rate,
-                self.failures,
-            )
-        )
+        self.remembered = ParameterTuple((*pair, self.trials, self.step_size, self.failures))
 
-    def memory(self) -> Memory:
+    def attach(self, step: nn.Cell) -> None:
+        super().attach(step)
+        self.buffer, self.gradient = step.gradient_sum, step.gradient
+        self.micro_step = step.micro_step
+        self.project, self.prepare = Project(step), Prepare(step)
+        self.trial = Trial(step) if self.searches else None
+        self.finish = Finish(step) if self.searches else Descend(step)
+        if self.gradient.ranks > 1:
+            digest = cluster.digest(self.optimizer)
+            cluster.agree(**{"basis": self.checksum, "state of weights and optimizer": digest})
+
+    def protect(self, parameters: tuple[Parameter, ...]) -> None:
+        if self.searches:
+            self.trial.protect(parameters)
+
+    # --- in the step's graph -------------------------------------------------------------------
+
+    def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
+        """Put the update's gradient into the buffer that it was summed in, and hold it there."""
+        loss_sum, weight, norm, images = summary
+        noted = self.record.note(loss_sum / weight, norm, images)
+        # Of the objective whose gradient is g.
+        divisor = weight
+        if not self.gradient.mean:
+            divisor = ops.cast(self.gradient.ranks, ms.float32)
+        loss = ops.assign(self.loss, loss_sum / divisor)
+        averaged = self.map(ops.assign, self.buffer, gradients)
+        held = ops.assign(self.held, ops.depend(1, (noted, loss, averaged)))
+        return ops.depend(True, held)
+
+    # --- between graphs ------------------------------------------------------------------------
+
+    def before(self, step: nn.Cell, batch: tuple) -> None:
+        if integer_of(self.held):
+            # An update that was interrupted is discarded: it was not made, and is not made now.
+            set_state(self.held, 0)
+        if self.searches:
+            self._check_rows()
+            self._dropped_before = integer_of(step.dropped)
+
+    def _check_rows(self) -> None:
+        """Refuse to go on in a group whose rows are not these: of a checkpoint in its middle."""
+        mark = (integer_of(self.record.updates), integer_of(self.micro_step))
+        if mark[1] == 0:
+            self._rows = []
+        elif mark != self._mark:
+            raise InputError(
+                f"the step holds the sums of {mark[1]} micro-batches and not their rows, which the "
+                "search needs: it was loaded in the middle of a group; expected a checkpoint "
+                "between groups, as fit writes them"
+            )
+
+    def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
+        if self.searches and batch and integer_of(step.dropped) == self._dropped_before:
+            self._rows.append(batch)
+        if integer_of(self.held):
+            self._search() if self.searches else self._descend()
+        self._mark = (integer_of(self.record.updates), integer_of(self.micro_step))
+        if self._mark[1] == 0:
+            self._rows = []
+
+    def _search(self) -> None:
+        """Make the update whose gradient is held."""
+        gradient, flat = self._projected()
+        memory = self._memory()
+        inverse = updated_inverse(memory, gradient, self.constants)
+        direction, slope = self._of_first_rank(*descent(inverse, gradient))
+        coefficients = self.share.of(np.stack([direction, gradient]))
+        (move, inside), start = self.prepare(self.share.tensor, coefficients)
+
+        def loss_at(size: float) -> float:
+            return self._loss(Tensor(size, ms.float32), move, start)
+
+        loss = float(self.loss.asnumpy())
+        trials, size = line_search(loss_at, loss, slope, self.constants)
+        failure = self.constants.failure
+        memory = after_search(memory, inverse, gradient, direction, size, failure)
+        values = self._values(memory, trials, size)
+        self.finish(Tensor(size, ms.float32), move, inside, start, flat, *values)
+
+    def _descend(self) -> None:
+        gradient, _ = self._projected()
+        (inside,), _ = self.prepare(self.share.tensor, self.share.of(gradient[None]))
+        self.finish(inside)
+
+    def _projected(self) -> tuple[np.ndarray, Tensor]:
+        """Return (P g (K,) float64, g (M,)) of the update's gradient."""
+        gradient, flat = self.project(self.share.tensor)
+        return gradient.asnumpy()[: self.share.components].astype(np.float64), flat
+
+    def _of_first_rank(self, direction: np.ndarray, slope: float) -> tuple[np.ndarray, float]:
+        """Return the first rank's values: what follows is decided from the same bits everywhere.
+
+        B is made by the host, and hosts of other kinds round otherwise: ranks that disagree on a
+        trial would wait for each other forever.
+        """
+        if self.gradient.ranks == 1:
+            return direction, slope
+        values = np.array([slope, *direction], np.float32)
+        if self.share.rank:
+            values = np.zeros_like(values)
+        values = self.gradient.all_reduce(Tensor(values)).asnumpy()
+        return values[1:], float(values[0])
+
+    def _loss(self, size: Tensor, move: Tensor, start: Tensor) -> float:
+        """Return the loss of the update's rows, of all ranks, at w + size P^T d."""
+        sums = np.zeros(2)
+        for batch in self._rows:
+            loss, weight = (float(x.asnumpy()) for x in self.trial(size, move, start, *batch))
+            sums += (loss * weight, weight)
+        if self.gradient.ranks > 1:
+            sums = self.gradient.all_reduce(Tensor(sums, ms.float32)).asnumpy().astype(np.float64)
+        return float(sums[0] / (sums[1] if self.gradient.mean else self.gradient.ranks))
+
+    def _memory(self) -> Memory:
         """Return what the last update has left to the next one."""
-        names = (self.inverse_hessian, self.last_gradient, self.last_step, self.has_pair)
-        inverse, gradient, step, has_pair = (one.asnumpy() for one in names)
+        inverse, gradient, step, has_pair = (p.asnumpy() for p in self.remembered[:4])
         return Memory(inverse.copy(), gradient.copy(), step.copy(), bool(has_pair))
 
-    def notes(self, memory: Memory, trials: int, rate: float) -> list[Tensor]:
-        """Return the new values of ``noted``."""
-        failures = int(self.failures.asnumpy()) + (rate == 0)
+    def _values(self, memory: Memory, trials: int, size: float) -> list[Tensor]:
+        """Return the new values of ``remembered``."""
+        failures = integer_of(self.failures) + (size == 0)
         return [
             Tensor(memory.inverse),
             Tensor(memory.gradient),
             Tensor(memory.step),
             Tensor(int(memory.has_pair), ms.int32),
             Tensor(trials, ms.int32),
-            Tensor(rate, ms.float32),
+            Tensor(size, ms.float32),
             Tensor(failures, ms.int32),
         ]
 
+    # --- what is said of it --------------------------------------------------------------------
 
-class Project(nn.Cell):
-    """P's share (L, M) -> (P g (padded K,) of all ranks, g (M,)), g from the step's buffer."""
+    @property
+    def last_search(self) -> LastSearch:
+        """The search of the most recent update, read from the device."""
+        if not self.searches:
+            raise InputError("method='sgd' searches nothing; expected method='bfgs'")
+        size = float(self.step_size.asnumpy())
+        return LastSearch(integer_of(self.trials), size > 0, size, integer_of(self.failures))
 
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        share = step.update.share
-        self.gradients, self.map = step.gradient_sum, ops.HyperMap()
-        self.all_reduce = step.gradient.all_reduce
-        self.before, self.after = share.others()
+    @property
+    def more_to_record(self) -> dict[str, float]:
+        """The search of the most recent update: trials, step size, and failed ones so far."""
+        if not self.searches:
+            return {}
+        last = self.last_search
+        return {
+            "trials": last.trials,
+            "step_size": last.step_size,
+            "failed_searches": last.failures,
+        }
 
-    def construct(self, basis):
-        gradient = flat_of(self.map, self.gradients)
-        own = ops.reshape(ops.matmul(basis, ops.reshape(gradient, (-1, 1))), (-1,))
-        if self.all_reduce is not None:
-            # Each number is one rank's, the others add 0 to it: nothing is rounded.
-            if self.before is not None:
-                own = ops.concat((self.before, own))
-            if self.after is not None:
-                own = ops.concat((own, self.after))
-            own = self.all_reduce(own)
-        return own, gradient
-
-
-class Prepare(nn.Cell):
-    """(P's share (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
-        self.all_reduce = step.gradient.all_reduce
-
-    def construct(self, basis, coefficients):
-        moves = ops.matmul(coefficients, basis)
-        if self.all_reduce is not None:
-            moves = self.all_reduce(moves)
-        # Not moves[0]: the CPU's StridedSlice takes 2.1 ms for a row of 61 684, Unstack 0.1.
-        return ops.unstack(moves), flat_of(self.map, self.weights)
+    @property
+    def can_be_saved(self) -> bool:
+        """Whether no rows are needed for a search: a checkpoint holds none."""
+        return not self.searches or integer_of(self.micro_step) == 0
 
 
-class Trial(nn.Cell):
-    """(rate, P^T d (M,), w (M,), rows) -> (mean loss of the rows at w + rate P^T d, weight).
-
-    A forward pass in training mode, as the loss is what is trained. It puts back what it changes,
-    running averages of any kind, within the graph: no interruption leaves a trial's weights.
-    """
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
-        self.starts, self.ends = step.update.share.starts, step.update.share.ends
-        self.gradient = step.gradient
-        self.statistics = running_statistics(step.gradient.loss_net)
-        if self.statistics:
-            kept = (copied(one, "kept.trial") for one in self.statistics)
-            self.kept = ParameterTuple(kept)
-
-    def construct(self, rate, move, start, *batch):
-        if self.statistics:
-            self.map(ops.assign, self.kept, self.statistics)
-        moved = self.put(start + rate * move)
-        loss, weight = self.gradient.loss(*batch)
-        loss = ops.depend(loss, moved)
-        restored = self.put(ops.depend(start, loss))
-        if self.statistics:
-            kept = ops.depend(self.kept, loss)
-            restored = (restored, self.map(ops.assign, self.statistics, kept))
-        return ops.depend(loss, restored), weight
-
-    def protect(self, parameters):
-        """Put back ``parameters`` too, which a forward pass assigns; the weights it does anyway."""
-        weights = {id(weight) for weight in self.weights}
-        keep_also(self, [one for one in parameters if id(one) not in weights], "kept.trial")
-
-    def put(self, flat):
-        """Set the weights to a flat vector of them."""
-        parts = self.map(ops.partial(part_of, flat), self.starts, self.ends, self.weights)
-        return self.map(ops.assign, self.weights, parts)
-
-
-class Finish(nn.Cell):
-    """(rate, P^T d, P^T P g, w, g, all (M,), and notes): move the weights and note the search."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        update = step.update
-        self.optimizer, self.map = step.optimizer, ops.HyperMap()
-        self.weights = step.optimizer.parameters
-        self.starts, self.ends = update.share.starts, update.share.ends
-        self.gamma, self.alpha = float(update.constants.gamma), float(update.constants.alpha)
-        self.residual, self.noted, self.held = update.residual, update.noted, update.held
-        self.updates = step.updates
-
-    def construct(self, rate, move, inside, start, gradient, *notes):
-        residual = self.gamma * self.residual + (gradient - inside)
-        slope = self.alpha * residual
-        kept = ops.assign(self.residual, residual)
-        parts = self.parts(start + rate * move)
-        moved = self.map(ops.assign, self.weights, parts)
-        done = self.optimizer(self.parts(ops.depend(slope, (kept, moved))))
-        noted = self.map(ops.assign, self.noted, notes)
-        return _applied(self, (done, noted))
-
-    def parts(self, flat):
-        """Return a flat vector as one tensor for each weight."""
-        return self.map(ops.partial(part_of, flat), self.starts, self.ends, self.weights)
-
-
-class Descend(nn.Cell):
-    """P^T P g (M,) -> w <- optimizer(w, P^T P g)."""
-
-    def __init__(self, step):
-        super().__init__(auto_prefix=False)
-        self.optimizer, self.map = step.optimizer, ops.HyperMap()
-        self.weights = step.optimizer.parameters
-        self.starts, self.ends = step.update.share.starts, step.update.share.ends
-        self.updates, self.held = step.updates, step.update.held
-
-    def construct(self, inside):
-        parts = self.map(ops.partial(part_of, inside), self.starts, self.ends, self.weights)
-        return _applied(self, self.optimizer(parts))
-
-
-def _applied(graph, done):
-    """Count the update that ``done`` stands for: the end of both graphs that make one."""
-    released = ops.assign(graph.held, ops.depend(ops.cast(0, ms.int32), done))
-    counted = ops.assign_add(graph.updates, 1)
-    return ops.depend(True, (released, counted))
-
-
-def flat_of(hyper_map, values):
-    """Return all numbers of many tensors in one vector, float32."""
-    return ops.concat(hyper_map(_flat, values))
-
-
-def _flat(value):
-    return ops.reshape(ops.cast(value, ms.float32), (-1,))
-
-
-def part_of(flat, start, end, parameter):
-    """Return the numbers start .. end - 1 shaped and typed as a Parameter."""
-    part = ops.slice(flat, (start,), (end - start,))
-    return cast_like(ops.reshape(part, parameter.shape), parameter)
-
-
-def _kept(name, values):
+def _kept(name: str, values: np.ndarray) -> Parameter:
     return Parameter(Tensor(values), name=f"step.subspace.{name}", requires_grad=False)
 
 
-def check_constants(method, given) -> None:
+def _refuse_constants(constants: Constants) -> None:
     """Refuse constants of the search where there is none."""
-    if method == "sgd" and given:
+    default = vars(Constants())
+    others = sorted(name for name, value in vars(constants).items() if value != default[name])
+    if others:
         raise InputError(
-            f"method='sgd' came with {', '.join(sorted(given))}; it searches nothing and has no "
-            "residual: expected method='bfgs', or none of them"
+            f"method='sgd' searches nothing and has no residual: expected none of the constants, "
+            f"or method='bfgs', got {', '.join(others)}"
         )

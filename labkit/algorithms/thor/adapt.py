@@ -38,7 +38,7 @@ class Adaptation:
         numbers = (damping, _unclipped(step))
         numbers = [Tensor(number, ms.float32) for number in numbers]
         foreseen = float(self.model(*numbers, *moved).asnumpy())
-        change = self._loss(step, batch) - float(step.last_loss.asnumpy())
+        change = self._loss(step, batch) - float(step.record.last_loss.asnumpy())
         self.rho = change / foreseen if foreseen else float("nan")
         return self.rule.adjust(damping, self.rho)
 
@@ -57,7 +57,7 @@ def _unclipped(step) -> float:
     """Return how many times longer the last update's gradient was before it was clipped, >= 1."""
     if step.gradient.clip_norm is None:
         return 1.0
-    return max(float(step.last_norm.asnumpy()) / step.gradient.clip_norm, 1.0)
+    return max(float(step.record.last_norm.asnumpy()) / step.gradient.clip_norm, 1.0)
 
 
 class _Model(nn.Cell):
@@ -65,7 +65,7 @@ class _Model(nn.Cell):
 
     def __init__(self, update):
         super().__init__(auto_prefix=False)
-        self.gradients = ParameterTuple(update.held_gradients)
+        self.gradients = ParameterTuple(update.pending_gradients)
         self.layers = update.layers
         self.sources = update.directions.sources
 

@@ -1,11 +1,12 @@
 """The update stage: gradients through their layers' inverses, and from there to any optimizer."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
-from mindspore.common.initializer import initializer
 
 from labkit.algorithms.thor import taps, upstream_gpu
 from labkit.algorithms.thor.adapt import Adaptation
@@ -18,79 +19,145 @@ from labkit.algorithms.thor.layers import (
     tap_layers,
     tapped_cells,
 )
-from labkit.algorithms.thor.options import checked_options
-from labkit.algorithms.thor.rules import FREEZE, REFRESH, Damping, Frequency
+from labkit.algorithms.thor.options import Options
+from labkit.algorithms.thor.rules import (
+    FREEZE,
+    REFRESH,
+    Damping,
+    Frequency,
+    LevenbergMarquardt,
+    TraceRule,
+)
 from labkit.algorithms.thor.supported_losses import check_loss
 from labkit.algorithms.thor.uses import check_uses
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
-from labkit.steps.gradients import set_state, state
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.nonfinite import first_nonfinite
-from labkit.steps.step import check_optimizer
-from labkit.steps.update import UpdateStage
+from labkit.steps.state import integer_of, set_state, state, zeros_like
+from labkit.steps.update import Summary, UpdateStage
+
+DampingSchedule = float | Sequence[float] | Callable[[int], float]
 
 
 class ThorUpdate(UpdateStage):
     """Precondition the gradients layer by layer; the optimizer takes U for the gradient.
 
-    loss_net   as the step's. Its layers get taps, in place; ``release`` takes them away again
-    optimizer  any ``nn.Optimizer``; THOR's is nn.Momentum
-    damping    number > 0, array of them by update, or function of the number of updates so far
-    options    of ``labkit.algorithms.thor.options.Options``
+    Args:
+        loss_net: as the step's. Its layers get taps, in place; ``release`` takes them away again.
+        optimizer: any ``nn.Optimizer``; THOR's is nn.Momentum.
+        damping: number > 0, array of them by update, or function of the number of updates so far.
+        frequency: updates between refreshes of the inverses; see ``Options``, as for the others.
+        factor_frequency: likewise between those of the factors.
+        split: largest block of a factor, or None.
+        bias: ``homogeneous`` or ``plain``.
+        factor_decay: weight of the old factors in their running average.
+        damping_split: ``equal`` or ``pi``.
+        trace_rule: ``TraceRule``, or None.
+        kl_clip: largest sum of rate^2 <U, grad>, or None.
+        adapt_damping: ``LevenbergMarquardt``, or None.
+        skip: layers that take the plain update.
+        formulas: ``thor`` or ``upstream_gpu``.
+        loss: ``known`` or ``sample mean``.
+        nan: ``stop`` or ``drop``.
 
-    layers     the curvature of each preconditioned layer, ``LayerCurvature``
-    decisions  layer name -> ``refresh``, ``skip`` or ``freeze``, of the last refresh
+    Attributes:
+        layers: the curvature of each preconditioned layer, ``LayerCurvature``.
+        decisions: layer name -> ``refresh``, ``skip`` or ``freeze``, of the last refresh.
 
-    All state is in Parameters: a checkpoint of the step is the whole state.
+    Raises:
+        InputError: for bad options, a network with nothing to precondition, and, naming all of
+            them, layers whose weight does more than their calls show: tied to another Cell's when
+            the stage is built, used elsewhere or without a call at the first batch, before it is
+            compiled.
+        FloatingPointError: where factors are not finite or no damping makes them invertible.
 
-    Raises ``InputError`` for bad options, a network with nothing to precondition, and, naming all
-    of them, layers whose weight does more than their calls show: tied to another Cell's when the
-    stage is built, used elsewhere or without a call at the first batch, before it is compiled.
-    FloatingPointError where factors are not finite or no damping makes them invertible.
+    All state is in Parameters: a checkpoint of the step is the whole state. Three compiled graphs
+    share it: one that gathers factors beside the gradients, one that updates from what that one has
+    prepared, and one for all other updates, which contains nothing of the curvature but the
+    products with the inverses.
     """
 
-    def __init__(self, loss_net, optimizer, damping, **options):
-        super().__init__(auto_prefix=False)
-        self.options = options = checked_options(options)
-        check_optimizer(optimizer)
-        if options.loss == "known":
+    @names_checked
+    def __init__(
+        self,
+        loss_net: nn.Cell,
+        optimizer: nn.Optimizer,
+        damping: DampingSchedule,
+        *,
+        frequency: int | Callable[[int], int] = Options.frequency,
+        factor_frequency: int | Callable[[int], int] | None = Options.factor_frequency,
+        split: int | None = Options.split,
+        bias: str = Options.bias,
+        factor_decay: float = Options.factor_decay,
+        damping_split: str = Options.damping_split,
+        trace_rule: TraceRule | None = None,
+        kl_clip: float | None = None,
+        adapt_damping: LevenbergMarquardt | None = None,
+        skip: Sequence[nn.Cell | str] = (),
+        formulas: str = Options.formulas,
+        loss: str = Options.loss,
+        nan: str = Options.nan,
+    ):
+        super().__init__(optimizer)
+        self.options = options = Options(
+            frequency=frequency,
+            factor_frequency=factor_frequency,
+            split=split,
+            bias=bias,
+            factor_decay=factor_decay,
+            damping_split=damping_split,
+            trace_rule=trace_rule,
+            kl_clip=kl_clip,
+            adapt_damping=adapt_damping,
+            skip=skip,
+            formulas=formulas,
+            loss=loss,
+            nan=nan,
+        )
+        if loss == "known":
             check_loss(loss_net)
         self.schedule = Damping(damping)
-        self.frequency = Frequency("frequency", options.frequency)
-        often = options.frequency if options.factor_frequency is None else options.factor_frequency
+        self.frequency = Frequency("frequency", frequency)
+        often = frequency if factor_frequency is None else factor_frequency
         self.factor_frequency = Frequency("factor_frequency", often)
-        self.optimizer, self.map = optimizer, ops.HyperMap()
-        self.factor_decay = float(options.factor_decay)
+        self.factor_decay = float(factor_decay)
+        self._make_layers(loss_net)
+        self._make_state()
+        self.directions = Directions(self.layers, self.places, optimizer, kl_clip)
+        self.inverses = Inverses(list(self.layers), damping_split)
+        self.adaptation = None
+        if adapt_damping is not None:
+            self.adaptation = Adaptation(adapt_damping, self, loss_net)
+        self.apply_pending = _ApplyPending(self)
+        self.decisions, self.seen_shapes, self.gathers = {}, set(), False
+        self.settings = {"damping": _settled(damping)}
+        self.settings |= {name: _settled(value) for name, value in vars(options).items()}
+
+    def _make_layers(self, loss_net: nn.Cell) -> None:
+        options = self.options
         upstream = options.formulas == "upstream_gpu"
         bias = "plain" if upstream else options.bias
-        self.places = find_layers(loss_net, optimizer.parameters, bias=bias, skip=options.skip)
+        self.places = find_layers(loss_net, self.parameters, bias=bias, skip=options.skip)
         tapped = upstream_gpu.tapped if upstream else taps.tapped
         layers = tap_layers(self.places, split=options.split, tapped=tapped)
         self.layers = nn.CellList(layers, auto_prefix=False)
-        self._make_state(optimizer)
-        self.directions = Directions(self.layers, self.places, optimizer, options.kl_clip)
         self.extras = (
             tuple(layer.a_factor for layer in layers) + tuple(layer.positions for layer in layers),
             tuple(layer.g_factor for layer in layers),
         )
-        self.inverses = Inverses(layers, options.damping_split)
-        self.adaptation = None
-        if options.adapt_damping is not None:
-            self.adaptation = Adaptation(options.adapt_damping, self, loss_net)
-        self.decisions, self.seen_shapes = {}, set()
-        self.settings = {"damping": _settled(damping)}
-        self.settings |= {name: _settled(value) for name, value in vars(options).items()}
 
-    def _make_state(self, optimizer):
-        # held: 1 between the graph that fills held_gradients and the one that applies them.
-        # seen: T, tr A (x) G, and whether they are finite, of each layer's last factors.
-        # The rest changes only with the update that was held. last_factors, last_refresh: the
+    def _make_state(self) -> None:
+        # pending: 1 between the graph that fills pending_gradients and the one that applies them.
+        # measured: T, tr A (x) G, and whether they are finite, of each layer's last factors.
+        # The rest changes only with the update that was pending. last_factors, last_refresh: the
         # updates, counted from 0, that did it last; -1 for none. damping: of the last refresh.
         # traces: tr(F + damping I) that each layer's inverses were made of. frozen: 1 for good.
         # refreshes: of each layer so far. retries: its inversions that needed more damping.
         count = len(self.layers)
-        self.held = state("thor.held", 0)
-        self.held_gradients = ParameterTuple(_held(p) for p in optimizer.parameters)
-        self.seen = _table("seen", (count, 3), ms.float32)
+        self.pending = state("thor.held", 0)
+        self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
+        self.measured = _table("seen", (count, 3), ms.float32)
         self.last_factors = state("thor.last_factors", -1)
         self.last_refresh = state("thor.last_refresh", -1)
         self.damping = state("thor.damping", 0.0)
@@ -98,103 +165,115 @@ class ThorUpdate(UpdateStage):
         self.frozen = _table("frozen", (count,), ms.int32)
         self.refreshes = _table("refreshes", (count,), ms.int32)
         self.retries = _table("retries", (count,), ms.int32)
-        self.noted = ParameterTuple(
-            (
-                self.last_factors,
-                self.last_refresh,
-                self.damping,
-                self.traces,
-                self.frozen,
-                self.refreshes,
-                self.retries,
-            )
+        tables = (self.traces, self.frozen, self.refreshes, self.retries)
+        # What the graph that updates is given the new values of, in this order.
+        self.refreshed = ParameterTuple(
+            (self.last_factors, self.last_refresh, self.damping, *tables)
         )
 
-    def construct(self, gradients):
+    # --- in compiled graphs --------------------------------------------------------------------
+
+    def construct(self, gradients: tuple) -> object:
         return self.optimizer(self.directions(gradients))
 
-    def hold(self, gradients, extras):
-        """Take the factors into their averages, and the gradients into ``held_gradients``."""
+    def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
+        """Update; or, with ``extras``, take the factors into their averages and wait."""
+        gradients = self.recorded(gradients, summary)
+        if len(extras) == 0:
+            return self.updated(gradients)
         count = len(self.layers)
         keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
-        seen, made = (), ()
+        measured, averages = (), ()
         for i in range(count):
             a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
-            a_new, g_new, told = self.layers[i].averaged(a_sum, positions, g_sum, keep)
-            made += ((a_new, g_new, positions),)
-            seen += (told,)
-        seen = ops.stack(seen)
-        finite = ops.reduce_min(seen[:, 2]) > 0.5
+            a_new, g_new, numbers = self.layers[i].averaged(a_sum, positions, g_sum, keep)
+            averages += ((a_new, g_new, positions),)
+            measured += (numbers,)
+        measured = ops.stack(measured)
+        finite = ops.reduce_min(measured[:, 2]) > 0.5
         done = (
-            self.map(ops.assign, self.held_gradients, gradients),
-            ops.assign(self.seen, seen),
-            ops.assign(self.held, 1),
+            self.map(ops.assign, self.pending_gradients, gradients),
+            ops.assign(self.measured, measured),
+            ops.assign(self.pending, 1),
         )
         for i in range(count):
-            a_new, g_new, positions = made[i]
+            a_new, g_new, positions = averages[i]
             done += (self.layers[i].observe(a_new, g_new, positions, finite),)
         return ops.depend(True, done)
 
-    def apply_held(self, *notes):
-        """Update from ``held_gradients``; ``notes`` are what ``refresh`` returned."""
-        done = (self.construct(self.held_gradients), self.map(ops.assign, self.noted, notes))
-        released = ops.assign(self.held, ops.depend(ops.cast(0, ms.int32), done))
-        return ops.depend(True, released)
+    # --- between graphs ------------------------------------------------------------------------
 
-    def check_length(self, updates):
+    def check_length(self, updates: int) -> None:
         self.schedule.check_length(updates)
 
-    def wants_extras(self, updates):
+    def wants_extras(self, updates: int) -> bool:
+        self.gathers = self._wants_factors(updates)
+        return self.gathers
+
+    def _wants_factors(self, updates: int) -> bool:
         # Each value that is read costs a step of LeNet half a percent: only what can matter.
         if self.options.trace_rule is not None and self.frozen.asnumpy().all():
             return False
-        if self.factor_frequency.is_due(updates, int(self.last_factors.asnumpy())):
+        if self.factor_frequency.is_due(updates, integer_of(self.last_factors)):
             return True
         if self.options.factor_frequency is None:  # then both are due together
             return False
-        return self.frequency.is_due(updates, int(self.last_refresh.asnumpy()))
+        return self.frequency.is_due(updates, integer_of(self.last_refresh))
 
-    def before(self, step, batch):
+    def before(self, step: nn.Cell, batch: tuple) -> None:
         """Refuse layers that are not used by their calls alone: for each new shape of a batch."""
+        if not self.gathers or not batch:
+            return
+        if integer_of(self.pending):
+            # An update that was interrupted is discarded: it was not made, and is not made now.
+            set_state(self.pending, 0)
         shapes = tuple(getattr(part, "shape", None) for part in batch)
         if shapes not in self.seen_shapes:
             check_uses(step.gradient, self.places, batch)
             self.seen_shapes.add(shapes)
 
-    def refresh(self, step, batch):
-        """Make the inverses anew where they are due, by layer; return the new ``noted``.
+    def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
+        """Make the update that is pending, if one is; then look at the micro-batch's loss."""
+        if self.gathers and integer_of(self.pending):
+            self.apply_pending(*self.refresh())
+            self._adapt_damping(step, batch)
+        if loss is not None:
+            self._check_loss(step, loss, batch)
+
+    def refresh(self) -> list[Tensor]:
+        """Make the inverses anew where they are due, by layer; return the new ``refreshed``.
 
         Only the inverses change here. The rest is assigned by the graph that updates, so that an
         interruption in between leaves an update that was not made, and nothing else.
         """
-        update = int(step.updates.asnumpy())
-        seen = self.seen.asnumpy()
-        self._check_factors(seen, update)
-        notes = [parameter.asnumpy().copy() for parameter in self.noted]
-        notes[0] = np.int32(update)
-        if self.frequency.is_due(update, int(notes[1])):
-            notes[1] = np.int32(update)
-            notes[2] = np.float32(self._damping_at(update))
-            self._refresh_layers(seen, *notes[2:])
+        update = integer_of(self.record.updates)
+        measured = self.measured.asnumpy()
+        self._check_factors(measured, update)
+        values = [parameter.asnumpy().copy() for parameter in self.refreshed]
+        values[0] = np.int32(update)
+        if self.frequency.is_due(update, int(values[1])):
+            values[1] = np.int32(update)
+            values[2] = np.float32(self._damping_at(update))
+            self._refresh_layers(measured, *values[2:])
             if self.adaptation is not None:
                 self.adaptation.remember()
-        return [Tensor(note) for note in notes]
+        return [Tensor(value) for value in values]
 
-    def applied(self, step, batch):
+    def _adapt_damping(self, step: nn.Cell, batch: tuple) -> None:
         """Let the damping follow what a refreshing update has done."""
-        refreshed = int(self.last_refresh.asnumpy()) == int(step.updates.asnumpy()) - 1
+        refreshed = integer_of(self.last_refresh) == integer_of(self.record.updates) - 1
         if self.adaptation is not None and refreshed:
             damping = self.adaptation.adjusted(step, batch, float(self.damping.asnumpy()))
             set_state(self.damping, damping)
 
-    def _damping_at(self, update):
+    def _damping_at(self, update: int) -> float:
         if self.adaptation is not None and update > 0:
             return float(self.damping.asnumpy())
         return self.schedule.at(update)
 
-    def _check_factors(self, seen, update):
+    def _check_factors(self, measured: np.ndarray, update: int) -> None:
         uncalled = {}
-        for layer, (positions, _, finite) in zip(self.layers, seen, strict=True):
+        for layer, (positions, _, finite) in zip(self.layers, measured, strict=True):
             if not finite:
                 raise FloatingPointError(
                     f"the factors of layer {layer.layer_name!r} are not finite at update "
@@ -204,11 +283,19 @@ class ThorUpdate(UpdateStage):
                 uncalled[layer.layer_name] = "was not called, though its weight may be used"
         refuse_layers(uncalled)
 
-    def _refresh_layers(self, seen, damping, traces, frozen, refreshes, retries):
+    def _refresh_layers(
+        self,
+        measured: np.ndarray,
+        damping: np.ndarray,
+        traces: np.ndarray,
+        frozen: np.ndarray,
+        refreshes: np.ndarray,
+        retries: np.ndarray,
+    ) -> None:
         """Decide for each layer and invert; the arrays from ``traces`` on are changed in place."""
         damping, rule, due, decisions = float(damping), self.options.trace_rule, [], {}
         for i, layer in enumerate(self.layers):
-            trace = layer.trace(*seen[i, :2], damping)
+            trace = layer.trace(*measured[i, :2], damping)
             decision = FREEZE if frozen[i] else REFRESH
             if not frozen[i] and rule is not None and traces[i] > 0:
                 decision = rule.decide(trace, float(traces[i]))
@@ -222,7 +309,7 @@ class ThorUpdate(UpdateStage):
             retries[i] += more
         self.decisions = decisions
 
-    def after(self, step, loss, batch):
+    def _check_loss(self, step: nn.Cell, loss: Tensor, batch: tuple) -> None:
         """Stop where the loss is not finite, with the name of the layer that made it so.
 
         On several ranks all stop: one that went on would wait for the others forever.
@@ -234,24 +321,26 @@ class ThorUpdate(UpdateStage):
         if step.gradient.ranks > 1:
             lost = step.gradient.all_reduce(Tensor([not finite], ms.float32))
             everywhere = not lost.asnumpy().any()
-        if finite and not everywhere:
+        if everywhere:
+            return
+        update = integer_of(self.record.updates) + 1
+        if finite:
             raise FloatingPointError(
-                f"the loss is not finite on another rank at update "
-                f"{int(step.updates.asnumpy()) + 1}; what that rank raises says where"
+                f"the loss is not finite on another rank at update {update}; what that rank raises "
+                "says where"
             )
-        if not finite:
-            where = first_nonfinite(step.gradient.loss_net, batch)
-            raise FloatingPointError(
-                f"the loss is {float(loss.asnumpy())} at update {int(step.updates.asnumpy()) + 1}: "
-                f"{where}. Smaller learning rate or more damping (now "
-                f"{float(self.damping.asnumpy()):.3g})?"
-            )
+        where = first_nonfinite(step.gradient.loss_net, batch)
+        raise FloatingPointError(
+            f"the loss is {float(loss.asnumpy())} at update {update}: {where}. Smaller learning "
+            f"rate or more damping (now {float(self.damping.asnumpy()):.3g})?"
+        )
 
-    def attach(self, step):
+    def attach(self, step: nn.Cell) -> None:
+        super().attach(step)
         if step.gradient.scaled:
             for cell in tapped_cells(self.places):
                 cell.unscale(step.gradient.loss_scale)
-        if self.adaptation is not None and step.accumulates:
+        if self.adaptation is not None and isinstance(step, AccumulatedStep):
             raise InputError(
                 "adapt_damping looks at the loss of the update's batch before and after; expected "
                 "a step that updates at every batch, not one that accumulates"
@@ -266,16 +355,26 @@ class ThorUpdate(UpdateStage):
         release_layers(self.places)
 
 
-def _held(parameter):
-    value = initializer("zeros", parameter.shape, parameter.dtype)
-    return Parameter(value, name=f"held.{parameter.name}", requires_grad=False)
+class _ApplyPending(nn.Cell):
+    """The compiled graph of the update that is pending, given the new values of ``refreshed``."""
+
+    def __init__(self, update: ThorUpdate):
+        super().__init__(auto_prefix=False)
+        self.updated, self.gradients = update.updated, update.pending_gradients
+        self.pending, self.refreshed = update.pending, update.refreshed
+        self.map = ops.HyperMap()
+
+    def construct(self, *values: Tensor) -> object:
+        done = (self.updated(self.gradients), self.map(ops.assign, self.refreshed, values))
+        released = ops.assign(self.pending, ops.depend(ops.cast(0, ms.int32), done))
+        return ops.depend(True, released)
 
 
-def _table(name, shape, dtype):
+def _table(name: str, shape: tuple[int, ...], dtype: Any) -> Parameter:
     value = Tensor(np.zeros(shape), dtype)
     return Parameter(value, name=f"step.thor.{name}", requires_grad=False)
 
 
-def _settled(value):
+def _settled(value: object) -> str:
     """Return what a resumed training must share: a function's own value cannot be compared."""
     return "a schedule" if callable(value) else repr(value)

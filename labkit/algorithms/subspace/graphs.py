@@ -1,0 +1,171 @@
+"""The compiled graphs of one update in the subspace.
+
+    Project   P, g -> P g                      P is read once here,
+    Prepare   P, (d, P g) -> P^T d, P^T P g    and once here, for both products
+    Trial     step size, rows -> loss at w + step size P^T d; w and BatchNorm are then as before
+    Finish    w <- optimizer(w + step size P^T d, alpha r), and what the next update has to know
+    Descend   P, P g -> w <- optimizer(w, P^T P g), for ``method="sgd"``
+
+Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's share is
+an argument of the graphs that read it, no Parameter: a checkpoint does not hold it (3.2 GB for 32
+components of 25 million weights), but its checksum. The vectors pass from graph to graph as
+arguments too: they are of one update.
+"""
+
+from collections.abc import Sequence
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+
+from labkit.steps.forward_state import running_statistics
+from labkit.steps.state import cast_like, copied, flat, keep_also
+
+
+class Project(nn.Cell):
+    """P's share (L, M) -> (P g (padded K,) of all ranks, g (M,)), g from the step's buffer."""
+
+    def __init__(self, step: nn.Cell):
+        super().__init__(auto_prefix=False)
+        share = step.update.share
+        self.gradients, self.map = step.gradient_sum, ops.HyperMap()
+        self.all_reduce = step.gradient.all_reduce
+        self.before, self.after = share.others()
+
+    def construct(self, basis: Tensor) -> tuple:
+        gradient = flat_of(self.map, self.gradients)
+        own = ops.reshape(ops.matmul(basis, ops.reshape(gradient, (-1, 1))), (-1,))
+        if self.all_reduce is not None:
+            # Each number is one rank's, the others add 0 to it: nothing is rounded.
+            if self.before is not None:
+                own = ops.concat((self.before, own))
+            if self.after is not None:
+                own = ops.concat((own, self.after))
+            own = self.all_reduce(own)
+        return own, gradient
+
+
+class Prepare(nn.Cell):
+    """(P's share (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
+
+    def __init__(self, step: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
+        self.all_reduce = step.gradient.all_reduce
+
+    def construct(self, basis: Tensor, coefficients: Tensor) -> tuple:
+        moves = ops.matmul(coefficients, basis)
+        if self.all_reduce is not None:
+            moves = self.all_reduce(moves)
+        # Not moves[0]: the CPU's StridedSlice takes 2.1 ms for a row of 61 684, Unstack 0.1.
+        return ops.unstack(moves), flat_of(self.map, self.weights)
+
+
+class Trial(nn.Cell):
+    """(step size, P^T d (M,), w (M,), rows) -> (mean loss at w + step size P^T d, weight).
+
+    A forward pass in training mode, as the loss is what is trained. It puts back what it changes,
+    running averages of any kind, within the graph: no interruption leaves a trial's weights.
+    """
+
+    def __init__(self, step: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
+        self.starts, self.ends = step.update.share.starts, step.update.share.ends
+        self.gradient = step.gradient
+        self.statistics = running_statistics(step.gradient.loss_net)
+        if self.statistics:
+            kept = (copied(statistic, "kept.trial") for statistic in self.statistics)
+            self.kept = ParameterTuple(kept)
+
+    def construct(self, size: Tensor, move: Tensor, start: Tensor, *batch: Tensor) -> tuple:
+        if self.statistics:
+            self.map(ops.assign, self.kept, self.statistics)
+        moved = self.put(start + size * move)
+        loss, weight = self.gradient.loss(*batch)
+        loss = ops.depend(loss, moved)
+        restored = self.put(ops.depend(start, loss))
+        if self.statistics:
+            kept = ops.depend(self.kept, loss)
+            restored = (restored, self.map(ops.assign, self.statistics, kept))
+        return ops.depend(loss, restored), weight
+
+    def protect(self, parameters: Sequence[Parameter]) -> None:
+        """Put back ``parameters`` too, which a forward pass assigns; the weights it does anyway."""
+        weights = {id(weight) for weight in self.weights}
+        others = [parameter for parameter in parameters if id(parameter) not in weights]
+        keep_also(self, others, "kept.trial")
+
+    def put(self, vector: Tensor) -> tuple:
+        """Set the weights to a flat vector of them."""
+        parts = self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
+        return self.map(ops.assign, self.weights, parts)
+
+
+class Finish(nn.Cell):
+    """(step size, P^T d, P^T P g, w, g, all (M,), and memory): move the weights and remember."""
+
+    def __init__(self, step: nn.Cell):
+        super().__init__(auto_prefix=False)
+        update = step.update
+        self.optimizer, self.map = step.optimizer, ops.HyperMap()
+        self.weights = step.optimizer.parameters
+        self.starts, self.ends = update.share.starts, update.share.ends
+        self.gamma, self.alpha = float(update.constants.gamma), float(update.constants.alpha)
+        self.residual, self.remembered = update.residual, update.remembered
+        self.held = update.held
+        self.updates = step.updates
+
+    def construct(
+        self,
+        size: Tensor,
+        move: Tensor,
+        inside: Tensor,
+        start: Tensor,
+        gradient: Tensor,
+        *memory: Tensor,
+    ) -> Tensor:
+        residual = self.gamma * self.residual + (gradient - inside)
+        slope = self.alpha * residual
+        kept = ops.assign(self.residual, residual)
+        parts = self.parts(start + size * move)
+        moved = self.map(ops.assign, self.weights, parts)
+        done = self.optimizer(self.parts(ops.depend(slope, (kept, moved))))
+        remembered = self.map(ops.assign, self.remembered, memory)
+        return _applied(self, (done, remembered))
+
+    def parts(self, vector: Tensor) -> tuple:
+        """Return a flat vector as one tensor for each weight."""
+        return self.map(ops.partial(part_of, vector), self.starts, self.ends, self.weights)
+
+
+class Descend(nn.Cell):
+    """P^T P g (M,) -> w <- optimizer(w, P^T P g)."""
+
+    def __init__(self, step: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.optimizer, self.map = step.optimizer, ops.HyperMap()
+        self.weights = step.optimizer.parameters
+        self.starts, self.ends = step.update.share.starts, step.update.share.ends
+        self.updates, self.held = step.updates, step.update.held
+
+    def construct(self, inside: Tensor) -> Tensor:
+        parts = self.map(ops.partial(part_of, inside), self.starts, self.ends, self.weights)
+        return _applied(self, self.optimizer(parts))
+
+
+def _applied(graph: nn.Cell, done: object) -> Tensor:
+    """Count the update that ``done`` stands for: the end of both graphs that make one."""
+    released = ops.assign(graph.held, ops.depend(ops.cast(0, ms.int32), done))
+    counted = ops.assign_add(graph.updates, 1)
+    return ops.depend(True, (released, counted))
+
+
+def flat_of(hyper_map: ops.HyperMap, values: tuple) -> Tensor:
+    """Return all numbers of many tensors in one vector, float32."""
+    return ops.concat(hyper_map(flat, values))
+
+
+def part_of(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
+    """Return the numbers start .. end - 1 shaped and typed as a Parameter."""
+    part = ops.slice(vector, (start,), (end - start,))
+    return cast_like(ops.reshape(part, parameter.shape), parameter)

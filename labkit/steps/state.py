@@ -1,0 +1,171 @@
+"""The state of a step: named Parameters, and what is known of the updates that were made.
+
+Hazard: inside a compiled graph, MindSpore 2.10 drops the assignments of a method that returns None
+when it is called behind an ``if``. Every method here that assigns returns a value, and its caller
+uses it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.common.initializer import initializer
+
+from labkit.errors import InputError
+from labkit.steps.schedules import check_length
+
+
+@dataclass(frozen=True)
+class LastUpdate:
+    """The most recent update of a step.
+
+    Attributes:
+        number: updates applied so far; 0 before the first.
+        loss: mean loss over the update's micro-batches, weighted as their gradients are.
+        gradient_norm: global norm of the averaged gradient in float32, before clipping.
+        learning_rate: the rates it used, one per parameter group.
+        images: rows that went into it, over all ranks: labels (B,), else axis 0 of the batch's
+            first tensor, or its ``batch_axis``.
+    """
+
+    number: int
+    loss: float
+    gradient_norm: float
+    learning_rate: tuple[float, ...]
+    images: int
+
+
+class UpdateRecord(nn.Cell):
+    """What a step knows of its updates: how many there were, and what the last one was.
+
+    Args:
+        optimizer: the step's ``nn.Optimizer``, whose learning rates are recorded.
+
+    ``updates`` () int32 counts the optimizer's calls. ``last_loss``, ``last_norm``,
+    ``last_images`` and ``last_rates`` change only when an update is made.
+    """
+
+    def __init__(self, optimizer: nn.Optimizer):
+        super().__init__(auto_prefix=False)
+        self.updates = state("updates", 0)
+        self.last_loss = state("last_loss", 0.0)
+        self.last_norm = state("last_norm", 0.0)
+        self.last_images = state("last_images", 0)
+        # nn.LARS has a learning rate of 0 that it does not use.
+        self.rated = optimizer.opt if isinstance(optimizer, nn.LARS) else optimizer
+        self._group_starts = _group_starts(self.rated)
+        rates = Tensor([0.0] * len(self._group_starts), ms.float32)
+        self.last_rates = Parameter(rates, name="step.last_rates", requires_grad=False)
+
+    def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
+        """Keep the loss (), gradient norm () and rows () of the update that is being made."""
+        ops.assign(self.last_loss, loss)
+        ops.assign(self.last_norm, norm)
+        ops.assign(self.last_images, images)
+        if self.rated.dynamic_lr:
+            rates = self.rated.get_lr()
+            if not self.rated.is_group_lr:
+                rates = (rates,)
+            ops.assign(self.last_rates, ops.stack([rates[i] for i in self._group_starts]))
+        return True
+
+    def last_update(self) -> LastUpdate:
+        """Return the most recent update, read from the device."""
+        if self.rated.dynamic_lr:
+            rates = tuple(float(rate) for rate in self.last_rates.asnumpy())
+        elif self.rated.is_group_lr:
+            rates = tuple(float(self.rated.learning_rate[i].asnumpy()) for i in self._group_starts)
+        else:
+            rates = (float(self.rated.learning_rate.asnumpy()),)
+        return LastUpdate(
+            number=integer_of(self.updates),
+            loss=float(self.last_loss.asnumpy()),
+            gradient_norm=float(self.last_norm.asnumpy()),
+            learning_rate=rates,
+            images=integer_of(self.last_images),
+        )
+
+    def check_rates(self, updates: int) -> None:
+        """Raise ``InputError`` where an array of learning rates ends within ``updates`` more."""
+        rates = self.rated.learning_rate
+        by_group = rates if self.rated.is_group_lr else [rates]
+        for number, start in enumerate(self._group_starts):
+            array = getattr(by_group[start], "learning_rate", None)
+            if isinstance(array, Parameter) and array.ndim == 1:
+                name = "the learning rate" + (f" of group {number}" if number else "")
+                total = int(self.rated.global_step.asnumpy()[0]) + updates
+                check_length(array.asnumpy(), total, name, "values")
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise ``InputError`` for what is no ``nn.Optimizer``."""
+    if not isinstance(optimizer, nn.Optimizer):
+        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
+
+
+def state(name: str, value: int | float) -> Parameter:
+    """Return a named scalar Parameter of a step's state: int32 for an int, float32 for a float."""
+    dtype = ms.int32 if isinstance(value, int) else ms.float32
+    return Parameter(Tensor(value, dtype), name=f"step.{name}", requires_grad=False)
+
+
+def set_state(parameter: Parameter, value: object) -> None:
+    """Set a Parameter from outside a graph.
+
+    Hazard: ``set_data`` and ``load_param_into_net`` are lost on a graph that has run before and
+    holds two conditions in a row (MindSpore 2.10 on CPU: it goes on with the old value, while
+    ``asnumpy`` shows the new one). An assignment reaches it.
+    """
+    ops.assign(parameter, Tensor(value, parameter.dtype))
+
+
+def integer_of(parameter: Parameter) -> int:
+    """Return the value of a scalar integer Parameter, read from the device."""
+    return int(parameter.asnumpy())
+
+
+def copied(parameter: Parameter, prefix: str) -> Parameter:
+    """Return a Parameter with the values of ``parameter``, named ``prefix.NAME``."""
+    copy = parameter.clone()
+    copy.name = f"{prefix}.{parameter.name}"
+    copy.requires_grad = False
+    return copy
+
+
+def zeros_like(parameter: Parameter, prefix: str, dtype: Any = None) -> Parameter:
+    """Return a Parameter of zeros with the shape of ``parameter``, named ``prefix.NAME``."""
+    zeros = initializer("zeros", parameter.shape, dtype or parameter.dtype)
+    return Parameter(zeros, name=f"{prefix}.{parameter.name}", requires_grad=False)
+
+
+def keep_also(cell: nn.Cell, parameters: Sequence[Parameter], prefix: str) -> None:
+    """Add to ``statistics`` of a Cell, and to ``kept`` their copies, which no checkpoint holds."""
+    known = {id(parameter) for parameter in cell.statistics}
+    parameters = [parameter for parameter in parameters if id(parameter) not in known]
+    kept = cell.kept if known else ()
+    copies = (copied(parameter, prefix) for parameter in parameters)
+    # Past Cell's own setattr, which would make the copies state of the Cell.
+    object.__setattr__(cell, "kept", ParameterTuple((*kept, *copies)))
+    object.__setattr__(cell, "statistics", ParameterTuple((*cell.statistics, *parameters)))
+
+
+def cast_like(gradient: Tensor, parameter: Parameter) -> Tensor:
+    """Return a gradient of the Parameter's type."""
+    return ops.cast(gradient, parameter.dtype)
+
+
+def flat(tensor: Tensor) -> Tensor:
+    """Return all numbers of a tensor in one vector, float32."""
+    return ops.reshape(ops.cast(tensor, ms.float32), (-1,))
+
+
+def _group_starts(optimizer: nn.Optimizer) -> tuple[int, ...]:
+    """Return the index of the first parameter of each parameter group with its own rate."""
+    if not optimizer.is_group_lr:
+        return (0,)
+    first: dict[int, int] = {}
+    for index, rate in enumerate(optimizer.learning_rate):
+        first.setdefault(id(rate), index)
+    return tuple(first.values())

@@ -1,0 +1,93 @@
+"""A technique written outside of labkit: accumulation, clipping, ranks and exact resume come free."""
+
+import importlib
+
+import numpy as np
+import pytest
+from mindspore import nn
+
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.training.fit import fit
+from tests.support.step_cells import assert_bit_equal, regression, rows, snapshot, tensors
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.fixture
+def program(root, monkeypatch):
+    monkeypatch.syspath_prepend(root / "examples")
+    return importlib.import_module("own_technique")
+
+
+def build(program, period=2, rate=0.5, **options):
+    network, loss_net = regression()
+    sgd = nn.SGD(network.trainable_params(), 0.1)
+    update = program.Lookahead(sgd, period, rate)
+    return network, AccumulatedStep(loss_net, sgd, 2, update=update, **options)
+
+
+def test_it_is_at_most_eighty_lines(root):
+    assert len((root / "examples" / "own_technique.py").read_text().splitlines()) <= 80
+
+
+def test_its_weights_are_those_of_the_paper(program):
+    """Algorithm 1 in float64, on averaged and clipped gradients of two micro-batches."""
+    network, step = build(program, clip_norm=0.5)
+    weight, bias = (p.asnumpy().astype(np.float64) for p in network.trainable_params())
+    slow = weight, bias
+    for update in range(5):
+        inputs, targets = rows(8, seed=update)
+        for part in (slice(0, 4), slice(4, 8)):
+            step(*tensors(inputs[part], targets[part]))
+        error = 2 * (inputs @ weight.T + bias - targets) / targets.size
+        gradients = error.T @ inputs, error.sum(0)
+        norm = np.sqrt(sum(np.sum(g * g) for g in gradients))
+        scale = min(1, 0.5 / norm)
+        fast = [w - 0.1 * scale * g for w, g in zip((weight, bias), gradients, strict=True)]
+        if update % 2:
+            fast = slow = [s + 0.5 * (f - s) for s, f in zip(slow, fast, strict=True)]
+        weight, bias = fast
+    for parameter, expected in zip(network.trainable_params(), (weight, bias), strict=True):
+        np.testing.assert_allclose(parameter.asnumpy(), expected, rtol=2e-5, atol=1e-6)
+
+
+def test_a_rate_of_one_is_the_optimizer_alone(program):
+    network, step = build(program, rate=1.0)
+    plain, loss_net = regression()
+    other = AccumulatedStep(loss_net, nn.SGD(plain.trainable_params(), 0.1), 2)
+    for call in range(8):
+        batch = tensors(*rows(4, seed=call))
+        step(*batch)
+        other(*batch)
+    for mine, theirs in zip(network.trainable_params(), plain.trainable_params(), strict=True):
+        np.testing.assert_allclose(mine.asnumpy(), theirs.asnumpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_a_training_that_was_stopped_goes_on_to_the_same_bits(program, tmp_path):
+    import mindspore.dataset as ds
+
+    data = ds.NumpySlicesDataset(rows(36), ["x", "y"], shuffle=False).batch(4)
+    _, whole = build(program, period=3)
+    fit(whole, data, epochs=2, progress=None)
+    _, first = build(program, period=3)
+    fit(first, data, epochs=1, folder=tmp_path, progress=None)
+    _, second = build(program, period=3)
+    fit(second, data, epochs=2, folder=tmp_path, resume=True, progress=None)
+    slow = {name: v for name, v in snapshot(whole).items() if "slow" in name}
+    assert slow
+    assert_bit_equal(snapshot(second), snapshot(whole))
+
+
+def test_other_settings_are_refused_on_resume(program, tmp_path):
+    import mindspore.dataset as ds
+
+    from labkit import InputError
+
+    data = ds.NumpySlicesDataset(rows(8), ["x", "y"], shuffle=False).batch(4)
+    fit(build(program)[1], data, epochs=1, folder=tmp_path, progress=None)
+    with pytest.raises(InputError, match="period"):
+        fit(build(program, period=4)[1], data, epochs=2, folder=tmp_path, resume=True)
+
+
+def test_the_program_learns(program, tmp_path):
+    assert program.main(tmp_path) > 0.93
