@@ -15,9 +15,10 @@ from labkit import reference
 from labkit.errors import InputError
 from labkit.labs.compare import relative_error
 from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.batch_check import BatchCheck
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
 from labkit.steps.precision import DynamicLossScale
-from labkit.steps.weights import BatchCheck, mean_of_loss
+from labkit.steps.weights import mean_of_loss
 from tests.support.step_cells import INPUTS, linear, plain, restore, snapshot, tensors
 
 pytestmark = pytest.mark.usefixtures("runtime")

@@ -157,7 +157,7 @@ class AccumulatedStep(Step):
                 self.map(ops.assign, sums, gradients)
             ops.assign_add(self.loss_sum, loss * weight)
             ops.assign_add(self.weight_sum, weight)
-            ops.assign_add(self.images, self.gradient.rows(batch))
+            ops.assign_add(self.images, self.gradient.objective.rows(batch))
         else:
             ops.assign_add(self.spoiled, 1)
         ops.assign_add(self.micro_step, 1)

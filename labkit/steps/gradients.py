@@ -9,7 +9,7 @@ The order is fixed: scale the loss, differentiate, check for non-finite values, 
 once, into float32), accumulate, sum over ranks, divide, clip.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -18,11 +18,11 @@ from mindspore.communication import GlobalComm, get_group_size
 
 from labkit.base.arguments import integer, number
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.labels import INTEGERS, masks
+from labkit.steps.labels import INTEGERS
+from labkit.steps.objective import Objective
 from labkit.steps.precision import LARGEST_SCALE, DynamicLossScale, refuse_float16, use_float16
 from labkit.steps.state import set_state as set_state
 from labkit.steps.state import state
-from labkit.steps.weights import BatchCheck
 from labkit.steps.words import NONFINITE, NORMALISE, PRECISION, REDUCTION
 
 # float32 holds these and their reciprocals.
@@ -114,100 +114,41 @@ class GradientStage(nn.Cell):
         super().__init__(auto_prefix=False)
         _refuse_sparse(loss_net)
         self._set_ranks(options.rank_group)
-        self.batch_axis = options.batch_axis
         self.mean = options.reduction == "mean"
         self.weighted = weighted or self.ranks > 1
-        derived = options.normalise is None and self.mean and self.weighted
-        self.check = BatchCheck(loss_net, derived, self.batch_axis)
-        self._set_weight(options.normalise, options.reduction)
+        self.objective = Objective(
+            loss_net, options.normalise, options.batch_axis, options.reduction, self.weighted
+        )
         self.checked = options.nonfinite != "propagate"
         self.clip_norm = None if options.clip_norm is None else float(options.clip_norm)
         half = options.precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
         self._set_loss_scale(options.loss_scale, half)
         (use_float16 if options.precision == "O2" else refuse_float16)(loss_net)
         self.loss_net = loss_net
-        self.loss_net.set_grad()
-        self.value_and_grad = ops.value_and_grad(self._objective, None, parameters, has_aux=True)
+        self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.count = len(parameters)
         if extras is not None:
             self._add_extras(parameters, *extras)
         self.map = ops.HyperMap()
 
-    def _set_ranks(self, rank_group):
+    def _set_ranks(self, rank_group: str | None) -> None:
         self.ranks, self.all_reduce = 1, None
         if GlobalComm.INITED and rank_group != "":
             group = rank_group or GlobalComm.WORLD_COMM_GROUP
             self.ranks = get_group_size(group)
             self.all_reduce = ops.AllReduce(group=group) if self.ranks > 1 else None
 
-    def _set_weight(self, normalise, reduction):
-        """Keep, as plain values, what w_i is: a compiled graph reads no other ones."""
-        mean = self.check.mean
-        self.over = mean.over if normalise is None else normalise
-        if self.over == "pair":
-            self.over = "tokens"
-        if reduction == "sum" and self.over == "tokens":
-            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
-        self.normalise = "tokens" if self.over == "tokens" else normalise
-        self.ignore_index = mean.ignore_index
-        self.mean_of_labels = mean.over == "labels" and mean.class_weights is None
-        weights = mean.class_weights
-        self.class_weights = None if weights is None else Tensor(weights, ms.float32)
-        # Stands in for the labels of a batch that has none to count, whose mean would be 0 / 0.
-        self.may_be_undefined = mean.undefined
-        self.stand_in = int(self.ignore_index == 0)
-        if weights is not None:
-            counted = [weight if i != self.ignore_index else 0 for i, weight in enumerate(weights)]
-            self.stand_in = counted.index(max(counted))
-        # Set by look_at, before the graph of a batch is compiled.
-        self.flattened, self.elements_per_row = False, 0
-        self._ask_for_one_shape()
-
-    def _ask_for_one_shape(self):
-        """Say to a ``LossNet``, which several steps may share, what this step wants of shapes."""
-        loss_net, wanted = self.check.loss_net, self.check.derived and self.over == "elements"
-        if getattr(loss_net, "same_shape", wanted) != wanted:
-            loss_net.same_shape = wanted
-
-    def look_at(self, batch, compiled) -> None:
-        """Raise ``InputError`` for a batch that cannot be used, on the host, before it runs.
-
-        That is: parts that are no tensors; shapes of which no weight or number of rows can be told;
-        labels that are of no class and not ignored, of a loss that the stage knows.
-
-        compiled  function that compiles the graph of the batch, but does not run it
-        """
-        self._ask_for_one_shape()
-        self.check.shapes(batch)
-        self.flattened, unit = self.check.flattened, self.check.elements_per_row
-        self.elements_per_row = unit or 0
-        self.check.labels(batch, compiled)
-
-    def settings(self) -> dict[str, str]:
-        """Return what a resumed training must share with the interrupted one, by name."""
-        normalise = "samples"
-        if self.over in NORMALISE:
-            normalise = self.over
-        elif self.check.differs:
-            normalise = self.over
-        settings = {"normalise": normalise, "batch_axis": self.batch_axis}
-        if self.check.derived:
-            settings["derived"] = self.over
-        if self.check.elements_per_row:
-            settings["elements_per_row"] = self.check.elements_per_row
-        return {name: repr(value) for name, value in settings.items()}
-
-    def _add_extras(self, parameters, constant, quadratic):
-        if self.normalise == "tokens":
+    def _add_extras(self, parameters: Sequence, constant: Sequence, quadratic: Sequence) -> None:
+        if self.objective.over == "tokens":
             raise InputError(
                 "normalise='tokens' came to an update stage that looks at single rows (THOR's "
                 "factors); expected samples or steps"
             )
         everything = ParameterTuple((*parameters, *constant, *quadratic))
         self.constant_end = self.count + len(constant)
-        self.value_and_extras = ops.value_and_grad(self._objective, None, everything, has_aux=True)
+        self.value_and_extras = ops.value_and_grad(self._scaled, None, everything, has_aux=True)
 
-    def _set_loss_scale(self, loss_scale, half):
+    def _set_loss_scale(self, loss_scale: float | DynamicLossScale, half: bool) -> None:
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
         initial = float(loss_scale.initial if self.dynamic else loss_scale)
         # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
@@ -220,44 +161,9 @@ class GradientStage(nn.Cell):
             # finite_run: finite micro-batches since the scale last changed.
             self.finite_run = state("finite_run", 0)
 
-    def _objective(self, *batch):
-        """Return (what is differentiated, mean loss, weight w_i).
-
-        A batch without a label that counts has loss 0 and weight 0 where MindSpore's mean is 0 / 0.
-        Its loss is taken of other labels, so that a fault of the network is still seen.
-        """
-        defined = None
-        if self.may_be_undefined and batch[-1].dtype in INTEGERS:
-            labels = batch[-1]
-            defined = self._counted(labels) > 0
-            other = ops.full_like(labels, self.stand_in)
-            loss = self.loss_net(*batch[:-1], ops.where(defined, labels, other))
-        else:
-            loss = self.loss_net(*batch)
-        weight = ops.cast(1.0, ms.float32)
-        if self.normalise == "tokens":
-            if not isinstance(loss, tuple):
-                raise TypeError(
-                    "normalise='tokens' needs a loss_net that returns the pair (loss sum, token "
-                    "count); it returned one tensor"
-                )
-            weight = ops.cast(loss[1], ms.float32)
-            loss = loss[0] / ops.maximum(weight, 1.0)
-        elif isinstance(loss, tuple):
-            raise TypeError(
-                "loss_net returned a tuple; expected one scalar mean loss (a pair of loss sum and "
-                "token count goes with normalise='tokens')"
-            )
-        elif self.mean and self.over != "steps":
-            weight = self._weight(batch)
-        if loss.ndim != 0:
-            raise TypeError(
-                f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
-            )
-        loss = ops.cast(loss, ms.float32)
-        if defined is not None:
-            defined = ops.cast(defined, ms.float32)
-            loss, weight = loss * defined, weight * defined
+    def _scaled(self, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (what is differentiated, L_i, w_i)."""
+        loss, weight = self.objective(*batch)
         if self.scaled:
             # The weight waits for float32: times 32 it would cost float16 five of its 30 binades.
             return loss * self.loss_scale, loss, weight
@@ -265,43 +171,7 @@ class GradientStage(nn.Cell):
             return loss * weight, loss, weight
         return loss, loss, weight
 
-    def rows(self, batch):
-        """Return the number of rows of a batch, inside a graph: an integer."""
-        if self.batch_axis is not None:
-            return batch[0].shape[self.batch_axis]
-        if batch[-1].ndim == 1 and not self.flattened:
-            return batch[-1].shape[0]
-        return batch[0].shape[0]
-
-    def _weight(self, batch):
-        """Return w_i of a batch with a scalar mean loss, float32."""
-        labels = batch[-1]
-        if self.over == "labels" and labels.dtype in INTEGERS:
-            return self._counted(labels)
-        if self.over == "labels" and labels.ndim > 1:
-            # Targets (B, V, ...), of the type of the logits.
-            return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
-        if self.over == "elements" and self.elements_per_row:
-            return ops.cast(ops.size(labels), ms.float32) / self.elements_per_row
-        if self.over == "rows":
-            return ops.cast(labels.shape[0], ms.float32)
-        return ops.cast(self.rows(batch), ms.float32)
-
-    def _counted(self, labels):
-        """Return how many labels are not ignored, or the sum of their classes' weights."""
-        labels = ops.cast(labels, ms.int64)
-        counts = ops.cast(labels != self.ignore_index, ms.float32)
-        if self.class_weights is not None:
-            index, _ = masks(labels, self.class_weights.shape[0], self.ignore_index)
-            counts = counts * ops.gather(self.class_weights, index, 0)
-        return ops.reduce_sum(counts)
-
-    def loss(self, *batch):
-        """Return (L_i, w_i) of one micro-batch; nothing is differentiated or scaled."""
-        _, loss, weight = self._objective(*batch)
-        return loss, weight
-
-    def contribution(self, *batch):
+    def contribution(self, *batch: Tensor) -> tuple:
         """Return (L_i, w_i, gradients, finite) of one micro-batch.
 
         The gradients are w_i grad L_i, unscaled, float32, shaped as the parameters (grad L_i where
@@ -311,19 +181,19 @@ class GradientStage(nn.Cell):
         finite = self._all_finite(loss, gradients)
         return loss, weight, self._unscaled(gradients, weight), finite
 
-    def contribution_with_extras(self, *batch):
+    def contribution_with_extras(self, *batch: Tensor) -> tuple:
         """Return what ``contribution`` does, the extras' means behind the gradients, times w_i.
 
         ``finite`` does not look at the extras.
         """
         (_, loss, weight), gradients = self.value_and_extras(*batch)
         finite = self._all_finite(loss, gradients[: self.count])
-        rows = ops.cast(self.rows(batch), ms.float32)
+        rows = ops.cast(self.objective.rows(batch), ms.float32)
         counted = rows
-        if self.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
-            if self.batch_axis is None and not self.flattened:
+        if self.objective.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
+            if self.objective.batch_axis is None and not self.objective.flattened:
                 # A row whose label is ignored has no loss, and is none that the mean is over.
-                counted = self._counted(batch[-1])
+                counted = self.objective.counted(batch[-1])
         # A row's own loss has ``counted`` times the derivative that the mean has. Where the loss is
         # not scaled, the weight was in what was differentiated, and is in a square twice.
         divisor, factor = rows, counted
@@ -338,13 +208,13 @@ class GradientStage(nn.Cell):
         gradients = self._unscaled(gradients[: self.count], weight)
         return loss, weight, gradients + constant + quadratic, finite
 
-    def _all_finite(self, loss, gradients):
+    def _all_finite(self, loss: Tensor, gradients: tuple) -> Tensor | bool:
         finite = True
         if self.checked:
             finite = amp.all_finite(self.map(_flat, gradients) + (loss,))
         return finite
 
-    def _unscaled(self, gradients, weight):
+    def _unscaled(self, gradients: tuple, weight: Tensor) -> tuple:
         if self.scaled:
             factor = 1.0 / self.loss_scale
             if self.weighted:
@@ -354,7 +224,7 @@ class GradientStage(nn.Cell):
             gradients = self.map(_float32, gradients)
         return gradients
 
-    def adjust_loss_scale(self, finite):
+    def adjust_loss_scale(self, finite: Tensor) -> bool:
         """Let a dynamic loss scale shrink or grow after a micro-batch."""
         if self.dynamic:
             if finite:
@@ -368,30 +238,31 @@ class GradientStage(nn.Cell):
                 ops.assign(self.finite_run, 0)
         return True
 
-    def over_ranks(self, value):
+    def over_ranks(self, value: Tensor) -> Tensor:
         """Return the sum of a float32 or int32 tensor over all ranks."""
         if self.all_reduce is None:
             return value
         # Through float32, exact up to 2**24: the CPU's AllReduce takes no integers.
         return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
 
-    def all_over_ranks(self, values):
+    def all_over_ranks(self, values: tuple) -> tuple:
         """Return the sums of many float32 tensors over all ranks, made in the order given."""
         if self.all_reduce is None:
             return values
         return summed_in_order(self.all_reduce, values)
 
-    def on_all_ranks(self, finite):
+    def on_all_ranks(self, finite: Tensor) -> Tensor:
         """Return whether ``finite`` holds on every rank: the same answer on all of them."""
         if self.all_reduce is None:
             return finite
         return self.all_reduce(ops.cast(finite, ms.float32)) > self.ranks - 0.5
 
-    def finish(self, total, weight):
-        """Return (mean gradients, clipped; their global norm before clipping), float32.
+    def finish(self, total: tuple, weight: Tensor) -> tuple:
+        """Return (mean gradients, clipped; their global norm () before clipping), float32.
 
-        total   sum of w_i grad L_i over micro-batches and ranks
-        weight  sum of w_i, likewise, > 0
+        Args:
+            total: sum of w_i grad L_i over micro-batches and ranks.
+            weight: sum of w_i (), likewise, > 0.
         """
         if self.all_reduce is not None:
             return self._divide(total, weight)
@@ -409,13 +280,13 @@ class GradientStage(nn.Cell):
             return total, norm
         return self.map(ops.partial(times, scale), total), norm
 
-    def finish_extras(self, total, weight):
+    def finish_extras(self, total: tuple, weight: Tensor) -> tuple:
         """Return the extras' means over micro-batches and ranks; arguments as in ``finish``."""
         if not self.weighted:
             return total
         return self.map(ops.partial(_divided, weight), total)
 
-    def _divide(self, total, weight):
+    def _divide(self, total: tuple, weight: Tensor) -> tuple:
         """``finish``, on several ranks.
 
         Hazard: what comes out of AllReduce is divided, never multiplied. MindSpore takes
@@ -432,7 +303,7 @@ class GradientStage(nn.Cell):
         return self.map(ops.partial(_divided, divisor), total), norm
 
 
-def _refuse_sparse(loss_net):
+def _refuse_sparse(loss_net: nn.Cell) -> None:
     """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
 
     Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
@@ -450,7 +321,7 @@ def _refuse_sparse(loss_net):
             )
 
 
-def summed_in_order(all_reduce, values):
+def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
     """Return each value's sum over ranks, one after the other.
 
     The order must be the same on all ranks, and a graph promises none to nodes that do not depend
@@ -463,25 +334,25 @@ def summed_in_order(all_reduce, values):
     return sums
 
 
-def _float32(gradient):
+def _float32(gradient: Tensor) -> Tensor:
     return ops.cast(gradient, ms.float32)
 
 
-def times(factor, gradient):
+def times(factor: Tensor, gradient: Tensor) -> Tensor:
     """Return ``factor`` times a gradient, in float32."""
     return ops.cast(gradient, ms.float32) * factor
 
 
-def _divided(divisor, gradient):
+def _divided(divisor: Tensor, gradient: Tensor) -> Tensor:
     return gradient / divisor
 
 
-def _squared_norm(gradient):
+def _squared_norm(gradient: Tensor) -> Tensor:
     # Not ops.L2Loss: its CPU kernel sums in one float32 and is 0.6 % off at 5 million elements.
     return ops.reduce_sum(ops.square(_flat(gradient)))
 
 
-def _flat(gradient):
+def _flat(gradient: Tensor) -> Tensor:
     # The CPU's reductions over four axes take twice as long as over one: for (512, 512, 3, 3), two
     # cores, in turns, 7.8 ms instead of 4.0 a sum of squares, 8.3 instead of 4.3 a finite check.
     return ops.reshape(gradient, (-1,))

@@ -5,13 +5,13 @@ No exception can leave a compiled graph, so that labels are looked at on the hos
 """
 
 import itertools
-from numbers import Integral
 
 import mindspore as ms
 import numpy as np
-from mindspore import ops
+from mindspore import Tensor, nn, ops
 from mindspore.ops import functional as F
 
+from labkit.base.arguments import integer
 from labkit.errors import InputError
 
 # As in PyTorch, Hugging Face and MindSpore's nn.CrossEntropyLoss.
@@ -21,17 +21,23 @@ INTEGERS = (
     *(ms.uint8, ms.uint16, ms.uint32, ms.uint64),
 )
 # V, the number of classes, by the key of a loss net: noted where its graph is compiled.
-_classes = {}
+_classes: dict[int, int] = {}
 _keys = itertools.count()
 
 
-def check_labels(labels, classes=None, ignore_index=IGNORE_INDEX) -> None:
-    """Raise ``InputError`` unless every label is known or ignored.
+def check_labels(
+    labels: np.ndarray, classes: int | None = None, ignore_index: int | None = IGNORE_INDEX
+) -> None:
+    """Check that every label is known or ignored.
 
-    labels        array of any shape; of a type that holds integers
-    classes       V, the number of classes; None where it is not known: then labels are only asked
-                  not to be negative
-    ignore_index  label that does not count, or None where each one counts
+    Args:
+        labels: array of any shape; of a type that holds integers.
+        classes: V, the number of classes; None where it is not known: then labels are only asked
+            not to be negative.
+        ignore_index: label that does not count, or None where each one counts.
+
+    Raises:
+        InputError: for the first label that is neither, with its place.
     """
     labels = check_integers(labels)
     if not labels.size:
@@ -54,7 +60,7 @@ def check_labels(labels, classes=None, ignore_index=IGNORE_INDEX) -> None:
         )
 
 
-def check_integers(labels) -> np.ndarray:
+def check_integers(labels: object) -> np.ndarray:
     """Return labels as an array, or raise ``InputError`` where its type is not of integers."""
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu":
@@ -62,15 +68,12 @@ def check_integers(labels) -> np.ndarray:
     return labels
 
 
-def check_ignore_index(value) -> int:
+def check_ignore_index(value: object) -> int:
     """Return ``value`` if it is an integer that int32 holds, else raise ``InputError``."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    if not whole or not -(2**31) <= value < 2**31:
-        raise InputError(f"ignore_index is {value!r}; expected an integer, such as {IGNORE_INDEX}")
-    return int(value)
+    return integer("ignore_index", value, -(2**31), 2**31 - 1)
 
 
-def masks(labels, classes, ignore_index):
+def masks(labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
     """Return (labels with 0 for what is not known, factor of each one's loss), inside a graph.
 
     The factor is 1 for a known label, 0 for an ignored one, and NaN for any other. Raises
@@ -86,7 +89,7 @@ def masks(labels, classes, ignore_index):
     return ops.where(known, labels, 0 * labels), factor
 
 
-def as_int32(labels):
+def as_int32(labels: Tensor) -> Tensor:
     """Return integers as int32, inside a graph, and any other labels as they are.
 
     MindSpore's losses refuse most other types, some in a stack of C++: nn.CrossEntropyLoss int64,
@@ -98,7 +101,7 @@ def as_int32(labels):
     return ops.cast(ops.minimum(ops.maximum(labels, -(2**31)), 2**31 - 1), ms.int32)
 
 
-def count_only(losses, factor):
+def count_only(losses: Tensor, factor: Tensor) -> Tensor:
     """Return the losses times the factors of ``masks``; an ignored one is 0 whatever it was."""
     return ops.masked_fill(losses * factor, factor == 0, 0.0)
 
@@ -108,7 +111,7 @@ def new_key() -> int:
     return next(_keys)
 
 
-def noted(loss, key, classes):
+def noted(loss: Tensor, key: int, classes: int) -> Tensor:
     """Return ``loss`` as it is; while the graph is compiled, note its number of classes."""
     if F.isconstant(classes):
         return F.depend(loss, _note(key, classes))
@@ -116,11 +119,11 @@ def noted(loss, key, classes):
 
 
 @ops.constexpr
-def _note(key, classes):
+def _note(key: int, classes: int) -> int:
     _classes[key] = classes
     return classes
 
 
-def classes_of(loss_net) -> int | None:
+def classes_of(loss_net: nn.Cell) -> int | None:
     """Return V of a ``LossNet`` or ``TokenLossNet`` that was compiled before, else None."""
     return _classes.get(getattr(loss_net, "label_key", None))

@@ -1,11 +1,12 @@
 """Networks with their loss: what a step differentiates."""
 
-from numbers import Integral, Real
+from collections.abc import Callable
 
 import mindspore as ms
 from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
 
+from labkit.base.arguments import flag, integer, names_checked, number
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.labels import (
     IGNORE_INDEX,
@@ -28,12 +29,14 @@ OVER_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss, mint.
 class LossNet(nn.Cell):
     """A network and a loss function as one cell: ``loss_net(*inputs, labels)`` is the mean loss.
 
-    network  Cell, inputs -> outputs
-    loss_fn  Cell or function, (outputs, labels) -> scalar; sees outputs in float32 whatever the
-             network computes in
+    Args:
+        network: Cell, inputs -> outputs.
+        loss_fn: Cell or function, (outputs, labels) -> scalar; sees outputs in float32 whatever
+            the network computes in.
     """
 
-    def __init__(self, network, loss_fn):
+    @names_checked
+    def __init__(self, network: nn.Cell, loss_fn: Callable):
         super().__init__(auto_prefix=False)
         self.network = network
         self.loss_fn = loss_fn
@@ -41,7 +44,7 @@ class LossNet(nn.Cell):
         # Set by a step that derives weights of a mean over elements: it counts the labels'.
         self.same_shape = False
 
-    def construct(self, *batch):
+    def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         outputs, labels = self.network(*batch[:-1]), batch[-1]
         if self.same_shape and _differ(outputs.shape, labels.shape):
             raise ValueError(
@@ -59,9 +62,15 @@ class LossNet(nn.Cell):
 class TokenLossNet(nn.Cell):
     """Cross entropy over the labels that count: (loss sum, token count), both shape ().
 
-    network       Cell, inputs -> logits (B, T, V), or of any other shape (..., V); the inputs may
-                  be several: tokens, a mask and so on
-    ignore_index  label of positions that do not count (padding)
+    Args:
+        network: Cell, inputs -> logits (B, T, V), or of any other shape (..., V); the inputs may be
+            several: tokens, a mask and so on.
+        ignore_index: label of positions that do not count (padding).
+
+    Raises:
+        InputError: for an ``ignore_index`` that is no integer.
+        ValueError: where it is compiled, for labels that do not fit the logits.
+        TypeError: likewise, for labels that are not integers.
 
     Called as ``loss_net(*inputs, labels)`` with labels (B, T), integers: each is 0 .. V - 1 or
     ``ignore_index``. A step refuses any other label before it runs (``InputError``); where this
@@ -69,18 +78,16 @@ class TokenLossNet(nn.Cell):
 
     A step weights its micro-batches by their tokens: equally many sequences hold different numbers
     of tokens, and a mean of their means is not the mean over tokens.
-
-    Raises ``InputError`` for an ``ignore_index`` that is no integer and, where it is compiled,
-    ``ValueError`` for labels that do not fit the logits, ``TypeError`` for ones not integers.
     """
 
-    def __init__(self, network, ignore_index=IGNORE_INDEX):
+    @names_checked
+    def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
         super().__init__(auto_prefix=False)
         self.network = network
         self.ignore_index = check_ignore_index(ignore_index)
         self.label_key = new_key()
 
-    def construct(self, *batch):
+    def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         logits, labels = ops.cast(self.network(*batch[:-1]), ms.float32), batch[-1]
         if _differ(labels.shape, logits.shape[:-1]):
             raise ValueError(
@@ -109,61 +116,57 @@ class CrossEntropySmooth(nn.LossBase):
     torch.nn.CrossEntropyLoss(label_smoothing=s), which smooths less: its s is the other's
     s (C - 1) / C. With 0.1 and 10 classes that is 0.09.
 
-    sparse         labels (B,), integers, each 0 .. C - 1 or ``ignore_index``; False: targets (B, C)
-                   whose rows sum to 1, used as they are (so smooth_factor must be 0)
-    reduction      over the losses of the labels that are not ignored: ``mean`` (0 where there is
-                   none), ``sum``; or ``none``: all B, 0 for ignored ones
-    smooth_factor  s, 0 .. 1
-    num_classes    C, the width of the logits
-    ignore_index   label of rows that do not count
+    Args:
+        sparse: labels (B,), integers, each 0 .. C - 1 or ``ignore_index``; False: targets (B, C)
+            whose rows sum to 1, used as they are (so smooth_factor must be 0).
+        reduction: over the losses of the labels that are not ignored: ``mean`` (0 where there is
+            none), ``sum``; or ``none``: all B, 0 for ignored ones.
+        smooth_factor: s, 0 .. 1.
+        num_classes: C, the width of the logits.
+        convention: ``mindspore`` or ``pytorch``.
+        ignore_index: label of rows that do not count.
+
+    Raises:
+        InputError: for arguments that are none of these.
+        ValueError: where it is compiled, for logits and labels whose shapes do not fit.
 
     Logits (B, C) are taken in float32. A step refuses any other label before it runs
     (``InputError``); where the loss is called by itself, such a label makes it and its gradients
     NaN: no exception can leave a compiled graph, and MindSpore's one_hot would be ``off`` in every
     class, so that without smoothing such a row costs nothing.
-
-    Raises ``InputError`` for arguments that are none of these, and, where it is compiled,
-    ``ValueError`` for logits and labels whose shapes do not fit.
     """
 
+    @names_checked
     def __init__(
         self,
-        sparse=True,
-        reduction="mean",
-        smooth_factor=0.0,
-        num_classes=1000,
+        sparse: bool = True,
+        reduction: str = "mean",
+        smooth_factor: float = 0.0,
+        num_classes: int = 1000,
         *,
-        convention="mindspore",
-        ignore_index=IGNORE_INDEX,
+        convention: str = "mindspore",
+        ignore_index: int = IGNORE_INDEX,
     ):
         refuse_unknown("reduction", reduction, _REDUCTIONS)
         refuse_unknown("convention", convention, CONVENTIONS)
         super().__init__(reduction)
-        if not isinstance(sparse, bool):
-            raise InputError(f"sparse is {sparse!r}; expected True or False")
-        integer = isinstance(num_classes, Integral) and not isinstance(num_classes, bool)
-        if not integer or num_classes < 2:
-            raise InputError(f"num_classes is {num_classes!r}; expected a whole number, 2 or more")
-        number = isinstance(smooth_factor, Real) and not isinstance(smooth_factor, bool)
-        if not number or not 0 <= smooth_factor <= 1:
-            raise InputError(f"smooth_factor is {smooth_factor!r}; expected a number from 0 to 1")
-        if smooth_factor and not sparse:
+        self.sparse = flag("sparse", sparse)
+        self.num_classes = integer("num_classes", num_classes, 2)
+        smooth = number("smooth_factor", smooth_factor, at_least=0, at_most=1)
+        if smooth and not sparse:
             raise InputError(
                 f"smooth_factor is {smooth_factor} and sparse False: targets are used as they are; "
                 "expected smooth_factor=0, or labels with sparse=True"
             )
         self.ignore_index = check_ignore_index(ignore_index)
-        self.sparse = sparse
-        self.num_classes = int(num_classes)
         others = self.num_classes - 1
-        smooth = float(smooth_factor)
         if convention == "pytorch":
             smooth *= others / self.num_classes
         self.on_value = Tensor(1.0 - smooth, ms.float32)
         self.off_value = Tensor(smooth / others, ms.float32)
         self.ce = nn.SoftmaxCrossEntropyWithLogits()
 
-    def construct(self, logits, labels):
+    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         if logits.ndim != 2 or logits.shape[1] != self.num_classes:
             raise ValueError(
                 f"the logits have shape {logits.shape}; expected (B, {self.num_classes}), "
@@ -191,7 +194,7 @@ class CrossEntropySmooth(nn.LossBase):
         return self.get_loss(losses)
 
 
-def class_axis(loss_fn) -> int | None:
+def class_axis(loss_fn: object) -> int | None:
     """Return the axis of the logits that holds the classes, None where labels are of no class."""
     if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
         return 1
@@ -200,12 +203,12 @@ def class_axis(loss_fn) -> int | None:
     return None
 
 
-def is_exactly(cell, *classes) -> bool:
+def is_exactly(cell: object, *classes: type) -> bool:
     """Return whether a cell computes what one of the classes does: no subclass with its own."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
 
 
-def _differ(shape, expected):
+def _differ(shape: tuple, expected: tuple) -> bool:
     """Return whether two shapes are known, in a compiled graph, and differ."""
     if F.isconstant(shape) and F.isconstant(expected):
         return shape != expected

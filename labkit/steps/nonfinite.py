@@ -1,14 +1,16 @@
 """Where a loss stopped being finite: the first layer, weight or input that is not."""
 
+from collections.abc import Callable
+
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from labkit.runtime import pynative
 from labkit.steps.forward_state import unchanged
 from labkit.steps.precision import LOSS_NAMES
 
 
-def first_nonfinite(loss_net, batch) -> str:
+def first_nonfinite(loss_net: nn.Cell, batch: tuple) -> str:
     """Return a sentence on the first thing that is not finite in ``loss_net(*batch)``.
 
     The batch is looked at first, then the weights, then the outputs in the order of the forward
@@ -21,9 +23,9 @@ def first_nonfinite(loss_net, batch) -> str:
         for parameter in cell.get_parameters(expand=False):
             if parameter.requires_grad and not _finite(parameter):
                 return f"weight {parameter.name!r} of layer {_name(path)!r} is not finite"
-    found = []
+    nonfinite: list[str] = []
     handles = [
-        cell.register_forward_hook(_noting(found, _name(path)))
+        cell.register_forward_hook(_noting(nonfinite, _name(path)))
         for path, cell in loss_net.cells_and_names()
         if path and not cell.name_cells() and path.split(".")[0] not in LOSS_NAMES
     ]
@@ -33,28 +35,28 @@ def first_nonfinite(loss_net, batch) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    if found:
-        return f"layer {found[0]!r} is the first whose output is not finite"
+    if nonfinite:
+        return f"layer {nonfinite[0]!r} is the first whose output is not finite"
     if not _finite(loss):
         return "all layers' outputs are finite, the loss function's is not"
     return "loss and layers' outputs are finite when computed once more"
 
 
-def _noting(found, name):
-    def note(cell, inputs, output):
+def _noting(names: list[str], name: str) -> Callable:
+    def note(cell: nn.Cell, inputs: tuple, output: object) -> None:
         outputs = output if isinstance(output, tuple) else (output,)
-        if not all(_finite(one) for one in outputs):
-            found.append(name)
+        if not all(map(_finite, outputs)):
+            names.append(name)
 
     return note
 
 
-def _finite(value):
+def _finite(value: object) -> bool:
     if not isinstance(value, Tensor):
         return True
     array = value.asnumpy()
     return array.dtype.kind != "f" or bool(np.isfinite(array).all())
 
 
-def _name(path):
+def _name(path: str) -> str:
     return path.removeprefix("network.").removesuffix(".layer")

@@ -3,12 +3,11 @@ r"""Weight decay for the weights alone: no decay on normalisation layers and on 
 With a group's weight decay d an optimizer of MindSpore, like torch.optim.SGD, updates by g + d w.
 """
 
-import math
 from collections.abc import Iterable
-from numbers import Real
 
 from mindspore import Parameter, nn
 
+from labkit.base.arguments import names_checked, number
 from labkit.errors import InputError
 from labkit.nets.kinds import NORMS
 
@@ -16,14 +15,20 @@ from labkit.nets.kinds import NORMS
 _RANK_3_BIASES = {nn.MultiheadAttention: ("bias_k", "bias_v")}
 
 
+@names_checked
 def decay_groups(
     network: nn.Cell, weight_decay: float, *, exempt: Iterable[Parameter | nn.Cell] = ()
 ) -> list[dict]:
     """Return parameter groups for any ``nn.Optimizer``, in the order of ``trainable_params()``.
 
-    network       Cell; its trainable Parameters, each once
-    weight_decay  d >= 0 of the weights; everything else has 0.0, said explicitly
-    exempt        Parameters and Cells of the network that are not decayed either
+    Args:
+        network: Cell; its trainable Parameters, each once.
+        weight_decay: d >= 0 of the weights; everything else has 0.0, said explicitly.
+        exempt: Parameters and Cells of the network that are not decayed either.
+
+    Raises:
+        InputError: for a network without trainable Parameters, a weight_decay that is negative or
+            not finite, and an ``exempt`` that is not part of the network.
 
     A Parameter is not decayed if a normalisation layer owns it (batch, layer, group, instance;
     ``nn`` and ``mint.nn``), whatever its rank, or if its rank is 0 or 1. Every other one is. A
@@ -36,23 +41,18 @@ def decay_groups(
     'gamma' or 'bias', has two traps: it misses mint.nn's normalisation layers (``weight``) and
     takes a layer called ``bias_net`` for a bias; and its second group has not 0 but the
     ``weight_decay`` given to the optimizer itself.
-
-    Raises ``InputError`` for a network without trainable Parameters, a weight_decay that is
-    negative or not finite, and an ``exempt`` that is not part of the network.
     """
     if not isinstance(network, nn.Cell):
         raise InputError(f"network is a {type(network).__name__}; expected a Cell")
     parameters = network.trainable_params()
     if not parameters:
         raise InputError(f"the network, a {type(network).__name__}, has no trainable Parameter")
-    number = isinstance(weight_decay, Real) and not isinstance(weight_decay, bool)
-    if not number or not math.isfinite(weight_decay) or weight_decay < 0:
-        raise InputError(f"weight_decay is {weight_decay!r}; expected a finite number >= 0")
-    kept = _owned_by_norms(network) | _exempted(network, exempt)
-    groups = {float(weight_decay): [], 0.0: []}
+    weight_decay = number("weight_decay", weight_decay, at_least=0)
+    exempted = _owned_by_norms(network) | _exempted(network, exempt)
+    groups: dict[float, list[Parameter]] = {weight_decay: [], 0.0: []}
     for parameter in parameters:
-        decays = parameter.ndim > 1 and id(parameter) not in kept
-        groups[float(weight_decay) if decays else 0.0].append(parameter)
+        decays = parameter.ndim > 1 and id(parameter) not in exempted
+        groups[weight_decay if decays else 0.0].append(parameter)
     # MindSpore refuses a group without parameters.
     filled = [
         {"params": members, "weight_decay": decay} for decay, members in groups.items() if members
@@ -60,36 +60,36 @@ def decay_groups(
     return [*filled, {"order_params": parameters}]
 
 
-def _owned_by_norms(network):
+def _owned_by_norms(network: nn.Cell) -> set[int]:
     """Return the ids of Parameters that the kind of their owner exempts."""
-    kept = set()
+    ids = set()
     for _, cell in network.cells_and_names():
         if isinstance(cell, NORMS):
-            kept |= {id(parameter) for parameter in cell.get_parameters(expand=False)}
+            ids |= {id(parameter) for parameter in cell.get_parameters(expand=False)}
         for kind, attributes in _RANK_3_BIASES.items():
             if isinstance(cell, kind):
-                kept |= {id(getattr(cell, attribute)) for attribute in attributes}
-    return kept
+                ids |= {id(getattr(cell, attribute)) for attribute in attributes}
+    return ids
 
 
-def _exempted(network, exempt):
+def _exempted(network: nn.Cell, exempt: Iterable[Parameter | nn.Cell]) -> set[int]:
     """Return the ids of the Parameters that ``exempt`` names, all of them the network's."""
     if isinstance(exempt, Parameter | nn.Cell | str) or not isinstance(exempt, Iterable):
         raise InputError(
-            f"exempt is a {type(exempt).__name__}; expected a list of Parameters and Cells"
+            f"exempt: expected a list of Parameters and Cells, got a {type(exempt).__name__}"
         )
-    there = {id(parameter) for parameter in network.get_parameters()}
-    found = set()
-    for one in exempt:
-        if not isinstance(one, Parameter | nn.Cell):
+    known = {id(parameter) for parameter in network.get_parameters()}
+    ids = set()
+    for part in exempt:
+        if not isinstance(part, Parameter | nn.Cell):
             raise InputError(
-                f"exempt holds {one!r}, a {type(one).__name__}; expected Parameters and Cells"
+                f"exempt: expected Parameters and Cells, got {part!r}, a {type(part).__name__}"
             )
-        members = [one] if isinstance(one, Parameter) else one.get_parameters()
+        members = [part] if isinstance(part, Parameter) else part.get_parameters()
         for parameter in members:
-            if id(parameter) not in there:
+            if id(parameter) not in known:
                 raise InputError(
                     f"exempt names {parameter.name!r}, which is not a Parameter of the network"
                 )
-            found.add(id(parameter))
-    return found
+            ids.add(id(parameter))
+    return ids

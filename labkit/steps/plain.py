@@ -69,6 +69,9 @@ class PlainStep(Step):
         update = PlainUpdate(optimizer) if update is None else update
         super().__init__(loss_net, optimizer, update, options, weighted=False, has_buffer=False)
         self.always = Parameter(Tensor(True), name="step.always", requires_grad=False)
+        objective = self.gradient.objective
+        counted = objective.over in ("tokens", "labels")
+        self.may_count_nothing = counted or objective.may_be_undefined
         self._complete()
 
     def construct(self, *batch: Tensor) -> Tensor:
@@ -86,11 +89,11 @@ class PlainStep(Step):
             finite = self.gradient.on_all_ranks(finite)
         # After it: the ranks' sums must be made in one order.
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
-        if self.gradient.over in ("tokens", "labels") or self.gradient.may_be_undefined:
+        if self.may_count_nothing:
             finite = ops.logical_and(finite, weight_sum > 0)
         done = False
         if finite:
             loss_sum = loss * weight
-            images = ops.cast(self.gradient.rows(batch), ms.int32)
+            images = ops.cast(self.gradient.objective.rows(batch), ms.int32)
             done = self.apply(gradients, loss_sum, weight_sum, images)
         return ops.depend(loss, done)

@@ -20,10 +20,9 @@ official/cv/resnet/src/lr_generator.py in MindSpore's models repository (r1.6), 
 documents import them. No MindSpore import.
 """
 
-from numbers import Integral, Real
-
 import numpy as np
 
+from labkit.base.arguments import integer, names_checked, number
 from labkit.errors import InputError, refuse_unknown
 
 LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
@@ -33,6 +32,7 @@ _FLOOR = 1e-5
 _LARGEST = float(np.finfo(np.float32).max)
 
 
+@names_checked
 def cosine(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
 ) -> np.ndarray:
@@ -45,8 +45,19 @@ def cosine(
     reached one update after the last. As PyTorch's SequentialLR of LinearLR(start_factor=1/W,
     total_iters=W-1) and CosineAnnealingLR(T_max=N-W), milestone W.
 
-    Raises ``InputError`` for counts that are not positive, a warm-up longer than the training, and
-    rates that are negative or not finite.
+    Args:
+        lr: rate after the warm-up, >= 0.
+        lr_end: rate that the cosine ends at, >= 0.
+        epochs: of the whole training.
+        steps_per_epoch: updates of an epoch.
+        warmup_epochs: of them, 0 .. epochs.
+
+    Returns:
+        The rates, float32 (N,).
+
+    Raises:
+        InputError: for counts that are not positive, a warm-up longer than the training, and rates
+            that are negative or not finite.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     total, warmup = _lengths(epochs, steps_per_epoch, warmup_epochs)
@@ -55,6 +66,7 @@ def cosine(
     return _float32(rising, lr_end + (lr - lr_end) * falling)
 
 
+@names_checked
 def cosine_as_in_the_blog(
     lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int
 ) -> np.ndarray:
@@ -68,19 +80,31 @@ def cosine_as_in_the_blog(
     epoch ``warmup_epochs`` to the end the rate is ``lr_end``: with 5 of 90, 94 % of the training.
     That function is a staircase besides: it changes the rate once an epoch, not once an update.
 
-    Raises ``InputError`` as ``cosine`` does, for a warm-up of 0, and unless lr_end < lr; MindSpore
-    refuses these too.
+    Args:
+        lr: rate of the first epoch, > lr_end.
+        lr_end: rate from epoch ``warmup_epochs`` on.
+        epochs: of the whole training.
+        steps_per_epoch: updates of an epoch.
+        warmup_epochs: epochs that the rate falls for, >= 1.
+
+    Returns:
+        The rates, float32 (N,).
+
+    Raises:
+        InputError: as ``cosine`` does, for a warm-up of 0, and unless lr_end < lr; MindSpore
+            refuses these too.
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     if not lr_end < lr:
         raise InputError(f"lr is {lr} and lr_end {lr_end}; expected lr_end < lr, as MindSpore does")
-    warmup_epochs = _positive("warmup_epochs", warmup_epochs)
+    warmup_epochs = integer("warmup_epochs", warmup_epochs)
     total, _ = _lengths(epochs, steps_per_epoch, warmup_epochs)
     epoch = np.arange(total) // int(steps_per_epoch)
     falling = _half_cosine(np.minimum(epoch, warmup_epochs) / warmup_epochs)
     return _float32(lr_end + (lr - lr_end) * falling)
 
 
+@names_checked
 def get_lr(
     lr_init: float,
     lr_end: float,
@@ -108,7 +132,20 @@ def get_lr(
     The first rate of epoch e is at i = e * steps_per_epoch: with the documents' 0, 0, 0.8, 5, 90,
     epoch 70 (counted from 0) starts at 0.188. The original takes any other mode for linear.
 
-    Raises ``InputError`` as ``cosine`` does, and for an unknown mode.
+    Args:
+        lr_init: rate of the first update of the warm-up.
+        lr_end: rate that ``linear`` ends at.
+        lr_max: rate after the warm-up.
+        warmup_epochs: 0 .. total_epochs.
+        total_epochs: of the whole training.
+        steps_per_epoch: updates of an epoch.
+        lr_decay_mode: ``steps``, ``poly``, ``cosine`` or ``linear``.
+
+    Returns:
+        The rates, float32 (N,).
+
+    Raises:
+        InputError: as ``cosine`` does, and for an unknown mode.
     """
     refuse_unknown("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
     lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
@@ -131,6 +168,7 @@ def get_lr(
     return _float32(rising, falling)
 
 
+@names_checked
 def get_thor_lr(
     global_step: int,
     lr_init: float,
@@ -144,20 +182,30 @@ def get_thor_lr(
         lr_init (1 - e / total_epochs)^decay h,   e = (i + 1) / steps_per_epoch
         h = 1, 1/2 once e >= decay_epochs, 1/4 once e >= decay_epochs + 1
 
-    global_step   updates already made; 0 for a whole training
-    total_epochs  where the rate would be 0 (the documents' lr_end_epoch): 53 of which they train 45
-    decay_epochs  39 as the document has it; where it is left out, the original takes 100
+    Args:
+        global_step: updates already made; 0 for a whole training.
+        lr_init: rate before the decay.
+        decay: exponent, >= 0.
+        total_epochs: where the rate would be 0 (the documents' lr_end_epoch): 53 of which they
+            train 45.
+        steps_per_epoch: updates of an epoch.
+        decay_epochs: 39 as the document has it; where it is left out, the original takes 100.
 
-    Raises ``InputError`` as ``cosine`` does, for a decay that is negative or not finite, and a
-    global_step at or beyond the end.
+    Returns:
+        The rates, float32 (N - global_step,).
+
+    Raises:
+        InputError: as ``cosine`` does, for a decay that is negative or not finite, and a
+            global_step at or beyond the end.
     """
     lr_init, decay = _rate("lr_init", lr_init), _rate("decay", decay)
-    decay_epochs = _positive("decay_epochs", decay_epochs)
+    decay_epochs = integer("decay_epochs", decay_epochs)
     epoch = _thor_epochs(global_step, total_epochs, steps_per_epoch)
     halvings = (epoch >= decay_epochs).astype(int) + (epoch >= decay_epochs + 1)
     return _float32(lr_init * (1 - epoch / total_epochs) ** decay * 0.5**halvings)
 
 
+@names_checked
 def get_thor_damping(
     global_step: int,
     damping_init: float,
@@ -169,23 +217,40 @@ def get_thor_damping(
 
         damping_init decay_rate^(e / 10),   e = (i + 1) / steps_per_epoch
 
-    decay_rate  factor over ten epochs, > 0
+    Args:
+        global_step: updates already made; 0 for a whole training.
+        damping_init: damping before the decay.
+        decay_rate: factor over ten epochs, > 0.
+        total_epochs: of the whole training.
+        steps_per_epoch: updates of an epoch.
 
-    Raises ``InputError`` as ``get_thor_lr`` does, and for a decay_rate of 0.
+    Returns:
+        The dampings, float32 (N - global_step,).
+
+    Raises:
+        InputError: as ``get_thor_lr`` does, and for a decay_rate of 0.
     """
-    damping_init, decay_rate = _rate("damping_init", damping_init), _rate("decay_rate", decay_rate)
-    if decay_rate == 0:
-        raise InputError("decay_rate is 0; expected a number > 0, the factor over ten epochs")
+    damping_init = _rate("damping_init", damping_init)
+    decay_rate = number("decay_rate", decay_rate, above=0, at_most=_LARGEST)
     epoch = _thor_epochs(global_step, total_epochs, steps_per_epoch)
     return _float32(damping_init * decay_rate ** (epoch / 10))
 
 
-def check_length(schedule, updates: int, name: str = "the schedule", of: str = "rates") -> None:
-    """Raise ``InputError`` unless ``schedule``, values of shape (N,), lasts for ``updates``.
+def check_length(
+    schedule: np.ndarray, updates: int, name: str = "the schedule", of: str = "rates"
+) -> None:
+    """Check that a schedule lasts.
 
-    name, of  what it and its values are called in the message
+    Args:
+        schedule: values, (N,).
+        updates: of the training.
+        name: what the schedule is called in the message.
+        of: what its values are called there.
+
+    Raises:
+        InputError: unless N >= updates.
     """
-    updates = _positive("updates", updates)
+    updates = integer("updates", updates)
     shape = np.shape(schedule)
     if len(shape) != 1:
         raise InputError(f"{name} has shape {shape}; expected one rate an update, (N,)")
@@ -196,51 +261,32 @@ def check_length(schedule, updates: int, name: str = "the schedule", of: str = "
         )
 
 
-def _half_cosine(progress):
+def _half_cosine(progress: np.ndarray) -> np.ndarray:
     """Return 1 .. 0 for progress 0 .. 1."""
     return (1 + np.cos(np.pi * progress)) / 2
 
 
-def _thor_epochs(global_step, total_epochs, steps_per_epoch):
+def _thor_epochs(global_step: int, total_epochs: int, steps_per_epoch: int) -> np.ndarray:
     total, _ = _lengths(total_epochs, steps_per_epoch, 0, of="total_epochs")
-    if not _is_integer(global_step) or not 0 <= global_step < total:
-        raise InputError(
-            f"global_step is {global_step!r}; expected the number of updates made, 0 to "
-            f"{total - 1}: the schedule has {total}"
-        )
+    integer("global_step, the number of updates made", global_step, 0, total - 1)
     return np.arange(global_step + 1, total + 1) / steps_per_epoch
 
 
-def _lengths(epochs, steps_per_epoch, warmup_epochs, of="epochs"):
+def _lengths(
+    epochs: int, steps_per_epoch: int, warmup_epochs: int, of: str = "epochs"
+) -> tuple[int, int]:
     """Return (updates of the training, updates of the warm-up), checked."""
-    epochs = _positive(of, epochs)
-    steps_per_epoch = _positive("steps_per_epoch", steps_per_epoch)
-    if not _is_integer(warmup_epochs) or not 0 <= warmup_epochs <= epochs:
-        raise InputError(
-            f"warmup_epochs is {warmup_epochs!r}; expected a whole number from 0 to {of}, {epochs}"
-        )
-    return epochs * steps_per_epoch, int(warmup_epochs) * steps_per_epoch
+    epochs = integer(of, epochs)
+    steps_per_epoch = integer("steps_per_epoch", steps_per_epoch)
+    warmup_epochs = integer("warmup_epochs", warmup_epochs, 0, epochs)
+    return epochs * steps_per_epoch, warmup_epochs * steps_per_epoch
 
 
-def _is_integer(value):
-    return isinstance(value, Integral) and not isinstance(value, bool)
+def _rate(name: str, value: object) -> float:
+    return number(name, value, at_least=0, at_most=_LARGEST)
 
 
-def _positive(name, value):
-    if not _is_integer(value) or value < 1:
-        raise InputError(f"{name} is {value!r}; expected a whole number of at least 1")
-    return int(value)
-
-
-def _rate(name, value):
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    # False for NaN and infinity as well.
-    if not number or not 0 <= value <= _LARGEST:
-        raise InputError(f"{name} is {value!r}; expected a finite number >= 0 that float32 holds")
-    return float(value)
-
-
-def _float32(*parts):
+def _float32(*parts: np.ndarray) -> np.ndarray:
     rates = np.concatenate(parts)
     if not (rates <= _LARGEST).all():
         raise InputError(f"the rates grow to {rates.max():.3g}; expected what float32 holds")

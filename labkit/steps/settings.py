@@ -49,7 +49,7 @@ def differing(own, saved) -> tuple[dict, dict]:
 def take_over(step, saved) -> None:
     """Give a step what it cannot know of the interrupted training: the unit of its weights."""
     if "elements_per_row" in saved:
-        step.gradient.check.elements_per_row = _value(saved["elements_per_row"])
+        step.gradient.objective.check.elements_per_row = _value(saved["elements_per_row"])
 
 
 def _value(text):

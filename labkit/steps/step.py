@@ -91,7 +91,7 @@ class Step(nn.Cell):
         self.count = len(optimizer.parameters)
         self.map = ops.HyperMap()
         self.settings = {"step": type(self).__name__, **effective(options, weighted)}
-        self.settings |= self.gradient.settings() | dict(update.settings)
+        self.settings |= self.gradient.objective.settings() | dict(update.settings)
         self.record = UpdateRecord(optimizer)
         self.updates = self.record.updates
         # Micro-batches that were not finite.
@@ -153,9 +153,9 @@ class Step(nn.Cell):
                     self.update.before(self, batch)
             (self._with_extras if gathers else self).compile(*batch)
 
-        self.gradient.look_at(batch, compiled)
+        self.gradient.objective.look_at(batch, compiled)
         self._look_at_forward(batch)
-        self.settings.update(self.gradient.settings())
+        self.settings.update(self.gradient.objective.settings())
 
     def _look_at_forward(self, batch: tuple) -> None:
         """Protect what the graph that is compiled for such a batch assigns in its forward pass."""

@@ -66,7 +66,7 @@ class TrainForwardBackward(nn.Cell):
         self.hyper_map = ops.HyperMap()
 
     def __call__(self, *inputs):
-        self.gradient.look_at(inputs, lambda: self.compile(*inputs))
+        self.gradient.objective.look_at(inputs, lambda: self.compile(*inputs))
         return super().__call__(*inputs)
 
     def construct(self, *inputs):

@@ -1,4 +1,4 @@
-"""A technique written outside of labkit: accumulation, clipping, ranks and exact resume come free."""
+"""A technique written outside of labkit: accumulation, clipping and exact resume come free."""
 
 import importlib
 

@@ -71,7 +71,7 @@ class Trial(nn.Cell):
         super().__init__(auto_prefix=False)
         self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
         self.starts, self.ends = step.update.share.starts, step.update.share.ends
-        self.gradient = step.gradient
+        self.objective = step.gradient.objective
         self.statistics = running_statistics(step.gradient.loss_net)
         if self.statistics:
             kept = (copied(statistic, "kept.trial") for statistic in self.statistics)
@@ -81,7 +81,7 @@ class Trial(nn.Cell):
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         moved = self.put(start + size * move)
-        loss, weight = self.gradient.loss(*batch)
+        loss, weight = self.objective(*batch)
         loss = ops.depend(loss, moved)
         restored = self.put(ops.depend(start, loss))
         if self.statistics:

@@ -45,7 +45,8 @@ class Adaptation:
     def _loss(self, step, batch):
         """Return the mean loss of the batch over all ranks; the forward pass leaves no trace."""
         with unchanged(self.loss_net):
-            loss, weight = (float(value.asnumpy()) for value in step.gradient.loss(*batch))
+            values = step.gradient.objective.construct(*batch)
+            loss, weight = (float(value.asnumpy()) for value in values)
         if step.gradient.ranks == 1:
             return loss
         # As step.last_loss is averaged: by what each rank's loss is a mean over, not by rows.

@@ -46,9 +46,9 @@ def check_uses(stage, places, batch) -> None:
     that of a part of the rows, where the network takes one), or for a batch that does not tell how
     many rows it has.
     """
-    rows = batch_rows(batch, stage.batch_axis)
+    rows = batch_rows(batch, stage.objective.batch_axis)
     uses = observed(stage, places, batch)
-    if stage.batch_axis is None:
+    if stage.objective.batch_axis is None:
         _check_layout(places, uses, batch)
     problems = {}
     for place, use in zip(places, uses, strict=True):
@@ -129,7 +129,7 @@ def observed(stage, places, batch) -> list[Use]:
         _fill_zeros(stage.loss_net)
         everything = ParameterTuple(_distinct(p for some in own for p in some))
         with _watched(places, [use.inputs for use in uses], own) as watches:
-            differentiate = ops.grad(stage._objective, None, everything, has_aux=True)
+            differentiate = ops.grad(stage._scaled, None, everything, has_aux=True)
             gradients, _ = differentiate(*batch)
             used = {
                 id(parameter)
@@ -148,12 +148,12 @@ def observed(stage, places, batch) -> list[Use]:
 
 def _inputs_of_a_part(stage, places, own, batch):
     """Return by layer the shapes of its inputs for ``_part`` of the batch's rows, or None."""
-    rows = batch_rows(batch, stage.batch_axis)
+    rows = batch_rows(batch, stage.objective.batch_axis)
     nothing = [None] * len(places)
     if rows < 2:
         return nothing
     part, seen = _part(rows), [[] for _ in places]
-    batch = [_cut(tensor, rows, part, stage.batch_axis or 0) for tensor in batch]
+    batch = [_cut(tensor, rows, part, stage.objective.batch_axis or 0) for tensor in batch]
     try:
         with _watched(places, seen, own):
             stage.loss_net(*batch).asnumpy()  # operators run behind Python's back: wait for them

@@ -1,0 +1,206 @@
+"""What a step asks of its batches on the host, before they reach a compiled graph."""
+
+from collections.abc import Callable, Sequence
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.common import dtype as mstype
+
+from labkit.errors import InputError
+from labkit.steps.forward_state import unchanged
+from labkit.steps.labels import INTEGERS, check_integers, check_labels, classes_of
+from labkit.steps.losses import class_axis
+from labkit.steps.modes import modes, set_modes
+from labkit.steps.rows import batch_rows
+from labkit.steps.weights import Mean, mean_of
+
+FLOATS = (ms.float16, ms.bfloat16, ms.float32, ms.float64)
+_WORDS = "expected normalise='samples', 'tokens' or 'steps'"
+Shapes = Sequence[tuple[int, ...]]
+
+
+def check_flat(batch: Sequence) -> None:
+    """Raise ``InputError`` for a batch whose parts are not tensors: tuples, lists or dicts."""
+    for number, part in enumerate(batch):
+        if isinstance(part, tuple | list | dict):
+            kind = f"a {type(part).__name__} of {len(part)}"
+        elif isinstance(part, np.ndarray):
+            kind = "a NumPy array"
+        else:
+            continue
+        raise InputError(
+            f"part {number} of the batch is {kind}; expected flat tensors, labels last, such as "
+            "step(tokens, mask, labels)"
+        )
+    if not batch:
+        raise InputError("the batch is empty; expected flat tensors, labels last")
+
+
+class BatchCheck:
+    """What a step asks of its batches before they reach a compiled graph.
+
+    Args:
+        loss_net: as of ``GradientStage``.
+        derived: whether the weight is derived from the loss and counts for anything.
+        batch_axis: as of ``labkit.steps.rows.batch_rows``.
+
+    Attributes:
+        mean: what the loss is a mean over.
+        elements_per_row: of the first batch, for a mean over elements: the unit of their weights.
+        differs: whether a weight was not the number of rows so far.
+    """
+
+    def __init__(self, loss_net: nn.Cell, derived: bool, batch_axis: int | None = None):
+        self.loss_net, self.derived, self.batch_axis = loss_net, derived, batch_axis
+        self.mean = mean_of(loss_net)
+        self.elements_per_row = None
+        self.differs = derived and self.mean.class_weights is not None
+        self.flattened = False
+        self._flattened = {}  # of the signatures that were looked at
+        graphs = ms.get_context("mode") == ms.GRAPH_MODE
+        self._compiles = graphs and hasattr(loss_net, "label_key")
+        self._runs, self._classes = not self._compiles, None
+
+    def shapes(self, batch: tuple) -> None:
+        """Raise ``InputError`` for shapes no weight can be derived of; costs nothing if seen."""
+        signature = tuple((type(part), getattr(part, "shape", None)) for part in batch)
+        if signature in self._flattened:
+            self.flattened = self._flattened[signature]
+            return
+        check_flat(batch)
+        shapes = [tuple(part.shape) for part in batch if getattr(part, "shape", ())]
+        self.flattened = self.batch_axis is None and is_flattened(shapes)
+        if self.batch_axis is not None:
+            batch_rows(batch, self.batch_axis)
+        if self.derived:
+            check_derivable(self.mean, batch, self.batch_axis)
+            self._compare_with_rows(batch, shapes)
+        self._flattened[signature] = self.flattened
+
+    def _compare_with_rows(self, batch: tuple, shapes: Shapes) -> None:
+        """Note whether weights are others than the number of rows, as far as shapes show it."""
+        labels = batch[-1]
+        self.differs |= self.flattened
+        if self.mean.over == "elements":
+            rows = shapes[0][0] if self.flattened else batch_rows(batch, self.batch_axis)
+            per_row = labels.size / rows
+            self.elements_per_row = self.elements_per_row or per_row
+            self.differs |= per_row != self.elements_per_row
+        elif self.mean.over == "labels" and np.issubdtype(_dtype(labels), np.integer):
+            self.differs |= labels.ndim != 1
+
+    def labels(self, batch: tuple, compiled: Callable[[], None]) -> None:
+        """Check the labels of a batch.
+
+        Args:
+            batch: inputs and labels.
+            compiled: function that compiles the graph of the batch, which says what V is. Where
+                there is none (PyNative mode, nn.WithLossCell), the network is run once.
+
+        Raises:
+            InputError: for labels that are wrong, or that an unknown loss may ignore.
+        """
+        labels = batch[-1]
+        if not isinstance(labels, Tensor) or not (self.mean.classes or self._may_ignore(labels)):
+            return
+        array = labels.asnumpy()
+        if not self.mean.classes:
+            self._refuse_ignored(array)
+            return
+        if self.mean.dense and labels.dtype in FLOATS and array.ndim > 1:
+            return
+        check_integers(array)
+        if self.classes is None:
+            if self._compiles:
+                self._compiles = False
+                compiled()
+            elif self._runs:
+                self._runs = False
+                self._classes = self._classes_of_outputs(batch)
+        check_labels(array, self.classes, self.mean.ignore_index)
+        if self.derived and not self.differs and self.mean.over == "labels":
+            self.differs = bool((array == self.mean.ignore_index).any())
+
+    def _refuse_ignored(self, array: np.ndarray) -> None:
+        """Refuse labels that an unknown loss, taken for a mean over rows, may ignore."""
+        if array.size and array.min() < 0:
+            raise InputError(
+                f"label {array.min()} is negative, and the loss, not a known one, may ignore "
+                f"it: what its mean is taken over is unknown; {_WORDS}"
+            )
+        for ignored in self.mean.ignores:
+            if (array == ignored).any():
+                raise InputError(
+                    f"label {ignored} is one that a loss in the {type(self.loss_net).__name__} "
+                    f"ignores: what its mean is taken over is unknown; {_WORDS}"
+                )
+
+    def _may_ignore(self, labels: Tensor) -> bool:
+        """Return whether an unknown loss, taken for a mean over rows, may ignore labels."""
+        integers = labels.dtype in INTEGERS
+        return self.derived and self.mean.over == "unknown" and integers
+
+    @property
+    def classes(self) -> int | None:
+        """V, the number of classes; None where nothing was compiled yet."""
+        loss_fn = getattr(self.loss_net, "loss_fn", None)
+        loss_fn = loss_fn or getattr(self.loss_net, "_loss_fn", None)
+        known = self._classes or getattr(loss_fn, "num_classes", None)
+        return known or classes_of(self.loss_net)
+
+    def _classes_of_outputs(self, batch: tuple) -> int | None:
+        """Return V by a run of the network in evaluation mode, which draws no random number."""
+        if isinstance(self.loss_net, nn.WithLossCell):
+            network, axis = self.loss_net.backbone_network, class_axis(self.loss_net._loss_fn)
+        else:
+            network, axis = self.loss_net.network, getattr(self.loss_net, "class_axis", -1)
+        kept, phase = modes(network), network.phase
+        try:
+            with unchanged(network):
+                outputs = network.set_train(False)(*batch[:-1])
+        finally:
+            set_modes(kept)
+            network.phase = phase
+        return outputs.shape[axis] if axis is not None and outputs.ndim > 1 else None
+
+
+def check_derivable(mean: Mean, batch: tuple, batch_axis: int | None = None) -> None:
+    """Raise ``InputError`` where no weight can be derived from a batch's loss and shapes."""
+    if mean.over == "pair":
+        return
+    if mean.why_not:
+        raise InputError(f"{mean.why_not}: what a micro-batch counts for is unknown; {_WORDS}")
+    shapes = [tuple(part.shape) for part in batch if getattr(part, "shape", ())]
+    labels = tuple(getattr(batch[-1], "shape", ()))
+    known = mean.over != "unknown"
+    if not known and len(labels) != 1:
+        raise InputError(
+            f"the labels have shape {labels} and the loss is not a known one: what its mean is "
+            f"taken over is unknown; {_WORDS}"
+        )
+    if known and batch_axis is None and is_flattened(shapes):
+        return
+    if mean.over in ("labels", "rows"):
+        # What lies between need not have an axis of rows: a causal mask (T, T), a graph's edges.
+        batch = (*[part for part in batch[:-1] if getattr(part, "shape", ())][:1], batch[-1])
+    try:
+        rows = batch_rows(batch, batch_axis)
+    except InputError as error:
+        raise InputError(f"{error}; or else {_WORDS}") from None
+    if not known and rows != labels[0]:
+        raise InputError(
+            f"the batch has {rows} rows and {labels[0]} labels, and the loss is not a known one: "
+            f"what its mean is taken over is unknown; {_WORDS}"
+        )
+
+
+def is_flattened(shapes: Shapes) -> bool:
+    """Return whether labels (B T,) are those of inputs (B, T, ...), with the axes in one."""
+    if not shapes or len(shapes[-1]) != 1 or len(shapes[0]) < 2:
+        return False
+    return shapes[-1] != shapes[0][:1] and shapes[-1][0] in np.cumprod(shapes[0])[1:]
+
+
+def _dtype(tensor: Tensor) -> type:
+    return mstype.dtype_to_nptype(tensor.dtype)

@@ -1,0 +1,180 @@
+"""The loss of a micro-batch and what it counts for: what a gradient stage differentiates.
+
+L_i, w_i of micro-batch i           (``labkit.steps.weights`` says what w_i is)
+"""
+
+from collections.abc import Callable
+
+import mindspore as ms
+from mindspore import Tensor, nn, ops
+
+from labkit.errors import InputError
+from labkit.steps.batch_check import BatchCheck
+from labkit.steps.labels import INTEGERS, masks
+from labkit.steps.words import NORMALISE
+
+
+class Objective(nn.Cell):
+    """Batch, labels last -> (mean loss, weight).
+
+    Args:
+        loss_net: as of ``GradientStage``.
+        normalise: of ``GradientOptions``, as the others.
+        batch_axis: axis of the batch's first tensor that counts rows.
+        reduction: ``mean`` or ``sum``.
+        weighted: whether the weight counts for anything.
+
+    Attributes:
+        over: what the weight counts.
+        may_be_undefined: whether the loss of a batch may be 0 / 0, which has weight 0 here.
+
+    Raises:
+        InputError: for a reduction that does not go with the loss.
+    """
+
+    def __init__(
+        self,
+        loss_net: nn.Cell,
+        normalise: str | None,
+        batch_axis: int | None,
+        reduction: str,
+        weighted: bool,
+    ):
+        super().__init__(auto_prefix=False)
+        self.loss_net, self.batch_axis = loss_net, batch_axis
+        self.loss_net.set_grad()
+        self.mean = reduction == "mean"
+        derived = normalise is None and self.mean and weighted
+        self.check = BatchCheck(loss_net, derived, batch_axis)
+        self._set_weight(normalise, reduction)
+
+    def _set_weight(self, normalise: str | None, reduction: str) -> None:
+        """Keep, as plain values, what w_i is: a compiled graph reads no other ones."""
+        mean = self.check.mean
+        self.over = mean.over if normalise is None else normalise
+        if self.over == "pair":
+            self.over = "tokens"
+        if reduction == "sum" and self.over == "tokens":
+            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
+        self.normalise = "tokens" if self.over == "tokens" else normalise
+        self.ignore_index = mean.ignore_index
+        self.mean_of_labels = mean.over == "labels" and mean.class_weights is None
+        weights = mean.class_weights
+        self.class_weights = None if weights is None else Tensor(weights, ms.float32)
+        # Stands in for the labels of a batch that has none to count, whose mean would be 0 / 0.
+        self.may_be_undefined = mean.undefined
+        self.stand_in = int(self.ignore_index == 0)
+        if weights is not None:
+            counted = [weight if i != self.ignore_index else 0 for i, weight in enumerate(weights)]
+            self.stand_in = counted.index(max(counted))
+        # Set by look_at, before the graph of a batch is compiled.
+        self.flattened, self.elements_per_row = False, 0
+        self._ask_for_one_shape()
+
+    def _ask_for_one_shape(self) -> None:
+        """Say to a ``LossNet``, which several steps may share, what this step wants of shapes."""
+        loss_net, wanted = self.check.loss_net, self.check.derived and self.over == "elements"
+        if getattr(loss_net, "same_shape", wanted) != wanted:
+            loss_net.same_shape = wanted
+
+    def look_at(self, batch: tuple, compiled: Callable[[], None]) -> None:
+        """Look at a batch on the host, before it runs.
+
+        Args:
+            batch: its tensors.
+            compiled: function that compiles the graph of the batch, but does not run it.
+
+        Raises:
+            InputError: for parts that are no tensors; shapes of which no weight or number of rows
+                can be told; labels that are of no class and not ignored, of a known loss.
+        """
+        self._ask_for_one_shape()
+        self.check.shapes(batch)
+        self.flattened, unit = self.check.flattened, self.check.elements_per_row
+        self.elements_per_row = unit or 0
+        self.check.labels(batch, compiled)
+
+    def settings(self) -> dict[str, str]:
+        """Return what a resumed training must share with the interrupted one, by name."""
+        normalise = "samples"
+        if self.over in NORMALISE:
+            normalise = self.over
+        elif self.check.differs:
+            normalise = self.over
+        settings = {"normalise": normalise, "batch_axis": self.batch_axis}
+        if self.check.derived:
+            settings["derived"] = self.over
+        if self.check.elements_per_row:
+            settings["elements_per_row"] = self.check.elements_per_row
+        return {name: repr(value) for name, value in settings.items()}
+
+    def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (L_i, w_i) of a micro-batch, float32 ().
+
+        A batch without a label that counts has loss 0 and weight 0 where MindSpore's mean is 0 / 0.
+        Its loss is taken of other labels, so that a fault of the network is still seen.
+        """
+        defined = None
+        if self.may_be_undefined and batch[-1].dtype in INTEGERS:
+            labels = batch[-1]
+            defined = self.counted(labels) > 0
+            other = ops.full_like(labels, self.stand_in)
+            loss = self.loss_net(*batch[:-1], ops.where(defined, labels, other))
+        else:
+            loss = self.loss_net(*batch)
+        weight = ops.cast(1.0, ms.float32)
+        if self.normalise == "tokens":
+            if not isinstance(loss, tuple):
+                raise TypeError(
+                    "normalise='tokens' needs a loss_net that returns the pair (loss sum, token "
+                    "count); it returned one tensor"
+                )
+            weight = ops.cast(loss[1], ms.float32)
+            loss = loss[0] / ops.maximum(weight, 1.0)
+        elif isinstance(loss, tuple):
+            raise TypeError(
+                "loss_net returned a tuple; expected one scalar mean loss (a pair of loss sum and "
+                "token count goes with normalise='tokens')"
+            )
+        elif self.mean and self.over != "steps":
+            weight = self._weight(batch)
+        if loss.ndim != 0:
+            raise TypeError(
+                f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
+            )
+        loss = ops.cast(loss, ms.float32)
+        if defined is not None:
+            defined = ops.cast(defined, ms.float32)
+            loss, weight = loss * defined, weight * defined
+        return loss, weight
+
+    def rows(self, batch: tuple) -> int:
+        """Return the number of rows of a batch, inside a graph: an integer."""
+        if self.batch_axis is not None:
+            return batch[0].shape[self.batch_axis]
+        if batch[-1].ndim == 1 and not self.flattened:
+            return batch[-1].shape[0]
+        return batch[0].shape[0]
+
+    def _weight(self, batch: tuple) -> Tensor:
+        """Return w_i of a batch with a scalar mean loss, float32."""
+        labels = batch[-1]
+        if self.over == "labels" and labels.dtype in INTEGERS:
+            return self.counted(labels)
+        if self.over == "labels" and labels.ndim > 1:
+            # Targets (B, V, ...), of the type of the logits.
+            return ops.cast(ops.size(labels), ms.float32) / labels.shape[1]
+        if self.over == "elements" and self.elements_per_row:
+            return ops.cast(ops.size(labels), ms.float32) / self.elements_per_row
+        if self.over == "rows":
+            return ops.cast(labels.shape[0], ms.float32)
+        return ops.cast(self.rows(batch), ms.float32)
+
+    def counted(self, labels: Tensor) -> Tensor:
+        """Return how many labels are not ignored, or the sum of their classes' weights."""
+        labels = ops.cast(labels, ms.int64)
+        counts = ops.cast(labels != self.ignore_index, ms.float32)
+        if self.class_weights is not None:
+            index, _ = masks(labels, self.class_weights.shape[0], self.ignore_index)
+            counts = counts * ops.gather(self.class_weights, index, 0)
+        return ops.reduce_sum(counts)
