@@ -12,14 +12,15 @@ import functools
 import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from labkit.base.cores import usable_cores
 from labkit.errors import InputError, nearest
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # How a message names a bound, and whether a value keeps it.
 _BOUNDS = {
@@ -48,7 +49,7 @@ def integer(name: str, value: object, at_least: int | None = 1, at_most: int | N
     Raises:
         InputError: if it is no integer, or not ``at_least <= value <= at_most``.
     """
-    bounds = {"at_least": at_least, "at_most": at_most}
+    bounds: dict[str, float | None] = {"at_least": at_least, "at_most": at_most}
     if not is_integer(value) or not _inside(value, bounds):
         raise wrong(name, value, f"an integer{_in_words(bounds)}")
     return int(value)  # type: ignore[call-overload]
@@ -131,12 +132,12 @@ def fit_workers(workers: object) -> int:
     return min(workers, cores)
 
 
-def _inside(value: object, bounds: dict[str, float | None]) -> bool:
+def _inside(value: Any, bounds: Mapping[str, float | None]) -> bool:
     return all(
         _BOUNDS[name][1](value, bound) for name, bound in bounds.items() if bound is not None
     )
 
 
-def _in_words(bounds: dict[str, float | None]) -> str:
+def _in_words(bounds: Mapping[str, float | None]) -> str:
     words = [f"{_BOUNDS[name][0]} {x}" for name, x in bounds.items() if x is not None]
     return " " + " and ".join(words) if words else ""

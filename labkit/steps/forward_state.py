@@ -12,6 +12,7 @@ import re
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from mindspore import Parameter, mint, nn
 from mindspore.nn.layer.normalization import _BatchNorm
@@ -31,7 +32,7 @@ _WRITTEN = {"Load": (), "UpdateState": (), "Depend": (), "BatchNorm": (3, 4)}
 _PHASE = "labkit_forward"
 
 
-def trainable_batch_norms(network) -> list:
+def trainable_batch_norms(network: nn.Cell) -> list[nn.Cell]:
     """Return the BatchNorm cells of ``network`` that use each micro-batch's own statistics."""
     cells = (cell for _, cell in network.cells_and_names())
     return [
@@ -42,7 +43,7 @@ def trainable_batch_norms(network) -> list:
     ]
 
 
-def running_statistics(network) -> tuple[Parameter, ...]:
+def running_statistics(network: nn.Cell) -> tuple[Parameter, ...]:
     """Return the running statistics of BatchNorm: what a forward pass changes, as a rule."""
     return tuple(
         parameter
@@ -69,77 +70,80 @@ def unchanged(network: nn.Cell) -> Iterator[None]:
 
 def may_assign(network: nn.Cell) -> bool:
     """Return whether code of a Cell in ``network``, BatchNorm aside, might assign a Parameter."""
-    seen = set()
+    known: set[tuple] = set()
     return any(
-        _writes(cell, seen)
+        _writes(cell, known)
         for _, cell in network.cells_and_names()
         if not isinstance(cell, BATCH_NORMS)
     )
 
 
-def assigned(network: nn.Cell, batch) -> list[Parameter]:
+def assigned(network: nn.Cell, batch: tuple) -> list[Parameter]:
     """Return the Parameters that ``network(*batch)`` may assign, in the network's order.
 
     All of them where MindSpore does not say: where it compiles no graph of the network alone.
     """
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     try:
-        names = _assigned_names(_graphs(network, batch), parameters.keys())
+        names = _assigned_names(_graphs(network, batch), set(parameters))
     except Exception:  # whatever is wrong with network or batch, the step itself says it better
-        names = parameters.keys()
+        names = set(parameters)
     return [parameter for name, parameter in parameters.items() if name in names]
 
 
-def _writes(cell, seen):
+def _writes(cell: nn.Cell, known: set[tuple]) -> bool:
     if any(_WRITES.search(primitive.name) for primitive in cell._primitives.values()):
         return True
     if getattr(cell, "max_norm", None) is not None:
         return True  # an embedding of mint that shortens its rows
     values = [type(cell).construct, *vars(cell).values()]
-    return any(_code_writes(value, type(cell), seen) for value in values)
+    return any(_code_writes(value, type(cell), known) for value in values)
 
 
-def _code_writes(value, owner, seen):
+def _code_writes(value: Any, owner: type, known: set[tuple]) -> bool:
     """Return whether a function, or a method of ``owner`` or function it names, might assign."""
     if isinstance(value, list | tuple | dict | functools.partial):
-        parts = [value.func, *value.args] if isinstance(value, functools.partial) else value
-        parts = parts.values() if isinstance(parts, dict) else parts
-        return any(_code_writes(one, owner, seen) for one in parts)
+        if isinstance(value, functools.partial):
+            value = [value.func, *value.args]
+        parts = value.values() if isinstance(value, dict) else value
+        return any(_code_writes(part, owner, known) for part in parts)
     if hasattr(value, "__ms_class__"):
         return True  # of a class of one's own, compiled by MindSpore: jit_class
     function = getattr(value, "__func__", value)
     function = getattr(function, "__wrapped__", function)
-    if not isinstance(function, types.FunctionType) or (function, owner) in seen:
+    if not isinstance(function, types.FunctionType) or (function, owner) in known:
         return False
-    seen.add((function, owner))
-    names, codes = set(), [function.__code__]
+    known.add((function, owner))
+    names: set[str] = set()
+    codes = [function.__code__]
     for code in codes:
         names.update(code.co_names)
-        codes += [one for one in code.co_consts if isinstance(one, types.CodeType)]
-        if any(_stores(one) for one in dis.get_instructions(code)):
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        if any(map(_stores, dis.get_instructions(code))):
             return True
     if any(_WRITES.search(name) for name in names):
         return True
     methods = [getattr(owner, name, None) for name in names if not hasattr(nn.Cell, name)]
-    return any(_code_writes(one, owner, seen) for one in methods + _own_functions(function, names))
+    functions = methods + _own_functions(function, names)
+    return any(_code_writes(named, owner, known) for named in functions)
 
 
-def _stores(instruction):
+def _stores(instruction: dis.Instruction) -> bool:
     """Return whether it is x.a = y, x[i] = y or x += y, which writes into a Parameter called x."""
     augmented = instruction.opname == "BINARY_OP" and instruction.argrepr.endswith("=")
     return augmented or instruction.opname in ("STORE_ATTR", "STORE_SUBSCR")
 
 
-def _own_functions(function, names):
+def _own_functions(function: types.FunctionType, names: set[str]) -> list:
     """Return what a function names outside of its Cell; MindSpore's are known by their names."""
-    found = [function.__globals__.get(name) for name in names]
-    found += [cell.cell_contents for cell in function.__closure__ or ()]
-    modules = [one for one in found if isinstance(one, types.ModuleType)]
-    found += [getattr(module, name, None) for module in modules for name in names]
-    return [one for one in found if not getattr(one, "__module__", "").startswith("mindspore.")]
+    values = [function.__globals__.get(name) for name in names]
+    values += [cell.cell_contents for cell in function.__closure__ or ()]
+    modules = [value for value in values if isinstance(value, types.ModuleType)]
+    values += [getattr(module, name, None) for module in modules for name in names]
+    return [v for v in values if not getattr(v, "__module__", "").startswith("mindspore.")]
 
 
-def _graphs(network, batch):
+def _graphs(network: nn.Cell, batch: tuple) -> list:
     """Return the graphs of ``network(*batch)``, the main one first, as MindSpore writes them."""
     from mindspore.common.api import _cell_graph_executor as executor
     from mindspore.train.mind_ir_pb2 import ModelProto
@@ -153,19 +157,21 @@ def _graphs(network, batch):
     return [model.graph, *model.functions]
 
 
-def _assigned_names(graphs, names):
+def _assigned_names(graphs: list, names: set[str]) -> set[str]:
     """Return which of ``names`` any of the graphs might assign.
 
     A tensor is called GRAPH:NAME. What a graph hands on to another one keeps its name in there.
     """
-    inputs = {graph.name: [one.name for one in graph.input] for graph in graphs}
-    found = set()
+    inputs = {graph.name: [tensor.name for tensor in graph.input] for graph in graphs}
+    assigned_names = set()
     for graph in graphs:
         for node in graph.node:
             operator = node.op_type.removeprefix("REF::").split(":")[0]
-            given = [_short(one) for one in node.input]
-            handed_to = [_short(one) for one in inputs.get(node.input[0], ())] if given else []
-            for place, name in enumerate(given):
+            arguments = [_short(name) for name in node.input]
+            handed_to = (
+                [_short(name) for name in inputs.get(node.input[0], ())] if arguments else []
+            )
+            for place, name in enumerate(arguments):
                 if name not in names:
                     continue
                 if operator == "Partial":
@@ -173,9 +179,9 @@ def _assigned_names(graphs, names):
                 else:
                     written = place in _WRITTEN.get(operator, (place,))
                 if written:
-                    found.add(name)
-    return found
+                    assigned_names.add(name)
+    return assigned_names
 
 
-def _short(name):
+def _short(name: str) -> str:
     return name.split(":", 1)[-1]

@@ -126,4 +126,4 @@ def _note(key: int, classes: int) -> int:
 
 def classes_of(loss_net: nn.Cell) -> int | None:
     """Return V of a ``LossNet`` or ``TokenLossNet`` that was compiled before, else None."""
-    return _classes.get(getattr(loss_net, "label_key", None))
+    return _classes.get(getattr(loss_net, "label_key", -1))

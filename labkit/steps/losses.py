@@ -1,6 +1,7 @@
 """Networks with their loss: what a step differentiates."""
 
 from collections.abc import Callable
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, mint, nn, ops
@@ -194,7 +195,7 @@ class CrossEntropySmooth(nn.LossBase):
         return self.get_loss(losses)
 
 
-def class_axis(loss_fn: object) -> int | None:
+def class_axis(loss_fn: Any) -> int | None:
     """Return the axis of the logits that holds the classes, None where labels are of no class."""
     if loss_fn in FUNCTIONS or is_exactly(loss_fn, *OVER_CLASSES):
         return 1
@@ -203,7 +204,7 @@ def class_axis(loss_fn: object) -> int | None:
     return None
 
 
-def is_exactly(cell: object, *classes: type) -> bool:
+def is_exactly(cell: Any, *classes: Any) -> bool:
     """Return whether a cell computes what one of the classes does: no subclass with its own."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
 

@@ -117,7 +117,9 @@ class TrainingModes:
         self._said = bool(names)
 
 
-def held(loss_net: nn.Cell, parameters, before=()) -> list[nn.Cell]:
+def held(
+    loss_net: nn.Cell, parameters: Sequence[Parameter], before: Sequence[nn.Cell] = ()
+) -> list[nn.Cell]:
     """Return the Cells of ``loss_net`` that somebody holds in evaluation mode while it is trained.
 
     A Cell that was set to evaluation mode is held, unless it was set with a whole network: where
@@ -135,7 +137,7 @@ def held(loss_net: nn.Cell, parameters, before=()) -> list[nn.Cell]:
     return [cell for cell in off if id(cell) not in released]
 
 
-def _evaluated(loss_net, trained):
+def _evaluated(loss_net: nn.Cell, trained: set[int]) -> list[nn.Cell]:
     """Return the Cells of a network that is in evaluation mode as a whole, or none."""
     if _off(loss_net):
         return [loss_net]
@@ -150,7 +152,7 @@ def _evaluated(loss_net, trained):
     return [cell for cell in cells if not _ids(cell) or trained & _ids(cell)]
 
 
-def _parts(loss_net):
+def _parts(loss_net: nn.Cell) -> tuple[list[nn.Cell], list[nn.Cell]]:
     """Return the networks and the losses that a Cell which computes a loss is made of."""
     cells = loss_net.name_cells()
     named = [name for name in NETWORK_NAMES if name in cells]
@@ -167,7 +169,7 @@ def _parts(loss_net):
     return networks, losses
 
 
-def _outermost(cell, without_losses=False):
+def _outermost(cell: nn.Cell, without_losses: bool = False) -> tuple[list[nn.Cell], set[int]]:
     """Return the outermost Cells in evaluation mode, and the ids of Parameters outside of them."""
     if _off(cell):
         return [cell], set()
@@ -181,13 +183,13 @@ def _outermost(cell, without_losses=False):
     return cells, outside.difference(*map(_ids, cells))
 
 
-def _off(cell):
+def _off(cell: nn.Cell) -> bool:
     return _mode(cell) is False and not any(mode for _, mode in modes(cell))
 
 
-def _ids(cell):
+def _ids(cell: nn.Cell) -> set[int]:
     return {id(parameter) for parameter in cell.get_parameters()}
 
 
-def _mode(cell):
+def _mode(cell: nn.Cell):
     return cell.get_flags().get("training")

@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import mindspore as ms
 from mindspore import amp, nn
@@ -48,7 +49,7 @@ class DynamicLossScale:
         integer("interval", self.interval)
 
 
-def use_float16(loss_net):
+def use_float16(loss_net: nn.Cell) -> None:
     """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone.
 
     In a ``LossNet``, or any Cell that holds a ``network``, that is the network and all else is
@@ -83,13 +84,13 @@ class _InFloat16(nn.Cell):
     A scalar output is the mean of something: a loss that was computed in float16.
     """
 
-    def __init__(self, backbone):
+    def __init__(self, backbone: nn.Cell):
         super().__init__(auto_prefix=False)
         self._backbone = backbone
         self._get_attr_from_cell(backbone)
         self._amp_level = "O2"
 
-    def construct(self, *args, **kwargs):
+    def construct(self, *args: Any, **kwargs: Any) -> Any:
         outputs = self._backbone(*args, **kwargs)
         if isinstance(outputs, ms.Tensor) and outputs.ndim == 0:
             raise TypeError(
@@ -100,18 +101,19 @@ class _InFloat16(nn.Cell):
         return functional.mixed_precision_cast(ms.float32, outputs)
 
 
-def _networks(loss_net):
+def _networks(loss_net: nn.Cell) -> list[tuple[nn.Cell, str, nn.Cell]]:
     """Return (parent, name, Cell) of each network inside a Cell that computes a loss."""
     cells = loss_net.name_cells()
     named = {name: cells[name] for name in NETWORK_NAMES if name in cells}
     known = any(is_loss(*item) and not isinstance(item[1], _LOSS_NETS) for item in cells.items())
-    places, doubtful = [], []
+    places: list[tuple[nn.Cell, str, nn.Cell]] = []
+    doubtful: list[str] = []
     for name, cell in (named or cells).items():
         if isinstance(cell, _LOSS_NETS):
             places += _networks(cell)
         elif not named and is_loss(name, cell):
             continue
-        elif not named and (isinstance(cell, _LISTS) or any(is_loss(*one) for one in _below(cell))):
+        elif not named and (isinstance(cell, _LISTS) or any(is_loss(*c) for c in _below(cell))):
             places += _networks(cell)
         elif named or _is_layer(cell) or cell.parameters_dict():
             places.append((loss_net, name, cell))
@@ -126,12 +128,12 @@ def _networks(loss_net):
     return places
 
 
-def _below(cell):
+def _below(cell: nn.Cell) -> list[tuple[str, nn.Cell]]:
     """Return (name, Cell) of all Cells inside a Cell."""
     return [(path.split(".")[-1], inner) for path, inner in cell.cells_and_names() if path]
 
 
-def is_loss(name, cell):
+def is_loss(name: str, cell: nn.Cell) -> bool:
     """Return whether the Cell of that name is a loss, by its class or by what the two are called.
 
     loss or criterion is a word of the name or the class: ``aux_loss``, ``MSELoss``. Where it is
@@ -140,28 +142,28 @@ def is_loss(name, cell):
     if isinstance(cell, nn.LossBase):
         return True
     names = (name, type(cell).__name__)
-    words = {word.lower() for one in names for word in _WORD.findall(one)}
+    words = {word.lower() for text in names for word in _WORD.findall(text)}
     if words.intersection(_LOSS_WORDS):
         return True
     inside = any(part in word for word in words for part in _LOSS_WORDS)
     return inside and _takes_several(cell)
 
 
-def _takes_several(cell):
+def _takes_several(cell: nn.Cell) -> bool:
     """Return whether a Cell's ``construct`` takes more than one input, or may."""
     try:
         inputs = list(inspect.signature(cell.construct).parameters.values())
     except (TypeError, ValueError):
         return True
-    required = [one for one in inputs if one.default is one.empty and one.kind != one.KEYWORD_ONLY]
-    return len(required) > 1 or any(one.kind == one.VAR_POSITIONAL for one in inputs)
+    required = [p for p in inputs if p.default is p.empty and p.kind != p.KEYWORD_ONLY]
+    return len(required) > 1 or any(p.kind == p.VAR_POSITIONAL for p in inputs)
 
 
-def _is_layer(cell):
+def _is_layer(cell: nn.Cell) -> bool:
     return type(cell).__module__.startswith(("mindspore.nn.", "mindspore.mint."))
 
 
-def refuse_float16(loss_net):
+def refuse_float16(loss_net: nn.Cell) -> None:
     """Refuse a network that an earlier O2 step changed in place: O0 would compute in float16."""
     if any(getattr(cell, "float16_by_step", False) for _, cell in loss_net.cells_and_names()):
         raise InputError(

@@ -51,7 +51,7 @@ def batch_rows(batch, axis=None) -> int:
     return rows
 
 
-def leaves(batch) -> list:
+def leaves(batch: object) -> list:
     """Return what is in tuples, lists and dicts of any depth, in order."""
     if isinstance(batch, dict):
         batch = tuple(batch.values())

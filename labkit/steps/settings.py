@@ -3,6 +3,8 @@
 import ast
 from dataclasses import fields
 
+from mindspore import nn
+
 from labkit.steps.gradients import GradientOptions
 
 # Of the options that are not said. A checkpoint holds all of them, an older one those given alone;
@@ -21,7 +23,7 @@ def effective(options: GradientOptions, weighted: bool) -> dict[str, str]:
     return texts | {"weighted": repr(weighted), "nonfinite": options.nonfinite}
 
 
-def differing(own, saved) -> tuple[dict, dict]:
+def differing(own: dict, saved: dict) -> tuple[dict, dict]:
     """Return those of a step's settings that differ from a checkpoint's: (own, the checkpoint's).
 
     A default is what it is, said or not. A step that derives its weights from the loss goes on from
@@ -46,13 +48,13 @@ def differing(own, saved) -> tuple[dict, dict]:
     return tuple({name: values.get(name) for name in names} for values in (own, saved))
 
 
-def take_over(step, saved) -> None:
+def take_over(step: nn.Cell, saved: dict) -> None:
     """Give a step what it cannot know of the interrupted training: the unit of its weights."""
     if "elements_per_row" in saved:
         step.gradient.objective.check.elements_per_row = _value(saved["elements_per_row"])
 
 
-def _value(text):
+def _value(text: object) -> object:
     """Return the value that a text stands for, so that 1 is 1.0; the text where it is no value."""
     if not isinstance(text, str) or len(text) > _LONGEST:
         return text

@@ -24,6 +24,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType
+from typing import Any
 
 import numpy as np
 from mindspore import mint, nn
@@ -81,7 +82,7 @@ def mean_of(loss_net: nn.Cell) -> Mean:
     return mean_of_loss(getattr(loss_net, "loss_fn", None) or loss_net._loss_fn)
 
 
-def mean_of_loss(loss_fn: Callable) -> Mean:
+def mean_of_loss(loss_fn: Any) -> Mean:
     """Return what is known of a loss, (outputs, labels) -> loss."""
     if loss_fn in FUNCTIONS:
         loss_fn = (nn.CrossEntropyLoss, nn.NLLLoss)[FUNCTIONS.index(loss_fn)]()
@@ -102,7 +103,7 @@ def mean_of_loss(loss_fn: Callable) -> Mean:
     return _unknown(loss_fn, total)
 
 
-def _unknown(loss: Callable, why_not: str = "") -> Mean:
+def _unknown(loss: Any, why_not: str = "") -> Mean:
     """Return what is known of a loss of one's own: that of the known means in it, and its code."""
     cells = [cell for _, cell in loss.cells_and_names()] if isinstance(loss, nn.Cell) else []
     known = [cell for cell in cells if is_exactly(cell, *OVER_CLASSES, CrossEntropySmooth)]
@@ -120,7 +121,7 @@ def _reduction(loss_fn: object) -> str:
     return word or ("sum" if reduce and not average else "mean")
 
 
-def _ignores(loss: Callable, cells: list[nn.Cell]) -> str:
+def _ignores(loss: Any, cells: list[nn.Cell]) -> str:
     """Return a sentence where a loss shows that it ignores or weights labels, or may, else "".
 
     cells  those of the loss whose code is looked at

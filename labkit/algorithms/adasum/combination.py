@@ -3,15 +3,17 @@
 D numbers are those of all layers, one after the other; each layer is combined by itself.
 """
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.adasum.gram import TINY, Coefficients
 from labkit.algorithms.adasum.tree import Tree
+from labkit.algorithms.words import ADASUM_REDUCTIONS
 from labkit.errors import InputError, refuse_unknown
 
-REDUCTION = ("adasum", "mean", "sum")
 # Squares of float32 numbers keep their bits and their sums stay finite between these.
 SMALLEST, LARGEST = 1e-24, 1e36
 
@@ -19,26 +21,27 @@ SMALLEST, LARGEST = 1e-24, 1e36
 class ByTree(nn.Cell):
     """Adasum vector by vector: N d multiplications a level. Right for every finite float32.
 
-    sizes    numbers in each layer, in order
-    workers  N >= 1
+    Args:
+        sizes: numbers in each layer, in order.
+        workers: N >= 1.
     """
 
-    def __init__(self, sizes, workers):
+    def __init__(self, sizes: Sequence[int], workers: int):
         super().__init__(auto_prefix=False)
         # Layers of one size go through the tree at once: a ResNet-50 has 161, of 22 sizes.
-        found = bounds(sizes)
+        ends = bounds(sizes)
         groups = [
             [layer for layer, of in enumerate(sizes) if of == size] for size in dict.fromkeys(sizes)
         ]
-        self.starts = tuple(tuple(found[layer][0] for layer in group) for group in groups)
-        self.ends = tuple(tuple(found[layer][1] for layer in group) for group in groups)
+        self.starts = tuple(tuple(ends[layer][0] for layer in group) for group in groups)
+        self.ends = tuple(tuple(ends[layer][1] for layer in group) for group in groups)
         order = [layer for group in groups for layer in group]
-        self.places = tuple(order.index(layer) for layer in range(len(found)))
+        self.places = tuple(order.index(layer) for layer in range(len(ends)))
         self.tree = Tree(workers)
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
-    def construct(self, rows, present=None):
-        made = ()
+    def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
+        made: tuple = ()
         for starts, ends in zip(self.starts, self.ends):  # noqa: B905, no strict in a graph
             layers = self.map(ops.partial(_layer, rows), starts, ends)
             combined = self.tree(ops.stack(layers))
@@ -55,10 +58,12 @@ class ByGram(nn.Cell):
     Where a layer's squares leave float32's range, or its vectors nearly cancel, which costs a
     product twice the bits that it costs a vector, ``ByTree`` does the work.
 
-    sizes, workers  as in ``ByTree``
+    Args:
+        sizes: as in ``ByTree``.
+        workers: likewise.
     """
 
-    def __init__(self, sizes, workers):
+    def __init__(self, sizes: Sequence[int], workers: int):
         super().__init__(auto_prefix=False)
         self.sizes = list(sizes)
         self.by_tree = ByTree(sizes, workers)
@@ -69,15 +74,15 @@ class ByGram(nn.Cell):
         # Not a loop over the layers: its steps nest, and MindSpore compiles no more than 1000.
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
-    def construct(self, rows, present=None):
+    def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
         combined, sure = self.attempt(rows)
         if not sure:
             combined = self.by_tree(rows)
         return combined
 
-    def attempt(self, rows, present=None):
+    def attempt(self, rows: Tensor, present: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return (what scalar products alone give, whether it is right)."""
-        layers, squares, weights, sound = self.found(rows)
+        layers, squares, weights, sound = self.from_products(rows)
         # Vectors that are 0 are as good; those whose squares have vanished are not.
         sums = ops.stack(self.map(_sum_of_sizes, layers))
         vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
@@ -85,7 +90,7 @@ class ByGram(nn.Cell):
             sound, ops.logical_not(vanished.any())
         )
 
-    def found(self, rows):
+    def from_products(self, rows: Tensor) -> tuple:
         """Return (layers, their vectors' squared lengths, weights, whether those are sound)."""
         layers = ops.split(rows, self.sizes, 1)
         grams = ops.stack(self.map(self.gram, layers, layers))
@@ -95,7 +100,7 @@ class ByGram(nn.Cell):
         weights = weights / (ops.expand_dims(lengths, -2) + TINY)
         return layers, squares, weights, ops.logical_and(sound, self.max(squares) < LARGEST)
 
-    def weighted(self, layers, weights):
+    def weighted(self, layers: tuple, weights: Tensor) -> Tensor:
         parts = self.map(self.matmul, self.unstack(weights), layers)
         return ops.reshape(ops.concat(parts, -1), (-1,))
 
@@ -103,61 +108,66 @@ class ByGram(nn.Cell):
 class Sum(nn.Cell):
     """Sum of the rows."""
 
-    def construct(self, rows, present=None):
+    def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
         return ops.reduce_sum(rows, 0)
 
-    def attempt(self, rows, present):
+    def attempt(self, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         return self.construct(rows, present), ops.cast(True, ms.bool_)
 
 
 class Mean(nn.Cell):
     """Mean of the rows that are present."""
 
-    def construct(self, rows, present=None):
+    def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
         count = rows.shape[0]
         if present is not None:
             count = ops.reduce_sum(present)
         return ops.reduce_sum(rows, 0) / count
 
-    def attempt(self, rows, present):
+    def attempt(self, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         return self.construct(rows, present), ops.cast(True, ms.bool_)
 
 
-def combination(reduction, sizes, workers, by="gram"):
-    """Return the cell (N, D) -> (D,) of a ``reduction`` named in ``REDUCTION``.
+def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "gram") -> nn.Cell:
+    """Return the cell (N, D) -> (D,) of a ``reduction`` named in ``words.ADASUM_REDUCTIONS``.
 
     Its optional second argument, (N,), is 1 for the rows that count in a mean and 0 for the others,
     which must be 0 throughout.
 
-    sizes    numbers in each layer; workers  N >= 1; by  ``gram`` or ``tree``
+    Args:
+        reduction: ``adasum``, ``mean`` or ``sum``.
+        sizes: numbers in each layer, in order.
+        workers: N >= 1.
+        by: ``gram`` or ``tree``.
 
-    Raises ``InputError`` for other names.
+    Raises:
+        InputError: for other names, no layer, an empty one, and no worker.
     """
-    refuse_unknown("reduction", reduction, REDUCTION)
+    refuse_unknown("reduction", reduction, ADASUM_REDUCTIONS)
     refuse_unknown("by", by, ("gram", "tree"))
     if not sizes or min(sizes) < 1 or workers < 1:
         raise InputError(
-            f"layers of sizes {tuple(sizes)} and {workers} workers came; expected at least one of "
-            "each, and no empty layer"
+            "expected at least one worker and one layer, and no empty layer, got "
+            f"{workers} workers and layers of sizes {tuple(sizes)}"
         )
     if reduction == "adasum":
         return (ByGram if by == "gram" else ByTree)(sizes, workers)
     return Mean() if reduction == "mean" else Sum()
 
 
-def bounds(sizes):
+def bounds(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return (start, end) of each layer."""
     ends = np.cumsum(sizes).tolist()
     return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
-def _layer(rows, start, end):
+def _layer(rows: Tensor, start: int, end: int) -> Tensor:
     return rows[:, start:end]
 
 
-def _sum_of_sizes(layer):
+def _sum_of_sizes(layer: Tensor) -> Tensor:
     return ops.reduce_sum(ops.abs(layer), -1)
 
 
-def _at(tensors, place):
+def _at(tensors: tuple, place: int) -> Tensor:
     return tensors[place]

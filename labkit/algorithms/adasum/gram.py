@@ -20,6 +20,8 @@ SOUND, SOUND_AT_THE_END = 0.05, 0.02
 # What keeps 0 / 0 out: nothing beside squares in range, 0 under a product that is 0.
 TINY = 1e-37
 
+Pair = tuple[int, int, float, float]
+
 
 class Coefficients(nn.Cell):
     """Gram matrices (L, N, N) of L layers -> their coefficients (L, 1, N) in Adasum, and whether
@@ -29,40 +31,41 @@ class Coefficients(nn.Cell):
     the others through. workers is N >= 1.
     """
 
-    def __init__(self, workers):
+    def __init__(self, workers: int):
         super().__init__(auto_prefix=False)
-        self.stages = nn.CellList([_Stage(*one) for one in _stages(workers)], auto_prefix=False)
+        self.levels = nn.CellList([_Level(*level) for level in _levels(workers)], auto_prefix=False)
         self.eye = Tensor(np.eye(workers), ms.float32)
         self.min = ops.ReduceMin()
 
-    def construct(self, grams, lengths):
+    def construct(self, grams: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         weights = ops.expand_dims(lengths, -1) * self.eye
-        margins = ()
-        for stage in self.stages:
-            if stage.combined:
-                squares = ops.reduce_sum(grams * stage.eye, -1)
+        margins: tuple = ()
+        for level in self.levels:
+            if level.combined:
+                squares = ops.reduce_sum(grams * level.eye, -1)
                 margins += (squares - SOUND * ops.reduce_sum(ops.square(weights), -1),)
-            grams, weights = stage(grams, weights)
+            grams, weights = level(grams, weights)
         parts = ops.reduce_sum(ops.square(weights), -1)
         margins += (ops.reduce_sum(grams, -1) - SOUND_AT_THE_END * parts,)
         return weights, self.min(ops.concat(margins, -1)) >= 0
 
 
-class _Stage(nn.Cell):
+class _Level(nn.Cell):
     """Gram matrices (L, n, n) and coefficients (L, n, N) -> those of r vectors.
 
-    count     n
-    pairs     (i, j, m / (m + n), n / (m + n)) of the vectors i and j that are combined
-    rows      what each of the r vectors is: the mean of the pairs in a list, or the vector of a
-              number
-    combined  whether it is given combinations, not the vectors of the start
+    Args:
+        count: n.
+        pairs: (i, j, m / (m + n), n / (m + n)) of the vectors i and j that are combined.
+        rows: what each of the r vectors is: the mean of the pairs in a list, or the vector of a
+            number.
+        combined: whether it is given combinations, not the vectors of the start.
     """
 
-    def __init__(self, count, pairs, rows, combined):
+    def __init__(self, count: int, pairs: list[Pair], rows: list[int | list[int]], combined: bool):
         super().__init__(auto_prefix=False)
         self.combined = combined
         self.count, self.made, self.both = count, len(rows), 2 * len(pairs)
-        first, second, of_first, of_second = (np.array(one) for one in zip(*pairs, strict=True))
+        first, second, of_first, of_second = map(np.array, zip(*pairs, strict=True))
         # pick: which entries of G are a pair's |a|^2, |b|^2, and a.b times its two shares.
         # spread, kept: C = factors . spread + kept.
         pick = np.zeros((count, count, 4, len(pairs)))
@@ -84,10 +87,10 @@ class _Stage(nn.Cell):
         self.matmul, self.product = ops.MatMul(), ops.BatchMatMul()
         self.product_with_transposed = ops.BatchMatMul(transpose_b=True)
 
-    def construct(self, grams, weights):
+    def construct(self, grams: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         layers = grams.shape[0]
-        found = self.matmul(ops.reshape(grams, (layers, -1)), self.pick)
-        squares, products = ops.split(found, self.both, -1)
+        picked = self.matmul(ops.reshape(grams, (layers, -1)), self.pick)
+        squares, products = ops.split(picked, self.both, -1)
         factors = 1 - products / (squares + TINY)
         matrix = ops.reshape(self.matmul(factors, self.spread), (layers, self.made, self.count))
         matrix = matrix + self.kept
@@ -95,33 +98,34 @@ class _Stage(nn.Cell):
         return grams, self.product(matrix, weights)
 
 
-def _stages(workers):
-    """Return what every stage is made with; a level with three at its end has two."""
-    found, counts = [], [1] * workers
+def _levels(workers: int) -> list[tuple[int, list[Pair], list[int | list[int]], bool]]:
+    """Return what every level is made with; where three are left over it takes two."""
+    levels: list[tuple[int, list[Pair], list[int | list[int]], bool]] = []
+    counts = [1] * workers
     while len(counts) > 1:
         triple = len(counts) % 2
         ends = range(0, len(counts) - 3 * triple, 2)
         pairs = [_pair(i, i + 1, counts[i], counts[i + 1]) for i in ends]
-        made = [[k] for k in range(len(pairs))]
+        made: list[int | list[int]] = [[k] for k in range(len(pairs))]
         combined = [counts[i] + counts[i + 1] for i in ends]
         if triple:
             three, last = len(counts) - 3, counts[-3:]
             inner = [_pair(three + i, three + j, last[i], last[j]) for i, j, _ in ORDERS]
-            both = [[len(pairs) + order] for order in range(3)]
-            third = [three + k for *_, k in ORDERS]
-            found.append((len(counts), pairs + inner, made + both + third, bool(found)))
+            made += [[len(pairs) + order] for order in range(3)]
+            made += [three + k for *_, k in ORDERS]
+            levels.append((len(counts), pairs + inner, made, bool(levels)))
             first = len(pairs)
             outer = [
                 _pair(first + order, first + 3 + order, last[i] + last[j], last[k])
                 for order, (i, j, k) in enumerate(ORDERS)
             ]
-            found.append((first + 6, outer, [*range(first), [0, 1, 2]], True))
+            levels.append((first + 6, outer, [*range(first), [0, 1, 2]], True))
             combined.append(sum(last))
         else:
-            found.append((len(counts), pairs, made, bool(found)))
+            levels.append((len(counts), pairs, made, bool(levels)))
         counts = combined
-    return found
+    return levels
 
 
-def _pair(i, j, m, n):
+def _pair(i: int, j: int, m: int, n: int) -> Pair:
     return i, j, m / (m + n), n / (m + n)

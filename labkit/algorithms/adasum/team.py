@@ -1,30 +1,32 @@
 """Who is combined: virtual workers of this process, ranks, nodes of ranks."""
 
 import mindspore as ms
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 from mindspore.communication import create_group
 
 from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size
 
-_groups = set()
+_groups: set[str] = set()
 
 
 class Team(nn.Cell):
     """The workers' rows (workers, C) of this process -> those of the whole team (total, C).
 
-    workers    virtual workers in this process, and in each of the others
-    node_size  ranks that make up a node: their gradients are averaged, and the node is one worker
-               (in a single process it stands for micro-batches that are averaged)
+    Args:
+        workers: virtual workers in this process, and in each of the others.
+        node_size: ranks that make up a node: their gradients are averaged, and the node is one
+            worker (in a single process it stands for micro-batches that are averaged).
 
     Workers are counted rank by rank, node by node. ``total`` is how many are combined.
 
-    Raises ``InputError`` for counts that are none, a number of ranks that is no multiple of
-    ``node_size``, and a team of one.
+    Raises:
+        InputError: for counts below 1, a number of ranks that is no multiple of ``node_size``, and
+            a team of one.
     """
 
-    def __init__(self, workers=1, node_size=1):
+    def __init__(self, workers: int = 1, node_size: int = 1):
         super().__init__(auto_prefix=False)
         integer("workers", workers)
         integer("node_size", node_size)
@@ -67,7 +69,7 @@ class Team(nn.Cell):
             _groups.add(name)
         return name
 
-    def construct(self, rows):
+    def construct(self, rows: Tensor) -> Tensor:
         if self.all_gather is None:
             return rows
         rows = self.all_gather(rows)
@@ -79,7 +81,7 @@ class Team(nn.Cell):
             rows = ops.reshape(rows, (self.total, rows.shape[-1]))
         return rows
 
-    def all_of(self, truth):
+    def all_of(self, truth: Tensor) -> Tensor:
         """Return whether ``truth`` () holds on every rank: the same answer on all of them."""
         if self.all_reduce is None:
             return truth

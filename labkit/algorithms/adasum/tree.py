@@ -14,15 +14,16 @@ ORDERS = ((0, 1, 2), (1, 2, 0), (2, 0, 1))
 class Tree(nn.Cell):
     """Rows (..., N, d) -> their Adasum (..., 1, d), float32; N >= 1 is ``count``."""
 
-    def __init__(self, count):
+    def __init__(self, count: int):
         super().__init__(auto_prefix=False)
-        found, counts = [], (1,) * count
+        levels: list[_Level] = []
+        counts: tuple[int, ...] = (1,) * count
         while len(counts) > 1:
-            found.append(_Level(counts))
-            counts = found[-1].combined
-        self.levels = nn.CellList(found, auto_prefix=False)
+            levels.append(_Level(counts))
+            counts = levels[-1].combined
+        self.levels = nn.CellList(levels, auto_prefix=False)
 
-    def construct(self, rows):
+    def construct(self, rows: Tensor) -> Tensor:
         for level in self.levels:
             rows = level(rows)
         return rows
@@ -31,7 +32,7 @@ class Tree(nn.Cell):
 class _Level(nn.Cell):
     """One level over rows that ``counts`` workers have made."""
 
-    def __init__(self, counts):
+    def __init__(self, counts: tuple[int, ...]):
         super().__init__(auto_prefix=False)
         self.triple = len(counts) % 2 == 1
         self.pairs = len(counts) // 2 - self.triple
@@ -47,8 +48,8 @@ class _Level(nn.Cell):
             self.mean = ops.ReduceMean(keep_dims=True)
             self.combined += (sum(last),)
 
-    def construct(self, rows):
-        made = ()
+    def construct(self, rows: Tensor) -> Tensor:
+        made: tuple = ()
         if self.pairs:
             shape = rows.shape[:-2] + (self.pairs, 2, rows.shape[-1])
             sides = ops.reshape(rows[..., : 2 * self.pairs, :], shape)

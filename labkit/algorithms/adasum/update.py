@@ -7,7 +7,7 @@ With ``updates``, every worker starts at the same w and has an optimizer state o
 """
 
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -179,7 +179,7 @@ class AdasumUpdate(UpdateStage):
         moved = self.construct(ops.depend(vector, noted))
         return ops.depend(ops.assign_add(self.record.updates, 1), moved)
 
-    def put(self, row):
+    def put(self, row: Tensor) -> object:
         if self.workers == 1:
             done = ops.assign(self.rows, ops.expand_dims(row, 0))
         else:
@@ -187,7 +187,7 @@ class AdasumUpdate(UpdateStage):
             done = ops.scatter_update(self.rows, index, ops.expand_dims(row, 0))
         return ops.depend(True, done)
 
-    def moved_by(self, gradients):
+    def moved_by(self, gradients: tuple) -> Tensor:
         """Return what the worker's own optimizer would add to the weights, which stay."""
         self.map(ops.assign, self.start, self.parameters)
         ops.assign(self.start_step, self.optimizer.global_step)
@@ -202,22 +202,22 @@ class AdasumUpdate(UpdateStage):
         counted = ops.assign(self.optimizer.global_step, self.start_step)
         return ops.depend(vector, (restored, counted))
 
-    def load_states(self):
+    def load_states(self) -> bool:
         index = ops.reshape(self.side * self.workers + self.worker, (1,))
         self.map(ops.partial(_load, index), self.states, self.banks)
         return True
 
-    def store_states(self):
+    def store_states(self) -> bool:
         index = ops.reshape((1 - self.side) * self.workers + self.worker, (1,))
         self.map(ops.partial(_store, index), self.states, self.banks)
         return True
 
-    def gathered(self):
+    def gathered(self) -> tuple[Tensor, Tensor]:
         """Return the whole team's vectors (total, D) and notes (total, 5)."""
         rows = self.team(self.rows)
         return rows[:, : self.numbers], rows[:, self.numbers :]
 
-    def construct(self, vector):
+    def construct(self, vector: Tensor) -> object:
         """Move the weights by the combined vector."""
         parts = self.map(ops.partial(_part, vector), self.starts, self.ends, self.parameters)
         if self.on_updates:
@@ -227,7 +227,7 @@ class AdasumUpdate(UpdateStage):
             done = self.optimizer(parts)
         return ops.depend(True, done)
 
-    def start_anew(self):
+    def start_anew(self) -> bool:
         """Let the first worker have its turn; what the others have done is kept."""
         ops.assign(self.worker, 0)
         if self.on_updates:
@@ -299,7 +299,7 @@ class _Whole(nn.Cell):
         return ops.assign(self.unsure, ops.depend(0, moved))
 
 
-def states_of(optimizer) -> list[Parameter]:
+def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the Parameters that the optimizer changes for itself: moments and powers of betas."""
     kept_out = {id(parameter) for parameter in optimizer.parameters}
     for name in SETTINGS:
@@ -307,7 +307,7 @@ def states_of(optimizer) -> list[Parameter]:
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
 
 
-def _parameters(value):
+def _parameters(value: Any) -> list[Parameter]:
     """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
     if isinstance(value, Parameter):
         return [value]
@@ -316,28 +316,28 @@ def _parameters(value):
     return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
 
 
-def _bank(parameter, count):
+def _bank(parameter: Parameter, count: int) -> Parameter:
     values = np.repeat(parameter.asnumpy()[None], count, 0)
     return Parameter(
         Tensor(values, parameter.dtype), name=f"adasum.bank.{parameter.name}", requires_grad=False
     )
 
 
-def _zeros(name, shape):
+def _zeros(name: str, shape: tuple[int, ...]) -> Parameter:
     return Parameter(Tensor(np.zeros(shape, np.float32)), name=name, requires_grad=False)
 
 
-def _load(index, value, bank):
+def _load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
     return ops.assign(value, ops.reshape(ops.gather(bank, index, 0), value.shape))
 
 
-def _store(index, value, bank):
+def _store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
     return ops.scatter_update(bank, index, ops.expand_dims(value, 0))
 
 
-def _difference(a, b):
+def _difference(a: Tensor, b: Tensor) -> Tensor:
     return flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
 
 
-def _part(vector, start, end, parameter):
+def _part(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
     return cast_like(ops.reshape(vector[start:end], parameter.shape), parameter)

@@ -1,8 +1,10 @@
 """The basis of the subspace: made of snapshots, and kept in a file for the next run."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,23 +17,35 @@ from labkit.ranks.cluster import gather, rank_and_size
 
 # Bytes of the matrix that are hashed at a time.
 _HASHED = 2**24
+# A network, its Parameters, or (name, shape) of each.
+Parameters = Any
+Snapshots = str | Path | SnapshotFolder
 
 
 class Basis:
     """K orthonormal directions in the space of a network's M trainable weights.
 
-    matrix          P (K, M) float32, rows orthonormal, the largest variance first. Read from the
-                    file as it is needed where the basis was loaded
-    names, shapes   of the parameters, in the order of P's columns; each is flattened row by row
-    variance        (K,) of the snapshots along each row, divided by N - 1
-    total_variance  of the snapshots, over all M weights
-    snapshots       name, bytes and SHA-256 of each snapshot that it was made of
+    Attributes:
+        matrix: P (K, M) float32, rows orthonormal, the largest variance first. Read from the file
+            as it is needed where the basis was loaded.
+        names: of the parameters, in the order of P's columns; each is flattened row by row.
+        shapes: likewise.
+        variance: (K,) of the snapshots along each row, divided by N - 1.
+        total_variance: of the snapshots, over all M weights.
+        snapshots: name, bytes and SHA-256 of each snapshot that it was made of.
 
     The coordinates of weights w are P w, (K,); P^T P (w - mean) is the part of w - mean that the
     basis can express.
     """
 
-    def __init__(self, matrix, parameters, variance, total_variance, snapshots=()):
+    def __init__(
+        self,
+        matrix: np.ndarray,
+        parameters: Parameters,
+        variance: Sequence[float],
+        total_variance: float,
+        snapshots: Sequence = (),
+    ):
         described = describe(parameters)
         self.matrix = matrix
         self.names = tuple(name for name, _ in described)
@@ -41,28 +55,33 @@ class Basis:
         self.snapshots = list(snapshots)
 
     @classmethod
-    def of(cls, snapshots, parameters=None, components: int = 32) -> "Basis":
+    def of(
+        cls, snapshots: Snapshots, parameters: Parameters | None = None, components: int = 32
+    ) -> "Basis":
         """Return the principal components of snapshots.
 
-        snapshots   a folder of them, or a ``SnapshotFolder``
-        parameters  the network they must be of, whose order the columns get; see ``SnapshotFolder``
-        components  K
+        Args:
+            snapshots: a folder of them, or a ``SnapshotFolder``.
+            parameters: the network they must be of, whose order the columns get; see
+                ``SnapshotFolder``.
+            components: K.
+
+        Raises:
+            InputError: as ``SnapshotFolder`` and its ``identities`` do, for fewer snapshots than
+                K + 1, for one that is not finite, and where they span fewer than K directions.
 
         Time and memory: three readings of all snapshots, P, and some MB for each thread.
-
-        Raises ``InputError`` as ``SnapshotFolder`` and its ``identities`` do, for fewer snapshots
-        than K + 1, for one that is not finite, and where they span fewer than K directions.
         """
         integer("components", components)
         snapshots = _opened(snapshots, parameters)
         return cls._of(snapshots, snapshots.identities(), components)
 
     @classmethod
-    def _of(cls, snapshots, identities, components):
+    def _of(cls, snapshots: SnapshotFolder, identities: list, components: int) -> "Basis":
         with snapshots:
-            found = principal_components(snapshots, components)
+            matrix, variance, total = principal_components(snapshots, components)
         described = zip(snapshots.names, snapshots.shapes, strict=True)
-        return cls(found[0], described, found[1], found[2], identities)
+        return cls(matrix, described, variance, total, identities)
 
     @property
     def explained(self) -> np.ndarray:
@@ -72,32 +91,33 @@ class Basis:
     @cached_property
     def checksum(self) -> str:
         """The SHA-256 of the matrix: its float32 numbers, row by row."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         flat = self.matrix.reshape(-1)
         for start in range(0, flat.size, _HASHED // 4):
-            found.update(flat[start : start + _HASHED // 4].data)
-        return found.hexdigest()
+            digest.update(flat[start : start + _HASHED // 4].data)
+        return digest.hexdigest()
 
-    def check(self, parameters) -> None:
+    def check(self, parameters: Parameters) -> None:
         """Raise ``InputError`` unless the columns are ``parameters``, in their order."""
         own = list(zip(self.names, self.shapes, strict=True))
-        given = describe(parameters)
-        for came, expected in zip(own, given, strict=False):
-            if came != expected:
+        others = describe(parameters)
+        for (name, shape), (other, other_shape) in zip(own, others, strict=False):
+            if (name, shape) != (other, other_shape):
                 raise InputError(
-                    f"the basis is of another network or order: it has {came[0]} {came[1]} where "
-                    f"{expected[0]} {expected[1]} is expected"
+                    f"the basis is of another network or order: expected {other} {other_shape}, "
+                    f"got {name} {shape}"
                 )
-        if len(own) != len(given):
+        if len(own) != len(others):
             raise InputError(
-                f"the basis is of another network: of {len(own)} parameters; expected {len(given)}"
+                f"the basis is of another network: expected {len(others)} parameters, got "
+                f"{len(own)}"
             )
 
     def difference(self, snapshots: SnapshotFolder) -> str | None:
         """Return how these snapshots differ from those it was made of, in words; None if not."""
         return _difference(self.snapshots, snapshots.identities())
 
-    def save(self, path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the matrix to ``path`` (.npy), and what belongs to it to the .json beside it.
 
         Both are written under other names and renamed. Killed at any moment, it leaves the old
@@ -106,13 +126,16 @@ class Basis:
         basis_files.save(self, path)
 
     @classmethod
-    def load(cls, path, parameters=None) -> "Basis":
+    def load(cls, path: str | Path, parameters: Parameters | None = None) -> "Basis":
         """Return the basis in ``path`` (.npy) and the .json beside it, read without pickle.
 
-        parameters  the network that it must be of; None takes any
+        Args:
+            path: of the .npy.
+            parameters: the network that it must be of; None takes any.
 
-        Raises ``InputError`` where one of the two is missing or damaged, where they do not belong
-        together (type, shape or SHA-256), and for the basis of another network or order.
+        Raises:
+            InputError: where one of the two is missing or damaged, where they do not belong
+                together (type, shape or SHA-256), and for the basis of another network or order.
         """
         matrix, about = basis_files.load(path)
         basis = cls(matrix, **about["basis"])
@@ -126,26 +149,38 @@ class Basis:
         return basis
 
 
-def basis_of(path, snapshots, parameters=None, components: int = 32) -> Basis:
+def basis_of(
+    path: str | Path,
+    snapshots: Snapshots,
+    parameters: Parameters | None = None,
+    components: int = 32,
+    report: Callable[[str], None] = print,
+) -> Basis:
     """Return the basis in ``path``; make it of ``snapshots`` and save it first where it is not.
 
-    path  of the .npy; the rest as in ``Basis.of``. What was done is printed
+    Args:
+        path: of the .npy.
+        snapshots: as in ``Basis.of``, as are the next two.
+        parameters: the network they must be of.
+        components: K.
+        report: called with a sentence on what was done, on the first rank.
+
+    Raises:
+        InputError: as ``Basis.of`` does, and for a basis of another network: it stays.
 
     A basis that is damaged, or of other snapshots (a file that came, went or changed) or of another
     number of components, is made again. Each call reads all snapshots to know them (0.9 s for
     400 MB on two cores; making the basis takes five times as long). Over ranks, the first one
     makes it and all load it: all must see the same folders, and call this alike.
-
-    Raises ``InputError`` as ``Basis.of`` does, and for a basis of another network: it stays.
     """
     integer("components", components)
     rank, ranks = rank_and_size()
     if ranks == 1:
-        return _first(path, snapshots, parameters, components)
+        return _made(path, snapshots, parameters, components, report)
     basis = error = None
     if rank == 0:
         try:
-            basis = _first(path, snapshots, parameters, components)
+            basis = _made(path, snapshots, parameters, components, report)
         except Exception as raised:  # the others are told before it goes on
             error = raised
     failed = gather([float(error is not None)])[0, 0]
@@ -156,7 +191,13 @@ def basis_of(path, snapshots, parameters=None, components: int = 32) -> Basis:
     return basis if rank == 0 else Basis.load(path, parameters)
 
 
-def _first(path, snapshots, parameters, components):
+def _made(
+    path: str | Path,
+    snapshots: Snapshots,
+    parameters: Parameters | None,
+    components: int,
+    report: Callable[[str], None],
+) -> Basis:
     """``basis_of`` in one process."""
     snapshots = _opened(snapshots, parameters)
     described = list(zip(snapshots.names, snapshots.shapes, strict=True))
@@ -165,21 +206,22 @@ def _first(path, snapshots, parameters, components):
     if there:
         basis, reason = _saved(path, described, identities, components)
         if reason is None:
-            print(f"labkit: basis loaded from {path}, nothing computed", flush=True)
+            report(f"labkit: basis loaded from {path}, nothing computed")
             return basis
         reason = f" ({reason})"
     basis = Basis._of(snapshots, identities, components)
     basis.save(path)
     share = basis.explained.sum()
-    print(
+    report(
         f"labkit: basis of {components} components computed from {len(snapshots)} snapshots, "
-        f"{share:.1%} of their variance; saved to {path}{reason or ''}",
-        flush=True,
+        f"{share:.1%} of their variance; saved to {path}{reason or ''}"
     )
     return basis
 
 
-def _saved(path, described, identities, components):
+def _saved(
+    path: str | Path, described: Iterable, identities: list, components: int
+) -> tuple[Basis | None, str | None]:
     """Return the basis in ``path`` and None, or None and why it is not the one that is wanted."""
     try:
         basis = Basis.load(path)
@@ -192,20 +234,20 @@ def _saved(path, described, identities, components):
     return (None, difference) if difference else (basis, None)
 
 
-def _difference(then: Sequence[dict], now: Sequence[dict]):
+def _difference(then: Sequence[dict], now: Sequence[dict]) -> str | None:
     """Return what differs between two lists of snapshots, in words; None where nothing does."""
-    before = {one["name"]: one for one in then}
-    after = {one["name"]: one for one in now}
-    for name, one in after.items():
+    before = {snapshot["name"]: snapshot for snapshot in then}
+    after = {snapshot["name"]: snapshot for snapshot in now}
+    for name, snapshot in after.items():
         if name not in before:
             return f"the one there was made without {name}"
-        if one != before[name]:
+        if snapshot != before[name]:
             return f"the one there was made of another {name}"
     gone = sorted(before.keys() - after.keys())
     return f"the one there was made with {gone[0]}, which is gone" if gone else None
 
 
-def _opened(snapshots, parameters):
+def _opened(snapshots: Snapshots, parameters: Parameters | None) -> SnapshotFolder:
     if not isinstance(snapshots, SnapshotFolder):
         return SnapshotFolder(snapshots, parameters)
     if parameters is not None and describe(parameters) != list(

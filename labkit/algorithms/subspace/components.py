@@ -10,10 +10,13 @@ the eighth digit of G.
 """
 
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.base.cores import usable_cores
 from labkit.errors import InputError
 
@@ -27,18 +30,28 @@ _ITEM = 2**18
 _ROUNDING = 2.0**-24
 _EPSILON = np.finfo(np.float64).eps
 
+T = TypeVar("T")
 
-def principal_components(snapshots, components: int, threads=None):
+
+def principal_components(
+    snapshots: SnapshotFolder, components: int, threads: int | None = None
+) -> tuple[np.ndarray, np.ndarray, float]:
     """Return the first ``components`` components of an open ``SnapshotFolder``.
 
-    threads  that read and compute; None takes one per available core. The bits do not depend on it
+    Args:
+        snapshots: N of M weights.
+        components: K.
+        threads: that read and compute; None takes one per available core. The bits do not depend
+            on it.
 
-    Returns the matrix (K, M) float32 with orthonormal rows, the largest variance first; the
-    variances (K,); and the total variance of the snapshots. The sign of a row is such that the
-    last snapshot lies on its positive side.
+    Returns:
+        The matrix (K, M) float32 with orthonormal rows, the largest variance first; the variances
+        (K,); and the total variance of the snapshots. The sign of a row is such that the last
+        snapshot lies on its positive side.
 
-    Raises ``InputError`` for too few snapshots, for one that is not finite, and where they span
-    fewer directions than ``components``, beside the rounding of their float32 numbers.
+    Raises:
+        InputError: for too few snapshots, for one that is not finite, and where they span fewer
+            directions than ``components``, beside the rounding of their float32 numbers.
     """
     snapshots.need(components)
     with _Blocks(snapshots, threads) as blocks:
@@ -55,7 +68,9 @@ def principal_components(snapshots, components: int, threads=None):
     return matrix, values / degrees, float(total / degrees)
 
 
-def _eigen(gram, size, snapshots, components):
+def _eigen(
+    gram: np.ndarray, size: float, snapshots: SnapshotFolder, components: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest eigenvalues (K,) and their vectors (N, K) with signs; or refuse."""
     count = len(snapshots)
     values, vectors = np.linalg.eigh(_centred(gram))
@@ -76,7 +91,7 @@ def _eigen(gram, size, snapshots, components):
     return values[:components], vectors
 
 
-def _centred(gram):
+def _centred(gram: np.ndarray) -> np.ndarray:
     """Return (I - 11^T / N) G (I - 11^T / N): G of rows less their mean."""
     gram = gram - gram.mean(0)
     return gram - gram.mean(1, keepdims=True)
@@ -89,23 +104,23 @@ class _Blocks:
     size, and one pass fewer. What is wanted of the mean follows in the small matrices.
     """
 
-    def __init__(self, snapshots, threads):
+    def __init__(self, snapshots: SnapshotFolder, threads: int | None):
         self.snapshots = snapshots
         self.count, self.size = len(snapshots), snapshots.size
         self.threads = threads or len(usable_cores())
         self._own = threading.local()
 
-    def __enter__(self):
+    def __enter__(self) -> "_Blocks":
         self._pool = ThreadPoolExecutor(self.threads)
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def gram(self):
+    def gram(self) -> tuple[np.ndarray, float]:
         """Return G (N, N) of the rows less the middle one, and the middle one's square."""
 
-        def one(start):
+        def chunk(start: int) -> tuple[np.ndarray, float]:
             # Infinity less infinity is found in the result.
             with np.errstate(invalid="ignore", over="ignore"):
                 total = np.zeros((self.count, self.count))
@@ -116,12 +131,12 @@ class _Blocks:
             return total, square
 
         total, square = np.zeros((self.count, self.count)), 0.0
-        for part, middle in self._in_order(one):
+        for part, middle in self._in_order(chunk):
             total += part
             square += middle
         return total, square
 
-    def project(self, weights):
+    def project(self, weights: np.ndarray) -> np.ndarray:
         """Return ``weights`` (K, N) times the rows, float32.
 
         Each row of ``weights`` adds to 0: it is an eigenvector of centred rows, and so it makes no
@@ -129,38 +144,38 @@ class _Blocks:
         """
         matrix = np.empty((len(weights), self.size), np.float32)
 
-        def one(start):
+        def chunk(start: int) -> None:
             for begin, rows, _ in self._differences(start):
                 matrix[:, begin : begin + rows.shape[1]] = _times(weights, rows)
 
-        for _ in self._in_order(one):
+        for _ in self._in_order(chunk):
             pass
         return matrix
 
-    def orthonormalise(self, matrix):
+    def orthonormalise(self, matrix: np.ndarray) -> None:
         """Make rows that nearly are orthonormal so, in place: by Cholesky's factor of P P^T."""
 
-        def blocks(start):
+        def blocks(start: int) -> Iterator[slice]:
             for begin in range(start, min(start + _CHUNK, self.size), _BLOCK):
                 yield slice(begin, min(begin + _BLOCK, start + _CHUNK, self.size))
 
-        def one(start):
+        def products(start: int) -> np.ndarray:
             return sum(_outer(matrix[:, part].astype(np.float64)) for part in blocks(start))
 
-        inverse = np.linalg.inv(np.linalg.cholesky(sum(self._in_order(one))))
+        inverse = np.linalg.inv(np.linalg.cholesky(sum(self._in_order(products))))
 
-        def correct(start):
+        def correct(start: int) -> None:
             for part in blocks(start):
                 matrix[:, part] = _times(inverse, matrix[:, part].astype(np.float64))
 
         for _ in self._in_order(correct):
             pass
 
-    def _in_order(self, one):
-        """Yield ``one(start)`` of every chunk in their order, whichever thread was first."""
-        return self._pool.map(one, range(0, self.size, _CHUNK))
+    def _in_order(self, chunk: Callable[[int], T]) -> Iterator[T]:
+        """Yield ``chunk(start)`` of every chunk in their order, whichever thread was first."""
+        return self._pool.map(chunk, range(0, self.size, _CHUNK))
 
-    def _differences(self, start):
+    def _differences(self, start: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """Yield (begin, rows less the middle one (N, n) float64, the middle one) of a chunk."""
         own = self._own
         if not hasattr(own, "read"):
@@ -177,7 +192,7 @@ class _Blocks:
             yield start + begin, rows, middle
 
 
-def _items(rows, others):
+def _items(rows: np.ndarray, others: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the columns of ``rows`` as items (n, N, c), and what is left over."""
     width = max(1, min(rows.shape[1], _ITEM // (len(rows) * others)))
     whole = rows.shape[1] // width * width
@@ -185,13 +200,13 @@ def _items(rows, others):
     return items, rows[:, whole:]
 
 
-def _outer(rows):
+def _outer(rows: np.ndarray) -> np.ndarray:
     """Return rows @ rows.T in the calling thread."""
     items, rest = _items(rows, len(rows))
     return np.matmul(items, items.transpose(0, 2, 1)).sum(0) + rest @ rest.T
 
 
-def _times(weights, rows):
+def _times(weights: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Return weights @ rows in the calling thread."""
     items, rest = _items(rows, len(weights))
     product = np.empty((len(weights), rows.shape[1]))

@@ -104,7 +104,7 @@ def updated_inverse(memory: Memory, gradient: np.ndarray, constants: Constants) 
     if not memory.has_pair:
         return inverse
     s = memory.step.astype(np.float64)
-    y = gradient - memory.gradient.astype(np.float64)
+    y: np.ndarray = gradient - memory.gradient.astype(np.float64)
     product = y @ s
     if not product > constants.curvature * np.linalg.norm(y) * np.linalg.norm(s):
         return inverse
@@ -155,5 +155,6 @@ def after_search(
     """Return what is remembered after a search with step size ``size``, 0.0 where it failed."""
     if size:
         step = np.float32(size) * direction
-        return Memory(np.float32(inverse), np.float32(gradient), step, True)
+        float32 = (inverse.astype(np.float32), gradient.astype(np.float32))
+        return Memory(*float32, step, True)
     return Memory.empty(len(direction)) if failure == "reset" else memory

@@ -1,8 +1,11 @@
 """The rows of the basis that a rank holds, and how they lie beside the optimizer's parameters."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size
@@ -15,17 +18,22 @@ _ORTHONORMAL = 1e-3
 class Share(nn.Cell):
     """This rank's components of a basis, in the order of the optimizer's parameters.
 
-    basis       matrix (K, M) float32, names, shapes and checksum, as ``Basis`` has them
-    parameters  of the optimizer: the same names and shapes, in any order
+    Args:
+        basis: matrix (K, M) float32, names, shapes and checksum, as ``Basis`` has them.
+        parameters: of the optimizer: the same names and shapes, in any order.
 
-    tensor      (L, M) float32, L = ceil(K / ranks); what is missing to ranks L rows is zero
-    components  K; numbers  M; starts, ends  of each parameter among the M
+    Attributes:
+        tensor: (L, M) float32, L = ceil(K / ranks); what is missing to ranks L rows is zero.
+        components: K.
+        numbers: M.
+        starts: of each parameter among the M; ``ends`` likewise.
 
-    Raises ``InputError`` for what is no basis, one of other weights, one that is not finite and
-    one whose rows are not orthonormal.
+    Raises:
+        InputError: for what is no basis, one of other weights, one that is not finite and one
+            whose rows are not orthonormal.
     """
 
-    def __init__(self, basis, parameters):
+    def __init__(self, basis: Any, parameters: Sequence[Parameter]):
         super().__init__(auto_prefix=False)
         if not all(hasattr(basis, name) for name in ("matrix", "names", "shapes", "checksum")):
             raise InputError(
@@ -51,20 +59,21 @@ class Share(nn.Cell):
             own = padded
         self.tensor = Tensor(np.ascontiguousarray(own, np.float32))
 
-    def others(self):
+    def others(self) -> tuple[Tensor | None, Tensor | None]:
         """Return zeros for the components of the ranks before this one and after it, or None."""
         after = (self.ranks - 1 - self.rank) * self.rows
         counts = (self.first, after)
-        return tuple(Tensor(np.zeros(n), ms.float32) if n else None for n in counts)
+        before, behind = (Tensor(np.zeros(n), ms.float32) if n else None for n in counts)
+        return before, behind
 
-    def of(self, coefficients) -> Tensor:
+    def of(self, coefficients: np.ndarray) -> Tensor:
         """Return this rank's columns (N, L) of coefficients (N, K)."""
         padded = np.zeros((len(coefficients), self.ranks * self.rows), np.float32)
         padded[:, : self.components] = coefficients
         return Tensor(np.ascontiguousarray(padded[:, self.first : self.first + self.rows]))
 
 
-def _columns(basis, parameters):
+def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int]] | None:
     """Return the columns of each parameter in the basis, None where they are in order."""
     names = list(basis.names)
     shapes = dict(zip(names, map(tuple, basis.shapes), strict=True))
@@ -88,7 +97,7 @@ def _columns(basis, parameters):
     return [(int(ends[n] - np.prod(shapes[n])), int(ends[n])) for n in expected]
 
 
-def _check_rows(matrix):
+def _check_rows(matrix: np.ndarray) -> None:
     products = matrix @ matrix.T
     off = np.abs(products - np.eye(len(matrix)))
     if not np.isfinite(products).all():
