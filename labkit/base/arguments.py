@@ -139,5 +139,9 @@ def _inside(value: Any, bounds: Mapping[str, float | None]) -> bool:
 
 
 def _in_words(bounds: Mapping[str, float | None]) -> str:
-    words = [f"{_BOUNDS[name][0]} {x}" for name, x in bounds.items() if x is not None]
+    words = [f"{_BOUNDS[name][0]} {_shown(x)}" for name, x in bounds.items() if x is not None]
     return " " + " and ".join(words) if words else ""
+
+
+def _shown(bound: float) -> str:
+    return f"{bound:.6g}" if isinstance(bound, float) else str(bound)

@@ -11,6 +11,7 @@ from labkit.labs.compare import parameter_values
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
+from labkit.steps.update import UpdateStage
 from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
@@ -138,7 +139,7 @@ def test_update_stage_is_called_with_the_averaged_gradients():
 
     network = linear()
     optimizer = nn.SGD(network.trainable_params(), 0.0)
-    update = Descent(optimizer.parameters)
+    update = Descent(optimizer)
     step = PlainStep(LossNet(network, nn.MSELoss()), optimizer, update=update)
     before = parameter_values(network)
     arrays = rows(4)
@@ -152,15 +153,11 @@ def test_update_stage_is_called_with_the_averaged_gradients():
     )
 
 
-class Descent(nn.Cell):
+class Descent(UpdateStage):
     """Gradient descent at rate 1, as an update stage of a user's own."""
-
-    def __init__(self, parameters):
-        super().__init__(auto_prefix=False)
-        self.weights = parameters
 
     def construct(self, gradients):
         done = True
-        for weight, gradient in zip(self.weights, gradients):  # noqa: B905 (no strict in a graph)
+        for weight, gradient in zip(self.parameters, gradients):  # noqa: B905, none in a graph
             weight -= gradient
         return done
