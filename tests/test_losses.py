@@ -359,7 +359,7 @@ def test_shapes_that_do_not_fit_are_refused_when_compiled(arguments, shapes, wor
     [
         (
             {"smooth_factor": -0.1},
-            "smooth_factor: expected a finite number >= 0 and <= 1, got -0.1",
+            "smooth_factor: expected a finite number >= 0 and <= 1",
         ),
         ({"smooth_factor": 1.1}, "got 1.1"),
         ({"num_classes": 1}, "num_classes: expected an integer >= 2, got 1"),

@@ -278,9 +278,7 @@ def test_bad_networks_and_exemptions():
         decay_groups(network, 0.1, exempt=network.conv1.weight)
     with pytest.raises(InputError, match="exempt: expected a list .* got a str"):
         decay_groups(network, 0.1, exempt="conv1")
-    with pytest.raises(
-        InputError, match="exempt: expected Parameters and Cells, got 'conv1', a str"
-    ):
+    with pytest.raises(InputError, match="exempt: expected Parameters and Cells, got 'conv1'"):
         decay_groups(network, 0.1, exempt=["conv1"])
     with pytest.raises(InputError, match="exempt names 'weight', which is not a Parameter of"):
         decay_groups(network, 0.1, exempt=[nn.Dense(2, 2)])

@@ -19,6 +19,7 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 
 import warnings
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import mindspore as ms
 from mindspore import ParameterTuple, Tensor, nn, ops
@@ -161,7 +162,7 @@ class AccumulatedStep(Step):
         else:
             ops.assign_add(self.spoiled, 1)
         ops.assign_add(self.micro_step, 1)
-        done = False
+        done: object = False
         if self.micro_step >= self.group_size:
             done = self.close_group(with_extras)
         return ops.depend(loss, done)
@@ -179,7 +180,7 @@ class AccumulatedStep(Step):
             # After the weights' sum: the ranks' sums must be made in one order.
             spoiled = self.gradient.over_ranks(ops.depend(self.spoiled, weight))
             weight = ops.select(spoiled > 0, 0.0 * weight, weight)
-        done = False
+        done: object = False
         if weight > 0:
             total = self.sums(with_extras)
             if self.gradient.ranks > 1:
@@ -269,7 +270,7 @@ class _Flush(nn.Cell):
         return self.close_group(self.with_extras)
 
 
-def check_micro_steps(value: object) -> int:
+def check_micro_steps(value: Any) -> int:
     """Return ``value`` if it is an integer >= 1, else raise ``InputError``."""
     if not is_integer(value) or value < 1:
         raise InputError(

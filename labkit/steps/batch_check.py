@@ -54,13 +54,14 @@ class BatchCheck:
     def __init__(self, loss_net: nn.Cell, derived: bool, batch_axis: int | None = None):
         self.loss_net, self.derived, self.batch_axis = loss_net, derived, batch_axis
         self.mean = mean_of(loss_net)
-        self.elements_per_row = None
+        self.elements_per_row: float | None = None
         self.differs = derived and self.mean.class_weights is not None
         self.flattened = False
-        self._flattened = {}  # of the signatures that were looked at
+        self._flattened: dict[tuple, bool] = {}  # of the signatures that were looked at
         graphs = ms.get_context("mode") == ms.GRAPH_MODE
         self._compiles = graphs and hasattr(loss_net, "label_key")
-        self._runs, self._classes = not self._compiles, None
+        self._runs = not self._compiles
+        self._classes: int | None = None
 
     def shapes(self, batch: tuple) -> None:
         """Raise ``InputError`` for shapes no weight can be derived of; costs nothing if seen."""

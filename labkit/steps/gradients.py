@@ -150,14 +150,16 @@ class GradientStage(nn.Cell):
 
     def _set_loss_scale(self, loss_scale: float | DynamicLossScale, half: bool) -> None:
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
-        initial = float(loss_scale.initial if self.dynamic else loss_scale)
+        if not isinstance(loss_scale, DynamicLossScale):
+            initial = float(loss_scale)
+        else:
+            initial = float(loss_scale.initial)
+            self.growth, self.interval = float(loss_scale.factor), int(loss_scale.interval)
         # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
         self.scaled = self.dynamic or half or initial != 1
         if self.scaled:
             self.loss_scale = state("loss_scale", initial)
         if self.dynamic:
-            self.growth = float(loss_scale.factor)
-            self.interval = int(loss_scale.interval)
             # finite_run: finite micro-batches since the scale last changed.
             self.finite_run = state("finite_run", 0)
 
@@ -327,7 +329,8 @@ def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
     The order must be the same on all ranks, and a graph promises none to nodes that do not depend
     on each other: of four ranks on two cores, one added its loss to another one's factor.
     """
-    sums, last = (), values[0]
+    sums: tuple = ()
+    last = values[0]
     for value in values:
         last = all_reduce(ops.depend(value, last))
         sums += (last,)

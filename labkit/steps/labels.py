@@ -73,7 +73,7 @@ def check_ignore_index(value: object) -> int:
     return integer("ignore_index", value, -(2**31), 2**31 - 1)
 
 
-def masks(labels: Tensor, classes: int, ignore_index: int) -> tuple[Tensor, Tensor]:
+def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
     """Return (labels with 0 for what is not known, factor of each one's loss), inside a graph.
 
     The factor is 1 for a known label, 0 for an ignored one, and NaN for any other. Raises

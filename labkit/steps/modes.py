@@ -191,5 +191,5 @@ def _ids(cell: nn.Cell) -> set[int]:
     return {id(parameter) for parameter in cell.get_parameters()}
 
 
-def _mode(cell: nn.Cell):
+def _mode(cell: nn.Cell) -> bool | None:
     return cell.get_flags().get("training")

@@ -68,7 +68,8 @@ class Objective(nn.Cell):
             counted = [weight if i != self.ignore_index else 0 for i, weight in enumerate(weights)]
             self.stand_in = counted.index(max(counted))
         # Set by look_at, before the graph of a batch is compiled.
-        self.flattened, self.elements_per_row = False, 0
+        self.flattened = False
+        self.elements_per_row: float = 0
         self._ask_for_one_shape()
 
     def _ask_for_one_shape(self) -> None:
@@ -101,7 +102,7 @@ class Objective(nn.Cell):
             normalise = self.over
         elif self.check.differs:
             normalise = self.over
-        settings = {"normalise": normalise, "batch_axis": self.batch_axis}
+        settings: dict[str, object] = {"normalise": normalise, "batch_axis": self.batch_axis}
         if self.check.derived:
             settings["derived"] = self.over
         if self.check.elements_per_row:

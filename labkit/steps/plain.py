@@ -91,7 +91,7 @@ class PlainStep(Step):
         weight_sum = self.gradient.over_ranks(ops.depend(weight, finite))
         if self.may_count_nothing:
             finite = ops.logical_and(finite, weight_sum > 0)
-        done = False
+        done: object = False
         if finite:
             loss_sum = loss * weight
             images = ops.cast(self.gradient.objective.rows(batch), ms.int32)

@@ -4,19 +4,21 @@ from labkit.base.arguments import integer
 from labkit.errors import InputError
 
 
-def batch_rows(batch, axis=None) -> int:
+def batch_rows(batch: object, axis: int | None = None) -> int:
     """Return the number of rows of a batch: inputs, labels last.
 
-    batch  tensors or arrays, in tuples, lists or dicts of any depth; anything without axes (a
-           number, a scalar tensor) does not count
-    axis   None: axis 0 counts rows, and must be of one size in every tensor; so labels (B,) beside
-           time-major inputs (T, B, D) are refused, and not taken for T rows. A number: that axis of
-           the first tensor counts rows, whatever the tensors between first and last look like
+    Args:
+        batch: tensors or arrays, in tuples, lists or dicts of any depth; anything without axes (a
+            number, a scalar tensor) does not count.
+        axis: None: axis 0 counts rows, and must be of one size in every tensor; so labels (B,)
+            beside time-major inputs (T, B, D) are refused, and not taken for T rows. A number: that
+            axis of the first tensor counts rows, whatever the tensors in between look like.
 
-    Raises ``InputError``, naming the shapes, where the tensors disagree, for a batch without a
-    tensor that has an axis, for an axis that the first tensor has not, and where the labels do not
-    fit the axis: they have one axis that is no multiple of the rows (k labels a row, flattened), or
-    several of which neither ``axis`` nor axis 0 counts the rows.
+    Raises:
+        InputError: naming the shapes, where the tensors disagree, for a batch without a tensor that
+            has an axis, for an axis that the first tensor has not, and where the labels do not fit
+            the axis: they have one axis that is no multiple of the rows (k labels a row,
+            flattened), or several of which neither ``axis`` nor axis 0 counts the rows.
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(batch) if getattr(leaf, "shape", ())]
     text = ", ".join(map(str, shapes))

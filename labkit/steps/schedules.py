@@ -160,8 +160,8 @@ def get_lr(
     elif lr_decay_mode == "poly":
         falling = lr_max * (1 - progress) ** 2
     elif lr_decay_mode == "steps":
-        passed = sum((update >= part * total).astype(int) for part in (0.3, 0.6, 0.8))
-        falling = lr_max * np.float64(10.0) ** -passed
+        passed = np.sum([update >= part * total for part in (0.3, 0.6, 0.8)], axis=0)
+        falling = lr_max * np.power(10.0, -passed)
     else:
         wave = _half_cosine(2 * _PERIODS * update / max(total - warmup, 1))
         falling = lr_max * ((1 - progress) * wave + _FLOOR)

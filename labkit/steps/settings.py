@@ -45,7 +45,7 @@ def differing(own: dict, saved: dict) -> tuple[dict, dict]:
         # A loss that is not known is taken for a mean over rows.
         own["normalise"] = derived
         names.append("normalise")
-    return tuple({name: values.get(name) for name in names} for values in (own, saved))
+    return {n: own.get(n) for n in names}, {n: saved.get(n) for n in names}
 
 
 def take_over(step: nn.Cell, saved: dict) -> None:

@@ -90,7 +90,8 @@ class Step(nn.Cell):
         )
         self.count = len(optimizer.parameters)
         self.map = ops.HyperMap()
-        self.settings = {"step": type(self).__name__, **effective(options, weighted)}
+        self.settings: dict[str, object] = {"step": type(self).__name__}
+        self.settings |= effective(options, weighted)
         self.settings |= self.gradient.objective.settings() | dict(update.settings)
         self.record = UpdateRecord(optimizer)
         self.updates = self.record.updates
@@ -98,11 +99,12 @@ class Step(nn.Cell):
         self.dropped = state("dropped", 0)
         # kept: BatchNorm's running statistics as they were before the micro-batch. What else a
         # forward pass assigns is known, and kept, when there is a batch to compile a graph for.
-        self._may_assign, self._looked_at = may_assign(loss_net), set()
+        self._may_assign = may_assign(loss_net)
+        self._looked_at: set[tuple] = set()
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
-        self._with_extras = None if update.extras is None else _WithExtras(self)
+        self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
         self._modes = TrainingModes(self, loss_net, optimizer.parameters)
 
     def _complete(self) -> None:
@@ -170,7 +172,7 @@ class Step(nn.Cell):
         """Keep ``parameters``, which a forward pass assigns, from a micro-batch that is dropped."""
         if self.gradient.checked:
             keep_also(self, parameters, "kept")
-        self.update.protect(parameters)
+        self.update.protect(tuple(parameters))
 
     def end_epoch(self) -> None:
         """Say that the epoch is over; a step that holds a part of an update acts on it here."""
@@ -238,7 +240,7 @@ class Step(nn.Cell):
             images: rows () on this rank, int32.
         """
         if self.gradient.ranks > 1:
-            values = (loss_sum, ops.cast(images, ms.float32))
+            values: tuple = (loss_sum, ops.cast(images, ms.float32))
             for value in total:
                 values += (value,)
             values = self.gradient.all_over_ranks(values)

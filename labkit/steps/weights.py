@@ -191,7 +191,7 @@ def _plain_call(instructions: list[dis.Instruction], code: CodeType) -> bool:
             smoothed = "label_smoothing" in keywords
             return not set(keywords).intersection(_OTHER_MEANS) and depth - smoothed == 2
         if instruction.opname == "KW_NAMES":
-            keywords = code.co_consts[instruction.arg]
+            keywords = code.co_consts[instruction.arg or 0]
         elif instruction.opname == "CALL":
             keywords = ()
         depth += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)

@@ -4,6 +4,8 @@ On each level neighbours are combined in pairs; where their number is odd, the l
 combined in each of three orders, and the mean is taken.
 """
 
+from collections.abc import Sequence
+
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
@@ -70,21 +72,21 @@ class _Pair(nn.Cell):
     larger than the rows themselves.
     """
 
-    def __init__(self, first, second):
+    def __init__(self, first: Sequence[int], second: Sequence[int]):
         super().__init__(auto_prefix=False)
         counts = list(zip(first, second, strict=True))
         self.of_first = Tensor([[m / (m + n)] for m, n in counts], ms.float32)
         self.of_second = Tensor([[n / (m + n)] for m, n in counts], ms.float32)
         self.sum, self.max = ops.ReduceSum(keep_dims=True), ops.ReduceMax(keep_dims=True)
 
-    def construct(self, a, b):
+    def construct(self, a: Tensor, b: Tensor) -> Tensor:
         unit_a, length_a = self.unit(a)
         unit_b, length_b = self.unit(b)
         cosine = self.sum(unit_a * unit_b, -1)
         combined = (length_a - self.of_first * cosine * length_b) * unit_a
         return combined + (length_b - self.of_second * cosine * length_a) * unit_b
 
-    def unit(self, rows):
+    def unit(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return (rows of length 1, or 0 where they are 0; their lengths)."""
         largest = self.max(ops.abs(rows), -1)
         scaled = rows * _inverse(largest)
@@ -92,7 +94,7 @@ class _Pair(nn.Cell):
         return scaled * _inverse(length), largest * length
 
 
-def _inverse(value):
+def _inverse(value: Tensor) -> Tensor:
     # Compared with 0, not > 0: a NaN must stay one.
     zero = value == 0
     return ops.select(

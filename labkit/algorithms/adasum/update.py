@@ -99,9 +99,17 @@ class AdasumUpdate(UpdateStage):
         # unsure: 1 where the full bank waits for the whole combination.
         self.unsure = state("adasum_unsure", 0)
         self.whole = _Whole(self)
-        self.settings = {"on": on, "reduction": reduction, "scope": scope, "team": team.text()}
+        settings: dict[str, object] = {
+            "on": on,
+            "reduction": reduction,
+            "scope": scope,
+            "team": team.text(),
+        }
         if self.on_updates:
             self._keep_states()
+            if team.ranks > 1:
+                settings["rank"] = team.rank
+        self.settings = settings
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
@@ -115,8 +123,6 @@ class AdasumUpdate(UpdateStage):
         # start, start_step: the weights and the count of steps that every worker starts from.
         self.start = ParameterTuple(copied(p, "adasum.start") for p in self.parameters)
         self.start_step = copied(self.optimizer.global_step, "adasum.start")
-        if self.team.ranks > 1:
-            self.settings["rank"] = self.team.rank
         # banks: each state of the optimizer twice for each worker. Half ``side`` holds the state
         # before the update that is under way, the other half takes the state after it, so that an
         # update that is dropped leaves no trace.
@@ -150,7 +156,7 @@ class AdasumUpdate(UpdateStage):
         if self.workers == 1:
             return self.combine(done)
         turn = ops.assign_add(self.worker, ops.depend(1, done))
-        combined = False
+        combined: object = False
         if turn >= self.workers:
             combined = self.combine(turn)
         return ops.depend(True, combined)
@@ -290,7 +296,8 @@ class _Whole(nn.Cell):
     def __init__(self, update: AdasumUpdate):
         super().__init__(auto_prefix=False)
         self.gathered, self.move, self.unsure = update.gathered, update.move, update.unsure
-        self.by_tree = update.combination.by_tree if update.may_be_unsure else None
+        # Mean and sum are always sure.
+        self.by_tree = getattr(update.combination, "by_tree", update.combination)
 
     def construct(self) -> Tensor:
         rows, notes = self.gathered()

@@ -42,7 +42,7 @@ class Basis:
         self,
         matrix: np.ndarray,
         parameters: Parameters,
-        variance: Sequence[float],
+        variance: Sequence[float] | np.ndarray,
         total_variance: float,
         snapshots: Sequence = (),
     ):
@@ -188,7 +188,7 @@ def basis_of(
         raise error
     if failed:
         raise InputError("rank 0 could not make the basis; its message says why")
-    return basis if rank == 0 else Basis.load(path, parameters)
+    return basis if basis is not None else Basis.load(path, parameters)
 
 
 def _made(
@@ -204,10 +204,10 @@ def _made(
     there = basis_files.exists(path)  # before anything is read: it refuses a wrong name
     identities, reason = snapshots.identities(), None
     if there:
-        basis, reason = _saved(path, described, identities, components)
-        if reason is None:
+        saved, reason = _saved(path, described, identities, components)
+        if saved is not None:
             report(f"labkit: basis loaded from {path}, nothing computed")
-            return basis
+            return saved
         reason = f" ({reason})"
     basis = Basis._of(snapshots, identities, components)
     basis.save(path)

@@ -160,9 +160,10 @@ class _Blocks:
                 yield slice(begin, min(begin + _BLOCK, start + _CHUNK, self.size))
 
         def products(start: int) -> np.ndarray:
-            return sum(_outer(matrix[:, part].astype(np.float64)) for part in blocks(start))
+            outer = (_outer(matrix[:, part].astype(np.float64)) for part in blocks(start))
+            return sum(outer, np.zeros(()))
 
-        inverse = np.linalg.inv(np.linalg.cholesky(sum(self._in_order(products))))
+        inverse = np.linalg.inv(np.linalg.cholesky(sum(self._in_order(products), np.zeros(()))))
 
         def correct(start: int) -> None:
             for part in blocks(start):

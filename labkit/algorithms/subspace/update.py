@@ -107,8 +107,8 @@ class SubspaceUpdate(UpdateStage):
         self.buffer, self.gradient = step.gradient_sum, step.gradient
         self.micro_step = step.micro_step
         self.project, self.prepare = Project(step), Prepare(step)
-        self.trial = Trial(step) if self.searches else None
-        self.finish = Finish(step) if self.searches else Descend(step)
+        self.trial: nn.Cell = Trial(step) if self.searches else None
+        self.finish: nn.Cell = Finish(step) if self.searches else Descend(step)
         if self.gradient.ranks > 1:
             digest = cluster.digest(self.optimizer)
             cluster.agree(**{"basis": self.checksum, "state of weights and optimizer": digest})

@@ -110,7 +110,7 @@ class ThorUpdate(UpdateStage):
             trace_rule=trace_rule,
             kl_clip=kl_clip,
             adapt_damping=adapt_damping,
-            skip=skip,
+            skip=tuple(skip) if isinstance(skip, list) else skip,
             formulas=formulas,
             loss=loss,
             nan=nan,
@@ -130,7 +130,9 @@ class ThorUpdate(UpdateStage):
         if adapt_damping is not None:
             self.adaptation = Adaptation(adapt_damping, self, loss_net)
         self.apply_pending = _ApplyPending(self)
-        self.decisions, self.seen_shapes, self.gathers = {}, set(), False
+        self.decisions: dict[str, str] = {}
+        self.seen_shapes: set[tuple] = set()
+        self.gathers = False
         self.settings = {"damping": _settled(damping)}
         self.settings |= {name: _settled(value) for name, value in vars(options).items()}
 
@@ -183,15 +185,16 @@ class ThorUpdate(UpdateStage):
             return self.updated(gradients)
         count = len(self.layers)
         keep = ops.cast(self.last_factors >= 0, ms.float32) * self.factor_decay
-        measured, averages = (), ()
+        rows: tuple = ()
+        averages: tuple = ()
         for i in range(count):
             a_sum, positions, g_sum = extras[i], extras[count + i], extras[2 * count + i]
             a_new, g_new, numbers = self.layers[i].averaged(a_sum, positions, g_sum, keep)
             averages += ((a_new, g_new, positions),)
-            measured += (numbers,)
-        measured = ops.stack(measured)
+            rows += (numbers,)
+        measured = ops.stack(rows)
         finite = ops.reduce_min(measured[:, 2]) > 0.5
-        done = (
+        done: tuple = (
             self.map(ops.assign, self.pending_gradients, gradients),
             ops.assign(self.measured, measured),
             ops.assign(self.pending, 1),
@@ -254,7 +257,7 @@ class ThorUpdate(UpdateStage):
         if self.frequency.is_due(update, int(values[1])):
             values[1] = np.int32(update)
             values[2] = np.float32(self._damping_at(update))
-            self._refresh_layers(measured, *values[2:])
+            self._refresh_layers(measured, float(values[2]), *values[3:])
             if self.adaptation is not None:
                 self.adaptation.remember()
         return [Tensor(value) for value in values]
@@ -286,14 +289,14 @@ class ThorUpdate(UpdateStage):
     def _refresh_layers(
         self,
         measured: np.ndarray,
-        damping: np.ndarray,
+        damping: float,
         traces: np.ndarray,
         frozen: np.ndarray,
         refreshes: np.ndarray,
         retries: np.ndarray,
     ) -> None:
         """Decide for each layer and invert; the arrays from ``traces`` on are changed in place."""
-        damping, rule, due, decisions = float(damping), self.options.trace_rule, [], {}
+        rule, due, decisions = self.options.trace_rule, [], {}
         for i, layer in enumerate(self.layers):
             trace = layer.trace(*measured[i, :2], damping)
             decision = FREEZE if frozen[i] else REFRESH
