@@ -321,7 +321,7 @@ class TestTrialsLeaveNoTrace:
         network, loss_net, adam, basis = self.build()
         before = {one.name: one.asnumpy().copy() for one in running_statistics(network)}
         step = SubspaceStep(loss_net, adam, basis, nonfinite="propagate", **ALL_FAIL)
-        step._trial.statistics = ()
+        step.update.trial.statistics = ()
         after = self.statistics_after(step, network)
         network, loss_net, adam, _ = self.build()
         expected = self.statistics_after(PlainStep(loss_net, adam), network)
