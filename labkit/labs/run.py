@@ -1,11 +1,8 @@
 """A lab's run folder, as its notebook uses it: figures, files, and results.json at the end."""
 
-import json
-import math
 import os
 import platform
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -13,13 +10,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labkit.base import input_files
 from labkit.base.files import whole_file
 from labkit.base.project import project_root, version
 from labkit.errors import InputError, refuse_unknown
+from labkit.labs.run_files import FIGURES, RECORDS, RESULTS, plain, read_json, write_results
 from labkit.training.records import Records
 
-RESULTS = "results.json"
 _FIGURE_DPI = 110
 _OPENED: set[Path] = set()
 
@@ -36,20 +32,29 @@ class Run:
     started: float
 
     @classmethod
-    def open(cls, lab: str, *, preset: str, parameters: Mapping[str, Any], runtime: Any = None):
+    def open(
+        cls, lab: str, *, preset: str, parameters: Mapping[str, Any], runtime: Any = None
+    ) -> "Run":
         """Open the run folder: ``$LABKIT_RUN`` if set, else a new ``runs/<lab>-<preset>-<time>``.
 
         ``runs`` is made in the project around the working folder, or here if there is none.
-        ``runtime`` is what ``labkit.start`` returned. Raises ``InputError`` where the folder cannot
-        be made.
+
+        Args:
+            lab: name of the lab.
+            preset: smoke, lab or paper.
+            parameters: that the lab runs with, by name.
+            runtime: what ``labkit.start`` returned.
+
+        Raises:
+            InputError: when the folder cannot be made.
         """
-        given = os.environ.get("LABKIT_RUN")
-        if given:
-            folder = Path(given).resolve()
+        asked = os.environ.get("LABKIT_RUN")
+        if asked:
+            folder = Path(asked).resolve()
             try:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise InputError(f"cannot use LABKIT_RUN={given} as run folder: {error}") from error
+                raise InputError(f"cannot use LABKIT_RUN={asked} as run folder: {error}") from error
         else:
             folder = new_folder((project_root() or Path.cwd()) / "runs", f"{lab}-{preset}-")
         _OPENED.add(folder.resolve())
@@ -58,7 +63,8 @@ class Run:
     def path(self, name: str) -> Path:
         """Return the place of file ``name`` in the run folder; its parent folder is made.
 
-        Raises ``InputError`` for a name that would lead out of the run folder.
+        Raises:
+            InputError: when the name would lead out of the run folder.
         """
         place = self.folder / name
         # Both resolved: runs/ may be a link to another disk.
@@ -69,7 +75,7 @@ class Run:
 
     def figure(self, figure: Any, name: str) -> Path:
         """Save a matplotlib figure as ``figures/<name>.png`` and return its path."""
-        place = self.path(f"figures/{name}.png")
+        place = self.path(f"{FIGURES}/{name}.png")
         with whole_file(place, "the figure") as temporary:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
         return place
@@ -80,22 +86,27 @@ class Run:
         What an earlier execution has left there is replaced. ``labkit attach`` and ``labkit
         report`` find them as they find those of ``fit``.
         """
-        records = Records(self.path(f"{name}/records.csv"))
+        records = Records(self.path(f"{name}/{RECORDS}"))
         records.remove_file()
         return records
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
-        """Write results.json with status "passed" and return its path.
+        """Write results.json with status "passed".
 
         Under `labkit run` the status stays "running" until the kernel has ended, and the runner
         says what became of it: a cell further down may still fail.
 
-        metrics   numbers, texts, truths, or lists and mappings of them. JSON has no NaN and no
-                  infinity, so these are written as the texts "nan", "inf" and "-inf".
-        headline  the names of the metrics that the closing table of `labkit run` shows.
+        Args:
+            metrics: numbers, texts, truths, or lists and mappings of them. NaN and the infinities
+                are written as the texts "nan", "inf" and "-inf".
+            headline: names of the metrics that the closing table of `labkit run` shows.
 
-        Raises ``InputError`` for a headline that is not a metric, ``TypeError`` for a metric that
-        cannot be written. Nothing is written then.
+        Returns:
+            The path of results.json.
+
+        Raises:
+            InputError: when a headline is not a metric; nothing is written then.
+            TypeError: when a metric cannot be written; nothing is written then.
         """
         for name in headline:
             refuse_unknown("headline metric", name, metrics)
@@ -115,7 +126,9 @@ def opened_here(folder: Path) -> bool:
     return folder.resolve() in _OPENED
 
 
-def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str | None) -> dict:
+def describe(
+    lab: str, preset: str, parameters: Mapping[str, Any], device: str | None
+) -> dict[str, Any]:
     """Return the part of results.json that every run has, whether it passed or failed."""
     packages = {name: installed_version(name) for name in ("mindspore", "numpy")}
     packages["labkit"] = version()
@@ -135,47 +148,11 @@ def describe(lab: str, preset: str, parameters: Mapping[str, Any], device: str |
 
 def _of_the_runner(folder: Path) -> dict[str, Any]:
     """Return what a runner that executes this run has noted in its results.json, if one does."""
-    try:
-        found = input_files.read_json(folder / RESULTS)
-    except (OSError, InputError):
+    results, _ = read_json(folder / RESULTS)
+    if results.get("status") != "running":
         return {}
     names = ("status", "host", "pid", "pid_created", "inputs", "started")
-    running = isinstance(found, dict) and found.get("status") == "running"
-    return {name: found[name] for name in names if name in found} if running else {}
-
-
-def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
-    """Write ``record`` to ``folder/results.json``: to a temporary name first, then renamed."""
-    text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
-    with tempfile.TemporaryDirectory(prefix=f".{RESULTS}.", dir=folder) as scratch:
-        # Not mkstemp, which gives 0600: on a shared disk who may read a run is the umask's to say.
-        temporary = Path(scratch) / RESULTS
-        # A path that is no UTF-8 has letters that cannot be written: they are spelled as JSON does.
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(temporary, folder / RESULTS)
-    return folder / RESULTS
-
-
-def plain(value: Any, name: str) -> Any:
-    """Return ``value`` as JSON can hold it; NumPy and MindSpore numbers and arrays become Python's.
-
-    Raises ``TypeError``, saying which ``name`` it was, for anything else.
-    """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, Mapping):
-        return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if hasattr(value, "asnumpy"):
-        value = value.asnumpy()
-    if hasattr(value, "tolist"):
-        return plain(value.tolist(), name)
-    raise TypeError(f"{name} is a {type(value).__name__}; expected numbers, texts, lists, mappings")
+    return {name: results[name] for name in names if name in results}
 
 
 def new_folder(parent: Path, prefix: str = "") -> Path:

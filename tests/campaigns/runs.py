@@ -18,7 +18,7 @@ from tests.campaigns.mutate import (
     text_damaged,
 )
 from tests.campaigns.reader import Reader, with_special
-from tests.reports import folders as made
+from tests.support import run_folders as made
 
 LAB = made.LAB
 ROOT = Path(__file__).resolve().parents[2]

@@ -27,7 +27,7 @@ def compare(
         from json import dumps
 
         from labkit.base.printable import printable
-        from labkit.labs.run import plain
+        from labkit.labs.run_files import plain
 
         names = {"left": str(first.folder), "right": str(second.folder)}
         # A NaN in a damaged results.json becomes a text, as Run.finish writes it.

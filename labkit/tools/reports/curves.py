@@ -6,7 +6,7 @@ its size is that of a phone's screen, on which the panel is as wide as it was dr
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
@@ -43,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture: its axes' names with units, its lines, whether y is logarithmic, the SVG."""
+    """One picture: the columns of its axes, its lines, whether y is logarithmic, the SVG."""
 
     x: str
     y: str
@@ -67,15 +67,15 @@ def points(rows: Sequence[Mapping], x: str, y: str) -> list[Point]:
     """Return (x, y) of each row that has both; "update" is the row's number where no column is."""
     if x == "update" and rows and x not in rows[0]:
         x = next((name for name in X_NAMES if name in rows[0]), "")
-        found = [(row.get(x, number), row.get(y)) for number, row in enumerate(rows, start=1)]
+        pairs = [(row.get(x, number), row.get(y)) for number, row in enumerate(rows, start=1)]
     else:
-        found = [(row.get(x), row.get(y)) for row in rows]
-    return [(float(a), float(b)) for a, b in found if a is not None and b is not None]
+        pairs = [(row.get(x), row.get(y)) for row in rows]
+    return [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
 
 
 def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
     """Draw ``lines`` over each other; losses and other noisy columns as running means."""
-    lines = tuple(Line(one.label, one.number, _thin(_smooth(one.points, y))) for one in lines)
+    lines = tuple(replace(line, points=_thin(_smooth(line.points, y))) for line in lines)
     heights = [b for line in lines for _, b in line.points if is_drawn(b)]
     # A training that has ended in infinity still has a beginning.
     logarithmic = bool(heights) and min(heights) > 0 and max(heights) > 30 * min(heights)
@@ -109,35 +109,38 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     return [number * step for number in range(first, last + 1)] or [low]
 
 
-def _smooth(found: Sequence[Point], y: str) -> Sequence[Point]:
+def _smooth(curve: Sequence[Point], y: str) -> Sequence[Point]:
     """Return the running mean of ``_WINDOW`` points for what is measured at every update."""
-    if len(found) < 4 * _WINDOW or "accuracy" in y or y in ("learning_rate", "peak_memory_mb"):
-        return found
+    if len(curve) < 4 * _WINDOW or "accuracy" in y or y in ("learning_rate", "peak_memory_mb"):
+        return curve
     from labkit.labs.figures.common import smooth
 
-    heights = [b for _, b in found]
+    heights = [b for _, b in curve]
     if not all(map(is_drawn, heights)):
-        return found
-    return [(a, float(b)) for (a, _), b in zip(found, smooth(heights, _WINDOW), strict=True)]
+        return curve
+    return [(a, float(b)) for (a, _), b in zip(curve, smooth(heights, _WINDOW), strict=True)]
 
 
-def _thin(found: Sequence[Point]) -> Sequence[Point]:
+def _thin(curve: Sequence[Point]) -> Sequence[Point]:
     """Return at most about ``_POINTS`` points: of each stretch its lowest and its highest."""
-    if len(found) <= _POINTS:
-        return found
-    stretch = -(-2 * len(found) // _POINTS)
-    kept = [found[0]]
-    for start in range(0, len(found), stretch):
-        part = list(enumerate(found[start : start + stretch]))
-        finite = [one for one in part if is_drawn(one[1][1])] or part[:1]
-        ends = {min(finite, key=lambda one: one[1][1]), max(finite, key=lambda one: one[1][1])}
+    if len(curve) <= _POINTS:
+        return curve
+    stretch = -(-2 * len(curve) // _POINTS)
+    kept = [curve[0]]
+    for start in range(0, len(curve), stretch):
+        part = curve[start : start + stretch]
+        heights = [b for _, b in part]
+        finite = [place for place, b in enumerate(heights) if is_drawn(b)] or [0]
         # Not a number in a stretch stays: it breaks the line there.
-        ends |= {one for one in part if not is_drawn(one[1][1])}
-        kept += [point for _, point in sorted(ends, key=lambda one: one[0])]
-    return [*kept, found[-1]]
+        places = {place for place, b in enumerate(heights) if not is_drawn(b)}
+        places |= {min(finite, key=heights.__getitem__), max(finite, key=heights.__getitem__)}
+        kept += [part[place] for place in sorted(places)]
+    return [*kept, curve[-1]]
 
 
-def _draw(lines, x, y, heights, logarithmic) -> Markup:
+def _draw(
+    lines: Sequence[Line], x: str, y: str, heights: Sequence[float], logarithmic: bool
+) -> Markup:
     xs = [a for line in lines for a, _ in line.points if is_drawn(a)]
     names = ", ".join(line.label for line in lines)
     alt = f"{with_unit(y)} over {with_unit(x)}: {names}"
@@ -157,7 +160,9 @@ def _draw(lines, x, y, heights, logarithmic) -> Markup:
 class _Axis:
     """Values to places on the picture."""
 
-    def __init__(self, low, high, start, end, logarithmic):
+    def __init__(
+        self, low: float, high: float, start: float, end: float, logarithmic: bool
+    ) -> None:
         self.scale = math.log10 if logarithmic else float
         if low == high:
             # A constant is a level line in the middle.

@@ -5,6 +5,7 @@ records may come later, their last line may be half written, the runner may have
 """
 
 import math
+import os
 import shutil
 import sys
 import time
@@ -12,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.base import arguments
 from labkit.base.printable import printable
-from labkit.errors import InputError
 from labkit.labs.run import opened_here
+from labkit.labs.run_files import KERNEL_LOG, LOG, last_lines, other_host
 from labkit.tools.reports import curves
-from labkit.tools.reports.read import KERNEL_LOG, LOG, LabRun, RunFolder, read, tail
-from labkit.tools.reports.results_file import elsewhere
+from labkit.tools.reports.read import LabRun, RunFolder, read
 from labkit.tools.reports.text_chart import chart
 
 # A run without results.json, or between two labs, counts as going for so long after its last
@@ -30,11 +31,12 @@ _CLEAR = "\x1b[H\x1b[2J"
 class Look:
     """One look at a run.
 
-    lab     the lab that is going; else the last one that has anything
-    status  running, or what it has ended as: passed, failed, interrupted
-    where   one line: lab, status, place among the labs
-    rows    its longest records, [] where there are none yet
-    last    the last line that the lab printed or its progress
+    Attributes:
+        lab: the lab that is going; else the last one that has anything.
+        status: running, or what it has ended as: passed, failed, interrupted.
+        where: one line: lab, status, place among the labs.
+        rows: its longest records, [] where there are none yet.
+        last: the last line that the lab printed, or its progress.
     """
 
     lab: LabRun | None
@@ -44,8 +46,8 @@ class Look:
     last: str
 
 
-def look(folder) -> Look:
-    """Read where a run is. Raises ``InputError`` where ``folder`` holds no run."""
+def look(folder: str | os.PathLike) -> Look:
+    """Read where a run is; ``InputError`` where ``folder`` holds no run."""
     run = read(folder)
     status = _status(run)
     lab = _current(run)
@@ -53,69 +55,69 @@ def look(folder) -> Look:
         return Look(None, status, f"{run.label}: {status}, nothing written yet", [], "")
     records = lab.records()
     rows = max(records.values(), key=len, default=[])
-    places = [one.folder for one in run.labs]
+    places = [other.folder for other in run.labs]
     place = f" ({places.index(lab.folder) + 1} of {len(places)})" if len(places) > 1 else ""
-    lines = tail(lab.folder / LOG, 1) or tail(lab.folder / KERNEL_LOG, 1)
+    lines = last_lines(lab.folder / LOG, 1) or last_lines(lab.folder / KERNEL_LOG, 1)
     where = f"{lab.lab}{place}: {lab.status if status != 'running' else status}"
-    if lab.status == "running" and (host := elsewhere(lab.results)):
+    if lab.status == "running" and (host := other_host(lab.results)):
         where += f" on {host}"
     if status == "interrupted" and lab.status not in ("interrupted", "failed"):
         where += "; the run was interrupted"
     return Look(lab, status, where, rows, lines[-1] if lines else "")
 
 
-def as_text(found: Look, width: int = 80) -> str:
+def as_text(current: Look, width: int = 80) -> str:
     """Return one look as text: where it is, a chart of each first column, the last line."""
-    parts = [found.where]
-    names = [name for name in curves.columns(found.rows) if name in ("loss", "accuracy")]
-    for name in names or curves.columns(found.rows)[:1]:
-        points = curves.points(found.rows, "update", name)
+    parts = [current.where]
+    names = [name for name in curves.columns(current.rows) if name in ("loss", "accuracy")]
+    for name in names or curves.columns(current.rows)[:1]:
+        points = curves.points(current.rows, "update", name)
         parts.append(chart(points, curves.with_unit(name), "update", width))
-    if not found.rows:
-        parts.append("no records yet" if found.status == "running" else "no records")
-    if found.last:
-        parts.append(found.last.strip())
+    if not current.rows:
+        parts.append("no records yet" if current.status == "running" else "no records")
+    if current.last:
+        parts.append(current.last.strip())
     return printable("\n".join(parts))
 
 
-def follow(folder, every: float, show: Callable[[Look], None]) -> str:
+def follow(folder: str | os.PathLike, every: float, show: Callable[[Look], None]) -> str:
     """Call ``show`` with a look every ``every`` seconds until the run ends; return its status.
 
     Only what has changed is shown. A run that this process executes goes no further while it is
-    being followed: one look, and "running" is returned. A folder that cannot be read for a moment,
-    while a file in it is being replaced, is looked at again; one that is no run raises
-    ``InputError`` at once.
+    being followed: one look, and "running" is returned.
+
+    Raises:
+        InputError: when ``folder`` holds no run, or ``every`` is not above 0.
     """
-    if not every > 0:
-        raise InputError(f"every is {every}; expected seconds above 0")
+    arguments.number("every", every, above=0)
     before = None
     while True:
-        found = look(folder)
-        seen = (found.where, len(found.rows), found.last)
-        if seen != before:
-            show(found)
-            before = seen
-        own = found.lab is not None and opened_here(found.lab.folder)
-        if own or found.status != "running":
-            return found.status
+        current = look(folder)
+        state = (current.where, len(current.rows), current.last)
+        if state != before:
+            show(current)
+            before = state
+        own = current.lab is not None and opened_here(current.lab.folder)
+        if own or current.status != "running":
+            return current.status
         time.sleep(every)
 
 
-def in_terminal(folder, every: float, once: bool) -> str:
+def in_terminal(folder: str | os.PathLike, every: float, once: bool) -> str:
     """Print looks on standard output until the run ends, or one; return the run's status."""
     width = min(shutil.get_terminal_size().columns, 100)
     if once:
-        found = look(folder)
-        print(as_text(found, width))
-        return found.status
+        current = look(folder)
+        print(as_text(current, width))
+        return current.status
     redraws = sys.stdout.isatty()
 
-    def show(found: Look) -> None:
+    def show(current: Look) -> None:
         if redraws:
-            print(_CLEAR + as_text(found, width), flush=True)
+            print(_CLEAR + as_text(current, width), flush=True)
         else:
             # In a pipe a line a look: the chart follows at the end.
-            text = f"{found.where}  {_numbers(found)}  {found.last.strip()}".rstrip()
+            text = f"{current.where}  {_numbers(current)}  {current.last.strip()}".rstrip()
             print(printable(text), flush=True)
 
     status = follow(folder, every, show)
@@ -124,15 +126,22 @@ def in_terminal(folder, every: float, once: bool) -> str:
     return status
 
 
-def attach(folder, every: float = 2.0) -> str:
+def attach(folder: str | os.PathLike, every: float = 2.0) -> str:
     """Draw the curves of a run in a notebook, and again as it goes on; return how it ended.
 
-    folder  of a run, of a lab or of a sweep; the lab that is going is shown
-    every   seconds between two looks, above 0
+    The figure is replaced in place; interrupting the cell leaves the run alone. Outside a notebook
+    text is printed instead.
 
-    The figure is replaced in place. Returns "passed", "failed" or "interrupted" when the run ends,
-    "running" at once for the run of this very notebook; interrupting the cell leaves the run alone.
-    Outside a notebook text is printed instead. Raises ``InputError`` where ``folder`` holds no run.
+    Args:
+        folder: of a run, of a lab or of a sweep; the lab that is going is shown.
+        every: seconds between two looks, above 0.
+
+    Returns:
+        "passed", "failed" or "interrupted" when the run ends; "running" at once for the run of
+        this very notebook.
+
+    Raises:
+        InputError: when ``folder`` holds no run, or ``every`` is not above 0.
     """
     if "ipykernel" not in sys.modules:
         return in_terminal(folder, every, once=False)
@@ -140,9 +149,9 @@ def attach(folder, every: float = 2.0) -> str:
 
     handle = None
 
-    def show(found: Look) -> None:
+    def show(current: Look) -> None:
         nonlocal handle
-        data, alt = _figure(found), as_text(found)
+        data, alt = _figure(current), as_text(current)
         picture = Image(data=data, format="png", alt=alt.splitlines()[0])
         if handle is None:
             handle = display(picture, display_id=True)
@@ -152,27 +161,27 @@ def attach(folder, every: float = 2.0) -> str:
     return follow(folder, every, show)
 
 
-def _figure(found: Look) -> bytes:
+def _figure(current: Look) -> bytes:
     """Return the first columns of the records as a PNG, loss and accuracy side by side."""
     from labkit.labs.figures import common as plots
 
-    names = curves.columns(found.rows)[:2]
+    names = curves.columns(current.rows)[:2]
     figure, grid = plots.axes(1, max(1, len(names)))
     axes = [grid] if len(names) < 2 else list(grid)
     for axis, name in zip(axes, names, strict=False):
-        points = curves.points(found.rows, "update", name)
+        points = curves.points(current.rows, "update", name)
         axis.plot(*zip(*points, strict=True) if points else ((), ()), color=plots.BLUE)
         axis.set(xlabel="update", ylabel=curves.with_unit(name))
     if not names:
         axes[0].set_axis_off()
-    figure.suptitle(f"{found.where}\n{found.last.strip()[:90]}".strip(), fontsize=9)
+    figure.suptitle(f"{current.where}\n{current.last.strip()[:90]}".strip(), fontsize=9)
     return plots.png(figure)
 
 
-def _numbers(found: Look) -> str:
-    if not found.rows:
+def _numbers(current: Look) -> str:
+    if not current.rows:
         return ""
-    row = found.rows[-1]
+    row = current.rows[-1]
     shown = [name for name in ("update", "loss", "accuracy") if name in row]
     return ", ".join(f"{name} {row[name]:g}" for name in shown)
 
@@ -202,9 +211,9 @@ def _expected(run: RunFolder) -> int:
 
 
 def _current(run: RunFolder) -> LabRun | None:
-    for wanted in ("running", "unknown"):
+    for status in ("running", "unknown"):
         for lab in run.labs:
-            if lab.status == wanted:
+            if lab.status == status:
                 return lab
     begun = [lab for lab in run.labs if lab.status != "not started"]
     return max(begun, key=lambda lab: _written(lab.folder), default=None)

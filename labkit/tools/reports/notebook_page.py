@@ -1,22 +1,28 @@
 """An executed notebook as one HTML page that loads nothing: no network, no script.
 
 nbconvert's own pages load require.js and MathJax from elsewhere. Here its bare form is taken, of
-which harmless tags and attributes stay and nothing else, and its maths is drawn
+which harmless tags and attributes stay and nothing else; formulas become MathML
 (labkit.tools.reports.maths).
 """
 
 import logging
 import re
 import warnings
+from collections.abc import Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from labkit.base.input_files import parse_json, read_text
 from labkit.base.project import project_root
 from labkit.errors import InputError
-from labkit.tools.reports.maths import Budget, draw_maths
+from labkit.tools.reports.maths import Budget, mathml
+
+if TYPE_CHECKING:
+    from bs4 import BeautifulSoup, Tag
+    from nbconvert import HTMLExporter
 
 # Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
 # need a page that loads programs.
@@ -56,7 +62,8 @@ _STYLE = re.compile(
 def convert(notebook: Path) -> tuple[str, str]:
     """Return the notebook's title and its cells as HTML for ``notebook.html.j2``.
 
-    Raises ``InputError`` for a file that is no notebook.
+    Raises:
+        InputError: when the file is no notebook that can be read.
     """
     import nbformat
 
@@ -66,6 +73,7 @@ def convert(notebook: Path) -> tuple[str, str]:
             raise ValueError(f"its format is {version}; expected 4")
         # nbformat.read would print what it finds wrong, and go on.
         read = nbformat.v4.reads(text)
+        _formulas_as_markdown(read)
         with warnings.catch_warnings():
             # Of an output that only a widget or JavaScript could show.
             warnings.simplefilter("ignore")
@@ -92,21 +100,39 @@ def highlight_css() -> tuple[str, str]:
 
 
 @cache
-def _exporter():
+def _exporter() -> "HTMLExporter":
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    class Renderer(IPythonRenderer):
+        """Marks formulas, for ``_clean`` to convert: it leaves no ``<math>`` of anybody else."""
+
+        def inline_math(self, body: str) -> str:
+            return f'<span class="maths">{escape(body)}</span>'
+
+        def block_math(self, body: str) -> str:
+            return f'<span class="maths display">{escape(body)}</span>'
+
+        def latex_environment(self, name: str, body: str) -> str:
+            return self.block_math(f"\\begin{{{name}}}{body}\\end{{{name}}}")
 
     class Exporter(HTMLExporter):
         """Formats markdown, of cells and of outputs, as far as ``markdown_left`` letters go."""
 
+        markdown_left = _MOST_MARKDOWN
+
         @pass_context
-        def markdown2html(self, context, source):
-            if len(source) > _LONGEST or source.count("[") > _MOST_BRACKETS:
-                return _as_written(source)
-            if len(source) > self.markdown_left:
+        def markdown2html(self, context: Mapping[str, Any], source: str) -> str:
+            if (
+                len(source) > min(_LONGEST, self.markdown_left)
+                or source.count("[") > _MOST_BRACKETS
+            ):
                 return _as_written(source)
             self.markdown_left -= len(source)
-            return super().markdown2html(context, source)
+            attachments = context.get("cell", {}).get("attachments", {})
+            renderer = Renderer(escape=False, attachments=attachments)
+            return MarkdownWithMath(renderer=renderer).render(source)
 
     # What it warns of, pictures without a text, the page mends.
     log = logging.getLogger(f"{__name__}.nbconvert")
@@ -120,6 +146,15 @@ def _exporter():
     )
 
 
+def _formulas_as_markdown(notebook: Any) -> None:
+    """Have outputs that are one formula, as of IPython's Math, formatted as markdown is."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if re.fullmatch(r"\s*\$.*\$\s*", str(data.get("text/latex", "")), re.DOTALL):
+                data.setdefault("text/markdown", data.pop("text/latex"))
+
+
 def _as_written(markdown: str) -> str:
     # nbconvert looks for links in what this returns, too: 14 s for 64 kB of "![](".
     text = escape(markdown).replace("[", "&#91;")
@@ -127,30 +162,33 @@ def _as_written(markdown: str) -> str:
 
 
 def _clean(body: str, folder: Path) -> str:
-    """Leave what is harmless, draw the maths, lead relative links from ``folder``."""
+    """Leave what is harmless, convert formulas, lead relative links from ``folder``."""
     from bs4 import BeautifulSoup
 
     soup = BeautifulSoup(_whole_tags(body), "html.parser")
     _drop_all_but_text(soup)
-    seen: set[str] = set()
-    for one in soup.find_all(True):
-        _drop_attributes(one)
+    ids: set[str] = set()
+    for tag in soup.find_all(True):
+        _drop_attributes(tag)
         # Two headings with the same words have the same id.
-        if "id" in one.attrs and (one["id"] in seen or seen.add(one["id"])):
-            del one.attrs["id"]
-        if one.name == "a":
-            _point(one, folder)
+        if "id" in tag.attrs and tag["id"] in ids:
+            del tag.attrs["id"]
+        ids.add(tag.get("id"))
+        if tag.name == "a":
+            _point(tag, folder)
     for image in soup.select("img"):
         image["alt"] = image.get("alt") or "picture"
         if "src" not in image.attrs:
             image.replace_with(f"[picture: {image['alt']}]")
     budget = Budget()
-    for text in soup.select(".text_cell_render, .output_markdown, .output_latex"):
-        if text.decomposed or "$" not in text.get_text():
+    for formula in soup.select("span.maths"):
+        if formula.string is None:  # not as marked: with tags inside
             continue
-        drawn = BeautifulSoup(draw_maths(text.decode_contents(), budget), "html.parser")
-        text.clear(decompose=True)
-        text.append(drawn)
+        if html := mathml(formula.string, "display" in formula["class"], budget):
+            # In its place in the tag: replacing the tag takes as long as its parent has children.
+            formula.string.replace_with(BeautifulSoup(html, "html.parser"))
+        else:
+            formula.name = "code"
     return str(soup)
 
 
@@ -170,29 +208,29 @@ def _whole_tags(html: str) -> str:
     return re.sub(r"<(?!/?[A-Za-z][^<>]*>)", "&lt;", "".join(parts))
 
 
-def _drop_all_but_text(soup) -> None:
+def _drop_all_but_text(soup: "BeautifulSoup") -> None:
     """Leave tags of ``_TAGS`` and text: no comments, declarations, instructions, other tags."""
     from bs4.element import NavigableString, PreformattedString
 
     depth = {id(soup): 0}
-    for one in list(soup.descendants):
-        depth[id(one)] = depth[id(one.parent)] + 1
-        if depth[id(one)] > _DEEPEST:
+    for node in list(soup.descendants):
+        depth[id(node)] = depth[id(node.parent)] + 1
+        if depth[id(node)] > _DEEPEST:
             raise InputError(f"its HTML is nested more than {_DEEPEST} deep")
-    for one in list(soup.descendants):
-        if isinstance(one, PreformattedString):  # a comment, CDATA, <!...> or <?...>
-            one.extract()
-        elif isinstance(one, NavigableString):
-            if type(one) is not NavigableString:  # of a script: written without escapes
-                one.replace_with(NavigableString(one))
-        elif one.name in _EMPTIED or "anchor-link" in one.get("class", ()):
-            one.extract()
-        elif one.name not in _TAGS:
-            one.name = "span"
-            one.attrs = {}
+    for node in list(soup.descendants):
+        if isinstance(node, PreformattedString):  # a comment, CDATA, <!...> or <?...>
+            node.extract()
+        elif isinstance(node, NavigableString):
+            if type(node) is not NavigableString:  # of a script: written without escapes
+                node.replace_with(NavigableString(node))
+        elif node.name in _EMPTIED or "anchor-link" in node.get("class", ()):
+            node.extract()
+        elif node.name not in _TAGS:
+            node.name = "span"
+            node.attrs = {}
 
 
-def _drop_attributes(tag) -> None:
+def _drop_attributes(tag: "Tag") -> None:
     """Leave the attributes that neither run nor load nor cover anything."""
     for name in list(tag.attrs):
         value = str(tag.attrs[name])
@@ -207,17 +245,17 @@ def _drop_attributes(tag) -> None:
         tag["style"] = ";".join(kept)
 
 
-def _point(link, folder: Path) -> None:
+def _point(link: "Tag", folder: Path) -> None:
     """Make a relative link absolute; drop one that leads nowhere, or is no link to a page."""
     target = str(link.get("href", ""))
     if target.startswith(("http://", "https://", "#")) or not target:
         return
     path, _, fragment = target.partition("#")
-    found = None if ":" in path.split("/", 1)[0] else _file(unquote(path), folder)
-    if found is None:
+    file = None if ":" in path.split("/", 1)[0] else _file(unquote(path), folder)
+    if file is None:
         del link.attrs["href"]
         return
-    link["href"] = f"file://{quote(str(found))}" + (f"#{fragment}" if fragment else "")
+    link["href"] = f"file://{quote(str(file))}" + (f"#{fragment}" if fragment else "")
 
 
 def _file(path: str, folder: Path) -> Path | None:
@@ -237,8 +275,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _title(read, notebook: Path) -> str:
-    for cell in read.cells:
+def _title(content: Any, notebook: Path) -> str:
+    for cell in content.cells:
         for line in str(cell.source).splitlines() if cell.cell_type == "markdown" else ():
             if line.startswith("# "):
                 return line[2:].strip()

@@ -9,11 +9,12 @@ import base64
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.base.files import whole_file
 from labkit.base.input_files import open_file
@@ -21,12 +22,16 @@ from labkit.errors import InputError
 from labkit.tools.reports import curves, notebook_page, tables
 from labkit.tools.reports.read import LabRun, RunFolder, read_all
 
+if TYPE_CHECKING:
+    import jinja2
+
 # Converting a notebook takes two to four seconds and up to 0.8 MB.
 MOST_NOTEBOOKS = 24
 _HERE = Path(__file__).resolve().parent
 _NO_LETTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _SUFFIXES = (".html", ".htm")
 _TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # where report.html.j2 has it
+_Curve = tuple[str, int, list[dict]]  # label, number of its colour, rows of records
 
 
 @dataclass(frozen=True)
@@ -38,15 +43,23 @@ class Picture:
     alt: str
 
 
-def write(folders: Sequence, out: Path | None = None, notebooks: bool = True) -> Path:
-    """Read the runs in ``folders``, write the page and its notebooks, and return the page's path.
+def write(
+    folders: Sequence[str | os.PathLike],
+    out: str | os.PathLike | None = None,
+    notebooks: bool = True,
+) -> Path:
+    """Read runs, write the page and its notebooks, and return the page's path.
 
-    out        without it RUN/report.html for one RUN, ./report.html for several
-    notebooks  whether the executed notebooks become pages in ``<name of the page>_notebooks``
+    Every file appears whole or not at all, and the page last.
 
-    Every file appears whole or not at all, and the page last. Raises ``InputError`` where a RUN
-    cannot be found, or where the page cannot be written: a file in its place that is no earlier
-    report stays.
+    Args:
+        folders: of runs, labs or sweeps.
+        out: without it RUN/report.html for one folder, ./report.html for several.
+        notebooks: whether the executed notebooks become pages in ``<name of the page>_notebooks``.
+
+    Raises:
+        InputError: when a folder holds no run, or the page cannot be written: a file in its place
+            that is no earlier report stays.
     """
     runs = read_all(folders)
     out = Path(out) if out else (runs[0].folder if len(runs) == 1 else Path.cwd()) / "report.html"
@@ -71,7 +84,7 @@ def _is_report(place: Path) -> bool:
         return False
 
 
-def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> str:
+def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -> str:
     """Return the page as text. ``links`` is notebook -> link to it as a page."""
     labs = tables.by_lab(runs)
     # Numbers choose colours: one label has one colour on the whole page.
@@ -83,12 +96,14 @@ def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> s
         made=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,
         labs=every,
-        counts=_counts(every),
+        counts=Counter(lab.status for lab in every),
         around=tables.facts({run.label: tables.surroundings(run) for run in runs}),
         sections=sections,
         differing=_differing(sections),
         same_inputs=[
-            one["name"] for one in sections if one["compared"] > 1 and not one["inputs"].differ
+            section["name"]
+            for section in sections
+            if section["compared"] > 1 and not section["inputs"].differ
         ],
         what_ran=tables.what_ran(runs),
         failures=[lab for lab in every if lab.status in ("failed", "interrupted")],
@@ -98,7 +113,7 @@ def render(runs: Sequence[RunFolder], links: dict[Path, str] | None = None) -> s
     )
 
 
-def _section(name: str, labs: list[LabRun], numbers: dict[str, int]) -> dict[str, Any]:
+def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return what the page says of one lab, in all its runs."""
     inputs = {lab.label: tables.inputs(lab) for lab in labs if lab.results.get("parameters")}
     return {
@@ -114,24 +129,24 @@ def _section(name: str, labs: list[LabRun], numbers: dict[str, int]) -> dict[str
     }
 
 
-def _differing(sections: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _differing(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the tables of what differs, each once, with the labs that it is true of."""
-    found: list[dict[str, Any]] = []
+    differing: list[dict[str, Any]] = []
     for section in sections:
         table = section["inputs"].differ
-        if table is None:
-            continue
-        known = next((one for one in found if one["table"] == table), None)
-        if known:
-            known["labs"].append(section["name"])
+        for known in differing:
+            if known["table"] == table:
+                known["labs"].append(section["name"])
+                break
         else:
-            found.append({"labs": [section["name"]], "table": table})
-    return found
+            if table is not None:
+                differing.append({"labs": [section["name"]], "table": table})
+    return differing
 
 
-def _curves(labs: Sequence[LabRun], numbers: dict[str, int]) -> list[dict[str, Any]]:
+def _curves(labs: Sequence[LabRun], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return for each group of records its legend, first panels, and the panels of the rest."""
-    groups: dict[str, list[tuple[str, int, list[dict]]]] = {}
+    groups: dict[str, list[_Curve]] = {}
     for lab in labs:
         for file, rows in lab.records().items():
             group, name = _group(file)
@@ -139,23 +154,22 @@ def _curves(labs: Sequence[LabRun], numbers: dict[str, int]) -> list[dict[str, A
             # A run has its colour everywhere, but beside others of its group a line has its own.
             number = len(groups.get(group, ())) if name else numbers[lab.label]
             groups.setdefault(group, []).append((label, number, rows))
-    pictures = []
-    for group, found in sorted(groups.items()):
-        shown = found[: curves.MOST]
-        names = list(dict.fromkeys(name for *_, rows in shown for name in curves.columns(rows)))
-        first = [name for name in names if name in ("loss", "training_loss", "accuracy")]
-        panels = [_panel(shown, x, y) for y in first for x in ("update", "seconds")]
-        rest = [_panel(shown, "update", y) for y in names if y not in first]
-        pictures.append(
-            {
-                "group": group,
-                "legend": [curves.Line(label, number, ()) for label, number, _ in shown],
-                "left_out": [label for label, *_ in found[curves.MOST :]],
-                "panels": list(filter(None, panels)),
-                "rest": list(filter(None, rest)),
-            }
-        )
-    return pictures
+    return [_pictures_of(group, lines) for group, lines in sorted(groups.items())]
+
+
+def _pictures_of(group: str, lines: Sequence[_Curve]) -> dict[str, Any]:
+    drawn = lines[: curves.MOST]
+    names = list(dict.fromkeys(name for *_, rows in drawn for name in curves.columns(rows)))
+    first = [name for name in names if name in ("loss", "training_loss", "accuracy")]
+    panels = [_panel(drawn, x, y) for y in first for x in ("update", "seconds")]
+    rest = [_panel(drawn, "update", y) for y in names if y not in first]
+    return {
+        "group": group,
+        "legend": [curves.Line(label, number, ()) for label, number, _ in drawn],
+        "left_out": [label for label, *_ in lines[curves.MOST :]],
+        "panels": list(filter(None, panels)),
+        "rest": list(filter(None, rest)),
+    }
 
 
 def _group(file: str) -> tuple[str, str]:
@@ -164,23 +178,20 @@ def _group(file: str) -> tuple[str, str]:
     return ("/".join(group), name) if group else (name, "")
 
 
-def _panel(found, x, y):
-    lines = [
-        curves.Line(label, number, drawn)
-        for label, number, rows in found
-        if (drawn := curves.points(rows, x, y))
-    ]
+def _panel(drawn: Sequence[_Curve], x: str, y: str) -> curves.Panel | None:
+    points = [(label, number, curves.points(rows, x, y)) for label, number, rows in drawn]
+    lines = [curves.Line(*line) for line in points if line[2]]
     return curves.panel(lines, x, y) if lines else None
 
 
 def _figures(labs: Sequence[LabRun]) -> dict[str, list[Picture]]:
     """Return figure -> its pictures, one of each run that has it."""
-    found: dict[str, list[Picture]] = {}
+    figures: dict[str, list[Picture]] = {}
     for lab in labs:
         for path in lab.figures:
             alt = f"figure {path.stem} of {lab.lab}, run {lab.label}"
-            found.setdefault(path.stem, []).append(Picture(_uri(path), lab.label, alt))
-    return dict(sorted(found.items()))
+            figures.setdefault(path.stem, []).append(Picture(_uri(path), lab.label, alt))
+    return dict(sorted(figures.items()))
 
 
 def _sweep(run: RunFolder) -> dict[str, Any]:
@@ -189,8 +200,8 @@ def _sweep(run: RunFolder) -> dict[str, Any]:
         for path in run.figures
     ]
     grid = run.about.get("grid")
-    asked = ", ".join(f"{name} = {tables.text(values)}" for name, values in grid.items()) if (
-        isinstance(grid, dict)) else ""  # fmt: skip
+    axes = grid.items() if isinstance(grid, dict) else ()
+    asked = ", ".join(f"{name} = {tables.text(values)}" for name, values in axes)
     table = tables.rows_as_table(run.table)
     return {"run": run, "asked": asked, "table": table, "pictures": pictures}
 
@@ -199,16 +210,10 @@ def _uri(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
 
-def _counts(labs: Sequence[LabRun]) -> dict[str, int]:
-    statuses = [lab.status for lab in labs]
-    return {status: statuses.count(status) for status in dict.fromkeys(statuses)}
-
-
 def _problems(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
-    found = [(run.label, problem) for run in runs for problem in run.problems]
-    for run in runs:
-        found += [(f"{lab.label}: {lab.lab}", text) for lab in run.labs for text in lab.problems]
-    return found
+    problems = [(run.label, problem) for run in runs for problem in run.problems]
+    labs = [lab for run in runs for lab in run.labs]
+    return problems + [(f"{lab.label}: {lab.lab}", text) for lab in labs for text in lab.problems]
 
 
 def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
@@ -241,7 +246,7 @@ def _write_text(path: Path, text: str, what: str) -> None:
 
 
 @cache
-def _template(name: str):
+def _template(name: str) -> "jinja2.Template":
     import jinja2
 
     environment = jinja2.Environment(

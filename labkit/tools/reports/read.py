@@ -15,14 +15,24 @@ from typing import Any
 from labkit.base.files import refuse_links
 from labkit.base.input_files import open_file, read_text, usable_name
 from labkit.errors import InputError
-from labkit.labs.run import RESULTS
-from labkit.tools.reports.results_file import read_json, read_results, status_of
+from labkit.labs.run_files import (
+    FIGURES,
+    KERNEL_LOG,
+    LOG,
+    RECORDS,
+    RESULTS,
+    RUN,
+    SWEEP,
+    SWEEP_RUNS,
+    SWEEP_TABLE,
+    last_lines,
+    read_json,
+    read_results,
+    status_of,
+)
 from labkit.training.records import read_records
 
-RECORDS, LOG, KERNEL_LOG = "records.csv", "log.txt", "kernel.log"
-RUN, SWEEP, SWEEP_TABLE = "run.json", "sweep.json", "sweep.csv"
-_TAIL = 15
-_TAIL_BYTES = 20_000
+_LOG_LINES = 15
 _TABLE_BYTES = 8 << 20  # a row of sweep.csv has some 100
 # Columns times lines: a line of one byte has a cell in every column.
 _TABLE_CELLS = 300_000
@@ -34,11 +44,13 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 class LabRun:
     """One lab, executed once.
 
-    label     which run it is of, unique on a page
-    lab       its name; the folder's, where results.json does not say
-    results   the usable part of results.json
-    status    passed, failed, running, interrupted, unknown, or "not started"
-    problems  what is missing or damaged in the folder, a sentence each
+    Attributes:
+        label: which run it is of, unique on a page.
+        lab: its name; the folder's, where results.json does not say.
+        folder: where it has written.
+        results: the usable part of results.json.
+        status: passed, failed, running, interrupted, unknown, or "not started".
+        problems: what is missing or damaged in the folder, a sentence each.
     """
 
     label: str
@@ -56,8 +68,8 @@ class LabRun:
         named = self.folder / name
         if usable_name(name) and named.suffix == ".ipynb" and named.is_file():
             return named
-        found = _files(self.folder, "*.ipynb")
-        return found[0] if len(found) == 1 else None
+        notebooks = _files(self.folder, "*.ipynb")
+        return notebooks[0] if len(notebooks) == 1 else None
 
     @property
     def figures(self) -> list[Path]:
@@ -66,17 +78,19 @@ class LabRun:
 
     def records(self) -> dict[str, list[dict]]:
         """Return file -> rows for every records.csv in the folder; a damaged one is a problem."""
-        found = {}
+        tables = {}
         for path in _files(self.folder, f"**/{RECORDS}"):
             name = str(path.relative_to(self.folder))
             try:
                 rows = read_records(path).rows
             except (InputError, OSError, ValueError, csv.Error) as error:
-                self._note(f"{name} cannot be read: {error}")
+                problem = f"{name} cannot be read: {error}"
+                if problem not in self.problems:
+                    self.problems.append(problem)
                 continue
             if rows:
-                found[name] = rows
-        return found
+                tables[name] = rows
+        return tables
 
     def last_lines(self) -> list[str]:
         """Return the last lines that the lab wrote: of results.json's error, else of its log."""
@@ -84,22 +98,25 @@ class LabRun:
         lines = kept if isinstance(kept, list) else str(kept or "").splitlines()
         # A short text may be the name of a file instead of its lines.
         if len(lines) == 1 and Path(str(lines[0])).name in (LOG, KERNEL_LOG):
-            lines = tail(self.folder / Path(str(lines[0])).name)
+            lines = last_lines(self.folder / Path(str(lines[0])).name, _LOG_LINES)
         for name in (KERNEL_LOG, LOG):
-            lines = lines or tail(self.folder / name)
-        return [str(line) for line in lines][-_TAIL:]
-
-    def _note(self, problem):
-        if problem not in self.problems:
-            self.problems.append(problem)
+            lines = lines or last_lines(self.folder / name, _LOG_LINES)
+        return [str(line) for line in lines][-_LOG_LINES:]
 
 
 @dataclass
 class RunFolder:
-    """One RUN as it was given: its kind ("run", "lab" or "sweep"), its labs, and a sweep's table.
+    """The folder of a run, a lab or a sweep.
 
-    table    rows of sweep.csv, text by column; empty for other kinds
-    figures  a sweep's own
+    Attributes:
+        label: its name on a page.
+        folder: where it is.
+        kind: "run", "lab" or "sweep".
+        labs: what was executed in it.
+        about: run.json or sweep.json.
+        table: rows of sweep.csv, text by column; empty for other kinds.
+        figures: a sweep's own.
+        problems: what is missing or damaged in it, a sentence each.
     """
 
     label: str
@@ -112,15 +129,16 @@ class RunFolder:
     problems: list[str] = field(default_factory=list)
 
 
-def read_all(folders: Sequence) -> list[RunFolder]:
-    """Read every RUN; labels are the folders' names, made longer where two are the same.
+def read_all(folders: Sequence[str | os.PathLike]) -> list[RunFolder]:
+    """Read every folder; labels are the folders' names, made longer where two are the same.
 
-    Raises ``InputError`` for a folder that is not there, holds no run, or is given twice.
+    Raises:
+        InputError: when a folder is not there, holds no run, or is named twice.
     """
     places = [Path(folder).resolve() for folder in folders]
-    for given, place in zip(folders, places, strict=True):
+    for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
-            raise InputError(f"{given} is given twice")
+            raise InputError(f"{folder} is given twice")
     runs = [read(place, label) for place, label in zip(places, _labels(places), strict=True)]
     for run in runs if len(runs) > 1 else ():
         for lab in run.labs if run.kind == "sweep" else ():
@@ -128,8 +146,12 @@ def read_all(folders: Sequence) -> list[RunFolder]:
     return runs
 
 
-def read(folder, label: str | None = None) -> RunFolder:
-    """Read one RUN of any kind. Raises ``InputError`` where there is none, or a link in it."""
+def read(folder: str | os.PathLike, label: str | None = None) -> RunFolder:
+    """Read the folder of a run, a lab or a sweep.
+
+    Raises:
+        InputError: when it holds no run, or a link.
+    """
     place = Path(folder).resolve()
     if not place.is_dir():
         raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
@@ -142,15 +164,7 @@ def read(folder, label: str | None = None) -> RunFolder:
         return _read_sweep(place, label)
     if is_lab_folder(place):
         return RunFolder(label, place, "lab", [read_lab(place, label)])
-    about, problems = read_json(place / RUN)
-    named = about.get("labs")
-    names = [Path(str(name)).name for name in named] if isinstance(named, list) else []
-    problems += [f"{RUN} names the lab {name[:60]!r}, which is no name of a folder"
-                 for name in names if not usable_name(name)]  # fmt: skip
-    found = {path.name: path for path in _folders(place) if is_lab_folder(path)}
-    names = dict.fromkeys([*filter(usable_name, names), *found])
-    labs = [read_lab(place / name, label) for name in names]
-    return RunFolder(label, place, "run", labs, about, problems=problems)
+    return _read_run(place, label)
 
 
 def read_lab(folder: Path, label: str) -> LabRun:
@@ -172,17 +186,17 @@ def is_lab_folder(folder: Path) -> bool:
     return bool(_files(folder, "*.ipynb"))
 
 
-def tail(path: Path, count: int = _TAIL) -> list[str]:
-    """Return the last ``count`` lines of a log, without carriage returns; none if it is missing."""
-    try:
-        with open_file(path) as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            text = file.read(_TAIL_BYTES).decode("utf-8", "replace")
-    except (OSError, InputError):
-        return []
-    lines = (line.rstrip("\r").rsplit("\r", 1)[-1].rstrip() for line in text.split("\n"))
-    return [line for line in lines if line][-count:]
+def _read_run(place: Path, label: str) -> RunFolder:
+    about, problems = read_json(place / RUN)
+    asked = about.get("labs")
+    names = [Path(str(name)).name for name in asked] if isinstance(asked, list) else []
+    for name in names:
+        if not usable_name(name):
+            problems.append(f"{RUN} names the lab {name[:60]!r}, which is no name of a folder")
+    there = [path.name for path in _folders(place) if is_lab_folder(path)]
+    names = list(dict.fromkeys([*filter(usable_name, names), *there]))
+    labs = [read_lab(place / name, label) for name in names]
+    return RunFolder(label, place, "run", labs, about, problems=problems)
 
 
 def _read_sweep(place: Path, label: str) -> RunFolder:
@@ -201,7 +215,7 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
         problems.append(f"{SWEEP_TABLE} is missing: the sweep has not come to its end")
     except (OSError, ValueError, csv.Error) as error:
         problems.append(f"{SWEEP_TABLE} cannot be read: {error}")
-    folders = [path for path in _folders(place / "runs") if is_lab_folder(path)]
+    folders = [path for path in _folders(place / SWEEP_RUNS) if is_lab_folder(path)]
     labs = [read_lab(path, path.name) for path in folders]
     figures, more = _pictures(place)
     return RunFolder(label, place, "sweep", labs, about, rows, figures, problems + more)
@@ -216,14 +230,14 @@ def _holds_run(place: Path) -> bool:
     return not (place / "latest").is_symlink() and any(map(is_lab_folder, _folders(place)))
 
 
-def _no_run(given, place: Path) -> str:
+def _no_run(folder: str | os.PathLike, place: Path) -> str:
     runs = [
         path.name
         for path in _folders(place)
         if is_lab_folder(path) or any(map(is_lab_folder, _folders(path)))
     ]
     hint = f" Did you mean one of the runs in it: {', '.join(runs[-5:])}?" if runs else ""
-    return f"{given} holds no run (no run.json, results.json, notebook or records.csv).{hint}"
+    return f"{folder} holds no run (no run.json, results.json, notebook or records.csv).{hint}"
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
@@ -236,10 +250,10 @@ def _labels(places: Sequence[Path]) -> list[str]:
 
 def _folders(place: Path) -> Iterable[Path]:
     try:
-        found = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
+        paths = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
-    return sorted(found, key=_natural)
+    return sorted(paths, key=_natural)
 
 
 def _natural(path: Path) -> list:
@@ -251,26 +265,25 @@ def _natural(path: Path) -> list:
 def _files(folder: Path, pattern: str) -> list[Path]:
     """Return the files of ``folder`` that match, those hidden or still being written left out."""
     try:
-        found = sorted(path for path in folder.glob(pattern) if path.is_file())
+        paths = sorted(path for path in folder.glob(pattern) if path.is_file())
     except OSError:
         return []
-    return [path for path in found if not path.name.startswith(".")]
+    return [path for path in paths if not path.name.startswith(".")]
 
 
 def _pictures(folder: Path) -> tuple[list[Path], list[str]]:
     """Return the PNG files in ``figures`` of a folder, and a sentence for each other file there."""
-    found, problems, left = [], [], _PICTURE_BYTES
-    for path in _files(folder / "figures", "*.png"):
+    pictures, problems, left = [], [], _PICTURE_BYTES
+    for path in _files(folder / FIGURES, "*.png"):
+        name = f"{FIGURES}/{path.name}"
         if not _is_png(path):
-            problems.append(f"figures/{path.name} is not a PNG picture")
+            problems.append(f"{name} is not a PNG picture")
         elif (size := path.stat().st_size) > left:
-            problems.append(
-                f"figures/{path.name} is left out: it has {size} bytes, {left} are left"
-            )
+            problems.append(f"{name} is left out: it has {size} bytes, {left} are left")
         else:
             left -= size
-            found.append(path)
-    return found, problems
+            pictures.append(path)
+    return pictures, problems
 
 
 def _is_png(path: Path) -> bool:

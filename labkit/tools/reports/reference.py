@@ -12,7 +12,6 @@ beside the stored value and not judged, where seeds differ so that no amount wou
 """
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -21,10 +20,9 @@ from typing import Any
 
 from labkit.errors import InputError
 
-# Not in labkit/results: what lies there is an input of the labs, and would be one of itself.
+# Not in labkit/labs/results: what lies there is an input of the labs, and would be one of itself.
 FOLDER = Path(__file__).resolve().parent
 NAME = "labs.json"
-KINDS = ("absolute", "at most", "equal", "none")
 _MISSING = object()
 
 
@@ -32,10 +30,15 @@ _MISSING = object()
 class Row:
     """One headline metric against the stored run.
 
-    within   whether it is inside the tolerance; None where it cannot be compared
-    verdict  the same in words: "within", "outside by 0.003", "not compared: ..."
-    by       value minus stored value; None where one of them is no number
-    reason   why the tolerance is what it is
+    Attributes:
+        metric: its name.
+        value: the run's.
+        reference: the stored one.
+        tolerance: as a table shows it.
+        within: whether it is inside the tolerance; None where it cannot be compared.
+        verdict: the same in words: "within", "outside by 0.003", "not compared: ...".
+        by: value minus stored value; None where one of them is no number.
+        reason: why the tolerance is what it is.
     """
 
     metric: str
@@ -63,28 +66,34 @@ def stored(results: Mapping[str, Any], folder: Path | None = None) -> Mapping[st
 def against_reference(results: Mapping[str, Any], folder: Path | None = None) -> list[Row]:
     """Compare the headline metrics of a results.json with the stored run of its lab and preset.
 
-    results  as read from the file; what has not passed has no metrics and gives no rows
-    folder   where labs.json is; None: the one that came with labkit
+    Where a parameter differs from the stored run's, nothing is compared, and the verdict names it;
+    the seed may differ where the stored tolerances cover seeds.
 
-    Returns a row for each stored metric and each headline metric that is not stored. Where a
-    parameter differs from the stored run's, nothing is compared, and the verdict names it; the
-    seed may differ where the stored tolerances cover seeds.
+    Args:
+        results: as read from the file; what has not passed has no metrics and gives no rows.
+        folder: where labs.json is; None: the one that came with labkit.
 
-    Raises ``InputError`` if labs.json cannot be read.
+    Returns:
+        A row for each stored metric and each headline metric that is not stored.
+
+    Raises:
+        InputError: when labs.json cannot be read.
     """
     if results.get("status", "passed") != "passed":
         return []
     metrics, entry = results.get("metrics") or {}, stored(results, folder)
-    names = [name for name in results.get("headline") or () if name in metrics]
+    headline = [name for name in results.get("headline") or () if name in metrics]
     if entry is None:
-        return [_unknown(name, metrics[name], _no_entry(results)) for name in names]
-    other = why_not(results, entry)
+        lab, preset = results.get("lab"), results.get("preset")
+        why = f"not compared: no stored run of {lab} at preset {preset}"
+        return [_not_stored(name, metrics[name], why) for name in headline]
+    why = why_not(results, entry)
     rows = [
-        judge(name, metrics.get(name, _MISSING), one, other)
-        for name, one in entry["metrics"].items()
+        _judged(name, metrics.get(name, _MISSING), known, why)
+        for name, known in entry["metrics"].items()
     ]
-    new = [name for name in names if name not in entry["metrics"]]
-    return rows + [_unknown(name, metrics[name], "not compared: not stored") for name in new]
+    others = [name for name in headline if name not in entry["metrics"]]
+    return rows + [_not_stored(name, metrics[name], "not compared: not stored") for name in others]
 
 
 def why_not(results: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
@@ -92,46 +101,18 @@ def why_not(results: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
 
     The seed is free where the stored tolerances cover seeds.
     """
-    given, known = results.get("parameters") or {}, entry["parameters"]
+    parameters, known = results.get("parameters") or {}, entry["parameters"]
     free = ("seed",) if entry["any_seed"] else ()
-    names = [name for name in {**known, **given} if name not in free]
-    differ = [name for name in names if given.get(name, _MISSING) != known.get(name, _MISSING)]
+    differ = [
+        name
+        for name in {**known, **parameters}
+        if name not in free and parameters.get(name, _MISSING) != known.get(name, _MISSING)
+    ]
     if not differ:
         return ""
-    said = [f"{name} is {given.get(name)}, stored {known.get(name)}" for name in differ[:3]]
+    texts = [f"{name} is {parameters.get(name)}, stored {known.get(name)}" for name in differ[:3]]
     more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
-    return f"not compared: {', '.join(said)}{more}"
-
-
-def judge(metric: str, value: Any, stored_one: Mapping[str, Any], other: str = "") -> Row:
-    """Compare one metric with its stored entry; ``other`` says why not to, if so."""
-    reference = stored_one["value"]
-    missing = value is _MISSING
-    if stored_one["kind"] == "none" and not missing:
-        other = other or "not compared: no tolerance"
-    row = {
-        "metric": metric,
-        "value": None if missing else value,
-        "reference": reference,
-        "tolerance": tolerance_text(stored_one),
-        "reason": stored_one["reason"],
-    }
-    if missing or other:
-        verdict = "outside: the run has no such metric" if missing else other
-        return Row(**row, within=False if missing else None, verdict=verdict, by=None)
-    within = is_within(value, reference, stored_one["kind"], stored_one.get("amount"))
-    by = value - reference if _is_number(value) and _is_number(reference) else None
-    verdict = "within" if within else f"outside{_beyond(value, by, stored_one)}"
-    return Row(**row, within=within, verdict=verdict, by=by)
-
-
-def _beyond(value, by, stored_one) -> str:
-    """Return `` by 0.003``: how far a value is beyond its tolerance; "" where that is no number."""
-    if stored_one["kind"] == "at most" and _is_number(value):
-        return f" by {value - stored_one['amount']:.3g}"
-    if by is None:
-        return ""
-    return f" by {abs(by) - (stored_one.get('amount') or 0):.3g}"
+    return f"not compared: {', '.join(texts)}{more}"
 
 
 def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bool:
@@ -141,58 +122,61 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
     """
     if kind in ("equal", "none"):
         return kind == "none" or value == reference
-    if not _is_number(value):
+    if not is_number(value):
         return False
     if kind == "at most":
         return value <= amount
     # One unit in the last place more, or 0.9825 would not be 0.0020 away from 0.9805.
-    return _is_number(reference) and abs(value - reference) <= amount * (1 + 1e-9)
+    return is_number(reference) and abs(value - reference) <= amount * (1 + 1e-9)
 
 
-def tolerance_text(stored_one: Mapping[str, Any]) -> str:
-    """Return the tolerance as a table shows it: ``± 0.004``, ``at most 1e-06``, ``equal``."""
-    kind = stored_one["kind"]
-    if kind in ("equal", "none"):
-        return kind
-    return f"{'±' if kind == 'absolute' else 'at most'} {stored_one['amount']:g}"
+def is_number(value: Any) -> bool:
+    """Return whether a value of a JSON file is a number that has a difference to others."""
+    # An integer that no float can hold has none, and neither have NaN and infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
-def _unknown(metric, value, verdict):
+def tolerance_text(known: Mapping[str, Any]) -> str:
+    """Return a stored metric's tolerance: ``± 0.004``, ``at most 1e-06``, ``equal``, ``none``."""
+    if known["kind"] in ("equal", "none"):
+        return known["kind"]
+    return f"{'±' if known['kind'] == 'absolute' else 'at most'} {known['amount']:g}"
+
+
+def _judged(metric: str, value: Any, known: Mapping[str, Any], why: str) -> Row:
+    """Compare a metric with its stored entry; ``why`` says why not to, if so."""
+    reference, kind, amount = known["value"], known["kind"], known.get("amount")
+    within, by = None, None
+    if value is _MISSING:
+        value, within, verdict = None, False, "outside: the run has no such metric"
+    elif why or kind == "none":
+        verdict = why or "not compared: no tolerance"
+    else:
+        within = is_within(value, reference, kind, amount)
+        by = value - reference if is_number(value) and is_number(reference) else None
+        verdict = "within" if within else f"outside{_beyond(value, by, kind, amount)}"
+    return Row(
+        metric, value, reference, tolerance_text(known), within, verdict, by, known["reason"]
+    )
+
+
+def _beyond(value: Any, by: float | None, kind: str, amount: float | None) -> str:
+    """Return `` by 0.003``: how far a value is beyond its tolerance; "" where that is no number."""
+    if kind == "at most" and is_number(value):
+        return f" by {value - amount:.3g}"
+    return "" if by is None else f" by {abs(by) - (amount or 0):.3g}"
+
+
+def _not_stored(metric: str, value: Any, verdict: str) -> Row:
     return Row(metric, value, None, "", None, verdict, None, "")
-
-
-def _no_entry(results):
-    lab, preset = results.get("lab"), results.get("preset")
-    return f"not compared: no stored run of {lab} at preset {preset}"
-
-
-def _is_number(value) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value)
 
 
 @cache
 def _load(path: Path, changed: int) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-        for labs in read.values():
-            for entry in labs.values():
-                _check(entry)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise InputError(
             f"the stored runs in {path} cannot be read ({error}); "
             "benchmarks/reference_runs.py makes them"
         ) from error
-    return read
-
-
-def _check(entry):
-    entry["parameters"].items()
-    entry["any_seed"]
-    for name, one in entry["metrics"].items():
-        if one["kind"] not in KINDS or not one["reason"]:
-            raise ValueError(f"{name}: kind {one['kind']}, reason {one['reason']!r}")
-        if one["kind"] not in ("equal", "none") and not _is_number(one["amount"]):
-            raise ValueError(f"{name}: amount {one['amount']}")
-        one["value"]  # null is a value (a goal that was not reached); none at all is damage

@@ -59,24 +59,22 @@ def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
 
 def surroundings(run: RunFolder) -> dict[str, str]:
     """Return preset, device, git, versions and runtime of a RUN; joined where its labs differ."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, set[str]] = {}
     for lab in run.labs:
         for name, value in _surroundings(lab.results):
-            values = found.setdefault(name, [])
-            if value not in values:
-                values.append(value)
-    return {name: ", ".join(sorted(values)) for name, values in found.items()}
+            values.setdefault(name, set()).add(value)
+    return {name: ", ".join(sorted(texts)) for name, texts in values.items()}
 
 
 def inputs(lab: LabRun) -> dict[str, str]:
     """Return parameters and inputs of one lab, as texts: ``parameter seed`` -> ``1``."""
     parameters = lab.results.get("parameters", {})
-    found = {f"parameter {name}": text(value) for name, value in parameters.items()}
+    facts = {f"parameter {name}": text(value) for name, value in parameters.items()}
     for name, value in lab.results.get("inputs", {}).items():
         if name == "parameters" and parameters:
             continue  # a digest of what stands above
-        found[f"input {name}"] = text(value)[:_SHORT_HASH]
-    return found
+        facts[f"input {name}"] = text(value)[:_SHORT_HASH]
+    return facts
 
 
 def what_ran(runs: Iterable[RunFolder]) -> Table:
@@ -101,18 +99,18 @@ def all_metrics(labs: Sequence[LabRun]) -> Table | None:
         lab.label: {name: text(value) for name, value in lab.results.get("metrics", {}).items()}
         for lab in labs
     }
-    names = list(dict.fromkeys(name for values in columns.values() for name in values))
-    found = {name: [values.get(name, NOTHING) for values in columns.values()] for name in names}
-    return _turned(list(columns), found) if names else None
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    rows = {name: [values.get(name, NOTHING) for values in columns.values()] for name in names}
+    return _turned(list(columns), rows) if names else None
 
 
 def by_lab(runs: Iterable[RunFolder]) -> dict[str, list[LabRun]]:
     """Return lab -> its executions in all runs, in order of the labs' names."""
-    found: dict[str, list[LabRun]] = {}
+    groups: dict[str, list[LabRun]] = {}
     for run in runs:
         for lab in run.labs:
-            found.setdefault(lab.lab, []).append(lab)
-    return dict(sorted(found.items()))
+            groups.setdefault(lab.lab, []).append(lab)
+    return dict(sorted(groups.items()))
 
 
 def rows_as_table(rows: Sequence[Mapping[str, str]]) -> Table | None:
@@ -132,13 +130,12 @@ def text(value: Any) -> str:
     return number(value) or "(empty)"
 
 
-def _turned(labels: Sequence[str], found: Mapping[str, Sequence[str]]) -> Table:
+def _turned(labels: Sequence[str], facts: Mapping[str, Sequence[str]]) -> Table:
     """Return name -> values as a table: a column a run, or a row a run where there are many."""
     if len(labels) <= _MOST_COLUMNS:
-        return Table(("", *labels), [(name, *values) for name, values in found.items()])
-    rows = [(label, *(values[place] for values in found.values()))
-            for place, label in enumerate(labels)]  # fmt: skip
-    return Table(("run", *found), rows)
+        return Table(("", *labels), [(name, *values) for name, values in facts.items()])
+    rows = [(label, *values) for label, *values in zip(labels, *facts.values(), strict=True)]
+    return Table(("run", *facts), rows)
 
 
 def _surroundings(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
@@ -171,7 +168,7 @@ def _ran(lab: LabRun) -> tuple[str, ...]:
     )
 
 
-def _rounded(value, places: int) -> str:
+def _rounded(value: float | None, places: int) -> str:
     return f"{value:.{places}f}" if value is not None and abs(value) < 1e9 else "-"
 
 

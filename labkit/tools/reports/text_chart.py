@@ -8,15 +8,15 @@ from labkit.tools.reports.curves import Point, is_drawn
 _LABEL = 10
 
 
-def chart(found: Sequence[Point], title: str, x: str, width: int = 72, height: int = 10) -> str:
-    """Return ``found`` as a chart of ``height`` lines of at most ``width`` letters, and its axes.
+def chart(curve: Sequence[Point], title: str, x: str, width: int = 72, height: int = 10) -> str:
+    """Return a curve as a chart of ``height`` lines of at most ``width`` letters, and its axes.
 
     Each column shows the mean of the points that fall into it. Points that are not finite are left
     out, and their number is said. Positive values over more than two decades get a logarithmic
     axis, which the title says.
     """
-    finite = [(a, b) for a, b in found if is_drawn(a) and is_drawn(b)]
-    lost = len(found) - len(finite)
+    finite = [(a, b) for a, b in curve if is_drawn(a) and is_drawn(b)]
+    lost = len(curve) - len(finite)
     note = f", {lost} not finite" if lost else ""
     if not finite:
         return f"{title}: no numbers yet{note}"
@@ -41,18 +41,18 @@ def chart(found: Sequence[Point], title: str, x: str, width: int = 72, height: i
     return "\n".join([*lines, _foot(finite, x, columns)])
 
 
-def _means(found: Sequence[Point], columns: int) -> dict[int, float]:
+def _means(curve: Sequence[Point], columns: int) -> dict[int, float]:
     """Return column -> mean of its points; x from left to right over all columns."""
-    xs = [a for a, _ in found]
+    xs = [a for a, _ in curve]
     low, span = min(xs), max(xs) - min(xs)
     cells: dict[int, list[float]] = {}
-    for a, b in found:
+    for a, b in curve:
         column = round((a - low) / span * (columns - 1)) if 0 < span < math.inf else 0
         cells.setdefault(column, []).append(b)
     return {column: math.fsum(b / len(all_) for b in all_) for column, all_ in cells.items()}
 
 
-def _foot(found: Sequence[Point], x: str, columns: int) -> str:
-    first, last = f"{min(a for a, _ in found):g}", f"{max(a for a, _ in found):g}"
+def _foot(curve: Sequence[Point], x: str, columns: int) -> str:
+    first, last = f"{min(a for a, _ in curve):g}", f"{max(a for a, _ in curve):g}"
     middle = x.center(max(0, columns - len(first) - len(last)))
     return " " * (_LABEL + 2) + f"{first}{middle}{last}"

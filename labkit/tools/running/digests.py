@@ -6,6 +6,7 @@ import os
 import platform
 import stat
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,23 @@ from labkit.tools.notebooks import rules
 
 # They run the labs, or read what these have left; what a notebook prints does not depend on them.
 _NOT_INPUTS = (
-    "notebooks.py",
-    "notebook_rules.py",
-    "notebook_form.py",
-    "inputs.py",
     "cli.py",
     "console.py",
+    "commands",
+    "jupyter",
+    "notebooks",
+    "reports",
+    "running",
+    "work",
 )
 _MOST_FILES = 2_000_000  # ImageNet has 1.3
-_NOT_INPUT_FOLDERS = ("commands", "lab_server", "reports", "running", "work")
 
 
 def of_project(project: Path, notebook: Mapping) -> dict[str, str]:
     """Return the SHA-256 of what the project gives to a lab: its notebook, labkit, the data."""
     return {
         "notebook": rules.source_digest(notebook),
-        "labkit": rules.file_digest(
-            project, "labkit/**/*", without=(*_NOT_INPUTS, *_NOT_INPUT_FOLDERS)
-        ),
+        "labkit": rules.file_digest(project, "labkit/**/*", without=_NOT_INPUTS),
         # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
         "data": rules.file_digest(
             project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
@@ -74,33 +74,25 @@ def _listing(value: str, base: Path) -> list:
     place = os.path.join(base, os.path.expanduser(value))
     if not os.path.exists(place):
         return []
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for number, (path, size, time) in enumerate(_files(place)):
         if number >= _MOST_FILES:
             raise InputError(f"{value} holds more than {_MOST_FILES} files; expected a data set")
-        found.update(f"{len(path)} {path} {size} {time}\n".encode("utf-8", "surrogateescape"))
-    return [found.hexdigest()]
+        digest.update(f"{len(path)} {path} {size} {time}\n".encode("utf-8", "surrogateescape"))
+    return [digest.hexdigest()]
 
 
 def _files(place: str) -> Iterator[tuple[str, int, int]]:
     """Yield (path, size, time) of a file, or of the files in a folder; links lead to files only."""
-    # Of each folder on the way its names that are still to come: whole paths take three times that.
-    folders = [("", iter([place]))]
-    while folders:
-        folder, names = folders[-1]
-        if (name := next(names, None)) is None:
-            folders.pop()
-            continue
-        path = os.path.join(folder, name)
-        try:
-            known = os.stat(path)
-            if stat.S_ISREG(known.st_mode):
-                yield path, known.st_size, known.st_mtime_ns
-            elif stat.S_ISDIR(known.st_mode) and (path == place or not os.path.islink(path)):
-                folders.append((path, iter(sorted(os.listdir(path)))))
-        except OSError:
-            # Gone since, or not ours to read: the lab will say so if it needs it.
-            continue
+    for folder, folders, names in os.walk(place) if os.path.isdir(place) else [("", [], [place])]:
+        folders.sort()
+        names.sort()
+        for name in names:
+            path = os.path.join(folder, name)
+            with suppress(OSError):  # gone since, or not ours to read: the lab will say so
+                known = os.stat(path)
+                if stat.S_ISREG(known.st_mode):
+                    yield path, known.st_size, known.st_mtime_ns
 
 
 def _digest(value: Any) -> str:

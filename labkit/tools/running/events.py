@@ -1,4 +1,4 @@
-"""What happens in a run, told as it happens: each an ``Event``, a line of text or a JSON object."""
+"""What happens in a run, as it happens: each an ``Event``, a line of text or a JSON object."""
 
 import re
 import threading
@@ -7,18 +7,33 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.tools.running.streams import last_state
+from labkit.labs.run_files import last_state
 
 
 @dataclass(frozen=True)
 class Event:
     """One thing that happened.
 
-    kind    "data", "started", "output" (a line that the lab printed), "progress" (every few
-            seconds), "skipped", "ended"
-    text    the same as one line for people
-    lab     name of the lab; None where it is of none
-    values  plain numbers and texts, for programs
+    Attributes:
+        kind: one of the kinds below.
+        text: the same as one line for people.
+        lab: name of the lab; None where it is of none.
+        values: plain numbers and texts, for programs.
+
+    Kinds, with their values:
+        data: a data set is prepared (name).
+        started: a lab begins (preset, device, folder).
+        output: a line that a lab printed, or a remark about the run (text).
+        progress: every few seconds; of a lab (cell, cells, seconds, section, last), of a sweep
+            (done, runs, running).
+        ended: a lab is over (status, device, total_seconds, metrics, headline, error).
+        skipped: it has passed before with the same inputs (folder).
+        replaced: it was made from other inputs, and is moved away (changed, folder).
+        sweep: a sweep begins (runs, jobs, grid).
+        run: one run of a sweep is over (done, runs, run, status).
+        finished: the last one (exit_code; of a run folder and labs, of a sweep files).
+
+    What a run of a sweep says carries its name as ``run``.
     """
 
     kind: str
@@ -39,14 +54,17 @@ _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 class Progress:
     """Passes a notebook's printed lines on and says, every few seconds, which cell is running.
 
-    say    takes an ``Event``
-    every  seconds between two that say how far it is
-
     Used as a context manager around an execution; papermill writes the notebook's standard output
     to it as to a file.
+
+    Args:
+        lab: name of the lab.
+        cells: how many code cells it has.
+        say: takes an ``Event``.
+        every: seconds between two that say how far it is.
     """
 
-    def __init__(self, lab: str, cells: int, say: Say, every: float = 5.0):
+    def __init__(self, lab: str, cells: int, say: Say, every: float = 5.0) -> None:
         self.cell = 0  # code cells started so far: the n of the running cell's In [n]
         self.last = ""  # line printed
         self._section = ""  # heading of the part that the running cell is in
@@ -72,8 +90,8 @@ class Progress:
         if is_executed(cell):
             self.cell += 1
             self._silent = True
-        elif cell["cell_type"] == "markdown" and (found := _HEADING.findall(cell["source"])):
-            self._section = _short(found[-1].strip())
+        elif cell["cell_type"] == "markdown" and (headings := _HEADING.findall(cell["source"])):
+            self._section = _short(headings[-1].strip())
 
     def write(self, text: str) -> None:
         """Pass on the complete lines of ``text``, indented; a rest waits for its line end."""
@@ -104,6 +122,29 @@ class Progress:
             doing = self._section if self._silent else self.last
             text += f" · {doing}" if doing else ""
             self._say(Event("progress", text, self._lab, values))
+
+
+def merge_streams(cell: Any, **message: Any) -> None:
+    """Join the stream outputs of ``cell`` that follow each other on one stream, in place.
+
+    A line that redraws itself with carriage returns keeps its last state. nbclient's own
+    coalesce_streams does this with an expression that is quadratic in the length of a line: 300 000
+    characters without an end took it a minute, in which no time limit was kept.
+    """
+    merged: list = []
+    for output in cell["outputs"]:
+        if _stream(output) and merged and _stream(merged[-1]) == _stream(output):
+            merged[-1]["text"] += output["text"]
+        else:
+            merged.append(output)
+    for output in merged:
+        if _stream(output):
+            output["text"] = "\n".join(map(last_state, output["text"].split("\n")))
+    cell["outputs"] = merged
+
+
+def _stream(output: Mapping[str, Any]) -> str | None:
+    return output["name"] if output["output_type"] == "stream" else None
 
 
 def _short(line: str) -> str:

@@ -1,26 +1,22 @@
 """One notebook, executed headlessly by papermill in a kernel of this very interpreter."""
 
-import errno
 import logging
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.base.files import whole_file
-from labkit.errors import InputError
+from labkit.labs.run_files import KERNEL_LOG, last_lines, write_text
 from labkit.ranks.processes import MARK, guarded
 from labkit.tools.notebooks.links import relinked
-from labkit.tools.running.events import Event, Progress, Say, is_executed
+from labkit.tools.running.events import Event, Progress, Say, is_executed, merge_streams
 from labkit.tools.running.kernel import NAME, own_kernel
-from labkit.tools.running.streams import merge_streams
 from labkit.tools.running.watch import Limits, Watch
 
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
 _START_TIMEOUT = 180
-_TAIL = 10  # lines
+_LOG_LINES = 10  # of a failed kernel that are kept
 # Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
 _PORT_TAKEN, _STARTS = "Address already in use", 3
 # What a kernel may write when Jupyter ends it, after the failure that is looked for.
@@ -36,12 +32,16 @@ CAUSES = {
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a notebook stopped: exception ``name``, its message, and ``cell`` n as in ``In [n]``.
+    """Why a notebook stopped.
 
-    cell   None where it was stopped before the first one
-    cause  "exception", "died" (its kernel), "memory", "timeout" or "interrupted" (from outside)
-    log    the last lines that the kernel's process wrote; where it wrote none, that the cells
-           printed
+    Attributes:
+        name: of the exception.
+        message: its own.
+        cell: n of ``In [n]``; None where it was stopped before the first one.
+        cause: "exception", "died" (its kernel), "memory", "timeout" or "interrupted" (from
+            outside).
+        log: the last lines that the kernel's process wrote; where it wrote none, that the cells
+            printed.
     """
 
     name: str
@@ -67,15 +67,25 @@ def execute(
     say: Say,
     limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> Execution:
-    """Execute the notebook ``source`` into ``output``; say how it ended.
+    """Execute a notebook; the kernel works in its folder, as in JupyterLab.
 
-    The kernel works in the folder of ``source``, as in JupyterLab, with ``environment`` added to
-    its variables. ``output`` is saved after every cell, whole or not at all; beside it, after a
-    failure, lies kernel.log: what the kernel's process wrote outside the cells. On
-    KeyboardInterrupt, and however this process ends, the kernel and its processes are ended first.
+    On KeyboardInterrupt, and however this process ends, the kernel and its processes are ended
+    first.
+
+    Args:
+        source: the notebook.
+        output: the executed one, saved after every cell, whole or not at all; beside it, after a
+            failure, lies kernel.log: what the kernel's process wrote outside the cells.
+        parameters: values by name, for papermill.
+        environment: added to the kernel's variables.
+        say: takes an ``Event``.
+        limits: of time and memory.
+
+    Returns:
+        How it ended.
     """
     _silence_papermill()
-    log = output.with_name("kernel.log")
+    log = output.with_name(KERNEL_LOG)
     for attempt in range(_STARTS):
         cells = _prepare(source, output)
         progress = Progress(source.stem, cells + 1, say)
@@ -87,7 +97,7 @@ def execute(
         if error is None and watch.cause is None:
             log.unlink(missing_ok=True)
             return Execution(None, watch.peak)
-        if progress.cell or not any(_PORT_TAKEN in line for line in _lines(log)):
+        if progress.cell or not any(_PORT_TAKEN in line for line in _log_lines(log)):
             break
         if attempt + 1 < _STARTS:
             text = f"{source.stem}: another program took the kernel's port; starting it again"
@@ -108,8 +118,8 @@ def _papermill(
     from papermill.iorw import LocalHandler, papermill_io
 
     class Whole(LocalHandler):
-        def write(self, buf, path):
-            _write_whole(buf, path)
+        def write(self, buf: str, path: str) -> None:
+            write_text(Path(path), buf)
 
     # For this path alone: papermill's own handler opens the file for writing, which empties it.
     papermill_io.register(str(output), Whole())
@@ -138,18 +148,6 @@ def _papermill(
     return _left_early(output)
 
 
-def _write_whole(text: str, path: str | Path) -> None:
-    """Write a notebook whole, or leave the one that is there; raise ``OSError``."""
-    if not Path(path).parent.is_dir():
-        # Of a lab that has removed its folder: nothing in it could be found again.
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    try:
-        with whole_file(path, "the notebook") as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except InputError as error:
-        raise error.__cause__ from None
-
-
 def _whole_seconds(limit: float | None) -> int | None:
     """Return a cell's limit as papermill takes it; None is no limit."""
     return None if limit is None or math.isinf(limit) else math.ceil(limit)
@@ -175,14 +173,12 @@ def _failure(error: BaseException | None, watch: Watch, progress: Progress, log:
         message = watch.reason
     elif name == "CellTimeoutError":
         message = message.splitlines()[0]
-    tail = _lines(log)[-_TAIL:] or ([progress.last] if progress.last else [])
-    return Failure(name, message, progress.cell or None, cause, tuple(tail))
+    lines = _log_lines(log)[-_LOG_LINES:] or ([progress.last] if progress.last else [])
+    return Failure(name, message, progress.cell or None, cause, tuple(lines))
 
 
-def _lines(log: Path) -> list[str]:
-    text = log.read_text(errors="replace") if log.exists() else ""
-    lines = (line.rstrip() for line in text.splitlines())
-    return [line for line in lines if line and not line.endswith(_ON_STOPPING)]
+def _log_lines(log: Path) -> list[str]:
+    return [line for line in last_lines(log, 200) if not line.endswith(_ON_STOPPING)]
 
 
 def _prepare(source: Path, output: Path) -> int:
@@ -202,7 +198,7 @@ def _prepare(source: Path, output: Path) -> int:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = relinked(cell.source, source.parent, output.parent, with_labs=False)
-    _write_whole(nbformat.writes(notebook), output)
+    write_text(output, nbformat.writes(notebook))
     return sum(is_executed(cell) for cell in notebook.cells)
 
 

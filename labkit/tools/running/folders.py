@@ -1,22 +1,19 @@
-"""The folders of runs: where one may be made, what is written beside the labs, what is in one."""
+"""The folders of runs: where one may be made, run.json in it, and what is moved out of its way."""
 
 import json
 import os
 import shutil
 import tempfile
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.base import input_files, locks
-from labkit.base.files import refuse_links, whole_file
+from labkit.base.files import refuse_links
 from labkit.errors import InputError
-from labkit.labs.run import RESULTS
+from labkit.labs.run_files import RUN, SWEEP, now, read_json, write_json
 from labkit.tools.labs import Lab
 from labkit.tools.running.request import Request
 
-RUN, SWEEP = "run.json", "sweep.json"
 _REPLACED = "replaced"
 
 
@@ -83,9 +80,9 @@ def write_run(folder: Path, request: Request) -> None:
 def read_run(folder: Path) -> dict[str, Any]:
     """Return what run.json of ``folder`` says; ``InputError`` where that is no run's folder."""
     refuse_links(folder)
-    record = read_json(folder / RUN)
+    record, _ = read_json(folder / RUN)
     keys = {"labs": list, "preset": str, "device": str, "parameters": dict}
-    if record is None:
+    if not record:
         raise InputError(
             f"{folder} holds no readable {RUN}; expected the folder of a `labkit run`, such as "
             "runs/latest"
@@ -106,29 +103,6 @@ def read_run(folder: Path) -> dict[str, Any]:
     return record
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file; None where there is no file, or no whole object in it."""
-    try:
-        found = input_files.read_json(path)
-    except (OSError, InputError):
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a JSON file whole, or not at all."""
-    with whole_file(path, "the file") as temporary:
-        text = json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False)
-        # A path that is no UTF-8 has letters that cannot be written: they are spelled as JSON does.
-        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
-
-
-def runner_stamp() -> dict[str, Any]:
-    """Return what says who writes a results.json with status "running": this process."""
-    named = locks.owner()
-    return {"host": named["host"], "pid": named["pid"], "pid_created": named["created"]}
-
-
 def set_aside(out: Path, name: str) -> Path:
     """Move the folder ``out/name`` to ``out/replaced/name-N``; nothing in it is lost."""
     number = 1
@@ -137,13 +111,3 @@ def set_aside(out: Path, name: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.move(out / name, target)
     return target
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    """Return results.json of a lab's folder; empty where there is none that can be read."""
-    return read_json(folder / RESULTS) or {}
-
-
-def now() -> str:
-    """Return the time as ISO 8601 text, with the offset from UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")

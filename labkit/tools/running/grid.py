@@ -19,7 +19,8 @@ _PLAIN = re.compile(r"[\w.+=,-]+")
 def parse(texts: Iterable[str]) -> dict[str, list[Any]]:
     """Return ``{"seed": [1, 2]}`` for ``["seed=1,2"]``; the values are YAML, lists in brackets.
 
-    Raises ``InputError`` for a text that is not name=value,value and for a value given twice.
+    Raises:
+        InputError: when a text is not name=value,value, or names a value twice.
     """
     grid = {}
     # In brackets, what stands between commas is one YAML list.
@@ -74,5 +75,5 @@ def text(value: Any) -> str:
     return written.removesuffix("\n...").strip()
 
 
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and one == other
+def _same(left: Any, right: Any) -> bool:
+    return type(left) is type(right) and left == right

@@ -11,14 +11,16 @@ NAME = "python3"
 def own_kernel(
     environment: Mapping[str, str], log: Path, started: Callable[[subprocess.Popen], None]
 ) -> type:
-    """Return a kernel manager class whose kernels run this interpreter with ``environment`` added.
-
-    log      file for what their processes write
-    started  gets each kernel's process at once, also while the kernel is still getting ready
+    """Return a kernel manager class whose kernels run this interpreter.
 
     Jupyter looks a kernel up by name in the folders of JUPYTER_PATH first, and in the user's first
     where the environment belongs to somebody else: another environment's "python3" can stand before
     this one's, and the notebook would run with other packages.
+
+    Args:
+        environment: added to the kernels' variables.
+        log: file for what their processes write.
+        started: gets each kernel's process at once, also while the kernel is still getting ready.
     """
     import zmq
     from ipykernel.kernelspec import get_kernel_dict

@@ -7,11 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.labs.run import RESULTS, describe, plain, write_results
+from labkit.labs.run import describe
+from labkit.labs.run_files import (
+    RESULTS,
+    now,
+    plain,
+    read_json,
+    runner_stamp,
+    usable,
+    write_results,
+)
 from labkit.tools.labs import Lab
-from labkit.tools.reports.results_file import usable
-from labkit.tools.running import digests as inputs
-from labkit.tools.running import folders
+from labkit.tools.running import digests
 from labkit.tools.running.execution import Execution, Failure
 from labkit.tools.running.request import Request
 
@@ -42,47 +49,53 @@ def inputs_of(lab: Lab, request: Request) -> dict[str, str]:
     import nbformat
 
     notebook = nbformat.read(lab.path, as_version=4)
-    return inputs.of_run(request.project, notebook, request.preset, request.device, request.of(lab))
+    asked = (request.preset, request.device, request.of(lab))
+    return digests.of_run(request.project, notebook, *asked)
 
 
 def begun(lab: Lab, request: Request) -> dict[str, Any]:
     """Return results.json as it is while the lab runs."""
     device = None if request.device == "auto" else request.device
     record = describe(lab.name, request.preset, request.of(lab), device)
-    record |= {"inputs": inputs_of(lab, request), "started": folders.now()}
+    record |= {"inputs": inputs_of(lab, request), "started": now()}
     record |= {"seconds": None, "metrics": {}, "headline": [], "notebook": lab.path.name}
-    return record | {"status": "running", **folders.runner_stamp()}
+    return record | {"status": "running", **runner_stamp()}
 
 
 def completed(
     folder: Path, before: Mapping[str, Any], ending: Execution, seconds: float
 ) -> Completed:
     """Write results.json of a lab that is over, whether or not the notebook wrote its own."""
-    found, problems = usable(plain(folders.results_of(folder), RESULTS))
-    results = _complete({**before, **found}, ending, seconds)
+    written, problems = usable(_written(folder))
+    results = _complete({**before, **written}, ending, seconds)
     try:
         write_results(folder, results)
     except OSError as error:
         if ending.failure is None:
             ending = replace(ending, failure=unwritable(error))
             results = _complete(results, ending, seconds)
-        write_over(folder, results)
+        _write_over(folder, results)
     return Completed(results, ending.failure, problems)
 
 
 def settled(folder: Path) -> dict[str, Any]:
     """Return results.json of a lab whose runner is over, also of one that was killed."""
-    results = plain(folders.results_of(folder), RESULTS)
+    results = _written(folder)
     if results.get("status") not in ("passed", "failed", "interrupted"):
         results = {"metrics": {}, **results, "status": "failed", "error": _error(_LOST)}
         try:
             write_results(folder, results)
-        except OSError:  # a folder that vanished, a full disk: the sweep's table tells it
-            write_over(folder, results)
+        except OSError:  # a folder that vanished, a full disk: the sweep's table says so
+            _write_over(folder, results)
     return results
 
 
-def write_over(folder: Path, results: Mapping[str, Any]) -> None:
+def _written(folder: Path) -> dict[str, Any]:
+    """Return what is in results.json, usable or not, as it can be written again."""
+    return plain(read_json(folder / RESULTS)[0], RESULTS)
+
+
+def _write_over(folder: Path, results: Mapping[str, Any]) -> None:
     """Write what matters over the results.json that says "running", where the disk is full.
 
     In the room that the file has: there is none for a second one. What cannot be written at all (a
@@ -103,18 +116,17 @@ def write_over(folder: Path, results: Mapping[str, Any]) -> None:
                 return
 
 
-def _complete(found: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
+def _complete(written: Mapping[str, Any], ending: Execution, seconds: float) -> dict[str, Any]:
     """Return results.json with what only the runner knows."""
-    results = {name: found[name] for name in found if name not in ("pid", "pid_created")}
+    results = {name: written[name] for name in written if name not in ("pid", "pid_created")}
     results |= {
         "total_seconds": round(seconds, 3),
         "peak_memory_mb": round(ending.peak_memory / 1e6, 1),
         "status": "passed",
     }
     if failure := ending.failure:
-        interrupted = failure.cause == "interrupted"
-        results |= {"status": "interrupted" if interrupted else "failed"}
-        results |= {"error": _error(failure)}
+        status = "interrupted" if failure.cause == "interrupted" else "failed"
+        results |= {"status": status, "error": _error(failure)}
     return results
 
 

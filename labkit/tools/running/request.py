@@ -44,22 +44,28 @@ def check(
     before: Mapping[str, Mapping[str, Any]] | None = None,
     start: Path | None = None,
 ) -> Request:
-    """Return the checked request for the labs ``names`` (none: all).
+    """Check what is asked for; create nothing.
 
-    parameters  texts ``name=value``, the value as YAML; or values by name: for all these labs.
-    before      what a lab had in the run that goes on, by its name; ``parameters`` come on top.
-    start       a folder of the project; the working folder if not given.
+    Args:
+        names: of the labs; none: all.
+        preset: smoke, lab or paper.
+        device: auto, Ascend, GPU or CPU.
+        parameters: texts ``name=value``, the value as YAML; or values by name: for all these labs.
+        before: what a lab had in the run that goes on, by its name; ``parameters`` come on top.
+        start: a folder of the project; the working folder if not given.
 
-    Raises ``InputError`` for an unknown lab, preset, device or parameter, for a preset or parameter
-    that one of the labs does not have or a value that it cannot run with, and for a device that is
-    not here. Creates nothing.
+    Raises:
+        InputError: when a lab, preset, device or parameter is unknown, when one of the labs does
+            not have the preset or parameter or cannot run with a value, and when the device is not
+            on this machine.
     """
     project = find_project(start)
     chosen = lab_files.pick(lab_files.find_labs(project), names)
     refuse_unknown("preset", preset, PRESETS)
     refuse_unknown("device", device, DEVICES)
-    given = parameters if isinstance(parameters, Mapping) else parse_parameters(parameters)
-    of_labs = {lab.name: {**(before or {}).get(lab.name, {}), **given} for lab in chosen}
+    if not isinstance(parameters, Mapping):
+        parameters = parse_parameters(parameters)
+    of_labs = {lab.name: {**(before or {}).get(lab.name, {}), **parameters} for lab in chosen}
     for lab in chosen:
         named = of_labs[lab.name]
         refuse_unknown(f"preset of lab {lab.name}", preset, lab.presets)
@@ -81,8 +87,9 @@ def check(
 def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
     """Return ``{"epochs": 3, "learning_rate": 0.001}`` for ``["epochs=3", "learning_rate=1e-3"]``.
 
-    Raises ``InputError`` for a text without ``=``, a name given twice, one that has its own option,
-    and a value that is not YAML.
+    Raises:
+        InputError: when a text has no ``=``, a name is given twice or has its own option, or a
+            value is not YAML.
     """
     named: dict[str, Any] = {}
     for text in texts:

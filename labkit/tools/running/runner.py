@@ -13,26 +13,29 @@ from labkit.base.files import remove_unfinished
 from labkit.base.locks import locked
 from labkit.base.project import own_checkout
 from labkit.errors import InputError
-from labkit.labs.run import new_folder, write_results
+from labkit.labs.run import new_folder
+from labkit.labs.run_files import LOG, read_results, write_results
 from labkit.tools.labs import Lab, mentions
-from labkit.tools.reports.results_file import usable
-from labkit.tools.running import digests as inputs
-from labkit.tools.running import folders, record
+from labkit.tools.running import digests, folders, record
 from labkit.tools.running.events import Event, Say
 from labkit.tools.running.execution import CAUSES, Execution, Failure, execute
 from labkit.tools.running.request import Request
 from labkit.tools.running.watch import Limits
 
-LOG = "log.txt"
 # Bundled with the project, so that preparing it needs no network.
 _DATA_SETS = ("mnist",)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One lab of a run: what results.json says, the executed notebook, and why it failed, if so.
+    """What became of one lab of a run.
 
-    skipped  it had passed before, with the same inputs, and was not executed again
+    Attributes:
+        lab: which one.
+        results: what results.json says.
+        notebook: the executed one.
+        failure: why it failed; None if it passed.
+        skipped: whether it had passed before, with the same inputs, and was not executed again.
     """
 
     lab: Lab
@@ -60,13 +63,21 @@ class Job:
 def prepared(
     request: Request, out: Path | None = None, *, resume: Path | None = None, say: Say
 ) -> Iterator[Job]:
-    """Check where the labs of ``request`` may be written to, prepare their data, make the folder.
+    """Check where the labs may be written to, prepare their data, make the folder.
 
-    Lab ``name`` goes to ``out/name``; without ``out`` to a new ``runs/<time>/name`` of the project,
-    and ``runs/latest`` then points to ``runs/<time>``. ``resume`` is the folder of an earlier run
-    to go on in. As long as the context lasts, no other run can use the folder. Raises
-    ``InputError`` before anything is created where the folder cannot be used or the data cannot be
-    prepared, ``RuntimeError`` where preparing them fails for another reason.
+    As long as the context lasts, no other run can use the folder.
+
+    Args:
+        request: which labs, and how they are run.
+        out: lab ``name`` goes to ``out/name``; without it to a new ``runs/<time>/name`` of the
+            project, and ``runs/latest`` then points to ``runs/<time>``.
+        resume: folder of an earlier run to go on in.
+        say: takes an ``Event``.
+
+    Raises:
+        InputError: when the folder cannot be used or the data cannot be prepared; nothing is
+            created then.
+        RuntimeError: when preparing the data fails for another reason.
     """
     runs = request.project / "runs"
     if resume is None:
@@ -123,7 +134,7 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
     ending = Execution(record.INTERRUPTED, 0.0)
     started = time.monotonic()
 
-    def told(event: Event) -> None:
+    def say_and_log(event: Event) -> None:
         with suppress(OSError), (folder / LOG).open("a", encoding="utf-8") as log:
             log.write(event.text + "\n")
         say(event)
@@ -134,16 +145,16 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
         write_results(folder, before)
         text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
         values = {"preset": request.preset, "device": request.device, "folder": str(folder)}
-        told(Event("started", text, lab.name, values))
-        ending = _execute(lab, request, folder, notebook, told, limits)
+        say_and_log(Event("started", text, lab.name, values))
+        ending = _execute(lab, request, folder, notebook, say_and_log, limits)
     except OSError as error:
         ending = Execution(record.unwritable(error), 0.0)
     finally:
         # Ctrl-C passes through here: the folder must say that it holds no whole run.
         done = record.completed(folder, before, ending, time.monotonic() - started)
         for problem in done.problems:
-            told(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
-        told(_ended(lab, done.results))
+            say_and_log(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
+        say_and_log(_ended(lab, done.results))
     return Outcome(lab, done.results, notebook, done.failure)
 
 
@@ -179,16 +190,15 @@ def passed_before(
 ) -> Outcome | None:
     """Return the outcome of a lab that has passed in ``out/name`` with the same inputs, or None.
 
-    name  of its folder; by default the lab's
-
-    What was made from other inputs is moved out of the way, to ``out/replaced``.
+    What was made from other inputs is moved out of the way, to ``out/replaced``. ``name`` is the
+    lab's unless given.
     """
     name = name or lab.name
     folder = out / name
     if not folder.exists():
         return None
-    results, _ = usable(folders.results_of(folder))
-    different = inputs.changed(results.get("inputs", {}), record.inputs_of(lab, request))
+    results, _ = read_results(folder)
+    different = digests.changed(results.get("inputs", {}), record.inputs_of(lab, request))
     if different:
         aside = folders.set_aside(out, name)
         text = f"{name}: changed: {', '.join(different)}; the old run is in {aside}"

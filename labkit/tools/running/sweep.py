@@ -17,21 +17,20 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
-from labkit.base import locks
+from labkit.base import arguments, locks
 from labkit.base.cores import usable_cores
 from labkit.base.files import refuse_links
 from labkit.base.locks import locked
 from labkit.errors import InputError
-from labkit.labs.run import RESULTS
+from labkit.labs.run_files import RESULTS, RUN, SWEEP, SWEEP_RUNS, now, read_json, write_json
 from labkit.ranks.processes import child_environment, guarded, module_command
 from labkit.tools.running import folders, grid, record, runner
 from labkit.tools.running.events import Event, Say
 from labkit.tools.running.request import Request
 from labkit.tools.running.watch import Limits
 
-RUNS = "runs"
 _GB_EACH = 2e9  # a lab's kernel holds 1 to 1.5 GB
-_MOST_COMPLAINT = 20_000  # bytes, the last that a run has written which could not go on
+_LONGEST_ERROR = 20_000  # bytes, the last that a run wrote which could not go on
 
 
 @dataclass(frozen=True)
@@ -51,9 +50,7 @@ def usable_jobs(runs: int, free: float) -> int:
 
 def check_jobs(jobs: int) -> None:
     """Raise ``InputError`` for more runs at once than there are cores."""
-    cores = len(usable_cores())
-    if not 1 <= jobs <= cores:
-        raise InputError(f"--jobs is {jobs}; expected 1 to {cores}, one for each core to be used")
+    arguments.integer("--jobs", jobs, at_least=1, at_most=len(usable_cores()))
 
 
 def sweep(
@@ -65,14 +62,24 @@ def sweep(
     say: Say,
     limits: Limits,
 ) -> list[Row]:
-    """Run the ``requests`` of a grid, ``jobs`` at once, and return a row for each, in their order.
-
-    axes    the grid: values by name of parameter
-    folder  of the sweep; each run goes to ``folder/runs/<name=value,...>``
+    """Run every point of a grid, several at once; one that fails is its own failure.
 
     With several jobs each run is pinned to a core of its own: a small network does not use a second
-    one, and two runs that share two cores slow each other down. One that fails is its own failure.
-    Raises ``InputError`` where the folder cannot be used, before anything is written.
+    one, and two runs that share two cores slow each other down.
+
+    Args:
+        requests: one for each point.
+        axes: the grid, values by name of parameter.
+        folder: of the sweep; each run goes to ``folder/runs/<name=value,...>``.
+        jobs: runs at once.
+        say: takes an ``Event``.
+        limits: of each run.
+
+    Returns:
+        A row for each request, in their order.
+
+    Raises:
+        InputError: when the folder cannot be used; nothing is written then.
     """
     folder = folder.resolve()
     first, lab = requests[0], requests[0].labs[0].name
@@ -82,26 +89,26 @@ def sweep(
     check_jobs(jobs)
     with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
         runner.prepare_data(first, say)
-        asked = {"lab": lab, "preset": first.preset, "device": first.device}
-        asked |= {"grid": dict(axes), "updated": folders.now()}
-        folders.write_json(folder / folders.SWEEP, asked)
-        return _run_all(requests, folder / RUNS, jobs, say, limits)
+        about = {"lab": lab, "preset": first.preset, "device": first.device}
+        about |= {"grid": dict(axes), "updated": now()}
+        write_json(folder / SWEEP, about)
+        return _run_all(requests, folder / SWEEP_RUNS, jobs, say, limits)
 
 
 def _refuse_other(folder: Path, lab: str) -> None:
     """Raise ``InputError`` where ``folder`` holds what is no sweep, or that of another lab."""
-    if (folder / folders.RUN).exists() or (folder / RESULTS).exists():
+    if (folder / RUN).exists() or (folder / RESULTS).exists():
         raise InputError(f"{folder} holds a run; expected the folder of a sweep, or a new one")
-    if folder.exists() and not os.path.lexists(folder / folders.SWEEP):
+    if folder.exists() and not os.path.lexists(folder / SWEEP):
         # sweep.csv and figures of somebody else would be replaced.
-        found = sorted(path.name for path in folder.iterdir())
-        others = [name for name in found if name != locks.NAME and not name.startswith(".part-")]
+        names = sorted(path.name for path in folder.iterdir())
+        others = [name for name in names if name != locks.NAME and not name.startswith(".part-")]
         if others:
             raise InputError(
-                f"{folder} holds {others[0]}, and no {folders.SWEEP}; expected the folder of a "
+                f"{folder} holds {others[0]}, and no {SWEEP}; expected the folder of a "
                 "sweep, an empty one, or a new one"
             )
-    before = folders.read_json(folder / folders.SWEEP) or {}
+    before, _ = read_json(folder / SWEEP)
     if before.get("lab", lab) != lab:
         raise InputError(f"{folder} holds a sweep of lab {before['lab']}, not of {lab}")
 
@@ -114,7 +121,7 @@ def _run_all(
         cores.put(core if jobs > 1 else None)
     children = _Children(say, limits)
     total, rows = len(requests), {}
-    with guarded() as mark, children.told(total), ThreadPoolExecutor(jobs) as pool:
+    with guarded() as mark, children.reported(total), ThreadPoolExecutor(jobs) as pool:
         work = {
             pool.submit(children.run, request, out, cores, mark): number
             for number, request in enumerate(requests)
@@ -134,7 +141,7 @@ def _run_all(
 class _Children:
     """The processes of a sweep's runs; each run in one, so that none can harm another."""
 
-    def __init__(self, say: Say, limits: Limits):
+    def __init__(self, say: Say, limits: Limits) -> None:
         self.done = 0
         self._say, self._limits = say, limits
         self._where: dict[str, str] = {}  # of each run that is under way
@@ -152,7 +159,7 @@ class _Children:
             return Row(point, out / name, before.results, skipped=True)
         core = cores.get()
         try:
-            asked = {
+            job = {
                 "project": str(request.project),
                 "lab": lab.name,
                 "preset": request.preset,
@@ -162,20 +169,20 @@ class _Children:
                 "core": core,
                 "limits": asdict(self._limits),
             }
-            self._child(asked, name, mark)
+            self._child(job, name, mark)
         finally:
             cores.put(core)
         return Row(point, out / name, record.settled(out / name), skipped=False)
 
     @contextmanager
-    def told(self, total: int, every: float = 10.0) -> Iterator[None]:
+    def reported(self, total: int, every: float = 10.0) -> Iterator[None]:
         """Say every few seconds how far the sweep is, in one line for all its runs."""
         over = threading.Event()
 
         def report() -> None:
             while not over.wait(every):
-                now = "; ".join(f"{name} {where}" for name, where in sorted(self._where.items()))
-                text = f"{self.done} of {total} done" + (f"; {now}" if now else "")
+                running = "; ".join(f"{name} {at}" for name, at in sorted(self._where.items()))
+                text = f"{self.done} of {total} done" + (f"; {running}" if running else "")
                 values = {"done": self.done, "runs": total, "running": dict(self._where)}
                 self._say(Event("progress", text, values=values))
 
@@ -194,24 +201,24 @@ class _Children:
             for child in self._alive:
                 child.terminate()
 
-    def _child(self, asked: Mapping[str, Any], name: str, mark: Mapping[str, str]) -> None:
+    def _child(self, job: Mapping[str, Any], name: str, mark: Mapping[str, str]) -> None:
         # A file, not a pipe: standard output is read first, and a full pipe would stop the child.
         with tempfile.TemporaryFile() as errors:
             child = self._start(mark, errors)
             if child is None:
                 return
             with child:
-                child.stdin.write(json.dumps(asked))
+                child.stdin.write(json.dumps(job))
                 child.stdin.close()
                 for line in child.stdout:
                     self._pass_on(line, name)
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _MOST_COMPLAINT))
-            complaint = errors.read().decode(errors="replace").strip()
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LONGEST_ERROR))
+            reason = errors.read().decode(errors="replace").strip()
         with self._lock:
             self._alive.discard(child)
             self._where.pop(name, None)
-        if complaint and child.returncode not in (0, 1):
-            self._say(Event("output", f"{name}: {complaint}", values={"text": complaint}))
+        if reason and child.returncode not in (0, 1):
+            self._say(Event("output", f"{name}: {reason}", values={"text": reason}))
 
     def _start(self, mark: Mapping[str, str], errors: IO[bytes]) -> subprocess.Popen | None:
         """Start the process of a run; None where the sweep has been stopped."""
@@ -219,7 +226,7 @@ class _Children:
             if self._stopped:
                 return None
             child = subprocess.Popen(
-                module_command("labkit.tools.running.one"),
+                module_command("labkit.tools.running.worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

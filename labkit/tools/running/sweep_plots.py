@@ -1,13 +1,18 @@
 """Figures of a sweep: a metric over the first parameter, the spread over seeds. No MindSpore."""
 
 from collections.abc import Mapping, Sequence
-from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.base.arguments import is_number
 from labkit.labs.figures import common as plots
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Grid = Mapping[str, Sequence[Any]]
 SEED = "seed"
 _MARKS = "osD^vP*"
 # A metric that ends so, or is called so, has the unit.
@@ -15,15 +20,16 @@ _UNITS = {"seconds": "s", "accuracy": "fraction", "loss": "nats", "mb": "MB"}
 _UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 
 
-def metric(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: Mapping):
+def metric(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: Grid) -> "Figure":
     """Draw one metric over the first parameter of a sweep.
-
-    name    of the metric
-    values  (parameters, value) of each run that has it
-    axes    the grid: values by name of parameter; the first one is the horizontal axis
 
     Runs that differ in their seed alone are one dot each, their mean a line, and a band from the
     smallest to the largest; each combination of the other parameters has a colour of its own.
+
+    Args:
+        name: of the metric.
+        values: (parameters, value) of each run that has it.
+        axes: the grid; its first parameter is the horizontal axis.
     """
     first, *others = axes
     several = [other for other in others if other != SEED and len(axes[other]) > 1]
@@ -34,13 +40,14 @@ def metric(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: M
     where, ticks = _places(axes[first])
     figure, axis = plots.axes(width=6.4 if len(groups) > 1 else 5.2, height=3.6)
     for number, (group, dots) in enumerate(groups.items()):
-        label = ", ".join(f"{key} {_short(one)}" for key, one in zip(several, group, strict=True))
+        label = ", ".join(f"{key} {_short(x)}" for key, x in zip(several, group, strict=True))
         _series(axis, where, dots, number, label)
     if ticks is not None:
         axis.set_xscale("log" if ticks == "log" else "linear")
-        axis.set_xticks(where, [_short(one) for one in axes[first]], minor=False)
+        labels = [_short(value) for value in axes[first]]
+        axis.set_xticks(where, labels, minor=False)
         axis.minorticks_off()
-        if max(len(_short(one)) for one in axes[first]) > 6:
+        if max(map(len, labels)) > 6:
             axis.tick_params(axis="x", rotation=30)
     axis.set(xlabel=_labelled(first), ylabel=_labelled(name))
     axis.set_title(_title(axes, first), fontsize=9)
@@ -49,7 +56,9 @@ def metric(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: M
     return figure
 
 
-def _series(axis, where, dots, number, label):
+def _series(
+    axis: "Axes", where: Sequence[float], dots: Sequence[tuple[int, float]], number: int, label: str
+) -> None:
     color, mark = plots.PALETTE[number % len(plots.PALETTE)], _MARKS[number % len(_MARKS)]
     by_place: dict[int, list[float]] = {}
     for place, value in dots:
@@ -62,33 +71,33 @@ def _series(axis, where, dots, number, label):
         [where[place] for place, _ in dots], [value for _, value in dots],
         mark, color=color, markersize=5, alpha=0.7, zorder=3,
     )  # fmt: skip
-    if any(len(found) > 1 for found in by_place.values()):
+    if any(len(values) > 1 for values in by_place.values()):
         low, high = ([end(by_place[place]) for place in places] for end in (min, max))
         axis.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0, zorder=1)
 
 
-def _places(values):
+def _places(values: Sequence[Any]) -> tuple[list[float], str | None]:
     """Return where the values of the first parameter lie, and how the axis is divided."""
-    if not all(isinstance(one, Real) and not isinstance(one, bool) for one in values):
+    if not all(map(is_number, values)):
         return list(range(len(values))), "names"
-    numbers = [float(one) for one in values]
+    numbers = [float(value) for value in values]
     # 1, 2, 4, 8 and 0.001, 0.01, 0.1 are steps by a factor: equal distances show them best.
     geometric = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
     return numbers, "log" if geometric else ("names" if len(numbers) <= 8 else None)
 
 
-def _index(values, value):
-    return next(i for i, one in enumerate(values) if type(one) is type(value) and one == value)
+def _index(values: Sequence[Any], value: Any) -> int:
+    return next(i for i, x in enumerate(values) if type(x) is type(value) and x == value)
 
 
-def _labelled(name):
+def _labelled(name: str) -> str:
     words = name.lower().replace("_", " ")
     unit = next((unit for word, unit in _UNITS.items() if f" {words}".endswith(f" {word}")), "")
     shown = name if len(name) <= 40 else name.replace(", ", ",\n", 1)
     return f"{shown} ({unit})" if unit else shown
 
 
-def _title(axes, first):
+def _title(axes: Grid, first: str) -> str:
     fixed = [f"{k} {_short(v[0])}" for k, v in axes.items() if k != first and len(v) == 1]
     seeds = len(axes.get(SEED, ())) if first != SEED else 0
     if seeds > 1:
@@ -96,5 +105,5 @@ def _title(axes, first):
     return ", ".join(fixed)
 
 
-def _short(value):
+def _short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What came out of a sweep: sweep.csv, a row a run, and a figure of every metric."""
+"""The results of a sweep: sweep.csv, a row a run, and a figure of every metric."""
 
 import csv
 import math
@@ -9,10 +9,10 @@ from typing import Any
 from labkit.base.files import whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
+from labkit.labs.run_files import FIGURES, SWEEP_TABLE
 from labkit.tools.running import grid
 from labkit.tools.running.sweep import Row
 
-TABLE, FIGURES = "sweep.csv", "figures"
 _LONGEST_HEADER = 1 << 16  # bytes
 _OWN = ("status", "cause", "seconds", "peak_memory_mb")
 
@@ -24,14 +24,14 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
     empty cells where it has no metric.
     """
     parameters = list(dict.fromkeys(name for row in rows for name in row.parameters))
-    found = [_numbers(row.results.get("metrics", {})) for row in rows]
-    metrics = list(dict.fromkeys(name for metrics in found for name in metrics))
+    numbers = [_numbers(row.results.get("metrics", {})) for row in rows]
+    metrics = dict.fromkeys(name for values in numbers for name in values)
     # A lab may call a metric like a parameter.
     titles = {
         name: f"{name} (metric)" if name in (*parameters, *_OWN) else name for name in metrics
     }
     written = []
-    for row, values in zip(rows, found, strict=True):
+    for row, values in zip(rows, numbers, strict=True):
         line = {name: grid.text(row.parameters[name]) for name in row.parameters}
         line |= {
             "status": row.results.get("status", "failed"),
@@ -49,7 +49,7 @@ def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) 
     from labkit.tools.running import sweep_plots
 
     columns, lines = table(rows)
-    place = folder / TABLE
+    place = folder / SWEEP_TABLE
     before = _drawn_before(place)
     with whole_file(place, "the table") as temporary:
         with temporary.open("w", newline="", encoding="utf-8") as file:
@@ -98,13 +98,13 @@ def _value(row: Row, name: str) -> float | None:
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | int | bool]:
     """Return the metrics that are one number each; "nan" and "inf" are results.json's texts."""
-    found = {}
+    numbers = {}
     for name, value in metrics.items():
         if value in ("nan", "inf", "-inf"):
             value = float(value)
         if isinstance(value, bool | int | float):
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def _file_name(name: str) -> str:

@@ -9,12 +9,12 @@ import signal
 import subprocess
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 from labkit.ranks import processes
 
 GB = 1e9
@@ -28,20 +28,23 @@ _EVERY = 0.2  # seconds; fresh memory is touched at some 3 GB/s, so a limit is o
 class Limits:
     """What one lab may take; None is no limit.
 
-    seconds       of the whole lab
-    cell_seconds  of one cell
-    memory        bytes that the kernel and its processes hold for themselves
+    Attributes:
+        seconds: of the whole lab.
+        cell_seconds: of one cell.
+        memory: bytes that the kernel and its processes hold for themselves.
+
+    Raises:
+        InputError: when one of them is not above 0.
     """
 
     seconds: float | None = None
     cell_seconds: float | None = None
     memory: float | None = None
 
-    def __post_init__(self):
-        for name in ("seconds", "cell_seconds", "memory"):
-            value = getattr(self, name)
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
             if value is not None and not value > 0:
-                raise InputError(f"the limit of {name} is {value!r}; expected a number > 0")
+                raise wrong(name, value, "a number > 0")
 
     def __str__(self) -> str:
         """What they are, as the end of a sentence; empty where there is none."""
@@ -68,14 +71,17 @@ def free_memory() -> float:
 class Watch:
     """A context manager around one execution.
 
-    mark    of the processes, from ``launching.processes.guarded``
-    limits  ``cell_seconds`` is not looked at here: papermill keeps it
+    Args:
+        mark: of the processes, from ``labkit.ranks.processes.guarded``.
+        limits: ``cell_seconds`` is not looked at here, papermill keeps it.
 
-    ``cause`` says why the kernel was stopped, or died: None, "timeout", "memory" or "died";
-    ``reason`` says it in words; ``peak`` is the largest memory seen, in bytes.
+    Attributes:
+        cause: why the kernel was stopped, or died: None, "timeout", "memory" or "died".
+        reason: the same in words.
+        peak: the largest memory held, in bytes.
     """
 
-    def __init__(self, mark: str, limits: Limits):
+    def __init__(self, mark: str, limits: Limits) -> None:
         self.cause: str | None = None
         self.reason = ""
         self.peak = 0.0
@@ -154,9 +160,9 @@ def memory_of(pid: int) -> float:
     total = 0.0
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
+        for each in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.Error):
-                memory = one.memory_info()
+                memory = each.memory_info()
                 total += max(memory.rss - getattr(memory, "shared", 0), 0)
     return total
 

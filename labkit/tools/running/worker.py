@@ -1,6 +1,6 @@
-"""One run of a sweep, in a process of its own, which reads as JSON what it is to run.
+"""The process of one run of a sweep: reads as JSON on standard input what it is to run.
 
-It tells its events as JSON lines on standard output, and nothing else there.
+On standard output it writes its events as JSON lines, and nothing else.
 """
 
 import json
@@ -12,30 +12,29 @@ from labkit.base.signals import ended_by_sigterm
 from labkit.errors import InputError
 from labkit.tools import console
 from labkit.tools.running import request, runner
+from labkit.tools.running.events import Event
 from labkit.tools.running.watch import Limits
 
 
 def main() -> int:
     """Run what standard input asks for; return `labkit run`'s exit code."""
-    asked = json.load(sys.stdin)
-    if asked["core"] is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {asked["core"]})
-    wanted = request.check(
-        [asked["lab"]],
-        preset=asked["preset"],
-        device=asked["device"],
-        parameters=asked["parameters"],
-        start=Path(asked["project"]),
+    job = json.load(sys.stdin)
+    if job["core"] is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {job["core"]})
+    checked = request.check(
+        [job["lab"]],
+        preset=job["preset"],
+        device=job["device"],
+        parameters=job["parameters"],
+        start=Path(job["project"]),
     )
-    lab = wanted.labs[0]
+    limits = Limits(**job["limits"])
     with ended_by_sigterm():
-        outcome = runner.run_lab(
-            lab, wanted, Path(asked["folder"]), _tell, Limits(**asked["limits"])
-        )
+        outcome = runner.run_lab(checked.labs[0], checked, Path(job["folder"]), _say, limits)
     return runner.exit_code([outcome])
 
 
-def _tell(event) -> None:
+def _say(event: Event) -> None:
     console.line(json.dumps({"text": event.text, **event.as_json()}))
 
 

@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.tools import cli
-from tests.reports import folders
-from tests.reports.test_page import check
+from tests.support import run_folders as folders
+from tests.support.html_pages import check
 
 ROOT = Path(cli.__file__).resolve().parents[2]
 SOURCE = """

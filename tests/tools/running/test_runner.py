@@ -2,30 +2,16 @@
 
 import json
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.errors import InputError
-from labkit.tools.reports.results_file import status_of
-from labkit.tools.running import execution, folders, request, runner
-from labkit.tools.running.events import Progress
+from labkit.labs.run_files import read_results, status_of
+from labkit.tools.running import execution, request, runner
 from labkit.tools.running.execution import Execution, Failure
-from labkit.tools.running.watch import Limits
+from tests.support.lab_projects import OPEN, ROOT, write_labs
 
-ROOT = Path(runner.__file__).resolve().parents[3]
-PARAMETERS = """import os
-preset = os.environ.get("LABKIT_PRESET", "lab")
-device = "auto"
-rate = None
-sizes = None"""
-OPEN = """import sys
-from labkit.labs.run import Run
-run = Run.open("lab", preset=preset, parameters={"rate": rate})
-print("half a", end=" ")
-print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
 # What finish leaves is not the end: that the runner says.
 FINISH = """import json
 from matplotlib import pyplot as plt
@@ -43,18 +29,6 @@ LABS = {
     "04_killed": ['import sys\nsys.__stderr__.write("bad kernel")\nos._exit(9)'],
     "05_plain": ["1 + 1"],
 }
-
-
-def write_labs(project, labs):
-    (project / "notebooks").mkdir(parents=True)
-    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    for name, sources in labs.items():
-        card = f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), [here](#here)"
-        cells = [new_markdown_cell(card), new_code_cell(PARAMETERS)]
-        cells[1].metadata["tags"] = ["parameters"]
-        cells += [new_code_cell(source) for source in sources]
-        # No kernelspec and no language: papermill alone would refuse such a notebook.
-        nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")
 
 
 @pytest.fixture(scope="module")
@@ -188,10 +162,12 @@ def test_failures_of_every_kind_are_recorded_and_the_next_lab_runs(ran):
 
 
 def test_printed_lines_are_passed_on_whole(ran):
-    # A lab of more than 5 s says how far it is, which is in no log.
-    lines = [line for line in ran[2] if not line.startswith("01_good: cell ")]
-    start = lines.index("01_good: preset smoke, device CPU")
     log = ran[1]["01_good"].notebook.with_name("log.txt").read_text().splitlines()
+    # A lab of more than 5 s says how far it is.
+    log, lines = (
+        [line for line in lines if not line.startswith("01_good: cell ")] for lines in (log, ran[2])
+    )
+    start = lines.index("01_good: preset smoke, device CPU")
     assert log == lines[start : start + 6]
     printed = ["    half a line", "        bar 2%", "    the end", "    status running"]
     assert lines[start + 1 : start + 5] == printed
@@ -205,51 +181,6 @@ def test_the_exit_code_is_2_only_if_bad_input_is_all_that_was_wrong(ran):
     assert runner.exit_code([outcomes["01_good"], outcomes["03_input"]]) == 2
     assert runner.exit_code([outcomes["02_late"], outcomes["03_input"]]) == 1
     assert runner.exit_code([outcomes["04_killed"]]) == 1
-
-
-def test_a_cell_that_takes_too_long_is_stopped(tmp_path):
-    write_labs(tmp_path / "project", {"01_slow": ["import time\ntime.sleep(100)"]})
-    asked = request.check(start=tmp_path / "project")
-    limits = Limits(cell_seconds=1)
-    (outcome,) = runner.run(asked, tmp_path / "out", say=lambda _: None, limits=limits)
-    assert (outcome.failure.name, outcome.failure.cause) == ("CellTimeoutError", "timeout")
-    assert outcome.results["error"]["cell"] == 3
-
-
-def test_progress_says_which_cell_is_running():
-    import threading
-
-    lines, said = [], threading.Event()
-
-    def say(event):
-        lines.append(event)
-        said.set()
-
-    def told():
-        """What is said next but one: the next may have been on its way before."""
-        lines.clear()
-        while len(found := [event for event in lines if event.kind == "progress"]) < 2:
-            said.clear()
-            assert said.wait(10)
-        return found[1].text.split(" s · ")[1], found[1].as_json()
-
-    with Progress("01_x", 7, say, every=0.05) as progress:
-        progress.cell_started({"cell_type": "markdown", "source": "# Lab\n\n## Loss\n\ntext"}, 0)
-        progress.cell_started({"cell_type": "code", "source": ""}, 1)
-        progress.cell_started({"cell_type": "code", "source": "1"}, 2)
-        assert told()[0] == "Loss"
-        progress.write("loss 1\nloss 2\n")
-        text, values = told()
-        assert text == "loss 2"
-        assert 0 <= values.pop("seconds") < 60
-        assert values == {
-            "event": "progress", "lab": "01_x", "cell": 1, "cells": 7, "section": "Loss",
-            "last": "loss 2",
-        }  # fmt: skip
-        # A cell that prints nothing is not doing what another one has printed.
-        progress.cell_started({"cell_type": "markdown", "source": "### Next"}, 3)
-        progress.cell_started({"cell_type": "code", "source": "2"}, 4)
-        assert told()[0] == "Next"
 
 
 @pytest.fixture
@@ -297,46 +228,22 @@ def test_a_broken_data_script_is_no_bad_input(project, own):
         runner.run(request.check(start=project))
 
 
-def out_is_a_file(project):
-    (project / "out").write_text("")
-    return project / "out"
+OUT = {
+    "out": (lambda out: out.write_text(""), "is not a folder"),
+    "out/deeper": (lambda out: out.parent.write_text(""), "is not a folder"),
+    "gone": (lambda out: out.symlink_to("nowhere"), "is not a folder"),
+    "/proc/labkit": (lambda out: None, "cannot write to"),
+    "used": (lambda out: (out / "01_data" / "checkpoint").mkdir(parents=True), "holds files"),
+}
 
 
-def out_is_below_a_file(project):
-    return out_is_a_file(project) / "deeper"
-
-
-def out_is_nowhere_to_write(project):
-    return Path("/proc/labkit")
-
-
-def out_is_a_broken_link(project):
-    (project / "out").symlink_to(project / "gone")
-    return project / "out"
-
-
-def out_holds_another_run(project):
-    (project / "out" / "01_data").mkdir(parents=True)
-    (project / "out" / "01_data" / "results.json").write_text("{}")
-    return project / "out"
-
-
-@pytest.mark.parametrize(
-    ("out", "said"),
-    [
-        (out_is_a_file, "is not a folder"),
-        (out_is_below_a_file, "is not a folder"),
-        (out_is_nowhere_to_write, "cannot write to"),
-        (out_is_a_broken_link, "is not a folder"),
-        (out_holds_another_run, "already holds files"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_an_output_folder_that_cannot_be_used_is_refused(project, out, said):
-    folder = out(project)
+@pytest.mark.parametrize("name", OUT)
+def test_an_output_folder_that_cannot_be_used_is_refused(project, name):
+    make, message = OUT[name]
+    make(project / name)
     before = sorted(project.rglob("*"))
-    with pytest.raises(InputError, match=said):
-        runner.run(request.check(start=project), folder)
+    with pytest.raises(InputError, match=message):
+        runner.run(request.check(start=project), project / name)
     assert sorted(project.rglob("*")) == before
 
 
@@ -348,16 +255,16 @@ def test_latest_is_never_put_over_a_users_folder(project):
 
 
 def test_a_lab_that_is_running_says_so_with_its_process(project, monkeypatch):
-    seen = []
+    during = {}
 
     def look(source, output, *_):
-        seen.append(folders.results_of(output.parent))
+        during.update(read_results(output.parent)[0])
         return Execution(None, 0.0)
 
     monkeypatch.setattr(runner, "execute", look)
     runner.run(request.check(start=project), project / "out")
-    assert status_of(seen[0]) == "running"
-    assert status_of(folders.results_of(project / "out" / "01_data")) == "passed"
+    assert status_of(during) == "running"
+    assert status_of(read_results(project / "out" / "01_data")[0]) == "passed"
 
 
 def test_an_interrupted_lab_says_so_in_its_results(project, monkeypatch):

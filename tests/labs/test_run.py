@@ -66,32 +66,29 @@ def test_a_file_in_the_folders_place_is_refused(project, monkeypatch):
 def test_results_hold_what_was_run_and_what_came_out(opened):
     metrics = {"test accuracy": np.float32(0.5), "curve": np.arange(2), "equal": np.bool_(True)}
     place = opened.finish({**metrics, "lost": float("nan")}, headline=["test accuracy"])
-    found = json.loads(place.read_text())
-    assert found["metrics"] == {
+    results = json.loads(place.read_text())
+    assert results["metrics"] == {
         "test accuracy": 0.5,
         "curve": [0, 1],
         "equal": True,
         "lost": "nan",
     }
-    assert (found["lab"], found["preset"], found["device"]) == ("01_sums", "smoke", "CPU")
-    assert (found["parameters"], found["status"]) == ({"epochs": 1}, "passed")
-    assert found["runtime"] == {"device": "CPU", "seed": 1}
-    assert found["headline"] == ["test accuracy"]
-    assert found["versions"]["numpy"] == np.__version__
-    assert {"python", "mindspore", "labkit", "platform"} < found["versions"].keys()
-    assert 0 <= found["seconds"] < 60
+    assert (results["lab"], results["preset"], results["device"]) == ("01_sums", "smoke", "CPU")
+    assert (results["parameters"], results["status"]) == ({"epochs": 1}, "passed")
+    assert results["runtime"] == {"device": "CPU", "seed": 1}
+    assert results["headline"] == ["test accuracy"]
+    assert results["versions"]["numpy"] == np.__version__
+    assert {"python", "mindspore", "labkit", "platform"} < results["versions"].keys()
+    assert 0 <= results["seconds"] < 60
     assert files(opened.folder) == ["results.json"]
 
 
-def test_a_metric_that_json_cannot_hold_leaves_nothing_behind(opened):
+def test_what_cannot_be_written_leaves_what_was_there(opened, monkeypatch):
     with pytest.raises(TypeError, match=r"metrics\['net'\] is a object"):
         opened.finish({"net": object()})
     with pytest.raises(InputError, match="headline metric 'acuracy'.*Did you mean 'accuracy'"):
         opened.finish({"accuracy": 1.0}, headline=["acuracy"])
     assert files(opened.folder) == []
-
-
-def test_a_crash_while_writing_keeps_the_old_results(opened, monkeypatch):
     opened.finish({"accuracy": 1.0})
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
@@ -113,11 +110,21 @@ def test_a_figure_is_a_png_or_nothing(opened):
     assert files(opened.folder) == ["figures", "figures/loss.png"]
 
 
-def test_files_stay_inside_the_folder(opened):
-    assert opened.path("checkpoints/a.ckpt").parent.is_dir()
-    for name in ("../a", "/tmp/a", "", "."):
-        with pytest.raises(InputError, match="inside the run folder"):
+@pytest.mark.parametrize("named", [False, True])
+def test_runs_may_be_a_link_to_another_disk_and_files_stay_inside(project, monkeypatch, named):
+    (project / "disk").mkdir()
+    (project / "runs").symlink_to(project / "disk")
+    if named:
+        monkeypatch.setenv("LABKIT_RUN", "../runs/mine")
+    opened = Run.open("lab", preset="smoke", parameters={})
+    opened.path("figures/a.png").write_bytes(b"x")
+    assert list((project / "disk").glob("*/figures/a.png"))
+    (opened.folder / "out").symlink_to(project)
+    for name in ("../x", "/etc/x", "", ".", "out/x"):
+        with pytest.raises(InputError, match="is not the name of a file inside"):
             opened.path(name)
+    with pytest.raises(InputError, match="inside the run folder"):
+        opened.records("../out")
 
 
 def git(folder, *arguments):
@@ -151,23 +158,3 @@ def test_records_of_a_loop_start_anew_in_a_folder_of_their_own(opened):
         records.add(update=1, accuracy=value)
         records.close()
     assert (opened.folder / "race/THOR/records.csv").read_text() == "update,accuracy\n1,2\n"
-    with pytest.raises(InputError, match="inside the run folder"):
-        opened.records("../out")
-
-
-@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
-def test_who_may_read_the_results_is_the_umask_s_to_say(tmp_path, umask, mode):
-    before = os.umask(umask)
-    try:
-        path = run.write_results(tmp_path, {"a": 1})
-        run.write_results(tmp_path, {"a": 2})
-    finally:
-        os.umask(before)
-    assert path.stat().st_mode & 0o777 == mode
-    assert os.listdir(tmp_path) == ["results.json"]
-
-
-def test_a_path_that_is_no_utf_8_is_written(tmp_path):
-    name = os.fsdecode(b"caf\xe9.png")
-    path = run.write_results(tmp_path, {"file": run.plain(Path(name), "file"), "é": "😀"})
-    assert json.loads(path.read_text(encoding="utf-8")) == {"file": name, "é": "😀"}

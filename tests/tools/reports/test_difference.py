@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from labkit.tools import cli
 from labkit.tools.reports import difference, reference
 from labkit.tools.reports.read import read_all
-from tests.reports import folders
+from tests.support import run_folders as folders
 
 
 def compare(tmp_path, left, right):

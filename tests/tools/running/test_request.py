@@ -40,16 +40,14 @@ def project(tmp_path):
     ],
 )
 def test_values_are_typed_as_yaml(text, value):
-    found = request.parse_parameters([text])["x"]
-    assert found == value
-    assert type(found) is type(value)
+    parsed = request.parse_parameters([text])["x"]
+    assert parsed == value and type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
         (["epochs"], "is not name=value"),
-        (["=3"], "is not name=value"),
         (["two words=3"], "is not name=value"),
         (["x=[1"], "cannot be read as YAML"),
         (["x=1", "x=2"], "given twice"),
@@ -61,13 +59,19 @@ def test_unreadable_parameters_are_refused(texts, said):
         request.parse_parameters(texts)
 
 
-def test_a_right_request_is_returned_whole(project):
-    found = request.check(
+def test_a_right_request_is_returned_whole_and_creates_nothing(project):
+    before = sorted(project.rglob("*"))
+    checked = request.check(
         ["sums"], preset="smoke", device="CPU", parameters=["epochs=2"], start=project
     )
-    assert [lab.name for lab in found.labs] == ["01_sums"]
-    assert (found.preset, found.device, found.of(found.labs[0])) == ("smoke", "CPU", {"epochs": 2})
-    assert found.project == project.resolve()
+    assert [lab.name for lab in checked.labs] == ["01_sums"]
+    assert (checked.preset, checked.device, checked.of(checked.labs[0])) == (
+        "smoke",
+        "CPU",
+        {"epochs": 2},
+    )
+    assert checked.project == project.resolve()
+    assert sorted(project.rglob("*")) == before
 
 
 @pytest.mark.parametrize(
@@ -75,8 +79,7 @@ def test_a_right_request_is_returned_whole(project):
     [
         ({"names": ["04"]}, "unknown lab '04'"),
         ({"preset": "smok"}, "unknown preset 'smok'.*Did you mean 'smoke'"),
-        ({"device": "TPU"}, "unknown device 'TPU'; expected one of: auto, Ascend, GPU, CPU"),
-        ({"device": "cpu"}, "Did you mean 'CPU'"),
+        ({"device": "cpu"}, "unknown device 'cpu'; expected one of: auto, Ascend, GPU, CPU"),
         ({"names": ["1"], "parameters": ["epoch=2"]}, "of lab 01_sums 'epoch'.*mean 'epochs'"),
         # Known to the second lab only: it would be left out silently in the first.
         ({"parameters": ["damping=2"]}, "unknown parameter of lab 01_sums 'damping'"),
@@ -99,9 +102,3 @@ def test_a_device_that_is_not_here_is_refused(project, monkeypatch):
         InputError, match="GPU was asked for and is not here; MindSpore can use: CPU"
     ):
         request.check(device="GPU", start=project)
-
-
-def test_checking_creates_nothing(project):
-    before = sorted(project.rglob("*"))
-    request.check(start=project)
-    assert sorted(project.rglob("*")) == before

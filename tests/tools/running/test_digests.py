@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from labkit.errors import InputError
-from labkit.tools.running import digests as inputs
+from labkit.tools.running import digests
 
 
 @pytest.fixture
@@ -23,13 +23,12 @@ def project(tmp_path):
 
 def of(project, notebook=None, preset="smoke", device="auto", **parameters):
     notebook = notebook or new_notebook(cells=[new_code_cell("1 + 1", id="a")])
-    return inputs.of_run(project, nbformat.from_dict(notebook), preset, device, parameters)
+    return digests.of_run(project, nbformat.from_dict(notebook), preset, device, parameters)
 
 
 def test_the_same_inputs_are_the_same(project):
-    assert (
-        inputs.changed(of(project, rate=0.1, data="data"), of(project, data="data", rate=0.1)) == []
-    )
+    both = of(project, rate=0.1, data="data"), of(project, data="data", rate=0.1)
+    assert digests.changed(*both) == []
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_the_same_inputs_are_the_same(project):
         ("data_scripts/mnist.py", ["data"]),
         ("notebooks/data/train/0/a.png", ["parameters"]),
         ("notebooks/data/train/0/b.png", ["parameters"]),
-        # What starts labs and shows what they left is none of their inputs.
+        # What starts labs and shows what they left is none of their digests.
         ("labkit/tools/running/runner.py", []),
         ("labkit/tools/cli.py", []),
     ],
@@ -47,14 +46,14 @@ def test_the_same_inputs_are_the_same(project):
 def test_a_changed_file_is_of_its_kind(project, path, kinds):
     before = of(project, data="data")
     (project / path).write_text("22")
-    assert inputs.changed(before, of(project, data="data")) == kinds
+    assert digests.changed(before, of(project, data="data")) == kinds
 
 
 @pytest.mark.parametrize(
     "asked", [{"preset": "lab"}, {"device": "CPU"}, {"rate": 0.2}, {"rate": None}, {"seed": 1}]
 )
 def test_what_was_asked_for_counts(project, asked):
-    assert inputs.changed(of(project, rate=0.1), of(project, **{"rate": 0.1, **asked})) == [
+    assert digests.changed(of(project, rate=0.1), of(project, **{"rate": 0.1, **asked})) == [
         "parameters"
     ]
 
@@ -65,19 +64,19 @@ def test_outputs_do_not_count_and_sources_do(project):
     executed.cells[0].execution_count = 7
     assert of(project, notebook) == of(project, executed)
     executed.cells[0].source = "1 + 2"
-    assert inputs.changed(of(project, notebook), of(project, executed)) == ["notebook"]
+    assert digests.changed(of(project, notebook), of(project, executed)) == ["notebook"]
 
 
 def test_another_version_of_a_package_counts(project, monkeypatch):
     before = of(project)
-    monkeypatch.setattr(inputs, "installed_version", lambda name: "9.9" + name)
-    assert inputs.changed(before, of(project)) == ["versions"]
+    monkeypatch.setattr(digests, "installed_version", lambda name: "9.9" + name)
+    assert digests.changed(before, of(project)) == ["versions"]
 
 
 class TestPlaces:
-    @pytest.mark.parametrize("value", ["~nobody/x", "x" * 300, "a\0b", "nowhere", "/proc/1/fd/x"])
-    def test_a_text_that_is_no_path_of_anything_is_a_text(self, tmp_path, value):
-        assert inputs._listing(value, tmp_path) == []
+    def test_a_text_that_is_no_path_of_anything_is_a_text(self, tmp_path):
+        for value in ("~nobody/x", "x" * 300, "a\0b", "nowhere", "/proc/1/fd/x"):
+            assert digests._listing(value, tmp_path) == []
 
     def test_names_sizes_and_times_count_and_nothing_else(self, tmp_path):
         (tmp_path / "data" / "a").mkdir(parents=True)
@@ -85,8 +84,8 @@ class TestPlaces:
         file.write_text("one")
         os.mkfifo(tmp_path / "data" / "pipe")
         (tmp_path / "data" / "circle").symlink_to(tmp_path / "data")
-        seen = [inputs._listing("data", tmp_path)]
-        assert inputs._listing("data", tmp_path) == seen[0]
+        listings = [digests._listing("data", tmp_path)]
+        assert digests._listing("data", tmp_path) == listings[0]
         for change in (
             lambda: file.write_text("two!"),
             lambda: os.utime(file, ns=(1, 1)),
@@ -94,24 +93,24 @@ class TestPlaces:
             lambda: (tmp_path / "data" / "3").write_text(""),
         ):
             change()
-            seen.append(inputs._listing("data", tmp_path))
-        assert len({one[0] for one in seen}) == len(seen)
-        assert inputs._listing("data/3", tmp_path) != inputs._listing("data/a/2", tmp_path)
+            listings.append(digests._listing("data", tmp_path))
+        assert len({listing[0] for listing in listings}) == len(listings)
+        assert digests._listing("data/3", tmp_path) != digests._listing("data/a/2", tmp_path)
 
     def test_many_files_take_little_memory(self, tmp_path):
         for number in range(2000):
             (tmp_path / f"image_{number:06d}.jpg").touch()
         tracemalloc.start()
-        inputs._listing(str(tmp_path), tmp_path)
+        digests._listing(str(tmp_path), tmp_path)
         taken = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert taken < 300_000  # a list of them took 1100 bytes a file
 
     def test_more_files_than_any_data_set_has_are_refused(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(inputs, "_MOST_FILES", 2)
+        monkeypatch.setattr(digests, "_MOST_FILES", 2)
         for name in "ab":
             (tmp_path / name).touch()
-        inputs._listing(".", tmp_path)
+        digests._listing(".", tmp_path)
         (tmp_path / "c").touch()
         with pytest.raises(InputError, match="more than 2 files"):
-            inputs._listing(".", tmp_path)
+            digests._listing(".", tmp_path)

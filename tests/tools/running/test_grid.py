@@ -42,8 +42,8 @@ def test_what_is_no_grid_is_refused(texts, said):
 
 
 def test_the_last_parameter_changes_fastest():
-    found = grid.points({"a": [1, 2], "b": ["x", "y"]})
-    assert [tuple(point.values()) for point in found] == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
+    points = grid.points({"a": [1, 2], "b": ["x", "y"]})
+    assert [tuple(point.values()) for point in points] == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
 
 
 def test_a_folders_name_is_readable_and_does_not_depend_on_the_order():
@@ -57,9 +57,9 @@ VALUES = st.one_of(
 
 
 @given(VALUES, VALUES)
-def test_two_values_never_share_a_folder(one, other):
-    names = [grid.folder_name({"x": value}) for value in (one, other)]
-    assert (names[0] == names[1]) == (type(one) is type(other) and repr(one) == repr(other))
+def test_two_values_never_share_a_folder(left, right):
+    names = [grid.folder_name({"x": value}) for value in (left, right)]
+    assert (names[0] == names[1]) == (type(left) is type(right) and repr(left) == repr(right))
     for name in names:
         assert "/" not in name and len(name) <= 120 and name.isprintable()
 

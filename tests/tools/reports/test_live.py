@@ -12,16 +12,15 @@ import labkit
 from labkit.errors import InputError
 from labkit.tools import cli
 from labkit.tools.reports import live
-from tests.reports import folders
+from tests.support import run_folders as folders
 
 
 def running(folder, rows=2):
     """A lab that this very process runs."""
     started = time.strftime("%Y-%m-%dT%H:%M:%S")
-    place = folders.write_lab(
+    return folders.write_lab(
         folder, rows, status="running", pid=os.getpid(), started=started, metrics=None
     )
-    return place
 
 
 def end(folder, status="passed"):
@@ -63,24 +62,21 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     status = live.follow(lab, 0.02, looks.append)
     other.join()
     assert status == "passed"
-    seen = [len(look.rows) for look in looks]
-    assert seen[0] == 0 and 3 in seen and seen[-1] == 5 and seen == sorted(seen)
+    counts = [len(look.rows) for look in looks]
+    assert counts[0] == 0 and 3 in counts and counts[-1] == 5 and counts == sorted(counts)
     assert [look.status for look in looks][-2:] in (["running", "passed"], ["passed", "passed"])
 
 
-def test_a_run_of_another_host_goes_on_as_far_as_is_seen_from_here(tmp_path):
-    lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30, host="node7")
-    found = live.look(lab)
-    assert found.status == "running" and "running on node7" in found.where
+@pytest.mark.parametrize(
+    ("host", "status", "where", "code"),
+    [("node7", "running", "running on node7", 0), (None, "interrupted", "interrupted", 1)],
+)
+def test_a_run_goes_on_as_far_as_is_seen_from_here(tmp_path, host, status, where, code):
+    lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30, host=host)
+    look = live.look(lab)
+    assert look.status == status and where in look.where
     done = call(lab, "--once")
-    assert done.exit_code == 0 and "running on node7" in done.output
-
-
-def test_a_killed_runner_is_interrupted(tmp_path):
-    lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30)
-    assert live.look(lab).status == "interrupted"
-    done = call(lab)
-    assert done.exit_code == 1 and "interrupted" in done.output
+    assert done.exit_code == code and where in done.output
 
 
 def test_between_two_labs_a_run_is_going_for_a_while(tmp_path):
@@ -90,16 +86,16 @@ def test_between_two_labs_a_run_is_going_for_a_while(tmp_path):
     long_ago = time.time() - 2 * live.PATIENCE
     for path in [run, *run.rglob("*")]:
         os.utime(path, (long_ago, long_ago))
-    found = live.look(run)
-    assert found.status == "interrupted" and "the run was interrupted" in found.where
+    look = live.look(run)
+    assert look.status == "interrupted" and "the run was interrupted" in look.where
 
 
 def test_the_lab_that_is_going_is_the_one_shown(tmp_path):
     run = folders.write_run(tmp_path / "r")
     running(run / "02_next", rows=7)
-    found = live.look(run)
-    assert found.lab.folder.name == "02_next" and len(found.rows) == 7
-    assert "(2 of 2): running" in found.where and found.status == "running"
+    look = live.look(run)
+    assert look.lab.folder.name == "02_next" and len(look.rows) == 7
+    assert "(2 of 2): running" in look.where and look.status == "running"
 
 
 def test_a_sweep_is_going_until_every_combination_is_there(tmp_path):
@@ -110,15 +106,12 @@ def test_a_sweep_is_going_until_every_combination_is_there(tmp_path):
     assert live.look(sweep).status == "running"
 
 
-def test_a_run_that_has_written_nothing_yet(tmp_path):
+def test_a_run_that_has_written_nothing_yet_and_bad_seconds(tmp_path):
     (tmp_path / "run.json").write_text('{"labs": ["01_a"]}')
-    found = live.look(tmp_path)
-    assert found.status == "running" and "nothing written yet" in live.as_text(found)
-
-
-def test_bad_seconds_are_refused(tmp_path):
-    with pytest.raises(InputError, match="every is 0"):
-        live.follow(folders.write_lab(tmp_path / "lab"), 0, print)
+    look = live.look(tmp_path)
+    assert look.status == "running" and "nothing written yet" in live.as_text(look)
+    with pytest.raises(InputError, match="every: expected a finite number > 0, got 0"):
+        live.follow(tmp_path, 0, print)
 
 
 def test_the_figure_in_a_notebook_is_replaced_in_place(tmp_path, monkeypatch):

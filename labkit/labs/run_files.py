@@ -1,0 +1,219 @@
+"""The files of a run's folder: their names, and how those that are JSON are written and read.
+
+run.json and sweep.json say what a run or a sweep was asked for. In a lab's own folder are
+results.json (what it ran with and what came of it), any number of records.csv, figures/*.png, the
+executed notebook, log.txt and, after a failure, kernel.log.
+
+What is read may be another machine's, half written or damaged: the unusable part of it is left
+out, and named in a sentence.
+"""
+
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.base import input_files, locks
+from labkit.base.files import whole_file
+from labkit.errors import InputError
+
+RUN, RESULTS, RECORDS = "run.json", "results.json", "records.csv"
+SWEEP, SWEEP_TABLE, SWEEP_RUNS = "sweep.json", "sweep.csv", "runs"
+LOG, KERNEL_LOG, FIGURES = "log.txt", "kernel.log", "figures"
+STATUSES = ("passed", "failed", "running", "interrupted")
+_NUMBER = (int, float)
+# Every key of results.json that is used again, and what it must be to be used.
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "lab": str,
+    "preset": str,
+    "parameters": dict,
+    "device": str,
+    "versions": dict,
+    "git": str,
+    "runtime": dict,
+    "inputs": dict,
+    "started": str,
+    "seconds": _NUMBER,
+    "total_seconds": _NUMBER,
+    "peak_memory_mb": _NUMBER,
+    "metrics": dict,
+    "headline": list,
+    "notebook": str,
+    "status": str,
+    "error": dict,
+    "host": str,
+    "pid": int,
+    "pid_created": _NUMBER,
+}
+
+
+def read_json(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the object in a JSON file, and what is wrong with it.
+
+    Returns:
+        ``({}, [])`` for a file that is not there; ``{}`` and a sentence for one that is no object
+        or cannot be read.
+    """
+    try:
+        content = input_files.read_json(path)
+    except FileNotFoundError:
+        return {}, []
+    except (OSError, InputError) as error:
+        return {}, [f"{path.name} cannot be read: {error}"]
+    if not isinstance(content, dict):
+        return {}, [f"{path.name} is not a JSON object: {_short(content)}"]
+    return content, []
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of a run, whole or not at all, into a folder that must be there.
+
+    Raises:
+        OSError: when the folder is gone, or the file cannot be written.
+    """
+    # Of a lab that has removed its folder nothing could be found in a new one.
+    os.stat(path.parent)
+    try:
+        with whole_file(path, "the file") as temporary:
+            # A path that is no UTF-8 has letters that cannot be written: spelled as JSON does.
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except InputError as error:
+        raise (error.__cause__ or error) from None
+
+
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write an object as a JSON file; ``InputError`` where it cannot be written."""
+    try:
+        write_text(path, _as_text(record))
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error}") from error
+
+
+def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Write results.json into ``folder`` and return its path; errors as in ``write_text``."""
+    write_text(folder / RESULTS, _as_text(record))
+    return folder / RESULTS
+
+
+def read_results(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the usable part of results.json, and a sentence for each part that is not."""
+    content, problems = read_json(folder / RESULTS)
+    results, more = usable(content)
+    return results, problems + more
+
+
+def usable(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the usable part of the content of a results.json, and a sentence for each other part.
+
+    Every key that is returned has the type that labkit gives it; null counts as no key.
+    """
+    results, problems = {}, []
+    for name, value in content.items():
+        kind = _KINDS.get(name)
+        if value is None or kind is None:
+            continue
+        if not isinstance(value, kind) or isinstance(value, bool):
+            problems.append(f"{RESULTS}: {name} is {_short(value)}, left out")
+            continue
+        results[name] = value
+    if "headline" in results:
+        metrics = results.get("metrics", {})
+        results["headline"] = [
+            name for name in results["headline"] if isinstance(name, str) and name in metrics
+        ]
+    if results.get("status", "passed") not in STATUSES:
+        problems.append(f"{RESULTS}: status is {_short(results['status'])}, expected {STATUSES}")
+    return results, problems
+
+
+def status_of(results: Mapping[str, Any]) -> str:
+    """Return passed, failed, running, interrupted, or unknown.
+
+    A results.json that says "running" is believed as long as the process it names is alive; where
+    that is of another host, always: from here it cannot be seen.
+    """
+    status = results.get("status")
+    if status not in STATUSES:
+        return "unknown"
+    if status == "running" and not other_host(results):
+        process = {"pid": results.get("pid"), "created": results.get("pid_created")}
+        return "interrupted" if locks.has_ended(locks.owner() | process) else "running"
+    return status
+
+
+def other_host(results: Mapping[str, Any]) -> str | None:
+    """Return the host that a lab runs on, if it is not this one."""
+    host = results.get("host")
+    return host if host and host != socket.gethostname() else None
+
+
+def runner_stamp() -> dict[str, Any]:
+    """Return the keys of results.json that name this process as the one that runs the lab."""
+    owner = locks.owner()
+    return {"host": owner["host"], "pid": owner["pid"], "pid_created": owner["created"]}
+
+
+def plain(value: Any, name: str) -> Any:
+    """Return ``value`` as JSON can hold it; NumPy and MindSpore numbers and arrays become Python's.
+
+    NaN and the infinities, which JSON does not have, become the texts "nan", "inf" and "-inf".
+
+    Raises:
+        TypeError: when it holds anything else; the message says what in ``name`` it was.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item, f"{name}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, f"{name}[{index}]") for index, item in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "asnumpy"):
+        value = value.asnumpy()
+    if hasattr(value, "tolist"):
+        return plain(value.tolist(), name)
+    raise TypeError(f"{name} is a {type(value).__name__}; expected numbers, texts, lists, mappings")
+
+
+def now() -> str:
+    """Return the time as ISO 8601 text, with the offset from UTC."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def last_lines(path: Path, count: int, limit: int = 20_000) -> list[str]:
+    """Return the last lines of a log that are not empty, as a terminal shows them.
+
+    Args:
+        path: of the log; one that cannot be read has no lines.
+        count: how many lines.
+        limit: bytes that are read.
+    """
+    try:
+        with input_files.open_file(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - limit))
+            text = file.read(limit).decode("utf-8", "replace")
+    except (OSError, InputError):
+        return []
+    lines = (last_state(line).rstrip() for line in text.split("\n"))
+    return [line for line in lines if line][-count:]
+
+
+def last_state(line: str) -> str:
+    """Return what a terminal shows of a line that redraws itself with carriage returns."""
+    return line.rstrip("\r").rsplit("\r", 1)[-1]
+
+
+def _as_text(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

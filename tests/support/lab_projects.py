@@ -1,0 +1,30 @@
+"""Projects of small labs, for tests that run them."""
+
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+ROOT = Path(__file__).resolve().parents[2]
+PARAMETERS = """import os
+preset = os.environ.get("LABKIT_PRESET", "lab")
+device = "auto"
+rate = None
+sizes = None"""
+OPEN = """import sys
+from labkit.labs.run import Run
+run = Run.open("lab", preset=preset, parameters={"rate": rate})
+print("half a", end=" ")
+print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
+
+
+def write_labs(project, labs):
+    (project / "notebooks").mkdir(parents=True)
+    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    for name, sources in labs.items():
+        card = f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), [here](#here)"
+        cells = [new_markdown_cell(card), new_code_cell(PARAMETERS)]
+        cells[1].metadata["tags"] = ["parameters"]
+        cells += [new_code_cell(source) for source in sources]
+        # No kernelspec and no language: papermill alone would refuse such a notebook.
+        nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")

@@ -1,0 +1,254 @@
+"""Labs that fail, hang, take too much memory, lose their kernel or harm their own folder.
+
+All in one `labkit run`: each is reported as just that, and the others go on.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+
+from labkit.errors import InputError
+from labkit.tools.running import execution
+from labkit.tools.running.watch import Limits, memory_of
+from tests.support.lab_projects import OPEN, ROOT, write_labs
+from tests.support.living import MARK, is_alive, marked
+
+# Its child leaves the session, as msrun's ranks do, and outlives a killed kernel.
+CHILD = """import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"],
+                         start_new_session=True)
+open(f"child-{child.pid}", "w").close()
+"""
+LABS = {
+    "01_fails": ["print('before')\n1 / 0"],
+    "02_hangs": [CHILD, "import time\nwhile True:\n    time.sleep(0.1)"],
+    "03_deaf": [
+        "import signal, time\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(600)"
+    ],
+    "04_hungry": [
+        CHILD,
+        "import time\nkept = []\nwhile True:\n    kept.append(b'x' * 20_000_000)\n"
+        "    time.sleep(0.02)",
+    ],
+    "05_killed": [
+        CHILD,
+        "import os, signal, sys, time\nsys.__stderr__.write('last words\\n')\n"
+        "sys.__stderr__.flush()\nopen('killed-at', 'w').write(str(time.time()))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)",
+    ],
+    "06_long": [
+        "print('y' * 1_000_000, end='')\nprint('z' * 1_000_000, file=__import__('sys').stderr)"
+    ],
+    "07_left": ["import sys\nsys.exit(0)", "print('end')"],
+    "08_caught": [
+        "import time\ntry:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    print('no')"
+    ],
+    "09_gone": ["import os, shutil\nshutil.rmtree(os.environ['LABKIT_RUN'])"],
+    "10_odd": [
+        OPEN,
+        "import json\nplace = run.finish({})\nresults = json.loads(place.read_text())\n"
+        "results |= {'metrics': [1], 'headline': None, 'total_seconds': 'long'}\n"
+        "place.write_text(json.dumps(results))",
+    ],
+    "11_good": ["print('good')"],
+}
+FAILURES = {
+    "01_fails": ("exception", 3, "division by zero", "ZeroDivisionError"),
+    "02_hangs": ("timeout", 4, "it took longer than 12 s", "out of time"),
+    "03_deaf": ("timeout", 3, "it took longer than 12 s", "out of time"),
+    "04_hungry": ("memory", 4, "it held 0.7 GB; at most 0.7 GB", "out of memory"),
+    "05_killed": ("died", 4, "the kernel was ended by SIGKILL", "its kernel died"),
+    "07_left": ("exception", 3, "the notebook was left before its end", "SystemExit"),
+}
+
+
+def labkit(project, *arguments):
+    command = [sys.executable, "-m", "labkit.tools.cli", *arguments]
+    variables = {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke", MARK: str(project)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=project, env=os.environ | variables, **pipes)
+
+
+def by_lab(events):
+    return {event["lab"]: event for event in events if event["event"] == "ended"}
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """`labkit run` of LABS: (project, exit code, the ``ended`` event by lab, events, stderr)."""
+    project = tmp_path_factory.mktemp("project")
+    write_labs(project, LABS)
+    limits = ("--timeout", "12", "--cell-timeout", "11.5", "--memory", "0.7")
+    process = labkit(project, "run", "--json", "--out", "out", *limits)
+    stdout, stderr = process.communicate(timeout=300)
+    events = [json.loads(line) for line in stdout.splitlines()]
+    return project, process.returncode, by_lab(events), events, stderr
+
+
+def stored(ran, lab):
+    return json.loads((ran[0] / "out" / lab / "results.json").read_text())
+
+
+def test_the_others_go_on_and_the_exit_code_is_1(ran):
+    _, code, ended, events, stderr = ran
+    passed = ("06_long", "10_odd", "11_good")
+    statuses = {lab: "passed" if lab in passed else "failed" for lab in LABS}
+    assert {lab: event["status"] for lab, event in ended.items()} == statuses
+    last = events[-1]
+    assert (code, last["event"], last["exit_code"]) == (1, "finished", 1)
+    assert last["labs"] == statuses and "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("lab", FAILURES)
+def test_each_cause_is_named_with_its_cell(ran, lab):
+    cause, cell, message, words = FAILURES[lab]
+    error = ran[2][lab]["error"]
+    assert (error["cause"], error["cell"]) == (cause, cell)
+    if cause == "timeout" and "cell" in error["message"]:  # the limit of the cell was quicker
+        message = error["message"]
+    assert error["message"].replace("0.8 GB;", "0.7 GB;") == message
+    assert (stored(ran, lab)["status"], stored(ran, lab)["error"]) == ("failed", error)
+    last = (ran[0] / "out" / lab / "log.txt").read_text().splitlines()[-1]
+    assert f"({words}) after" in last
+
+
+def test_the_last_lines_of_the_log_are_kept(ran):
+    assert ran[2]["05_killed"]["error"]["log"][-1] == "last words"
+    assert ran[2]["01_fails"]["error"]["log"] == ["before"]
+
+
+def test_what_a_kernel_says_when_it_is_ended_is_not_why(tmp_path):
+    """It writes that, or not, before it is gone."""
+    log = tmp_path / "kernel.log"
+    assert execution._log_lines(log) == []
+    log.write_text("the cause\n\n[IPKernelApp] KeyboardInterrupt caught in kernel.\n")
+    assert execution._log_lines(log) == ["the cause"]
+
+
+def test_a_hanging_cell_leaves_its_traceback_in_the_notebook(ran):
+    text = (ran[0] / "out" / "02_hangs" / "02_hangs.ipynb").read_text()
+    assert "KeyboardInterrupt" in text and "time.sleep" in text
+
+
+def test_a_killed_kernel_is_reported_within_ten_seconds(ran):
+    killed = float((ran[0] / "notebooks" / "killed-at").read_text())
+    reported = (ran[0] / "out" / "05_killed" / "results.json").stat().st_mtime
+    assert 0 <= reported - killed < 10
+
+
+def test_no_process_is_left(ran):
+    children = [int(path.name.split("-")[1]) for path in ran[0].glob("notebooks/child-*")]
+    assert len(children) == 3
+    assert not [pid for pid in children if is_alive(pid)]
+    assert not marked(ran[0])
+
+
+def test_a_line_of_a_million_characters_is_kept_and_passed_on_short(ran):
+    notebook = json.loads((ran[0] / "out" / "06_long" / "06_long.ipynb").read_text())
+    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+    texts = {output["name"]: "".join(output["text"]) for output in outputs}
+    assert texts == {"stdout": 1_000_000 * "y", "stderr": 1_000_000 * "z" + "\n"}
+    lasts = [event["last"] for event in ran[3] if event["event"] == "progress" if "last" in event]
+    assert all(len(last) <= 120 for last in lasts)
+
+
+def test_a_cell_that_catches_its_own_time_limit_has_not_kept_it(ran):
+    error = ran[2]["08_caught"]["error"]
+    assert error["cause"] == "timeout"
+    assert error["message"] == "it took longer than 12 s" or "12 seconds" in error["message"]
+
+
+def test_a_lab_whose_folder_vanishes_is_that_labs_failure(ran):
+    error = ran[2]["09_gone"]["error"]
+    assert error["name"] == "FileNotFoundError" and error["cell"] == 3
+    assert not (ran[0] / "out" / "09_gone" / "09_gone.ipynb").exists()
+
+
+def test_what_cannot_be_in_results_is_left_out_and_said(ran):
+    results = stored(ran, "10_odd")
+    assert (results["metrics"], results["headline"], results["status"]) == ({}, [], "passed")
+    assert results["total_seconds"] == ran[2]["10_odd"]["total_seconds"] > 0
+    said = [event["text"] for event in ran[3] if event["event"] == "output"]
+    assert "results.json: metrics is [1], left out" in said
+
+
+def test_a_reader_who_leaves_stops_no_lab(tmp_path):
+    write_labs(tmp_path, {"01_good": ["print('good')"], "02_too": ["print('good')"]})
+    process = labkit(tmp_path, "run", "--out", "out")
+    assert process.stdout.readline().startswith("01_good: preset smoke")
+    process.stdout.close()
+    with process.stderr:
+        stderr = process.stderr.read()
+    assert process.wait(60) == 0, stderr
+    assert stderr.count("nobody reads standard output any more; going on") == 1
+    assert "Traceback" not in stderr and "Exception" not in stderr
+    for lab in ("01_good", "02_too"):
+        results = json.loads((tmp_path / "out" / lab / "results.json").read_text())
+        assert results["status"] == "passed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system here")
+def test_a_full_disk_is_the_failure_of_the_lab_that_filled_it(tmp_path):
+    fill = "import os\nopen(os.environ['LABKIT_RUN'] + '/big', 'wb').write(bytes(10**6))"
+    write_labs(tmp_path, {"01_fills": [fill], "02_too": ["print('good')"]})
+    small = tmp_path / "small"
+    small.mkdir()
+    mount = f"mount -t tmpfs -o size=300k none '{small}'"
+    if subprocess.run(["unshare", "-m", "bash", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody mount a file system of their own (unshare)")
+    command = f"{mount} && '{sys.executable}' -m labkit.tools.cli run --json --out '{small}/out'"
+    command += f"; code=$?; cp -r '{small}/out' '{tmp_path}/kept'; exit $code"
+    done = subprocess.run(
+        ["unshare", "-m", "bash", "-c", command],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "LABKIT_PRESET": "smoke"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    ended = by_lab(events)
+    assert list(ended) == ["01_fills", "02_too"] and "Traceback" not in done.stderr
+    assert ended["01_fills"]["error"]["name"] == "OSError"
+    assert "No space left on device" in ended["01_fills"]["error"]["message"]
+    assert (done.returncode, events[-1]["exit_code"]) == (1, 1)
+    # What lies there says so too, and can be opened.
+    kept = tmp_path / "kept"
+    for place in kept.glob("*/results.json"):
+        assert json.loads(place.read_text())["status"] == "failed"
+    for place in kept.glob("*/*.ipynb"):
+        assert nbformat.read(place, as_version=4).cells
+    assert (kept / "01_fills" / "results.json").exists()
+    assert (kept / "01_fills" / "01_fills.ipynb").exists()
+
+
+def test_memory_is_what_a_process_and_its_children_hold():
+    code = (
+        "import mmap, time\nown = bytearray(300_000_000)\nshared = mmap.mmap(-1, 200_000_000)\n"
+        "shared.write(b'x' * len(shared))\nprint(flush=True)\ntime.sleep(60)"
+    )
+    for _ in range(2):  # a grandchild
+        code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {code!r}])"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            time.sleep(0.1)
+            assert 300e6 < memory_of(process.pid) < 400e6
+        finally:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+    assert memory_of(process.pid) == 0
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0}, {"memory": -1}, {"cell_seconds": float("nan")}])
+def test_a_limit_that_is_not_above_zero_is_refused(limits):
+    with pytest.raises(InputError, match=f"{next(iter(limits))}: expected a number > 0, got"):
+        Limits(**limits)
+    assert Limits(seconds=float("inf")).seconds == float("inf")
