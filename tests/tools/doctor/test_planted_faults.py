@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from labkit.runtime import needs_onednn_workaround
-from tests.doctor import planting
-from tests.doctor.planting import ROOT, Shell
+from tests.tools.doctor import planting
+from tests.tools.doctor.planting import ROOT, Shell
 
 SLOW_CPU = needs_onednn_workaround(planting.installed("mindspore"))
 VARIABLES = {
