@@ -24,7 +24,7 @@ def _asked_for() -> bool:
 
 
 def _takes_input() -> bool:
-    """Whether the request that the kernel is at came from where a person could answer."""
+    """Whether the kernel's present request comes from where a person could answer."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)

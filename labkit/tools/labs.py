@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.base.arguments import wrong
 from labkit.base.project import find_project
 from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
@@ -57,7 +58,7 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     names = list(names)
     wanted = [name for text in names for name in re.split(r"[,\s]+", text) if name]
     if names and not wanted:
-        raise InputError(f"{names[0]!r} is no lab; expected a number or name, or nothing for all")
+        raise wrong("LAB", names[0], "a number or name, or nothing for all")
     if not labs:
         raise InputError("no lab found; expected notebooks named like notebooks/01_name.ipynb")
     chosen = [_pick_one(labs, name) for name in wanted] if wanted else labs
@@ -72,7 +73,7 @@ def parameter_names(lab: Lab) -> tuple[str, ...]:
 
     Raises:
         InputError: for a notebook that papermill could not give parameters to: no such cell, two
-            of them, or none of ``preset`` and ``device`` in it
+            of them, or one that does not set ``preset`` and ``device``
     """
     cells = [cell for cell in _code_cells(lab.path) if "parameters" in files.tags(cell)]
     if len(cells) != 1:

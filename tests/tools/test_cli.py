@@ -152,7 +152,7 @@ def test_version():
     ("arguments", "said"),
     [
         (["run", "7"], "unknown lab '7'"),
-        (["run", ""], "'' is no lab"),
+        (["run", ""], "LAB: expected a number or name, or nothing for all, got ''"),
         (["run", "--preset", "big"], "unknown preset 'big'"),
         (["run", "--device", "TPU"], "unknown device 'TPU'"),
         (["run", "-p", "epoch=2"], "Did you mean 'epochs'?"),

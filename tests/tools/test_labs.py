@@ -63,7 +63,7 @@ def test_labs_answer_to_each_of_their_names_and_come_once_in_the_order_given(
     [
         ("acumulation", "unknown lab 'acumulation'.*Did you mean 'accumulation'"),
         ("7", "unknown lab '7'; expected one of: 01_accumulation"),
-        (",", "',' is no lab"),
+        (",", "LAB: expected a number or name, or nothing for all, got ','"),
         ("1", "could be 01_accumulation and 01_other"),
     ],
 )

@@ -170,7 +170,7 @@ def _harmless(statement: ast.stmt) -> bool:
 def _bound(statement: ast.stmt) -> Iterator[str]:
     """Yield the names that ``statement`` binds in the notebook, not those inside of functions.
 
-    The verdict of a check is none: ``passed = check(...)`` would be called for any ``passed``.
+    The verdict of a check does not count: any answer that reads a ``passed`` would run the check.
     """
     if not isinstance(statement, ast.FunctionDef | ast.ClassDef) and any(
         _checks(ast.walk(statement))

@@ -121,7 +121,7 @@ def _verdict(line: bytes) -> tuple[str, str]:
     except (ValueError, TypeError, RecursionError):
         state = None
     if state not in STATES or not isinstance(message, str):
-        return "error", "its process wrote what is no verdict"
+        return "error", "its process wrote something other than a verdict"
     return state, message
 
 
@@ -152,7 +152,7 @@ def _answer(answer: dict, seconds: float, writing: int) -> None:
 
 
 def _attempt(answer: dict) -> object:
-    """Return the learner's function, or the verdict where there is none."""
+    """Return the learner's function, or the verdict where it cannot be had."""
     space = {"__name__": "__main__"}
     try:
         code = answer["code"]

@@ -320,4 +320,7 @@ def test_what_is_no_verdict_is_an_error(project, words):
         "        except OSError: pass\n"
     )
     found = look(project, body, ASKS)
-    assert (found.state, found.message) == ("error", "its process wrote what is no verdict")
+    assert (found.state, found.message) == (
+        "error",
+        "its process wrote something other than a verdict",
+    )
