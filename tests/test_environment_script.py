@@ -4,7 +4,6 @@ The interpreters are stand-ins: shell scripts that answer as Python would and wr
 were asked to install. The real installation is what `make test` itself has just done.
 """
 
-import os
 import shutil
 import subprocess
 import time
@@ -135,12 +134,9 @@ def test_python_given_by_name_is_the_only_one_looked_at(project):
     assert "python3.12: not found" in said and "3.11.7" not in said
 
 
-def test_a_second_call_installs_nothing(installed):
+def test_a_second_call_installs_nothing_and_the_test_extra_serves_both(installed):
     assert installed.call("base") == ""
     assert installed.done() == []
-
-
-def test_the_test_extra_comes_on_top_and_serves_both(installed):
     installed.call("test")
     assert installed.done() == ["test"]
     installed.call("base")
@@ -203,13 +199,7 @@ def test_an_interrupted_installation_starts_anew(installed, how, code):
     installed.call("base")
     assert installed.done() == ["venv", "base"]
     assert not (installed.folder / ".venv/lib/python3/site-packages/half").exists()
-
-
-def test_a_running_installation_is_not_disturbed(installed):
-    marker = installed.folder / ".venv" / ".incomplete"
-    marker.write_text(f"{os.getpid()}\n")
-    assert f"Process {os.getpid()} is installing" in installed.call("base", code=2)
-    assert installed.done() == [] and marker.exists()
+    assert not (installed.folder / ".venv" / ".claim").exists()
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(project):
@@ -244,14 +234,6 @@ def test_of_many_that_start_together_one_installs(project):
     refused = [text for text, code in zip(said, codes, strict=True) if code]
     assert [text for text in refused if "is installing" not in text] == []
     assert project.call("base") == "" and project.done() == []
-
-
-def test_the_lock_of_a_dead_process_is_no_obstacle(installed):
-    installed.call("test", code=-9, PIP="killed")
-    installed.done()
-    installed.call("test")
-    assert installed.done() == ["venv", "test"]
-    assert not (installed.folder / ".venv" / ".claim").exists()
 
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")

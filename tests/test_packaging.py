@@ -1,5 +1,7 @@
 """pyproject.toml, constraints.txt, environment.yml and what is installed say the same versions."""
 
+import ast
+import importlib
 import os
 import re
 import shutil
@@ -7,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 from fnmatch import fnmatch
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+import labkit
+from labkit.tools.doctor import installed
+from tests.browser import chromium
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -79,51 +84,52 @@ def test_the_conda_environment_has_the_same_pins():
     assert Requirement(f"python{supported}").specifier.contains(python.partition("=")[2])
 
 
-@pytest.mark.parametrize("minor", ["3.11", "3.12"])
-def test_both_pythons_are_supported_and_no_other(minor):
+@pytest.mark.parametrize("minor", ["3.10", "3.11", "3.12", "3.13"])
+def test_two_pythons_are_supported_and_no_other(minor):
     supported = Requirement(f"python{PROJECT['project']['requires-python']}").specifier
-    assert supported.contains(minor)
-    assert not supported.contains("3.10") and not supported.contains("3.13")
-    assert f"Programming Language :: Python :: {minor}" in PROJECT["project"]["classifiers"]
-
-
-def installed_closure(names):
-    """Return name -> version of what ``names`` bring along, as it is installed here."""
-    found, waiting = {}, [(name, frozenset({""})) for name in names]
-    seen = set()
-    while waiting:
-        name, extras = waiting.pop()
-        if (name, extras) in seen:
-            continue
-        seen.add((name, extras))
-        found[name] = metadata.version(name).partition("+")[0]
-        for text in metadata.requires(name) or []:
-            requirement = Requirement(text)
-            marker = requirement.marker
-            if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras):
-                wanted = frozenset({"", *requirement.extras})
-                waiting.append((canonicalize_name(requirement.name), wanted))
-    return found
+    assert supported.contains(minor) == (minor in ("3.11", "3.12"))
+    classifier = f"Programming Language :: Python :: {minor}"
+    assert (classifier in PROJECT["project"]["classifiers"]) == supported.contains(minor)
 
 
 def test_what_is_installed_is_what_is_pinned():
-    installed = installed_closure([*required(), *required("test")])
-    assert {"mindspore", "torch", "tornado"} <= set(installed)
+    wanted = {**required(), **required("test")}
+    names = installed._closure([str(requirement) for requirement in wanted.values()])
+    assert {"mindspore", "torch", "tornado"} <= names
     pins = constraints()
-    wrong = {
-        name: f"installed {version}, pinned {pins.get(name)}"
-        for name, version in installed.items()
-        if not name.startswith(CUDA) and pins.get(name) != version
-    }
-    assert wrong == {}
+    ours = [name for name in names if not name.startswith(CUDA)]
+    assert [name for name in ours if name not in pins or installed._differs(name, pins)] == []
 
 
 def test_the_version_is_stated_once():
     """labkit reads it from its checkout, or from its metadata where it is an installed copy."""
-    import labkit
-
     assert labkit.__version__ == PROJECT["project"]["version"]
     assert f"## [{labkit.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_every_public_name_is_there_and_known_to_editors():
+    """``_NAMES`` is what is loaded, the block under TYPE_CHECKING what an editor reads."""
+    tree = ast.parse(Path(labkit.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    shown = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    loaded = {name: module for module, names in labkit._NAMES.items() for name in names}
+    assert shown == {name: loaded[name] for name in labkit.__all__}
+    for name, module in loaded.items():
+        namespace = {}
+        exec(f"from labkit import {name}", namespace)
+        assert namespace[name] is getattr(importlib.import_module(module), name)
+
+
+def test_modules_of_former_versions_can_still_be_imported():
+    for name, module in labkit._MODULES.items():
+        namespace = {}
+        exec(f"from labkit import {name}", namespace)
+        assert namespace[name] is sys.modules[module], name
 
 
 def test_the_distribution_has_a_name_of_its_own():
@@ -142,43 +148,35 @@ def test_the_distribution_has_a_name_of_its_own():
             assert path == Path(__file__) or not by_name.search(text), path
 
 
-# Not installed: PYTHONPATH alone, as the scripts for clusters have it. -S hides site-packages.
-UNINSTALLED = [sys.executable, "-S", "-P", "-c"]
+def uninstalled(program, folder, *path):
+    """Return what a program prints where labkit is on PYTHONPATH alone, as on clusters.
 
-
-def test_a_checkout_that_is_not_installed_can_be_imported(tmp_path):
-    program = "import labkit; print(labkit.__version__, sorted(labkit.__all__) == labkit.__all__)"
+    -S hides site-packages.
+    """
     done = subprocess.run(
-        [*UNINSTALLED, program],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, "-S", "-P", "-c", program],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
         capture_output=True,
         text=True,
+        check=True,
     )
-    assert done.stdout == f"{PROJECT['project']['version']} True\n", done.stderr
+    return done.stdout.strip()
 
 
-def test_a_checkout_says_its_own_version_whatever_is_installed(tmp_path):
+def test_a_checkout_that_is_not_installed_says_its_own_version(tmp_path):
     other = tmp_path / "site" / "mindspore_labs-9.9.9.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: mindspore-labs\nVersion: 9.9.9\n")
-    shutil.copytree(
-        ROOT / "labkit", tmp_path / "labkit", ignore=shutil.ignore_patterns("__pycache__")
-    )
-
-    def version(*path):
-        return subprocess.run(
-            [*UNINSTALLED, "import labkit; print(labkit.__version__)"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path))},
-            cwd=tmp_path / "site",
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.strip()
-
-    assert version(ROOT, other.parent) == PROJECT["project"]["version"]
-    assert version(tmp_path, other.parent) == "9.9.9"  # a copy of the package, as in a wheel
-    assert version(tmp_path) == "unknown"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "labkit", tmp_path / "labkit", ignore=ignored)
+    program = "import labkit; assert sorted(labkit.__all__) == labkit.__all__; "
+    program += "print(labkit.__version__)"
+    assert uninstalled(program, tmp_path, ROOT) == PROJECT["project"]["version"]
+    assert uninstalled(program, tmp_path, ROOT, other.parent) == PROJECT["project"]["version"]
+    # A copy of the package, as in a wheel; then one that nobody has installed.
+    assert uninstalled(program, other.parent, tmp_path, other.parent) == "9.9.9"
+    assert uninstalled(program, other.parent, tmp_path) == "unknown"
 
 
 # The PyTorch side of a comparison; who imports these wants PyTorch.
@@ -256,6 +254,8 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert "make test ALL=1" in script
     assert "`make test ALL=1`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
+    # The tests in a browser are skipped without one, and install none themselves.
+    assert "apt-get install" in script and all(name in script for name in chromium.NAMES)
 
 
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")

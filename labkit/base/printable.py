@@ -12,4 +12,4 @@ def printable(text: str) -> str:
     An escape sequence in a log or a name could else set the terminal's title or clipboard, or hide
     what stands before it. JSON stays JSON.
     """
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)

@@ -3,6 +3,8 @@
 import os
 import sys
 import time
+from collections.abc import Callable
+from typing import Self
 
 _SECONDS_BETWEEN_LINES = 5.0
 
@@ -14,13 +16,15 @@ def has_front_end() -> bool:
     a bar that stands at 0 %. A server names its session; a program that executes a notebook,
     even one started from such a session, takes no input for it.
     """
-    if os.environ.get("LABKIT_HEADLESS") or os.environ.get("LABKIT_RUN"):
-        return False
-    return bool(os.environ.get("JPY_SESSION_NAME")) and _takes_input()
+    return bool(os.environ.get("JPY_SESSION_NAME")) and not _asked_for() and _takes_input()
+
+
+def _asked_for() -> bool:
+    return bool(os.environ.get("LABKIT_HEADLESS") or os.environ.get("LABKIT_RUN"))
 
 
 def _takes_input() -> bool:
-    """Whether the request that the kernel is at came from where a person could answer."""
+    """Whether the kernel's present request comes from where a person could answer."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(getattr(shell, "kernel", None), "_allow_stdin", True)
@@ -28,22 +32,22 @@ def _takes_input() -> bool:
 
 def is_headless() -> bool:
     """Return whether progress goes to a log: wherever nobody looks at a page or a terminal."""
-    if os.environ.get("LABKIT_HEADLESS") or os.environ.get("LABKIT_RUN"):
-        return True
     if "ipykernel" in sys.modules:
         return not has_front_end()
-    return not sys.stderr.isatty()
+    return _asked_for() or not sys.stderr.isatty()
 
 
 class Progress:
     """Progress through ``total`` steps; a context manager.
 
-    name      what is under way
-    done      steps done before this process (a resumed run)
-    headless  plain lines on standard output; by default as ``is_headless`` says
+    Args:
+        name: what is under way
+        total: number of steps
+        done: steps done before this process (a resumed run)
+        headless: plain lines on standard output; by default as ``is_headless`` says
     """
 
-    def __init__(self, name, total, done=0, headless=None):
+    def __init__(self, name: str, total: int, done: int = 0, headless: bool | None = None) -> None:
         self.name, self.total, self.done = name, total, done
         self._bar = None
         if not (is_headless() if headless is None else headless):
@@ -52,7 +56,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=done, desc=name)
         self._start = self._last = time.monotonic()
 
-    def advance(self, text="", steps=1) -> None:
+    def advance(self, text: str | Callable[[], str] = "", steps: int = 1) -> None:
         """Count ``steps`` more; ``text`` (or a function that returns it) is shown behind them."""
         self.done += steps
         now = time.monotonic()
@@ -63,7 +67,7 @@ class Progress:
             self._last = now
             self._show(text() if callable(text) else text, now - self._start)
 
-    def _show(self, text, seconds):
+    def _show(self, text: str, seconds: float) -> None:
         if self._bar is not None:
             self._bar.set_postfix_str(text)
         else:
@@ -74,8 +78,8 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self.close()

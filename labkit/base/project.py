@@ -52,7 +52,8 @@ def project_root(start: Path | None = None) -> Path | None:
 def find_project(start: Path | None = None) -> Path:
     """Return the checkout with the labs: around ``start`` (default: here), else labkit's own.
 
-    Raises ``InputError`` outside a checkout, and where the only one is another user's.
+    Raises:
+        InputError: outside a checkout, and where the only one is another user's
     """
     for place in (start or Path.cwd(), Path(__file__).parent):
         root = project_root(place)

@@ -56,7 +56,7 @@ app.add_typer(ranktable.app, name="ranktable")
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from labkit.tools.labs import version
+        from labkit.base.project import version
 
         typer.echo(f"labkit {version()}")
         raise typer.Exit()

@@ -37,11 +37,15 @@ def line(text: str) -> None:
 
 
 def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Say:
-    """Return what prints the events of a run as they come.
+    """Return what prints the events of a run: a line where a lab starts and ends, and in between.
 
-    Without options: a line when a lab starts and ends, and one every few seconds. Verbose: what it
-    prints as well. Quiet: nothing. JSON: every event as one object a line. Raises ``InputError``
-    where more than one was asked for.
+    Args:
+        quiet: print nothing
+        verbose: print what the labs print as well
+        as_json: print every event as one JSON object a line
+
+    Raises:
+        InputError: where more than one is asked for
     """
     if quiet + verbose + as_json > 1:
         raise InputError("expected at most one of --quiet, --verbose and --json")
@@ -55,16 +59,20 @@ def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = Fals
     return say
 
 
-def closing(found: Sequence[Outcome], folder: Path, *, as_json: bool, code: int) -> None:
+def closing(done: Sequence[Outcome], folder: Path, *, as_json: bool, code: int) -> None:
     """Print how a run ended: the table of its labs, why some stopped, how to go on."""
     if as_json:
-        by_lab = {outcome.lab.name: outcome.results["status"] for outcome in found}
+        by_lab = {outcome.lab.name: outcome.results["status"] for outcome in done}
         values = {"exit_code": code, "labs": by_lab, "folder": str(folder)}
-        line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
-    elif found:
-        outcomes(found)
+        _finished(values)
+    elif done:
+        outcomes(done)
     if code in (1, 130):
         print(f"labkit: go on with: labkit run --resume {near(folder)}", file=sys.stderr)
+
+
+def _finished(values: dict[str, Any]) -> None:
+    line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
 
 
 def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: object) -> Event:
@@ -82,7 +90,7 @@ def sweep_ends(rows: Sequence, files: Sequence[Path], *, as_json: bool) -> None:
     failed = [row for row in rows if row.results.get("status") != "passed"]
     if as_json:
         values = {"exit_code": 1 if failed else 0, "files": [str(path) for path in files]}
-        line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
+        _finished(values)
     else:
         line("")
         names = list(rows[0].parameters)
@@ -93,8 +101,7 @@ def sweep_ends(rows: Sequence, files: Sequence[Path], *, as_json: bool) -> None:
     for row in failed:
         error = row.results.get("error", {})
         reason = f"{error.get('name')}: {error.get('message')}".splitlines()[0]
-        cell = error.get("cell")
-        where = f"in cell {cell}" if cell else "before its first cell"
+        where = _where(error.get("cell"))
         text = printable(f"labkit: {near(row.folder)} failed {where}: {reason}")
         print(text, file=sys.stderr)
 
@@ -127,11 +134,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         line("  ".join(cells).rstrip())
 
 
-def outcomes(found: Sequence[Outcome]) -> None:
+def outcomes(done: Sequence[Outcome]) -> None:
     """Print the closing table of a run, and on stderr why a lab stopped."""
     line("")
-    table(("lab", "status", "device", "seconds", "headline", "notebook"), map(_row, found))
-    for outcome in found:
+    table(("lab", "status", "device", "seconds", "headline", "notebook"), map(_row, done))
+    for outcome in done:
         if outcome.refused:
             text = f"labkit: {outcome.lab.name}: {outcome.failure.message}"
             print(printable(text), file=sys.stderr)
@@ -141,7 +148,7 @@ def outcomes(found: Sequence[Outcome]) -> None:
 
 def _why(outcome: Outcome) -> Iterable[str]:
     failure = outcome.failure
-    where = f"in cell {failure.cell}" if failure.cell else "before its first cell"
+    where = _where(failure.cell)
     if failure.cause == "exception":
         reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
         yield f"labkit: {outcome.lab.name} failed {where}: {reason}"
@@ -150,6 +157,10 @@ def _why(outcome: Outcome) -> Iterable[str]:
         yield f"    {failure.message}"
         yield from (f"    | {text}" for text in failure.log[-_LOG_LINES:])
     yield f"    {near(outcome.notebook)} shows where"
+
+
+def _where(cell: int | None) -> str:
+    return f"in cell {cell}" if cell else "before its first cell"
 
 
 def headline(results: Mapping[str, Any]) -> str:

@@ -1,7 +1,4 @@
-"""The labs of a project: where they are, what they are called, which parameters they take.
-
-Notebooks are read as JSON: importing nbformat alone takes 1.4 s, longer than `labkit list` may.
-"""
+"""The labs of a project: where they are, what they are called, which parameters they take."""
 
 import ast
 import re
@@ -9,9 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.base import input_files
+from labkit.base.arguments import wrong
+from labkit.base.project import find_project
 from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
+from labkit.tools.notebooks import files
 
 _NOTEBOOK = re.compile(r"(\d\d)_(\w+)\.ipynb")
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
@@ -44,6 +43,12 @@ def find_labs(project: Path) -> tuple[Lab, ...]:
     return tuple(_read_lab(path) for path in paths if _NOTEBOOK.fullmatch(path.name))
 
 
+def chosen(names: Iterable[str] = ()) -> tuple[Path, tuple[Lab, ...]]:
+    """Return the project around here, and the labs of it that ``names`` ask for; see ``pick``."""
+    project = find_project()
+    return project, pick(find_labs(project), names)
+
+
 def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     """Return the labs that ``names`` ask for, each once and in that order; no name means all labs.
 
@@ -53,7 +58,7 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     names = list(names)
     wanted = [name for text in names for name in re.split(r"[,\s]+", text) if name]
     if names and not wanted:
-        raise InputError(f"{names[0]!r} is no lab; expected a number or name, or nothing for all")
+        raise wrong("LAB", names[0], "a number or name, or nothing for all")
     if not labs:
         raise InputError("no lab found; expected notebooks named like notebooks/01_name.ipynb")
     chosen = [_pick_one(labs, name) for name in wanted] if wanted else labs
@@ -64,15 +69,18 @@ def parameter_names(lab: Lab) -> tuple[str, ...]:
     """Return the names that the lab's one cell tagged ``parameters`` assigns, in order.
 
     They are read from the syntax tree: papermill's own reader works line by line and leaves out
-    every line with a second ``=``. Raises ``InputError`` for a notebook that papermill could not
-    give parameters to: no such cell, two of them, or none of ``preset`` and ``device`` in it.
+    every line with a second ``=``.
+
+    Raises:
+        InputError: for a notebook that papermill could not give parameters to: no such cell, two
+            of them, or one that does not set ``preset`` and ``device``
     """
-    cells = [cell for cell in _code_cells(lab.path) if "parameters" in _tags(cell)]
+    cells = [cell for cell in _code_cells(lab.path) if "parameters" in files.tags(cell)]
     if len(cells) != 1:
         raise InputError(
             f"{lab.path} has {len(cells)} cells tagged 'parameters'; expected exactly one"
         )
-    names = tuple(_assigned(cells[0], lab.path))
+    names = tuple(_assigned(cells[0]["source"], lab.path))
     missing = [name for name in ("preset", "device") if name not in names]
     if missing:
         raise InputError(f"the parameters cell of {lab.path} does not set {' and '.join(missing)}")
@@ -81,28 +89,28 @@ def parameter_names(lab: Lab) -> tuple[str, ...]:
 
 def mentions(lab: Lab, word: str) -> bool:
     """Return whether the lab's code names ``word``, in any case: so a data set that it needs."""
-    return any(word.lower() in _source(cell).lower() for cell in _code_cells(lab.path))
+    return any(word.lower() in cell["source"].lower() for cell in _code_cells(lab.path))
 
 
 def _pick_one(labs: Sequence[Lab], name: str) -> Lab:
     if name.isdecimal():
-        found = [lab for lab in labs if int(lab.number) == int(name)]
+        matches = [lab for lab in labs if int(lab.number) == int(name)]
     else:
-        found = [lab for lab in labs if name in (lab.name, lab.short_name)]
-    if len(found) > 1:
-        both = " and ".join(lab.name for lab in found)
+        matches = [lab for lab in labs if name in (lab.name, lab.short_name)]
+    if len(matches) > 1:
+        both = " and ".join(lab.name for lab in matches)
         raise InputError(f"lab {name!r} could be {both}; give its full name")
-    if not found:
+    if not matches:
         known = [lab.name for lab in labs]
         hint = nearest(name, [*known, *(lab.short_name for lab in labs)])
         raise InputError(f"unknown lab {name!r}; expected one of: {', '.join(known)}.{hint}")
-    return found[0]
+    return matches[0]
 
 
 def _read_lab(path: Path) -> Lab:
     number, short_name = _NOTEBOOK.fullmatch(path.name).groups()
-    cells = _read(path)["cells"]
-    card = next((_source(cell) for cell in cells if cell.get("cell_type") == "markdown"), "")
+    cells = files.read(path)["cells"]
+    card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
     title, minutes = _TITLE.search(card), _MINUTES.search(card)
     return Lab(
         number=number,
@@ -114,41 +122,13 @@ def _read_lab(path: Path) -> Lab:
     )
 
 
-def _read(path: Path) -> dict:
-    try:
-        notebook = input_files.read_json(path)
-    except (OSError, InputError) as error:
-        raise InputError(f"cannot read the notebook {path}: {error}") from error
-    if not isinstance(notebook, dict) or not isinstance(notebook.get("cells"), list):
-        raise InputError(f"{path} is not a notebook of format 4: it has no list of cells")
-    if not all(map(_is_cell, notebook["cells"])):
-        raise InputError(f"{path} is not a notebook of format 4: it holds what is no cell")
-    return notebook
-
-
-def _is_cell(cell: object) -> bool:
-    if not isinstance(cell, dict) or not isinstance(cell.get("metadata", {}), dict):
-        return False
-    source, tags = cell.get("source", ""), cell.get("metadata", {}).get("tags", [])
-    lines = source if isinstance(source, list) else [source]
-    return isinstance(tags, list) and all(isinstance(line, str) for line in lines)
-
-
 def _code_cells(path: Path) -> list[dict]:
-    return [cell for cell in _read(path)["cells"] if cell.get("cell_type") == "code"]
+    return [cell for cell in files.read(path)["cells"] if cell["cell_type"] == "code"]
 
 
-def _tags(cell: dict) -> list[str]:
-    return cell.get("metadata", {}).get("tags", [])
-
-
-def _source(cell: dict) -> str:
-    return "".join(cell.get("source", ""))
-
-
-def _assigned(cell: dict, path: Path) -> Iterable[str]:
+def _assigned(source: str, path: Path) -> Iterable[str]:
     try:
-        statements = ast.parse(_source(cell)).body
+        statements = ast.parse(source).body
     # ValueError: a character NUL; the others: brackets in each other some hundred times.
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"the parameters cell of {path} is not plain Python: {error}") from error

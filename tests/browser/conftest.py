@@ -30,7 +30,7 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def server(browser, kept, tmp_path_factory):
+def server(kept, tmp_path_factory):
     """JupyterLab over copies of the notebooks; in the project, whose data sets they find."""
     committed = {path: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
     with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as one:

@@ -26,7 +26,9 @@ def test_it_is_for_this_machine_behind_a_token_on_this_interpreter(server):
         server.ask("kernels", token="")
     specs = server.ask("kernelspecs")
     assert specs["default"] == "python3" and list(specs["kernelspecs"]) == ["python3"]
-    assert specs["kernelspecs"]["python3"]["spec"]["argv"][0] == sys.executable
+    kernel = server.ask("kernels", "POST")
+    assert server.kernel_process().cmdline()[0] == sys.executable
+    server.ask(f"kernels/{kernel['id']}", "DELETE")
     assert "0.0.0.0" not in server.log.read_text()
 
 

@@ -1,9 +1,13 @@
 """`labkit compare`: the differences between two runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from labkit.tools.reports.difference import Difference
 
 
 def compare(
@@ -22,41 +26,43 @@ def compare(
     from labkit.tools.reports.read import read_all
 
     first, second = read_all([left, right])
-    found = difference.compare(first, second)
+    differences = difference.compare(first, second)
     if json:
         from json import dumps
 
-        from labkit.base.printable import printable
         from labkit.labs.run_files import plain
+        from labkit.tools import console
 
         names = {"left": str(first.folder), "right": str(second.folder)}
         # A NaN in a damaged results.json becomes a text, as Run.finish writes it.
-        record = plain(names | difference.as_json(found), "the comparison")
-        print(printable(dumps(record, ensure_ascii=False, allow_nan=False)))
+        record = plain(names | difference.as_json(differences), "the comparison")
+        console.line(dumps(record, ensure_ascii=False, allow_nan=False))
     else:
-        _show(found, first.label, second.label)
-    raise typer.Exit(1 if difference.counting(found) else 0)
+        _show(differences, first.label, second.label)
+    raise typer.Exit(1 if difference.counting(differences) else 0)
 
 
-def _show(found, left: str, right: str) -> None:
+def _show(differences: Sequence["Difference"], left: str, right: str) -> None:
     from labkit.tools import console
 
     head = ("lab", "what", left, right, "difference", "tolerance")
-    counting = [one for one in found if one.group != "times"]
-    if counting:
-        console.table(head, map(_row, counting))
+    times = [each for each in differences if each.group == "times"]
+    others = [each for each in differences if each.group != "times"]
+    if others:
+        console.table(head, map(_row, others))
     else:
         console.line("no differences")
-    times = [one for one in found if one.group == "times"]
     if times:
         console.line("\ntimes, which do not count:")
-        console.table(head[:5], [_row(one)[:5] for one in times])
+        console.table(head[:5], [_row(each)[:5] for each in times])
 
 
-def _row(one) -> tuple[str, ...]:
+def _row(difference: "Difference") -> tuple[str, ...]:
     from labkit.tools.reports.difference import number
 
-    what = one.name if one.group in ("run", "times") else f"{one.group}: {one.name}"
-    change = "" if one.change is None else f"{one.change:+.3g}"
-    within = {None: "", True: "within", False: "outside"}[one.within]
-    return one.lab, what, number(one.left), number(one.right), change, within
+    name, group = difference.name, difference.group
+    what = name if group in ("run", "times") else f"{group}: {name}"
+    change = "" if difference.change is None else f"{difference.change:+.3g}"
+    within = {None: "", True: "within", False: "outside"}[difference.within]
+    left, right = number(difference.left), number(difference.right)
+    return difference.lab, what, left, right, change, within

@@ -34,8 +34,7 @@ def convert(
     from labkit.migration import command
 
     runtime.start("CPU")
-    print(
-        command.convert(
-            source, target, network, classes, rename=rename or (), entry=entry, prefix=prefix
-        )
+    result = command.convert(
+        source, target, network, classes, rename=rename or (), entry=entry, prefix=prefix
     )
+    print(result)

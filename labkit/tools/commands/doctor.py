@@ -40,27 +40,27 @@ def doctor(
     """
     from labkit.tools import doctor
 
-    found = []
-    for check in doctor.checks(names=names or ()):
-        found.append(check())
+    passed = []
+    for look in doctor.checks(names=names or ()):
+        check = look()
+        passed.append(check.ok)
         if as_json:
-            print(json.dumps(asdict(found[-1]), ensure_ascii=False), flush=True)
+            print(json.dumps(asdict(check), ensure_ascii=False), flush=True)
         else:
-            _show(found[-1])
-    failed = sum(not finding.ok for finding in found)
+            _show(check)
     if not as_json:
-        print(f"{len(found) - failed} of {len(found)} checks passed", flush=True)
-    raise typer.Exit(1 if failed else 0)
+        print(f"{sum(passed)} of {len(passed)} checks passed", flush=True)
+    raise typer.Exit(0 if all(passed) else 1)
 
 
-def _show(finding: "Check") -> None:
-    """Print one finding, with the remedy if it is none of the good ones."""
+def _show(check: "Check") -> None:
+    """Print one check, with the remedy where it has failed."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(soft_wrap=True, highlight=False)
-    verdict = "pass" if finding.ok else "fail"
-    text = f"  {finding.name.ljust(_NAME_WIDTH)}  {finding.found}"
+    verdict = "pass" if check.ok else "fail"
+    text = f"  {check.name.ljust(_NAME_WIDTH)}  {check.found}"
     console.print(Text.assemble((verdict, _STYLE[verdict]), text))
-    if not finding.ok:
-        console.print(Text(" " * (_NAME_WIDTH + 8) + f"remedy: {finding.remedy}"))
+    if not check.ok:
+        console.print(Text(" " * (_NAME_WIDTH + 8) + f"remedy: {check.remedy}"))

@@ -20,9 +20,7 @@ def lab(
             autocompletion=options.labs,
         ),
     ] = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
-    ] = None,
+    folder: options.Folder = None,
     committed: Annotated[
         bool, typer.Option("--committed", help="Open the project's own notebooks, no copies.")
     ] = False,
@@ -40,49 +38,48 @@ def lab(
     Example: labkit lab 01
     """
     from labkit.labs import presets
-    from labkit.tools import jupyter as lab_server
+    from labkit.tools import jupyter
 
     refuse_unknown("preset", os.environ.get("LABKIT_PRESET", "lab"), presets.PRESETS)
-    more = [one for one in notebook or () if one.startswith("-")]
-    named = [one for one in notebook or () if not one.startswith("-")]
+    more = [word for word in notebook or () if word.startswith("-")]
+    named = [word for word in notebook or () if not word.startswith("-")]
     if len(named) > 1:
-        raise InputError(f"one lab or notebook is opened; came: {' '.join(named)}")
+        raise InputError(f"expected one lab or notebook, got {' '.join(named)}")
     root, place = _choose(named[0] if named else None, folder, committed)
-    command = lab_server.command(root, place, port=port, browser=browser, more=more)
+    command = jupyter.command(root, place, port=port, browser=browser, more=more)
     sys.stdout.flush()
-    os.execve(command[0], command, lab_server.environment(os.environ))
+    os.execve(command[0], command, jupyter.environment(os.environ))
 
 
 def _choose(name: str | None, folder: Path | None, committed: bool) -> tuple[Path, Path]:
     """Return the folder that JupyterLab shows, and the notebook in it to open."""
     from labkit.base.project import find_project
-    from labkit.tools import labs as lab_files
+    from labkit.tools.labs import chosen
 
-    project = find_project()
     if name is not None and name.endswith(".ipynb"):
         if folder is not None or committed:
             raise InputError(f"{name} is a notebook's path: --folder and --committed choose a lab")
+        project = find_project()
         place = Path(name).resolve()
         if not place.is_file():
             raise InputError(f"there is no notebook {place}")
     else:
-        chosen = lab_files.pick(lab_files.find_labs(project), [name or "0"])
-        if len(chosen) != 1:
-            raise InputError(f"one lab is opened; came: {name}")
-        place = chosen[0].path if committed else _copy(project, folder, chosen[0].path.name)
-    inside = project in place.parents
-    return (project if inside else place.parent), place
+        project, labs = chosen([name or "0"])
+        if len(labs) != 1:
+            raise InputError(f"expected one lab, got {name}")
+        place = labs[0].path if committed else _copy(project, folder, labs[0].path.name)
+    return (project if project in place.parents else place.parent), place
 
 
 def _copy(project: Path, folder: Path | None, name: str) -> Path:
     """Return the copy called ``name``; copies that are not there yet are made, and spoken of."""
-    from labkit.tools import labs as lab_files
+    from labkit.tools.labs import find_labs
     from labkit.tools.work import copies
 
     place = copies.work_folder(project, folder)
-    for one in copies.make(project, place, lab_files.find_labs(project)):
-        if one.state == "copied":
-            print(f"{one.path}: your own copy, made now")
-        elif one.state == "behind":
-            print(f"{one.path}: older than the project's; `labkit work --update` merges")
+    for copy in copies.make(project, place, find_labs(project)):
+        if copy.state == "copied":
+            print(f"{copy.path}: your own copy, made now")
+        elif copy.state == "behind":
+            print(f"{copy.path}: older than the project's; `labkit work --update` merges")
     return place / name

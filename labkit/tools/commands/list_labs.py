@@ -7,8 +7,11 @@ def list_labs() -> None:
     Example: labkit list
     """
     from labkit.base.project import find_project
-    from labkit.tools import console, labs
+    from labkit.tools import console
+    from labkit.tools.labs import find_labs
 
-    found = labs.find_labs(find_project())
-    rows = [(lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes) for lab in found]
+    rows = [
+        (lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes)
+        for lab in find_labs(find_project())
+    ]
     console.table(("number", "lab", "title", "presets", "minutes"), rows)

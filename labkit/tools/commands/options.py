@@ -1,12 +1,17 @@
 """Options that several commands share, and what completes their values in a shell."""
 
 import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit.labs.presets import PRESETS
+
+if TYPE_CHECKING:
+    from labkit.tools.labs import Lab
+    from labkit.tools.running.watch import Limits
 
 # Far above what a lab takes, 30 s and 4 minutes on two cores: a lab that hangs must end some time.
 _SECONDS = {"smoke": 900.0, "lab": 3600.0, "paper": None}
@@ -14,26 +19,18 @@ _DEVICES = ("auto", "Ascend", "GPU", "CPU")
 
 
 def labs(incomplete: str) -> list[str]:
-    from labkit.base.project import find_project
-    from labkit.errors import InputError
-    from labkit.tools import labs as lab_files
-
-    try:
-        found = lab_files.find_labs(find_project())
-    except InputError:
-        return []
-    return [lab.name for lab in found if lab.name.startswith(incomplete)]
+    """Return the names of labs that begin so."""
+    return [lab.name for lab in _labs_of() if lab.name.startswith(incomplete)]
 
 
 def parameters(incomplete: str) -> list[str]:
-    from labkit.base.project import find_project
+    """Return the parameters of the labs that the line names, or of all, that begin so."""
     from labkit.errors import InputError
-    from labkit.tools import labs as lab_files
+    from labkit.tools.labs import parameter_names
 
+    named = [lab for word in _words() for lab in _labs_of(word)]
     try:
-        found = lab_files.find_labs(find_project())
-        named = [lab for word in _words() for lab in _labs_of(found, word)]
-        names = {name for lab in named or found for name in lab_files.parameter_names(lab)}
+        names = {name for lab in named or _labs_of() for name in parameter_names(lab)}
     except InputError:
         return []
     return [
@@ -52,17 +49,18 @@ def _words() -> list[str]:
     return [word for before, word in pairs if not before.startswith("-") and word[0] != "-"]
 
 
-def _labs_of(found, word: str) -> tuple:
+def _labs_of(*words: str) -> Sequence["Lab"]:
+    """Return the labs that ``words`` name, all without one; none outside a project."""
     from labkit.errors import InputError
-    from labkit.tools import labs as lab_files
+    from labkit.tools.labs import chosen
 
     try:
-        return lab_files.pick(found, [word])
+        return chosen(words)[1]
     except InputError:
         return ()
 
 
-def _among(words):
+def _among(words: Iterable[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [word for word in words if word.startswith(incomplete)]
 
 
@@ -115,6 +113,9 @@ Memory = Annotated[
         help="Memory that one lab may take, in GB; 90 % of what is free if not given.",
     ),
 ]
+Folder = Annotated[
+    Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
+]
 Out = Annotated[
     Path | None,
     typer.Option(help="Folder to write to; runs/<time> of the project if not given."),
@@ -132,7 +133,7 @@ def limits(
     cell_timeout: float | None,
     memory: float | None,
     runs: int = 1,
-):
+) -> "Limits":
     """Return the limits of one lab at ``preset``; what is free is shared by ``runs`` at once."""
     from labkit.tools.running.watch import GB, Limits, free_memory
 

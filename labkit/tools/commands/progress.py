@@ -1,20 +1,22 @@
 """`labkit progress`: which exercises pass."""
 
 import json
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from labkit.errors import InputError
 from labkit.tools.commands import options
 
+if TYPE_CHECKING:
+    from labkit.tools.work.marks import LabMarks
+
 
 def progress(
     labs: options.Labs = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of your copies; work/ in the project if not given.")
-    ] = None,
+    folder: options.Folder = None,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds that the check of one answer may take.")
     ] = 10.0,
@@ -28,49 +30,48 @@ def progress(
 
     Example: labkit progress 01
     """
-    from labkit.base.project import find_project
     from labkit.tools import console
-    from labkit.tools import labs as lab_files
+    from labkit.tools.labs import chosen
     from labkit.tools.work import copies, marks
 
-    project = find_project()
-    chosen = lab_files.pick(lab_files.find_labs(project), labs or ())
+    project, wanted = chosen(labs or ())
     # Looking writes nothing, so any folder will do, the project's own notebooks too.
     place = project / copies.FOLDER if folder is None else folder
     if not place.is_dir():
         raise InputError(f"no copies of the notebooks in {place}: `labkit work` makes them")
-    found = marks.look(place, chosen, timeout)
+    results = marks.look(place, wanted, timeout)
     if as_json:
-        for one in found:
-            console.line(_json(one))
-    else:
-        _show(found)
+        for result in results:
+            console.line(_json(result))
+        return
+    for result in results:
+        for text in _lines(result):
+            console.line(text)
+    passed = sum(result.passed for result in results)
+    console.line(f"{passed} of {sum(len(result.marks) for result in results)} exercises passed")
 
 
-def _json(found) -> str:
-    exercises = [
-        {"name": mark.name, "state": mark.state, "message": mark.message, "notes": [*mark.notes]}
-        for mark in found.marks
-    ]
-    record = {"lab": found.lab.name, "notebook": str(found.path), "problem": found.problem}
-    record |= {"passed": found.passed, "count": len(found.marks), "exercises": exercises}
+def _json(result: "LabMarks") -> str:
+    record = {
+        "lab": result.lab.name,
+        "notebook": str(result.path),
+        "problem": result.problem,
+        "passed": result.passed,
+        "count": len(result.marks),
+        "exercises": [asdict(mark) for mark in result.marks],
+    }
     return json.dumps(record, ensure_ascii=False)
 
 
-def _show(found) -> None:
-    from labkit.tools import console
-
-    for lab in found:
-        said = f"{lab.lab.name}: {lab.passed} of {len(lab.marks)} passed"
-        console.line(f"{said} ({lab.problem})" if lab.problem else said)
-        if lab.problem:
-            continue
-        width = max(len(mark.name) for mark in lab.marks)
-        for mark in lab.marks:
-            message = "" if mark.state == "passed" else mark.message
-            said = [f"{mark.name:{width}}  {mark.state:13}  {message}"]
-            said += [" " * (width + 17) + note for note in mark.notes]
-            for one in said:
-                console.line(f"    {one}".rstrip())
-    passed, count = sum(lab.passed for lab in found), sum(len(lab.marks) for lab in found)
-    console.line(f"{passed} of {count} exercises passed")
+def _lines(result: "LabMarks") -> Iterator[str]:
+    """Yield what is printed of one lab: how many pass, then each exercise with its notes."""
+    head = f"{result.lab.name}: {result.passed} of {len(result.marks)} passed"
+    if result.problem:
+        yield f"{head} ({result.problem})"
+        return
+    yield head
+    width = max(len(mark.name) for mark in result.marks)
+    for mark in result.marks:
+        message = "" if mark.state == "passed" else mark.message
+        yield f"    {mark.name:{width}}  {mark.state:13}  {message}".rstrip()
+        yield from (" " * (width + 21) + note for note in mark.notes)

@@ -39,19 +39,20 @@ def make(
 
     Example: labkit ranktable make 10.155.111.140 192.1.27.6 192.2.27.6 --out two.json
     """
-    from labkit.ranks import rank_table as ranktable
+    from labkit.ranks import rank_table
 
     if (hccn is None) == (not device_ip):
         raise InputError("expected the devices' addresses, or --hccn with a file that has them")
     numbers = None if devices is None else _numbers(devices)
     if hccn is not None:
-        known = ranktable.read_addresses(hccn)
+        known = rank_table.read_addresses(hccn)
         numbers = list(known) if numbers is None else numbers
         missing = [number for number in numbers if number not in known]
         if missing:
-            raise InputError(f"{hccn} has no address_{missing[0]}; it has {_list(known)}")
+            held = ", ".join(map(str, known))
+            raise InputError(f"{hccn} has no address_{missing[0]}; it has {held}")
         device_ip = [known[number] for number in numbers]
-    table = ranktable.make(server, device_ip, numbers)
+    table = rank_table.make(server, device_ip, numbers)
     held = [device["device_id"] for device in table["server_list"][0]["device"]]
     _write(table, out or Path(f"hccl_{len(held)}p_{''.join(held)}_{server}.json"))
 
@@ -65,10 +66,10 @@ def merge(
 
     Example: labkit ranktable merge node0.json node1.json --out rank_table_16pcs.json
     """
-    from labkit.ranks import rank_table as ranktable
+    from labkit.ranks import rank_table
 
-    table = ranktable.merge(*map(ranktable.read, files))
-    servers, devices = ranktable.size(table)
+    table = rank_table.merge(*map(rank_table.read, files))
+    servers, devices = rank_table.size(table)
     _write(table, out or Path(f"hccl_{servers}s_{devices}p.json"))
 
 
@@ -83,13 +84,13 @@ def check(
 
     Example: labkit ranktable check rank_table_8pcs.json
     """
-    from labkit.ranks import rank_table as ranktable
+    from labkit.ranks import rank_table
 
     bad = 0
     for path in files:
         try:
-            print(_line(path, ranktable.read(path, masked=masked)))
-        except ranktable.RankTableError as error:
+            print(_line(path, rank_table.read(path, masked=masked)))
+        except rank_table.RankTableError as error:
             print(f"labkit: {path} is no usable rank table:", file=sys.stderr)
             # Each as an error of its own: names and values in them are the file's.
             print(*(f"  {InputError(text)}" for text in error.problems), sep="\n", file=sys.stderr)
@@ -100,32 +101,30 @@ def check(
     raise typer.Exit(2 if bad else 0)
 
 
-def _write(table, path):
-    from labkit.ranks import rank_table as ranktable
+def _write(table: dict, path: Path) -> None:
+    from labkit.ranks import rank_table
 
-    print(_line(ranktable.write(table, path), table))
-
-
-def _line(path, table):
-    from labkit.ranks import rank_table as ranktable
-
-    servers, devices = ranktable.size(table)
-    counts = (
-        f"{n} {one}{'' if n == 1 else 's'}" for n, one in ((servers, "server"), (devices, "device"))
-    )
-    return f"{path}: {', '.join(counts)}, ranks 0 to {devices - 1}"
+    print(_line(rank_table.write(table, path), table))
 
 
-def _numbers(text):
-    """Numbers of ``0-3`` or ``0,2``, in the order given."""
-    found = []
+def _line(path: Path, table: dict) -> str:
+    from labkit.ranks import rank_table
+
+    servers, devices = rank_table.size(table)
+    counts = f"{_count(servers, 'server')}, {_count(devices, 'device')}"
+    return f"{path}: {counts}, ranks 0 to {devices - 1}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _numbers(text: str) -> list[int]:
+    """Return the numbers of ``0-3`` or ``0,2``, in the order written."""
+    numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
         if not match or int(match[1]) > int(match[2] or match[1]):
             raise InputError(f"--devices is {text!r}; expected numbers such as 0-7 or 0,2")
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
-    return found
-
-
-def _list(values):
-    return ", ".join(map(str, values))
+        numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
+    return numbers

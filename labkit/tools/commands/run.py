@@ -1,12 +1,16 @@
 """`labkit run`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from labkit.base.signals import ended_by_sigterm
+from labkit.errors import InputError
 from labkit.tools.commands import options
+
+if TYPE_CHECKING:
+    from labkit.tools.running.request import Request
 
 
 def run(
@@ -38,28 +42,15 @@ def run(
 
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
-    from labkit.errors import InputError
     from labkit.tools import console
-    from labkit.tools.running import folders, request, runner
+    from labkit.tools.running import runner
 
     if resume is not None and out is not None:
         raise InputError("--resume goes on in the folder of its run; --out came as well")
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
-    named = request.parse_parameters(parameter or ())
-    before: dict[str, Any] = {"parameters": {}}
-    if resume is not None:
-        before = folders.read_run(resume)
-        from_shell = ctx.get_parameter_source("preset").name == "ENVIRONMENT"
-        preset = before["preset"] if preset is None or from_shell else preset
-        device = device or before["device"]
-        labs = labs or before["labs"]
-    wanted = request.check(
-        labs or (),
-        preset=preset or "lab",
-        device=device or "auto",
-        parameters=named,
-        before=before["parameters"],
-    )
+    if ctx.get_parameter_source("preset").name == "ENVIRONMENT" and resume is not None:
+        preset = None  # the shell's is for new runs
+    wanted = _request(labs, preset, device, parameter, resume)
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory)
     outcomes: list[runner.Outcome] = []
     with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as job:
@@ -72,3 +63,26 @@ def run(
     code = runner.exit_code(outcomes)
     console.closing(outcomes, job.folder, as_json=as_json, code=code)
     raise typer.Exit(code)
+
+
+def _request(
+    labs: list[str] | None,
+    preset: str | None,
+    device: str | None,
+    parameters: list[str] | None,
+    resume: Path | None,
+) -> "Request":
+    """Return what is to be run; what is not given is as in the run that is resumed."""
+    from labkit.tools.running import folders, request
+
+    named = request.parse_parameters(parameters or ())
+    before: dict[str, Any] = {"preset": "lab", "device": "auto", "labs": (), "parameters": {}}
+    if resume is not None:
+        before = folders.read_run(resume)
+    return request.check(
+        labs or before["labs"],
+        preset=preset or before["preset"],
+        device=device or before["device"],
+        parameters=named,
+        before=before["parameters"],
+    )

@@ -1,14 +1,12 @@
 """`labkit work`: the learner's own copies of the notebooks."""
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from labkit.tools.commands import options
 
-_SAID = {
+_STATES = {
     "copied": "copied",
     "unchanged": "there already",
     "behind": "there already, and older than the project's",
@@ -19,9 +17,7 @@ _SAID = {
 
 def work(
     labs: options.Labs = None,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the copies; work/ in the project if not given.")
-    ] = None,
+    folder: options.Folder = None,
     update: Annotated[
         bool, typer.Option("--update", help="Merge what changed in the project into the copies.")
     ] = False,
@@ -34,24 +30,15 @@ def work(
 
     Example: labkit work 01 04
     """
-    from labkit.base.project import find_project
     from labkit.tools import console
-    from labkit.tools import labs as lab_files
+    from labkit.tools.labs import chosen
     from labkit.tools.work import copies
 
-    project = find_project()
-    chosen = lab_files.pick(lab_files.find_labs(project), labs or ())
-    place = copies.work_folder(project, folder)
-    made = copies.make(project, place, chosen, update=update)
+    project, wanted = chosen(labs or ())
+    made = copies.make(project, copies.work_folder(project, folder), wanted, update=update)
     for copy in made:
-        console.line(f"{_near(copy.path)}: {_SAID[copy.state]}")
+        console.line(f"{console.near(copy.path)}: {_STATES[copy.state]}")
         for note in copy.notes:
             console.line(f"    {note}")
     if any(copy.state == "behind" for copy in made):
         console.line("`labkit work --update` merges the changes; your own cells stay as they are")
-
-
-def _near(path: Path) -> str:
-    """Return ``path`` as seen from here where it is below, else in full."""
-    seen = os.path.relpath(path)
-    return str(path) if seen.startswith(os.pardir) else seen

@@ -1,14 +1,23 @@
-"""One finding of the doctor."""
+"""What a check of the doctor returns, and what becomes of it."""
 
 import sys
 from dataclasses import dataclass
+from typing import NamedTuple
 
 INSTALL = f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e ."
 
 
+class Finding(NamedTuple):
+    """What a check found; ``remedy`` replaces the one of the table where a closer one is known."""
+
+    ok: bool
+    found: str
+    remedy: str = ""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One finding: what was looked at, whether it is all right, what was found, and the remedy."""
+    """One finished check: its name, whether it passed, what was found, and the remedy."""
 
     name: str
     ok: bool

@@ -2,24 +2,15 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from pathlib import Path
 
 from labkit.labs.presets import PRESETS
-from labkit.tools.doctor.check import Check
+from labkit.tools.doctor.check import Finding
 
 # What draws into the notebook. ipykernel names "module://matplotlib_inline.backend_inline".
 _BACKENDS = ("inline", "ipympl", "nbagg", "notebook", "widget")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A variable that is set to ``value``, and what comes of it."""
-
-    variable: str
-    value: str
-    reason: str
-
-
+_LEVELS = ("0", "1", "2", "3", "4")
+_NO_LEVEL = "MindSpore refuses to be imported: the level is 0 to 4"
 # variable: (whether a value is all right, what happens otherwise; seen with MindSpore 2.10.0)
 _RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
     "PYTHONOPTIMIZE": (
@@ -34,14 +25,8 @@ _RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
         lambda value: value.lower() in _BACKENDS or value.startswith("module://"),
         "JupyterLab shows no figures",
     ),
-    "GLOG_v": (
-        lambda value: value in ("0", "1", "2", "3", "4"),
-        "MindSpore refuses to be imported: the level is 0 to 4",
-    ),
-    "GLOG_stderrthreshold": (
-        lambda value: value in ("0", "1", "2", "3", "4"),
-        "MindSpore refuses to be imported: the level is 0 to 4",
-    ),
+    "GLOG_v": (_LEVELS.__contains__, _NO_LEVEL),
+    "GLOG_stderrthreshold": (_LEVELS.__contains__, _NO_LEVEL),
     "MINDSPORE_DUMP_CONFIG": (
         os.path.isfile,
         "MindSpore looks for that file in every computation, and stops",
@@ -61,20 +46,18 @@ _RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
 }
 
 
-def faults(variables: Mapping[str, str] | None = None) -> list[Fault]:
-    """Return what is wrong with the environment (default: this process')."""
-    variables = os.environ if variables is None else variables
-    return [
-        Fault(name, variables[name], reason)
+def faults() -> dict[str, str]:
+    """Return what each variable that is set to a wrong value breaks: variable -> consequence."""
+    return {
+        name: reason
         for name, (is_right, reason) in _RULES.items()
-        if variables.get(name) and not is_right(variables[name])
-    ]
+        if os.environ.get(name) and not is_right(os.environ[name])
+    }
 
 
-def environment() -> Check:
+def environment(root: Path) -> Finding:
     """Check the variables that are known to break something."""
-    found = faults()
-    said = "; ".join(f"{one.variable}={one.value}: {one.reason}" for one in found)
-    names = " ".join(one.variable for one in found)
-    remedy = f"unset {names or 'what is named'}"
-    return Check("Environment", not found, said or "no variable that breaks something", remedy)
+    if not (broken := faults()):
+        return Finding(True, "no variable that breaks something")
+    listed = "; ".join(f"{name}={os.environ[name]}: {why}" for name, why in broken.items())
+    return Finding(False, listed, f"unset {' '.join(broken)}")

@@ -9,68 +9,61 @@ from importlib import metadata, util
 from pathlib import Path
 
 import labkit
-from labkit.tools.doctor.check import INSTALL, Check
+from labkit.labs.run import installed_version
+from labkit.tools.doctor.check import INSTALL, Finding
 
 _PYTHONS = ((3, 11), (3, 12))
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
-def python(version: tuple[int, ...] | None = None) -> Check:
+def python(root: Path) -> Finding:
     """Check that this is a Python that MindSpore's packages are made for."""
-    version = tuple(sys.version_info[:3]) if version is None else version
-    return Check(
-        "Python",
-        tuple(version[:2]) in _PYTHONS,
-        f"{'.'.join(map(str, version))} at {sys.executable}",
-        "use Python 3.11 or 3.12: make distclean; make run PYTHON=/path/to/python3.12",
-    )
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Finding(tuple(sys.version_info[:2]) in _PYTHONS, f"{version} at {sys.executable}")
 
 
-def checkout(root: Path) -> Check:
+def checkout(root: Path) -> Finding:
     """Check that ``labkit`` is the one beside the notebooks, and that no other one is installed."""
     if other := _old_name():
         # Up to 0.1.0 ours was called so; on the package index it is somebody else's.
-        return Check(
-            "labkit",
+        return Finding(
             False,
             f"the distribution labkit {other} is installed, which owns the command labkit as well",
             f"{sys.executable} -m pip uninstall labkit, and then in {root}: {INSTALL}",
         )
-    came = Path(labkit.__file__).resolve().parent
+    imported = Path(labkit.__file__).resolve().parent
     here = (root / "labkit").resolve()
-    ok = came == here or not (here / "__init__.py").exists()
-    found = f"{came}" if ok else f"{came} is imported; the notebooks here belong to {here}"
-    paths = (os.environ.get("PYTHONPATH") or "").split(os.pathsep)
-    named = next((path for path in paths if path and Path(path).resolve() == came.parent), None)
-    if named:
-        remedy = f"take {named} out of PYTHONPATH (unset PYTHONPATH)"
-    else:
-        remedy = f"in {root}: {INSTALL}"
-    return Check("labkit", ok, found, remedy)
+    if imported == here or not (here / "__init__.py").exists():
+        return Finding(True, f"{imported}")
+    found = f"{imported} is imported; the notebooks here belong to {here}"
+    for path in filter(None, (os.environ.get("PYTHONPATH") or "").split(os.pathsep)):
+        if Path(path).resolve() == imported.parent:
+            return Finding(False, found, f"take {path} out of PYTHONPATH (unset PYTHONPATH)")
+    return Finding(False, found, f"in {root}: {INSTALL}")
 
 
 def _old_name() -> str | None:
     """Return the version of an installed distribution labkit; a build's leftovers are none."""
-    for one in metadata.distributions(name="labkit"):
-        if Path(one.locate_file("")).resolve() != Path(labkit.__file__).resolve().parents[1]:
-            return one.version
+    for distribution in metadata.distributions(name="labkit"):
+        place = Path(distribution.locate_file("")).resolve()
+        if place != Path(labkit.__file__).resolve().parents[1]:
+            return distribution.version
     return None
 
 
-def packages(root: Path) -> Check:
+def packages(root: Path) -> Finding:
     """Check that what labkit needs is installed, in the versions of ``constraints.txt``."""
-    name = "Packages"
     try:
         pins = _pins((root / "constraints.txt").read_text(encoding="utf-8"))
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     except FileNotFoundError as error:
-        return Check(name, True, f"nothing to compare with: no {error.filename}", INSTALL)
+        return Finding(True, f"nothing to compare with: no {error.filename}")
     needed = sorted(_closure(project["dependencies"]))
-    wrong = [text for text in (_differs(one, pins) for one in needed) if text]
+    wrong = [text for text in (_differs(name, pins) for name in needed) if text]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-        return Check(name, False, "; ".join(wrong[:5]) + more, INSTALL)
-    return Check(name, True, f"{len(needed)} as in constraints.txt", INSTALL)
+        return Finding(False, "; ".join(wrong[:5]) + more)
+    return Finding(True, f"{len(needed)} as in constraints.txt")
 
 
 def _pins(text: str) -> dict[str, str]:
@@ -111,15 +104,8 @@ def _requires(name: str) -> Iterator[str]:
         return
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _differs(name: str, pins: dict[str, str]) -> str:
-    version = (_installed(name) or "").split("+")[0]  # PyTorch's "+cpu"
+    version = (installed_version(name) or "").split("+")[0]  # PyTorch's "+cpu"
     if not version:
         return f"{name} is not installed; expected {pins.get(name, 'any version')}"
     expected = pins.get(name, version)
@@ -130,20 +116,18 @@ def _normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def msrun(folder: Path | None = None) -> Check:
+def msrun(root: Path) -> Finding:
     """Check that MindSpore's launcher is there: beside this Python, or on PATH."""
-    beside = (folder or Path(sys.executable).parent) / "msrun"
+    beside = Path(sys.executable).parent / "msrun"
     found = str(beside) if beside.is_file() else shutil.which("msrun")
-    remedy = f"it comes with MindSpore: {INSTALL}"
-    return Check("msrun", found is not None, found or "not found", remedy)
+    return Finding(found is not None, found or "not found")
 
 
-def kernel() -> Check:
+def kernel(root: Path) -> Finding:
     """Check that the notebooks' kernel ``python3`` starts this Python and not another one."""
-    name = "Kernel"
-    missing = [one for one in ("ipykernel", "jupyter_client") if util.find_spec(one) is None]
+    missing = [name for name in ("ipykernel", "jupyter_client") if util.find_spec(name) is None]
     if missing:
-        return Check(name, False, f"{' and '.join(missing)} cannot be imported", INSTALL)
+        return Finding(False, f"{' and '.join(missing)} cannot be imported")
     from jupyter_client.kernelspec import KernelSpecManager
 
     manager = KernelSpecManager()
@@ -152,10 +136,12 @@ def kernel() -> Check:
     try:
         program = manager.get_kernel_spec("python3").argv[0]
     except Exception as error:  # a kernel.json that is no JSON, or has no program
-        return Check(name, False, f"{place} cannot be read: {error}".splitlines()[0], remedy)
+        return Finding(False, f"{place} cannot be read: {error}".splitlines()[0], remedy)
     # jupyter_client puts its own Python where one of these stands.
-    own = program in ("python", "python3", f"python{_MINOR}")
-    ok = own or Path(program).parent.resolve() == Path(sys.executable).parent.resolve()
-    found = f"python3 starts {sys.executable if own else program}"
-    found += "" if ok else f", another environment than {sys.executable}: {place} says so"
-    return Check(name, ok, found, remedy)
+    if program in ("python", "python3", f"python{_MINOR}"):
+        return Finding(True, f"python3 starts {sys.executable}")
+    found = f"python3 starts {program}"
+    if Path(program).parent.resolve() == Path(sys.executable).parent.resolve():
+        return Finding(True, found)
+    found += f", another environment than {sys.executable}: {place} says so"
+    return Finding(False, found, remedy)

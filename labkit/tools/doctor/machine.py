@@ -1,23 +1,22 @@
-"""Checks of the machine: disk, memory, folders, loopback, ports."""
+"""Checks of the machine: platform, disk, memory, folders, loopback, ports."""
 
 import os
 import platform as system
 import shutil
 import socket
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
-from labkit.tools.doctor.check import Check
+from labkit.tools.doctor.check import Finding
 
 _GIB = 2**30
-_FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
-_FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
+FREE_DISK = 2.0  # GiB: data sets 0.1, a run with checkpoints 0.1, the rest is room to work
+FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
 # GiB: reserved, not used. The convolution of these checks reaches 2.4 on two cores, before any data
 # set's workers; every further thread may reserve more.
 _ADDRESS_SPACE = 4.0
-_MSRUN_PORT = 8118
-_JUPYTER_PORTS = range(8888, 8893)  # JupyterLab tries these in turn, and then others at random
+MSRUN_PORT = 8118
+JUPYTER_PORTS = range(8888, 8893)  # JupyterLab tries these in turn, and then others at random
 _CGROUPS = (
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     (
@@ -25,58 +24,51 @@ _CGROUPS = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
-
-
 # MindSpore has packages for others, and installs itself there: its "any" package is for aarch64.
 _PROCESSORS = ("x86_64", "aarch64")
+OTHER_PLATFORM = (
+    "run labkit {}: its runs, sweeps, ranks and `labkit progress` rest on what Linux "
+    "alone has (/proc, limits a process), and nothing is tested elsewhere"
+)
+_INSTEAD = {
+    "Windows": "in WSL 2 (wsl --install, then clone and `make run` there)",
+    "Darwin": "in a Linux container or virtual machine",
+}
 
 
-def platform(name: str | None = None, processor: str | None = None) -> Check:
+def platform(root: Path) -> Finding:
     """Check that this is Linux on a processor that MindSpore's packages are made for."""
-    name, processor = name or system.system(), processor or system.machine()
-    ok = name == "Linux" and processor in _PROCESSORS
-    found = f"{name} on {processor}"
-    found += "" if ok else f"; expected Linux on {' or '.join(_PROCESSORS)}"
-    where = {
-        "Windows": "in WSL 2 (wsl --install, then clone and `make run` there)",
-        "Darwin": "in a Linux container or virtual machine",
-    }.get(name, "on such a machine")
-    remedy = (
-        f"run labkit {where}: its runs, sweeps, ranks and `labkit progress` rest on what Linux "
-        "alone has (/proc, limits a process), and nothing is tested elsewhere"
-    )
-    return Check("Platform", ok, found, remedy)
+    name, processor = system.system(), system.machine()
+    if name == "Linux" and processor in _PROCESSORS:
+        return Finding(True, f"{name} on {processor}")
+    found = f"{name} on {processor}; expected Linux on {' or '.join(_PROCESSORS)}"
+    remedy = OTHER_PLATFORM.format(_INSTEAD[name]) if name in _INSTEAD else ""
+    return Finding(False, found, remedy)
 
 
-def disk(root: Path, free: float | None = None) -> Check:
-    """Check the free disk space, in GiB, where data sets and runs are written."""
-    free = shutil.disk_usage(root).free / _GIB if free is None else free
-    remedy = f"free some space: make clean removes runs and caches; {_FREE_DISK:g} GiB are needed"
-    return Check("Disk", free >= _FREE_DISK, f"{free:.1f} GiB free at {root}", remedy)
+def disk(root: Path) -> Finding:
+    """Check the free disk space where data sets and runs are written."""
+    free = shutil.disk_usage(root).free / _GIB
+    return Finding(free >= FREE_DISK, f"{free:.1f} GiB free at {root}")
 
 
-def memory(free: float | None = None) -> Check:
-    """Check the free memory, in GiB: the machine's, the container's, and the shell's limit."""
+def memory(root: Path) -> Finding:
+    """Check the free memory: the machine's, the container's, and the shell's limit."""
     import resource  # not on Windows, where the check of the platform says what is wrong
 
     import psutil
 
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _ADDRESS_SPACE * _GIB:
-        return Check(
-            "Memory",
-            False,
-            f"the address space is limited to {limit / _GIB:.1f} GiB",
-            f"lift the limit (ulimit -v unlimited); {_ADDRESS_SPACE:g} GiB are needed",
-        )
-    free = psutil.virtual_memory().available / _GIB if free is None else free
+        remedy = f"lift the limit (ulimit -v unlimited); {_ADDRESS_SPACE:g} GiB are needed"
+        return Finding(False, f"the address space is limited to {limit / _GIB:.1f} GiB", remedy)
+    free = psutil.virtual_memory().available / _GIB
     inside = _left_in_container()
     if inside is not None and inside < free:
-        remedy = f"give the container more memory; {_FREE_MEMORY:g} GiB are needed"
         found = f"{inside:.1f} GiB are left of what this container may have"
-        return Check("Memory", inside >= _FREE_MEMORY, found, remedy)
-    remedy = f"close other programs (old notebook kernels?); {_FREE_MEMORY:g} GiB are needed"
-    return Check("Memory", free >= _FREE_MEMORY, f"{free:.1f} GiB free", remedy)
+        remedy = f"give the container more memory; {FREE_MEMORY:g} GiB are needed"
+        return Finding(inside >= FREE_MEMORY, found, remedy)
+    return Finding(free >= FREE_MEMORY, f"{free:.1f} GiB free")
 
 
 def _left_in_container() -> float | None:
@@ -89,32 +81,29 @@ def _left_in_container() -> float | None:
     return None
 
 
-def folders(root: Path) -> Check:
+def folders(root: Path) -> Finding:
     """Check that the folders for runs and data sets can be written to."""
     places = [root / "runs", root / "datasets"]
     bad = [f"{place} ({reason})" for place in places if (reason := refuses(place))]
-    found = f"not writable: {'; '.join(bad)}" if bad else f"writable: {', '.join(map(str, places))}"
-    remedy = "give yourself the right to write there (chown, chmod), or remove what is in the way"
-    return Check("Folders", not bad, found, remedy)
+    if bad:
+        return Finding(False, f"not writable: {'; '.join(bad)}")
+    return Finding(True, f"writable: {', '.join(map(str, places))}")
 
 
-def temporary() -> Check:
+def temporary(root: Path) -> Finding:
     """Check that what TMPDIR, TEMP and TMP name can be written to, and what Python chose."""
-    name = "Temp folder"
     for variable in ("TMPDIR", "TEMP", "TMP"):
         place = os.environ.get(variable)
         if place and (reason := refuses(Path(place)) or _missing(Path(place))):
             # Python goes on to the next place without a word; compilers and shells do not.
             remedy = f"unset {variable}, or set it to a folder that can be written to"
-            return Check(name, False, f"{variable}={place}: {reason}", remedy)
+            return Finding(False, f"{variable}={place}: {reason}", remedy)
     try:
         place = tempfile.gettempdir()
     except FileNotFoundError as error:
-        remedy = "set TMPDIR to a folder that can be written to"
-        return Check(name, False, f"none: {error.strerror}", remedy)
+        return Finding(False, f"none: {error.strerror}")
     reason = refuses(Path(place))
-    remedy = "set TMPDIR to a folder that can be written to"
-    return Check(name, not reason, f"{place}: {reason or 'writable'}", remedy)
+    return Finding(not reason, f"{place}: {reason or 'writable'}")
 
 
 def _missing(place: Path) -> str:
@@ -136,43 +125,31 @@ def refuses(folder: Path) -> str:
         return f"{error.strerror} in {existing}"
 
 
-def loopback() -> Check:
+def loopback(root: Path) -> Finding:
     """Check that two programs on this machine can talk over the loopback address."""
-    name = "Loopback"
-    remedy = (
-        "bring the loopback interface up (ip link set lo up), or leave the sandbox: notebooks and "
-        "their kernels, and ranks, talk over it"
-    )
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = server.getsockname()
             with socket.create_connection(address, timeout=2):
-                return Check(name, True, f"127.0.0.1:{address[1]} can be had and reached", remedy)
+                return Finding(True, f"127.0.0.1:{address[1]} can be had and reached")
     except OSError as error:
-        return Check(name, False, f"no connection to 127.0.0.1: {error.strerror or error}", remedy)
+        return Finding(False, f"no connection to 127.0.0.1: {error.strerror or error}")
 
 
-def msrun_port(number: int = _MSRUN_PORT) -> Check:
-    """Check that the port that msrun takes if it is not told another one is free."""
-    reason = _taken(number)
-    remedy = (
-        f"stop the other msrun (ps shows it), or give msrun another --master_port than {number}"
-    )
-    found = f"{number} cannot be used: {reason}" if reason else f"{number} is free"
-    return Check("msrun port", not reason, found, remedy)
+def msrun_port(root: Path) -> Finding:
+    """Check that the port that msrun takes unless told otherwise is free."""
+    if reason := _taken(MSRUN_PORT):
+        return Finding(False, f"{MSRUN_PORT} cannot be used: {reason}")
+    return Finding(True, f"{MSRUN_PORT} is free")
 
 
-def jupyter_port(numbers: Sequence[int] = _JUPYTER_PORTS) -> Check:
+def jupyter_port(root: Path) -> Finding:
     """Check that one of the ports that JupyterLab tries first is free."""
-    name, first, last = "Jupyter port", numbers[0], numbers[-1]
-    remedy = (
-        "close old JupyterLab servers (jupyter server list; jupyter server stop PORT), or: "
-        "make lab ARGS=--ServerApp.port=PORT"
-    )
-    for number in numbers:
+    first, last = JUPYTER_PORTS[0], JUPYTER_PORTS[-1]
+    for number in JUPYTER_PORTS:
         if not (reason := _taken(number)):
-            return Check(name, True, f"{number} is free, of {first} to {last}", remedy)
-    return Check(name, False, f"{first} to {last} cannot be used: {reason}", remedy)
+            return Finding(True, f"{number} is free, of {first} to {last}")
+    return Finding(False, f"{first} to {last} cannot be used: {reason}")
 
 
 def _taken(number: int) -> str:

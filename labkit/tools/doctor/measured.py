@@ -1,107 +1,97 @@
-"""Checks that compute with MindSpore: in processes of their own, which may crash or hang.
-
-Importing MindSpore alone takes 2 s of a core, and the slow convolution that is looked for up to 2 s
-a call. So there are two such processes, not one a check, and they run while the other checks do.
-"""
+"""Checks that compute with MindSpore: each in a process of its own, which may crash or hang."""
 
 import importlib.util
-from collections.abc import Callable
+import json
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.run import installed_version
-from labkit.tools.doctor.check import INSTALL, Check
+from labkit.tools.doctor import probes
+from labkit.tools.doctor.check import INSTALL, Finding
 from labkit.tools.doctor.environment import faults
-from labkit.tools.doctor.probes import Child
 
+_SECONDS = 60.0
 # Measured with 8 images: 0.7-1.6 with the fast kernel, 60-260 with the slow one, two processes at
 # once on two cores; 10 allows for a busy machine.
 _SLOWEST_CONVOLUTION = 10.0
-
 # By the plugins in its packages, libmindspore_gpu.so.11.1 and .11.6.
 _GPU = "MindSpore 2.10.0's GPU plugins are for CUDA 11.1 and 11.6, and no other"
 
 
-class Measurements:
-    """The two processes: with what ``labkit.start`` sets, and as MindSpore is installed."""
+def ask(
+    function: str, *arguments: object, without: tuple[str, ...] = (), seconds: float = _SECONDS
+) -> Any:
+    """Return what a function of ``probes`` returns in a fresh Python process.
 
-    def __init__(self) -> None:
-        self._children: dict[bool, Child] = {}
+    Args:
+        function: its name
+        arguments: for the function
+        without: variables to take away; those that the check of the environment names go as well,
+            since what they break would be said of the packages too
+        seconds: how long it may take
 
-    def begin(self, bare: bool = False) -> Child:
-        """Start one of the processes, once, and return it.
-
-        Variables that the check of the environment names are taken away: what they break would
-        be said of the packages too.
-        """
-        if bare not in self._children:
-            without = dict.fromkeys(fault.variable for fault in faults())
-            if bare:
-                without["ONEDNN_MAX_CPU_ISA"] = None
-                probes = ("start_bare", ("convolution", False))
-            else:
-                probes = ("start", "devices", "arithmetic", "convolution")
-            self._children[bare] = Child(*probes, **without)
-        return self._children[bare]
-
-    def answer(self, probe: str, bare: bool = False) -> Any:
-        """Return what ``probe`` found; ``RuntimeError`` says why it found nothing.
-
-        bare  in the process without what ``labkit.start`` sets
-        """
-        return self.begin(bare).answer(probe)
-
-
-class Measured:
-    """A check that waits for measurements; ``begin`` starts them, calling it waits.
-
-    both  whether it needs both processes
+    Raises:
+        RuntimeError: with the exception that it raised, or why there is no answer
     """
+    from labkit.ranks.processes import child_environment  # here: psutil may be missing
 
-    def __init__(
-        self, measurements: Measurements, check: Callable[[Measurements], Check], both: bool = False
-    ) -> None:
-        self._measurements, self._check, self._both = measurements, check, both
+    call = f"probes.report(lambda: probes.{function}(*{arguments!r}))"
+    gone = {*faults(), *without}
+    environment = {name: text for name, text in child_environment().items() if name not in gone}
+    # A compiler that fails leaves files in its working folder.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", f"from labkit.tools.doctor import probes; {call}"],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise RuntimeError(f"no answer within {seconds:.0f} s") from error
+    lines = [line for line in done.stdout.splitlines() if line.startswith(probes.MARK)]
+    if not lines:
+        raise RuntimeError(f"the process ended with exit code {done.returncode}")
+    answer = json.loads(lines[-1].removeprefix(probes.MARK))
+    if "error" in answer:
+        raise RuntimeError(answer["error"])
+    return answer["answer"]
 
-    def begin(self) -> None:
-        """Start what is measured."""
-        self._measurements.begin()
-        if self._both:
-            self._measurements.begin(bare=True)
 
-    def __call__(self) -> Check:
-        """Wait, and return the finding."""
-        return self._check(self._measurements)
-
-
-def numpy(measurements: Measurements) -> Check:
+def numpy(root: Path) -> Finding:
     """Check the NumPy that MindSpore gets, and that it can add 1 and 1 with it."""
-    found = f"numpy {installed_version('numpy') or 'none'} is installed"
+    version = installed_version("numpy")
     try:
-        came = measurements.answer("arithmetic")
+        answer = ask("arithmetic")
     except RuntimeError as error:
-        return Check("NumPy", False, f"{found}; Tensor(1.0) + 1 fails: {error}", INSTALL)
-    ok = came["numpy"].startswith("1.") and came["sum"] == 2.0
-    found = f"numpy {came['numpy']}, MindSpore {came['mindspore']}; Tensor(1.0) + 1"
-    remedy = INSTALL
-    if came["numpy"] != installed_version("numpy"):
-        ok, found = False, f"numpy {came['numpy']} comes from {came['place']}; Tensor(1.0) + 1"
-        remedy = "take that folder out of PYTHONPATH: unset PYTHONPATH"
-    return Check("NumPy", ok, f"{found} = {came['sum']:g}", remedy)
+        found = f"numpy {version or 'none'} is installed; Tensor(1.0) + 1 fails: {error}"
+        return Finding(False, found)
+    total = f"Tensor(1.0) + 1 = {answer['sum']:g}"
+    if answer["numpy"] != version:
+        found = f"numpy {answer['numpy']} comes from {answer['place']}; {total}"
+        return Finding(False, found, "take that folder out of PYTHONPATH: unset PYTHONPATH")
+    ok = answer["numpy"].startswith("1.") and answer["sum"] == 2.0
+    return Finding(ok, f"numpy {answer['numpy']}, MindSpore {answer['mindspore']}; {total}")
 
 
-def devices(measurements: Measurements) -> Check:
+def devices(root: Path) -> Finding:
     """List the device plugins that came with MindSpore and the devices that can really be used."""
-    name = "Devices"
     try:
-        usable = measurements.answer("devices")
+        usable = ask("devices")
     except RuntimeError as error:
-        return Check(name, False, f"cannot be asked: {error}", INSTALL)
+        return Finding(False, f"cannot be asked: {error}")
     found = (
         f"plugins: {', '.join(plugins()) or 'none'} ({_GPU}); "
         f"can be used: {', '.join(usable) or 'none'}"
     )
-    return Check(name, "CPU" in usable, found, INSTALL)
+    return Finding("CPU" in usable, found)
 
 
 def plugins() -> list[str]:
@@ -113,21 +103,16 @@ def plugins() -> list[str]:
     return sorted(path.name for path in folder.glob("libmindspore_*.so*"))
 
 
-def convolution(measurements: Measurements) -> Check:
+def convolution(root: Path) -> Finding:
     """Time a convolution against a matrix product of the same arithmetic, as `start` sets things.
 
     Beside it, the same as MindSpore is installed says whether this machine needs the workaround.
     """
-    name = "Convolution"
-    remedy = (
-        "take ONEDNN_MAX_CPU_ISA out of the environment (unset ONEDNN_MAX_CPU_ISA), or set it to "
-        "AVX2, before the first convolution (labkit.start does so where it is not set)"
-    )
     try:
-        ours = measurements.answer("convolution")
-        theirs = measurements.answer("convolution", bare=True)
+        ours = ask("convolution")
+        theirs = ask("convolution", False, without=("ONEDNN_MAX_CPU_ISA",))
     except RuntimeError as error:
-        return Check(name, False, f"cannot be measured: {error}", INSTALL)
+        return Finding(False, f"cannot be measured: {error}", INSTALL)
     ratio = ours["convolution"] / ours["matmul"]
     without = theirs["convolution"] / theirs["matmul"]
     need = "needs" if without > _SLOWEST_CONVOLUTION else "does not need"
@@ -138,4 +123,4 @@ def convolution(measurements: Measurements) -> Check:
         f"ONEDNN_MAX_CPU_ISA={ours['onednn'] or 'not set'}; "
         f"without the variable ratio {without:.1f}: this machine {need} the workaround"
     )
-    return Check(name, ratio <= _SLOWEST_CONVOLUTION, found, remedy)
+    return Finding(ratio <= _SLOWEST_CONVOLUTION, found)

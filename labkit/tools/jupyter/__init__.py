@@ -1,6 +1,6 @@
 """JupyterLab as `make lab` starts it: for this machine, behind a token, on this environment.
 
-The classes below are named on JupyterLab's command line, which beats every configuration file.
+What is set on JupyterLab's command line, as the class below, beats every configuration file.
 """
 
 import os
@@ -9,37 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
-from ipykernel.kernelspec import RESOURCES, get_kernel_dict
-from jupyter_client.kernelspec import NATIVE_KERNEL_NAME, KernelSpec, KernelSpecManager
-from jupyter_client.kernelspec import NoSuchKernel as _NoSuchKernel
 from jupyter_server.auth.identity import PasswordIdentityProvider
 from traitlets import validate
 
 from labkit.ranks.processes import module_command, python_path
 
-# These belong to `labkit run`, or would keep figures out of a notebook.
-_NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND")
-
-
-class OwnKernel(KernelSpecManager):
-    """One kernel: the interpreter that runs the server, under the name that the notebooks ask for.
-
-    Jupyter looks "python3" up in the folders of JUPYTER_PATH first, and in the user's first where
-    the environment belongs to somebody else (or JUPYTER_PREFER_ENV_PATH=0): with another one from
-    there a notebook would open, and fail at ``import labkit`` or run with other packages.
-    """
-
-    def find_kernel_specs(self) -> dict[str, str]:
-        """Return the only kernel's name and the folder of its pictures."""
-        return {NATIVE_KERNEL_NAME: RESOURCES}
-
-    def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
-        """Return the kernel; raises Jupyter's ``NoSuchKernel`` for every other name."""
-        if kernel_name != NATIVE_KERNEL_NAME:
-            raise _NoSuchKernel(kernel_name)
-        # Without the option the debugger warns on stderr at each start.
-        arguments = ["-Xfrozen_modules=off"]
-        return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict(python_arguments=arguments))
+# The first two belong to `labkit run`, the third would keep figures out of a notebook. A kernel
+# "python3" in the folders of the last comes before every other: a notebook would open with it, and
+# fail at `import labkit` or run with other packages.
+_NOT_FOR_KERNELS = ("LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND", "JUPYTER_PATH")
 
 
 class AlwaysToken(PasswordIdentityProvider):
@@ -61,11 +39,14 @@ def command(
     browser: bool = True,
     more: Sequence[str] = (),
 ) -> list[str]:
-    """Return the command line of a JupyterLab that shows ``root``, opened on ``notebook`` in it.
+    """Return the command line of a JupyterLab that shows the folder ``root``.
 
-    port     the first to try; where it is taken, Jupyter tries the next ones
-    browser  open one, where the machine has one
-    more     arguments for JupyterLab itself, which beat the ones here
+    Args:
+        root: folder that JupyterLab shows
+        notebook: the one to open, in ``root``
+        port: the first to try; where it is taken, Jupyter tries the next ones
+        browser: open one, where the machine has one
+        more: arguments for JupyterLab itself, which beat the ones here
     """
     import zmq
 
@@ -73,7 +54,9 @@ def command(
         "ServerApp.ip": "127.0.0.1",
         "ServerApp.root_dir": str(root),
         "ServerApp.identity_provider_class": f"{__name__}.AlwaysToken",
-        "ServerApp.kernel_spec_manager_class": f"{__name__}.OwnKernel",
+        # Jupyter's own, and no other kernel: what "python3" is, the environment decides.
+        "ServerApp.kernel_spec_manager_class": "jupyter_client.kernelspec.KernelSpecManager",
+        "KernelSpecManager.allowed_kernelspecs": "{'python3'}",
         # No question to the network; labconfig/ beside this file keeps the window that asks away.
         "LabApp.news_url": "None",
         "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
@@ -93,15 +76,18 @@ def command(
     return [*line, *([] if browser else ["--no-browser"]), *more]
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the server and its kernels: ``given`` without `labkit run`'s own.
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the server and its kernels: ``variables`` without those of a run.
 
-    Jupyter's search path begins with this package's folder, for the settings in ``labconfig``; the
-    user's own settings in JupyterLab still beat them.
+    The environment's own kernel comes before the user's. Jupyter's search path for settings begins
+    with this package's folder, for ``labconfig``; the user's settings in JupyterLab still beat it.
     """
-    kept = {name: value for name, value in given.items() if name not in _NOT_FOR_KERNELS}
-    paths = [str(Path(__file__).parent), *filter(None, [given.get("JUPYTER_CONFIG_PATH")])]
+    kept = {name: value for name, value in variables.items() if name not in _NOT_FOR_KERNELS}
+    paths = [str(Path(__file__).parent), *filter(None, [variables.get("JUPYTER_CONFIG_PATH")])]
     return kept | {
         "JUPYTER_CONFIG_PATH": os.pathsep.join(paths),
-        "PYTHONPATH": python_path(given.get("PYTHONPATH")),  # the server loads the classes above
+        "JUPYTER_PREFER_ENV_PATH": "1",
+        # Else the debugger warns of Python's frozen modules on stderr at each start of a kernel.
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "PYTHONPATH": python_path(variables.get("PYTHONPATH")),  # the server loads the class above
     }

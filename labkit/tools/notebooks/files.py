@@ -14,14 +14,15 @@ from labkit.errors import InputError
 def read(path: Path) -> dict[str, Any]:
     """Return the notebook at ``path``; every cell's source as one text.
 
-    Raises ``InputError`` where the file cannot be read or is not a notebook of format 4.
+    Raises:
+        InputError: where the file cannot be read or is not a notebook of format 4
     """
     try:
         notebook = input_files.read_json(path)
         for cell in notebook["cells"]:
             cell["source"] = "".join(cell["source"])
             cell["cell_type"], cell.setdefault("metadata", {})
-            if not isinstance(cell.get("id", ""), str):
+            if not isinstance(cell.get("id", ""), str) or not isinstance(tags(cell), list):
                 raise TypeError
         notebook.setdefault("metadata", {})
     except (OSError, InputError) as error:
@@ -37,6 +38,11 @@ def write(path: Path, notebook: Mapping[str, Any]) -> None:
     text = json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False, sort_keys=True)
     with whole_file(path, "the notebook") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+def tags(cell: Mapping[str, Any]) -> list[str]:
+    """Return the tags of a cell."""
+    return cell.get("metadata", {}).get("tags", [])
 
 
 def digest(cell: Mapping[str, Any]) -> str:

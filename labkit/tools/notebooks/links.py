@@ -9,9 +9,13 @@ _LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 
 
 def relinked(text: str, source: Path, folder: Path, *, with_labs: bool) -> str:
-    """Return markdown of a notebook in ``source`` with its links as they are from ``folder``.
+    """Return markdown of a notebook with its relative links as they are from another folder.
 
-    with_labs  the notebooks beside it are put into ``folder`` as well: links to them stay
+    Args:
+        text: markdown
+        source: folder of the notebook
+        folder: where the text is put
+        with_labs: the notebooks beside it are put there as well: links to them stay
     """
 
     def moved(match: re.Match) -> str:

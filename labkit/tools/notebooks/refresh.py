@@ -62,11 +62,19 @@ def refresh(
 ) -> list[str]:
     """Execute the stale notebooks among ``names`` (none: all) and return the labs that failed.
 
-    force   execute those that are up to date as well; outputs that nbval compares must then be the
-            same as before, unless ``accept``.
+    A notebook that failed or was refused stays as it was, byte for byte.
 
-    A notebook that failed or was refused stays as it was, byte for byte. Raises ``InputError`` for
-    an unknown lab, ``RuntimeError`` where the data cannot be prepared.
+    Args:
+        project: folder of the checkout
+        names: numbers or names of labs
+        force: execute those that are up to date as well; outputs that nbval compares must then be
+            the same as before
+        accept: with ``force``, write compared outputs that have changed, too
+        say: gets each line of progress
+
+    Raises:
+        InputError: for an unknown lab
+        RuntimeError: where the data cannot be prepared
     """
     failed = []
     for lab in pick(find_labs(project), names):
@@ -114,7 +122,9 @@ def _refresh_one(
         raise Refused("\n  ".join([f"the executed copy is {where}", *faults]))
     if lab.path.read_bytes() != before or stamped(project, notebook) != stamp:
         raise Refused("the notebook or its inputs changed while it was running; run it again")
-    _write(lab.path, text)
+    with whole_file(lab.path, "the notebook") as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+        shutil.copymode(lab.path, temporary)
     return changed
 
 
@@ -170,12 +180,6 @@ def _compared(notebook: Mapping) -> dict[str, str]:
         for number, cell in enumerate(notebook["cells"])
         if rules.COMPARED in rules.tags(cell) and cell.get("execution_count") is not None
     }
-
-
-def _write(path: Path, text: str) -> None:
-    with whole_file(path, "the notebook") as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-        shutil.copymode(path, temporary)
 
 
 def _check(project: Path, names: Sequence[str]) -> list[str]:

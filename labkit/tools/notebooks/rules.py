@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from labkit.tools.notebooks.files import tags
+
 COMPARED = "nbval-check-output"
 MAX_BYTES = 500_000
 MAX_CELL_LINES = 20
@@ -56,20 +58,17 @@ def source_faults(notebook: Mapping) -> list[str]:
 def output_faults(notebook: Mapping, places: Iterable[Path] = ()) -> list[str]:
     """Return what is wrong with the outputs of an executed notebook; empty if nothing.
 
-    places  folders of this machine whose paths may not appear, besides the usual ones.
+    Args:
+        notebook: with its outputs
+        places: folders of this machine whose paths may not appear, besides the usual ones
     """
     literal = [str(place) for place in places if len(str(place)) > 3]
     faults = []
     for number, cell in enumerate(notebook["cells"]):
         if cell["cell_type"] == "code":
-            found = _cell_output_faults(cell, literal)
-            faults += [f"cell {number}: {fault}" for fault in dict.fromkeys(found)]
+            each = dict.fromkeys(_cell_output_faults(cell, literal))
+            faults += [f"cell {number}: {fault}" for fault in each]
     return faults
-
-
-def tags(cell: Mapping) -> list[str]:
-    """Return the tags of a cell."""
-    return cell.get("metadata", {}).get("tags", [])
 
 
 def compared_text(cell: Mapping) -> str:
@@ -126,9 +125,9 @@ def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
                 yield "a PNG without alternative text; expected metadata['image/png']['alt']"
     for kind, text in _texts(cell):
         match = _PATH.search(text)
-        found = match[0] if match else next((place for place in literal if place in text), None)
-        if found:
-            yield f"a path of this machine: {found}"
+        path = match[0] if match else next((place for place in literal if place in text), None)
+        if path:
+            yield f"a path of this machine: {path}"
         if kind == "text/html" and (match := _NO_ALT.search(text)):
             yield f"a picture without alternative text: {match[0][:60]}"
         if COMPARED in tags(cell) and (match := _UNSTABLE.search(text)):

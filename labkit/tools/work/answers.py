@@ -24,11 +24,14 @@ class Exercise:
 
 @dataclass
 class Answer:
-    """What the notebook holds for an exercise: ``code`` binds what ``attempt`` needs.
+    """What the notebook holds for an exercise.
 
-    attempt  the expression that is checked, mostly the function's name
-    problem  why there is nothing to check; else empty
-    notes    what its writer should know besides
+    Attributes:
+        name: of the exercise
+        code: statements that bind what ``attempt`` needs
+        attempt: the expression that is checked, mostly the function's name
+        problem: why there is nothing to check; else empty
+        notes: what its writer should know besides
     """
 
     name: str
@@ -47,9 +50,11 @@ class Cell:
     error: str
 
     def nodes(self) -> Iterator[ast.AST]:
+        """Yield every node of the syntax trees."""
         return (node for statement, _ in self.statements for node in ast.walk(statement))
 
     def binds(self, name: str) -> bool:
+        """Return whether a statement binds ``name``."""
         return any(name in bound for _, bound in self.statements)
 
 
@@ -63,17 +68,14 @@ def exercises(cells: Iterable[Cell]) -> list[Exercise]:
 
     (A check of an answer that is there already shows how checks work, and asks nothing.)
     """
-    found, module = [], None
+    asked, module = [], None
     for cell in cells:
         nodes = list(cell.nodes())
-        for node in nodes:
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
-                _SOURCE_OF_CHECK
-            ):
-                module = node.module
+        imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        module = next((name for name in imports if name.startswith(_SOURCE_OF_CHECK)), module)
         if module and any(isinstance(node, ast.Raise) for node in nodes):
-            found += [Exercise(call.args[0].value, module) for call in _checks(nodes)]
-    return found
+            asked += [Exercise(call.args[0].value, module) for call in _checks(nodes)]
+    return asked
 
 
 def find(cells: list[Cell], name: str) -> Answer:
@@ -117,12 +119,12 @@ def _collect(cells: list[Cell], at: int, answer: Answer) -> None:
     except SyntaxError:  # `check(name, *both)`, say
         answer.problem = f"it is checked as {answer.attempt}, which is not a function"
         return
-    waiting, seen = [*_used(answer.attempt)], set()
+    waiting, visited = [*_used(answer.attempt)], set()
     while waiting:
         name = waiting.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         where = _home(cells, name, at)
         if where is None:
             if name == answer.attempt:
@@ -168,18 +170,19 @@ def _harmless(statement: ast.stmt) -> bool:
 def _bound(statement: ast.stmt) -> Iterator[str]:
     """Yield the names that ``statement`` binds in the notebook, not those inside of functions.
 
-    The verdict of a check is none: ``passed = check(...)`` would be called for any ``passed``.
+    The verdict of a check does not count: any answer that reads a ``passed`` would run the check.
     """
-    if not isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        if any(_checks(ast.walk(statement))):
-            return
+    if not isinstance(statement, ast.FunctionDef | ast.ClassDef) and any(
+        _checks(ast.walk(statement))
+    ):
+        return
     try:
         table = symtable.symtable(ast.unparse(statement), "cell", "exec")
     except SyntaxError:  # a `return` outside a function, say: the cell could not run either
         return
-    for one in table.get_symbols():
-        if one.is_assigned() or one.is_imported() or one.is_namespace():
-            yield one.get_name()
+    for symbol in table.get_symbols():
+        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace():
+            yield symbol.get_name()
 
 
 def _used(source: str) -> Iterator[str]:
@@ -187,9 +190,9 @@ def _used(source: str) -> Iterator[str]:
 
     def names(table: symtable.SymbolTable) -> Iterator[str]:
         top = table.get_type() == "module"
-        for one in table.get_symbols():
-            if one.is_referenced() and (top or one.is_global()):
-                yield one.get_name()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (top or symbol.is_global()):
+                yield symbol.get_name()
         for child in table.get_children():
             yield from names(child)
 
@@ -214,11 +217,11 @@ def _parse(source: str) -> Cell:
     for text in (source, without):
         try:
             statements = ast.parse(text).body
-            return Cell(tuple((one, frozenset(_bound(one))) for one in statements), text, "")
-        except (SyntaxError, ValueError, RecursionError, MemoryError) as found:
-            line = getattr(found, "lineno", None)
-            said = getattr(found, "msg", None) or str(found)
-            error = f"{said} (line {line})" if line else said
+            return Cell(tuple((each, frozenset(_bound(each))) for each in statements), text, "")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as raised:
+            line = getattr(raised, "lineno", None)
+            error = getattr(raised, "msg", None) or str(raised)
+            error += f" (line {line})" if line else ""
     return Cell((), source, error)
 
 

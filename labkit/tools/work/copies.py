@@ -28,9 +28,12 @@ _BASE = "labkit_work"
 class Copy:
     """What became of one copy.
 
-    state  "copied" (new), "unchanged" (the project's notebook is the one that was copied),
-           "behind" (it has changed since), "updated" (merged), "left" (no copy to merge with)
-    notes  what a person should know besides, a line each
+    Attributes:
+        lab: the project's notebook
+        path: of the copy
+        state: "copied" (new), "unchanged" (the project's notebook is the one that was copied),
+            "behind" (it has changed since), "updated" (merged), "left" (no copy to merge with)
+        notes: what a person should know besides, a line each
     """
 
     lab: Lab
@@ -42,7 +45,8 @@ class Copy:
 def work_folder(project: Path, folder: Path | None) -> Path:
     """Return the folder of the copies, by default ``work`` in the project.
 
-    Raises ``InputError`` for one that is a file, or lies in the project's notebooks/ or runs/.
+    Raises:
+        InputError: for one that is a file, or lies in the project's notebooks/ or runs/notebooks/
     """
     place = (project / FOLDER) if folder is None else Path(folder).resolve()
     for reserved in (project / "notebooks", project / "runs" / "notebooks"):
@@ -59,7 +63,10 @@ def make(project: Path, folder: Path, labs: Sequence[Lab], *, update: bool = Fal
     Outputs are left out: what a copy shows is what its owner's own code printed. Without ``update``
     no file that is there is written to. With it, the file is kept in ``before_update/`` first;
     where cells were changed on both sides the copy keeps its own, and the project's notebook is
-    written beside it. Raises ``InputError`` where a file cannot be read or written.
+    written beside it.
+
+    Raises:
+        InputError: where a file cannot be read or written
     """
     return [_make_one(project, folder / lab.path.name, lab, update) for lab in labs]
 
@@ -76,8 +83,8 @@ def _make_one(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
     base = _base_of(mine)
     if base is None:
         note = "not made by `labkit work`, or its metadata was removed: nothing to compare with"
-        left = Copy(lab, path, "left", (note,))
-        return _beside(left, theirs) if update else left
+        beside = [_beside(path, theirs)] if update else []
+        return Copy(lab, path, "left", (note, *beside))
     if base == _base_of(theirs):
         return Copy(lab, path, "unchanged")
     if not update:
@@ -85,23 +92,25 @@ def _make_one(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
         removed = len(base.keys() - {cell["id"] for cell in theirs["cells"]})
         note = f"{changed + removed} cells changed in the project since it was copied"
         return Copy(lab, path, "behind", (note,))
-    return _update(Copy(lab, path, "updated"), mine, base, theirs)
-
-
-def _update(copy: Copy, mine: dict[str, Any], base: dict, theirs: dict[str, Any]) -> Copy:
     try:
         merged = merging.merge(base, mine["cells"], theirs["cells"])
     except merging.CannotMerge as error:
-        return _beside(Copy(copy.lab, copy.path, "left", (str(error),)), theirs)
-    kept = _keep(copy.path)
+        return Copy(lab, path, "left", (str(error), _beside(path, theirs)))
+    return Copy(lab, path, "updated", _update(path, mine, merged, theirs))
+
+
+def _update(
+    path: Path, mine: dict[str, Any], merged: merging.Merged, theirs: dict[str, Any]
+) -> tuple[str, ...]:
+    """Write the merged notebook after a backup; return what a person should know."""
+    kept = _keep(path)
     mine["cells"] = merged.cells
     mine["metadata"][_BASE] = theirs["metadata"][_BASE]
     mine["nbformat"], mine["nbformat_minor"] = theirs["nbformat"], theirs["nbformat_minor"]
-    notebook_files.write(copy.path, mine)
+    notebook_files.write(path, mine)
     notes = [f"{len(merged.taken)} cells from the project; as it was before: {kept}"]
     notes += [f"yours stays, the project's changed too: {line}" for line in merged.conflicts]
-    copy = Copy(copy.lab, copy.path, "updated", tuple(notes))
-    return _beside(copy, theirs) if merged.conflicts else copy
+    return (*notes, *([_beside(path, theirs)] if merged.conflicts else []))
 
 
 def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:
@@ -132,19 +141,20 @@ def _base_of(notebook: Mapping[str, Any]) -> dict[str, str] | None:
 def _keep(path: Path) -> str:
     """Keep the bytes of ``path`` in the folder of backups; return the new file, as seen there."""
     wanted = path.parent / BACKUPS / f"{path.stem}-{time.strftime('%Y%m%d-%H%M%S')}.ipynb"
-    place = next(one for one in _numbered(wanted) if not os.path.lexists(one))
+    place = next(free for free in _numbered(wanted) if not os.path.lexists(free))
     with whole_file(place, "the backup") as temporary:
         temporary.write_bytes(path.read_bytes())
     return f"{BACKUPS}/{place.name}"
 
 
-def _beside(copy: Copy, theirs: dict[str, Any]) -> Copy:
-    wanted = copy.path.with_name(f"{copy.path.stem}.project.ipynb")
-    place = next(one for one in _numbered(wanted) if not os.path.lexists(one) or _is(one, theirs))
-    if not place.exists():
-        notebook_files.write(place, theirs)
-    note = f"the project's notebook is beside it: {place.name}"
-    return Copy(copy.lab, copy.path, copy.state, (*copy.notes, note))
+def _beside(path: Path, theirs: dict[str, Any]) -> str:
+    """Put the project's notebook beside the copy, once; return what to say of it."""
+    for place in _numbered(path.with_name(f"{path.stem}.project.ipynb")):
+        if not os.path.lexists(place):
+            notebook_files.write(place, theirs)
+        elif not _is(place, theirs):
+            continue
+        return f"the project's notebook is beside it: {place.name}"
 
 
 def _is(path: Path, notebook: Mapping[str, Any]) -> bool:

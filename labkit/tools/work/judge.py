@@ -30,7 +30,7 @@ import psutil
 # Imports of an answer may take long on a busy machine; MindSpore's own took 3 to 12 s.
 _PREPARATION = 60.0
 _DATA = 2 << 30  # bytes of memory of its own; an import of MindSpore takes 0.8
-_STATES = ("passed", "wrong", "not attempted", "error")
+STATES = ("passed", "wrong", "not attempted", "error")
 _ENDING = 10.0  # seconds for all that an answer has started to end
 _KEPT = 20_000  # characters of what an answer prints
 _WRITTEN = 1 << 20  # bytes in each file that an answer writes
@@ -120,8 +120,8 @@ def _verdict(line: bytes) -> tuple[str, str]:
         state, message = json.loads(line)
     except (ValueError, TypeError, RecursionError):
         state = None
-    if state not in _STATES or not isinstance(message, str):
-        return "error", "its process wrote what is no verdict"
+    if state not in STATES or not isinstance(message, str):
+        return "error", "its process wrote something other than a verdict"
     return state, message
 
 
@@ -152,7 +152,7 @@ def _answer(answer: dict, seconds: float, writing: int) -> None:
 
 
 def _attempt(answer: dict) -> object:
-    """Return the learner's function, or the verdict where there is none."""
+    """Return the learner's function, or the verdict where it cannot be had."""
     space = {"__name__": "__main__"}
     try:
         code = answer["code"]
@@ -180,8 +180,8 @@ def _checked(answer: dict, attempt: object, out: "_Tail") -> tuple[str, str]:
 
 
 def _raised(error: BaseException) -> str:
-    said = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-    return f"it raised {said}"
+    last = traceback.format_exception_only(error)[-1].strip()
+    return f"it raised {last.splitlines()[0]}"
 
 
 def _fence(seconds: float) -> None:

@@ -13,13 +13,12 @@ from labkit.tools.labs import Lab
 from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers
 
-STATES = ("passed", "wrong", "not attempted", "error")
-SECONDS = 10.0
+_Task = tuple[Lab, answers.Exercise]
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One exercise: its function's name, one of ``STATES``, what the check said, and notes."""
+    """One exercise: its function's name, one of ``judge.STATES``, what the check said, notes."""
 
     name: str
     state: str
@@ -42,37 +41,41 @@ class LabMarks:
         return sum(mark.state == "passed" for mark in self.marks)
 
 
-def look(folder: Path, labs: Sequence[Lab], seconds: float = SECONDS) -> list[LabMarks]:
-    """Return the marks of every one of ``labs`` that has exercises, from its copy in ``folder``.
+def look(folder: Path, labs: Sequence[Lab], seconds: float = 10.0) -> list[LabMarks]:
+    """Return the marks of every one of ``labs`` that has exercises.
 
-    seconds  how long the check of one answer may take
+    A lab without a copy, or with one that cannot be read, has a ``problem``, and its exercises are
+    "not attempted".
 
-    A lab without a copy, or with one that cannot be read, has a ``problem`` and no mark that is
-    better than "not attempted". Raises ``InputError`` if an answer ends the judge, and
-    ``RuntimeError`` if the judge itself fails.
+    Args:
+        folder: where the copies are
+        labs: the project's labs
+        seconds: how long the check of one answer may take
+
+    Raises:
+        InputError: if an answer ends the judge
+        RuntimeError: if the judge itself fails
     """
     asked = {lab: answers.exercises(_cells(lab.path)) for lab in labs}
-    found, problems = {}, {}
-    for lab in (lab for lab in labs if asked[lab]):
+    asked = {lab: exercises for lab, exercises in asked.items() if exercises}
+    held: dict[_Task, answers.Answer] = {}
+    problems: dict[Lab, str] = {}
+    for lab, exercises in asked.items():
         try:
             cells = _copy(folder / lab.path.name)
         except InputError as error:
             problems[lab] = str(error)
-            continue
-        found[lab] = {one.name: answers.find(cells, one.name) for one in asked[lab]}
-    verdicts = _judge(folder, found, asked, seconds)
+        else:
+            held |= {(lab, each): answers.find(cells, each.name) for each in exercises}
+    verdicts = _judge(folder, held, seconds)
     return [
         LabMarks(
             lab,
             folder / lab.path.name,
-            tuple(
-                _mark(one, found.get(lab, {}).get(one.name), verdicts.get((lab, one)))
-                for one in asked[lab]
-            ),
+            tuple(_mark((lab, each), held, verdicts) for each in exercises),
             problems.get(lab, ""),
         )
-        for lab in labs
-        if asked[lab]
+        for lab, exercises in asked.items()
     ]
 
 
@@ -87,26 +90,35 @@ def _cells(path: Path) -> list[answers.Cell]:
 
 
 def _mark(
-    exercise: answers.Exercise, answer: answers.Answer | None, verdict: Mapping | None
+    task: _Task, held: Mapping[_Task, answers.Answer], verdicts: Mapping[_Task, Mapping[str, str]]
 ) -> Mark:
-    if answer is None:
-        return Mark(exercise.name, "not attempted")
+    name = task[1].name
+    if task not in held:
+        return Mark(name, "not attempted")
+    answer = held[task]
     if answer.problem:
-        return Mark(exercise.name, "error", answer.problem, tuple(answer.notes))
+        return Mark(name, "error", answer.problem, tuple(answer.notes))
+    verdict = verdicts[task]
     # Why a name is missing helps who has no verdict to be glad about.
     notes = [] if verdict["state"] == "not attempted" else answer.notes
-    return Mark(exercise.name, verdict["state"], verdict["message"], tuple(notes))
+    return Mark(name, verdict["state"], verdict["message"], tuple(notes))
 
 
-def _judge(folder: Path, found: Mapping, asked: Mapping, seconds: float) -> dict:
-    """Return (lab, exercise) -> verdict of every answer that can be executed."""
-    wanted = [(lab, one) for lab in found for one in asked[lab] if not found[lab][one.name].problem]
-    if not wanted:
+def _judge(
+    folder: Path, held: Mapping[_Task, answers.Answer], seconds: float
+) -> dict[_Task, Mapping[str, str]]:
+    """Return the verdict on every answer that can be executed."""
+    tasks = [task for task, answer in held.items() if not answer.problem]
+    if not tasks:
         return {}
     requests = [
-        {"name": one.name, "module": one.module, "code": answer.code, "attempt": answer.attempt}
-        for lab, one in wanted
-        if (answer := found[lab][one.name])
+        {
+            "name": exercise.name,
+            "module": exercise.module,
+            "code": held[lab, exercise].code,
+            "attempt": held[lab, exercise].attempt,
+        }
+        for lab, exercise in tasks
     ]
     request = {"folder": str(folder.resolve()), "seconds": seconds, "answers": requests}
     # An answer may end the judge, who would else end what the answer has started.
@@ -121,12 +133,11 @@ def _judge(folder: Path, found: Mapping, asked: Mapping, seconds: float) -> dict
         )
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        last = done.stdout.count("\n")
+        last = min(done.stdout.count("\n"), len(requests) - 1)
         raise InputError(
             f"the process that judges was ended by {name}, with the answer to "
-            f"{requests[min(last, len(requests) - 1)]['name']}: does the answer end processes?"
+            f"{requests[last]['name']}: does the answer end processes?"
         )
     if done.returncode:
         raise RuntimeError(f"the judge exited with {done.returncode}:\n{done.stderr.strip()}")
-    verdicts = map(json.loads, done.stdout.splitlines())
-    return dict(zip(wanted, verdicts, strict=True))
+    return dict(zip(tasks, map(json.loads, done.stdout.splitlines()), strict=True))

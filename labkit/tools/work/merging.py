@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.tools.notebooks.files import digest
+from labkit.tools.notebooks.files import digest, tags
 
 Cell = Mapping[str, Any]
 
@@ -17,8 +17,10 @@ class CannotMerge(Exception):
 class Merged:
     """The cells of a merge, and what became of those that differ.
 
-    taken      ids of the cells that came from the project: changed, new or removed there
-    conflicts  first lines of the cells that both have changed: the learner's stays
+    Attributes:
+        cells: in order
+        taken: ids of the cells that follow the project: changed, new or removed there
+        conflicts: first lines of the cells that both have changed: the learner's stays
     """
 
     cells: list[Cell] = field(default_factory=list)
@@ -29,12 +31,17 @@ class Merged:
 def merge(base: Mapping[str, str], mine: Sequence[Cell], theirs: Sequence[Cell]) -> Merged:
     """Return ``mine`` with what changed in ``theirs`` since both were ``base``.
 
-    base    id -> ``digest`` of every cell as it was copied, in order
-    mine    the learner's cells; theirs  the project's now
-
     A cell that the learner left alone follows the project. One that the learner changed stays, one
     that the learner deleted stays away, and the learner's own cells stay behind the cell that they
-    follow. Raises ``CannotMerge`` where the cells have lost their ids, or both moved cells.
+    follow.
+
+    Args:
+        base: id -> ``digest`` of every cell as it was copied, in order
+        mine: the learner's cells
+        theirs: the project's cells now
+
+    Raises:
+        CannotMerge: where the cells have lost their ids, or both moved cells
     """
     own, project = _by_id(mine), {cell["id"]: cell for cell in theirs}
     if not base.keys() & own.keys():
@@ -50,7 +57,13 @@ def merge(base: Mapping[str, str], mine: Sequence[Cell], theirs: Sequence[Cell])
     return merged
 
 
-def _choose(name, base, own, project, merged) -> Cell | None:
+def _choose(
+    name: str,
+    base: Mapping[str, str],
+    own: Mapping[str, Cell],
+    project: Mapping[str, Cell],
+    merged: Merged,
+) -> Cell | None:
     """Return which version of a cell there is to be, or None for none."""
     my_cell, their_cell = own.get(name), project.get(name)
     was = base.get(name)
@@ -75,9 +88,11 @@ def _choose(name, base, own, project, merged) -> Cell | None:
     return my_cell
 
 
-def _orders(base, own, project) -> tuple[list[str], list[str]]:
+def _orders(
+    base: Iterable[str], own: Mapping[str, Cell], project: Mapping[str, Cell]
+) -> tuple[list[str], list[str]]:
     """Return the ids in the order to follow, then those whose neighbours decide the rest."""
-    common = base.keys() & own.keys() & project.keys()
+    common = set(base) & own.keys() & project.keys()
     was, mine, theirs = ([name for name in ids if name in common] for ids in (base, own, project))
     if mine == was:
         return list(project), list(own)
@@ -101,18 +116,18 @@ def _weave(first: Iterable[str], second: Iterable[str], keep: Iterable[str]) -> 
 
 def _by_id(cells: Sequence[Cell]) -> dict[str, Cell]:
     """Return id -> cell; a cell without an id, or with one that is taken, gets one of its own."""
-    found: dict[str, Cell] = {}
+    by_id: dict[str, Cell] = {}
     for number, cell in enumerate(cells):
         name = cell.get("id")
-        if name is None or name in found:
+        if name is None or name in by_id:
             name = f"own-{number}-{digest(cell)}"
             cell = {**cell, "id": name}
-        found[name] = cell
-    return found
+        by_id[name] = cell
+    return by_id
 
 
 def _first_line(cell: Cell) -> str:
-    if "parameters" in cell["metadata"].get("tags", ()):
+    if "parameters" in tags(cell):
         return "the parameters cell"
     lines = [line for line in cell["source"].splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("# ")] or lines or ["(empty)"]

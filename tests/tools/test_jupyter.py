@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pytest
-from jupyter_core.paths import prefer_environment_over_user
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
+from traitlets.config import Config
 from typer.testing import CliRunner
 
-from labkit.tools import cli
-from labkit.tools import jupyter as lab_server
-
-ROOT = Path(cli.__file__).resolve().parents[2]
+from labkit.tools import cli, jupyter
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture
 def started(monkeypatch):
     """What `labkit lab` would have become: (options, other arguments, environment)."""
-    found = []
+    calls = []
 
     def become(path, command, environment):
         assert (path, command[1:4]) == (sys.executable, ["-P", "-m", "jupyterlab"])
         pairs = [part.removeprefix("--").split("=", 1) for part in command[4:] if "=" in part]
-        found.append((dict(pairs), [one for one in command[4:] if "=" not in one], environment))
+        calls.append((dict(pairs), [part for part in command[4:] if "=" not in part], environment))
 
     monkeypatch.setattr(os, "execve", become)
-    return found
+    return calls
 
 
 def call(*arguments):
@@ -81,21 +81,14 @@ def test_a_lab_or_a_notebook_is_opened(project, started, arguments, url):
 def test_a_notebook_outside_the_project_is_shown_in_its_own_folder(
     project, started, tmp_path_factory
 ):
-    run = tmp_path_factory.mktemp("out") / "01_sums" / "01_sums.ipynb"
-    run.parent.mkdir()
-    run.write_bytes((project / "notebooks" / "01_sums.ipynb").read_bytes())
-    assert call(str(run)).exit_code == 0
-    options = started[0][0]
-    assert options["ServerApp.root_dir"] == str(run.parent)
-    assert options["LabApp.default_url"] == "/lab/tree/01_sums.ipynb"
-
-
-def test_a_path_with_letters_that_mean_something_in_an_address(project, started):
-    path = project / "notebooks" / "50 % #1? à.ipynb"
+    """Also one whose name has letters that mean something in an address."""
+    path = tmp_path_factory.mktemp("out") / "50 % #1? à.ipynb"
     path.write_bytes((project / "notebooks" / "01_sums.ipynb").read_bytes())
-    assert call(f"notebooks/{path.name}").exit_code == 0
-    url = started[0][0]["LabApp.default_url"]
-    assert url == "/lab/tree/notebooks/50%20%25%20%231%3F%20%C3%A0.ipynb"
+    assert call(str(path)).exit_code == 0
+    options = started[0][0]
+    assert options["ServerApp.root_dir"] == str(path.parent)
+    url = options["LabApp.default_url"]
+    assert url == "/lab/tree/50%20%25%20%231%3F%20%C3%A0.ipynb"
     assert urlsplit(url).path == url and unquote(url).endswith(path.name)
 
 
@@ -123,8 +116,8 @@ def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch
     ("arguments", "said"),
     [
         (["sum"], "Did you mean 'sums'?"),
-        (["0", "1"], "one lab or notebook is opened; came: 0 1"),
-        (["0,1"], "one lab is opened; came: 0,1"),
+        (["0", "1"], "expected one lab or notebook, got 0 1"),
+        (["0,1"], "expected one lab, got 0,1"),
         (["work/01_sums.ipynb"], "there is no notebook"),
         (["notebooks/01_sums.ipynb", "--committed"], "--committed choose a lab"),
         (["--folder", "notebooks"], "where the project writes"),
@@ -143,78 +136,96 @@ def test_an_unknown_preset_is_refused_before_a_notebook_finds_out(project, start
     assert "Did you mean 'smoke'?" in call().stderr and started == []
 
 
-def test_there_is_one_kernel_and_it_is_this_interpreter():
-    from jupyter_client.kernelspec import NoSuchKernel
-
-    manager = lab_server.OwnKernel(kernel_dirs=["/of/another"])
-    spec = manager.get_kernel_spec("python3")
-    assert spec.argv[0] == sys.executable and spec.display_name == "Python 3 (ipykernel)"
-    assert list(manager.get_all_specs()) == ["python3"]
-    with pytest.raises(NoSuchKernel):
-        manager.get_kernel_spec("ir")
-
-
 @pytest.mark.parametrize("given", ["", "chosen"])
 def test_a_token_may_be_chosen_and_not_be_turned_off(given):
-    from traitlets.config import Config
-
-    identity = lab_server.AlwaysToken(config=Config({"IdentityProvider": {"token": given}}))
+    identity = jupyter.AlwaysToken(config=Config({"IdentityProvider": {"token": given}}))
     assert identity.token == given or (len(identity.token) == 48 and identity.token_generated)
     assert identity.auth_enabled
 
 
-def test_what_a_notebook_needs_is_found_from_any_folder(tmp_path):
+@pytest.fixture
+def other_kernel(tmp_path):
+    """A folder with another "python3", which does not start."""
+    place = tmp_path / "other" / "kernels" / "python3"
+    place.mkdir(parents=True)
+    spec = {"argv": ["/bin/false"], "display_name": "Another", "language": "python"}
+    (place / "kernel.json").write_text(json.dumps(spec))
+    return place.parents[1]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"JUPYTER_DATA_DIR": "{}", "JUPYTER_PREFER_ENV_PATH": "0"}, {"JUPYTER_PATH": "{}"}],
+)
+def test_another_kernel_of_the_user_wins_in_jupyter_and_not_here(other_kernel, variables):
+    program = (
+        "from jupyter_client import KernelManager\n"
+        "print(KernelManager(kernel_name='python3').format_kernel_cmd()[0])"
+    )
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
+    theirs = kept | {name: text.format(other_kernel) for name, text in variables.items()}
+
+    def kernel(environment):
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    assert kernel(theirs) == "/bin/false"
+    assert kernel(jupyter.environment(theirs)) == sys.executable
+
+
+def test_what_a_notebook_needs_is_found_from_any_folder(tmp_path, root):
     """A run's own folder, given by `--out`, may lie outside the project: a re-run works there."""
     program = (
         "import labkit\n"
-        "from labkit import labs\n"
+        "from labkit.base.project import find_project\n"
         "from labkit.data import prepare\n"
         "prepare.subprocess.run = lambda command, **options: print(command[1]) or Done\n"
         "class Done: returncode = 0\n"
-        "print(labs.find_project())\n"
+        "print(find_project())\n"
         "print(prepare.prepare('mnist'))\n"
         "print(labkit.Run.open('01', preset='smoke', parameters={}).folder)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "LABKIT_RUN": ""},
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root), "LABKIT_RUN": ""},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     project, script, data, folder = done.stdout.splitlines()
-    assert project == str(ROOT) and script == str(ROOT / "data_scripts" / "mnist.py")
-    assert data == str(ROOT / "datasets" / "MNIST_Data")
+    assert project == str(root) and script == str(root / "data_scripts" / "mnist.py")
+    assert data == str(root / "datasets" / "MNIST_Data")
     assert Path(folder).parent == tmp_path / "runs"
 
 
-@pytest.mark.parametrize(
-    ("variables", "wins"),
-    [
-        # The user's folders win only where the environment is not their own.
-        ({"JUPYTER_DATA_DIR": "{}"}, not prefer_environment_over_user()),
-        ({"JUPYTER_DATA_DIR": "{}", "JUPYTER_PREFER_ENV_PATH": "0"}, True),
-        ({"JUPYTER_PATH": "{}"}, True),
-    ],
-)
-def test_where_another_kernel_wins_in_jupyter_and_not_here(tmp_path, variables, wins):
-    """What the comments on kernels say of jupyter_core, and what tests/browser plants."""
-    (tmp_path / "kernels" / "python3").mkdir(parents=True)
-    (tmp_path / "kernels" / "python3" / "kernel.json").write_text(
-        '{"argv": ["/bin/false"], "display_name": "Another", "language": "python"}'
-    )
-    program = (
-        "from jupyter_client.kernelspec import KernelSpecManager\n"
-        "from labkit.tools.jupyter import OwnKernel\n"
-        "for manager in (KernelSpecManager(), OwnKernel()):\n"
-        "    print(manager.get_kernel_spec('python3').argv[0] == '/bin/false')\n"
-    )
-    mine = {name: value.format(tmp_path) for name, value in variables.items()}
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("JUPYTER")}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**kept, "PYTHONPATH": str(ROOT), **mine},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.split() == [str(wins), "False"]
+def executed(root):
+    """Lab 01 to the end of its data section, with parameters as `labkit run` puts them in."""
+    notebook = nbformat.read(root / "notebooks/01_gradient_accumulation.ipynb", as_version=4)
+    last = next(n for n, cell in enumerate(notebook.cells) if "one image" in cell.source)
+    notebook.cells = notebook.cells[: last + 1]
+    injected = new_code_cell('preset = "smoke"\ndevice = "CPU"')
+    injected.metadata["tags"] = ["injected-parameters"]
+    at = next(n for n, c in enumerate(notebook.cells) if c.metadata.get("tags") == ["parameters"])
+    notebook.cells.insert(at + 1, injected)
+    return notebook
+
+
+@pytest.mark.slow
+def test_a_run_outside_the_project_runs_again_in_its_folder(
+    tmp_path, root, other_kernel, monkeypatch
+):
+    """It finds labkit, the project and its data sets, and writes below itself."""
+    monkeypatch.setenv("JUPYTER_PATH", str(other_kernel))
+    environment = jupyter.environment(os.environ)
+    for name in os.environ.keys() - environment.keys():
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path / "out" / "01_gradient_accumulation"
+    folder.mkdir(parents=True)
+    notebook = executed(root)
+    NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(folder)}}).execute()
+    printed = "".join(output.text for output in notebook.cells[-1].outputs)
+    assert "labels [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" in printed
+    assert [path.name for path in folder.iterdir()] == ["runs"]
+    assert (root / "datasets" / "MNIST_Data" / "train").is_dir()

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from labkit.runtime import needs_onednn_workaround
-from tests.doctor import planting
-from tests.doctor.planting import ROOT, Shell
+from tests.tools.doctor import planting
+from tests.tools.doctor.planting import ROOT, Shell
 
 SLOW_CPU = needs_onednn_workaround(planting.installed("mindspore"))
 VARIABLES = {
@@ -235,8 +235,8 @@ def test_numpy_2_and_a_missing_mindspore_are_named(shell, tmp_path):
     code, ill = here.doctor("packages", "memory", "data", "kernel")
     assert code == 1
     assert "numpy is not installed" in ill["Packages"]["found"]
-    assert "cannot be looked at: ModuleNotFoundError: No module" in ill["memory"]["found"]
-    assert "cannot be looked at: ModuleNotFoundError: No module" in ill["data"]["found"]
+    assert "cannot be looked at: ModuleNotFoundError: No module" in ill["Memory"]["found"]
+    assert "cannot be looked at: ModuleNotFoundError: No module" in ill["Data"]["found"]
     assert ill["Kernel"]["ok"]
 
 

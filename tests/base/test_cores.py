@@ -8,7 +8,7 @@ from pathlib import Path
 
 from labkit.base.cores import usable_cores
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_cores_it_is_pinned_to(monkeypatch):

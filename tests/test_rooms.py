@@ -1,0 +1,69 @@
+"""The rooms of the package: few, and imports between them run one way only."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+LABKIT = Path(__file__).parents[1] / "labkit"
+# Each room may import those on the floors below it, and none beside it.
+FLOORS = (
+    ("tools", "demos"),
+    ("labs", "recipes"),
+    ("upstream", "migration"),
+    ("training", "algorithms"),
+    ("steps",),
+    ("data", "nets"),
+    ("runtime",),
+    ("ranks", "reference"),
+    ("base",),
+    ("errors",),
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+PRINTING = {"adasum/step.py", "subspace/basis.py"}  # these two still do
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(LABKIT).parts[0].removesuffix(".py")
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    """Yield the rooms that a module imports, wherever in it the import stands."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        yield from (name.split(".")[1] for name in names if name.startswith("labkit."))
+
+
+def test_there_are_at_most_18_entries_and_each_has_its_floor():
+    entries = {path.name.removesuffix(".py") for path in LABKIT.glob("[!_]*")}
+    assert entries == FLOOR.keys() and len(entries | {"__init__"}) <= 18
+
+
+@pytest.mark.parametrize("room", FLOOR)
+def test_imports_between_rooms_run_one_way(room):
+    for path in (path for path in LABKIT.rglob("*.py") if room_of(path) == room):
+        for other in set(imported(ast.parse(path.read_text(encoding="utf-8")))) - {room}:
+            # A public name of labkit itself is in no room.
+            assert FLOOR.get(other, -1) > FLOOR[room], f"{path} imports {other}"
+
+
+def test_labkit_itself_imports_no_room_until_a_name_is_asked_for():
+    tree = ast.parse((LABKIT / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    assert ast.unparse(block.test) == "TYPE_CHECKING"
+    tree.body.remove(block)
+    assert list(imported(tree)) == []
+
+
+def test_no_algorithm_prints():
+    printing = set()
+    for path in (LABKIT / "algorithms").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+                printing.add(path.relative_to(LABKIT / "algorithms").as_posix())
+    assert printing <= PRINTING

@@ -1,0 +1,405 @@
+"""Every check of the doctor passes where things are right and fails where they are not."""
+
+import errno
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from labkit.errors import InputError
+from labkit.runtime import needs_onednn_workaround
+from labkit.tools import doctor
+from labkit.tools.cli import app
+from labkit.tools.doctor import environment, installed, machine, measured
+
+GIB = 2**30
+ANSWERS = {
+    "arithmetic": {"sum": 2.0, "numpy": "1.26.4", "mindspore": "2.10.0", "place": "/site-packages"},
+    "devices": ["CPU"],
+    "convolution": {"convolution": 0.02, "matmul": 0.02, "backward": 0.1, "onednn": "AVX2"},
+}
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """What the processes that measure answer, without any; a test may change it."""
+    changed = {name: value for name, value in ANSWERS.items()}
+
+    def ask(function, *arguments, without=()):
+        answer = changed["bare" if without and "bare" in changed else function]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(measured, "ask", ask)
+    monkeypatch.setattr(measured, "installed_version", lambda _: "1.26.4")
+    return changed
+
+
+def look(name, root=None):
+    (check,) = doctor.checks(root, [name])
+    return check()
+
+
+def test_every_check_names_what_it_found_and_a_remedy(answers, tmp_path):
+    found = doctor.run(tmp_path)
+    assert len({check.name for check in found}) == len(found) == len(doctor.known()) == 18
+    assert all(check.found and check.remedy for check in found)
+    assert [check.name.lower().replace(" ", "-") for check in found] == doctor.known()
+    assert max(len(check.name) for check in found) <= 12
+    assert not any(tmp_path.iterdir())
+
+
+def test_only_what_is_asked_for_is_checked(tmp_path):
+    chosen = doctor.checks(tmp_path, ["msrun", "disk"])
+    assert [check().name for check in chosen] == ["msrun", "Disk"]
+    with pytest.raises(InputError, match="unknown check 'kernal'.*Did you mean 'kernel'"):
+        doctor.checks(tmp_path, ["kernal"])
+
+
+def test_measurements_run_before_anybody_waits_for_them(monkeypatch, tmp_path):
+    asked = threading.Event()
+    monkeypatch.setattr(measured, "ask", lambda *_: asked.set() or ["CPU"])
+    doctor.checks(tmp_path, ["disk", "devices"])
+    assert asked.wait(30)
+
+
+def test_the_folders_are_those_of_the_project_around(monkeypatch, tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\ndependencies = []\n')
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert look("disk").found.endswith(f"free at {tmp_path}")
+    assert str(tmp_path / "runs") in look("folders").found
+
+
+@pytest.mark.parametrize(("minor", "ok"), [(10, False), (11, True), (12, True), (13, False)])
+def test_only_the_pythons_of_mindspore_pass(monkeypatch, minor, ok):
+    monkeypatch.setattr(installed, "sys", SimpleNamespace(version_info=(3, minor, 1), executable=1))
+    check = look("python")
+    assert check.ok is ok and f"3.{minor}.1" in check.found
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "ok", "remedy"),
+    [
+        ("Linux", "x86_64", True, ""),
+        ("Linux", "aarch64", True, ""),
+        ("Linux", "ppc64le", False, "on such a machine"),
+        ("Darwin", "arm64", False, "Linux container"),
+        ("Windows", "AMD64", False, "WSL 2"),
+    ],
+)
+def test_only_linux_is_supported(monkeypatch, system, processor, ok, remedy):
+    monkeypatch.setattr(machine.system, "system", lambda: system)
+    monkeypatch.setattr(machine.system, "machine", lambda: processor)
+    check = look("platform")
+    assert check.ok is ok and f"{system} on {processor}" in check.found
+    assert ok == ("expected Linux on x86_64 or aarch64" not in check.found)
+    assert remedy in check.remedy
+
+
+def test_elsewhere_the_doctor_still_says_so(root, tmp_path):
+    """Windows has no `resource` and no `fcntl`, macOS and Windows no sched_getaffinity."""
+    program = (
+        "import os, platform, sys\n"
+        "sys.modules['resource'] = sys.modules['fcntl'] = None\n"
+        "del os.sched_getaffinity, os.sched_setaffinity\n"
+        "platform.system, platform.machine = lambda: 'Windows', lambda: 'AMD64'\n"
+        "from labkit.tools.cli import app\n"
+        "app(['doctor', 'platform', 'memory', 'disk'])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Windows on AMD64; expected Linux" in done.stdout and "WSL 2" in done.stdout
+    assert "cannot be looked at: ModuleNotFoundError" in done.stdout  # memory, by resource
+    assert "GiB free" in done.stdout
+
+
+@pytest.mark.parametrize(("free", "ok"), [(2.1, True), (1.9, False)])
+def test_disk_and_memory_have_a_limit(monkeypatch, tmp_path, free, ok):
+    import psutil
+
+    room = SimpleNamespace(free=free * GIB, available=free * GIB)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: room)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: room)
+    monkeypatch.setattr(machine, "_CGROUPS", ())
+    assert look("disk", tmp_path).ok is look("memory").ok is ok
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        ("max\n", "9.0 GiB free"),
+        (f"{4 * GIB}\n", "1.0 GiB are left of what this container may have"),
+        (f"{2**62}\n", "9.0 GiB free"),  # control groups of version 1 write this for no limit
+    ],
+)
+def test_a_containers_own_limit_counts(monkeypatch, tmp_path, limit, said):
+    import psutil
+
+    places = tmp_path / "max", tmp_path / "current"
+    places[0].write_text(limit)
+    places[1].write_text(f"{3 * GIB}\n")
+    monkeypatch.setattr(machine, "_CGROUPS", (("/nowhere/a", "/nowhere/b"), places))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9 * GIB))
+    check = look("memory")
+    assert check.found == said and check.ok == ("container" not in said)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    assert look("folders", tmp_path).ok
+    (tmp_path / "runs").write_text("in the way")
+    check = look("folders", tmp_path)
+    assert not check.ok and f"{tmp_path / 'runs'} is not a folder" in check.found
+    assert str(tmp_path / "datasets") not in check.found
+    (tmp_path / "runs").unlink()
+    (tmp_path / "runs").symlink_to("/nowhere/runs")
+    assert "a link to /nowhere/runs, which is not there" in look("folders", tmp_path).found
+
+
+def test_a_temporary_folder_that_does_not_work_is_named(monkeypatch, tmp_path):
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(name, raising=False)
+    assert look("temp-folder").ok
+    monkeypatch.setenv("TEMP", "/proc")  # where permissions alone would let root write
+    assert look("temp-folder").found.startswith("TEMP=/proc: ")
+    monkeypatch.setenv("TEMP", str(tmp_path))
+    assert look("temp-folder").ok
+
+
+def test_a_taken_port_is_seen(monkeypatch):
+    with socket.socket() as taken, socket.socket() as other:
+        for one in (taken, other):
+            one.bind(("127.0.0.1", 0))
+        taken.listen()
+        number, free = (one.getsockname()[1] for one in (taken, other))
+        other.close()
+        monkeypatch.setattr(machine, "MSRUN_PORT", number)
+        monkeypatch.setattr(machine, "JUPYTER_PORTS", [number, number])
+        assert look("msrun-port").found.startswith(f"{number} cannot be used")
+        assert not look("msrun-port").ok and not look("jupyter-port").ok
+        monkeypatch.setattr(machine, "JUPYTER_PORTS", [number, free])
+        assert look("jupyter-port").found.startswith(f"{free} is free")
+    assert look("msrun-port").ok
+
+
+def test_a_machine_without_loopback_is_seen(monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    assert look("loopback").ok
+    monkeypatch.setattr(machine.socket, "create_connection", refuse)
+    assert not look("loopback").ok and "Operation not permitted" in look("loopback").found
+
+
+def test_msrun_is_found_beside_python_or_on_the_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(installed, "sys", SimpleNamespace(executable=f"{tmp_path}/bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not look("msrun").ok
+    for place in (tmp_path / "msrun", tmp_path / "bin" / "msrun"):
+        place.parent.mkdir(exist_ok=True)
+        place.touch(mode=0o755)
+        assert look("msrun").found == str(place)
+
+
+def test_packages_are_compared_through_all_that_they_need(tmp_path, root):
+    check = look("packages", root)
+    assert check.ok, check.found
+    assert int(check.found.split()[0]) > 80  # jupyterlab alone needs as many
+    assert look("packages", tmp_path).ok  # nothing to compare with
+    pins = (root / "constraints.txt").read_text()
+    # tornado is needed by ipykernel and jupyter-server, and named by nobody here.
+    assert "\ntornado==" in pins
+    (tmp_path / "constraints.txt").write_text(pins.replace("\ntornado==", "\ntornado==0.0."))
+    pyproject = (root / "pyproject.toml").read_text()
+    wanting = pyproject.replace('"nbclient",', '"nbclient", "no-such-package",')
+    (tmp_path / "pyproject.toml").write_text(wanting)
+    found = look("packages", tmp_path).found
+    assert "tornado is " in found
+    assert "no-such-package is not installed; expected any version" in found
+
+
+def test_the_labkit_of_the_checkout_is_the_one_imported(root, tmp_path, monkeypatch):
+    assert look("labkit", root).ok
+    assert look("labkit", tmp_path).ok  # no checkout: whichever is installed
+    (tmp_path / "labkit").mkdir()
+    (tmp_path / "labkit/__init__.py").touch()
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    check = look("labkit", tmp_path)
+    assert not check.ok and str(root / "labkit") in check.found
+    assert f"in {tmp_path}: install" in check.remedy
+
+
+def test_a_distribution_of_the_old_name_is_named(root, tmp_path, monkeypatch):
+    """Both own the command labkit: uninstalling one takes it from the other."""
+    old = tmp_path / "labkit-0.0.3.dist-info"
+    old.mkdir()
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: labkit\nVersion: 0.0.3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    check = look("labkit", root)
+    assert not check.ok and "distribution labkit 0.0.3 is installed" in check.found
+    assert "pip uninstall labkit" in check.remedy
+
+
+@pytest.mark.parametrize("text", ["{", '{"argv": []}', '{"argv": ["python"], "display_name": "P"}'])
+def test_a_kernel_that_cannot_be_read_is_named(monkeypatch, tmp_path, text):
+    place = tmp_path / "kernels/python3"
+    place.mkdir(parents=True)
+    (place / "kernel.json").write_text(text)
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
+    check = look("kernel")
+    assert check.ok is ("python" in text)
+    assert check.ok or f"{place} cannot be read" in check.found and str(place) in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "good"),
+    [
+        ("PYTHONOPTIMIZE", "2", "0"),
+        ("PYTHONIOENCODING", "ascii", "UTF-8:strict"),
+        ("MPLBACKEND", "TkAgg", "module://matplotlib_inline.backend_inline"),
+        ("GLOG_v", "high", "3"),
+        ("GLOG_stderrthreshold", "5", "4"),
+        ("MINDSPORE_DUMP_CONFIG", "/nowhere/x.json", __file__),
+        ("MS_SIMULATION_LEVEL", "0", ""),
+        ("MS_DEV_PRECOMPILE_ONLY", "1", "0"),
+        ("LABKIT_PRESET", "smok", "smoke"),
+    ],
+)
+def test_a_variable_that_breaks_something_is_named(name, bad, good, monkeypatch):
+    for other in environment.faults():
+        monkeypatch.delenv(other)
+    monkeypatch.setenv(name, good)
+    assert look("environment").ok
+    monkeypatch.setenv(name, bad)
+    check = look("environment")
+    assert check.found.startswith(f"{name}={bad}: ") and check.remedy == f"unset {name}"
+
+
+def test_damaged_data_files_are_named(root, tmp_path):
+    assert look("data", tmp_path).ok  # no checkout
+    check = look("data", root)
+    assert check.ok and int(check.found.split()[0]) >= 4
+    shutil.copytree(root / "data_scripts", tmp_path / "data_scripts")
+    file = tmp_path / "data_scripts/bundled/mnist/t10k-labels-idx1-ubyte.gz"
+    whole = file.read_bytes()
+    for content in (b"", whole[:1000], b"no gzip at all", whole[:99] + b"\0" + whole[100:]):
+        file.write_bytes(content)
+        assert f"{file} is damaged" in look("data", tmp_path).found
+    file.unlink()
+    assert f"{file} is missing" in look("data", tmp_path).found
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said", "remedy"),
+    [
+        ("numpy", {"numpy": "2.2.6"}, r"numpy 2.2.6, Mind", "pip install -c constraints.txt"),
+        ("numpy", {"numpy": "1.26.3"}, "1.26.3 comes from /site-packages", "unset PYTHONPATH"),
+        ("numpy", {"sum": 3.0}, r"Tensor(1.0) + 1 = 3", "pip install"),
+        ("convolution", {"convolution": 0.21}, "ratio 10.5", "ONEDNN_MAX_CPU_ISA"),
+    ],
+)
+def test_a_measurement_out_of_bounds_fails(answers, monkeypatch, name, changed, said, remedy):
+    if changed.get("numpy") == "2.2.6":  # installed so: it fails even if the addition works
+        monkeypatch.setattr(measured, "installed_version", lambda _: "2.2.6")
+    assert name == "numpy" and changed.get("numpy") == "2.2.6" or look(name).ok
+    probe = "arithmetic" if name == "numpy" else name
+    answers[probe] = ANSWERS[probe] | changed
+    check = look(name)
+    assert not check.ok and said in check.found and remedy in check.remedy
+
+
+def test_the_workaround_is_needed_where_convolutions_are_slow_without_it(answers):
+    answers["bare"] = ANSWERS["convolution"] | {"convolution": 2.0}
+    answers["convolution"] = ANSWERS["convolution"] | {"convolution": 0.19}
+    check = look("convolution")
+    assert check.ok and "ratio 100.0: this machine needs the workaround" in check.found
+
+
+def test_the_gpus_that_mindspore_serves_are_said(answers):
+    assert "GPU plugins are for CUDA 11.1 and 11.6" in look("devices").found
+    versions = {name.partition("_gpu.so.")[2] for name in measured.plugins() if "_gpu.so" in name}
+    assert versions == {"11.1", "11.6"}
+    answers["devices"] = []
+    assert not look("devices").ok
+
+
+@pytest.mark.parametrize("name", ["numpy", "devices", "convolution"])
+def test_a_crash_of_a_process_is_a_failed_check(answers, name):
+    answers.update(dict.fromkeys(ANSWERS, RuntimeError("SystemError: with an exception set")))
+    check = look(name)
+    assert not check.ok and "SystemError" in check.found and "pip install" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (("os.abort",), "exit code -6"),
+        (("os._exit", 3), "exit code 3"),
+        (("os.listdir", "/nowhere"), "^FileNotFoundError: .*'/nowhere'$"),
+        (("time.sleep", 100), "no answer within 2 s"),
+    ],
+)
+def test_a_process_that_dies_raises_or_hangs_says_which(call, said):
+    assert measured.ask("os.path.join", "a", "b") == "a/b"
+    with pytest.raises(RuntimeError, match=said):
+        measured.ask(*call, seconds=2 if "sleep" in call[0] else 60)
+
+
+def test_a_process_is_without_what_would_break_it(monkeypatch):
+    for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B"):
+        monkeypatch.setenv(name, "1")
+    kept = [
+        measured.ask("os.getenv", name, without=("LABKIT_B",))
+        for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B")
+    ]
+    assert kept == [None, "1", None]  # the first is said by the check of the environment
+
+
+@pytest.mark.slow
+def test_this_machine_is_healthy(monkeypatch):
+    """Real measurements: the pinned packages add, and convolve at the speed of a product."""
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    for check in doctor.checks(names=["numpy", "devices", "convolution"]):
+        found = check()
+        assert found.ok, found
+    needs = needs_onednn_workaround(ANSWERS["arithmetic"]["mindspore"])
+    assert f"this machine {'needs' if needs else 'does not need'} the workaround" in found.found
+    assert "libmindspore_ops_cpu.so" in measured.plugins()
+
+
+def test_the_command_prints_lines_or_json_and_exits_1_on_any_fail(monkeypatch):
+    good = doctor.Check("Disk", True, "[9] GiB", "buy one")
+    bad = doctor.Check("msrun", False, "not found", "install it")
+    monkeypatch.setattr(
+        doctor, "checks", lambda names: [lambda: good, lambda: bad][: 2 - len(names)]
+    )
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    assert done.exit_code == 1
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [
+        {"name": "Disk", "ok": True, "found": "[9] GiB", "remedy": "buy one"},
+        {"name": "msrun", "ok": False, "found": "not found", "remedy": "install it"},
+    ]
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [
+        "pass  Disk          [9] GiB",
+        "fail  msrun         not found",
+        "                    remedy: install it",
+        "1 of 2 checks passed",
+    ]
+    done = CliRunner().invoke(app, ["doctor", "disk"])
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed")

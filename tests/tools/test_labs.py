@@ -1,0 +1,122 @@
+"""Labs are found, named and read; a notebook that cannot be one is refused with the reason."""
+
+import json
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.tools import labs
+
+PARAMETERS = 'preset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"\nepochs = None\n'
+
+
+def write(folder, name, card, *sources, tagged=1):
+    cells = [{"cell_type": "markdown", "metadata": {}, "source": card}]
+    for index, source in enumerate(sources):
+        tags = ["parameters"] if index < tagged else []
+        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": source})
+    notebook = {"cells": cells, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    write(tmp_path, "02_thor", "# 02 · THOR", PARAMETERS)
+    write(tmp_path, "01_accumulation", "# 01 · Sums\n\n*about 3 minutes*", PARAMETERS, "MNIST()")
+    write(tmp_path, "scratch", "# Mine", PARAMETERS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_labs_come_in_reading_order_with_their_header_card(project):
+    first, second = labs.find_labs(project)
+    assert (first.number, first.name, first.title) == ("01", "01_accumulation", "Sums")
+    assert (first.minutes, second.minutes) == ("3", "")
+    assert second.presets == ("smoke", "lab", "paper")
+    # Which data a lab needs, its code says.
+    assert labs.mentions(first, "mnist") and not labs.mentions(second, "mnist")
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        (["01"], ["01"]),
+        (["1"], ["01"]),
+        (["01_accumulation"], ["01"]),
+        (["accumulation"], ["01"]),
+        ([], ["01", "02"]),
+        (["02,01"], ["02", "01"]),
+        (["2 1", "thor"], ["02", "01"]),
+    ],
+)
+def test_labs_answer_to_each_of_their_names_and_come_once_in_the_order_given(
+    project, names, numbers
+):
+    place, chosen = labs.chosen(names)
+    assert place == project and [lab.number for lab in chosen] == numbers
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("acumulation", "unknown lab 'acumulation'.*Did you mean 'accumulation'"),
+        ("7", "unknown lab '7'; expected one of: 01_accumulation"),
+        (",", "LAB: expected a number or name, or nothing for all, got ','"),
+        ("1", "could be 01_accumulation and 01_other"),
+    ],
+)
+def test_an_unknown_or_ambiguous_name_is_refused(project, name, said):
+    if name == "1":
+        write(project, "01_other", "# 01 · Other", PARAMETERS)
+    with pytest.raises(InputError, match=said):
+        labs.chosen([name])
+
+
+def test_no_labs_at_all_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="no lab found"):
+        labs.pick(labs.find_labs(tmp_path), [])
+
+
+def test_parameter_names_come_from_the_syntax_tree(project):
+    # Two "=" in a line: papermill's own line reader leaves such a parameter out.
+    source = PARAMETERS + "check: bool = 1 == 1\nsizes = [\n    1,\n]\nx.y = 3\n# z = 1\n"
+    write(project, "01_accumulation", "# 01 · Sums", source)
+    names = labs.parameter_names(labs.find_labs(project)[0])
+    assert names == ("preset", "device", "epochs", "check", "sizes")
+
+
+@pytest.mark.parametrize(
+    ("sources", "tagged", "said"),
+    [
+        ([PARAMETERS], 0, "has 0 cells tagged 'parameters'"),
+        ([PARAMETERS, PARAMETERS], 2, "has 2 cells tagged 'parameters'"),
+        (["epochs = 3"], 1, "does not set preset and device"),
+        (["%time epochs = 3"], 1, "not plain Python"),
+    ],
+)
+def test_a_notebook_without_its_parameters_is_refused(project, sources, tagged, said):
+    write(project, "01_accumulation", "# 01 · Sums", *sources, tagged=tagged)
+    with pytest.raises(InputError, match=said):
+        labs.parameter_names(labs.find_labs(project)[0])
+
+
+ONE_CELL = '{"cells": [{"cell_type": "code", "source": "", "metadata": METADATA}]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "cannot read the notebook .*03_broken"),
+        ("[]", "03_broken.* is not a notebook of format 4"),
+        ('{"cells": 3}', "is not a notebook"),
+        ('{"cells": [{"cell_type": "code", "source": 3}]}', "is not a notebook"),
+        (ONE_CELL.replace("METADATA", "[]"), "is not a notebook"),
+        (ONE_CELL.replace("METADATA", '{"tags": 3}'), "is not a notebook"),
+    ],
+)
+def test_a_broken_notebook_is_named(project, text, said):
+    (project / "notebooks" / "03_broken.ipynb").write_text(text)
+    with pytest.raises(InputError, match=said):
+        labs.find_labs(project)
