@@ -11,6 +11,16 @@ a rate is the mean at 16 times that rate. Of the stored trainings, the mean at 0
 0.0075, seed 1, have losses of 2.2978665 at update 39, equal to 2e-8; rounding parts them later.
 """
 
+from collections.abc import Iterable, Mapping
+
+from _trainings import at_end
+from _trainings import check as check_table
+
+from labkit.errors import InputError
+from labkit.labs.results import Stored
+from labkit.labs.results.adasum_race import WORKERS, setting_of
+
+BATCH, MNIST_IMAGES = 32, 60_000
 SEEDS = (1, 2, 3)
 _FIRST = SEEDS[:1]
 
@@ -36,7 +46,7 @@ _BESIDE = [
 ]
 
 PLANS = {
-    "full": {
+    "all": {
         "single": {"Momentum": (0.003, 0.01, 0.03, 0.1)},
         "tuning_seed": 100,
         "tune": _sweep("adasum", 0.5, 1, 2) + _sweep("mean", 1, 2, 4, 8),
@@ -62,3 +72,89 @@ PLANS = {
         "images": {"held_out": 64, "train": 1088, "test": 64},
     },
 }
+
+
+def single_settings(plan: Mapping, optimizer: str) -> list[dict]:
+    """Return the settings whose best has the single-worker learning rate of ``optimizer``."""
+    return [setting_of(rate, 1, optimizer=optimizer) for rate in plan["single"][optimizer]]
+
+
+def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict:
+    """Return the setting of 16 workers with ``changes``, at a multiple of the single-worker rate.
+
+    Args:
+        single: optimizer -> single-worker learning rate
+        multiple: of that rate
+        **changes: arguments of ``setting_of``
+    """
+    rate = single[changes.get("optimizer", "Momentum")] * multiple
+    return setting_of(float(f"{rate:.6g}"), **changes)
+
+
+def planned(plan: Mapping, single: Mapping[str, float]) -> list[tuple[str, dict, int]]:
+    """Return (stage, setting, seed) of every training, in order.
+
+    Stages: ``tune`` on training images less those held out, which judge it; ``race`` on all
+    training images, judged by the test set.
+
+    Args:
+        plan: one of ``PLANS``
+        single: optimizer -> single-worker learning rate
+    """
+    settings = [setting for name in single for setting in single_settings(plan, name)]
+    settings += [changed(single, **change) for change in plan["tune"]]
+    return [("tune", setting, plan["tuning_seed"]) for setting in settings] + [
+        ("race", changed(single, **change), seed)
+        for change, seeds in plan["race"]
+        for seed in seeds
+    ]
+
+
+def updates_of(plan: Mapping, stage: str, workers: int) -> int:
+    """Return the updates of a training: whole batches of each epoch, shared by the workers."""
+    images = plan["images"]["train"] or MNIST_IMAGES
+    if stage == "tune":
+        images -= plan["images"]["held_out"]
+    return plan["epochs"] * (images // BATCH) // workers
+
+
+def best(rows: Iterable[Mapping]) -> Mapping:
+    """Return the row with the best accuracy at its end; of equal ones, that with the least loss.
+
+    Raises:
+        InputError: when all trainings failed.
+    """
+    rows = [row for row in rows if not row["failure"]]
+    if not rows:
+        raise InputError("every training of a tuning failed; expected one that did not")
+    return min(rows, key=lambda row: (-row["last_accuracy"], row["last_loss"]))
+
+
+def single_rates(rows: Iterable[Mapping]) -> dict[str, float]:
+    """Return optimizer -> single-worker learning rate, from the rows of the tuning."""
+    return _best_rates(rows, "optimizer", lambda workers: workers == 1)
+
+
+def tuned_rates(rows: Iterable[Mapping]) -> dict[str, float]:
+    """Return reduction -> its own learning rate with 16 workers, from the rows of the tuning."""
+    return _best_rates(rows, "reduction", lambda workers: workers == WORKERS)
+
+
+def _best_rates(rows, field, is_chosen):
+    groups = {}
+    for row in rows:
+        if row["stage"] == "tune" and is_chosen(row["workers"]):
+            groups.setdefault(row[field], []).append(row)
+    return {name: best(group)["learning_rate"] for name, group in groups.items()}
+
+
+def check(stored: Stored) -> None:
+    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    plan, single = stored.head["plan"], stored.head["single"]
+    if single != single_rates(stored.rows) or stored.head["tuned"] != tuned_rates(stored.rows):
+        raise InputError("the learning rates are not those of the best trainings of the tuning")
+
+    def updates(row):
+        return None if row["failure"] else updates_of(plan, row["stage"], row["workers"])
+
+    check_table(stored, planned(plan, single), lambda row, curve: at_end(curve), updates)

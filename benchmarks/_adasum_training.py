@@ -1,14 +1,12 @@
 """One training of the race of Adasum, mean and sum: N virtual workers, with its curve."""
 
-import math
-
 import mindspore as ms
 import numpy as np
-from _race import Images, batches, judge
+from _adasum_plan import BATCH
+from _race import Images, batches, run
 from mindspore import Tensor, nn
 
 from labkit.algorithms.adasum import AdasumStep
-from labkit.labs.results.adasum_race import BATCH
 from labkit.labs.results.stored import LAYERS
 from labkit.nets.lenet import LeNet5
 from labkit.steps.losses import LossNet
@@ -22,80 +20,68 @@ WARMUP = 0.17  # of the updates
 def make_step(setting: dict, updates: int, seed: int):
     """Return (network, step) of one setting, freshly initialised.
 
-    setting  as ``labkit.labs.results.adasum_race.setting_of`` makes it; learning_rate is the peak
-    updates  length of the schedule
+    Args:
+        setting: of ``labkit.labs.results.adasum_race.setting_of``; learning_rate is the peak
+        updates: length of the schedule
+        seed: of the weights
     """
     ms.set_seed(seed)
     np.random.seed(seed)
     network = LeNet5()
     peak = setting["learning_rate"]
     rates = Tensor(get_lr(0.0, 0.0, peak, max(1, round(WARMUP * updates)), updates, 1))
-    parameters = network.trainable_params()
-    if setting["optimizer"] == "Momentum":
-        optimizer = nn.Momentum(parameters, rates, MOMENTUM)
-    else:
-        optimizer = {"SGD": nn.SGD, "Adam": nn.Adam}[setting["optimizer"]](parameters, rates)
+    optimizer = nn.Momentum(network.trainable_params(), rates, MOMENTUM)
     loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     if setting["workers"] == 1:
         return network, PlainStep(loss_net, optimizer)
-    given = {name: setting[name] for name in ("workers", "reduction", "on", "scope")}
-    return network, AdasumStep(loss_net, optimizer, **given)
+    options = {name: setting[name] for name in ("workers", "reduction", "on", "scope")}
+    return network, AdasumStep(loss_net, optimizer, **options)
 
 
 def train(setting: dict, data: Images, seed: int, *, epochs: int, points: int) -> dict:
-    """Train once and return its curve and what became of it, ready for JSON.
+    """Train once and return what ``_race.run`` does; the points have the workers' cosines besides.
 
     The workers take the batches in turns. Batches that are too few for an update of all workers
     are left out at the end.
 
-    epochs  passes over the images, all workers together
-    points  how often the network is judged, the last time at the end
-
-    Returns ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
-    training, or an empty text.
+    Args:
+        setting: as for ``make_step``
+        data: that it trains on and is judged by
+        seed: of weights and order
+        epochs: passes over the images, all workers together
+        points: how often the network is judged, the last time at the end
     """
     workers = setting["workers"]
     total = epochs * (len(data.rows) // BATCH) // workers
     judged = {round(total * number / points) for number in range(1, points + 1)}
     network, step = make_step(setting, total, seed)
     stream = batches(data.rows, total * workers, seed, BATCH)
-    curve, losses, cosines, failure = [], [], [], ""
-    try:
-        for update in range(1, total + 1):
-            for _ in range(workers):
-                rows = next(stream)
-                losses.append(step(Tensor(data.images[rows]), Tensor(data.labels[rows])))
-            if workers > 1:
-                cosines.append(cosines_of(step.vectors()))
-            if update not in judged:
-                continue
-            curve.append(_point(update, network, data, losses, cosines))
-            losses, cosines = [], []
-            if not math.isfinite(curve[-1]["loss"] + curve[-1]["training_loss"]):
-                failure = "the loss is not finite"
-                break
-    except (FloatingPointError, RuntimeError, ValueError) as error:
-        failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return {"curve": curve, "failure": failure}
+    cosines = []  # since the point before
 
+    def after(update):
+        if workers > 1:
+            cosines.append(cosines_of(step.vectors()))
 
-def _point(update, network, data, losses, cosines):
-    accuracy, loss = judge(network, data)
-    seen = float(np.mean([float(each.asnumpy()) for each in losses]))
-    point = {"update": update, "accuracy": accuracy, "loss": loss, "training_loss": seen}
-    for name in LAYERS:
-        found = [each[name] for each in cosines if name in each]
-        point[f"cosine_{name}"] = round(float(np.mean(found)), 5) if found else None
-    return point
+    def mean_cosines():
+        fields = {}
+        for name in LAYERS:
+            values = [by_layer[name] for by_layer in cosines if name in by_layer]
+            fields[f"cosine_{name}"] = round(float(np.mean(values)), 5) if values else None
+        cosines.clear()
+        return fields
+
+    return run(
+        step, network, data, stream, judged, workers=workers, after=after, extra=mean_cosines
+    )
 
 
 def cosines_of(vectors: dict) -> dict[str, float]:
     """Return the mean cosine over pairs of workers of each layer's weight.
 
-    vectors  parameter name -> (workers, size); a layer in which a worker has a zero vector, or one
-             that is not finite, is left out
+    ``vectors`` is parameter name -> (workers, size); a layer in which a worker has a zero vector,
+    or one that is not finite, is left out.
     """
-    found = {}
+    cosines = {}
     for name in LAYERS:
         rows = vectors[f"{name}.weight"].astype(np.float64)
         lengths = np.linalg.norm(rows, axis=1)
@@ -104,5 +90,5 @@ def cosines_of(vectors: dict) -> dict[str, float]:
         total = (rows / lengths[:, None]).sum(axis=0)
         count = len(rows)
         # |sum of unit vectors|^2 is N and twice the sum over pairs.
-        found[name] = float((total @ total - count) / (count * (count - 1)))
-    return found
+        cosines[name] = float((total @ total - count) / (count * (count - 1)))
+    return cosines

@@ -1,6 +1,8 @@
 """What a race of optimizers is made of: the images in memory, and one training with its curve."""
 
 import math
+import time
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +12,6 @@ from mindspore import Tensor, nn
 
 from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.data.mnist import load_arrays
-from labkit.nets.initialisers import initialise
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.steps.losses import LossNet
@@ -30,7 +31,7 @@ NETS = ("LeNet", "ResNet", "dense")
 class Images:
     """What a training reads: images (N, 1, 32, 32) float32, labels (N,), and what it is judged by.
 
-    rows  which of the images it trains on, in no order
+    It trains on those of ``rows``.
     """
 
     images: np.ndarray
@@ -43,9 +44,13 @@ class Images:
 def images_for(data_path: Path, part: str, *, held_out: int, train: int | None, test: int | None):
     """Return the ``Images`` of a part of the race.
 
-    part      "validation": the training set less ``held_out`` images, judged by these;
-              "test": the whole training set, judged by the test set
-    train, test  use the first so many of each file only; None: all
+    Args:
+        data_path: folder with train/ and test/ of MNIST
+        part: "validation": the training set less ``held_out`` images, judged by these; "test": the
+            whole training set, judged by the test set
+        held_out: number of images
+        train: use the first so many of the training set; None: all
+        test: use the first so many of the test set; None: all
     """
     images, labels = load_arrays(data_path, "train", train)
     if part == "test":
@@ -82,27 +87,25 @@ class ThreeChannels(nn.Cell):
 def make_step(setting: dict, per_epoch: int, seed: int):
     """Return (network, step) of one setting, freshly initialised.
 
-    setting    net, optimizer ("Momentum" or "THOR"), learning_rate, epochs (of the cosine), and,
-               for THOR, damping and further options of ``ThorStep`` (trace_rule as a list); also
-               momentum, and initialise (a scheme of ``labkit.nets.initialisers``)
-    per_epoch  updates an epoch
+    Args:
+        setting: net, optimizer ("Momentum" or "THOR"), learning_rate, epochs (of the cosine), and,
+            for THOR, damping and further options of ``ThorStep`` (trace_rule as a list)
+        per_epoch: updates an epoch
+        seed: of the weights
     """
     ms.set_seed(seed)
     np.random.seed(seed)
-    given = dict(setting)
-    network = build(given.pop("net"))
-    if scheme := given.pop("initialise", None):
-        initialise(network, scheme, seed)
-    name, peak = given.pop("optimizer"), given.pop("learning_rate")
-    rates = Tensor(cosine(peak, 0.0, 1, updates_of(given.pop("epochs"), per_epoch)))
-    momentum = given.pop("momentum", MOMENTUM)
+    options = dict(setting)
+    network = build(options.pop("net"))
+    name, peak = options.pop("optimizer"), options.pop("learning_rate")
+    rates = Tensor(cosine(peak, 0.0, 1, updates_of(options.pop("epochs"), per_epoch)))
     loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
-    optimizer = nn.Momentum(network.trainable_params(), rates, momentum, WEIGHT_DECAY)
+    optimizer = nn.Momentum(network.trainable_params(), rates, MOMENTUM, WEIGHT_DECAY)
     if name == "Momentum":
-        return network, PlainStep(loss_net, optimizer, **given)
-    if rule := given.pop("trace_rule", None):
-        given["trace_rule"] = TraceRule(*rule)
-    return network, ThorStep(loss_net, optimizer, given.pop("damping"), **given)
+        return network, PlainStep(loss_net, optimizer, **options)
+    if rule := options.pop("trace_rule", None):
+        options["trace_rule"] = TraceRule(*rule)
+    return network, ThorStep(loss_net, optimizer, options.pop("damping"), **options)
 
 
 def updates_of(epochs: float, per_epoch: int) -> int:
@@ -111,34 +114,22 @@ def updates_of(epochs: float, per_epoch: int) -> int:
 
 
 def train(setting: dict, data: Images, seed: int, every: int, *, updates=None, stop_at=None):
-    """Train once and return its curve and what became of it, ready for JSON.
+    """Train once and return its outcome, as ``run``; for THOR with ``refreshes`` and ``retries``.
 
-    every    updates between evaluations
-    updates  stop after so many; None: at the end of the cosine
-    stop_at  stop at the first evaluation with so much accuracy
-
-    Returns ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
-    training, or an empty text; for THOR ``refreshes``, inverses made, and ``retries``.
+    Args:
+        setting: as for ``make_step``
+        data: that it trains on and is judged by
+        seed: of weights and order
+        every: updates between evaluations
+        updates: stop after so many; None: at the end of the cosine
+        stop_at: stop at the first evaluation with so much accuracy
     """
     per_epoch = len(data.rows) // BATCH
     total = updates or updates_of(setting["epochs"], per_epoch)
     network, step = make_step(setting, per_epoch, seed)
-    curve, losses, failure = [], [], ""
-    try:
-        for update, rows in enumerate(batches(data.rows, total, seed), start=1):
-            losses.append(step(Tensor(data.images[rows]), Tensor(data.labels[rows])))
-            if update % every and update != total:
-                continue
-            curve.append(_point(update, network, data, losses))
-            losses = []
-            if not math.isfinite(curve[-1]["loss"] + curve[-1]["training_loss"]):
-                failure = "the loss is not finite"
-                break
-            if stop_at is not None and curve[-1]["accuracy"] >= stop_at:
-                break
-    except (FloatingPointError, RuntimeError, ValueError) as error:
-        failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    outcome = {"curve": curve, "failure": failure}
+    stream = batches(data.rows, total, seed)
+    judged = {*range(every, total, every), total}
+    outcome = run(step, network, data, stream, judged, stop_at=stop_at)
     if isinstance(step, ThorStep):
         outcome |= {
             "refreshes": int(step.update.refreshes.asnumpy().sum()),
@@ -147,10 +138,60 @@ def train(setting: dict, data: Images, seed: int, every: int, *, updates=None, s
     return outcome
 
 
-def _point(update, network, data, losses):
-    accuracy, loss = judge(network, data)
-    seen = float(np.mean([float(each.asnumpy()) for each in losses]))
-    return {"update": update, "accuracy": accuracy, "loss": loss, "training_loss": seen}
+def run(
+    step: Callable,
+    network: nn.Cell,
+    data: Images,
+    stream: Iterable[np.ndarray],
+    judged: Container[int],
+    *,
+    workers: int = 1,
+    after: Callable[[int], object] = lambda update: None,
+    extra: Callable[[], dict] = dict,
+    stop_at: float | None = None,
+) -> dict:
+    """Train on the batches of ``stream`` and return what became of it, ready for JSON.
+
+    Args:
+        step: makes an update of every ``workers`` batches
+        network: that it trains
+        data: where the images are
+        stream: rows of each batch
+        judged: updates after which the network is judged
+        workers: batches in an update
+        after: is called after each update with its number
+        extra: returns further fields of a point
+        stop_at: stop at the first evaluation with so much accuracy
+
+    Returns:
+        ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
+        training, or an empty text; ``seconds``, compiling included and judging not.
+    """
+    curve, losses, failure, seconds = [], [], "", 0.0
+    begin = time.perf_counter()
+    try:
+        for number, rows in enumerate(stream, start=1):
+            losses.append(step(Tensor(data.images[rows]), Tensor(data.labels[rows])))
+            update, rest = divmod(number, workers)
+            if rest:
+                continue
+            after(update)
+            if update not in judged:
+                continue
+            training_loss = float(np.mean([float(loss.asnumpy()) for loss in losses]))
+            seconds += time.perf_counter() - begin
+            accuracy, loss = judge(network, data)
+            point = {"update": update, "accuracy": accuracy, "loss": loss}
+            curve.append(point | {"training_loss": training_loss} | extra())
+            losses, begin = [], time.perf_counter()
+            if not math.isfinite(loss + training_loss):
+                failure = "the loss is not finite"
+                break
+            if stop_at is not None and accuracy >= stop_at:
+                break
+    except (FloatingPointError, RuntimeError, ValueError) as error:
+        failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return {"curve": curve, "failure": failure, "seconds": seconds}
 
 
 def batches(rows: np.ndarray, total: int, seed: int, size: int = BATCH):

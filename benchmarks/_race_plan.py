@@ -46,23 +46,23 @@ _VARIED = {
 def sweeps(tuned: dict, varied: dict) -> list[tuple[str, object, dict]]:
     """Return (option, its value, the whole setting) of each training of the sweeps.
 
-    tuned  the setting that they start from; its own values of an option are among them
+    They start from the setting ``tuned``, whose own values of an option are among them.
     """
-    found = []
+    trainings = []
     for name, values in varied.items():
         for value in values:
             setting = tuned | {"damping" if name == IN_PROPORTION else name: value}
             if name == IN_PROPORTION:
                 rate = tuned["learning_rate"] * value / tuned["damping"]
                 setting["learning_rate"] = float(f"{rate:.6g}")
-            found.append((name, value, setting))
-    return found
+            trainings.append((name, value, setting))
+    return trainings
 
 
 # What the settings are tuned for: the fewest updates to this accuracy on held-out training images.
 # They are harder than the test set: Momentum never got to 98.5 % of them within three epochs.
 PLANS = {
-    "full": {
+    "all": {
         "grid": _GRID,
         "lengths": {"LeNet": (1.5, 2, 3), "ResNet": (1,)},
         "tune_for": 0.98,

@@ -4,7 +4,7 @@ import json
 
 from _race_plan import TARGETS, TUNING_SEED
 from _side_by_side import print_table
-from _trainings import made_by
+from _trainings import at_end, made_by
 
 from labkit.labs.results import Stored, compare, mean_steps, steps_to
 
@@ -20,8 +20,7 @@ _MEANING = {
 
 def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None) -> dict:
     """Return one row of the table; a training without a single judgement has no accuracies."""
-    curve = outcome["curve"]
-    last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
+    curve, end = outcome["curve"], at_end(outcome["curve"])
     others = {name: value for name, value in setting.items() if name not in _OWN}
     return {
         "run": run,
@@ -31,11 +30,11 @@ def row_of(run, stage, setting, seed, outcome, *, varied=None, value=None) -> di
         **{name: setting.get(name) for name in _OWN},
         "options": json.dumps(others) if others else None,
         "seed": seed,
-        "updates": last["update"],
+        "updates": end["updates"],
         **{f"to_{target}": steps_to(curve, target) for target in TARGETS},
         "best_accuracy": max((point["accuracy"] for point in curve), default=None),
-        "last_accuracy": last["accuracy"],
-        "last_loss": last["loss"],
+        "last_accuracy": end["last_accuracy"],
+        "last_loss": end["last_loss"],
         "refreshes": outcome.get("refreshes"),
         "retries": outcome.get("retries"),
         "failure": outcome["failure"],
@@ -60,7 +59,7 @@ def winner(rows: list[dict], settings: list[dict], target: float) -> dict:
 
 def head_of(option: str, plan: dict, machine: dict, tuned: dict) -> dict:
     """Return how the table was made: command, versions, cores, day, plan and tuned settings."""
-    return made_by(f"python benchmarks/thor_race.py {option}", machine) | {
+    return made_by("thor_race", option, machine) | {
         "meaning": _MEANING,
         "tuning_seed": TUNING_SEED,
         "plan": {name: value for name, value in plan.items() if name != "rounds"},

@@ -1,5 +1,6 @@
 """What the benchmarks share: child processes, medians, one table, one JSON file."""
 
+import argparse
 import json
 import os
 import platform
@@ -7,17 +8,43 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 # Below this share of idle time before a measurement, other processes are at work.
 _IDLE = 0.9
 
 
+def step_parser(
+    description: str, *, batch: int, processes: int, rounds: int
+) -> argparse.ArgumentParser:
+    """Return a parser of the options that programs about one step share, with these defaults."""
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=batch)
+    parser.add_argument("--processes", type=int, default=processes)
+    parser.add_argument("--rounds", type=int, default=rounds)
+    return parser
+
+
+def in_processes(count: int, measure: Callable[[], dict]) -> list[dict]:
+    """Return what ``measure``, which starts a child, has found in each of ``count`` processes."""
+    runs = []
+    for number in range(1, count + 1):
+        runs.append(measure())
+        print(f"process {number} of {count} done", file=sys.stderr)
+    return runs
+
+
 def in_child(program: str, *arguments: str, environment: dict | None = None) -> dict:
     """Run ``program`` with ``arguments`` in a process of its own and return its last line as JSON.
 
-    environment  variables to add; None as value takes one out. Raises ``RuntimeError`` with the
-    child's words where it fails.
+    Args:
+        program: path of a Python program
+        *arguments: of it
+        environment: variables to add; None as value takes one out
+
+    Raises:
+        RuntimeError: when the child fails, with what it has written.
     """
     variables = dict(os.environ)
     for name, value in (environment or {}).items():
@@ -34,8 +61,8 @@ def in_child(program: str, *arguments: str, environment: dict | None = None) -> 
 def interleaved_ms(contestants: dict, rounds: int, steps: int) -> dict[str, float]:
     """Return the median milliseconds of one call of each contestant, taken in turns.
 
-    contestants  functions of no arguments, which wait for their result. The first round, which
-                 compiles and warms up, does not count.
+    Contestants are functions of no arguments, which wait for their result. The first round, which
+    compiles and warms up, does not count.
     """
     taken = {name: [] for name in contestants}
     for number in range(rounds + 1):
@@ -65,10 +92,35 @@ def print_table(header: list[str], rows: list[list]) -> None:
         print("  ".join([first, *rest]))
 
 
+def verdict(met: bool) -> str:
+    """Return in a word whether a requirement is met."""
+    return "met" if met else "MISSED"
+
+
+def lenet() -> tuple:
+    """Return (loss_net, optimizer): LeNet with new weights, and Momentum."""
+    from mindspore import nn
+
+    from labkit.nets.lenet import LeNet5
+    from labkit.steps.losses import LossNet
+
+    network = LeNet5()
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    return LossNet(network, loss_fn), nn.Momentum(network.trainable_params(), 0.01, 0.9)
+
+
+def batch_of(*shape: int) -> tuple:
+    """Return NumPy images of this shape, batch first, and labels 0 to 9 in turns."""
+    import numpy as np
+
+    images = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+    return images, (np.arange(shape[0]) % 10).astype(np.int32)
+
+
 def look_at_machine(seconds: float = 1.0) -> dict:
     """Return what the machine is and how busy others keep it; warn where that spoils the figures.
 
-    seconds  how long the share of idle processor time is taken over. Call it before measuring.
+    The share of idle processor time is taken over so many ``seconds``. Call it before measuring.
     """
     before = _processor_times()
     time.sleep(seconds)

@@ -3,7 +3,7 @@
 settings  stage one: its batch, rate and epochs, and start_epoch and saves_per_epoch of
           ``labkit.algorithms.subspace.snapshots.Snapshots``, which leave 40 snapshots
 compare   all methods side by side, for each stage one; sweep: changes of the search. Arguments of
-          ``labkit.labs.results.subspace_plan.setting_of``; each with all seeds
+          ``labkit.labs.results.subspace_race.setting_of``; each with all seeds
 more      the ends of stage one are far apart from seed to seed: some methods with more_seeds
 epochs    of stage two; points: how often it is judged
 rounds    in which the times of updates are taken, in turns
@@ -12,8 +12,17 @@ Rates of the large batch: that of stage one, and that times the square root of t
 batches, and times the ratio. Rates of projected SGD, momentum 0.9: that of stage one, 0.1 and 1.
 """
 
-from labkit.labs.results.subspace_plan import LARGE_BATCH, rounded
+from collections.abc import Mapping
 
+from _trainings import at_end
+from _trainings import check as check_table
+
+from labkit.labs.results import Stored
+from labkit.labs.results.subspace_race import LARGE_BATCH, rounded, setting_of
+
+STAGES = ("compare", "sweep", "more")
+# Of what an update is timed; stage one and the other controls have the step of same_rate.
+TIMED = ("same_rate", "large_batch", "projected_sgd", "projected_bfgs")
 SEEDS = (1, 2, 3)
 _MORE_SEEDS = (4, 5, 6, 7, 8)
 _MORE = ("stage_one", "same_rate", "tenth", "to_zero", "average", "projected_bfgs")
@@ -100,3 +109,68 @@ PLANS = {
         "images": {"held_out": 0, "train": 500, "test": 64},
     },
 }
+
+
+def planned(plan: Mapping) -> list[tuple[str, dict, int]]:
+    """Return (stage, setting, seed) of every training, in order.
+
+    Stages: ``compare``, all methods side by side; ``sweep``, one thing changed; ``more``, some
+    methods with further seeds.
+    """
+    return [
+        (stage, setting_of(plan, **change), seed)
+        for stage in STAGES
+        for seed in plan["more_seeds" if stage == "more" else "seeds"]
+        for change in plan[stage]
+    ]
+
+
+def updates_of(plan: Mapping, row: Mapping) -> int:
+    """Return the updates of a training: whole batches of each epoch; none for an average."""
+    if row["method"] == "average":
+        return 0
+    epochs = plan["epochs"]
+    if row["method"] == "stage_one":
+        epochs = plan["settings"][row["setting"]]["epochs"]
+    return epochs * (plan["images"]["train"] // row["batch"])
+
+
+def seconds_of(times: Mapping, row: Mapping) -> float | None:
+    """Return the seconds of a training's updates; None in a sweep, whose updates are not timed.
+
+    Args:
+        times: setting -> method of ``TIMED`` -> milliseconds of an update
+        row: of the training
+    """
+    if row["stage"] == "sweep":
+        return None
+    method = row["method"] if row["method"] in TIMED else "same_rate"
+    return round(row["updates"] * times[row["setting"]][method] / 1e3, 4)
+
+
+def from_curve(curve: list[Mapping], epoch: int, method: str) -> dict:
+    """Return the fields of a row that follow from its curve; ``epoch``: updates in one epoch."""
+    after_one = {"accuracy": None, "loss": None}
+    if method not in ("stage_one", "average"):
+        after_one = next((point for point in curve if point["update"] == epoch), after_one)
+    first = {
+        "one_epoch_accuracy": after_one["accuracy"],
+        "one_epoch_loss": after_one["loss"],
+    }
+    return first | at_end(curve)
+
+
+def check(stored: Stored) -> None:
+    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    plan, times = stored.head["plan"], stored.head["times"]
+
+    def follows(row, curve):
+        fields = from_curve(curve, updates_of(plan, row) // plan["epochs"], row["method"])
+        if row["method"] != "average":
+            fields["seconds"] = seconds_of(times, row)
+        return fields
+
+    def updates(row):
+        return None if row["stopped"] else updates_of(plan, row)
+
+    check_table(stored, planned(plan), follows, updates)

@@ -25,8 +25,8 @@ def with_noise(data: Images, noise: float) -> np.ndarray:
 class Start:
     """What stage one leaves in its folder.
 
-    snapshots  40 of its later epochs; whole: 40 from the initial weights to its end
-    end        the Parameters of its step by name: weights and moments
+    ``snapshots``: 40 of its later epochs; ``whole``: 40 from the initial weights to its end;
+    ``end.npz``: the Parameters of its step by name, weights and moments.
     """
 
     def __init__(self, folder: Path):

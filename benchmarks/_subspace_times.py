@@ -5,10 +5,11 @@ import statistics
 from pathlib import Path
 
 from _race import Images
+from _subspace_plan import TIMED
 from _subspace_training import train
 from _trainings import load_json
 
-from labkit.labs.results.subspace_plan import TIMED, setting_of
+from labkit.labs.results.subspace_race import setting_of
 
 
 def kept_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float]]:
@@ -25,9 +26,8 @@ def update_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, flo
     """Return setting -> method of ``TIMED`` -> milliseconds of an update.
 
     The median over the plan's rounds, each of which makes every training of two epochs once, of the
-    first seed and without noise. What others do on the machine then falls on all alike.
-
-    folder  of the stages one
+    first seed and without noise. What others do on the machine then falls on all alike. ``folder``
+    is that of the stages one.
     """
     planned = {(c.get("setting", "batch 8"), c["method"]) for c in plan["compare"]}
     settings = [

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from _race import Images, batches, judge
+from _race import Images, batches, judge, run
 from _subspace_start import Start, moments_of, with_noise
 from mindspore import Tensor, nn
 
@@ -27,17 +27,21 @@ MOMENTUM = 0.9
 
 
 def train(setting: dict, data: Images, seed: int, *, folder, stage_one, epochs, points) -> dict:
-    """Train once and return its curve and what became of it, ready for JSON.
+    """Train once and return its outcome.
 
-    setting    as ``labkit.labs.results.subspace_plan.setting_of`` makes it
-    folder     where stage one leaves its snapshots and its end
-    stage_one  its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
-               ``labkit.algorithms.subspace.snapshots.Snapshots``
-    epochs     of stage two; points: how often it is judged, the last time at its end
+    Args:
+        setting: of ``labkit.labs.results.subspace_race.setting_of``
+        data: that it trains on and is judged by
+        seed: of weights and order
+        folder: where stage one leaves its snapshots and its end
+        stage_one: its batch, learning_rate, epochs, and start_epoch and saves_per_epoch as in
+            ``labkit.algorithms.subspace.snapshots.Snapshots``
+        epochs: of stage two
+        points: how often stage two is judged, the last time at its end
 
-    Returns ``curve``, points as ``labkit.labs.results`` stores them; ``failure``, what stopped the
-    training, or an empty text; ``seconds`` of the training without compiling and judging;
-    ``epoch_updates``, those of one epoch; and what a search has to say.
+    Returns:
+        as ``_race.run``, all compiled before; ``epoch_updates``, those of one epoch; and what a
+        search has to say.
     """
     data = replace(data, labels=with_noise(data, setting["noise"]))
     key = json.dumps([stage_one, setting["noise"], seed, len(data.rows), epochs], sort_keys=True)
@@ -100,8 +104,8 @@ def _restore(step, values):
 def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
     """Train stage one, which leaves in ``start`` what others start from.
 
-    epochs  of stage two: the array of rates, zero behind its end, is as long as a training that
-            goes on, so that both have one compiled step
+    The array of rates, zero behind its end, is as long as that of a training that goes on for
+    ``epochs`` of stage two, so that both have one compiled step.
     """
     per_epoch = len(data.rows) // stage_one["batch"]
     total = stage_one["epochs"] * per_epoch
@@ -123,7 +127,7 @@ def train_stage_one(stage_one, data, seed, start, epochs) -> dict:
     after(0)
     judged = range(per_epoch, total + 1, per_epoch)
     stream = batches(data.rows, total, seed, stage_one["batch"])
-    outcome = run(step, network, data, stream, judged, after)
+    outcome = run(step, network, data, stream, judged, after=after)
     start.save(step)
     return outcome
 
@@ -190,7 +194,7 @@ def search(setting, data, seed, start, epochs, points) -> dict:
             found.append(step.last_search)
 
     stream = _second(data, total, seed, batch)
-    outcome = run(step, network, data, stream, _judged(total, points), after)
+    outcome = run(step, network, data, stream, _judged(total, points), after=after)
     outcome |= {"basis_seconds": basis_seconds, "explained": float(basis.explained.sum())}
     if searches and found:
         outcome["searches"] = len(found)
@@ -221,30 +225,3 @@ def _second(data, total, seed, batch):
 
 def _judged(total, points):
     return {round(total * number / points) for number in range(1, points + 1)}
-
-
-def run(step, network, data, stream, judged, after=lambda update: None) -> dict:
-    """Train on the batches of ``stream``; return the outcome with its curve and seconds.
-
-    judged  updates after which the network is judged; after: called after each update
-    """
-    curve, losses, failure, seconds = [], [], "", 0.0
-    begin = time.perf_counter()
-    try:
-        for update, rows in enumerate(stream, start=1):
-            losses.append(step(Tensor(data.images[rows]), Tensor(data.labels[rows])))
-            after(update)
-            if update not in judged:
-                continue
-            seen = float(np.mean([float(each.asnumpy()) for each in losses]))
-            seconds += time.perf_counter() - begin
-            accuracy, loss = judge(network, data)
-            point = {"update": update, "accuracy": accuracy, "loss": loss, "training_loss": seen}
-            curve.append(point)
-            losses, begin = [], time.perf_counter()
-            if not math.isfinite(loss + seen):
-                failure = "the loss is not finite"
-                break
-    except (FloatingPointError, RuntimeError, ValueError) as error:
-        failure = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    return {"curve": curve, "failure": failure, "seconds": seconds}

@@ -1,15 +1,40 @@
-"""What the races share: trainings that are kept when they are done, and how a table was made."""
+"""What the races share: arguments, trainings that are kept when they are done, how a table is made
+and that it is what its plan says.
+"""
 
+import argparse
 import hashlib
 import json
 import os
 import platform
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from labkit.tools.labs import version
+from labkit.base.files import whole_file
+from labkit.base.project import version
+from labkit.errors import InputError
+from labkit.labs.results import Stored
+
+RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
+
+
+def arguments(description: str, options: Sequence[str]) -> argparse.Namespace:
+    """Return a race's arguments; ``train`` is the option that was asked for, or None."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group()
+    for option in options:
+        what.add_argument(f"--{option}", dest="train", action="store_const", const=option)
+    parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
+    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
+    parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
+    if "time-only" not in options:
+        parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
+    return parser.parse_args()
 
 
 class Trainings:
@@ -17,12 +42,14 @@ class Trainings:
 
     A training is found again by its setting, seed and data; a change of labkit it does not see.
 
-    plan    "images" is handed to ``images_for``
-    data    folder with train/ and test/ of MNIST
-    anew    forget the finished ones
-    train   (setting, images, seed, **limits) -> outcome, ready for JSON, with its ``curve``
-    row_of  (run, stage, setting, seed, outcome, **columns) -> row of the table
-    said    row -> words for the log
+    Args:
+        plan: "images" is handed to ``images_for``
+        data: folder with train/ and test/ of MNIST
+        folder: where finished trainings are kept
+        anew: forget the finished ones
+        train: (setting, images, seed, **limits) -> outcome, ready for JSON, with its ``curve``
+        row_of: (run, stage, setting, seed, outcome, **columns) -> row of the table
+        summary: row -> words for the log
     """
 
     def __init__(
@@ -34,13 +61,12 @@ class Trainings:
         *,
         train: Callable,
         row_of: Callable,
-        said: Callable,
+        summary: Callable,
     ):
         self.plan, self._data, self._folder, self._anew = plan, data, folder, anew
-        self._train, self._row_of, self._said = train, row_of, said
+        self._train, self._row_of, self._summary = train, row_of, summary
         self._images = (None, None)
         self.rows, self.curves = [], {}
-        folder.mkdir(parents=True, exist_ok=True)
 
     def add(self, stage: str, setting: dict, seed: int, part: str, limits: dict, **columns) -> dict:
         """Train, unless it is done, and return the new row; ``part`` as in ``images_for``."""
@@ -52,16 +78,16 @@ class Trainings:
             begin = time.perf_counter()
             outcome = self._train(setting, self._part(part), seed, **limits)
             outcome["busy_seconds"] = time.perf_counter() - begin
-            path.with_suffix(".part").write_text(json.dumps(outcome))
-            os.replace(path.with_suffix(".part"), path)
+            with whole_file(path, "the training") as temporary:
+                temporary.write_text(json.dumps(outcome))
         run = len(self.rows) + 1
         row = self._row_of(run, stage, setting, seed, outcome, **columns)
         self.rows.append(row)
         self.curves[run] = outcome["curve"]
-        print(f"{stage} {seed} {setting}: {self._said(row)}", flush=True)
+        print(f"{stage} {seed} {setting}: {self._summary(row)}", flush=True)
         return row
 
-    def _part(self, part):
+    def _part(self, part: str):
         if self._images[0] != part:
             from _race import images_for
 
@@ -69,11 +95,58 @@ class Trainings:
         return self._images[1]
 
 
-def made_by(command: str, machine: dict) -> dict:
+def at_end(curve: list[dict]) -> dict:
+    """Return a row's fields of the end of its training; no accuracy where it was never judged."""
+    last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
+    return {
+        "updates": last["update"],
+        "last_accuracy": last["accuracy"],
+        "last_loss": last["loss"],
+    }
+
+
+def check(
+    stored: Stored,
+    planned: list[tuple[str, dict, int]],
+    follows: Callable[[dict, list[dict]], dict],
+    updates_of: Callable[[dict], int | None],
+) -> None:
+    """Raise ``InputError`` unless a table is what its plan says.
+
+    Args:
+        stored: the table
+        planned: (stage, setting, seed) of every row, in order
+        follows: (row, its curve) -> those of its fields that follow from them
+        updates_of: row -> how many updates were planned; None where it was stopped before
+    """
+    if len(stored.rows) != len(planned):
+        raise InputError(f"{len(stored.rows)} rows; {len(planned)} were planned")
+    pairs = zip(stored.rows, planned, strict=True)
+    for number, (row, (stage, setting, seed)) in enumerate(pairs, start=1):
+        curve = stored.curves.get(number, [])
+        expected = {"run": number, "stage": stage, "seed": seed, **setting}
+        expected |= follows(row, curve)
+        if updates_of(row) is not None:
+            expected["updates"] = updates_of(row)
+            _expect(f"row {number}, by its curve", row, at_end(curve))
+        _expect(f"row {number}, by its plan and curve", row, expected)
+        for point in curve:
+            if not 0 <= point["accuracy"] <= 1:
+                raise InputError(f"row {number}: expected accuracies 0 to 1, got {point}")
+
+
+def _expect(what: str, row: dict, expected: dict) -> None:
+    # A NaN is not equal to itself: as texts they are compared.
+    wrong = {name: row[name] for name in expected if str(row[name]) != str(expected[name])}
+    if wrong:
+        raise InputError(f"{what}: expected { {n: expected[n] for n in wrong} }, got {wrong}")
+
+
+def made_by(program: str, option: str, machine: dict) -> dict:
     """Return how a table was made: command, versions, cores, day, and how idle the machine was."""
     versions = {name: metadata.version(name) for name in ("mindspore", "numpy")}
     return {
-        "command": command,
+        "command": f"python benchmarks/{program}.py --{option}",
         "versions": {"labkit": version()} | versions | {"python": platform.python_version()},
         "cores": os.cpu_count(),
         "date": time.strftime("%Y-%m-%d"),
@@ -87,3 +160,11 @@ def load_json(path: Path):
         return json.loads(path.read_text())
     except (OSError, json.JSONDecodeError):
         return None
+
+
+def percents(accuracies: list[float] | None) -> list[str]:
+    """Return the mean and the single ones in %, as columns of a table; empty ones for None."""
+    if accuracies is None:
+        return ["", ""]
+    texts = " ".join(f"{100 * accuracy:.2f}" for accuracy in accuracies)
+    return [f"{100 * statistics.mean(accuracies):.2f}", texts]

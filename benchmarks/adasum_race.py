@@ -16,21 +16,19 @@ its own. All workers together make two passes over the images.
 --all and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
-import argparse
 import statistics
 from pathlib import Path
 
-from _adasum_plan import PLANS
-from _side_by_side import look_at_machine, print_table
-from _trainings import Trainings, made_by
+from _adasum_plan import PLANS, check, planned, single_rates, single_settings, tuned_rates
+from _side_by_side import look_at_machine, print_table, verdict
+from _trainings import RUNS, Trainings, arguments, at_end, made_by, percents
 
 import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import adasum_race as race
 
-RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
-# Issue: mean test accuracy of Adasum, at least, and of the sum, less than, at the single rate.
+# Required: mean test accuracy of Adasum, at least, and of the sum, less than, at the single rate.
 ADASUM, SUM = 0.975, 0.90
 MEANING = {
     "stage": "tune is judged by held-out training images, race by the test set",
@@ -43,47 +41,31 @@ MEANING = {
 
 def main():
     """Do what the command line asks for."""
-    given = _arguments()
-    out = given.out or results.stored.FOLDER
-    if given.quick or given.all:
+    options = arguments(__doc__, ("all", "quick"))
+    out = options.out or results.stored.FOLDER
+    if options.train:
+        from _adasum_training import train
+
         machine = look_at_machine()
         labkit.start(device="CPU")
-        name = race.NAME + ("_quick" if given.quick else "")
-        plan = PLANS["quick" if given.quick else "full"]
-        trainings = _trainings(plan, given.data or prepare("mnist"), RUNS / name, given.anew)
+        work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
+        data = options.data or prepare("mnist")
+        trainings = Trainings(
+            PLANS[options.train], data, work, options.anew,
+            train=train, row_of=row_of, summary=_summary,
+        )  # fmt: skip
         single = train_all(trainings)
-        head = made_by(
-            f"python benchmarks/{race.NAME}.py --{'quick' if given.quick else 'all'}", machine
-        )
-        head |= {"meaning": MEANING, "plan": plan, "single": single}
-        head["tuned"] = race.tuned_rates(trainings.rows)
+        head = made_by(race.NAME, options.train, machine)
+        head |= {"meaning": MEANING, "plan": PLANS[options.train], "single": single}
+        head["tuned"] = tuned_rates(trainings.rows)
         stored = results.Stored(head, trainings.rows, trainings.curves)
-        out = given.out or (RUNS / name / "stored" if given.quick else out)
+        check(stored)
+        out = options.out or (work / "stored" if options.train == "quick" else out)
         results.write(race.NAME, stored, out)
     stored = race.load(out)
     show(stored)
-    if given.figure:
-        draw(stored, given.figure)
-
-
-def _arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group()
-    for option in ("--all", "--quick"):
-        what.add_argument(option, action="store_true")
-    parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
-    parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
-    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
-    parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
-    return parser.parse_args()
-
-
-def _trainings(plan, data, work, anew):
-    from _adasum_training import train
-
-    return Trainings(plan, data, work, anew, train=train, row_of=row_of, said=_said)
+    if options.figure:
+        draw(stored, options.figure)
 
 
 def train_all(trainings: Trainings) -> dict[str, float]:
@@ -91,32 +73,22 @@ def train_all(trainings: Trainings) -> dict[str, float]:
     plan = trainings.plan
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
     for optimizer in plan["single"]:
-        for setting in race.single_settings(plan, optimizer):
+        for setting in single_settings(plan, optimizer):
             trainings.add("tune", setting, plan["tuning_seed"], "validation", limits)
-    single = race.single_rates(trainings.rows)
-    for stage, setting, seed in race.planned(plan, single)[len(trainings.rows) :]:
+    single = single_rates(trainings.rows)
+    for stage, setting, seed in planned(plan, single)[len(trainings.rows) :]:
         part = "test" if stage == "race" else "validation"
         trainings.add(stage, setting, seed, part, limits)
     return single
 
 
 def row_of(run, stage, setting, seed, outcome) -> dict:
-    """Return one row of the table; a training without a single judgement has no accuracies."""
-    curve = outcome["curve"]
-    last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
-    return {
-        "run": run,
-        "stage": stage,
-        **setting,
-        "seed": seed,
-        "updates": last["update"],
-        "last_accuracy": last["accuracy"],
-        "last_loss": last["loss"],
-        "failure": outcome["failure"] or None,
-    }
+    """Return one row of the table."""
+    row = {"run": run, "stage": stage, **setting, "seed": seed, **at_end(outcome["curve"])}
+    return row | {"failure": outcome["failure"] or None}
 
 
-def _said(row):
+def _summary(row):
     return f"{row['last_accuracy']} after {row['updates']} {row['failure'] or ''}"
 
 
@@ -128,7 +100,7 @@ def show(stored: results.Stored) -> None:
     found = {}
     for row in stored.select(stage="race"):
         found.setdefault(tuple(row[name] for name in names), []).append(row["last_accuracy"])
-    rows = [[*("-" if x is None else f"{x}" for x in key), *_percent(found[key])] for key in found]
+    rows = [[*("-" if x is None else f"{x}" for x in key), *percents(found[key])] for key in found]
     print_table([*names, "mean", "by seed"], rows)
     _show_required(stored)
 
@@ -139,12 +111,11 @@ def _show_required(stored):
     most = max(statistics.mean(found) for found in means.values())
     least = statistics.mean(race.accuracies(stored, "sum"))
     rows = [
-        ["Adasum", adasum, f"at least {ADASUM}", adasum >= ADASUM],
-        ["Adasum over the mean's best rate", adasum - most, "more than 0", adasum > most],
-        ["sum", least, f"less than {SUM}", least < SUM],
+        ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],
+        ["Adasum over the mean's best rate", adasum - most, "more than 0", verdict(adasum > most)],
+        ["sum", least, f"less than {SUM}", verdict(least < SUM)],
     ]
     print("\nrequired, at the single-worker rate, mean of the seeds\n")
-    rows = [[*row[:-1], "met" if row[-1] else "MISSED"] for row in rows]
     print_table(["", "accuracy", "required", ""], rows)
 
 
@@ -157,18 +128,23 @@ def draw(stored: results.Stored, path: Path) -> None:
 
     names = {"Adasum": "adasum", "mean": "mean", "sum": "sum"}
     single = f"{stored.head['single']['Momentum']:g}"
-    panels = {
-        "learning rate, 16 workers": {n: race.by_rate(stored, r) for n, r in names.items()},
-        f"workers, learning rate {single}": {
-            n: race.by_workers(stored, r) for n, r in names.items()
-        },
-    }
-    plots.errors_over(panels).savefig(path, dpi=110)
-
-
-def _percent(found):
-    texts = [f"{100 * each:.2f}" for each in found]
-    return [f"{100 * statistics.mean(found):.2f}", " ".join(texts)]
+    figure, drawn = plots.side_by_side(
+        {
+            "learning rate, 16 workers": race.by_rate,
+            f"workers, learning rate {single}": race.by_workers,
+        }
+    )
+    for axis, label, of in drawn:
+        ticks = set()
+        for color, (name, reduction) in zip(plots.PALETTE, names.items(), strict=False):
+            errors = {x: plots.errors(right) for x, right in of(stored, reduction).items()}
+            plots.mean_and_seeds(axis, errors, color, name, size=3.5)
+            ticks |= set(errors)
+        axis.set(xscale="log", yscale="log", xlabel=label, ylabel="test error (%)")
+        plots.label_ticks(axis, sorted(ticks), "x")
+        plots.label_ticks(axis, (1, 2, 5, 10, 20, 50, 90))
+    drawn[0][0].legend(frameon=False)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

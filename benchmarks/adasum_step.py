@@ -22,7 +22,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _side_by_side import in_child, interleaved_ms, look_at_machine, print_table, write_json
+from _side_by_side import (
+    in_child,
+    interleaved_ms,
+    lenet,
+    look_at_machine,
+    print_table,
+    verdict,
+    write_json,
+)
 
 from labkit.data.prepare import prepare
 
@@ -47,29 +55,29 @@ def main():
     parser.add_argument("--workers", type=int)
     parser.add_argument("--data", type=Path, help="folder of MNIST; the bundled files without it")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    if given.child == "gram":
-        print(json.dumps(combinations_ms(given.workers, given.rounds)))
+    options = parser.parse_args()
+    if options.child == "gram":
+        print(json.dumps(combinations_ms(options.workers, options.rounds)))
         return
-    if given.child == "rank":
-        _leave(ranks_ms(given.rounds, given.data), given.out)
+    if options.child == "rank":
+        _leave(ranks_ms(options.rounds, options.data), options.out)
         return
     machine = look_at_machine()
-    data = Path(given.data or prepare("mnist")).resolve()
-    rounds = ("--rounds", str(given.rounds), "--child")
+    data = Path(options.data or prepare("mnist")).resolve()
+    rounds = ("--rounds", str(options.rounds), "--child")
     found = {"gram": {}, "ranks": {}}
     for workers in WORKERS:
         child = in_child(__file__, *rounds, "gram", "--workers", str(workers))
         found["gram"][workers] = child
         print(f"{workers} workers done", file=sys.stderr)
-    for ranks in given.ranks:
+    for ranks in options.ranks:
         found["ranks"][ranks] = on_ranks(ranks, *rounds, "rank", "--data", data)
         print(f"{ranks} ranks done", file=sys.stderr)
-    found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*given.ranks, 16, 64})}
+    found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*options.ranks, 16, 64})}
     show(found)
     path = write_json("adasum_step", found, machine)
-    if given.json:
-        given.json.write_text(path.read_text())
+    if options.json:
+        options.json.write_text(path.read_text())
 
 
 def on_ranks(ranks: int, *arguments: str) -> dict:
@@ -104,18 +112,18 @@ def combinations_ms(workers, rounds):
         "tree": combination("adasum", SIZES, workers, by="tree"),
     } | _plain_trees(bounds(SIZES))
     # As they come: one after the other for the pairs, together for the others.
-    given = {name: Tensor(rows) for name in forms}
-    given["plain tree by pairs"] = [Tensor(row[None]) for row in rows]
+    inputs = {name: Tensor(rows) for name in forms}
+    inputs["plain tree by pairs"] = [Tensor(row[None]) for row in rows]
     right = [adasum_tree(rows[:, start:end]) for start, end in bounds(SIZES)]
     found = {"difference": {}}
     for name, form in forms.items():
-        parts = np.split(form(given[name]).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
+        parts = np.split(form(inputs[name]).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
         found["difference"][name] = max(
             float(np.linalg.norm(part - one) / np.linalg.norm(one))
             for part, one in zip(parts, right, strict=True)
         )
     calls = {
-        name: (lambda form=form, came=given[name]: form(came).asnumpy())
+        name: (lambda form=form, vectors=inputs[name]: form(vectors).asnumpy())
         for name, form in forms.items()
     }
     return found | {"ms": interleaved_ms(calls, rounds, STEPS["gram"])}
@@ -170,13 +178,11 @@ def ranks_ms(rounds, data):
 
     start(device="CPU", seed=1, distribute=True)
     import numpy as np
-    from mindspore import Tensor, nn
+    from mindspore import Tensor
 
     from labkit.algorithms.adasum import AdasumStep
     from labkit.data.mnist import load_arrays
-    from labkit.nets.lenet import LeNet5
     from labkit.ranks.cluster import rank_and_size
-    from labkit.steps.losses import LossNet
     from labkit.steps.plain import PlainStep
 
     rank, ranks = rank_and_size()
@@ -186,9 +192,7 @@ def ranks_ms(rounds, data):
     batches = [(Tensor(images[some]), Tensor(labels[some])) for some in rows]
 
     def fresh(make):
-        network = LeNet5()
-        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        step = make(LossNet(network, loss_fn), nn.Momentum(network.trainable_params(), 0.01, 0.9))
+        step = make(*lenet())
         unseen = itertools.cycle(batches)
         return step, lambda: float(step(*next(unseen)).asnumpy())
 
@@ -259,7 +263,7 @@ def show(found: dict) -> None:
         ms = child["ms"]
         for name in [name for name in ms if name != "gram"]:
             ratio = ms[name] / ms["gram"]
-            limit = f"{FASTER:g} {'met' if ratio >= FASTER else 'MISSED'}"
+            limit = f"{FASTER:g} {verdict(ratio >= FASTER)}"
             rows.append([f"{workers}, {name}", ms[name], ms["gram"], ratio, limit])
     print_table(["workers", "ms", "by Gram", "times faster", "at least"], rows)
     far = max(max(child["difference"].values()) for child in found["gram"].values())
@@ -269,7 +273,7 @@ def show(found: dict) -> None:
     for ranks, child in found["ranks"].items():
         for what, (ours, mean) in PAIRS.items():
             ratio = child["ms"][ours] / child["ms"][mean]
-            limit = f"{SLOWER} {'met' if ratio <= SLOWER else 'MISSED'}" if what == "step" else ""
+            limit = f"{SLOWER} {verdict(ratio <= SLOWER)}" if what == "step" else ""
             rows.append([f"{ranks}, {what}", child["ms"][ours], child["ms"][mean], ratio, limit])
     print_table(["ranks", "Adasum", "mean", "ratio", "at most"], rows)
     print("\nBytes that a rank sends for an update, and receives, in rings\n")

@@ -6,16 +6,18 @@ Same network (no bias in the convolutions), batch, optimizer (momentum) and numb
 Within a process the contestants take turns; medians over rounds, then over processes.
 """
 
-import argparse
 import json
-import sys
 
 from _side_by_side import (
+    batch_of,
     in_child,
+    in_processes,
     interleaved_ms,
+    lenet,
     look_at_machine,
     medians,
     print_table,
+    step_parser,
     write_json,
 )
 
@@ -38,61 +40,48 @@ PLAIN = ("plain", "bare, if", "bare", "TrainOneStepCell")
 
 def main():
     """Run all children and print both tables; or, as a child, measure and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=10)
+    parser = step_parser(__doc__, batch=32, processes=5, rounds=10)
     parser.add_argument("--child", choices=CHILDREN)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(CHILDREN[given.child](given.batch, given.rounds)))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(CHILDREN[options.child](options.batch, options.rounds)))
         return
     machine = look_at_machine()
-    arguments = ("--batch", str(given.batch), "--rounds", str(given.rounds), "--child")
-    runs = []
-    for number in range(given.processes):
-        run = in_child(__file__, *arguments, "labkit") | in_child(__file__, *arguments, "torch")
-        if number == 0:  # 20 to 40 times slower: once is enough
-            slow = in_child(__file__, *arguments, "installed", environment=AS_INSTALLED)
-        runs.append(run | slow)
-        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    arguments = ("--batch", str(options.batch), "--rounds", str(options.rounds), "--child")
+    # 20 to 40 times slower: once is enough.
+    slow = in_child(__file__, *arguments, "installed", environment=AS_INSTALLED)
+    runs = in_processes(
+        options.processes,
+        lambda: (
+            in_child(__file__, *arguments, "labkit")
+            | in_child(__file__, *arguments, "torch")
+            | slow
+        ),
+    )
     steps = medians(runs)
     fastest = min(PLAIN, key=steps.get)
     header = ["per micro-batch", "ms", "/ fastest plain", "/ PyTorch"]
     rows = [[NAMES[n], ms, ms / steps[fastest], ms / steps["torch"]] for n, ms in steps.items()]
-    print(f"LeNet, batch {given.batch}; the fastest plain step is: {NAMES[fastest]}\n")
+    print(f"LeNet, batch {options.batch}; the fastest plain step is: {NAMES[fastest]}\n")
     print_table(header, rows)
     parts = {name: in_child(__file__, *arguments, name) for name in ("parts", "torch-parts")}
     print("\nforward and backward of one part alone, ms (calls included)\n")
     mine, theirs = parts["parts"], parts["torch-parts"]
     part_rows = [[name, mine[name], theirs[name], mine[name] - theirs[name]] for name in mine]
     print_table(["part", "MindSpore", "PyTorch", "difference"], part_rows)
-    results = {"batch": given.batch, "steps_ms": steps, "runs": runs, **parts}
+    results = {"batch": options.batch, "steps_ms": steps, "runs": runs, **parts}
     write_json("lenet_step", results, machine)
 
 
-def _data(batch):
-    import numpy as np
+def _calls(steps, batch):
+    """Return name -> a call of each step that waits for its loss."""
+    from mindspore import Tensor
 
-    images = np.random.default_rng(0).standard_normal((batch, 1, 32, 32), dtype=np.float32)
-    return images, (np.arange(batch) % 10).astype(np.int32)
-
-
-def _mindspore_setting(batch):
-    from mindspore import Tensor, nn
-
-    from labkit.nets.lenet import LeNet5
-    from labkit.steps.losses import LossNet
-
-    images, labels = (Tensor(part) for part in _data(batch))
-
-    def fresh():
-        network = LeNet5()
-        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-        return LossNet(network, loss_fn), optimizer
-
-    return fresh, lambda step: lambda: float(step(images, labels).asnumpy())
+    images, labels = (Tensor(part) for part in batch_of(batch, 1, 32, 32))
+    return {
+        name: lambda step=step: float(step(images, labels).asnumpy())
+        for name, step in steps.items()
+    }
 
 
 def labkit_steps(batch, rounds):
@@ -117,18 +106,17 @@ def labkit_steps(batch, rounds):
                 return loss
             return ops.depend(loss, self.optimizer(gradients))
 
-    fresh, calls = _mindspore_setting(batch)
     unchecked = {"nonfinite": "propagate"}
     steps = {
-        "accumulated": AccumulatedStep(*fresh(), 4, **unchecked),
-        "accumulated, checked": AccumulatedStep(*fresh(), 4),
-        "plain": PlainStep(*fresh(), **unchecked),
-        "plain, checked": PlainStep(*fresh()),
-        "bare, if": Bare(*fresh(), branch=True).set_train(),
-        "bare": Bare(*fresh(), branch=False).set_train(),
-        "TrainOneStepCell": nn.TrainOneStepCell(*fresh()).set_train(),
+        "accumulated": AccumulatedStep(*lenet(), 4, **unchecked),
+        "accumulated, checked": AccumulatedStep(*lenet(), 4),
+        "plain": PlainStep(*lenet(), **unchecked),
+        "plain, checked": PlainStep(*lenet()),
+        "bare, if": Bare(*lenet(), branch=True).set_train(),
+        "bare": Bare(*lenet(), branch=False).set_train(),
+        "TrainOneStepCell": nn.TrainOneStepCell(*lenet()).set_train(),
     }
-    return interleaved_ms({name: calls(step) for name, step in steps.items()}, rounds, STEPS)
+    return interleaved_ms(_calls(steps, batch), rounds, STEPS)
 
 
 def installed_steps(batch, rounds):
@@ -137,8 +125,7 @@ def installed_steps(batch, rounds):
     from mindspore import nn, ops
 
     ms.set_context(mode=ms.GRAPH_MODE)
-    fresh, calls = _mindspore_setting(batch)
-    loss_net, optimizer = fresh()
+    loss_net, optimizer = lenet()
     value_and_grad = ms.value_and_grad(loss_net, None, optimizer.parameters)
 
     @ms.jit
@@ -146,16 +133,16 @@ def installed_steps(batch, rounds):
         loss, gradients = value_and_grad(images, labels)
         return ops.depend(loss, optimizer(gradients))
 
-    cell = nn.TrainOneStepCell(*fresh()).set_train()
-    steps = {"TrainOneStepCell as installed": calls(cell), "ms.jit as installed": calls(jit_step)}
-    return interleaved_ms(steps, min(rounds, 3), 5)
+    cell = nn.TrainOneStepCell(*lenet()).set_train()
+    steps = {"TrainOneStepCell as installed": cell, "ms.jit as installed": jit_step}
+    return interleaved_ms(_calls(steps, batch), min(rounds, 3), 5)
 
 
 def _torch_setting(batch):
     import torch
     from torch import nn
 
-    images, labels = (torch.from_numpy(part) for part in _data(batch))
+    images, labels = (torch.from_numpy(part) for part in batch_of(batch, 1, 32, 32))
     network = nn.Sequential(
         nn.Conv2d(1, 6, 5, bias=False), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5, bias=False), nn.ReLU(), nn.MaxPool2d(2),

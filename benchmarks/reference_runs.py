@@ -32,14 +32,14 @@ def main(arguments=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", metavar="RUN", type=Path)
     parser.add_argument("--out", type=Path, default=reference.FOLDER, help="folder of labs.json")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        if not given.runs:
-            show(reference.load(given.out))
+        if not options.runs:
+            show(reference.load(options.out))
             return 0
-        made = entries([lab for run in read_all(given.runs) for lab in run.labs])
-        place = given.out / reference.NAME
-        kept = reference.load(given.out) if place.exists() else {}
+        made = entries([lab for run in read_all(options.runs) for lab in run.labs])
+        place = options.out / reference.NAME
+        kept = reference.load(options.out) if place.exists() else {}
         merged = {**kept, **{name: {**kept.get(name, {}), **labs} for name, labs in made.items()}}
         ordered = {name: dict(sorted(merged[name].items())) for name in sorted(merged)}
         with whole_file(place, "the stored runs") as temporary:

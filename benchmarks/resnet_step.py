@@ -7,18 +7,18 @@ process by process; medians over rounds, then over processes. The second table s
 of a step goes in both.
 """
 
-import argparse
 import json
-import sys
 import zlib
 
 import numpy as np
 from _side_by_side import (
     in_child,
+    in_processes,
     interleaved_ms,
     look_at_machine,
     medians,
     print_table,
+    step_parser,
     write_json,
 )
 
@@ -50,36 +50,31 @@ KINDS = {
 
 def main():
     """Run all children and print both tables; or, as a child, measure and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = step_parser(__doc__, batch=32, processes=3, rounds=5)
     parser.add_argument("--skip-installed", action="store_true", help="it takes minutes")
     parser.add_argument("--child", choices=CHILDREN)
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(CHILDREN[given.child](given.batch, given.rounds)))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(CHILDREN[options.child](options.batch, options.rounds)))
         return
     machine = look_at_machine()
-    arguments = ("--batch", str(given.batch), "--rounds", str(given.rounds), "--child")
-    runs = []
-    for number in range(given.processes):
-        runs.append(
-            in_child(__file__, *arguments, "torch") | in_child(__file__, *arguments, "labkit")
-        )
-        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    arguments = ("--batch", str(options.batch), "--rounds", str(options.rounds), "--child")
+    runs = in_processes(
+        options.processes,
+        lambda: in_child(__file__, *arguments, "torch") | in_child(__file__, *arguments, "labkit"),
+    )
     losses = {name: runs[0].pop(f"losses, {name}") for name in ("torch", "labkit")}
     runs = [{name: run[name] for name in run if name in NAMES} for run in runs]
     steps = medians(runs)
-    if not given.skip_installed:
+    if not options.skip_installed:
         steps |= in_child(__file__, *arguments, "installed", environment=AS_INSTALLED)
     header = ["ResNet-50, one step", "ms", "/ PyTorch"]
-    print(f"batch {given.batch}, {SIZE}x{SIZE}; the first three losses: {losses}\n")
+    print(f"batch {options.batch}, {SIZE}x{SIZE}; the first three losses: {losses}\n")
     print_table(header, [[NAMES[name], ms, ms / steps["torch"]] for name, ms in steps.items()])
     parts = {name: in_child(__file__, *arguments, name) for name in ("profile", "torch-profile")}
     print("\nwhere the time of one step goes, ms (PlainStep without finite check, profiled)\n")
     print_table(["kind", "MindSpore", "PyTorch", "difference"], _rows(*parts.values()))
-    results = {"batch": given.batch, "steps_ms": steps, "runs": runs, "losses": losses, **parts}
+    results = {"batch": options.batch, "steps_ms": steps, "runs": runs, "losses": losses, **parts}
     write_json("resnet_step", results, machine)
 
 

@@ -38,15 +38,15 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1, help="rounds at once, each on one core")
     parser.add_argument("--anew", action="store_true", help="forget the finished rounds")
-    given = parser.parse_args()
+    options = parser.parse_args()
     cores = usable_cores()
-    if given.rounds < 1 or not 1 <= given.jobs <= len(cores):
+    if options.rounds < 1 or not 1 <= options.jobs <= len(cores):
         parser.error(f"expected --rounds >= 1 and --jobs from 1 to {len(cores)}")
     KEPT.parent.mkdir(parents=True, exist_ok=True)
-    if given.anew:
+    if options.anew:
         KEPT.unlink(missing_ok=True)
     free: SimpleQueue = SimpleQueue()
-    for core in cores[: given.jobs]:
+    for core in cores[: options.jobs]:
         free.put(core)
     lock = threading.Lock()
 
@@ -61,8 +61,8 @@ def main() -> int:
         failed = sorted({failure["notebook"] for failure in found["failures"]})
         console.line(f"round {number}: {found['seconds']:.0f} s, failed: {', '.join(failed) or 0}")
 
-    with ThreadPoolExecutor(given.jobs) as pool:
-        list(pool.map(one_round, range(len(kept()) + 1, given.rounds + 1)))
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(one_round, range(len(kept()) + 1, options.rounds + 1)))
     return show(kept())
 
 

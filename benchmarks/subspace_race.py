@@ -20,24 +20,21 @@ only: "idle_before" of the stored race says whether they did.
 --all, --required and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
-import argparse
 import shutil
 import statistics
 from functools import partial
 from pathlib import Path
 
-from _side_by_side import look_at_machine, print_table
-from _subspace_plan import PLANS
-from _trainings import Trainings, made_by
+from _side_by_side import look_at_machine, print_table, verdict
+from _subspace_plan import PLANS, check, from_curve, planned, seconds_of
+from _trainings import RUNS, Trainings, arguments, made_by, percents
 
 import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import subspace_race as race
-from labkit.labs.results.subspace_plan import LARGE_BATCH, seconds_of
 
-RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
-# Issue: after one epoch of stage two over the end of stage one, mean of the seeds.
+# Required: after one epoch of stage two over the end of stage one, mean of the seeds.
 GAIN = 0.02
 _SEARCHED = ("searches", "failed_searches", "trials_made")
 _KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
@@ -45,33 +42,21 @@ _KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
 
 def main():
     """Do what the command line asks for."""
-    given = _arguments()
-    out = given.out or results.stored.FOLDER
-    if given.train:
+    options = arguments(__doc__, tuple(PLANS))
+    out = options.out or results.stored.FOLDER
+    if options.train:
         machine = look_at_machine()
         labkit.start(device="CPU")
-        work = RUNS / (race.NAME + ("_quick" if given.train == "quick" else ""))
-        stored = train_all(given.train, given.data or prepare("mnist"), work, given.anew, machine)
-        out = given.out or (out if given.train == "all" else work / "stored")
+        work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
+        data = options.data or prepare("mnist")
+        stored = train_all(options.train, data, work, options.anew, machine)
+        check(stored)
+        out = options.out or (out if options.train == "all" else work / "stored")
         results.write(race.NAME, stored, out)
     stored = race.load(out)
     show(stored)
-    if given.figure:
-        draw(stored, given.figure)
-
-
-def _arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group()
-    for name in PLANS:
-        what.add_argument(f"--{name}", dest="train", action="store_const", const=name)
-    parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
-    parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
-    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
-    parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
-    return parser.parse_args()
+    if options.figure:
+        draw(stored, options.figure)
 
 
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
@@ -84,10 +69,10 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
     if anew:
         shutil.rmtree(folder, ignore_errors=True)
     trainings = Trainings(
-        plan, data, work, anew, train=partial(train, folder=folder), row_of=row_of, said=_said
+        plan, data, work, anew, train=partial(train, folder=folder), row_of=row_of, summary=_summary
     )
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
-    for stage, setting, seed in race.planned(plan):
+    for stage, setting, seed in planned(plan):
         one = plan["settings"][setting["setting"]]
         trainings.add(stage, setting, seed, "test", limits | {"stage_one": one})
     images = images_for(data, "test", **plan["images"])
@@ -95,7 +80,7 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
     for row in trainings.rows:
         if row["method"] != "average":
             row["seconds"] = seconds_of(times, row)
-    head = made_by(f"python benchmarks/{race.NAME}.py --{option}", machine)
+    head = made_by(race.NAME, option, machine)
     head |= {"times": times, "plan": plan}
     return results.Stored(head, trainings.rows, trainings.curves)
 
@@ -108,7 +93,7 @@ def row_of(run, stage, setting, seed, outcome) -> dict:
         "stage": stage,
         "seed": seed,
         **setting,
-        **race.from_curve(outcome["curve"], epoch, setting["method"]),
+        **from_curve(outcome["curve"], epoch, setting["method"]),
         **{name: _rounded(outcome.get(name)) for name in _KEPT},
         "stopped": outcome["failure"] or None,
     }
@@ -118,7 +103,7 @@ def _rounded(value):
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _said(row):
+def _summary(row):
     return f"{row['one_epoch_accuracy']} {row['last_accuracy']} {row['stopped'] or ''}"
 
 
@@ -141,7 +126,7 @@ def _show_gains(stored):
         print()
     mean, by_seed = _gain(stored, "projected_bfgs")
     met = statistics.mean(race.gains(stored, "projected_bfgs", 1)) >= GAIN
-    required = [["projected_bfgs", mean, by_seed, f"{GAIN:+.0%}", "met" if met else "MISSED"]]
+    required = [["projected_bfgs", mean, by_seed, f"{GAIN:+.0%}", verdict(met)]]
     print_table(["", "mean", "by seed", "required", ""], required)
 
 
@@ -175,7 +160,7 @@ def _show_compared(lines):
         one = line["one_epoch"] if line["method"] not in ("stage_one", "average") else None
         name = " ".join(str(line[n]) for n in ("batch", "learning_rate") if line[n] is not None)
         numbers = [f"{statistics.mean(line[n]):.3f}" for n in ("loss", "seconds")]
-        columns = [*_percent(one), *_percent(line["two_epochs"])]
+        columns = [*percents(one), *percents(line["two_epochs"])]
         rows.append([line["method"], name, *columns, *numbers])
     header = ["", "batch, rate", "one epoch", "by seed", "two", "by seed", "loss", "seconds"]
     print_table(header, rows)
@@ -193,7 +178,7 @@ def _show_sweep(stored):
         accuracies = (race.accuracies(stored, "projected_bfgs", n, **key) for n in (1, 2))
         failed = f"{statistics.mean(searches['failed']):.1%}"
         trials = f"{statistics.mean(searches['trials']):.2f}"
-        columns = [text for found in accuracies for text in _percent(found)]
+        columns = [text for found in accuracies for text in percents(found)]
         rows.append([" ".join(f"{n}={v}" for n, v in what.items()), *columns, failed, trials])
     if rows:
         print("\nprojected BFGS, changed in one thing; test accuracy in %\n")
@@ -203,14 +188,7 @@ def _show_sweep(stored):
 
 
 def _usual(name):
-    return {"setting": "batch 8", "batch": LARGE_BATCH}.get(name) or race.SEARCH[name]
-
-
-def _percent(found):
-    if found is None:
-        return ["", ""]
-    texts = " ".join(f"{100 * one:.2f}" for one in found)
-    return [f"{100 * statistics.mean(found):.2f}", texts]
+    return {"setting": "batch 8", "batch": race.LARGE_BATCH}.get(name) or race.SEARCH[name]
 
 
 if __name__ == "__main__":

@@ -9,17 +9,19 @@ accepted: the program says so where it is not. Beside it, each compiled graph of
 itself; their sum is what an update takes but for what happens between them.
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 from _side_by_side import (
     in_child,
+    in_processes,
     interleaved_ms,
+    lenet,
     look_at_machine,
     medians,
     print_table,
+    step_parser,
+    verdict,
     write_json,
 )
 
@@ -30,26 +32,20 @@ ANEW = 5  # calls after which the search starts anew
 
 def main():
     """Measure in processes of their own and print the table; or, as a child, measure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--batch", type=int, default=250)
+    parser = step_parser(__doc__, batch=250, processes=3, rounds=7)
     parser.add_argument("--components", type=int, default=32)
-    parser.add_argument("--processes", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write what was measured to this file")
     parser.add_argument("--child", action="store_true")
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(step_ms(given.batch, given.components, given.rounds)))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(step_ms(options.batch, options.components, options.rounds)))
         return
     machine = look_at_machine()
-    arguments = [f"--{n}={getattr(given, n)}" for n in ("rounds", "batch", "components")]
-    runs = []
-    for number in range(given.processes):
-        runs.append(in_child(__file__, *arguments, "--child"))
-        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    arguments = [f"--{n}={getattr(options, n)}" for n in ("rounds", "batch", "components")]
+    runs = in_processes(options.processes, lambda: in_child(__file__, *arguments, "--child"))
     found = {
-        "batch": given.batch,
-        "components": given.components,
+        "batch": options.batch,
+        "components": options.components,
         "ms": medians([run["ms"] for run in runs]),
         "graphs_ms": medians([run["graphs_ms"] for run in runs]),
         "ratio": medians([{"ratio": run["ms"]["bfgs"] / run["ms"]["plain"]} for run in runs]),
@@ -57,8 +53,8 @@ def main():
     }
     show(found)
     path = write_json("subspace_step", found, machine)
-    if given.json:
-        given.json.write_text(path.read_text())
+    if options.json:
+        options.json.write_text(path.read_text())
 
 
 def step_ms(batch, components, rounds):
@@ -67,7 +63,7 @@ def step_ms(batch, components, rounds):
 
     start(device="CPU", seed=1)
     import numpy as np
-    from mindspore import Tensor
+    from mindspore import Tensor, nn
 
     from labkit.algorithms.subspace import SubspaceStep
     from labkit.steps.plain import PlainStep
@@ -77,7 +73,8 @@ def step_ms(batch, components, rounds):
     labels = Tensor(random.integers(0, 10, batch).astype(np.int32))
 
     def fresh(make, rate, **options):
-        loss_net, optimizer = lenet(rate)
+        loss_net, _ = lenet()
+        optimizer = nn.SGD(loss_net.trainable_params(), rate)
         if make is not PlainStep:
             options["basis"] = random_basis(optimizer.parameters, components)
         step = make(loss_net, optimizer, **options)
@@ -108,18 +105,6 @@ def restore(step, values):
 
     for parameter, value in zip(step.get_parameters(), values, strict=True):
         set_state(parameter, value)
-
-
-def lenet(rate):
-    """Return (loss_net, optimizer): LeNet and plain SGD."""
-    from mindspore import nn
-
-    from labkit.nets.lenet import LeNet5
-    from labkit.steps.losses import LossNet
-
-    network = LeNet5()
-    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    return LossNet(network, loss_fn), nn.SGD(network.trainable_params(), rate)
 
 
 def random_basis(parameters, components):
@@ -171,8 +156,7 @@ def show(found: dict) -> None:
     print(f"LeNet, batch {found['batch']}, {found['components']} components, ms\n")
     print_table(["step", "ms", "of plain"], rows)
     ratio = found["ratio"]["ratio"]
-    print(f"\nsearch over ordinary step: {ratio:.2f}, at most {TARGET} ", end="")
-    print("met" if ratio <= TARGET else "MISSED")
+    print(f"\nsearch over ordinary step: {ratio:.2f}, at most {TARGET} {verdict(ratio <= TARGET)}")
     if any(trials > 1 for trials in found["trials"]):
         print(f"warning: trials a search, on average by process: {found['trials']}; expected 1")
 

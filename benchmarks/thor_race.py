@@ -17,7 +17,6 @@ time of one, which is measured in one process in turns, refreshes included, comp
 --all and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
-import argparse
 import itertools
 import statistics
 import time
@@ -26,64 +25,51 @@ from pathlib import Path
 from _race_plan import PLANS, TUNING_SEED, sweeps
 from _race_table import head_of, row_of, show, winner
 from _side_by_side import look_at_machine, write_json
-from _trainings import Trainings
+from _trainings import RUNS, Trainings, arguments
 
 import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 
 NAME = "thor_race"
-RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 
 
 def main():
     """Do what the command line asks for."""
-    given = _arguments()
+    options = arguments(__doc__, ("all", "time-only", "quick"))
     machine = look_at_machine()
     labkit.start(device="CPU")
-    data = given.data or prepare("mnist")
-    if given.quick or given.all:
-        plan = PLANS["quick" if given.quick else "full"]
-        work = RUNS / (f"{NAME}_quick" if given.quick else NAME)
-        out = given.out or (work / "stored" if given.quick else results.stored.FOLDER)
-        trainings = _trainings(plan, data, work, given.anew)
-        tuned = {}
-        for net in plan["grid"]:
-            tuned[net] = tune(trainings, net)
-            race(trainings, tuned[net])
-            if net == plan["sweep_net"]:
-                sweep(trainings, tuned[net]["THOR"][0])
-        head = head_of("--quick" if given.quick else "--all", plan, machine, tuned)
-        stored = results.Stored(head, trainings.rows, _kept(trainings))
+    data, out = options.data or prepare("mnist"), options.out or results.stored.FOLDER
+    if options.train in PLANS:
+        plan, work = PLANS[options.train], RUNS / NAME
+        if options.train == "quick":
+            work = RUNS / f"{NAME}_quick"
+            out = options.out or work / "stored"
+        stored = train_all(options.train, data, work, options.anew, machine)
     else:
-        plan, out = PLANS["full"], given.out or results.stored.FOLDER
+        plan = PLANS["all"]
         stored = results.load(NAME, out)
     stored.head["times"] = times(stored.head["tuned"], plan, data)
     stored.head["times"]["idle_before"] = machine["idle_before"]
-    if given.quick or given.all or given.time_only:
+    if options.train:
         results.write(NAME, stored, out)
         stored = results.load(NAME, out)
     show(stored)
     write_json(NAME, {"times": stored.head["times"]}, machine)
 
 
-def _arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    what = parser.add_mutually_exclusive_group()
-    for option in ("--all", "--time-only", "--quick"):
-        what.add_argument(option, action="store_true")
-    parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
-    parser.add_argument("--data", type=Path, help="folder with train/ and test/ of MNIST")
-    parser.add_argument("--out", type=Path, help="where to store; default: as said above")
-    return parser.parse_args()
-
-
-def _trainings(plan, data, work, anew):
+def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
+    """Train everything of a plan and return the race, which has no times yet."""
     from _race import train
 
-    return Trainings(plan, data, work, anew, train=train, row_of=row_of, said=_said)
+    plan, tuned = PLANS[option], {}
+    trainings = Trainings(plan, data, work, anew, train=train, row_of=row_of, summary=_summary)
+    for net in plan["grid"]:
+        tuned[net] = tune(trainings, net)
+        race(trainings, tuned[net])
+        if net == plan["sweep_net"]:
+            sweep(trainings, tuned[net]["THOR"][0])
+    return results.Stored(head_of(option, plan, machine, tuned), trainings.rows, _kept(trainings))
 
 
 def _kept(trainings):
@@ -97,7 +83,7 @@ def _limits(plan, updates=None, stop_at=None):
     return {"updates": updates, "stop_at": stop_at, "every": plan["every"]}
 
 
-def _said(row):
+def _summary(row):
     steps = [value for name, value in row.items() if name.startswith("to_")]
     return f"{steps}, last {row['last_accuracy']} after {row['updates']} {row['failure']}"
 

@@ -9,18 +9,21 @@ then over processes. --kfac-jax adds rows for kfac-jax and for the momentum that
 measured by an interpreter that has the package kfac-jax 0.0.8 installed.
 """
 
-import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from _side_by_side import (
+    batch_of,
     in_child,
+    in_processes,
     interleaved_ms,
+    lenet,
     look_at_machine,
     medians,
     print_table,
+    step_parser,
+    verdict,
     write_json,
 )
 
@@ -31,30 +34,24 @@ LIMITS = {10: 1.3, 50: 1.1}
 
 def main():
     """Run the processes and print the table; or, as a child, measure and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--processes", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser = step_parser(__doc__, batch=128, processes=3, rounds=7)
     parser.add_argument("--kfac-jax", metavar="PYTHON")
     parser.add_argument("--child", action="store_true")
-    given = parser.parse_args()
-    if given.child:
-        print(json.dumps(steps_ms(given.batch, given.rounds)))
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(steps_ms(options.batch, options.rounds)))
         return
     machine = look_at_machine()
-    arguments = ("--batch", str(given.batch), "--rounds", str(given.rounds), "--child")
-    runs = []
-    for number in range(given.processes):
-        runs.append(in_child(__file__, *arguments))
-        print(f"process {number + 1} of {given.processes} done", file=sys.stderr)
+    arguments = ("--batch", str(options.batch), "--rounds", str(options.rounds), "--child")
+    runs = in_processes(options.processes, lambda: in_child(__file__, *arguments))
     ratios = medians([{name: ms / run["Momentum"] for name, ms in run.items()} for run in runs])
     taken = medians(runs)
     rows = [[name, taken[name], ratios[name], _limit(name, ratios[name])] for name in taken]
-    if given.kfac_jax:
-        rows += _kfac_rows(given.kfac_jax, given.batch, given.rounds)
-    print(f"LeNet, batch {given.batch}, mean of {STEPS} steps\n")
+    if options.kfac_jax:
+        rows += _kfac_rows(options.kfac_jax, options.batch, options.rounds)
+    print(f"LeNet, batch {options.batch}, mean of {STEPS} steps\n")
     print_table(["per step", "ms", "/ Momentum", "at most"], rows)
-    results = {"batch": given.batch, "steps_ms": taken, "ratios": ratios, "runs": runs}
+    results = {"batch": options.batch, "steps_ms": taken, "ratios": ratios, "runs": runs}
     write_json("thor_step", results | {"table": rows}, machine)
 
 
@@ -63,31 +60,20 @@ def steps_ms(batch, rounds):
     from labkit import start
 
     start()
-    import numpy as np
-    from mindspore import Tensor, nn
+    from mindspore import Tensor
 
     from labkit.algorithms.thor import ThorStep, TraceRule
-    from labkit.nets.lenet import LeNet5
-    from labkit.steps.losses import LossNet
     from labkit.steps.plain import PlainStep
 
-    images = np.random.default_rng(0).standard_normal((batch, 1, 32, 32), dtype=np.float32)
-    images, labels = Tensor(images), Tensor((np.arange(batch) % 10).astype(np.int32))
-
-    def fresh():
-        network = LeNet5()
-        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-        return LossNet(network, loss_fn), optimizer
-
-    steps = {"Momentum": PlainStep(*fresh())}
+    images, labels = (Tensor(part) for part in batch_of(batch, 1, 32, 32))
+    steps = {"Momentum": PlainStep(*lenet())}
     for frequency in FREQUENCIES:
-        steps[_name(frequency)] = ThorStep(*fresh(), 0.3, frequency=frequency)
+        steps[_name(frequency)] = ThorStep(*lenet(), 0.3, frequency=frequency)
     rule = TraceRule(0.01, 0.001)
-    steps["THOR, frequency 10, trace rule"] = ThorStep(*fresh(), 0.3, frequency=10, trace_rule=rule)
+    steps["THOR, frequency 10, trace rule"] = ThorStep(*lenet(), 0.3, frequency=10, trace_rule=rule)
     upstream = {"frequency": 10, "formulas": "upstream_gpu"}
-    steps["MindSpore's GPU formulas, frequency 10"] = ThorStep(*fresh(), 0.3, **upstream)
-    steps["THOR, no refresh"] = ThorStep(*fresh(), 0.3, frequency=10**9)
+    steps["MindSpore's GPU formulas, frequency 10"] = ThorStep(*lenet(), 0.3, **upstream)
+    steps["THOR, no refresh"] = ThorStep(*lenet(), 0.3, frequency=10**9)
     calls = {
         name: (lambda step=step: float(step(images, labels).asnumpy()))
         for name, step in steps.items()
@@ -102,7 +88,7 @@ def _name(frequency):
 def _limit(name, ratio):
     for frequency, limit in LIMITS.items():
         if name == _name(frequency):
-            return f"{limit} {'met' if ratio <= limit else 'MISSED'}"
+            return f"{limit} {verdict(ratio <= limit)}"
     return ""
 
 

@@ -7,20 +7,26 @@ N ranks with one each. Rank r writes FOLDER/rank_<r>.npz: the weights after trai
 and the milliseconds of an update for each reduction.
 """
 
+from __future__ import annotations
+
 import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.labs.compare import parameter_values
 from labkit.runtime import start
 
+if TYPE_CHECKING:
+    from labkit.algorithms.adasum import AdasumStep
+
 BATCH, RATE, MOMENTUM = 32, 0.03, 0.9
 
 
-def make_step(seed: int, reduction: str = "adasum", workers: int = 1):
+def make_step(seed: int, reduction: str = "adasum", workers: int = 1) -> AdasumStep:
     """Return an ``AdasumStep`` of a LeNet with the weights of ``seed``, and a constant rate."""
     import mindspore as ms
     from mindspore import nn
@@ -65,23 +71,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(argv)
-    if given.updates < 2:
-        parser.error(f"--updates is {given.updates}; expected at least 2")
-    runtime = start(seed=given.seed, distribute=True)
+    options = parser.parse_args(argv)
+    if options.updates < 2:
+        parser.error(f"--updates: expected at least 2, got {options.updates}")
+    runtime = start(seed=options.seed, distribute=True)
 
     from labkit.data.mnist import load_arrays
     from labkit.data.prepare import prepare
 
-    data = load_arrays(prepare("mnist"), "train", given.updates * runtime.ranks * BATCH)
+    data = load_arrays(prepare("mnist"), "train", options.updates * runtime.ranks * BATCH)
     reductions = ("mean", "adasum")
-    steps = [make_step(given.seed, reduction) for reduction in reductions]
-    times = train(steps, *data, given.updates)
-    found = {f"ms_{name}": ms for name, ms in zip(reductions, times, strict=True)}
+    steps = [make_step(options.seed, reduction) for reduction in reductions]
+    times = train(steps, *data, options.updates)
+    arrays = {f"ms_{name}": ms for name, ms in zip(reductions, times, strict=True)}
     steps[-1].check_replicas()
-    found |= parameter_values(steps[-1].gradient.loss_net)
-    given.folder.mkdir(parents=True, exist_ok=True)
-    np.savez(given.folder / f"rank_{runtime.rank}.npz", **found)
+    arrays |= parameter_values(steps[-1].gradient.loss_net)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    np.savez(options.folder / f"rank_{runtime.rank}.npz", **arrays)
 
 
 if __name__ == "__main__":

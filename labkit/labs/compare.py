@@ -1,33 +1,49 @@
 """Compare two trainings by their parameters, leaf by leaf."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
+if TYPE_CHECKING:
+    from mindspore.nn import Cell
 
-def parameter_values(network) -> dict[str, np.ndarray]:
+
+def parameter_values(network: Cell) -> dict[str, np.ndarray]:
     """Return a copy of the trainable parameters of a MindSpore Cell by name."""
     return {p.name: p.asnumpy().copy() for p in network.trainable_params()}
 
 
-def largest_differences(came, expected) -> dict[str, float]:
+def largest_differences(
+    came: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+) -> dict[str, float]:
     """Return the largest absolute difference of each parameter, by name.
 
-    came, expected  dicts of arrays. Raises ``InputError`` where they are empty or do not hold the
-    same names and shapes: a comparison of nothing would always agree.
+    Args:
+        came: name -> array
+        expected: name -> array
+
+    Raises:
+        InputError: when both are empty, or do not hold the same names and shapes: a comparison of
+            nothing would always agree.
     """
     if not expected or came.keys() != expected.keys():
         raise InputError(f"{sorted(came)} cannot be compared with {sorted(expected)}")
     for name in expected:
         if came[name].shape != expected[name].shape:
-            raise InputError(f"{name}: {came[name].shape} came, expected {expected[name].shape}")
+            raise wrong(name, came[name].shape, f"the shape {expected[name].shape}")
     return {
         name: float(np.abs(came[name].astype(np.float64) - expected[name]).max())
         for name in expected
     }
 
 
-def relative_error(came, expected) -> float:
+def relative_error(came: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
     """Return |came - expected| / |expected| over all parameters together (Euclidean norms)."""
     largest_differences(came, expected)
     off = sum(((came[n].astype(np.float64) - expected[n]) ** 2).sum() for n in expected)

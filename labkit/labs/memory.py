@@ -5,14 +5,20 @@ without the pages of shared libraries, which come and go. It has no high-water m
 so a thread reads it every 2 ms; peaks are held for whole kernels and repeat at every update.
 """
 
+from __future__ import annotations
+
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from labkit.errors import InputError, refuse_unknown
+
+if TYPE_CHECKING:
+    from mindspore.nn import Cell
 
 NETWORKS = ("lenet", "dense", "resnet18")
 _UPDATES = 3
@@ -22,21 +28,23 @@ _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 
-    network      ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18``
-                 (images 3×32×32)
-    batch        images in an update
-    micro_batch  images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
-                 through ``PlainStep``
-
     Both steps check for non-finite values. About 160 MB of it are Python and MindSpore.
 
-    Raises ``InputError`` for an unknown network and a micro-batch
-    that does not divide the batch, ``RuntimeError`` with the child's words where it fails.
+    Args:
+        network: ``lenet`` (images 32×32), ``dense`` (25 million parameters) or ``resnet18`` (images
+            3×32×32)
+        batch: images in an update
+        micro_batch: images in a micro-batch of ``AccumulatedStep``; None: the whole batch at once,
+            through ``PlainStep``
+
+    Raises:
+        InputError: when the network is unknown, or the micro-batch does not divide the batch.
+        RuntimeError: when the child fails, with what it has written.
     """
     refuse_unknown("network", network, NETWORKS)
     if batch < 1 or (micro_batch is not None and (micro_batch < 1 or batch % micro_batch)):
         raise InputError(f"batch {batch} is not made of micro-batches of {micro_batch}")
-    # Here: the child that is measured does without.
+    # Not at the top: the child, whose memory is measured, does without.
     from labkit.ranks.processes import child_environment, module_command
 
     command = module_command("labkit.labs.memory", network, str(batch), str(micro_batch or 0))
@@ -55,8 +63,8 @@ def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet")
         full = pool.map(lambda batch: peak_memory_mb(network, batch), batches)
         accumulated = pool.map(lambda batch: peak_memory_mb(network, batch, micro_batch), batches)
         return [
-            {"batch": batch, "full_mb": whole, "accumulated_mb": parts}
-            for batch, whole, parts in zip(batches, full, accumulated, strict=True)
+            {"batch": batch, "full_mb": full_mb, "accumulated_mb": accumulated_mb}
+            for batch, full_mb, accumulated_mb in zip(batches, full, accumulated, strict=True)
         ]
 
 
@@ -69,27 +77,27 @@ def anonymous_mb() -> float:
     raise RuntimeError("/proc/self/status has no RssAnon: a Linux kernel since 4.5 is needed")
 
 
-class _Peak:
+class Peak:
     """Largest value of ``anonymous_mb`` since the start, read by a thread."""
 
-    def __enter__(self):
+    def __enter__(self) -> Peak:
         self.value = anonymous_mb()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
 
-    def _watch(self):
+    def _watch(self) -> None:
         while not self._stop.wait(0.002):
             self.value = max(self.value, anonymous_mb())
 
-    def __exit__(self, *exception):
+    def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
         self.value = max(self.value, anonymous_mb())
 
 
-def _measure(network, batch, micro_batch):
+def _measure(network: str, batch: int, micro_batch: int) -> None:
     """Train for a few updates in this process and print the peak; what the child runs."""
     import numpy as np
     from mindspore import Tensor, nn
@@ -108,7 +116,7 @@ def _measure(network, batch, micro_batch):
         "resnet18": ((3, 32, 32), lambda: resnet(18, 10)),
     }[network]
     rows = micro_batch or batch
-    with _Peak() as peak:
+    with Peak() as peak:
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         loss_net = LossNet(build(), loss_fn)
         optimizer = nn.Momentum(loss_net.trainable_params(), 0.01, 0.9)
@@ -124,7 +132,7 @@ def _measure(network, batch, micro_batch):
     print(json.dumps({"peak_mb": round(peak.value, 1)}))
 
 
-def _dense():
+def _dense() -> Cell:
     from mindspore import nn
 
     layers = []

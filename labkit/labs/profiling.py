@@ -9,35 +9,38 @@ import csv
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from numbers import Integral
 from pathlib import Path
+from typing import Any
 
+from labkit.base.arguments import integer
 from labkit.errors import InputError
 
 
-def operator_times(step: Callable, *batch, calls: int = 3) -> list[dict]:
+def operator_times(step: Callable, *batch: Any, calls: int = 3) -> list[dict]:
     """Return the rows (operator, scope, count, ms) of ``calls`` calls of ``step``, slowest first.
-
-    step   a compiled step or network on CPU, called as ``step(*batch)``; its updates are made
-    batch  tensors; one call before the measured ones compiles
-    calls  measured calls, >= 1
 
     ``operator`` is the kernel's name (``Conv2D``), ``scope`` the path of the cells around it, which
     begins with ``Gradients`` in the backward pass; MindSpore files the gradients of all equal
     MatMuls under one of them. A last row ``other`` is the rest of the time of a call.
 
-    Raises ``InputError`` off the CPU, whose profilers write other files, and for ``calls`` < 1.
+    Args:
+        step: a compiled step or network on CPU, called as ``step(*batch)``; its updates are made
+        *batch: tensors; one call before the measured ones compiles
+        calls: measured calls, >= 1
+
+    Raises:
+        InputError: when the device is not the CPU (the others' profilers write other files), or
+            ``calls`` is not at least 1.
     """
     import mindspore
 
     device = mindspore.get_context("device_target")
     if device != "CPU":
         raise InputError(
-            f"operator_times reads the CPU's profile and the device is {device}; expected CPU. "
+            f"device: expected CPU, whose profile is read, got {device}; "
             "mindspore.profiler.profile writes a timeline there"
         )
-    if isinstance(calls, bool) or not isinstance(calls, Integral) or calls < 1:
-        raise InputError(f"calls is {calls!r}; expected an integer >= 1")
+    calls = integer("calls", calls)
     _finished(step(*batch))
     with tempfile.TemporaryDirectory() as folder:
         call = _profile(step, batch, calls, folder)
@@ -48,7 +51,7 @@ def operator_times(step: Callable, *batch, calls: int = 3) -> list[dict]:
 
 def by_operator(rows: Iterable[dict]) -> list[dict]:
     """Return the rows summed over scopes: (operator, count, ms, share of the whole)."""
-    sums = {}
+    sums: dict[str, dict] = {}
     for row in rows:
         total = sums.setdefault(row["operator"], {"count": 0, "ms": 0.0})
         total["count"] += row["count"]
@@ -60,7 +63,7 @@ def by_operator(rows: Iterable[dict]) -> list[dict]:
     return sorted(summed, key=lambda row: -row["ms"])
 
 
-def _profile(step, batch, calls, folder):
+def _profile(step: Callable, batch: tuple, calls: int, folder: str) -> float:
     """Profile into ``folder``; return the mean milliseconds of a call."""
     from mindspore.profiler import ProfilerActivity, profile, tensorboard_trace_handler
 
@@ -73,14 +76,14 @@ def _profile(step, batch, calls, folder):
         return (time.perf_counter() - begin) / calls * 1e3
 
 
-def _finished(result):
+def _finished(result: Any) -> None:
     """Wait for the first tensor of ``result``."""
     while isinstance(result, (tuple, list)):
         result = result[0]
     result.asnumpy()
 
 
-def _read(folder, calls):
+def _read(folder: Path, calls: int) -> list[dict]:
     tables = list(folder.glob("*/FRAMEWORK/cpu_op_detail_info_*.csv"))
     if len(tables) != 1:
         names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))

@@ -14,8 +14,7 @@ REPORT = """<testsuites><testsuite>
 
 
 @pytest.fixture
-def program(root, monkeypatch):
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+def program():
     return importlib.import_module("smoke_runs")
 
 

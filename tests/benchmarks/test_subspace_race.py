@@ -1,6 +1,7 @@
 """The race's program: its plan, what stage one leaves and what starts from it, the quick form."""
 
-import sys
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,8 +9,7 @@ from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
-from labkit.labs.results import subspace_race as race
-from labkit.labs.results.subspace_plan import setting_of
+from labkit.labs.results.subspace_race import setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
@@ -23,14 +23,7 @@ PER_EPOCH = 5
 
 
 @pytest.fixture(scope="module")
-def programs(root):
-    sys.path.insert(0, str(root / "benchmarks"))
-    yield root / "benchmarks"
-    sys.path.remove(str(root / "benchmarks"))
-
-
-@pytest.fixture(scope="module")
-def data(programs):
+def data():
     from _race import Images
 
     random = np.random.default_rng(5)
@@ -41,7 +34,7 @@ def data(programs):
 
 
 @pytest.fixture(scope="module")
-def started(programs, data, tmp_path_factory):
+def started(data, tmp_path_factory):
     """(Start, values of the step at the end of stage one, its outcome)."""
     import _subspace_training as training
     from _subspace_start import Start
@@ -53,13 +46,13 @@ def started(programs, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["all", "required", "quick"])
-def test_no_training_is_planned_twice_and_all_have_40_snapshots(programs, name):
-    from _subspace_plan import PLANS
+def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
+    from _subspace_plan import PLANS, planned
     from _subspace_start import moments_of
 
     plan = PLANS[name]
-    planned = race.planned(plan)
-    assert planned and len({repr(one) for one in planned}) == len(planned)
+    trainings = planned(plan)
+    assert trainings and len({repr(training) for training in trainings}) == len(trainings)
     for one in plan["settings"].values():
         moments = moments_of(one, plan["images"]["train"] // one["batch"])
         assert len(set(moments)) == 40
@@ -68,7 +61,7 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots(programs, name):
     assert plan["points"] % plan["epochs"] == 0
 
 
-def test_snapshots_are_taken_when_the_callback_takes_them(programs, once, tmp_path):
+def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
     from _subspace_start import moments_of
 
     from labkit.steps.plain import PlainStep
@@ -82,7 +75,7 @@ def test_snapshots_are_taken_when_the_callback_takes_them(programs, once, tmp_pa
     assert found == moments_of(words | {"epochs": 3}, 11)
 
 
-def test_stage_one_leaves_its_end_and_its_snapshots(programs, data, started):
+def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
     from _subspace_start import moments_of
 
     start, end, outcome = started
@@ -102,7 +95,7 @@ def test_stage_one_leaves_its_end_and_its_snapshots(programs, data, started):
     assert min(moved) > 0
 
 
-def test_controls_go_on_with_weights_and_moments(programs, data, started):
+def test_controls_go_on_with_weights_and_moments(data, started):
     """One epoch more at the same rate is what a loop with those moments makes of the weights."""
     import _subspace_training as training
 
@@ -125,7 +118,7 @@ def test_controls_go_on_with_weights_and_moments(programs, data, started):
     assert training.go_on(setting, data, 3, start, SMALL, 1, 1)["curve"] == outcome["curve"]
 
 
-def test_the_decay_ends_at_zero_and_others_are_constant(programs, data, started):
+def test_the_decay_ends_at_zero_and_others_are_constant(data, started):
     import _subspace_training as training
 
     start = started[0]
@@ -138,7 +131,7 @@ def test_the_decay_ends_at_zero_and_others_are_constant(programs, data, started)
         assert int(step.updates.asnumpy()) == PER_EPOCH
 
 
-def test_the_average_is_that_of_the_snapshots(programs, data, started):
+def test_the_average_is_that_of_the_snapshots(data, started):
     import _subspace_training as training
 
     start, _, _ = started
@@ -152,7 +145,7 @@ def test_the_average_is_that_of_the_snapshots(programs, data, started):
     assert point["accuracy"] == accuracy and abs(point["loss"] - loss) < 1e-6
 
 
-def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(programs, data, started):
+def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(data, started):
     """Two searches in one compiled step: the second finds what it would have found alone."""
     import _subspace_training as training
 
@@ -172,14 +165,10 @@ def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(program
 
 
 def _options(setting):
-    import json
-
     return json.dumps({name: setting[name] for name in ("trials", "failure", "alpha")})
 
 
-def test_labels_are_drawn_anew_for_the_share_and_only_for_training(programs, data):
-    from dataclasses import replace
-
+def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
     from _subspace_start import with_noise
 
     big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
@@ -193,8 +182,10 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(programs, dat
 
 @pytest.mark.slow
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
-    """Everything that is planned has its row, and a second run trains nothing again."""
-    printed, stored = quick_twice("subspace_race", race.load, programs, root, mnist, tmp_path)
+    from _subspace_plan import check
+
+    printed, stored = quick_twice("subspace_race", programs, root, mnist, tmp_path)
+    check(stored)
     assert "gain over the end of stage one" in printed and "start=initial" in printed
     (bfgs,) = stored.select(stage="compare", method="projected_bfgs")
     assert bfgs["searches"] == bfgs["updates"] == 4 and bfgs["explained"] > 0.5

@@ -1,43 +1,14 @@
 """The race's program: who wins a tuning, and the quick form from end to end."""
 
-import importlib.util
 import json
-import os
-import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from mindspore import Tensor
 
 from labkit.algorithms.thor import TraceRule
-from labkit.labs import results
 from labkit.runtime import pynative
-
-
-@pytest.fixture(scope="module")
-def table(root):
-    return imported(root, "_race_table")
-
-
-@pytest.fixture(scope="module")
-def race(root):
-    return imported(root, "_race")
-
-
-def imported(root, name):
-    """Return a module of benchmarks/, which is no package."""
-    sys.path.insert(0, str(root / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location(
-            f"benchmarks{name}", root / f"benchmarks/{name}.py"
-        )
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(root / "benchmarks"))
-    return module
+from tests.support.races import quick_twice
 
 
 def row(steps, best=0.99, loss=0.05):
@@ -55,21 +26,27 @@ def row(steps, best=0.99, loss=0.05):
     ],
     ids=["fewest updates", "getting there", "smaller loss", "best accuracy", "updates first"],
 )
-def test_who_wins_the_tuning(table, rows, won):
-    assert table.winner(rows, list("abc")[: len(rows)], 0.98) == "abc"[won]
+def test_who_wins_the_tuning(rows, won):
+    from _race_table import winner
+
+    assert winner(rows, list("abc")[: len(rows)], 0.98) == "abc"[won]
 
 
-def test_the_row_of_a_training_that_failed_at_once(table):
+def test_the_row_of_a_training_that_failed_at_once():
+    from _race_table import row_of
+
     outcome = {"curve": [], "failure": "FloatingPointError: factors"}
-    made = table.row_of(1, "sweep", {"net": "LeNet"}, 1, outcome, varied="split", value=None)
+    made = row_of(1, "sweep", {"net": "LeNet"}, 1, outcome, varied="split", value=None)
     assert made["value"] == "null" and made["updates"] == 0
     assert made["best_accuracy"] is None and made["to_0.98"] is None
 
 
-def test_the_resnet_of_the_race(race, runtime):
+def test_the_resnet_of_the_race(runtime):
     """The quick form trains none: what it does with LeNet is compiled in a fifth of the time."""
+    from _race import make_step
+
     setting = {"net": "ResNet", "optimizer": "THOR", "learning_rate": 0.1, "epochs": 1}
-    network, step = race.make_step(setting | {"damping": 1.0, "trace_rule": [0.1, 0.001]}, 6, 1)
+    network, step = make_step(setting | {"damping": 1.0, "trace_rule": [0.1, 0.001]}, 6, 1)
     grey = np.random.default_rng(0).normal(size=(2, 1, 32, 32)).astype(np.float32)
     with pynative():
         logits = network(Tensor(grey)).asnumpy()
@@ -79,12 +56,7 @@ def test_the_resnet_of_the_race(race, runtime):
 
 
 @pytest.mark.slow
-def test_the_quick_race_runs_and_resumes(root, mnist, tmp_path):
-    """On 512 images: every stage has its rows, and a second run trains nothing again."""
-    program = tmp_path / "benchmarks"  # what it writes goes beside it
-    shutil.copytree(root / "benchmarks", program)
-    folder = tmp_path / "runs" / "bench" / "thor_race_quick"
-    arguments = ["thor_race.py", "--quick", "--data", str(mnist)]
+def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
     # The second run has the times of the first one: they would be measured anew.
     again = (
         "import sys, pathlib, thor_race\n"
@@ -92,26 +64,12 @@ def test_the_quick_race_runs_and_resumes(root, mnist, tmp_path):
         "thor_race.times = lambda *_: stored.head['times']\n"
         "thor_race.main()"
     )
-    environment = os.environ | {"PYTHONPATH": str(root)}
-    finished = []
-    for command in (arguments, ["-c", again, *arguments[1:], str(folder / "stored")]):
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=program,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        finished.append({path.name: path.stat().st_mtime_ns for path in folder.glob("*.json")})
-        assert "LeNet, whole training set" in done.stdout and "Sweeps" in done.stdout
-    stored = results.load("thor_race", folder / "stored")
+    printed, stored = quick_twice("thor_race", programs, root, mnist, tmp_path, ("-c", again))
+    assert "LeNet, whole training set" in printed and "Sweeps" in printed
     stages = [row["stage"] for row in stored.rows]
     assert {stage: stages.count(stage) for stage in stages} == {"tune": 6, "race": 6, "sweep": 2}
-    assert finished[0] == finished[1] and len(finished[0]) == len(stored.rows)
     thor = stored.select(stage="race", optimizer="THOR")
     assert all(row["refreshes"] > 0 and row["retries"] == 0 for row in thor)
-    times = json.loads((folder.parent / "thor_race.json").read_text())["times"]
+    times = json.loads((tmp_path / "runs" / "bench" / "thor_race.json").read_text())["times"]
     assert set(times["dense"]) == {"Momentum", "THOR", "THOR, refresh", "THOR, cached"}
     assert set(times["LeNet"]) == {"Momentum", "THOR"}

@@ -36,4 +36,4 @@ def test_two_ranks_hold_the_weights_of_two_virtual_workers(tmp_path, seed):
 def test_too_few_updates_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         demo.main([str(tmp_path), "--updates", "1"])
-    assert "--updates is 1; expected at least 2" in capsys.readouterr().err
+    assert "--updates: expected at least 2, got 1" in capsys.readouterr().err

@@ -1,7 +1,4 @@
-"""Call a learner's function once, whatever it does: raise, print, loop, change its arguments.
-
-What it returned is then read as numbers; what cannot be read is said in one sentence.
-"""
+"""Call a learner's function once, whatever it does: raise, print, loop, change its arguments."""
 
 import contextlib
 import copy
@@ -23,13 +20,14 @@ SECONDS = 5.0  # a case takes milliseconds; a loop that has not ended by then ne
 
 @dataclass(frozen=True)
 class Attempt:
-    """One call: what was returned and printed, or what was wrong with it other than its numbers.
+    """One call: what it returned and printed, or what was wrong with it other than its numbers.
 
-    answer    what came back; None where nothing did
-    fault     a sentence, empty if the answer is to be looked at
-    printed   what the function wrote to standard output
-    unsolved  it raised ``NotImplementedError``, as the stub in the notebook does
-    endless   it was stopped after ``SECONDS``
+    Attributes:
+        answer: what was returned; None where nothing was
+        fault: a sentence; empty if the answer can be compared
+        printed: what the function wrote to standard output
+        unsolved: it raised ``NotImplementedError``, as the stub in the notebook does
+        endless: it was stopped when its time was up
     """
 
     answer: Any = None
@@ -46,60 +44,60 @@ class _Endless(BaseException):
 def call(function: Callable, case: tuple, names: list[str], seconds: float = SECONDS) -> Attempt:
     """Call ``function`` with copies of the arguments ``case``, which are called ``names``."""
     arguments = copy.deepcopy(case)
-    wrote = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(wrote), _limit(seconds):
+        with contextlib.redirect_stdout(output), _limit(seconds):
             answer = function(*arguments)
     except NotImplementedError:
         return Attempt(unsolved=True)
     except _Endless:
-        told = f"it had not ended after {seconds:g} s: does every loop stop?"
-        return Attempt(fault=told, printed=wrote.getvalue(), endless=True)
+        fault = f"it had not ended after {seconds:g} s: does every loop stop?"
+        return Attempt(fault=fault, printed=output.getvalue(), endless=True)
     except (Exception, SystemExit) as error:  # the learner's code may raise anything
-        return Attempt(fault=_raised(function, error), printed=wrote.getvalue())
+        return Attempt(fault=_raised(function, error), printed=output.getvalue())
     changed = [n for n, a, b in zip(names, arguments, case, strict=False) if not _same(a, b)]
-    fault = _fault(answer, changed, wrote.getvalue())
-    return Attempt(answer=answer, fault=fault, printed=wrote.getvalue())
+    return Attempt(answer, _fault(answer, changed, output.getvalue()), output.getvalue())
 
 
 def refusal(function: Any, names: list[str]) -> str:
     """Return why ``function`` cannot be called with arguments ``names``; empty if it can."""
     if not callable(function):
-        return f"this is a {_kind(function)}, not a function: hand over its name without calling it"
-    try:
-        inspect.signature(function).bind(*names)
-    except TypeError:
-        wanted = ", ".join(names)
-        return f"it does not take the exercise's {len(names)} arguments: {wanted}"
-    except ValueError:  # a built-in that does not say what it takes: the call will tell
-        return ""
+        return f"this is a {_kind(function)}, not a function: pass its name without calling it"
+    with contextlib.suppress(ValueError):  # a built-in without a signature: the call will show
+        try:
+            inspect.signature(function).bind(*names)
+        except TypeError:
+            return f"it does not take the exercise's {len(names)} arguments: {', '.join(names)}"
     return ""
 
 
 def row(answer: Any) -> np.ndarray:
-    """Return the numbers of an answer in one row, float64; ``TypeError`` says what came instead."""
+    """Return the numbers of an answer in one row, float64.
+
+    Raises:
+        TypeError: when there are other things than numbers in it.
+    """
     parts = answer if isinstance(answer, list | tuple) else [answer]
-    if len(parts) == 0:
-        return np.empty(0)
-    return np.concatenate([_part(part, answer).ravel() for part in parts])
+    return np.concatenate([np.empty(0), *(_part(part, answer).ravel() for part in parts)])
 
 
 def _part(part: Any, answer: Any) -> np.ndarray:
     if not isinstance(part, numbers.Number | np.ndarray | np.generic | list | tuple):
-        where = f" with a {_kind(part)} in it" if part is not answer else ""
+        returned = f"it returned a {_kind(answer)}"
+        if part is not answer:
+            returned += f" with a {_kind(part)} in it"
         if hasattr(part, "asnumpy") or hasattr(part, "numpy"):
             raise TypeError(
-                f"it returned a {_kind(answer)}{where}; expected NumPy arrays or numbers: "
-                "convert it before it is returned"
+                f"{returned}; expected NumPy arrays or numbers: convert it before it is returned"
             )
-        raise TypeError(f"it returned a {_kind(answer)}{where}; expected numbers")
+        raise TypeError(f"{returned}; expected numbers")
     try:
         array = np.asarray(part)
     except ValueError:
         raise TypeError("it returned lists of different lengths in one; expected arrays") from None
     if array.dtype.kind not in "biuf":
-        held = {"c": "complex numbers", "O": "objects"}.get(array.dtype.kind, "text")
-        raise TypeError(f"it returned {held}; expected numbers")
+        kind = {"c": "complex numbers", "O": "objects"}.get(array.dtype.kind, "text")
+        raise TypeError(f"it returned {kind}; expected numbers")
     return array.astype(np.float64)
 
 
@@ -146,22 +144,22 @@ def _raised(function: Callable, error: BaseException) -> str:
     """Return what was raised and the learner's own line that it came from."""
     if isinstance(error, RecursionError):
         return "it calls itself without end: where does it stop?"
-    told = f"it raised {type(error).__name__}: {error}"
+    fault = f"it raised {type(error).__name__}: {error}"
     code = getattr(function, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code and frame.filename == code.co_filename]
     if not own or own[-1].lineno is None:
-        return told
+        return fault
     line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
-    return f"{told}, at `{line}`" if line else told
+    return f"{fault}, at `{line}`" if line else fault
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
-        return np.array_equal(one, other, equal_nan=True)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    return one is other or bool(one == other)
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(value, other, equal_nan=True)
+    if isinstance(value, list | tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return value is other or bool(value == other)
 
 
 def _kind(value: Any) -> str:

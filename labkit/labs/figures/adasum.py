@@ -1,23 +1,33 @@
 """Figures of lab 04: vectors and their sums, cosines, races and sweeps. No MindSpore import."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from labkit.labs.figures import common as plots
 from labkit.reference import adasum_pair
+
+if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # One name, colour and mark for each reduction, in all figures.
 NAMES = {"adasum": "Adasum", "mean": "mean", "sum": "sum"}
 COLORS = {"adasum": plots.BLUE, "mean": plots.ORANGE, "sum": plots.RED}
 MARKS = {"sum": "o", "adasum": "D", "mean": "s"}
 _VECTORS = {"a": "black", "b": "#777777"}
-_SMALL = (50.0, 20.0, 10.0, 5.0, 2.0, 1.0)
+_ERRORS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5)
 
 
-def two_vectors(angle=60.0, ratio=1.5):
+def two_vectors(angle: float = 60.0, ratio: float = 1.5) -> Figure:
     """Two vectors, what sum, mean and Adasum make of them, and its length at every angle.
 
-    angle  between them, degrees from 0 to 180
-    ratio  |b| / |a|; a has length 1
+    Args:
+        angle: between them, degrees from 0 to 180
+        ratio: |b| / |a|; a has length 1
     """
     figure, (plane, lengths) = plots.axes(1, 2, width=4.8, height=3.6)
     a, b = np.array([1.0, 0.0]), _at(angle, ratio)
@@ -31,9 +41,9 @@ def two_vectors(angle=60.0, ratio=1.5):
     plane.set_aspect("equal")
     plane.legend(frameon=False, ncols=5, fontsize=8, loc="upper center", columnspacing=1.0)
     angles = np.linspace(0, 180, 181)
-    made = [_combined(a, _at(one, ratio)) for one in angles]
+    combined = [_combined(a, _at(degrees, ratio)) for degrees in angles]
     for name in MARKS:
-        sizes = [np.linalg.norm(one[name]) for one in made]
+        sizes = [np.linalg.norm(vectors[name]) for vectors in combined]
         lengths.plot(angles, sizes, color=COLORS[name], label=NAMES[name])
         _mark(lengths, angle, np.linalg.norm(_combined(a, b)[name]), name)
     lengths.axvline(angle, color="grey", linewidth=0.8, linestyle="--", zorder=0)
@@ -43,22 +53,22 @@ def two_vectors(angle=60.0, ratio=1.5):
     return figure
 
 
-def _at(angle, length):
+def _at(angle: float, length: float) -> np.ndarray:
     radians = np.deg2rad(angle)
     return length * np.array([np.cos(radians), np.sin(radians)])
 
 
-def _combined(a, b):
+def _combined(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
     return {"sum": a + b, "adasum": adasum_pair(a, b), "mean": (a + b) / 2}
 
 
-def _arrow(axis, vector, color, label, width):
+def _arrow(axis: Axes, vector: np.ndarray, color: str, label: str, width: float) -> None:
     style = {"arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
     axis.annotate("", vector, (0, 0), arrowprops=style, zorder=2)
     axis.plot([], [], color=color, linewidth=width, label=label)
 
 
-def _mark(axis, x, y, name, label=None):
+def _mark(axis: Axes, x: float, y: float, name: str, label: str | None = None) -> None:
     # Hollow and of different sizes: where two of them meet, both are seen.
     size = {"sum": 9, "adasum": 6, "mean": 8}[name]
     axis.plot(
@@ -67,110 +77,108 @@ def _mark(axis, x, y, name, label=None):
     )  # fmt: skip
 
 
-def step_lengths(found, workers):
+def step_lengths(found: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:
     """Length of N workers' Adasum, over N, between the mean's 1 and the sum's N.
 
-    found  label -> lengths, in units of one worker's vector, for each number in ``workers``
+    Args:
+        found: label -> lengths, in units of one worker's vector, for each number in ``workers``
+        workers: numbers of workers
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
-    for (label, lengths), color in zip(found.items(), plots.PALETTE, strict=False):
-        axis.plot(workers, lengths, ".-", color=color, label=label)
+    for (label, values), color in zip(found.items(), plots.PALETTE, strict=False):
+        axis.plot(workers, values, ".-", color=color, label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
-    axis.set_xticks(workers, [str(count) for count in workers])
-    axis.set_yticks([0.5, 1, 2, 4, 8], ["0.5", "1", "2", "4", "8"])
-    axis.minorticks_off()
+    plots.label_ticks(axis, workers, "x")
+    plots.label_ticks(axis, (0.5, 1, 2, 4, 8))
     axis.set(xlabel="workers", ylabel="length (one worker's is 1)")
     axis.set_title("How far Adasum goes")
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure
 
 
-def cosines(panels, updates, ylim=(-0.15, 1.05)):
+def cosines(
+    panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]],
+    updates: int,
+    ylim: tuple[float, float] = (-0.15, 1.05),
+) -> Figure:
     """Mean pairwise cosine by layer over training, a panel for each kind of vector.
 
-    panels   title -> (updates, {layer: cosines})
-    updates  length of the training
+    Args:
+        panels: title -> (updates, {layer: cosines})
+        updates: length of the training
+        ylim: limits of the cosine
     """
-    figure, grid = plots.axes(1, len(panels), width=4.6, height=3.4)
-    for axis, (title, (when, by_layer)) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+    figure, drawn = plots.side_by_side(panels, width=4.6, height=3.4)
+    for axis, title, (when, by_layer) in drawn:
         for (name, values), color in zip(by_layer.items(), plots.PALETTE, strict=False):
             axis.plot(when, values, ".-", color=color, label=name, linewidth=1, markersize=4)
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set(xlabel="update", ylabel="mean cosine of two workers", title=title)
         axis.set(xlim=(0, updates), ylim=ylim)
-    handles, labels = np.atleast_1d(grid)[0].get_legend_handles_labels()
+    handles, labels = drawn[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
     return figure
 
 
-def race(curves, title):
+def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], title: str) -> Figure:
     """Test error over updates; ``curves`` is label -> (reduction, updates, accuracies 0 .. 1).
 
     A reduction's first curve is drawn solid, its second dashed.
     """
     figure, axis = plots.axes(width=6.8, height=3.8)
-    drawn = {}
+    drawn: dict[str, int] = {}
     for label, (reduction, updates, right) in curves.items():
         style = ("-", "--", ":")[drawn.setdefault(reduction, 0) % 3]
         drawn[reduction] += 1
-        error = 100 - 100 * np.asarray(right)
-        axis.plot(updates, error, style, color=COLORS[reduction], label=label)
+        axis.plot(updates, plots.errors(right), style, color=COLORS[reduction], label=label)
     axis.set(xlabel="update", title=title)
-    _errors(axis)
+    plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure
 
 
-def over_rates(found, single=None, title=""):
+def over_rates(
+    found: Mapping[str, Mapping[float, Sequence[float | None]]],
+    single: float | None = None,
+    title: str = "",
+) -> Figure:
     """Test error over the learning rate.
 
-    found   reduction -> {learning rate: accuracies 0 .. 1 by seed}; a training that failed is None
-    single  the single worker's learning rate, marked
+    Args:
+        found: reduction -> {learning rate: accuracies 0 .. 1 by seed}; a training that failed
+            is None
+        single: the single worker's learning rate, marked
+        title: of the figure
     """
-    figure, axis = plots.axes(width=6.8, height=3.8)
-    _by_setting(axis, found, "learning rate")
+    figure, axis = _over_settings(found, "learning rate", title)
     if single is not None:
         axis.axvline(single, color="grey", linewidth=0.8, linestyle="--", zorder=0)
-    axis.set(title=title)
-    figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure
 
 
-def over_workers(found, title=""):
+def over_workers(
+    found: Mapping[str, Mapping[float, Sequence[float | None]]], title: str = ""
+) -> Figure:
     """Test error over the number of workers; ``found`` as in ``over_rates``, by workers."""
+    return _over_settings(found, "workers", title)[0]
+
+
+def _over_settings(
+    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]], xlabel: str, title: str
+) -> tuple[Figure, Axes]:
+    """The mean over seeds as a line, each seed as a dot; a second word in a name: dashed."""
     figure, axis = plots.axes(width=6.8, height=3.8)
-    _by_setting(axis, found, "workers")
-    axis.set(title=title)
+    for name, by_setting in accuracies.items():
+        reduction, *variant = name.split()
+        errors = {setting: plots.errors(right) for setting, right in by_setting.items()}
+        plots.mean_and_seeds(
+            axis, errors, COLORS[reduction.lower()], NAMES.get(name, name),
+            line="--" if variant else "-", mark=".", size=5,
+        )  # fmt: skip
+    axis.set(xscale="log", xlabel=xlabel, title=title)
+    ticks = sorted({setting for by_setting in accuracies.values() for setting in by_setting})
+    plots.label_ticks(axis, ticks, "x", fontsize=8)
+    plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
-    return figure
-
-
-def _by_setting(axis, found, xlabel):
-    """Mean over seeds as a line, each seed as a dot."""
-    ticks = sorted({setting for points in found.values() for setting in points})
-    for name, points in found.items():
-        color = COLORS[name.split()[0].lower()]
-        style = "--" if len(name.split()) > 1 else "-"
-        settings = sorted(points)
-        errors = [[_error(one) for one in points[setting]] for setting in settings]
-        means = [np.mean(one) for one in errors]
-        axis.plot(settings, means, style, color=color, label=NAMES.get(name, name))
-        for setting, own in zip(settings, errors, strict=True):
-            axis.plot([setting] * len(own), own, ".", color=color, markersize=5)
-    axis.set_xscale("log")
-    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
-    axis.set(xlabel=xlabel)
-    _errors(axis)
-
-
-def _error(accuracy):
-    return 100.0 if accuracy is None else 100 - 100 * accuracy
-
-
-def _errors(axis):
-    axis.set(yscale="log", ylabel="test error (%)")
-    low, high = axis.get_ylim()
-    ticks = [tick for tick in (100.0, *_SMALL, 0.5) if low <= tick <= high * 1.01]
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.minorticks_off()
+    return figure, axis

@@ -1,6 +1,17 @@
 """Rows of numbers to figures. No MindSpore import."""
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
+
+if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from labkit.training.records import Records
 
 # Okabe and Ito's colours: told apart by people with any colour vision, and in grey.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
@@ -8,27 +19,92 @@ PURPLE = "#CC79A7"
 PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, "#56B4E9", "#000000")
 
 
-def axes(rows=1, columns=1, width=4.6, height=3.2):
-    """Return (figure, axes) in the labs' style, laid out so that labels do not overlap."""
+def axes(
+    rows: int = 1, columns: int = 1, width: float = 4.6, height: float = 3.2
+) -> tuple[Figure, Any]:
+    """Return (figure, axes) in the labs' style, laid out so that labels do not overlap.
+
+    Args:
+        rows: of axes
+        columns: of axes
+        width: of one of the axes, inches
+        height: of one of the axes, inches
+    """
     from matplotlib import pyplot
 
     figure, grid = pyplot.subplots(
         rows, columns, figsize=(width * columns, height * rows), layout="constrained"
     )
-    for one in np.atleast_1d(grid).ravel():
-        one.spines[["top", "right"]].set_visible(False)
-        one.grid(alpha=0.25)
+    for axis in np.atleast_1d(grid).ravel():
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
     return figure, grid
 
 
-def smooth(values, window=25):
+def side_by_side(panels: Mapping[str, Any], width: float = 4.6, height: float = 3.2) -> tuple:
+    """Return (figure, [(axis, name, value)]): an axis beside the other for each of ``panels``."""
+    figure, grid = axes(1, len(panels), width, height)
+    pairs = zip(np.atleast_1d(grid), panels.items(), strict=True)
+    return figure, [(axis, name, value) for axis, (name, value) in pairs]
+
+
+def errors(accuracies: Iterable[float | None]) -> np.ndarray:
+    """Return accuracies 0 .. 1 as errors in %; None, a training that failed, is 100 %."""
+    return np.array([100.0 if right is None else 100 - 100 * right for right in accuracies])
+
+
+def mean_and_seeds(
+    axis: Axes,
+    values: Mapping[float, Sequence[float]],
+    color: str,
+    label: str | None = None,
+    *,
+    line: str = "-",
+    mark: str = "o",
+    size: float = 4.0,
+    alpha: float | None = None,
+) -> None:
+    """Draw the mean over seeds as a line and each seed as a dot.
+
+    Args:
+        axis: to draw on
+        values: x -> y of each seed
+        color: of all
+        label: of the line
+        line: style of the line
+        mark: of the dots
+        size: of the dots, points
+        alpha: opacity of the dots
+    """
+    places = sorted(values)
+    axis.plot(places, [np.mean(values[x]) for x in places], line, color=color, label=label)
+    dots = [(x, y) for x in places for y in values[x]]
+    axis.plot(*zip(*dots, strict=True), mark, color=color, markersize=size, alpha=alpha)
+
+
+def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y", **options: Any) -> None:
+    """Set ticks with plain numbers at them, and none between; the limits grow to hold them."""
+    ticks = list(ticks)
+    set_ticks = axis.set_xticks if which == "x" else axis.set_yticks
+    set_ticks(ticks, [f"{tick:g}" for tick in ticks], **options)
+    axis.minorticks_off()
+
+
+def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
+    """Make the vertical axis one of test errors in %, with those of ``ticks`` that it holds."""
+    axis.set(yscale="log", ylabel="test error (%)")
+    low, high = axis.get_ylim()
+    label_ticks(axis, [tick for tick in ticks if low <= tick <= high * 1.01])
+
+
+def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
     """Return the running mean over ``window`` values, shorter at the ends."""
     values = np.asarray(values, dtype=float)
     kernel = np.ones(min(window, len(values)))
     return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
 
 
-def training_curve(records, title="Training"):
+def training_curve(records: Records, title: str = "Training") -> Figure:
     """Loss of each update and its running mean, over images seen; records as ``fit`` returns."""
     figure, axis = axes(width=6.0)
     images = np.cumsum(records.column("images"))
@@ -39,10 +115,13 @@ def training_curve(records, title="Training"):
     return figure
 
 
-def images_grid(images, labels, columns=10):
-    """A row or grid of images with their labels as titles.
+def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figure:
+    """A grid of images with their labels as titles.
 
-    images  grey (N, H, W), or colour (N, H, W, 3) in 0 .. 1
+    Args:
+        images: grey (N, H, W), or colour (N, H, W, 3) in 0 .. 1
+        labels: N of them
+        columns: of the grid
     """
     rows = -(-len(images) // columns)
     figure, grid = axes(rows, columns, width=0.8, height=0.95)
@@ -54,7 +133,7 @@ def images_grid(images, labels, columns=10):
     return figure
 
 
-def step_figure(rows, title):
+def step_figure(rows: Sequence, title: str) -> Figure:
     """Every row of ``labkit.migration.compare_step`` as a dot over its stage, with the tolerances.
 
     Equal tensors are drawn at 1e-9, those that are no number or of another shape at 10.
@@ -75,13 +154,14 @@ def step_figure(rows, title):
     return figure
 
 
-def verdict_grid(verdicts, stages, title):
+def verdict_grid(
+    verdicts: Mapping[str, Mapping[str, int]], stages: Sequence[str], title: str
+) -> Figure:
     """Which stages pass, as a grid: ``verdicts`` is row name -> {stage: number of failed rows}."""
-    height = 0.45 * len(verdicts) + 1.1
-    figure, axis = axes(width=7.6, height=height)
-    failed = np.array([[found[stage] for stage in stages] for found in verdicts.values()])
     from matplotlib.colors import ListedColormap
 
+    figure, axis = axes(width=7.6, height=0.45 * len(verdicts) + 1.1)
+    failed = np.array([[counts[stage] for stage in stages] for counts in verdicts.values()])
     axis.imshow(failed > 0, cmap=ListedColormap([GREEN, RED]), vmin=0, vmax=1, aspect="auto")
     for (row, column), count in np.ndenumerate(failed):
         text = str(count) if count else "ok"
@@ -93,100 +173,96 @@ def verdict_grid(verdicts, stages, title):
     return figure
 
 
-def race(curves, title, goal=None, ylim=None):
+def race(
+    curves: Mapping[str, Sequence[tuple]],
+    title: str,
+    goal: float | None = None,
+    ylim: tuple[float, float] | None = None,
+) -> Figure:
     """Test error of trainings, over updates and over seconds, side by side.
 
-    curves  optimizer -> its trainings, each (updates, seconds, accuracies 0 .. 1)
-    goal    accuracy to be drawn as a line
+    Args:
+        curves: optimizer -> its trainings, each (updates, seconds, accuracies 0 .. 1)
+        title: in front of "by updates" and "by seconds"
+        goal: accuracy to be drawn as a line
+        ylim: limits of the error, %
     """
     figure, both = axes(1, 2)
     for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE, GREEN), strict=False):
         for number, (updates, seconds, right) in enumerate(trainings):
             for axis, x in zip(both, (updates, seconds), strict=True):
                 label = None if number else name
-                axis.plot(x, 100 - 100 * np.asarray(right), color=color, label=label, linewidth=1.2)
+                axis.plot(x, errors(right), color=color, label=label, linewidth=1.2)
     for axis, what in zip(both, ("updates", "seconds of training"), strict=True):
         if goal is not None:
             axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--")
         axis.set(xlabel=what, ylabel="test error (%)", yscale="log", ylim=ylim)
         axis.set_title(f"{title}, by {what.split()[0]}")
-        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+        label_ticks(axis, (1, 2, 5, 10, 20, 50))
         axis.set_ylim(ylim)
-        axis.minorticks_off()
     both[0].legend(frameon=False)
     return figure
 
 
-def errors_over(panels):
-    """Test error of several seeds over a number, side by side: mean as a line, seeds as dots.
-
-    panels  label of the number -> name -> {its value: accuracies by seed, 0 .. 1}; a name has the
-            same colour in every panel
-    """
-    figure, grid = axes(1, len(panels))
-    colors = dict(zip(dict.fromkeys(n for p in panels.values() for n in p), PALETTE, strict=False))
-    for axis, (label, named) in zip(np.atleast_1d(grid), panels.items(), strict=True):
-        for name, points in named.items():
-            values = sorted(points)
-            errors = [100 - 100 * np.asarray(points[value], float) for value in values]
-            means = [each.mean() for each in errors]
-            axis.plot(values, means, "-", color=colors[name], label=name)
-            for value, each in zip(values, errors, strict=True):
-                axis.plot([value] * each.size, each, "o", color=colors[name], markersize=3.5)
-        ticks = sorted({value for points in named.values() for value in points})
-        axis.set(xscale="log", yscale="log", xlabel=label, ylabel="test error (%)")
-        axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_yticks([1, 2, 5, 10, 20, 50, 90], ["1", "2", "5", "10", "20", "50", "90"])
-        axis.minorticks_off()
-    np.atleast_1d(grid)[0].legend(frameon=False)
-    return figure
-
-
-def sweep(panels, ylabel, worst):
+def sweep(
+    panels: Mapping[str, Sequence[tuple[float, float | None]]], ylabel: str, worst: float
+) -> Figure:
     """One panel for each setting: errors over its values, failed trainings marked.
 
-    panels  setting -> [(value, error or None for a failed training)]
-    worst   error at which the failed ones are drawn
+    Args:
+        panels: setting -> [(value, error in %, or None for a failed training)]
+        ylabel: what the error is
+        worst: error at which the failed ones are drawn
     """
-    figure, grid = axes(1, len(panels), width=4.6 if len(panels) < 3 else 3.5)
-    for axis, (name, points) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+    figure, drawn = side_by_side(panels, width=4.6 if len(panels) < 3 else 3.5)
+    for axis, name, points in drawn:
         values = [value for value, _ in points]
         axis.plot(values, [error or np.nan for _, error in points], "o-", color=BLUE)
         failed = [value for value, error in points if error is None]
         axis.plot(failed, [worst] * len(failed), "x", color=RED, label="failed")
         axis.set(xscale="log", yscale="log", xlabel=name, ylabel=ylabel)
-        axis.set_xticks(values, [f"{value:g}" for value in values])
-        axis.set_yticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
-        axis.minorticks_off()
+        label_ticks(axis, values, "x")
+        label_ticks(axis, (1, 2, 5, 10, 20, 50))
         if failed:
             axis.legend(frameon=False)
     return figure
 
 
-def matrices(named, title, decades=4):
+def matrices(named: Mapping[str, np.ndarray], title: str, decades: float = 4) -> Figure:
     """Matrices side by side, the sizes of their entries on one logarithmic colour scale.
 
-    named    title -> matrix; the largest entry of the first one is the scale's end
-    decades  of the scale; smaller entries are white, as zeros are
+    Args:
+        named: title -> matrix; the largest entry of the first one is the scale's end
+        title: of the figure
+        decades: of the scale; smaller entries are white, as zeros are
     """
     from matplotlib.colors import LogNorm
 
-    figure, grid = axes(1, len(named), width=3.4, height=3.3)
+    figure, drawn = side_by_side(named, width=3.4, height=3.3)
     largest = np.abs(next(iter(named.values()))).max()
     norm = LogNorm(largest / 10**decades, largest)
-    for axis, (name, matrix) in zip(np.atleast_1d(grid), named.items(), strict=True):
+    for axis, name, matrix in drawn:
         sizes = np.ma.masked_less(np.abs(matrix), norm.vmin)
-        drawn = axis.imshow(sizes, norm=norm, cmap="viridis_r", interpolation="nearest")
+        image = axis.imshow(sizes, norm=norm, cmap="viridis_r", interpolation="nearest")
         axis.set(title=name, xlabel="weight", ylabel="weight")
         axis.grid(False)
-    figure.colorbar(drawn, ax=np.atleast_1d(grid).tolist(), label="size of the entry", shrink=0.8)
+    shared = [axis for axis, _, _ in drawn]
+    figure.colorbar(image, ax=shared, label="size of the entry", shrink=0.8)
     figure.suptitle(title)
     return figure
 
 
-def decisions(history, layers, every, title):
-    """What a trace rule decided: ``history`` has a row of words for each refresh, ``every`` updates
-    apart, a word for each of ``layers``."""
+def decisions(
+    history: Sequence[Sequence[str]], layers: Sequence[str], every: int, title: str
+) -> Figure:
+    """What a trace rule decided, by layer over the updates.
+
+    Args:
+        history: for each refresh a row of "refresh", "skip" or "freeze", one for each layer
+        layers: their names
+        every: updates from one refresh to the next
+        title: of the figure
+    """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
@@ -206,7 +282,7 @@ def decisions(history, layers, every, title):
     return figure
 
 
-def png(figure):
+def png(figure: Figure) -> bytes:
     """Return ``figure`` as the bytes of a small PNG, and close it."""
     import io
 
@@ -222,10 +298,13 @@ def png(figure):
     return small.getvalue()
 
 
-def show(figure, alt):
+def show(figure: Figure, alt: str) -> None:
     """Display ``figure`` in a notebook as PNG, and close it.
 
-    alt  what is to be seen: alternative text of the picture, and its form where only text is shown
+    Args:
+        figure: of matplotlib
+        alt: what is to be seen: alternative text of the picture, and its form where only text is
+            shown
     """
     import base64
 

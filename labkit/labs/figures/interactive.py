@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.base.progress import has_front_end
 from labkit.errors import InputError
 from labkit.labs.figures import common as plots
@@ -22,23 +23,32 @@ class Slider:
     start: float
 
 
-def show(draw: Callable[..., Any], alt: str, save=None, **sliders: Slider) -> None:
-    """Display the figure ``draw(**values)``, in JupyterLab with a slider for each value.
+def show(
+    draw: Callable[..., Any],
+    alt: str,
+    save: Callable[[Any], object] | None = None,
+    **sliders: Slider,
+) -> None:
+    """Display a figure, in JupyterLab with a slider for each of its arguments.
 
-    draw     returns a matplotlib figure, a new one at each call
-    alt      what is to be seen: alternative text of the picture
-    save     is called with the figure at the start values
-    sliders  argument of ``draw`` -> its ``Slider``
+    Headless it is the picture at the sliders' start values.
 
-    Headless it is the picture at the sliders' start values. Raises ``InputError`` where there is
-    no slider, and for one that cannot be moved to its start.
+    Args:
+        draw: returns a matplotlib figure of the arguments, a new one at each call
+        alt: what is to be seen: alternative text of the picture
+        save: is called with the figure at the start values
+        **sliders: one for each argument of ``draw``
+
+    Raises:
+        InputError: when there is no slider, or one cannot be moved to its start.
     """
     if not sliders:
-        raise InputError("no slider came; expected one for each argument of the figure")
-    for name, one in sliders.items():
-        if not (one.low <= one.start <= one.high and one.low < one.high and one.step > 0):
-            raise InputError(f"slider {name} is {one}; expected low <= start <= high, step > 0")
-    figure = draw(**{name: one.start for name, one in sliders.items()})
+        raise InputError("sliders: expected one for each argument of the figure, got none")
+    for name, slider in sliders.items():
+        is_inside = slider.low <= slider.start <= slider.high
+        if not (is_inside and slider.low < slider.high and slider.step > 0):
+            raise wrong(f"slider {name}", slider, "low <= start <= high, low < high, step > 0")
+    figure = draw(**{name: slider.start for name, slider in sliders.items()})
     if save is not None:
         save(figure)
     if has_front_end():
@@ -50,32 +60,32 @@ def show(draw: Callable[..., Any], alt: str, save=None, **sliders: Slider) -> No
         plots.show(figure, alt)
 
 
-def widget(draw: Callable[..., Any], alt: str, **sliders: Slider):
+def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
     """Return the ipywidgets box of a picture and its sliders; arguments as in ``show``."""
     import ipywidgets
 
-    moved = {name: _slider(one) for name, one in sliders.items()}
+    moved = {name: _slider(slider) for name, slider in sliders.items()}
     picture = ipywidgets.HTML(layout={"max_width": "100%"})
 
-    def redraw(change=None):
-        figure = draw(**{name: one.value for name, one in moved.items()})
+    def redraw(change: object = None) -> None:
+        figure = draw(**{name: slider.value for name, slider in moved.items()})
         # As HTML, since a widget's picture takes no alternative text.
         data = base64.b64encode(plots.png(figure)).decode()
         # JupyterLab cuts off what is wider than the page.
         fit = 'style="max-width: 100%; height: auto"'
         picture.value = f'<img alt="{html.escape(alt)}" {fit} src="data:image/png;base64,{data}">'
 
-    for one in moved.values():
-        one.observe(redraw, names="value")
+    for slider in moved.values():
+        slider.observe(redraw, names="value")
     redraw()
     return ipywidgets.VBox([*moved.values(), picture])
 
 
-def _slider(one):
+def _slider(slider: Slider) -> Any:
     import ipywidgets
 
     return ipywidgets.FloatSlider(
-        value=one.start, min=one.low, max=one.high, step=one.step,
-        description=one.label, readout_format=".4g",
+        value=slider.start, min=slider.low, max=slider.high, step=slider.step,
+        description=slider.label, readout_format=".4g",
         style={"description_width": "12em"}, layout={"width": "36em"},
     )  # fmt: skip

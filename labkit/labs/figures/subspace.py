@@ -1,8 +1,16 @@
 """Figures of lab 05: spectra, paths over the loss, searches and races. No MindSpore import."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from labkit.labs.figures import common as plots
+
+if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
+    from matplotlib.figure import Figure
 
 # What follows stage one: its name in figures, its colour, its line and its mark.
 METHODS = {
@@ -18,7 +26,7 @@ METHODS = {
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 7.0, 5.0, 4.0, 3.0, 2.5, 2.0, 1.0)
 
 
-def spectrum(shares, title):
+def spectrum(shares: Mapping[str, Sequence[float]], title: str) -> Figure:
     """Share of the variance along each component, in per cent; ``shares`` is label -> (K,)."""
     figure, axis = plots.axes(width=6.4, height=3.6)
     marks = ("o", "x", "s", "^")
@@ -30,37 +38,47 @@ def spectrum(shares, title):
     axis.set(xscale="log", yscale="log", xlabel="component", title=title)
     axis.set_ylabel("share of the variance (%)")
     longest = max(map(len, shares.values()))
-    ticks = [tick for tick in (1, 2, 4, 8, 16, 32, 64) if tick <= longest]
-    axis.set_xticks(ticks, list(map(str, ticks)))
-    axis.set_yticks([0.01, 0.1, 1, 10, 100], ["0.01", "0.1", "1", "10", "100"])
-    axis.minorticks_off()
+    plots.label_ticks(axis, [tick for tick in (1, 2, 4, 8, 16, 32, 64) if tick <= longest], "x")
+    plots.label_ticks(axis, (0.01, 0.1, 1, 10, 100))
     axis.legend(frameon=False)
     return figure
 
 
-def coordinates(panels):
+def coordinates(panels: Mapping[str, np.ndarray]) -> Figure:
     """Coordinates along some components over the snapshots, a panel for each set of snapshots.
 
-    panels  title -> (K, N) coordinates; each row is drawn in units of its largest size
+    Args:
+        panels: title -> (K, N) coordinates; each row is drawn in units of its largest size
     """
-    figure, grid = plots.axes(1, len(panels), width=4.4, height=3.0)
-    for axis, (title, rows) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+    figure, drawn = plots.side_by_side(panels, width=4.4, height=3.0)
+    for axis, title, rows in drawn:
         for number, row in enumerate(np.asarray(rows)):
-            drawn = row / np.abs(row).max()
-            axis.plot(drawn, color=plots.PALETTE[number], label=f"component {number + 1}")
+            scaled = row / np.abs(row).max()
+            axis.plot(scaled, color=plots.PALETTE[number], label=f"component {number + 1}")
         axis.set(xlabel="snapshot", ylabel="coordinate (largest is 1)", title=title)
         axis.set_ylim(-1.15, 1.15)
-    handles, labels = np.atleast_1d(grid)[0].get_legend_handles_labels()
+    handles, labels = drawn[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
     return figure
 
 
-def path(first, second, losses, points, marks, title):
+def path(
+    first: np.ndarray,
+    second: np.ndarray,
+    losses: np.ndarray,
+    points: Sequence[Sequence[float]],
+    marks: Mapping[str, Sequence[float]],
+    title: str,
+) -> Figure:
     """The path of the weights over the loss in the plane of two components.
 
-    first, second  the grid's coordinates, (A,) and (B,)
-    losses         at the grid, (B, A), nats
-    points         of the path, (N, 2), in order; marks: label -> (2,)
+    Args:
+        first: the grid's coordinates along the first component, (A,)
+        second: and along the second, (B,)
+        losses: at the grid, (B, A), nats
+        points: of the path, (N, 2), in order
+        marks: label -> (2,)
+        title: of the figure
     """
     figure, axis = plots.axes(width=7.2, height=4.4)
     levels = np.geomspace(losses.min(), losses.max(), 22)
@@ -72,7 +90,7 @@ def path(first, second, losses, points, marks, title):
         axis.plot([x], [y], mark, color=color, markersize=9, markeredgecolor="white", label=label)
     axis.set(xlabel="first component (length)", ylabel="second component (length)", title=title)
     axis.grid(False)
-    ticks = [tick for tick in _nice(losses.min(), losses.max())]
+    ticks = _nice(losses.min(), losses.max())
     bar = figure.colorbar(drawn, ax=axis, label="training loss (nats)", ticks=ticks)
     bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
@@ -80,16 +98,19 @@ def path(first, second, losses, points, marks, title):
     return figure
 
 
-def _nice(low, high):
+def _nice(low: float, high: float) -> np.ndarray:
+    """Return 1, 2 and 5 times the powers of ten from ``low`` to ``high``."""
     decades = 10.0 ** np.arange(-6, 4)
     every = np.sort(np.concatenate([factor * decades for factor in (1, 2, 5)]))
     return every[(every >= low) & (every <= high)]
 
 
-def reconstruction(found, title):
+def reconstruction(found: Mapping[str, Mapping[int, float]], title: str) -> Figure:
     """What K components leave of vectors, over K.
 
-    found  label -> {K: |what is left| / |vector|}
+    Args:
+        found: label -> {K: |what is left| / |vector|}
+        title: of the figure
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     for number, (label, left) in enumerate(found.items()):
@@ -102,12 +123,23 @@ def reconstruction(found, title):
     return figure
 
 
-def line_search(rates, losses, slope, sigma, accepted, title):
+def line_search(
+    rates: Sequence[float],
+    losses: Sequence[float],
+    slope: float,
+    sigma: float,
+    accepted: Sequence[tuple[float, float, bool]],
+    title: str,
+) -> Figure:
     """The loss along a direction, the bound of the search, and the length that it takes.
 
-    rates, losses  of a fine grid that begins at 0
-    slope          of the loss at 0
-    accepted       [(rate, loss, taken)] of the trials
+    Args:
+        rates: lengths of a fine grid that begins at 0
+        losses: there, nats
+        slope: of the loss at 0
+        sigma: share of the slope that the search asks for
+        accepted: (length, loss, whether it was taken) of each trial
+        title: of the figure
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
     axis.plot(rates, losses, color=plots.BLUE, label="loss")
@@ -127,30 +159,39 @@ def line_search(rates, losses, slope, sigma, accepted, title):
     return figure
 
 
-def race(curves, start, flat, title):
+def race(
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    start: float,
+    flat: Mapping[str, float],
+    title: str,
+) -> Figure:
     """Test error after stage one, over epochs of stage two.
 
-    curves  method -> (epochs, accuracies 0 .. 1);  start  accuracy at the end of stage one
-    flat    method -> accuracy, of what has no epochs
+    Args:
+        curves: method -> (epochs, accuracies 0 .. 1)
+        start: accuracy at the end of stage one
+        flat: method -> accuracy, of what has no epochs
+        title: of the figure
     """
     figure, axis = plots.axes(width=7.2, height=3.8)
     for method, (epochs, right) in curves.items():
         label, color, style, mark = METHODS[method]
-        error = 100 - 100 * np.asarray([start, *right])
+        error = plots.errors([start, *right])
         axis.plot([0, *epochs], error, style, marker=mark, markersize=4, color=color, label=label)
     for method, right in flat.items():
         label, color, style, _ = METHODS[method]
         axis.axhline(100 - 100 * right, linestyle=style, color=color, label=label, linewidth=1.2)
     axis.set(xlabel="epochs of stage two", title=title)
-    _errors(axis)
+    plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure
 
 
-def by_method(panels):
+def by_method(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """Test error of each method: a dot for each seed, a bar for their mean, a panel for each race.
 
-    panels  title -> {method: accuracies by seed, 0 .. 1}; all with the same methods
+    Args:
+        panels: title -> {method: accuracies by seed, 0 .. 1}; all with the same methods
     """
     methods = list(next(iter(panels.values())))
     columns = len(panels) if len(panels) <= 3 else 2
@@ -159,10 +200,10 @@ def by_method(panels):
     flat = np.atleast_1d(grid).ravel()
     for axis in flat[len(panels) :]:
         axis.set_axis_off()
-    for axis, (title, found) in zip(flat, panels.items(), strict=False):
+    for axis, (title, accuracies) in zip(flat, panels.items(), strict=False):
         for place, method in enumerate(methods):
             color = METHODS[method][1]
-            errors = 100 - 100 * np.asarray(found[method], float)
+            errors = plots.errors(accuracies[method])
             axis.plot(errors, [place] * errors.size, "o", color=color, markersize=4, alpha=0.6)
             axis.plot([errors.mean()] * 2, [place - 0.3, place + 0.3], color=color, linewidth=2.5)
         axis.set_yticks(range(len(methods)), [""] * len(methods))
@@ -174,28 +215,19 @@ def by_method(panels):
     return figure
 
 
-def swept(panels, method="projected_bfgs"):
+def swept(
+    panels: Mapping[str, Mapping[float, Sequence[float]]], method: str = "projected_bfgs"
+) -> Figure:
     """Test error over the values of settings, a panel for each: mean as a line, seeds as dots.
 
-    panels  name of a setting -> {its value: accuracies by seed, 0 .. 1}
+    Args:
+        panels: name of a setting -> {its value: accuracies by seed, 0 .. 1}
+        method: whose colour is taken
     """
-    figure, grid = plots.axes(1, len(panels), width=4.0)
-    color = METHODS[method][1]
-    for axis, (name, found) in zip(np.atleast_1d(grid), panels.items(), strict=True):
-        values = sorted(found)
-        errors = [100 - 100 * np.asarray(found[value], float) for value in values]
-        axis.plot(values, [each.mean() for each in errors], "-", color=color, label="mean")
-        for value, each in zip(values, errors, strict=True):
-            axis.plot([value] * each.size, each, "o", color=color, markersize=4, alpha=0.6)
+    figure, drawn = plots.side_by_side(panels, width=4.0)
+    for axis, name, by_value in drawn:
+        errors = {value: plots.errors(right) for value, right in by_value.items()}
+        plots.mean_and_seeds(axis, errors, METHODS[method][1], "mean", alpha=0.6)
         axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
-        axis.set_xticks(values, [f"{value:g}" for value in values])
-        axis.minorticks_off()
+        plots.label_ticks(axis, sorted(by_value), "x")
     return figure
-
-
-def _errors(axis):
-    axis.set(yscale="log", ylabel="test error (%)")
-    low, high = axis.get_ylim()
-    ticks = [tick for tick in _ERRORS if low <= tick <= high * 1.01]
-    axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.minorticks_off()

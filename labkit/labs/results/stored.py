@@ -6,14 +6,17 @@ A result NAME is three files of this folder, written by a program under ``benchm
     NAME.csv         one row per training
     NAME_curves.csv  run (as in NAME.csv), update, accuracy, loss, training_loss; and what
                      ``CURVES`` adds
+
+The programs prove that a table is what its plan says; here it is only read.
 """
 
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TextIO
 
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
@@ -26,38 +29,41 @@ CURVES = {
     "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
     "subspace_race": CURVE,
 }
-NAMES = tuple(CURVES)
 
 
 @dataclass(frozen=True)
 class Stored:
     """One stored result.
 
-    head    how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
-    rows    one dict per training; an empty field is None
-    curves  run -> its points, dicts of update, accuracy and loss on the images it is judged by,
-            mean training loss since the point before, and what ``CURVES`` adds
+    Attributes:
+        head: how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
+        rows: one dict per training; an empty field is None
+        curves: run -> its points, dicts of update, accuracy and loss on the images it is judged
+            by, mean training loss since the point before, and what ``CURVES`` adds
     """
 
     head: dict
     rows: list[dict]
     curves: dict[int, list[dict]]
 
-    def select(self, **named) -> list[dict]:
+    def select(self, **fields: Any) -> list[dict]:
         """Return the rows whose fields have these values; ``InputError`` for an unknown field."""
-        for name in named:
+        for name in fields:
             refuse_unknown("field", name, self.rows[0])
-        return [row for row in self.rows if all(row[n] == value for n, value in named.items())]
+        return [row for row in self.rows if all(row[n] == value for n, value in fields.items())]
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
-    """Return the stored result ``name``.
+    """Return a stored result.
 
-    folder  where its files are; None: those that came with labkit
+    Args:
+        name: one of ``CURVES``
+        folder: where its files are; None: those that came with labkit
 
-    Raises ``InputError`` for an unknown name, and for files that are missing or damaged.
+    Raises:
+        InputError: when the name is unknown, or a file is missing or damaged.
     """
-    refuse_unknown("stored result", name, NAMES)
+    refuse_unknown("stored result", name, CURVES)
     folder = FOLDER if folder is None else Path(folder)
     path = folder / f"{name}.json"
     try:
@@ -71,7 +77,7 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
         ) from error
     if not isinstance(head, dict) or not rows or not points or set(points[0]) != set(CURVES[name]):
         raise InputError(
-            f"stored result {name} in {folder} is damaged: a file is not of its form, or empty"
+            f"stored result {name} in {folder} is damaged: a file is empty or has another form"
         )
     curves: dict[int, list[dict]] = {}
     for point in points:
@@ -79,37 +85,18 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
     return Stored(head, rows, curves)
 
 
-def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
-    """Return the update of the first point with at least ``target`` accuracy; None: it has none.
-
-    A curve is judged every so many updates, so this is the number rounded up to them.
-    """
-    return next((point["update"] for point in curve if point["accuracy"] >= target), None)
-
-
-def mean_steps(steps: Iterable[int | None]) -> float | None:
-    """Return the mean over trainings; None where one of them never got there, or there is none."""
-    steps = list(steps)
-    if not steps or None in steps:
-        return None
-    return sum(steps) / len(steps)
-
-
 def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
-    """Write the three files of ``name`` into ``folder``, which is made where it is not there.
-
-    Each file appears whole or not at all.
-    """
-    refuse_unknown("stored result", name, NAMES)
+    """Write the three files of ``name`` into ``folder``; each appears whole or not at all."""
+    refuse_unknown("stored result", name, CURVES)
     folder = Path(folder)
     points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
-    _replace(folder / f"{name}.csv", lambda file: _write_csv(file, stored.rows, None))
+    _replace(folder / f"{name}.csv", lambda file: _write_csv(file, stored.rows, stored.rows[0]))
     _replace(folder / f"{name}_curves.csv", lambda file: _write_csv(file, points, CURVES[name]))
     head = json.dumps(stored.head, indent=1) + "\n"
     _replace(folder / f"{name}.json", lambda file: file.write(head))
 
 
-def _replace(path, write_to):
+def _replace(path: Path, write_to: Callable[[TextIO], object]) -> None:
     with (
         whole_file(path, "the stored result") as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,
@@ -117,13 +104,13 @@ def _replace(path, write_to):
         write_to(file)
 
 
-def _write_csv(file, rows, names):
-    writer = csv.DictWriter(file, names or list(rows[0]), lineterminator="\n")
+def _write_csv(file: TextIO, rows: list[dict], names: Any) -> None:
+    writer = csv.DictWriter(file, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
 
-def _read_csv(path):
+def _read_csv(path: Path) -> list[dict]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, strict=True))
     if any(None in row or None in row.values() for row in rows):
@@ -131,7 +118,7 @@ def _read_csv(path):
     return [{name: _value(text) for name, text in row.items()} for row in rows]
 
 
-def _value(text):
+def _value(text: str) -> int | float | str | None:
     """Return the number that a field holds, None for an empty one, else its text."""
     if not text:
         return None

@@ -1,12 +1,12 @@
-"""Two-stage training against what costs less: what the race trains, and its stored rows.
+"""Two-stage training against what costs less: the stored race, as lab 05 reads it.
 
 A row is one training on 5 000 MNIST images, LeNet, judged by the test set:
 
 setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
-noise     share of the training labels drawn anew at random; 0.0, or 0.3 with "batch 8"
+noise     share of the training labels drawn anew at random; 0.0, or 0.3
 stage     ``compare``: all methods; ``sweep``: one thing changed; ``more``: further seeds
 seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
-method    one of ``METHODS``, which ``labkit.labs.results.subspace_plan`` describes
+method    one of ``METHODS``, see below
 batch     of the training; learning_rate: of the optimizer, for ``to_zero`` at its begin
 components, start        of the basis, and the weights that stage two starts from (``STARTS``)
 trials, failure, alpha   constants of the search, as in ``labkit.algorithms.subspace``
@@ -18,97 +18,97 @@ basis_seconds, explained             to make the basis; share of variance of all
 searches, failed_searches, trials_made   of the whole training
 stopped   what stopped it before its end; empty: nothing did
 
-What a method has not is empty (None). Curves have the points of ``labkit.labs.results``; ``update``
-counts from the start of the row's own stage.
+What a method has not is empty (None). ``update`` of a curve counts from the start of the row's own
+stage. The methods:
 
-``load`` reads the table and checks it against its plan; ``accuracies`` gives one setting's figures
-by seed, ``gains`` those over the end of stage one, ``compared`` all methods of one setting, ``by``
-a sweep, ``searches`` how the searches went.
+stage_one       Momentum 0.9 at a constant rate, 40 snapshots in its later epochs
+same_rate       goes on, moments and all, at the rate of stage one
+tenth           at a tenth of it
+to_zero         in a line from it to 0 over the two epochs
+large_batch     at it, or another, in batches of 250, with moments begun anew
+average         the mean of the snapshots, which trains nothing
+projected_sgd   ``SubspaceStep(method="sgd")`` over nn.SGD with momentum 0.9, batches of 250
+projected_bfgs  ``SubspaceStep`` over nn.SGD at rate 1, batches of 250
+
+Stage two starts from the last snapshot, which is the end of stage one (``last``, as the seed does),
+from the first one (``first``), or from the initial weights, the basis then of 40 snapshots from
+these to the end (``initial``, as the paper does).
 """
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.results import stored as files
 from labkit.labs.results.stored import Stored
-from labkit.labs.results.subspace_plan import METHODS as METHODS
-from labkit.labs.results.subspace_plan import SEARCH as SEARCH
-from labkit.labs.results.subspace_plan import STARTS as STARTS
-from labkit.labs.results.subspace_plan import SWEPT, planned, seconds_of, setting_of, updates_of
 
 NAME = "subspace_race"
+METHODS = (
+    "stage_one",
+    "same_rate",
+    "tenth",
+    "to_zero",
+    "large_batch",
+    "average",
+    "projected_sgd",
+    "projected_bfgs",
+)
+STARTS = ("last", "first", "initial")
+LARGE_BATCH = 250
+SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
+SWEPT = ("batch", "learning_rate", *SEARCH)
 
 
 def load(folder: str | os.PathLike | None = None) -> Stored:
-    """Return the stored race, checked: its rows are what the plan says and follow from the curves.
+    """Return the stored race; as ``results.load``."""
+    return files.load(NAME, folder)
 
-    folder  where its files are; None: those that came with labkit
 
-    Raises ``InputError`` as ``results.load`` does, and for a table that is not of its plan.
+def setting_of(
+    plan: Mapping, method: str, setting: str = "batch 8", noise: float = 0.0, **changes: Any
+) -> dict[str, Any]:
+    """Return what one training is made with; what its method has not is None.
+
+    Args:
+        plan: as ``head["plan"]``
+        method: one of ``METHODS``
+        setting: of stage one, by its name in the plan
+        noise: share of the training labels drawn anew
+        **changes: fields of ``SWEPT`` that are not the method's own: ``same_rate`` and ``to_zero``
+            have batch and rate of stage one, ``tenth`` a tenth of that rate, ``large_batch`` batch
+            250 at that rate, ``projected_sgd`` likewise in the subspace, ``projected_bfgs`` batch
+            250 and rate 1
+
+    Raises:
+        InputError: when a name is unknown, or the method has not what is changed.
     """
-    stored = files.load(NAME, folder)
-    try:
-        check(stored)
-    except (KeyError, TypeError, IndexError) as error:
-        raise InputError(f"stored result {NAME} is damaged: {error!r}") from error
-    return stored
+    refuse_unknown("method", method, METHODS)
+    refuse_unknown("setting", setting, plan["settings"])
+    stage_one = plan["settings"][setting]
+    fields = {"setting": setting, "noise": noise, "method": method}
+    fields |= dict.fromkeys(SWEPT)
+    if method != "average":
+        fields |= {"batch": stage_one["batch"], "learning_rate": stage_one["learning_rate"]}
+    if method == "tenth":
+        fields["learning_rate"] = rounded(stage_one["learning_rate"] / 10)
+    if method in ("large_batch", "projected_sgd", "projected_bfgs"):
+        fields["batch"] = LARGE_BATCH
+    if method == "projected_sgd":
+        fields |= {name: SEARCH[name] for name in ("components", "start")}
+    if method == "projected_bfgs":
+        fields |= {"learning_rate": 1.0} | SEARCH
+    for name in changes:
+        refuse_unknown("field", name, SWEPT)
+        if fields[name] is None:
+            raise InputError(f"{method} has no {name}")
+    return fields | changes
 
 
-def check(stored: Stored) -> None:
-    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
-    plan = stored.head["plan"]
-    wanted = planned(plan)
-    _expect("number of rows", len(stored.rows), len(wanted))
-    for number, (row, (stage, setting, seed)) in enumerate(
-        zip(stored.rows, wanted, strict=True), start=1
-    ):
-        what = {"run": number, "stage": stage, "seed": seed, **setting}
-        _expect(f"row {number}", {name: row[name] for name in what}, what)
-        _check_curve(plan, row, stored.curves.get(number, []))
-        if row["method"] != "average":
-            _expect(
-                f"seconds of run {number}", row["seconds"], seconds_of(stored.head["times"], row)
-            )
-
-
-def _check_curve(plan, row, curve):
-    what = f"run {row['run']}"
-    follows = from_curve(curve, updates_of(plan, row) // plan["epochs"], row["method"])
-    # A NaN is not equal to itself: as texts they are compared.
-    found = {name: str(row[name]) for name in follows}
-    _expect(f"{what}, by its curve", found, {name: str(one) for name, one in follows.items()})
-    if not row["stopped"]:
-        _expect(f"{what}, updates", row["updates"], updates_of(plan, row))
-    for point in curve:
-        if not 0 <= point["accuracy"] <= 1:
-            raise InputError(f"{what} has accuracy {point['accuracy']}; expected 0 to 1")
-
-
-def from_curve(curve: list[Mapping], epoch: int, method: str) -> dict:
-    """Return the fields of a row that follow from its curve.
-
-    epoch  updates in an epoch of stage two
-    """
-    last = curve[-1] if curve else {"update": 0, "accuracy": None, "loss": None}
-    one = {"accuracy": None, "loss": None}
-    if method not in ("stage_one", "average"):
-        one = next((point for point in curve if point["update"] == epoch), one)
-    return {
-        "updates": last["update"],
-        "one_epoch_accuracy": one["accuracy"],
-        "one_epoch_loss": one["loss"],
-        "last_accuracy": last["accuracy"],
-        "last_loss": last["loss"],
-    }
-
-
-def _expect(what, found, wanted):
-    if found != wanted:
-        raise InputError(
-            f"stored result {NAME}: {what} is {found}, and by its plan and curves {wanted}; "
-            f"benchmarks/{NAME}.py makes it anew"
-        )
+def rounded(rate: float) -> float:
+    """Return a rate to six digits, as the table holds it."""
+    return float(f"{rate:.6g}")
 
 
 def rows_of(
@@ -118,13 +118,12 @@ def rows_of(
     setting: str = "batch 8",
     noise: float = 0.0,
     more: bool = False,
-    **changes,
+    **changes: Any,
 ) -> list[dict]:
-    """Return the rows of one setting, by seed; arguments as in ``setting_of``.
+    """Return the rows of one setting, by seed; ``more``: those of further seeds as well.
 
-    more  the further seeds as well
-
-    Raises ``InputError`` for a setting that was not raced.
+    Raises:
+        InputError: when the setting was not raced; else as ``setting_of``.
     """
     wanted = setting_of(stored.head["plan"], method, setting, noise, **changes)
     rows = [row for row in stored.select(**wanted) if more or row["stage"] != "more"]
@@ -133,18 +132,18 @@ def rows_of(
     return sorted(rows, key=lambda row: row["seed"])
 
 
-def accuracies(stored: Stored, method: str, epochs: int = 2, **which) -> list[float]:
+def accuracies(stored: Stored, method: str, epochs: int = 2, **which: Any) -> list[float]:
     """Return the test accuracies by seed, after one or two epochs of stage two.
 
-    which  as in ``rows_of``. Stage one and the average have one accuracy, whatever ``epochs``; that
-           of a training that was stopped before is that of its last point
+    Stage one and the average have one accuracy, whatever ``epochs``; that of a training that was
+    stopped before is that of its last point. ``which`` as in ``rows_of``.
     """
     return _accuracies(rows_of(stored, method, **which), epochs)
 
 
-def _accuracies(rows, epochs):
+def _accuracies(rows: list[dict], epochs: int) -> list[float]:
     if epochs not in (1, 2):
-        raise InputError(f"epochs is {epochs!r}; expected 1 or 2")
+        raise wrong("epochs", epochs, "1 or 2")
     late = [row["last_accuracy"] for row in rows]
     if epochs == 2:
         return late
@@ -152,36 +151,46 @@ def _accuracies(rows, epochs):
     return [b if a is None else a for a, b in zip(early, late, strict=True)]
 
 
-def gains(stored: Stored, method: str, epochs: int = 2, **which) -> list[float]:
+def gains(stored: Stored, method: str, epochs: int = 2, **which: Any) -> list[float]:
     """Return ``accuracies`` less those at the end of stage one, by seed."""
-    found = accuracies(stored, method, epochs, **which)
+    reached = accuracies(stored, method, epochs, **which)
     begin = {name: which[name] for name in ("setting", "noise", "more") if name in which}
     ends = accuracies(stored, "stage_one", **begin)
-    return [one - end for one, end in zip(found, ends, strict=True)]
+    return [accuracy - end for accuracy, end in zip(reached, ends, strict=True)]
 
 
 def compared(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> list[dict]:
     """Return one dict for each method and rate, in the order of the plan.
 
-    method, batch, learning_rate; one_epoch, two_epochs (accuracies by seed), loss (at the end),
-    seconds, all by seed
+    Returns:
+        dicts of method, batch, learning_rate, and by seed one_epoch and two_epochs (accuracies),
+        loss (at the end) and seconds.
     """
-    found = {}
+    groups: dict[tuple, list[dict]] = {}
     for row in stored.select(stage="compare", setting=setting, noise=noise):
-        found.setdefault((row["method"], row["batch"], row["learning_rate"]), []).append(row)
-    if not found:
+        groups.setdefault((row["method"], row["batch"], row["learning_rate"]), []).append(row)
+    if not groups:
         raise InputError(f"{setting!r} with noise {noise!r} was not raced; {NAME}.csv lists it")
     lines = []
-    for (method, batch, rate), rows in found.items():
+    for (method, batch, rate), rows in groups.items():
         rows = sorted(rows, key=lambda row: row["seed"])
-        line = {"method": method, "batch": batch, "learning_rate": rate}
-        line |= {"one_epoch": _accuracies(rows, 1), "two_epochs": _accuracies(rows, 2)}
-        line |= {"loss": [row["last_loss"] for row in rows]}
-        lines.append(line | {"seconds": [row["seconds"] for row in rows]})
+        lines.append(
+            {
+                "method": method,
+                "batch": batch,
+                "learning_rate": rate,
+                "one_epoch": _accuracies(rows, 1),
+                "two_epochs": _accuracies(rows, 2),
+                "loss": [row["last_loss"] for row in rows],
+                "seconds": [row["seconds"] for row in rows],
+            }
+        )
     return lines
 
 
-def by(stored: Stored, field: str, epochs: int = 2, method="projected_bfgs", **which) -> dict:
+def by(
+    stored: Stored, field: str, epochs: int = 2, method: str = "projected_bfgs", **which: Any
+) -> dict[Any, list[float]]:
     """Return value of ``field`` -> accuracies by seed, all else as in ``setting_of``."""
     refuse_unknown("field", field, SWEPT)
     wanted = setting_of(stored.head["plan"], method, **which)
@@ -193,10 +202,12 @@ def by(stored: Stored, field: str, epochs: int = 2, method="projected_bfgs", **w
     }
 
 
-def searches(stored: Stored, **which) -> dict[str, list[float]]:
+def searches(stored: Stored, **which: Any) -> dict[str, list[float]]:
     """Return how the searches of ``projected_bfgs`` went, by seed; ``which`` as in ``rows_of``.
 
-    failed  share of the searches that found no step; trials: mean number of trials of a search
+    Returns:
+        ``failed``: share of the searches that found no step; ``trials``: mean number of trials of
+        a search.
     """
     rows = rows_of(stored, "projected_bfgs", **which)
     return {

@@ -4,52 +4,72 @@ Updates to an accuracy are counted on the test set, over seeds; seconds are upda
 time of one, which ``benchmarks/thor_race.py`` has measured in turns, refreshes included.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from labkit.errors import InputError, refuse_unknown
-from labkit.labs.results.stored import Stored, mean_steps, steps_to
+from labkit.base.arguments import wrong
+from labkit.errors import refuse_unknown
+from labkit.labs.results.stored import Stored
 
 OPTIMIZERS = ("Momentum", "THOR")
+
+
+def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
+    """Return the update of the first point with at least ``target`` accuracy; None: it has none.
+
+    A curve is judged every so many updates, so this is the number rounded up to them.
+    """
+    return next((point["update"] for point in curve if point["accuracy"] >= target), None)
+
+
+def mean_steps(steps: Iterable[int | None]) -> float | None:
+    """Return the mean over trainings; None where one of them never got there, or there is none."""
+    steps = list(steps)
+    if not steps or None in steps:
+        return None
+    return sum(steps) / len(steps)
 
 
 def compare(
     stored: Stored, net: str, target: float, epochs: Mapping[str, float] | None = None
 ) -> dict[str, dict]:
-    """Return what each optimizer needs for ``target``: optimizer -> numbers.
+    """Return what each optimizer needs for an accuracy.
 
-    target  test accuracy, 0 .. 1
-    epochs  optimizer -> length of the cosine, for its best setting of that length; where it is
-            not given, the winner of the tuning
+    Args:
+        stored: the race
+        net: "LeNet" or "ResNet"
+        target: test accuracy, 0 .. 1
+        epochs: optimizer -> length of the cosine, for its best setting of that length; the winner
+            of the tuning for an optimizer without one
 
-    setting  what it was trained with
-    steps    updates to the target, by seed; None: that training never got there
-    mean     of steps; None where one of them is None
-    at_least mean of steps, where a training that never got there counts with all its updates
-    seconds  mean times the mean time of an update; None likewise
-    ms       that time, in milliseconds
-    last     test accuracy at the end of the training, by seed
+    Returns:
+        optimizer -> ``setting``, what it was trained with; ``steps``, updates to the target by
+        seed, None where a training never got there; their ``mean``, None where one is None;
+        ``at_least``, the mean where such a training counts with all its updates; ``seconds`` of the
+        mean; ``ms`` of an update; ``last``, test accuracies at the end, by seed.
 
-    Raises ``InputError`` for a net, optimizer or length that was not raced.
+    Raises:
+        InputError: when a net, optimizer or length was not raced.
     """
     refuse_unknown("net", net, stored.head["tuned"])
     for optimizer in epochs or {}:
         refuse_unknown("optimizer", optimizer, OPTIMIZERS)
-    found = {}
+    sides = {}
     for optimizer in OPTIMIZERS:
         setting = _setting(stored, net, optimizer, (epochs or {}).get(optimizer))
         rows = race_rows(stored, net, optimizer, setting["epochs"])
         steps = [steps_to(stored.curves[row["run"]], target) for row in rows]
         bounds = [row["updates"] if s is None else s for s, row in zip(steps, rows, strict=True)]
-        found[optimizer] = {
+        mean, ms = mean_steps(steps), stored.head["times"][net][optimizer]["ms"]
+        sides[optimizer] = {
             "setting": setting,
             "steps": steps,
-            "mean": mean_steps(steps),
+            "mean": mean,
             "at_least": mean_steps(bounds),
-            "seconds": seconds_of(stored, net, optimizer, mean_steps(steps)),
-            "ms": stored.head["times"][net][optimizer]["ms"],
+            "seconds": None if mean is None else mean * ms / 1e3,
+            "ms": ms,
             "last": [row["last_accuracy"] for row in rows],
         }
-    return found
+    return sides
 
 
 def race_rows(stored: Stored, net: str, optimizer: str, epochs: float) -> list[dict]:
@@ -58,7 +78,7 @@ def race_rows(stored: Stored, net: str, optimizer: str, epochs: float) -> list[d
     return sorted(rows, key=lambda row: row["seed"])
 
 
-def _setting(stored, net, optimizer, epochs):
+def _setting(stored: Stored, net: str, optimizer: str, epochs: float | None) -> dict:
     raced = stored.head["tuned"][net][optimizer]
     if epochs is None:
         return raced[0]
@@ -66,11 +86,4 @@ def _setting(stored, net, optimizer, epochs):
         if setting["epochs"] == epochs:
             return setting
     known = ", ".join(str(setting["epochs"]) for setting in raced)
-    raise InputError(f"epochs is {epochs!r} for {optimizer}; expected one of those raced: {known}")
-
-
-def seconds_of(stored: Stored, net: str, optimizer: str, updates: float | None) -> float | None:
-    """Return the seconds that so many updates take on the machine that the times are from."""
-    if updates is None:
-        return None
-    return updates * stored.head["times"][net][optimizer]["ms"] / 1e3
+    raise wrong(f"epochs of {optimizer}", epochs, f"one of those raced: {known}")

@@ -17,7 +17,7 @@ from labkit.tools import cli
 from labkit.tools.labs import find_labs
 from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers, copies, marks
-from tests.exercises import accumulation_answers
+from tests.support.answers import LABS
 from tests.support.living import MARK, is_alive, marked
 from tests.tools.work.conftest import CHECK, code, lab_cells, write
 
@@ -186,12 +186,12 @@ def test_every_right_answer_of_lab_01_passes_from_the_source_of_the_solutions(tm
     copies.make(ROOT, tmp_path, [lab])
     path = tmp_path / lab.path.name
     notebook = notebook_files.read(path)
-    solutions = Path(accumulation_answers.__file__).read_text()
+    exercises, right = LABS[lab.name]
+    solutions = Path(right.__file__).read_text()
     for cell in notebook["cells"]:
-        for name in accumulation_answers.SOLUTIONS:
+        for name in [exercise.name for exercise in exercises.EXERCISES]:
             if f"def {name}(" in cell["source"]:
-                body = solutions.partition(f"def right_{name}(")[2].partition("\n\n\n")[0]
-                body = body.replace("right_mean_gradient", "mean_gradient")
+                body = solutions.partition(f"def {name}(")[2].partition("\n\n\n")[0]
                 head, _, rest = cell["source"].partition(f"def {name}(")
                 check = rest[rest.index("passed") :]
                 cell["source"] = f"{head}def {name}({body}\n\n\n{check}"

@@ -1,1 +1,4 @@
-"""What learners answer wrongly and what they are told, one file a lab."""
+"""What learners answer wrongly and the hint that each answer gets, one file a lab.
+
+HINTS: exercise -> pairs of a wrong function, with the exercise's arguments, and its hint.
+"""

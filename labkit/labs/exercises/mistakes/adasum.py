@@ -1,196 +1,148 @@
-"""Mistakes that learners make in lab 04, Adasum, each with what to say to them."""
+"""Mistakes that learners make in lab 04, Adasum."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
 from labkit import reference
-from labkit.labs.exercises.specs import adasum as specs
+from labkit.labs.exercises.adasum import (
+    adasum_by_layer,
+    adasum_pair,
+    adasum_update,
+    bytes_received,
+    coefficient_from_parts,
+)
 
 
-def _by_lengths(a, b):
+def _divided(a: np.ndarray, b: np.ndarray, for_a: float, for_b: float) -> np.ndarray:
+    """The pair's sum with the overlap divided by twice these numbers."""
     product = sum(a * b)
-    return (1 - product / (2 * math.hypot(*a))) * a + (1 - product / (2 * math.hypot(*b))) * b
+    return (1 - product / (2 * for_a)) * a + (1 - product / (2 * for_b)) * b
 
 
-def _whole_overlap(a, b):
-    return 2 * specs.adasum_pair(a, b) - a - b
-
-
-def _swapped(a, b):
-    product = sum(a * b)
-    return (1 - product / (2 * sum(b * b))) * a + (1 - product / (2 * sum(a * a))) * b
-
-
-def _cosine_twice(a, b):
-    cosine = reference.cosine(a, b)
-    return (1 - cosine / 2) * (a + b)
-
-
-def _one_by_one(vectors):
+def _one_after_the_other(vectors: np.ndarray) -> np.ndarray:
     total = vectors[0]
     for vector in vectors[1:]:
-        total = specs.adasum_pair(total, vector)
+        total = adasum_pair(total, vector)
     return total
 
 
-def _far_pairs(vectors):
+def _far_pairs(vectors: np.ndarray) -> np.ndarray:
     if len(vectors) == 1:
         return vectors[0]
-    return specs.adasum_pair(_far_pairs(vectors[::2]), _far_pairs(vectors[1::2]))
+    return adasum_pair(_far_pairs(vectors[::2]), _far_pairs(vectors[1::2]))
 
 
-def _mean_of_pairs(vectors):
-    pairs = [specs.adasum_pair(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+def _mean_of_pairs(vectors: np.ndarray) -> np.ndarray:
+    pairs = [adasum_pair(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
     return np.mean(pairs, axis=0)
 
 
-def _halves_meant(vectors):
-    half = len(vectors) // 2
-    return specs.adasum_pair(np.mean(vectors[:half], axis=0), np.mean(vectors[half:], axis=0))
-
-
-def _halves_summed(vectors):
-    half = len(vectors) // 2
-    return specs.adasum_pair(np.sum(vectors[:half], axis=0), np.sum(vectors[half:], axis=0))
-
-
-def _as_one_layer(a, b, sizes):
-    return specs.adasum_pair(a, b)
-
-
-def _number_by_number(a, b, sizes):
-    return specs.adasum_by_layer(a, b, [1] * len(a))
-
-
-def _as_many_to_each(a, b, sizes):
+def _equal_layers(a: np.ndarray, b: np.ndarray, sizes: list) -> np.ndarray:
     ends = np.linspace(0, len(a), len(sizes) + 1).astype(int)
-    return specs.adasum_by_layer(a, b, np.diff(ends))
+    return adasum_by_layer(a, b, np.diff(ends))
 
 
-def _last_forgotten(a, b, sizes):
+def _last_forgotten(a: np.ndarray, b: np.ndarray, sizes: list) -> np.ndarray:
     known = sum(sizes[:-1])
-    return np.concatenate(
-        [specs.adasum_by_layer(a[:known], b[:known], sizes[:-1]), (a + b)[known:]]
+    return np.concatenate([adasum_by_layer(a[:known], b[:known], sizes[:-1]), (a + b)[known:]])
+
+
+def _on_gradients(
+    w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
+) -> tuple[np.ndarray, np.ndarray]:
+    velocities = momentum * velocities + adasum_pair(*gradients)
+    return w - rate * velocities.mean(axis=0), velocities
+
+
+def _one_velocity(
+    w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
+) -> tuple[np.ndarray, np.ndarray]:
+    moved, velocities = adasum_update(w, gradients, velocities, rate, momentum)
+    return moved, np.tile(adasum_pair(*velocities), (2, 1))
+
+
+def _own_scales(parts: list) -> float:
+    largest = [max(abs(a).max(), abs(b).max()) for a, b in parts]
+    return coefficient_from_parts(
+        [(a / size, b / size) for (a, b), size in zip(parts, largest, strict=True)]
     )
 
 
-def _on_gradients(w, gradients, velocities, rate, momentum):
-    velocities = momentum * velocities + specs.adasum_pair(*gradients)
-    return w - rate * velocities.mean(axis=0), velocities
+def _times(of_gathered: float, of_reduced: float) -> Callable:
+    """The right numbers of bytes, times these factors."""
 
+    def received(ranks: int, numbers: int) -> tuple[float, float]:
+        gathered, reduced = bytes_received(ranks, numbers)
+        return of_gathered * gathered, of_reduced * reduced
 
-def _upwards(w, gradients, velocities, rate, momentum):
-    moved, velocities = specs.adasum_update(w, gradients, velocities, rate, momentum)
-    return 2 * w - moved, velocities
-
-
-def _moves_averaged(w, gradients, velocities, rate, momentum):
-    velocities = momentum * velocities + gradients
-    return w - rate * velocities.mean(axis=0), velocities
-
-
-def _moves_summed(w, gradients, velocities, rate, momentum):
-    velocities = momentum * velocities + gradients
-    return w - rate * velocities.sum(axis=0), velocities
-
-
-def _one_velocity(w, gradients, velocities, rate, momentum):
-    moved, velocities = specs.adasum_update(w, gradients, velocities, rate, momentum)
-    return moved, np.tile(specs.adasum_pair(*velocities), (2, 1))
-
-
-def _velocities_forgotten(w, gradients, velocities, rate, momentum):
-    moved, _ = specs.adasum_update(w, gradients, velocities, rate, momentum)
-    return moved, velocities
-
-
-def _mean_of_coefficients(parts):
-    return np.mean([1 - a @ b / (2 * a @ a) for a, b in parts])
-
-
-def _own_scales(parts):
-    scaled = [(a / max(abs(a).max(), abs(b).max()), b / max(abs(a).max(), abs(b).max()))
-              for a, b in parts]  # fmt: skip
-    return specs.coefficient_from_parts(scaled)
-
-
-def _sum_of_overlaps(parts):
-    return 1 - sum(a @ b / (2 * a @ a) for a, b in parts)
-
-
-def _first_part(parts):
-    return specs.coefficient_from_parts(parts[:1])
-
-
-def _of_b(parts):
-    return specs.coefficient_from_parts([(b, a) for a, b in parts])
-
-
-def _own_too(ranks, numbers):
-    return 4 * numbers * ranks, 8 * numbers * (ranks - 1) / ranks
-
-
-def _counted_in_numbers(ranks, numbers):
-    return tuple(value / 4 for value in specs.bytes_received(ranks, numbers))
-
-
-def _one_way_round(ranks, numbers):
-    gathered, reduced = specs.bytes_received(ranks, numbers)
-    return gathered, reduced / 2
-
-
-def _whole_vectors_round(ranks, numbers):
-    gathered, reduced = specs.bytes_received(ranks, numbers)
-    return gathered, reduced * ranks
-
-
-def _all_ranks_together(ranks, numbers):
-    return tuple(ranks * value for value in specs.bytes_received(ranks, numbers))
+    return received
 
 
 HINTS = {
     "adasum_pair": (
         (lambda a, b: (a + b) / 2, "that is the mean, whatever the angle"),
         (lambda a, b: a + b, "that is the sum, whatever the angle"),
-        (_by_lengths, "is the overlap divided by a length, or by its square?"),
-        (_whole_overlap, "parallel vectors cancel now: how much of the overlap is to go?"),
-        (_swapped, "each coefficient divides by the length of which vector?"),
-        (_cosine_twice, "right for vectors of one length only: does it know the two lengths?"),
+        (lambda a, b: _divided(a, b, math.hypot(*a), math.hypot(*b)),
+         "is the overlap divided by a length, or by its square?"),
+        (lambda a, b: 2 * adasum_pair(a, b) - a - b,
+         "parallel vectors cancel now: how much of the overlap is to go?"),
+        (lambda a, b: _divided(a, b, sum(b * b), sum(a * a)),
+         "each coefficient divides by the length of which vector?"),
+        (lambda a, b: (1 - reference.cosine(a, b) / 2) * (a + b),
+         "right for vectors of one length only: does it know the two lengths?"),
     ),
     "adasum_all": (
-        (_one_by_one, "one after the other: then the last worker counts as much as all before"),
+        (_one_after_the_other,
+         "one after the other: then the last worker counts as much as all before"),
         (_far_pairs, "which workers are combined first: neighbours, or every other one?"),
         (_mean_of_pairs, "only the first level is Adasum, the others are a mean"),
-        (_halves_meant, "only the last level is Adasum; inside the halves it is a mean"),
-        (_halves_summed, "only the last level is Adasum; inside the halves it is a sum"),
+        (lambda vectors: adasum_pair(*(half.mean(axis=0) for half in np.split(vectors, 2))),
+         "only the last level is Adasum; inside the halves it is a mean"),
+        (lambda vectors: adasum_pair(*(half.sum(axis=0) for half in np.split(vectors, 2))),
+         "only the last level is Adasum; inside the halves it is a sum"),
     ),
     "adasum_by_layer": (
-        (_as_one_layer, "one angle for all layers: each is to have its own"),
-        (_number_by_number, "one angle for each number: a layer is a whole vector"),
-        (_as_many_to_each, "the layers are not all of one size"),
+        (lambda a, b, sizes: adasum_pair(a, b),
+         "one angle for all layers: each is to have its own"),
+        (lambda a, b, sizes: adasum_by_layer(a, b, [1] * len(a)),
+         "one angle for each number: a layer is a whole vector"),
+        (_equal_layers, "the layers are not all of one size"),
         (_last_forgotten, "what about the last layer?"),
     ),
     "adasum_update": (
         (_on_gradients, "the gradients were combined; here it is what the optimizers make"),
-        (_upwards, "it climbs: which sign has a move?"),
-        (_moves_averaged, "the moves were averaged"),
-        (_moves_summed, "the moves were summed"),
+        (lambda w, g, v, rate, momentum: adasum_update(w, g, v, -rate, momentum),
+         "it climbs: which sign has a move?"),
+        (lambda w, g, v, rate, momentum: (
+            w - rate * (momentum * v + g).mean(axis=0), momentum * v + g),
+         "the moves were averaged"),
+        (lambda w, g, v, rate, momentum: (
+            w - rate * (momentum * v + g).sum(axis=0), momentum * v + g),
+         "the moves were summed"),
         (_one_velocity, "the workers share a velocity now: each has its own"),
-        (_velocities_forgotten, "the velocities are still those of the update before"),
+        (lambda w, g, v, rate, momentum: (adasum_update(w, g, v, rate, momentum)[0], v),
+         "the velocities are still those of the update before"),
     ),
     "coefficient_from_parts": (
-        (_mean_of_coefficients, "a mean of the slices' coefficients: do their lengths count?"),
+        (lambda parts: np.mean([1 - a @ b / (2 * a @ a) for a, b in parts]),
+         "a mean of the slices' coefficients: do their lengths count?"),
         (_own_scales, "every slice has a unit of its own now: can they still be added?"),
-        (_sum_of_overlaps, "a sum of quotients: what is to be added before dividing?"),
-        (_first_part, "only the first rank's slice is in it"),
-        (_of_b, "that is the coefficient of b"),
+        (lambda parts: 1 - sum(a @ b / (2 * a @ a) for a, b in parts),
+         "a sum of quotients: what is to be added before dividing?"),
+        (lambda parts: coefficient_from_parts(parts[:1]), "only the first rank's slice is in it"),
+        (lambda parts: coefficient_from_parts([(b, a) for a, b in parts]),
+         "that is the coefficient of b"),
     ),
     "bytes_received": (
-        (_own_too, "a rank need not receive what it already has"),
-        (_counted_in_numbers, "these are numbers; how many bytes has one?"),
-        (_one_way_round, "a ring goes round twice: once to add, and then?"),
-        (_whole_vectors_round, "in a ring only a slice of the vector travels in each step"),
-        (_all_ranks_together, "that is what all ranks receive together"),
+        (lambda ranks, numbers: (4 * numbers * ranks, bytes_received(ranks, numbers)[1]),
+         "a rank need not receive what it already has"),
+        (_times(1 / 4, 1 / 4), "these are numbers; how many bytes has one?"),
+        (_times(1, 1 / 2), "a ring goes round twice: once to add, and then?"),
+        (lambda ranks, numbers: _times(1, ranks)(ranks, numbers),
+         "in a ring only a slice of the vector travels in each step"),
+        (lambda ranks, numbers: _times(ranks, ranks)(ranks, numbers),
+         "that is what all ranks receive together"),
     ),
-}
+}  # fmt: skip

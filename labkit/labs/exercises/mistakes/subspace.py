@@ -1,219 +1,160 @@
-"""Mistakes that learners make in lab 05, dimension reduction, each with what to say to them."""
+"""Mistakes that learners make in lab 05, dimension reduction."""
 
 import math
 
 import numpy as np
 
 from labkit import reference
-from labkit.labs.exercises.specs import subspace as specs
+from labkit.labs.exercises.subspace import explained, line_search, nearest_point, residual_update
 
 
-def _shares(values, components):
+def _shares(values: np.ndarray, components: int) -> np.ndarray:
     return values[:components] / values.sum()
 
 
-def _not_centred(snapshots, components):
-    return _shares(np.linalg.svd(snapshots)[1] ** 2, components)
+def _singular(rows: np.ndarray) -> np.ndarray:
+    return np.linalg.svd(rows)[1]
 
 
-def _centred_by_row(snapshots, components):
-    rows = snapshots - snapshots.mean(axis=1, keepdims=True)
-    return _shares(np.linalg.svd(rows)[1] ** 2, components)
+def _of_the_first(snapshots: np.ndarray, components: int) -> np.ndarray:
+    variance = reference.principal_components(snapshots, components).variance
+    return variance / variance.sum()
 
 
-def _lengths(snapshots, components):
-    return _shares(np.linalg.svd(snapshots - snapshots.mean(axis=0))[1], components)
-
-
-def _of_the_first(snapshots, components):
-    found = reference.principal_components(snapshots, components)
-    return found.variance / found.variance.sum()
-
-
-def _cumulative(snapshots, components):
-    return np.cumsum(specs.explained(snapshots, components))
-
-
-def _variances(snapshots, components):
-    return reference.principal_components(snapshots, components).variance
-
-
-def _through_origin(basis, mean, weights):
-    return basis.T @ (basis @ weights)
-
-
-def _mean_lost(basis, mean, weights):
-    return basis.T @ (basis @ (weights - mean))
-
-
-def _mean_kept(basis, mean, weights):
-    return mean + basis.T @ (basis @ weights)
-
-
-def _remainder(basis, mean, weights):
-    return weights - specs.nearest_point(basis, mean, weights)
-
-
-def _subtracted(basis, mean, weights):
-    return mean - basis.T @ (basis @ (weights - mean))
-
-
-def _unchecked(inverse, s, y):
-    return reference.bfgs_inverse(inverse, s, y)
-
-
-def _of_the_hessian(inverse, s, y):
-    return reference.bfgs_inverse(inverse, y, s) if y @ s > 0 else inverse
-
-
-def _davidon_fletcher_powell(inverse, s, y):
+def _davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
     if not y @ s > 0:
         return inverse
     moved = inverse @ y
     return inverse - np.outer(moved, moved) / (y @ moved) + np.outer(s, s) / (y @ s)
 
 
-def _halves(inverse, s, y):
-    return np.eye(len(s)) - np.outer(s, y) / (y @ s), np.outer(s, s) / (y @ s)
+def _left(s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The factor of the rule that stands before the inverse."""
+    return np.eye(len(s)) - np.outer(s, y) / (y @ s)
 
 
-def _last_term_lost(inverse, s, y):
-    left, _ = _halves(inverse, s, y)
-    return left @ inverse @ left.T
+def _last(s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The term of the rule that is added."""
+    return np.outer(s, s) / (y @ s)
 
 
-def _one_sided(inverse, s, y):
-    left, last = _halves(inverse, s, y)
-    return left @ inverse + last
+def _bound_of_a_whole_step(
+    losses: np.ndarray, loss: float, slope: float, rho: float, sigma: float
+) -> float:
+    below = [m for m, trial in enumerate(losses) if trial < loss + sigma * slope]
+    return rho ** below[0] if below else 0.0
 
 
-def _same_side_twice(inverse, s, y):
-    left, last = _halves(inverse, s, y)
-    return left.T @ inverse @ left + last
+def _number_of_the_trial(
+    losses: np.ndarray, loss: float, slope: float, rho: float, sigma: float
+) -> float:
+    step = line_search(losses, loss, slope, rho, sigma)
+    return round(math.log(step) / math.log(rho)) if step else 0.0
 
 
-def _any_decrease(losses, loss, slope, rho, sigma):
-    return specs.line_search(losses, loss, 0.0, rho, sigma)
-
-
-def _bound_of_a_whole_step(losses, loss, slope, rho, sigma):
-    found = [m for m, came in enumerate(losses) if came < loss + sigma * slope]
-    return rho ** found[0] if found else 0.0
-
-
-def _upwards(losses, loss, slope, rho, sigma):
-    return specs.line_search(losses, loss, -slope, rho, sigma)
-
-
-def _lowest(losses, loss, slope, rho, sigma):
-    return rho ** int(np.nanargmin(losses))
-
-
-def _number_of_the_trial(losses, loss, slope, rho, sigma):
-    rate = specs.line_search(losses, loss, slope, rho, sigma)
-    return round(math.log(rate) / math.log(rho)) if rate else 0.0
-
-
-def _last_taken(losses, loss, slope, rho, sigma):
-    return specs.line_search(losses, loss, slope, rho, sigma) or rho ** (len(losses) - 1)
-
-
-def _whole_gradient(residual, gradient, basis, gamma, alpha):
-    residual = gamma * residual + gradient
+def _times_alpha(residual: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     return residual, alpha * residual
 
 
-def _inside_gradient(residual, gradient, basis, gamma, alpha):
-    residual = gamma * residual + reference.projected_gradient(basis, gradient)
-    return residual, alpha * residual
-
-
-def _memoryless(residual, gradient, basis, gamma, alpha):
-    return specs.residual_update(0 * residual, gradient, basis, gamma, alpha)
-
-
-def _newest_only(residual, gradient, basis, gamma, alpha):
-    new, _ = specs.residual_update(residual, gradient, basis, gamma, alpha)
+def _newest_only(
+    residual: np.ndarray, gradient: np.ndarray, basis: np.ndarray, gamma: float, alpha: float
+) -> tuple[np.ndarray, np.ndarray]:
+    new, _ = residual_update(residual, gradient, basis, gamma, alpha)
     return new, alpha * (new - gamma * residual)
 
 
-def _old_residual(residual, gradient, basis, gamma, alpha):
-    return specs.residual_update(residual, gradient, basis, gamma, alpha)[0], alpha * residual
+def _running_mean(
+    residual: np.ndarray, gradient: np.ndarray, basis: np.ndarray, gamma: float, alpha: float
+) -> tuple[np.ndarray, np.ndarray]:
+    outside, _ = residual_update(0 * residual, gradient, basis, gamma, alpha)
+    return _times_alpha(gamma * residual + (1 - gamma) * outside, alpha)
 
 
-def _running_mean(residual, gradient, basis, gamma, alpha):
-    outside, _ = specs.residual_update(0 * residual, gradient, basis, gamma, alpha)
-    new = gamma * residual + (1 - gamma) * outside
-    return new, alpha * new
-
-
-def _rounded_down(components, ranks, rank):
+def _rest_to_the_last(components: int, ranks: int, rank: int) -> tuple[int, int]:
     room = components // ranks
-    return rank * room, room
+    first = rank * room
+    return first, components - first if rank == ranks - 1 else room
 
 
-def _beyond_the_end(components, ranks, rank):
-    room = -(-components // ranks)
-    return rank * room, room
-
-
-def _rest_to_the_last(components, ranks, rank):
-    first, count = _rounded_down(components, ranks, rank)
-    return first, components - first if rank == ranks - 1 else count
-
-
-def _spread(components, ranks, rank):
+def _spread(components: int, ranks: int, rank: int) -> tuple[int, int]:
     parts = np.array_split(np.arange(components), ranks)
     return sum(map(len, parts[:rank])), len(parts[rank])
 
 
 HINTS = {
     "explained": (
-        (_not_centred, "the first direction is that of the mean: are the rows centred?"),
-        (_centred_by_row, "which mean was taken away: of a snapshot, or over the snapshots?"),
-        (_lengths, "shares of lengths; how does a variance grow with a length?"),
+        (lambda x, components: _shares(_singular(x) ** 2, components),
+         "the first direction is that of the mean: are the rows centred?"),
+        (lambda x, components: _shares(
+            _singular(x - x.mean(axis=1, keepdims=True)) ** 2, components),
+         "which mean was taken away: of a snapshot, or over the snapshots?"),
+        (lambda x, components: _shares(_singular(x - x.mean(axis=0)), components),
+         "shares of lengths; how does a variance grow with a length?"),
         (_of_the_first, "they add up to 1: is there no variance outside these components?"),
-        (_cumulative, "these are running sums: what is the share of each one alone?"),
-        (_variances, "these are variances, not yet shares"),
+        (lambda x, components: np.cumsum(explained(x, components)),
+         "these are running sums: what is the share of each one alone?"),
+        (lambda x, components: reference.principal_components(x, components).variance,
+         "these are variances, not yet shares"),
     ),
     "nearest_point": (
-        (_through_origin, "that plane goes through 0: does it go through the mean?"),
-        (_mean_lost, "a difference from the mean: where is the point itself?"),
-        (_mean_kept, "the mean is counted twice: what is it that is projected?"),
-        (_remainder, "that is what the subspace cannot express"),
-        (_subtracted, "the mirror image, on the other side of the mean"),
+        (lambda basis, mean, weights: basis.T @ (basis @ weights),
+         "that plane goes through 0: does it go through the mean?"),
+        (lambda basis, mean, weights: basis.T @ (basis @ (weights - mean)),
+         "a difference from the mean: where is the point itself?"),
+        (lambda basis, mean, weights: mean + basis.T @ (basis @ weights),
+         "the mean is counted twice: what is it that is projected?"),
+        (lambda basis, mean, weights: weights - nearest_point(basis, mean, weights),
+         "that is what the subspace cannot express"),
+        (lambda basis, mean, weights: mean - basis.T @ (basis @ (weights - mean)),
+         "the mirror image, on the other side of the mean"),
     ),
     "bfgs": (
-        (_unchecked, "after this pair B is not positive definite: which pairs are let in?"),
-        (_of_the_hessian, "B s is y now: is B the Hessian, or its inverse?"),
+        (lambda inverse, s, y: reference.bfgs_inverse(inverse, s, y),
+         "after this pair B is not positive definite: which pairs are let in?"),
+        (lambda inverse, s, y: reference.bfgs_inverse(inverse, y, s) if y @ s > 0 else inverse,
+         "B s is y now: is B the Hessian, or its inverse?"),
         (_davidon_fletcher_powell, "B y is s, as it should, but this is another rule (DFP's)"),
-        (_last_term_lost, "B y is 0 now: what has become of s?"),
-        (_one_sided, "B is not symmetric any more"),
-        (_same_side_twice, "B y is not s: in which order do the two factors stand?"),
+        (lambda inverse, s, y: _left(s, y) @ inverse @ _left(s, y).T,
+         "B y is 0 now: what has become of s?"),
+        (lambda inverse, s, y: _left(s, y) @ inverse + _last(s, y), "B is not symmetric any more"),
+        (lambda inverse, s, y: _left(s, y).T @ inverse @ _left(s, y) + _last(s, y),
+         "B y is not s: in which order do the two factors stand?"),
     ),
     "line_search": (
-        (_any_decrease, "any decrease is taken: how much does the slope foresee?"),
+        (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, 0.0, rho, sigma),
+         "any decrease is taken: how much does the slope foresee?"),
         (_bound_of_a_whole_step, "a short step is asked for as much as a whole one"),
-        (_upwards, "the bound lies above the loss: which sign has the slope?"),
-        (_lowest, "that is the lowest loss of all; when does the search stop?"),
+        (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, -slope, rho, sigma),
+         "the bound lies above the loss: which sign has the slope?"),
+        (lambda losses, loss, slope, rho, sigma: rho ** int(np.nanargmin(losses)),
+         "that is the lowest loss of all; when does the search stop?"),
         (_number_of_the_trial, "that is m; how far does trial m go?"),
-        (_last_taken, "no trial was low enough, and one was taken all the same"),
+        (lambda losses, loss, slope, rho, sigma: (
+            line_search(losses, loss, slope, rho, sigma) or rho ** (len(losses) - 1)),
+         "no trial was low enough, and one was taken all the same"),
     ),
     "residual_update": (
-        (_whole_gradient, "what lies in the subspace is in it too: who else moves along that?"),
-        (_inside_gradient, "that is the part inside the subspace, which the search has had"),
-        (_memoryless, "what came before is forgotten: what is gamma for?"),
+        (lambda residual, gradient, basis, gamma, alpha: _times_alpha(
+            gamma * residual + gradient, alpha),
+         "what lies in the subspace is in it too: who else moves along that?"),
+        (lambda residual, gradient, basis, gamma, alpha: _times_alpha(
+            gamma * residual + reference.projected_gradient(basis, gradient), alpha),
+         "that is the part inside the subspace, which the search has had"),
+        (lambda residual, *others: residual_update(0 * residual, *others),
+         "what came before is forgotten: what is gamma for?"),
         (_newest_only, "the optimizer gets the newest part only"),
-        (_old_residual, "the optimizer gets the residual of the update before"),
-        (
-            _running_mean,
-            "gamma and what is left of 1 weigh old and new: does the equation weigh both?",
-        ),
+        (lambda residual, gradient, basis, gamma, alpha: (
+            residual_update(residual, gradient, basis, gamma, alpha)[0], alpha * residual),
+         "the optimizer gets the residual of the update before"),
+        (_running_mean,
+         "gamma and what is left of 1 weigh old and new: does the equation weigh both?"),
     ),
     "first_and_count": (
-        (_rounded_down, "some components are nobody's now"),
-        (_beyond_the_end, "this rank asks for components that are not there"),
+        (lambda components, ranks, rank: (rank * (components // ranks), components // ranks),
+         "some components are nobody's now"),
+        (lambda components, ranks, rank: (rank * -(-components // ranks), -(-components // ranks)),
+         "this rank asks for components that are not there"),
         (_rest_to_the_last, "the last rank has more than it has room for"),
         (_spread, "the room is not the same for all ranks"),
     ),
-}
+}  # fmt: skip

@@ -1,53 +1,43 @@
-"""Lab 04: each exercise solved rightly, and wrongly in the ways learners do."""
+"""Lab 04: right answers, and wrong ones."""
 
 import numpy as np
 
 
-def right_adasum_pair(a, b):
+def adasum_pair(a, b):
     dot, aa, bb = a @ b, a @ a, b @ b
     x = 1 - dot / (2 * aa) if aa > 0 else 1
     y = 1 - dot / (2 * bb) if bb > 0 else 1
     return x * a + y * b
 
 
-def right_adasum_all(vectors):
+def adasum_all(vectors):
     vectors = list(vectors)
     while len(vectors) > 1:
         pairs = range(0, len(vectors), 2)
-        vectors = [right_adasum_pair(vectors[i], vectors[i + 1]) for i in pairs]
+        vectors = [adasum_pair(vectors[i], vectors[i + 1]) for i in pairs]
     return vectors[0]
 
 
-def right_adasum_by_layer(a, b, sizes):
+def adasum_by_layer(a, b, sizes):
     ends = np.cumsum(sizes)[:-1]
     both = zip(np.split(a, ends), np.split(b, ends), strict=True)
-    return np.concatenate([right_adasum_pair(x, y) for x, y in both])
+    return np.concatenate([adasum_pair(x, y) for x, y in both])
 
 
-def right_adasum_update(w, gradients, velocities, rate, momentum):
+def adasum_update(w, gradients, velocities, rate, momentum):
     first, second = (momentum * v + g for v, g in zip(velocities, gradients, strict=True))
     # Adasum(-rate a, -rate b) = -rate Adasum(a, b)
-    return w - rate * right_adasum_pair(first, second), np.stack([first, second])
+    return w - rate * adasum_pair(first, second), np.stack([first, second])
 
 
-def right_coefficient_from_parts(parts):
+def coefficient_from_parts(parts):
     a, b = (np.concatenate(side) for side in zip(*parts, strict=True))
     return 1 - a @ b / (2 * a @ a)
 
 
-def right_bytes_received(ranks, numbers):
+def bytes_received(ranks, numbers):
     others = ranks - 1
     return 4 * others * numbers, 8 * others * numbers / ranks
-
-
-SOLUTIONS = {
-    "adasum_pair": right_adasum_pair,
-    "adasum_all": right_adasum_all,
-    "adasum_by_layer": right_adasum_by_layer,
-    "adasum_update": right_adasum_update,
-    "coefficient_from_parts": right_coefficient_from_parts,
-    "bytes_received": right_bytes_received,
-}
 
 
 def _divided(a, b, first, second):
@@ -63,7 +53,7 @@ def _by_cosine(a, b):
 def _folded(vectors):
     total = 0 * vectors[0]
     for vector in vectors:
-        total = right_adasum_pair(total, vector)
+        total = adasum_pair(total, vector)
     return total
 
 
@@ -72,34 +62,34 @@ def _horovods_order(vectors):
     if not half:
         return vectors[0]
     both = zip(vectors[:half], vectors[half:], strict=True)
-    return _horovods_order([right_adasum_pair(a, b) for a, b in both])
+    return _horovods_order([adasum_pair(a, b) for a, b in both])
 
 
 def _halves(inside):
     def attempt(vectors):
-        return right_adasum_pair(*(inside(half, 0) for half in np.split(vectors, 2)))
+        return adasum_pair(*(inside(half, 0) for half in np.split(vectors, 2)))
 
     return attempt
 
 
 def _first_level(vectors):
-    return sum(map(right_adasum_pair, vectors[::2], vectors[1::2])) / (len(vectors) // 2)
+    return sum(map(adasum_pair, vectors[::2], vectors[1::2])) / (len(vectors) // 2)
 
 
 def _each_number(a, b, sizes):
-    return np.concatenate([right_adasum_pair(a[i : i + 1], b[i : i + 1]) for i in range(len(a))])
+    return np.concatenate([adasum_pair(a[i : i + 1], b[i : i + 1]) for i in range(len(a))])
 
 
 def _even(a, b, sizes):
     ends = [round(len(a) * i / len(sizes) - 0.5 + 1e-9) for i in range(1, len(sizes))]
-    return np.concatenate(list(map(right_adasum_pair, np.split(a, ends), np.split(b, ends))))
+    return np.concatenate(list(map(adasum_pair, np.split(a, ends), np.split(b, ends))))
 
 
 def _without_last(a, b, sizes):
     combined, start = a + b, 0
     for size in sizes[:-1]:
         part = slice(start, start + size)
-        combined[part] = right_adasum_pair(a[part], b[part])
+        combined[part] = adasum_pair(a[part], b[part])
         start += size
     return combined
 
@@ -113,27 +103,27 @@ def _moved(combine):
 
 
 def _combined_gradient(w, g, v, rate, momentum):
-    v = momentum * v + right_adasum_pair(*g)
+    v = momentum * v + adasum_pair(*g)
     return w - rate * v.mean(0), v
 
 
 def _climbs(w, g, v, rate, momentum):
     v = momentum * v + g
-    return w + rate * right_adasum_pair(*v), v
+    return w + rate * adasum_pair(*v), v
 
 
 def _shared(w, g, v, rate, momentum):
-    moved, v = right_adasum_update(w, g, v, rate, momentum)
-    return moved, np.stack([right_adasum_pair(*v)] * 2)
+    moved, v = adasum_update(w, g, v, rate, momentum)
+    return moved, np.stack([adasum_pair(*v)] * 2)
 
 
 def _old_velocities(w, g, v, rate, momentum):
-    return right_adasum_update(w, g, v, rate, momentum)[0], v
+    return adasum_update(w, g, v, rate, momentum)[0], v
 
 
 def _by_own_largest(parts):
     largest = [max(np.abs(a).max(), np.abs(b).max()) for a, b in parts]
-    return right_coefficient_from_parts(
+    return coefficient_from_parts(
         [(a / m, b / m) for (a, b), m in zip(parts, largest, strict=True)]
     )
 
@@ -146,19 +136,15 @@ WRONG = [
     ("adasum_pair", lambda a, b: _divided(a, b, a @ a, b @ b), "parallel vectors cancel"),
     ("adasum_pair", lambda a, b: _divided(a, b, 2 * b @ b, 2 * a @ a), "of which vector"),
     ("adasum_pair", _by_cosine, "know the two lengths"),
-    ("adasum_pair", lambda a, b: _divided(a, b, 2 * a @ a, 2 * b @ b),
-     "2 of 3 public checks passed; .*not finite"),
     ("adasum_all", _folded, "one after the other"),
     ("adasum_all", _horovods_order, "neighbours, or every other one"),
     ("adasum_all", _first_level, "only the first level"),
     ("adasum_all", _halves(np.mean), "inside the halves it is a mean"),
     ("adasum_all", _halves(np.sum), "inside the halves it is a sum"),
-    ("adasum_by_layer", lambda a, b, sizes: right_adasum_pair(a, b), "one angle for all layers"),
+    ("adasum_by_layer", lambda a, b, sizes: adasum_pair(a, b), "one angle for all layers"),
     ("adasum_by_layer", _each_number, "a layer is a whole vector"),
     ("adasum_by_layer", _even, "not all of one size"),
     ("adasum_by_layer", _without_last, "what about the last layer"),
-    ("adasum_by_layer", lambda a, b, sizes: right_adasum_pair(
-        a[: sizes[0]], b[: sizes[0]]), "2 numbers; expected 9"),
     ("adasum_update", _combined_gradient, "what the optimizers make"),
     ("adasum_update", _climbs, "it climbs"),
     ("adasum_update", _moved(lambda v: v.mean(0)), "the moves were averaged"),
@@ -166,13 +152,13 @@ WRONG = [
     ("adasum_update", _shared, "each has its own"),
     ("adasum_update", _old_velocities, "those of the update before"),
     ("coefficient_from_parts", lambda parts: np.mean(
-        [right_coefficient_from_parts([part]) for part in parts]), "do their lengths count"),
+        [coefficient_from_parts([part]) for part in parts]), "do their lengths count"),
     ("coefficient_from_parts", _by_own_largest, "a unit of its own"),
     ("coefficient_from_parts", lambda parts: 1 - sum(
         a @ b / (a @ a) for a, b in parts) / 2, "added before dividing"),
-    ("coefficient_from_parts", lambda parts: right_coefficient_from_parts(
+    ("coefficient_from_parts", lambda parts: coefficient_from_parts(
         parts[:1]), "only the first rank"),
-    ("coefficient_from_parts", lambda parts: right_coefficient_from_parts(
+    ("coefficient_from_parts", lambda parts: coefficient_from_parts(
         [(b, a) for a, b in parts]), "coefficient of b"),
     ("bytes_received", lambda r, n: (4 * r * n, 8 * n * (r - 1) / r), "already has"),
     ("bytes_received", lambda r, n: (n * (r - 1), 2 * n * (r - 1) / r), "how many bytes"),

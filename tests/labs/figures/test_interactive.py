@@ -108,9 +108,9 @@ def test_an_alternative_text_is_no_markup(draw):
 @pytest.mark.parametrize(
     ("sliders", "said"),
     [
-        ({}, "no slider came"),
-        ({"height": Slider("h", 0, 1, 0.1, 2)}, "slider height is .*expected low <= start"),
-        ({"height": Slider("h", 1, 1, 0.1, 1)}, "slider height is"),
+        ({}, "sliders: expected one for each argument"),
+        ({"height": Slider("h", 0, 1, 0.1, 2)}, "slider height: expected low <= start"),
+        ({"height": Slider("h", 1, 1, 0.1, 1)}, "low < high"),
         ({"height": Slider("h", 0, 1, 0, 1)}, "step > 0"),
     ],
 )

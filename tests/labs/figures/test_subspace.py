@@ -1,31 +1,18 @@
 """Figures of lab 05: numbers as given, units on the axes."""
 
 import numpy as np
-import pytest
 
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import subspace as subspace_plots
 from labkit.labs.results import subspace_race
-
-
-@pytest.fixture(autouse=True)
-def agg():
-    from matplotlib import pyplot
-
-    pyplot.switch_backend("agg")
-    yield
-    pyplot.close("all")
-
-
-def lines(axis):
-    return {line.get_label(): line for line in axis.get_lines()}
+from tests.support.figures import dots, legend, lines, x_labels, y_labels
 
 
 def test_the_spectrum_is_in_per_cent_over_the_components_from_1():
     (axis,) = subspace_plots.spectrum({"training": [0.6, 0.1], "walk": [0.5, 0.2, 0.1]}, "t").axes
     assert list(lines(axis)["training"].get_xdata()) == [1, 2]
     np.testing.assert_allclose(lines(axis)["walk"].get_ydata(), [50, 20, 10])
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "2"]
+    assert x_labels(axis) == ["1", "2"]
     assert axis.get_ylabel() == "share of the variance (%)" and axis.get_xlabel() == "component"
 
 
@@ -36,8 +23,7 @@ def test_coordinates_are_scaled_to_their_largest_and_share_a_legend():
     for axis in figure.axes:
         np.testing.assert_allclose(lines(axis)["component 1"].get_ydata(), [0.25, -1, 0.5])
         np.testing.assert_allclose(lines(axis)["component 2"].get_ydata(), [1, 0.5, -1])
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["component 1", "component 2"]
+    assert legend(figure) == ["component 1", "component 2"]
 
 
 def test_the_path_lies_over_the_losses_with_its_marks():
@@ -50,7 +36,7 @@ def test_the_path_lies_over_the_losses_with_its_marks():
     assert lines(axis)["end"].get_xydata().tolist() == [[1.5, -0.5]]
     assert axis.get_xlim() == (-2, 2) and axis.get_ylim() == (-1, 3)
     assert bar.get_ylabel() == "training loss (nats)"
-    assert [tick.get_text() for tick in bar.get_yticklabels()][:2] == ["0.5", "1"]
+    assert y_labels(bar)[:2] == ["0.5", "1"]
 
 
 def test_reconstruction_is_drawn_in_per_cent_and_in_order():
@@ -86,12 +72,11 @@ def test_by_method_shows_each_seed_and_their_mean_in_every_panel():
     found = {"stage_one": [0.92, 0.94], "tenth": [0.97, 0.98]}
     figure = subspace_plots.by_method({"batch 8": found, "batch 32": found | {"tenth": [0.9]}})
     first, second = figure.axes
-    dots = [list(line.get_xdata()) for line in first.get_lines() if line.get_marker() == "o"]
-    np.testing.assert_allclose(dots, [[8, 6], [3, 2]])
+    seeds = [list(line.get_xdata()) for line in first.get_lines() if line.get_marker() == "o"]
+    np.testing.assert_allclose(seeds, [[8, 6], [3, 2]])
     bars = [line.get_xdata()[0] for line in second.get_lines() if line.get_marker() != "o"]
     np.testing.assert_allclose(bars, [7, 10])
-    names = [tick.get_text() for tick in first.get_yticklabels()]
-    assert names == ["end of stage one", "a tenth of the rate"]
+    assert y_labels(first) == ["end of stage one", "a tenth of the rate"]
     assert [axis.get_title() for axis in figure.axes] == ["batch 8", "batch 32"]
     assert first.get_xlabel() == "test error (%)" and first.yaxis_inverted()
 
@@ -100,7 +85,7 @@ def test_more_than_three_panels_stand_in_two_columns():
     figure = subspace_plots.by_method({str(n): {"tenth": [0.9 + n / 100]} for n in range(5)})
     titles = [axis.get_title() for axis in figure.axes]
     assert titles == ["0", "1", "2", "3", "4", ""]
-    left = [axis.get_yticklabels()[0].get_text() for axis in figure.axes[:5]]
+    left = [y_labels(axis)[0] for axis in figure.axes[:5]]
     assert left == ["a tenth of the rate", "", "a tenth of the rate", "", "a tenth of the rate"]
     assert not figure.axes[5].axison
 
@@ -109,10 +94,9 @@ def test_a_sweep_has_a_panel_for_each_setting_with_means_and_seeds():
     found = {"trials": {20: [0.97, 0.98], 2: [0.96]}, "components": {8: [0.9]}}
     first, second = subspace_plots.swept(found).axes
     assert lines(first)["mean"].get_xydata().tolist() == [[2, 4], [20, 2.5]]
-    assert [tick.get_text() for tick in first.get_xticklabels()] == ["2", "20"]
+    assert x_labels(first) == ["2", "20"]
     assert (first.get_xlabel(), second.get_xlabel()) == ("trials", "components")
-    dots = [list(line.get_ydata()) for line in first.get_lines() if line.get_marker() == "o"]
-    np.testing.assert_allclose(np.concatenate(dots), [4, 3, 2])
+    np.testing.assert_allclose(np.concatenate(dots(first)), [4, 3, 2])
 
 
 def test_every_method_of_the_race_has_a_name_and_a_colour():

@@ -1,44 +1,35 @@
-"""Lab 01: each exercise solved rightly, and wrongly in the ways learners do."""
+"""Lab 01: right answers, and wrong ones."""
 
 import numpy as np
 
 
-def right_mean_gradient(gradients, sizes):
+def mean_gradient(gradients, sizes):
     total = np.zeros_like(gradients[0])
     for gradient, size in zip(gradients, sizes, strict=True):
         total += size * gradient
     return total / np.sum(sizes)
 
 
-def right_normalise(pixels):
+def normalise(pixels):
     return (pixels / 255 - 0.1307) / 0.3081
 
 
-def right_updates_per_epoch(micro_batches, micro_steps, tail):
+def updates_per_epoch(micro_batches, micro_steps, tail):
     updates = 0
     for start in range(0, micro_batches, micro_steps):
         updates += tail == "flush" or start + micro_steps <= micro_batches
     return updates
 
 
-def right_clipped_update(gradients, sizes, clip_norm):
+def clipped_update(gradients, sizes, clip_norm):
     mean = np.average(gradients, axis=0, weights=sizes)
     norm = np.sqrt((mean**2).sum())
     return mean if norm <= clip_norm else mean * clip_norm / norm
 
 
-def right_token_loss(losses, is_token):
+def token_loss(losses, is_token):
     losses, is_token = np.concatenate(losses), np.concatenate(is_token)
     return losses[is_token == 1].mean()
-
-
-SOLUTIONS = {
-    "mean_gradient": right_mean_gradient,
-    "normalise": right_normalise,
-    "updates_per_epoch": right_updates_per_epoch,
-    "clipped_update": right_clipped_update,
-    "token_loss": right_token_loss,
-}
 
 
 def _mean_of_all(losses, masks):
@@ -46,7 +37,7 @@ def _mean_of_all(losses, masks):
 
 
 def _short_norm(gradients, sizes, norm):
-    mean = right_mean_gradient(gradients, sizes)
+    mean = mean_gradient(gradients, sizes)
     return mean if mean @ mean <= norm else mean * norm / (mean @ mean)
 
 
@@ -55,35 +46,15 @@ def _groups(n, k, tail):
     return updates + {"flush": rest > 0, "carry": rest > 0, "drop": False}[tail]
 
 
-def _in_place(gradients, sizes):
-    total = gradients[0]
-    total *= sizes[0]
-    for gradient, size in zip(gradients[1:], sizes[1:], strict=True):
-        total += size * gradient
-    return total / sum(sizes)
-
-
 WRONG = [
     ("mean_gradient", lambda gradients, sizes: sum(gradients), "the plain sum"),
     ("mean_gradient", lambda gradients, sizes: np.mean(gradients, axis=0), "same size"),
-    ("mean_gradient", lambda g, n: 3 * right_mean_gradient(g, n), "3 times what is expected"),
-    ("mean_gradient", lambda g, n: -right_mean_gradient(g, n), "-1 times .*; which sign"),
-    ("mean_gradient", lambda g, n: None, "is the `return` missing?"),
-    ("mean_gradient", lambda g, n: "half", "expected numbers"),
-    ("mean_gradient", lambda g, n: right_mean_gradient(g, n)[:3], "3 numbers; expected 6"),
-    ("mean_gradient", lambda g, n: g[0] * np.nan, "not finite"),
-    ("mean_gradient", lambda g, n: 1 / 0, "ZeroDivisionError: division by zero"),
     ("normalise", lambda pixels: (pixels / 0.3081 - 0.1307 / 0.3081) / 255, "which step is first"),
     ("mean_gradient", lambda g, n: sum(g) / sum(n), "weigh it before dividing"),
     ("mean_gradient", lambda g, n: sum(np.multiply(n, np.transpose(g)).T), "not yet a mean"),
     ("mean_gradient", lambda g, n: np.mean(
         [size * one for one, size in zip(g, n, strict=True)], axis=0), "by how many they are"),
     ("mean_gradient", lambda g, n: g[-1], "overwritten"),
-    ("mean_gradient", lambda g, n: 0 * g[0], "zeros only"),
-    ("mean_gradient", _in_place, "changes its argument `gradients`"),
-    ("mean_gradient", lambda g, n: right_mean_gradient(g, n).astype(np.float16), "of float16"),
-    ("mean_gradient", lambda gradients: gradients[0], "the exercise's 2 arguments: gradients, siz"),
-    ("normalise", lambda pixels: pixels / 255, "off by"),
     ("normalise", lambda pixels: pixels / 255 - 0.1307 / 0.3081, "in which order"),
     ("normalise", lambda pixels: (pixels / 255 - 0.1307) * 0.3081, "which way does"),
     ("normalise", lambda pixels: (pixels / 255 - 0.3081) / 0.1307, "have changed places"),
@@ -96,18 +67,18 @@ WRONG = [
     ("updates_per_epoch", _groups, "is completed when"),
     ("updates_per_epoch", lambda n, k, tail: n / k, "a fraction of one"),
     ("updates_per_epoch", lambda n, k, tail: n, "how many make an update"),
-    ("clipped_update", lambda g, n, norm: right_mean_gradient(g, n), "never clipped"),
-    ("clipped_update", lambda g, n, norm: right_clipped_update(
+    ("clipped_update", lambda g, n, norm: mean_gradient(g, n), "never clipped"),
+    ("clipped_update", lambda g, n, norm: clipped_update(
         [sum(g)], [1], norm), "depends on the number"),
     ("clipped_update", lambda g, n, norm: np.clip(
-        right_mean_gradient(g, n), -norm, norm), "a limit of"),
+        mean_gradient(g, n), -norm, norm), "a limit of"),
     ("clipped_update", _short_norm, "a root missing"),
-    ("clipped_update", lambda g, n, norm: right_clipped_update(
+    ("clipped_update", lambda g, n, norm: clipped_update(
         g, np.ones(len(n)), norm), "if the sizes differ"),
-    ("clipped_update", lambda g, n, norm: right_clipped_update(
-        [right_clipped_update([one], [1], norm) for one in g], n, np.inf), "on its own"),
-    ("clipped_update", lambda g, n, norm: right_mean_gradient(g, n) * norm
-        / np.linalg.norm(right_mean_gradient(g, n)), "made longer"),
+    ("clipped_update", lambda g, n, norm: clipped_update(
+        [clipped_update([one], [1], norm) for one in g], n, np.inf), "on its own"),
+    ("clipped_update", lambda g, n, norm: mean_gradient(g, n) * norm
+        / np.linalg.norm(mean_gradient(g, n)), "made longer"),
     ("token_loss", lambda losses, masks: np.mean(
         [losses[i][masks[i] == 1].mean() for i in range(len(losses))]), "count as much"),
     ("token_loss", lambda losses, masks: (

@@ -4,21 +4,12 @@ import base64
 import io
 
 import numpy as np
-import pytest
 from PIL import Image
 
 from labkit.labs.figures import common as plots
 from labkit.migration.compare import Row
 from labkit.training.records import Records
-
-
-@pytest.fixture(autouse=True)
-def agg():
-    from matplotlib import pyplot
-
-    pyplot.switch_backend("agg")
-    yield
-    pyplot.close("all")
+from tests.support.figures import legend, x_labels, y_labels
 
 
 def test_smooth_is_the_mean_over_the_window_and_shorter_at_the_ends():
@@ -32,9 +23,33 @@ def test_the_training_curve_is_over_images_seen():
         records.add(images=images, loss=loss)
     (axis,) = plots.training_curve(records).axes
     each, mean = axis.get_lines()
-    assert list(each.get_xdata()) == [128, 256, 352] and list(each.get_ydata()) == [2.0, 1.0, 0.5]
+    assert each.get_xydata().tolist() == [[128, 2.0], [256, 1.0], [352, 0.5]]
     np.testing.assert_allclose(mean.get_ydata(), [1.5, 3.5 / 3, 0.75])
     assert axis.get_xlabel() == "images seen" and "nats" in axis.get_ylabel()
+
+
+def test_errors_are_in_per_cent_and_a_failed_training_has_them_all():
+    np.testing.assert_allclose(plots.errors([0.98, None, 0]), [2, 100, 100])
+
+
+def test_a_line_is_the_mean_over_seeds_and_each_seed_a_dot():
+    _, axis = plots.axes()
+    values = {8: [3.0, 5.0], 2: [7.0]}
+    plots.mean_and_seeds(axis, values, plots.RED, "x", line="--", mark="s", size=3, alpha=0.5)
+    mean, seeds = axis.get_lines()
+    assert mean.get_xydata().tolist() == [[2, 7], [8, 4]]
+    assert seeds.get_xydata().tolist() == [[2, 7], [8, 3], [8, 5]]
+    assert (mean.get_label(), mean.get_linestyle(), mean.get_color()) == ("x", "--", plots.RED)
+    looks = (seeds.get_marker(), seeds.get_markersize(), seeds.get_alpha(), seeds.get_linestyle())
+    assert looks == ("s", 3, 0.5, "None") and seeds.get_color() == plots.RED
+
+
+def test_an_error_axis_has_the_ticks_that_it_holds():
+    _, axis = plots.axes()
+    axis.plot([0, 1], [0.9, 12])
+    plots.error_axis(axis, (50, 20, 10, 2.5, 1, 0.5))
+    assert axis.get_yscale() == "log" and axis.get_ylabel() == "test error (%)"
+    assert y_labels(axis) == ["10", "2.5", "1"]
 
 
 def row(stage, difference, tolerance=1e-3):
@@ -49,47 +64,39 @@ def test_the_step_figure_has_a_dot_for_each_tensor_in_red_where_it_fails():
         if line.get_marker() == ".":
             drawn.setdefault(line.get_color(), []).extend(line.get_ydata())
     assert drawn == {plots.GREEN: [1e-9, 1e-5], plots.RED: [0.1, 10]}
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == [
-        "weights",
-        "gradients",
-        "update",
-    ]
+    assert x_labels(axis) == ["weights", "gradients", "update"]
     limits = [line.get_ydata()[0] for line in axis.get_lines() if line.get_marker() != "."]
     assert limits == [1e-9, 1e-3, 1e-3] and "largest value" in axis.get_ylabel()
 
 
 def test_the_race_is_drawn_as_errors_over_updates_and_over_seconds():
-    trainings = {"Momentum": [([10, 20], [1.0, 2.0], [0.9, 0.95])], "THOR": []}
-    trainings["THOR"] = [([10, 20], [1.5, 3.0], [0.95, 0.99]), ([10, 20], [1.5, 3.0], [0.94, 0.98])]
+    thor = [([10, 20], [1.5, 3.0], [0.95, 0.99]), ([10, 20], [1.5, 3.0], [0.94, 0.98])]
+    trainings = {"Momentum": [([10, 20], [1.0, 2.0], [0.9, 0.95])], "THOR": thor}
     left, right = plots.race(trainings, "race", goal=0.985).axes
     for axis, column in ((left, 0), (right, 1)):
         *drawn, goal = axis.get_lines()
-        expected = [one for training in trainings.values() for one in training]
-        for line, training in zip(drawn, expected, strict=True):
+        for line, training in zip(drawn, [*trainings["Momentum"], *thor], strict=True):
             np.testing.assert_allclose(line.get_xdata(), training[column])
             np.testing.assert_allclose(line.get_ydata(), 100 - 100 * np.array(training[2]))
         np.testing.assert_allclose(goal.get_ydata(), 1.5)
         assert "error (%)" in axis.get_ylabel()
     assert (left.get_xlabel(), right.get_xlabel()) == ("updates", "seconds of training")
-    assert [text.get_text() for text in left.get_legend().get_texts()] == ["Momentum", "THOR"]
+    assert legend(left) == ["Momentum", "THOR"]
 
 
 def test_a_sweep_marks_what_failed():
-    panels = {"damping": [(0.1, None), (1.0, 2.5)], "frequency": [(1, 3.0), (10, 3.5)]}
-    damping, frequency = plots.sweep(panels, "error (%)", worst=50).axes
+    settings = {"damping": [(0.1, None), (1.0, 2.5)], "frequency": [(1, 3.0), (10, 3.5)]}
+    damping, frequency = plots.sweep(settings, "error (%)", worst=50).axes
     line, failed = damping.get_lines()
     np.testing.assert_array_equal(line.get_ydata(), [np.nan, 2.5])
-    assert list(failed.get_xdata()) == [0.1] and list(failed.get_ydata()) == [50]
+    assert failed.get_xydata().tolist() == [[0.1, 50]]
     assert damping.get_legend() is not None and frequency.get_legend() is None
-    assert [tick.get_text() for tick in frequency.get_xticklabels()] == ["1", "10"]
+    assert x_labels(frequency) == ["1", "10"]
 
 
 def test_matrices_share_one_scale_and_leave_small_entries_white():
-    named = {
-        "exact": np.array([[10.0, -2.0], [0.0, 1e-5]]),
-        "other": np.array([[100.0, 0], [0, 1]]),
-    }
-    *panels, bar = plots.matrices(named, "sizes").axes
+    exact, other = np.array([[10.0, -2.0], [0.0, 1e-5]]), np.array([[100.0, 0], [0, 1]])
+    *panels, bar = plots.matrices({"exact": exact, "other": other}, "sizes").axes
     first, second = (axis.get_images()[0] for axis in panels)
     assert first.norm is second.norm and (first.norm.vmin, first.norm.vmax) == (1e-3, 10)
     np.testing.assert_array_equal(first.get_array().mask, [[False, False], [True, True]])
@@ -99,27 +106,25 @@ def test_matrices_share_one_scale_and_leave_small_entries_white():
 def test_decisions_are_drawn_by_layer_over_updates():
     history = [["refresh", "refresh"], ["skip", "freeze"], ["refresh", "freeze"]]
     figure = plots.decisions(history, ["conv1", "fc1"], every=5, title="rule")
-    (axis,) = figure.axes
-    (image,) = axis.get_images()
+    (image,) = figure.axes[0].get_images()
     np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
     assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["refresh", "skip", "freeze"]
+    assert legend(figure) == ["refresh", "skip", "freeze"]
 
 
 def test_the_verdict_grid_shows_how_many_failed():
     verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
     (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "mends").axes
     assert [text.get_text() for text in axis.texts] == ["1", "3", "ok", "ok"]
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["before", "after"]
+    assert y_labels(axis) == ["before", "after"]
     assert axis.images[0].get_array().astype(int).tolist() == [[1, 1], [0, 0]]
 
 
 def test_colour_images_keep_their_colours_and_titles():
     red = np.zeros((3, 4, 4, 3)) + [1.0, 0, 0]
-    shown = plots.images_grid(red, ["a", "b", "c"], columns=2).axes
-    assert [axis.get_title() for axis in shown] == ["a", "b", "c", ""]
-    np.testing.assert_allclose(shown[0].images[0].get_array(), red[0])
+    axes = plots.images_grid(red, ["a", "b", "c"], columns=2).axes
+    assert [axis.get_title() for axis in axes] == ["a", "b", "c", ""]
+    np.testing.assert_allclose(axes[0].images[0].get_array(), red[0])
 
 
 def test_a_shown_figure_is_a_png_with_its_alternative_text(monkeypatch):
@@ -132,16 +137,3 @@ def test_a_shown_figure_is_a_png_with_its_alternative_text(monkeypatch):
     picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
     assert (picture.format, picture.mode) == ("PNG", "P") and picture.size[0] > 300
     assert options["metadata"]["image/png"]["alt"] == data["text/plain"] == "what is to be seen"
-
-
-def test_errors_over_has_a_dot_for_each_seed_and_their_mean_as_a_line():
-    rates = {"mean": {0.06: [0.9, 0.8]}, "adasum": {0.06: [0.95], 0.03: [0.97, 0.98]}}
-    left, right = plots.errors_over({"rate": rates, "workers": {"adasum": {2: [0.99]}}}).axes
-    lines = {line.get_label(): line for line in left.get_lines() if line.get_linestyle() == "-"}
-    np.testing.assert_allclose(lines["mean"].get_ydata(), [15])
-    np.testing.assert_allclose(lines["adasum"].get_xdata(), [0.03, 0.06])
-    np.testing.assert_allclose(lines["adasum"].get_ydata(), [2.5, 5])
-    dots = [line.get_ydata() for line in left.get_lines() if line.get_marker() == "o"]
-    np.testing.assert_allclose(sorted(np.concatenate(dots)), [2, 3, 5, 10, 20])
-    assert right.get_lines()[0].get_color() == lines["adasum"].get_color()
-    assert left.get_xlabel() == "rate" and "test error" in left.get_ylabel()

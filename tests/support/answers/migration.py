@@ -1,43 +1,34 @@
-"""Lab 02: each exercise solved rightly, and wrongly in the ways learners do."""
+"""Lab 02: right answers, and wrong ones."""
 
 import math
 
 import numpy as np
 
 
-def right_same_padding(size, kernel, stride):
+def same_padding(size, kernel, stride):
     outputs, padding = -(-size // stride), 0
     while (size + padding - kernel) // stride + 1 < outputs:
         padding += 1
     return padding // 2, padding - padding // 2
 
 
-def right_running_variance(old, values, torch_momentum):
+def running_variance(old, values, torch_momentum):
     new = np.square(values - values.mean()).sum() / (len(values) - 1)
     return old + torch_momentum * (new - old)
 
 
-def right_smooth_targets(label, classes, smoothing):
+def smooth_targets(label, classes, smoothing):
     return (1 - smoothing) * np.eye(classes)[label] + smoothing / classes
 
 
-def right_preprocess(pixels, mean, std):
+def preprocess(pixels, mean, std):
     return (pixels / 255 - mean) / std
 
 
-def right_learning_rate(update, updates, warmup, rate):
+def learning_rate(update, updates, warmup, rate):
     if update < warmup:
         return (update + 1) / warmup * rate
     return 0.5 * rate + 0.5 * rate * math.cos(math.pi * (update - warmup) / (updates - warmup))
-
-
-SOLUTIONS = {
-    "same_padding": right_same_padding,
-    "running_variance": right_running_variance,
-    "smooth_targets": right_smooth_targets,
-    "preprocess": right_preprocess,
-    "learning_rate": right_learning_rate,
-}
 
 
 def _padded(outputs_of, least=0):
@@ -50,20 +41,19 @@ def _padded(outputs_of, least=0):
 
 def _after_warmup(rate_at):
     def attempt(i, n, w, rate):
-        return right_learning_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
+        return learning_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
 
     return attempt
 
 
 WRONG = [
     ("same_padding", lambda size, kernel, stride: [(kernel - 1) // 2] * 2, "that is PyTorch's"),
-    ("same_padding", lambda *case: right_same_padding(*case)[::-1], "on which side"),
-    ("same_padding", lambda *case: [sum(right_same_padding(*case))] * 2, "was put on each side"),
+    ("same_padding", lambda *case: same_padding(*case)[::-1], "on which side"),
+    ("same_padding", lambda *case: [sum(same_padding(*case))] * 2, "was put on each side"),
     ("same_padding", _padded(lambda size, stride: size // stride), "in no window"),
     ("same_padding", _padded(lambda size, stride: 1 + -(-size // stride)), "one stride too far"),
     ("same_padding", _padded(lambda size, stride: -(-size // stride), -99), "below 0"),
-    ("same_padding", lambda *case: sum(right_same_padding(*case)), "1 numbers; expected 2"),
-    ("running_variance", lambda old, v, m: right_running_variance(old, v, 1 - m), "whose weight"),
+    ("running_variance", lambda old, v, m: running_variance(old, v, 1 - m), "whose weight"),
     ("running_variance", lambda old, v, m: (1 - m) * old + m * v.var(), "divided by what"),
     ("running_variance", lambda old, v, m: m * old + (1 - m) * v.var(), "both"),
     ("running_variance", lambda old, v, m: old, "nothing of the batch"),
@@ -86,12 +76,11 @@ WRONG = [
     ("preprocess", lambda pixels, mean, std: pixels / 255, "what are `mean` and `std` for"),
     ("preprocess", lambda pixels, mean, std: (pixels - pixels.mean()) / pixels.std(), "own mean"),
     ("preprocess", lambda pixels, mean, std: (pixels // 255 - mean) / std, "two grey values"),
-    ("preprocess", lambda pixels, mean, std: None, "is the `return` missing?"),
     ("learning_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
-    ("learning_rate", lambda i, n, w, rate: rate * i / w if i < w else right_learning_rate(
+    ("learning_rate", lambda i, n, w, rate: rate * i / w if i < w else learning_rate(
         i, n, w, rate), "does nothing"),
-    ("learning_rate", lambda i, n, w, rate: right_learning_rate(i, n, w, rate) if i < w else (
+    ("learning_rate", lambda i, n, w, rate: learning_rate(i, n, w, rate) if i < w else (
         rate / 2 * (1 + math.cos(math.pi * i / n))), "where does the cosine begin"),
     ("learning_rate", _after_warmup(lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * (i - w) / n))), "does not reach 0"),

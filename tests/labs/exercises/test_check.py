@@ -19,22 +19,16 @@ def squared(rows, scale):
 
 
 ROWS = np.array([[1.5, 2.5], [3.0, 0.7]])
-EXERCISES = (
-    Exercise(
-        "squared",
-        squared,
-        [(ROWS, 2.0), (ROWS[:1], 1.0), (np.ones((2, 2)), 3.0)],
-        (
-            (lambda rows, scale: rows**2, "the scale is forgotten"),
-            (lambda rows, scale: scale * rows, "the square is forgotten"),
-            (lambda rows, scale: 1 / (rows - 1), "never said: it divides by zero"),
-        ),
-    ),
+EXERCISES = (Exercise(squared, [(ROWS, 2.0), (ROWS[:1], 1.0), (np.ones((2, 2)), 3.0)]),)
+HINTS = (
+    (lambda rows, scale: rows**2, "the scale is forgotten"),
+    (lambda rows, scale: scale * rows, "the square is forgotten"),
+    (lambda rows, scale: 1 / (rows - 1), "never said: it divides by zero"),
 )
 
 
 def said(attempt, capsys):
-    passed = checks.check(EXERCISES, "squared", attempt)
+    passed = checks.check(EXERCISES, "squared", attempt, {"squared": HINTS})
     printed = capsys.readouterr().out
     assert printed.startswith("squared: ")
     assert passed == ("squared: passed" in printed)
@@ -99,6 +93,8 @@ class _Foreign:
         (_recursive, "calls itself without end"),
         (_raising, r"it raised AttributeError: .*'sqare', at `return rows\.sqare\(\) \* scale`"),
         (_leaving, "it raised SystemExit: 3, at `raise SystemExit"),
+        (lambda rows, scale: None, "is the `return` missing"),
+        (lambda rows, scale: rows * np.nan, "numbers that are not finite"),
         (_yielding, "returned a generator; expected numbers"),
         (lambda rows, scale: _Foreign(), "returned a tests _Foreign; expected NumPy arrays"),
         (lambda rows, scale: [scale, _Foreign()], "a list with a tests _Foreign in it"),
@@ -136,23 +132,28 @@ def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
     def alike(n):
         return lambda i: i if i in n else -i - 1
 
-    cases = [(1,), (2,), (3,)]
-    hints = ((alike([2]), "the nearer"), (alike([3]), "the other"))
-    tried = (Exercise("n", lambda i: i, cases, hints),)
-    assert not checks.check(tried, "n", lambda i: i if i == 3 else -i - 1)
+    tried = Exercise(alike([1, 2, 3]), [(1,), (2,), (3,)])
+    hints = {tried.name: ((alike([2]), "the nearer"), (alike([3]), "the other"))}
+    assert not checks.check([tried], tried.name, lambda i: i if i == 3 else -i - 1, hints)
     assert "the other" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [tuple, list, np.array])
-def test_parts_in_another_order_are_told(kind, capsys):
-    tried = (Exercise("halves", lambda n: (n // 2, n - n // 2), [(3,), (8,)]),)
-    assert not checks.check(tried, "halves", lambda n: kind([n - n // 2, n // 2]))
+def test_parts_in_another_order_are_noticed(kind, capsys):
+    def halves(n):
+        return n // 2, n - n // 2
+
+    attempt = lambda n: kind([n - n // 2, n // 2])  # noqa: E731
+    assert not checks.check([Exercise(halves, [(3,), (8,)])], "halves", attempt)
     assert "1 of 2 public checks passed; the parts are right, and" in capsys.readouterr().out
 
 
 def test_parts_of_different_sizes_are_compared(capsys):
-    tried = (Exercise("both", lambda n: (n, np.arange(n)), [(3,), (4,)]),)
-    assert checks.check(tried, "both", lambda n: (n, np.arange(n)))
+    def both(n):
+        return n, np.arange(n)
+
+    tried = [Exercise(both, [(3,), (4,)])]
+    assert checks.check(tried, "both", both)
     assert not checks.check(tried, "both", lambda n: (n + 1, np.arange(n)))
     assert "off by 0.33" in capsys.readouterr().out
 
@@ -178,7 +179,7 @@ def test_arrays_in_a_list_are_looked_after_too(capsys):
             parts[0] += part
         return parts[0]
 
-    tried = (Exercise("summed", summed, [([np.ones(2), np.ones(2)],)] * 2),)
+    tried = [Exercise(summed, [([np.ones(2), np.ones(2)],)] * 2)]
     assert not checks.check(tried, "summed", in_place)
     assert "0 of 2 public checks passed; it changes its argument `parts`" in capsys.readouterr().out
     assert checks.check(tried, "summed", summed)
@@ -222,6 +223,13 @@ def test_float32_passes_and_a_tensor_is_named(runtime, capsys):
     assert "passed" in said(lambda rows, scale: np.float32(scale * rows**2), capsys)
     told = said(lambda rows, scale: Tensor(scale * rows**2), capsys)
     assert "it returned a mindspore Tensor; expected NumPy arrays or numbers: convert it" in told
+
+
+def test_an_unsolved_exercise_is_no_error(capsys):
+    def unsolved(rows, scale):
+        raise NotImplementedError
+
+    assert said(unsolved, capsys) == "not attempted yet\n"
 
 
 def test_ctrl_c_is_the_persons_own():

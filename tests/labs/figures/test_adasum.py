@@ -6,19 +6,7 @@ import pytest
 from labkit.labs.figures import adasum as adasum_plots
 from labkit.labs.figures import common as plots
 from labkit.reference import adasum_pair
-
-
-@pytest.fixture(autouse=True)
-def agg():
-    from matplotlib import pyplot
-
-    pyplot.switch_backend("agg")
-    yield
-    pyplot.close("all")
-
-
-def lines(axis):
-    return {line.get_label(): line for line in axis.get_lines()}
+from tests.support.figures import dots, legend, lines, x_labels
 
 
 @pytest.mark.parametrize(("angle", "ratio"), [(60, 1.5), (0, 1.0), (180, 2.0), (90, 0.25)])
@@ -38,16 +26,15 @@ def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
 def test_step_lengths_are_over_the_workers():
     (axis,) = adasum_plots.step_lengths({"cosine 0": [1, 2, 4]}, (1, 4, 16)).axes
     assert list(lines(axis)["cosine 0"].get_ydata()) == [1, 2, 4]
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["1", "4", "16"]
+    assert x_labels(axis) == ["1", "4", "16"]
 
 
 def test_cosines_have_a_panel_for_each_kind_and_one_legend():
-    panels = {"of moves": ([0, 3], {"conv1": [0.9, 0.1], "fc1": [0.2, 0.0]})}
-    figure = adasum_plots.cosines(panels | {"of gradients": panels["of moves"]}, 10)
+    moves = ([0, 3], {"conv1": [0.9, 0.1], "fc1": [0.2, 0.0]})
+    figure = adasum_plots.cosines({"of moves": moves, "of gradients": moves}, 10)
     assert [axis.get_title() for axis in figure.axes] == ["of moves", "of gradients"]
     assert list(lines(figure.axes[1])["fc1"].get_ydata()) == [0.2, 0.0]
-    (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["conv1", "fc1"]
+    assert legend(figure) == ["conv1", "fc1"]
 
 
 def test_the_race_draws_errors_and_a_second_curve_of_a_reduction_dashed():
@@ -65,13 +52,13 @@ def test_the_race_draws_errors_and_a_second_curve_of_a_reduction_dashed():
 
 
 def test_over_rates_shows_each_seed_their_mean_and_what_failed():
-    found = {"adasum": {0.03: [0.98, 0.96], 0.06: [0.9, None]}}
-    (axis,) = adasum_plots.over_rates(found, 0.03, "rates").axes
+    accuracies = {"adasum": {0.03: [0.98, 0.96], 0.06: [0.9, None]}, "mean tuned": {0.03: [0.9]}}
+    (axis,) = adasum_plots.over_rates(accuracies, 0.03, "rates").axes
     np.testing.assert_allclose(lines(axis)["Adasum"].get_ydata(), [3, 55])
-    dots = [list(line.get_ydata()) for line in axis.get_lines() if line.get_marker() == "."]
-    np.testing.assert_allclose(dots, [[2, 4], [10, 100]])
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0.03", "0.06"]
-    assert axis.get_xlabel() == "learning rate"
+    np.testing.assert_allclose(sum(dots(axis, "."), []), [2, 4, 10, 100, 10])
+    assert lines(axis)["mean tuned"].get_linestyle() == "--"
+    assert axis.get_lines()[-1].get_xdata() == [0.03, 0.03]  # the single worker's
+    assert x_labels(axis) == ["0.03", "0.06"] and axis.get_xlabel() == "learning rate"
 
 
 def test_over_workers_is_over_the_number_of_workers():

@@ -1,0 +1,152 @@
+"""The settings of the labs."""
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.labs.presets import LABS, PRESETS, choose
+from labkit.recipes.adasum_config import NAMED as ADASUM
+from labkit.recipes.resnet50_config import Config
+from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig
+from labkit.recipes.thor_config import NAMED as THOR
+
+LAB = "01_gradient_accumulation"
+
+
+def test_every_lab_has_every_preset_with_the_same_names():
+    for lab, presets in LABS.items():
+        assert set(presets) == set(PRESETS), lab
+        assert len({tuple(sorted(settings)) for settings in presets.values()}) == 1, lab
+        for preset in PRESETS:
+            assert choose(lab, preset) == presets[preset]
+
+
+def test_lab_and_paper_are_the_source_documents_setting():
+    settings = choose(LAB, "lab")
+    source = {"epochs": 3, "batch_size": 32, "micro_steps": 4, "train_images": 60_000}
+    assert settings == choose(LAB, "paper")
+    assert settings == settings | source | {"learning_rate": 0.01, "momentum": 0.9}
+
+
+def test_smoke_is_smaller_and_holds_what_the_text_speaks_of():
+    smoke, lab = choose(LAB, "smoke"), choose(LAB, "lab")
+    assert smoke["epochs"] < lab["epochs"] and smoke["train_images"] < lab["train_images"] / 10
+    # An epoch's last group that is not full, as in the source.
+    for settings in (smoke, lab):
+        assert settings["train_images"] // settings["batch_size"] % settings["micro_steps"]
+    # Two refreshes of THOR, and two points of its race.
+    settings = choose("03_thor", "smoke")
+    updates = settings["train_images"] // settings["batch_size"] * settings["thor_epochs"]
+    assert updates > settings["frequency"] and updates >= 2 * settings["evaluate_every"]
+
+
+def test_a_named_value_beats_the_preset_and_none_does_not():
+    settings = choose(LAB, "smoke", epochs=7, batch_size=None, seed=0)
+    assert settings == {**choose(LAB, "smoke"), "epochs": 7, "seed": 0}
+    settings["epochs"] = 99  # a copy
+    assert choose(LAB, "smoke")["epochs"] == 1
+
+
+ONE, TWO = StageOneConfig(), STAGE_TWO["tutorial"]
+PAPER = [
+    ("02_resnet50_migration", Config(), {
+        "epochs": "epoch_size", "batch_size": "batch_size", "learning_rate": "lr",
+        "momentum": "momentum", "warmup_epochs": "warmup", "weight_decay": "weight_decay",
+        "smoothing": "label_smooth_factor"}),
+    ("03_thor", THOR["ascend"], {
+        "thor_epochs": "epoch_size", "learning_rate": "lr_init", "damping": "damping_init",
+        "frequency": "frequency", "batch_size": "batch_size", "momentum": "momentum",
+        "weight_decay": "weight_decay", "seed": "seed"}),
+    ("04_adasum", ADASUM["one_device"], {
+        "learning_rate": "lr_max", "epochs": "epoch_size", "workers": "workers",
+        "batch_size": "batch_size", "momentum": "momentum", "seed": "seed"}),
+    ("05_dimension_reduction", ONE, {
+        "learning_rate": "lr_max", "epochs": "epoch_size", "batch_size": "batch_size",
+        "momentum": "momentum", "seed": "seed", "saves_per_epoch": "snapshots_per_epoch"}),
+    ("05_dimension_reduction", TWO, {
+        "components": "n_components", "trials": "trials", "second_batch_size": "batch_size",
+        "second_epochs": "epoch_size"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lab", "recipe", "names"), PAPER)
+def test_paper_is_what_the_recipe_trains(lab, recipe, names):
+    settings = choose(lab, "paper", data="ImageNet")
+    assert {own: settings[own] for own in names} == {
+        own: getattr(recipe, its) for own, its in names.items()
+    }
+
+
+def test_paper_trains_the_sources_network_and_takes_its_40_snapshots():
+    settings = choose("02_resnet50_migration", "paper")
+    assert (settings["depth"], settings["image_size"], settings["width"]) == (50, 224, 1)
+    settings = choose("05_dimension_reduction", "paper")
+    # The 40 newest of one snapshot an epoch are those from epoch 31 on.
+    assert settings["epochs"] - settings["start_epoch"] + 1 == ONE.snapshot_max
+
+
+REFUSED = [
+    (LAB, {"epochs": 0}, "epochs: expected an integer >= 1, got 0"),
+    (LAB, {"train_images": 60_001}, "train_images: expected an integer .* <= 60000"),
+    (LAB, {"seed": -1}, "seed: expected"),
+    (LAB, {"learning_rate": 0}, "learning_rate: expected a finite number > 0, got 0"),
+    (LAB, {"momentum": 1}, "momentum: expected a finite number >= 0 and < 1, got 1"),
+    (LAB, {"batch_size": 64, "train_images": 63}, "batch_size 64 is larger than .* 63"),
+    ("02_resnet50_migration", {"depth": 20}, "depth: expected one of 18, 34, 50, 101, 152"),
+    ("02_resnet50_migration", {"width": 0.3}, "width: expected one of 0.25, 0.5, 1, 2"),
+    ("02_resnet50_migration", {"image_size": 30}, "image_size: expected an integer >= 32"),
+    ("02_resnet50_migration", {"image_size": 33}, "image_size: expected a multiple of 4"),
+    ("02_resnet50_migration", {"data": 3}, "data: expected the path of a folder"),
+    ("02_resnet50_migration", {"smoothing": 1.0}, "smoothing: expected"),
+    ("02_resnet50_migration", {"weight_decay": -1e-4}, "weight_decay: expected"),
+    ("02_resnet50_migration", {"warmup_epochs": -1}, "warmup_epochs: expected an integer >= 0"),
+    ("02_resnet50_migration", {"val_images": 10_001}, "val_images: expected an integer"),
+    ("04_adasum", {"workers": 1}, "workers: expected at least 2, .* got 1 with"),
+    ("04_adasum", {"workers": 6}, "and 8 updates of all of them, got 6 with 40 micro-batches"),
+    ("05_dimension_reduction", {"components": 1}, "components: expected an integer >= 2"),
+    ("05_dimension_reduction", {"components": 12}, "12 snapshots; 12 components need at least 13"),
+    ("05_dimension_reduction", {"start_epoch": 3}, "start_epoch 3 .* make 0 snapshots; 4"),
+    ("05_dimension_reduction", {"saves_per_epoch": 101}, "saves_per_epoch: expected at most 100"),
+    ("05_dimension_reduction", {"second_batch_size": 801}, "second_batch_size 801 is larger"),
+    ("05_dimension_reduction", {"second_batch_size": 201}, "201 are 3 updates; expected 4"),
+    *[("03_thor", {name: 0}, f"{name}: expected a finite number > 0, got 0") for name in (
+        "damping", "thor_epochs", "momentum_epochs", "momentum_learning_rate")],
+    *[("03_thor", {name: 1.5}, f"{name}: expected an integer") for name in (
+        "frequency", "evaluate_every")],
+    ("05_dimension_reduction", {"trials": 0}, "trials: expected an integer >= 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("lab", "named", "message"), REFUSED)
+def test_values_a_lab_cannot_run_with_are_refused(lab, named, message):
+    with pytest.raises(InputError, match=message):
+        choose(lab, "smoke" if lab > "04" else "lab", **named)
+
+
+@pytest.mark.parametrize(
+    ("lab", "named"),
+    [
+        (LAB, {"batch_size": 64, "train_images": 64, "seed": 2**32 - 1, "momentum": 0}),
+        ("02_resnet50_migration", {"depth": 34, "image_size": 36, "data": "x", "smoothing": 0.0}),
+        ("03_thor", {"thor_epochs": 1.5, "damping": 1, "frequency": 1}),
+        ("04_adasum", {"workers": 5}),
+        ("05_dimension_reduction", {"components": 11, "second_batch_size": 200}),
+        ("05_dimension_reduction", {"saves_per_epoch": 100}),
+    ],
+)
+def test_values_at_the_limits_are_taken(lab, named):
+    assert choose(lab, "smoke", **named) == choose(lab, "smoke") | named
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "words"),
+    [
+        (("01_gradient_acumulation", "lab"), {}, f"unknown lab .*Did you mean '{LAB}'"),
+        ((LAB, "labb"), {}, "unknown preset 'labb'; expected one of: smoke, lab, paper. Did you"),
+        ((LAB, None), {}, "unknown preset None"),
+        ((LAB, "lab"), {"epoch": None}, "unknown parameter 'epoch'.*Did you mean 'epochs'"),
+        (("00_start_here", "lab"), {"epochs": 1}, "unknown parameter 'epochs'; expected .*: none"),
+    ],
+)
+def test_unknown_names_are_refused_with_the_nearest(arguments, named, words):
+    with pytest.raises(InputError, match=words):
+        choose(*arguments, **named)

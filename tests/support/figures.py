@@ -1,0 +1,27 @@
+"""What tests ask of a figure's axes."""
+
+
+def lines(axis):
+    """Return label -> line."""
+    return {line.get_label(): line for line in axis.get_lines()}
+
+
+def dots(axis, mark="o"):
+    """Return the y of each line of dots."""
+    return [list(line.get_ydata()) for line in axis.get_lines() if line.get_marker() == mark]
+
+
+def x_labels(axis):
+    """Return the words at the ticks of the horizontal axis."""
+    return [tick.get_text() for tick in axis.get_xticklabels()]
+
+
+def y_labels(axis):
+    """Return the words at the ticks of the vertical axis."""
+    return [tick.get_text() for tick in axis.get_yticklabels()]
+
+
+def legend(holder):
+    """Return the words of the legend of an axis, or of the one legend of a figure."""
+    (own,) = holder.legends if hasattr(holder, "legends") else [holder.get_legend()]
+    return [text.get_text() for text in own.get_texts()]
