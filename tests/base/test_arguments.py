@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from labkit.base import arguments
-from labkit.base.arguments import choice, fit_workers, flag, integer, number, seed, wrong
+from labkit.base.arguments import (
+    UnknownName,
+    choice,
+    fit_workers,
+    flag,
+    integer,
+    names_checked,
+    number,
+    seed,
+    wrong,
+)
 from labkit.errors import InputError
 
 NAN, INFINITY = float("nan"), float("inf")
@@ -119,3 +129,20 @@ def test_workers_are_at_most_the_cores(monkeypatch, capsys):
     assert fit_workers(3) == 2
     assert "3 asked for, 2 used: there are 2 cores" in capsys.readouterr().out
     assert refusal(fit_workers, 0).startswith("num_parallel_workers: expected an integer >= 1")
+
+
+def test_a_misspelled_keyword_is_answered_with_the_nearest():
+    class Step:
+        @names_checked
+        def __init__(self, loss_net, *, micro_steps=1):
+            self.micro_steps = micro_steps
+
+    assert Step(1, micro_steps=2).micro_steps == 2
+    with pytest.raises(UnknownName) as refused:
+        Step(1, micro_step=2)
+    assert isinstance(refused.value, InputError) and isinstance(refused.value, TypeError)
+    assert str(refused.value).endswith(
+        "Step has no argument 'micro_step'. Did you mean 'micro_steps'?"
+    )
+    with pytest.raises(TypeError, match="loss_net"):
+        Step()

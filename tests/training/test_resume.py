@@ -110,11 +110,11 @@ def test_from_any_checkpoint(name, tmp_path):
     else:
         assert list(by_number) == list(range(1, EPOCHS * size + 1))
     assert_remembers(name, whole)
-    taken = {1, 3, 4, 6, 8, 9, size - 1, size, size + 1, size + 5, 2 * size, EPOCHS * size - 1}
+    taken = {1, 4, 6, 8, size, size + 1, size + 5, 2 * size, EPOCHS * size - 1}
     taken = sorted(taken & by_number.keys())
     for number in taken:
         # The compiled step goes on from another state; one of them is built anew.
-        step = None if number == taken[3] else whole.step
+        step = None if number == taken[2] else whole.step
         folder = tmp_path / str(number)
         rows, final = whole.resumed(by_number[number], folder, step)
         assert_bit_equal(final, whole.final)
