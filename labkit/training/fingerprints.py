@@ -60,9 +60,7 @@ def is_mindspores(kind: type) -> bool:
 def _of_array(value: np.ndarray) -> str:
     if value.dtype.kind == "O":
         return f"{UNKNOWN}an array of objects"
-    ends = " to ".join(
-        str(end) for part in (value.ravel()[:1], value.ravel()[-1:]) for end in part.tolist()
-    )
+    ends = " to ".join(map(str, value.ravel()[:1].tolist() + value.ravel()[-1:].tolist()))
     digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()[:16]
     return f"{value.dtype} {value.shape} from {ends}, SHA-256 {digest}"
 
@@ -79,13 +77,9 @@ def _of_parts(value: Any, depth: int) -> str:
 
 def _of_function(value: types.FunctionType, depth: int) -> str:
     """Return name and digest of code, constants, defaults and enclosed values; not of globals."""
-    parts = [_of_code(value.__code__)]
-    for enclosed in (
-        *map(_content, value.__closure__ or ()),
-        value.__defaults__,
-        value.__kwdefaults__,
-    ):
-        parts.append(fingerprint(enclosed, depth))
+    values = [_content(cell) for cell in value.__closure__ or ()]
+    values += [value.__defaults__, value.__kwdefaults__]
+    parts = [_of_code(value.__code__), *(fingerprint(part, depth) for part in values)]
     if any(UNKNOWN in part for part in parts):
         return f"{UNKNOWN}{_name(value)}, by what it has enclosed"
     return f"{_name(value)}, SHA-256 {_sha(chr(0).join(parts))}"

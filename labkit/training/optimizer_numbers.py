@@ -99,13 +99,18 @@ def functions(step: Step) -> dict[str, str]:
     micro_steps and, of THOR, damping and how often factors and inverses are made anew.
     """
     # THOR's schedules are reached by the names of their attributes; a step without them has none.
-    schedules = {"damping": "schedule", "frequency": "frequency"}
-    schedules["factor_frequency"] = "factor_frequency"
-    of_step = {name: getattr(step.update, where, None) for name, where in schedules.items()}
-    functions = {name: getattr(value, "function", None) for name, value in of_step.items()}
+    schedules = {
+        name: getattr(step.update, attribute, None)
+        for name, attribute in (
+            ("damping", "schedule"),
+            ("frequency", "frequency"),
+            ("factor_frequency", "factor_frequency"),
+        )
+    }
+    by_name = {name: getattr(value, "function", None) for name, value in schedules.items()}
     micro_steps = getattr(step, "micro_steps", None)
-    functions["micro_steps"] = micro_steps if callable(micro_steps) else None
-    return {name: fingerprint(value) for name, value in functions.items() if value is not None}
+    by_name["micro_steps"] = micro_steps if callable(micro_steps) else None
+    return {name: fingerprint(value) for name, value in by_name.items() if value is not None}
 
 
 def own_parameters(optimizer: nn.Optimizer) -> dict[str, Parameter]:
