@@ -17,7 +17,7 @@ class InputError(ValueError):
     one is left out.
     """
 
-    def __init__(self, message: object = ""):
+    def __init__(self, message: object = "") -> None:
         super().__init__(_one_line(str(message)))
 
 
