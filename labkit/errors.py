@@ -1,14 +1,15 @@
 """One exception for everything a user can get wrong, and the words that point to the right name."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 _LONGEST = 1000  # letters of a message
 _NAME = 200  # letters of a name that are compared with others
 
 
 class InputError(ValueError):
-    """Input that cannot be used: the message says what came and what was expected.
+    """Input that cannot be used: the message says what was expected and what was given.
 
     The command line prints it without a traceback and exits with code 2. Messages quote what is in
     files of others: whatever it is, the message is one line of at most 1000 letters that a
@@ -16,7 +17,7 @@ class InputError(ValueError):
     one is left out.
     """
 
-    def __init__(self, message: object = ""):
+    def __init__(self, message: object = "") -> None:
         super().__init__(_one_line(str(message)))
 
 
@@ -28,13 +29,14 @@ def _one_line(message: str) -> str:
     if not text.isprintable():
         # Not only newlines: an escape sequence would be obeyed by the terminal, and half of a pair
         # of surrogates cannot be written at all.
-        text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)[:_LONGEST]
+        letters = (letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+        text = "".join(letters)[:_LONGEST]
     return text
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return `` Did you mean 'x'?`` for the closest of ``known``, or an empty string."""
-    by_lower = {str(one).lower(): one for one in known}
+    by_lower = {str(candidate).lower(): candidate for candidate in known}
     # Of names of 64 kB one comparison takes seconds.
     close = difflib.get_close_matches(str(name).lower()[:_NAME], by_lower, n=1, cutoff=0.5)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
@@ -53,18 +55,27 @@ def refuse_unknown(kind: str, name: object, known: Iterable[str]) -> None:
 class WorkerFailed(RuntimeError):
     """A rank that ``labkit.launch`` started ended badly, or not in time. The message says all.
 
-    rank       its number; None where it was msrun or its scheduler, or several hang
-    ranks      the numbers of all it speaks of: one, or every one that hangs
-    exit_code  of its process; None where a signal ended it, or where it hangs
-    signal     name of the signal that ended it, such as ``SIGKILL``; else None
-    tail       the last lines of its log
-    logs       rank -> path of its log, where a folder for logs was given
-    output     rank -> all it has written
+    Attributes:
+        rank: Its number; None where it was msrun or its scheduler, or several hang.
+        ranks: The numbers of all that the message is about: one, or every one that hangs.
+        exit_code: Of its process; None where a signal ended it, or where it hangs.
+        signal: Name of the signal that ended it, such as ``SIGKILL``; else None.
+        tail: The last lines of its log.
+        logs: Rank -> path of its log, where a folder for logs was given.
+        output: Rank -> all it has written.
     """
 
     def __init__(
-        self, message, *, ranks=(), exit_code=None, signal=None, tail="", logs=None, output=None
-    ):
+        self,
+        message: str,
+        *,
+        ranks: Iterable[int] = (),
+        exit_code: int | None = None,
+        signal: str | None = None,
+        tail: str = "",
+        logs: Mapping[int, Any] | None = None,
+        output: Mapping[int, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.ranks = tuple(ranks)
         self.rank = self.ranks[0] if len(self.ranks) == 1 else None

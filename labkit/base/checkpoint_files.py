@@ -12,16 +12,17 @@ the same name and shape, followed where it was asked for by ``crc_num`` and a CR
 
 import math
 import os
-import stat
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO, NoReturn
 
 import mindspore as ms
 import numpy as np
 from mindspore.common import np_dtype
 
+from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
 _TEXT = "str"
@@ -54,45 +55,38 @@ class Unread:
     dtype: str
     shape: tuple[int, ...]
 
-    def asnumpy(self):
+    def asnumpy(self) -> NoReturn:
         """Raise ``InputError``: there are no numbers."""
         raise InputError(
             f"the checkpoint is of another network: {self.name} is {self.dtype} {self.shape}"
         )
 
 
-@dataclass
-class _Entry:
-    """One value of the file: what it says of itself, and where its bytes are."""
-
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    slices: list[tuple[int, int]] = field(default_factory=list)  # place in the file, bytes
-
-    @property
-    def size(self):
-        return sum(length for _, length in self.slices)
-
-
-def read(path, need_crc: bool = False, expected: Mapping | None = None) -> dict:
+def read(
+    path: str | os.PathLike, need_crc: bool = False, expected: Mapping[str, tuple] | None = None
+) -> dict[str, Any]:
     """Return the values of a ``.ckpt`` file by name: Parameters, and texts as ``str``.
-
-    need_crc  refuse a file that does not end with a CRC, as one that has been cut
-    expected  name -> (type, shape) of the tensors that are needed; None: all. Of others the
-              smallest are read, up to 64 MB; the rest are ``Unread``: on the disk, GB of them may
-              be a hole of a few kB
 
     A CRC that is there is verified. Equal to what ``ms.load_checkpoint`` returns for what
     ``ms.save_checkpoint`` writes, but for tensors of 4-bit integers, map tensors and encrypted
-    files: these are refused. Raises ``DamagedCheckpoint`` for a file that is not such a one to its
-    last byte, ``InputError`` where none is there.
+    files: these are refused.
+
+    Args:
+        path: The file.
+        need_crc: Refuse a file that does not end with a CRC, as one that has been cut.
+        expected: Name -> (type, shape) of the tensors that are needed; None: all. Of others the
+            smallest are read, up to 64 MB; the rest are ``Unread``: on the disk, GB of them may
+            be a hole of a few kB.
+
+    Raises:
+        DamagedCheckpoint: For a file that is not such a one to its last byte.
+        InputError: Where no file is there.
     """
     path = Path(path)
     if not path.is_file():
         raise InputError(f"no checkpoint at {path}")
     try:
-        with open(path, "rb", opener=_open_regular) as file:
+        with open_file(path) as file:
             entries = _parse(file, need_crc)
             unread = {} if expected is None else _unexpected(entries, expected)
             return {name: unread.get(name) or _value(file, entries[name]) for name in entries}
@@ -107,16 +101,29 @@ class _Malformed(Exception):
     """What is wrong with a file, in words."""
 
 
-def _open_regular(path, flags):
-    # Without O_NONBLOCK, opening a pipe that takes the file's place would wait for ever.
-    opened = os.open(path, flags | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        raise OSError("it is no regular file")
-    return opened
+@dataclass(frozen=True)
+class _Span:
+    """A text or message of a file: where it begins, and its bytes."""
+
+    start: int
+    length: int
 
 
-def _parse(file, need_crc):
+@dataclass
+class _Entry:
+    """One value of the file: what it says of itself, and where its bytes are."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    slices: list[_Span] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(part.length for part in self.slices)
+
+
+def _parse(file: BinaryIO, need_crc: bool) -> dict[str, _Entry]:
     """Return name -> ``_Entry`` of an open file, all of them checked."""
     end = os.fstat(file.fileno()).st_size
     if end > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -126,13 +133,12 @@ def _parse(file, need_crc):
     end = _without_crc(file, end, need_crc)
     entries: dict[str, _Entry] = {}
     last = None
-    message = _Message(file, 0, end)
-    for count, number in enumerate(message.fields()):
+    for count, (number, content) in enumerate(_fields(file, _Span(0, end))):
         if number != 1:
             raise _Malformed(f"field {number} in the list of values")
         if count == _MOST_VALUES:
             raise _Malformed(f"it holds more than {_MOST_VALUES} values")
-        entry = _entry(message.part())
+        entry = _entry(file, content)
         if last is not None and entry.name == last.name:
             if (entry.kind, entry.shape) != (last.kind, last.shape):
                 raise _Malformed(f"the slices of {last.name!r} differ in type or shape")
@@ -151,7 +157,7 @@ def _parse(file, need_crc):
     return entries
 
 
-def _without_crc(file, end, need_crc):
+def _without_crc(file: BinaryIO, end: int, need_crc: bool) -> int:
     """Return where the values end; raise ``_Malformed`` where a CRC does not fit them."""
     file.seek(max(end - _CRC_BYTES, 0))
     tail = file.read(_CRC_BYTES)
@@ -161,115 +167,96 @@ def _without_crc(file, end, need_crc):
         return end
     end -= _CRC_BYTES
     file.seek(0)
-    found, left = 0, end
+    checksum, left = 0, end
     while left:
         chunk = _exactly(file, min(left, _CHUNK))
-        found, left = zlib.crc32(chunk, found), left - len(chunk)
-    if found != int.from_bytes(tail[len(_CRC) :], "big"):
+        checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+    if checksum != int.from_bytes(tail[len(_CRC) :], "big"):
         raise _Malformed("its CRC does not fit")
     return end
 
 
-def _exactly(file, count):
+def _exactly(file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count:
         raise _Malformed("it was cut while it was read")
     return data
 
 
-class _Message:
-    """A protobuf message between two places of a file; nothing is read beyond its end."""
-
-    def __init__(self, file, start, end):
-        self._file, self._place, self._end = file, start, end
-
-    def fields(self):
-        """Give the number of each field; its content is to be taken before the next."""
-        while self._place < self._end:
-            self._file.seek(self._place)
-            key = self._varint()
-            self._kind = key & 7
-            yield key >> 3
-
-    def _varint(self):
-        value = 0
-        for shift in range(0, 64, 7):
-            if self._place == self._end:
-                break
-            byte = _exactly(self._file, 1)[0]
-            self._place += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                return value
-        raise _Malformed(f"no number ends before byte {self._place}")
-
-    def number(self):
-        """Return the content of a field that is a number."""
-        if self._kind != 0:
-            raise _Malformed(f"expected a number at byte {self._place}")
-        return self._varint()
-
-    def place(self):
-        """Return (start, bytes) of a field that is text or a message."""
-        if self._kind != 2:
-            raise _Malformed(f"expected text or a message at byte {self._place}")
-        length = self._varint()
-        start = self._place
-        if length > self._end - start:
-            raise _Malformed(f"{length} bytes are announced where {self._end - start} are left")
-        self._place += length
-        return start, length
-
-    def part(self):
-        """Return a field that is a message."""
-        start, length = self.place()
-        return _Message(self._file, start, start + length)
-
-    def text(self):
-        """Return a field that is a name."""
-        start, length = self.place()
-        if length > _LONGEST_NAME:
-            raise _Malformed(f"a name of {length} bytes")
-        self._file.seek(start)
-        try:
-            text = _exactly(self._file, length).decode()
-        except UnicodeDecodeError as error:
-            raise _Malformed("a name that is no text") from error
-        if not text.isprintable():
-            raise _Malformed(f"the name {text!r}")
-        return text
-
-
-def _entry(message):
-    """Return the ``_Entry`` of one ``Checkpoint.Value``."""
-    name = tensor = None
-    for number in message.fields():
-        if number == 1 and name is None:
-            name = message.text()
-        elif number == 2 and tensor is None:
-            tensor = message.part()
-        elif number == 3:
-            raise _Malformed("it holds a map tensor, which labkit does not read")
+def _fields(file: BinaryIO, message: object) -> Iterator[tuple[int, int | _Span]]:
+    """Yield (number, content) of the fields of a protobuf message; nothing lies beyond its end."""
+    if not isinstance(message, _Span):
+        raise _Malformed("expected text or a message, not a number")
+    place, end = message.start, message.start + message.length
+    while place < end:
+        key, place = _varint(file, place, end)
+        content, place = _varint(file, place, end)
+        if key & 7 == 2:
+            if content > end - place:
+                raise _Malformed(f"{content} bytes are announced where {end - place} are left")
+            yield key >> 3, _Span(place, content)
+            place += content
+        elif key & 7 == 0:
+            yield key >> 3, content
         else:
+            raise _Malformed(f"neither a number nor text nor a message before byte {place}")
+
+
+def _varint(file: BinaryIO, place: int, end: int) -> tuple[int, int]:
+    """Return the number at a place of a file, and the place behind it."""
+    file.seek(place)
+    value = 0
+    for index, byte in enumerate(file.read(min(10, end - place))):
+        value |= (byte & 127) << 7 * index
+        if byte < 128:
+            return value, place + index + 1
+    raise _Malformed(f"no number ends behind byte {place}")
+
+
+def _text(file: BinaryIO, content: object) -> str:
+    """Return a field that is a name."""
+    if not isinstance(content, _Span):
+        raise _Malformed("expected a name, not a number")
+    if content.length > _LONGEST_NAME:
+        raise _Malformed(f"a name of {content.length} bytes")
+    file.seek(content.start)
+    try:
+        text = _exactly(file, content.length).decode()
+    except UnicodeDecodeError as error:
+        raise _Malformed("a name that is no text") from error
+    if not text.isprintable():
+        raise _Malformed(f"the name {text!r}")
+    return text
+
+
+def _entry(file: BinaryIO, message: object) -> _Entry:
+    """Return the ``_Entry`` of one ``Checkpoint.Value``."""
+    parts: dict[int, int | _Span] = {}
+    for number, content in _fields(file, message):
+        if number == 3:
+            raise _Malformed("it holds a map tensor, which labkit does not read")
+        if number not in (1, 2) or number in parts:
             raise _Malformed(f"field {number} in a value")
-    if not name or tensor is None:
+        parts[number] = content
+    name = _text(file, parts[1]) if 1 in parts else ""
+    if not name or 2 not in parts:
         raise _Malformed("a value without a name or without a tensor")
-    kind, content, shape = None, None, []
-    for number in tensor.fields():
-        if number == 1 and len(shape) < _MOST_AXES:
-            shape.append(tensor.number())
-        elif number == 2 and kind is None:
-            kind = tensor.text()
-        elif number == 3 and content is None:
-            content = tensor.place()
+    shape: list[int] = []
+    tensor: dict[int, int | _Span] = {}
+    for number, content in _fields(file, parts[2]):
+        if number == 1 and isinstance(content, int) and len(shape) < _MOST_AXES:
+            shape.append(content)
+        elif number in (2, 3) and number not in tensor:
+            tensor[number] = content
         else:
             raise _Malformed(f"field {number} in the tensor {name!r}")
-    if kind is None or content is None:
+    data = tensor.get(3)
+    if 2 not in tensor or not isinstance(data, _Span):
         raise _Malformed(f"{name!r} has no type or no content")
-    return _Entry(name, kind, tuple(shape), [content])
+    return _Entry(name, _text(file, tensor[2]), tuple(shape), [data])
 
 
-def _check_size(entry):
+def _check_size(entry: _Entry) -> None:
     """Raise ``_Malformed`` unless type, shape and number of bytes belong together."""
     if entry.kind == _TEXT:
         fits = entry.shape == (0,) and 0 < entry.size <= _LONGEST_TEXT and entry.size % 4 == 0
@@ -290,7 +277,7 @@ def _check_size(entry):
         )
 
 
-def _unexpected(entries, expected):
+def _unexpected(entries: Mapping[str, _Entry], expected: Mapping) -> dict[str, Unread]:
     """Return name -> ``Unread`` of the tensors that are not read."""
     unread, spare = {}, _SPARE
     for entry in sorted(entries.values(), key=lambda entry: entry.size):
@@ -302,15 +289,15 @@ def _unexpected(entries, expected):
     return unread
 
 
-def _value(file, entry):
+def _value(file: BinaryIO, entry: _Entry) -> str | ms.Parameter:
     """Return the text or the Parameter of a checked entry."""
     data = np.empty(entry.size, np.uint8)
     left = memoryview(data)
-    for start, length in entry.slices:
-        file.seek(start)
-        if file.readinto(left[:length]) != length:
+    for part in entry.slices:
+        file.seek(part.start)
+        if file.readinto(left[: part.length]) != part.length:
             raise _Malformed("it was cut while it was read")
-        left = left[length:]
+        left = left[part.length :]
     if entry.kind == _TEXT:
         try:
             # NumPy's text has four bytes a character, and zeros at its end.

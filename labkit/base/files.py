@@ -1,6 +1,7 @@
 """Files that are written whole, or not at all: under a temporary name beside, then renamed."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from labkit.base import locks
 from labkit.errors import InputError
@@ -21,13 +23,18 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 @contextmanager
-def whole_file(path, what: str) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     """Give a temporary path to write to; on leaving, sync the file and rename it to ``path``.
 
-    what  what the file is, for the message: ``cannot write {what} {path}``
-
     Left by an exception, nothing is renamed and the temporary file is removed; ``path`` is then as
-    it was. Its folder is made if it is not there. Raises ``InputError`` where the system refuses.
+    it was. Its folder is made if it is not there.
+
+    Args:
+        path: Where the file will be.
+        what: What the file is, for the message: ``cannot write {what} {path}``.
+
+    Raises:
+        InputError: Where the system refuses.
     """
     path = Path(path)
     try:
@@ -39,12 +46,39 @@ def whole_file(path, what: str) -> Iterator[Path]:
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        sync_folder(path.parent)
+        _sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
 
 
-def no_link(path, flags: int) -> int:
+def write_json(
+    path: str | os.PathLike,
+    value: Any,
+    what: str,
+    *,
+    indent: int | None = 1,
+    allow_nan: bool = True,
+) -> None:
+    """Write ``value`` as a JSON file in UTF-8, complete or not at all; see ``whole_file``.
+
+    Args:
+        path: Where the file will be.
+        value: What ``json.dumps`` takes.
+        what: What the file is, for the message.
+        indent: Spaces of each level; None for one line.
+        allow_nan: Write NaN and infinity, which strict readers of JSON refuse.
+
+    Raises:
+        InputError: Where the system refuses.
+        ValueError: For NaN and infinity that are not allowed; ``path`` is then as it was.
+    """
+    text = json.dumps(value, indent=indent, allow_nan=allow_nan, ensure_ascii=False) + "\n"
+    with whole_file(path, what) as temporary:
+        # Half of a pair of surrogates (a path that is no UTF-8) is spelled as JSON does.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def no_link(path: str | os.PathLike, flags: int) -> int:
     """Open a file for ``open(..., opener=no_link)``: no link, which leads elsewhere, and no pipe.
 
     What is written into a planted link lands elsewhere; opening a pipe may wait for ever. Either
@@ -53,7 +87,7 @@ def no_link(path, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
-def refuse_links(folder) -> None:
+def refuse_links(folder: str | os.PathLike) -> None:
     """Raise ``InputError`` for the first thing in ``folder`` that is no ordinary file or folder.
 
     What is written into a link lands elsewhere, what is read comes from elsewhere, and opening a
@@ -64,10 +98,10 @@ def refuse_links(folder) -> None:
         place = left.pop()
         try:
             with os.scandir(place) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                by_name = sorted(entries, key=lambda entry: entry.name)
         except OSError:  # gone, or not readable: that is said where it is needed
             continue
-        for entry in found:
+        for entry in by_name:
             if entry.is_dir(follow_symlinks=False):
                 left.append(Path(entry.path))
             elif not entry.is_file(follow_symlinks=False) and os.path.lexists(entry.path):
@@ -78,7 +112,7 @@ def refuse_links(folder) -> None:
                 )
 
 
-def remove_unfinished(folder, only_ended: bool = False) -> None:
+def remove_unfinished(folder: str | os.PathLike, only_ended: bool = False) -> None:
     """Remove what processes that were killed while they wrote have left in ``folder``.
 
     Nothing that a live process of this machine is writing; where that cannot be seen (of another
@@ -91,7 +125,7 @@ def remove_unfinished(folder, only_ended: bool = False) -> None:
                 shutil.rmtree(unfinished)
 
 
-def sync_folder(folder) -> None:
+def _sync_folder(folder: str | os.PathLike) -> None:
     """Have the names in ``folder`` on the disk: a rename is lost in a power cut until then."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -132,3 +166,9 @@ def make_folder(folder: Path) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error}") from error
+
+
+def natural_order(path: str | os.PathLike) -> list[int | str]:
+    """Return a key that sorts file names by the numbers in them: step-9 before step-10."""
+    parts = re.split(r"([0-9]+)", Path(path).name)
+    return [int(part) if index % 2 else part for index, part in enumerate(parts)]

@@ -22,7 +22,9 @@ _DEEPEST = 100
 def open_file(path: str | os.PathLike) -> BinaryIO:
     """Open a regular file for reading bytes, without waiting.
 
-    Raises ``OSError`` as ``open`` does, ``InputError`` for a folder, a pipe, a device or a socket.
+    Raises:
+        OSError: As ``open`` does.
+        InputError: For a folder, a pipe, a device or a socket.
     """
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal too.
@@ -38,9 +40,11 @@ def open_file(path: str | os.PathLike) -> BinaryIO:
 
 
 def read_bytes(path: str | os.PathLike, limit: int = TEXT_BYTES) -> bytes:
-    """Return the content of a regular file; ``InputError`` for more than ``limit`` bytes.
+    """Return the content of a regular file.
 
-    Otherwise errors as in ``open_file``.
+    Raises:
+        OSError: As ``open`` does.
+        InputError: As in ``open_file``, and for more than ``limit`` bytes.
     """
     with open_file(path) as file:
         content = file.read(limit + 1)
@@ -50,9 +54,11 @@ def read_bytes(path: str | os.PathLike, limit: int = TEXT_BYTES) -> bytes:
 
 
 def read_text(path: str | os.PathLike, limit: int = TEXT_BYTES) -> str:
-    """Return the text of a regular file, which must be UTF-8.
+    """Return the text of a regular file, with line feeds as ends of lines.
 
-    Errors as in ``read_bytes``, and ``InputError`` for what is no UTF-8.
+    Raises:
+        OSError: As ``open`` does.
+        InputError: As in ``read_bytes``, and for what is no UTF-8.
     """
     content = read_bytes(path, limit)
     try:
@@ -69,27 +75,29 @@ def read_json(path: str | os.PathLike, limit: int = TEXT_BYTES) -> Any:
 def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
     """Return the value of a JSON text; every string in it can be written as UTF-8.
 
-    Half of a pair of surrogates, which JSON can spell and UTF-8 cannot, becomes U+FFFD. Raises
-    ``InputError`` for what is no JSON, for more than 100 levels, and for more than 2 million
-    values.
+    Half of a pair of surrogates, which JSON can spell and UTF-8 cannot, becomes U+FFFD.
+
+    Raises:
+        InputError: For what is no JSON, for more than 100 levels, and for more than 2 million
+            values.
     """
     values = text.count(",") + text.count("[") + text.count("{")
     if values > _VALUES:
         raise InputError(f"JSON with {values} values; expected at most {_VALUES}")
     try:
-        found = json.loads(text, object_pairs_hook=object_pairs_hook)
+        value = json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError as error:
         raise InputError(f"JSON of more than {_DEEPEST} levels") from error
     except ValueError as error:
         raise InputError(f"no JSON: {error}") from error
-    if _depth(found) > _DEEPEST:
+    if _depth(value) > _DEEPEST:
         raise InputError(f"JSON of more than {_DEEPEST} levels")
     # Only an escape can hold such a half; then all is written and read once more.
     if "\\ud" in text or "\\uD" in text:
-        whole = json.dumps(found, ensure_ascii=False)
+        whole = json.dumps(value, ensure_ascii=False)
         letters = whole.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        found = json.loads(letters, object_pairs_hook=object_pairs_hook)
-    return found
+        value = json.loads(letters, object_pairs_hook=object_pairs_hook)
+    return value
 
 
 def _depth(value: Any) -> int:
@@ -97,8 +105,8 @@ def _depth(value: Any) -> int:
     depth, level = 0, [value] if isinstance(value, dict | list) else []
     while level and depth <= _DEEPEST:
         depth += 1
-        inner = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for values in inner for one in values if isinstance(one, dict | list)]
+        parts = (node.values() if isinstance(node, dict) else node for node in level)
+        level = [node for part in parts for node in part if isinstance(node, dict | list)]
     return depth
 
 

@@ -34,17 +34,25 @@ def _say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder, what: str, say: Callable[[str], None] = _say) -> Iterator[None]:
+def locked(
+    folder: str | os.PathLike, what: str, say: Callable[[str], None] = _say
+) -> Iterator[None]:
     """Make ``folder``, and keep every other process out of it that asks here.
 
-    what  what this process does there, for the message of one that is refused: "a training"
-    say   is given a line where the lock of a process that has ended is taken over, and once where
-          the file system has no locks: the folder is used then, unless ``.lock`` names a live one
+    The lock goes with the process, however that ends.
 
-    Raises ``InputError``, with host and process, where one is in it (this very process too) and
-    where one of another host has left its lock: whether it has ended cannot be seen from here.
-    Also where the folder cannot be written, or holds a ``.lock`` of another program, which stays
-    as it is. The lock goes with the process, however that ends.
+    Args:
+        folder: To be locked; its ``.lock`` names this process.
+        what: What this process does there, for the message of one that is refused: "a training".
+        say: Is called with a line where the lock of a process that has ended is taken over, and
+            once where the file system has no locks: the folder is used then, unless ``.lock``
+            names a live process.
+
+    Raises:
+        InputError: With host and process, where one is in it (this very process too) and where one
+            of another host has left its lock: whether it has ended cannot be seen from here. Also
+            where the folder cannot be written, or holds a ``.lock`` of another program, which
+            stays as it is.
     """
     folder = Path(folder)
     try:
@@ -72,7 +80,7 @@ def owner() -> dict[str, Any]:
 
 
 def has_ended(named: Mapping[str, Any]) -> bool | None:
-    """Return whether the process that ``owner`` has named is over; None where that is not seen."""
+    """Return whether the process that ``owner`` has named has ended; None where nobody can tell."""
     place = _place()
     boots = (named.get("boot"), place["boot"])
     if named.get("host") == place["host"] and None not in boots and boots[0] != boots[1]:
@@ -96,8 +104,8 @@ def _place() -> dict[str, Any]:
     return {"host": socket.gethostname(), "boot": boot, "space": space}
 
 
-def _created(pid) -> float | None:
-    """Return when a live process of this machine started, in seconds; None for none."""
+def _created(pid: object) -> float | None:
+    """Return when a live process of this machine started, in seconds; None if there is none."""
     import psutil
 
     if type(pid) is not int:  # psutil takes None for this very process
@@ -111,13 +119,13 @@ def _created(pid) -> float | None:
         return None
 
 
-def _number(value, otherwise: float) -> float:
+def _number(value: Any, otherwise: float) -> float:
     """Return ``value`` where it is a number of seconds, as nan and 10^400 are not."""
     usable = isinstance(value, int | float) and abs(value) < 2**53
     return value if usable else otherwise
 
 
-def _acquired(folder: Path, say) -> int:
+def _acquired(folder: Path, say: Callable[[str], None]) -> int:
     """Return a handle to the folder's lock file that holds the lock."""
     while True:
         # Not through a link, and without waiting for the other end of a pipe.
@@ -132,7 +140,7 @@ def _acquired(folder: Path, say) -> int:
         os.close(handle)  # its owner took the file away in between
 
 
-def _is_held(handle: int, folder: Path, say) -> bool:
+def _is_held(handle: int, folder: Path, say: Callable[[str], None]) -> bool:
     """Take the lock; return False where the file has lost its name meanwhile."""
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         raise InputError(f"{folder / NAME} is not a plain file; expected the lock of a training")
@@ -178,7 +186,9 @@ def _has_name(handle: int, folder: Path) -> bool:
         return False
 
 
-def _take_over(named: Mapping[str, Any], folder: Path, locks: bool, say) -> None:
+def _take_over(
+    named: Mapping[str, Any], folder: Path, locks: bool, say: Callable[[str], None]
+) -> None:
     """Say that the owner of a lock is gone, or raise ``InputError`` where it may not be."""
     place, ended = _place(), has_ended(named)
     # One machine's own locks hold for all its containers, which see other process numbers.

@@ -39,20 +39,26 @@ def read_yaml(path: str | os.PathLike) -> Any:
 def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
     """Return the value of a YAML text.
 
-    An alias may repeat a single value only: aliases of lists make 10^9 values of 355 bytes. Raises
-    ``InputError`` for that, for what is no YAML, for more than 64 kB, and for more than 100
-    brackets in each other.
+    An alias may repeat a single value only: aliases of lists make 10^9 values of 355 bytes.
+
+    Args:
+        text: Of at most 64 kB.
+        loader: What makes plain values of the text's nodes.
+
+    Raises:
+        InputError: For aliases of lists, for what is no YAML, for a longer text, and for more than
+            100 brackets in each other.
     """
     if len(text) > LONGEST:
         raise InputError(f"YAML of {len(text)} letters; expected at most {LONGEST}")
 
     class Loader(loader):
-        def fetch_flow_collection_start(self, token_class):
+        def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:
             if self.flow_level >= _DEEPEST:
                 raise InputError(f"YAML with more than {_DEEPEST} brackets in each other")
             super().fetch_flow_collection_start(token_class)
 
-        def compose_node(self, parent, index):
+        def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
             if self.check_event(yaml.AliasEvent):
                 event = self.peek_event()
                 node = self.anchors.get(event.anchor)

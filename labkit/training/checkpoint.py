@@ -6,11 +6,14 @@ in 10 of 10 tries).
 """
 
 import json
+import os
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import mindspore as ms
+from mindspore import Tensor, nn
 
 from labkit.base import checkpoint_files
 from labkit.base.checkpoint_files import DamagedCheckpoint
@@ -23,14 +26,28 @@ from labkit.training.rank_state import of_this_rank, own_name
 _NAME = re.compile(r"step-(\d{9})\.ckpt")
 _POSITION = "labkit_position"
 
+# Looks at a position and the values by name; raises to refuse them, and may change the values.
+Accept = Callable[[Position, dict], None]
 
-def save(step, position: Position, folder, keep=2, of_ranks=None) -> Path:
-    """Write a checkpoint of ``step`` into ``folder``, keep the newest ``keep``, return its path.
 
-    of_ranks  what other ranks hold otherwise, as ``rank_state.of_others`` names it
+def save(
+    step: nn.Cell,
+    position: Position,
+    folder: str | os.PathLike,
+    keep: int = 2,
+    of_ranks: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write a checkpoint of ``step`` into ``folder`` and return its path.
 
-    Later ones that lie there are damaged, or this one would have gone on from them: they count for
-    nothing, and are left.
+    Later checkpoints that lie there are damaged, or this one would have gone on from them: they
+    are not counted, and are left.
+
+    Args:
+        step: Whose Parameters are saved.
+        position: Where its training stands.
+        folder: Made if it is not there.
+        keep: Checkpoints that stay, this one included.
+        of_ranks: What other ranks hold differently, as ``rank_state.of_others`` names it.
     """
     folder = Path(folder)
     path = folder / f"step-{position.micro_batches:09d}.ckpt"
@@ -42,13 +59,13 @@ def save(step, position: Position, folder, keep=2, of_ranks=None) -> Path:
     return path
 
 
-def write(cell, path, extra=None) -> None:
-    """Write all Parameters of ``cell`` to ``path``: complete, or not at all."""
+def write(cell: nn.Cell, path: str | os.PathLike, extra: dict | None = None) -> None:
+    """Write all Parameters of ``cell``, and ``extra``, to ``path``: complete, or not at all."""
     with whole_file(path, "the checkpoint") as temporary:
         ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
 
 
-def checkpoints(folder) -> list[Path]:
+def checkpoints(folder: str | os.PathLike) -> list[Path]:
     """Return the checkpoints in ``folder``, oldest first."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -56,14 +73,18 @@ def checkpoints(folder) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def load(step, path, accept=None) -> Position:
+def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -> Position:
     """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
 
-    accept  function of the position and the values by name, which raises to refuse them and may
-            change the values
+    Args:
+        step: Its Parameters are set; where the checkpoint is refused, it is as it was.
+        path: The file.
+        accept: Looks at the position and the values by name; it raises to refuse them, and may
+            change the values.
 
-    Raises ``InputError`` for a missing or damaged file and for a checkpoint of another network or
-    step, naming what differs; ``step`` is then as it was.
+    Raises:
+        InputError: For a missing or damaged file and for a checkpoint of another network or step,
+            naming what differs.
     """
     values = read(path, step)
     if _POSITION not in values:
@@ -81,12 +102,13 @@ def load(step, path, accept=None) -> Position:
     return position
 
 
-def load_latest(step, folder, accept=None) -> Position | None:
-    """Load the newest readable checkpoint of ``folder``, or return None where there is none.
+def load_latest(
+    step: nn.Cell, folder: str | os.PathLike, accept: Accept | None = None
+) -> Position | None:
+    """Load the newest readable checkpoint of ``folder``; return None where there is none.
 
-    accept  as in ``load``
-
-    A damaged one is passed over, and said; if all are damaged the last error is raised.
+    A damaged one is passed over, and said; if all are damaged the last error is raised. Arguments
+    and errors as in ``load``.
     """
     error = None
     for path in reversed(checkpoints(folder)):
@@ -100,10 +122,12 @@ def load_latest(step, folder, accept=None) -> Position | None:
     return None
 
 
-def read(path, cell=None) -> dict:
+def read(path: str | os.PathLike, cell: nn.Cell | None = None) -> dict:
     """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``.
 
-    cell  large tensors that are none of its Parameters are ``Unread``; None: all are read
+    Args:
+        path: The file.
+        cell: Large tensors that are none of its Parameters are ``Unread``. None: all are read.
     """
     expected = None
     if cell is not None:
@@ -114,34 +138,42 @@ def read(path, cell=None) -> dict:
     return checkpoint_files.read(path, need_crc, expected)
 
 
-def load_into(cell, values: dict, origin="the checkpoint") -> None:
-    """Set all Parameters of ``cell`` from ``values``: the same names, shapes and types."""
-    own = {parameter.name: parameter for parameter in cell.get_parameters()}
-    missing, unknown = sorted(own.keys() - values.keys()), sorted(values.keys() - own.keys())
+def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint") -> None:
+    """Set all Parameters of ``cell`` from ``values``: the same names, shapes and types.
+
+    Raises:
+        InputError: Naming ``origin`` and what differs; nothing is set then.
+    """
+    parameters = {parameter.name: parameter for parameter in cell.get_parameters()}
+    missing = sorted(parameters.keys() - values.keys())
+    unknown = sorted(values.keys() - parameters.keys())
     if missing or unknown:
         raise InputError(
             f"{origin} is of another network or step: it lacks {_few(missing)} and holds "
             f"{_few(unknown)} beside what was expected"
         )
-    for name, parameter in own.items():
-        came, expected = values[name], parameter
-        if isinstance(came, str):
-            raise InputError(f"{origin} is of another network: {name} is a text")
-        if came.shape != expected.shape or came.dtype != expected.dtype:
-            raise InputError(
-                f"{origin} is of another network: {name} is {came.dtype} {came.shape}, expected "
-                f"{expected.dtype} {expected.shape}"
-            )
-        if expected.dtype == ms.bfloat16 and ms.get_context("device_target") == "CPU":
-            raise InputError(
-                f"{origin} cannot be loaded here: {name} is BFloat16, and MindSpore's CPU assigns "
-                "no such Parameter; expected another device, or a network in Float32"
-            )
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
+        _check(name, values[name], parameter, origin)
+    for name, parameter in parameters.items():
         set_state(parameter, values[name])
 
 
-def _few(names):
+def _check(name: str, value: object, expected: ms.Parameter, origin: object) -> None:
+    if isinstance(value, str):
+        raise InputError(f"{origin} is of another network: {name} is a text")
+    if value.shape != expected.shape or value.dtype != expected.dtype:
+        raise InputError(
+            f"{origin} is of another network: {name} is {value.dtype} {value.shape}, expected "
+            f"{expected.dtype} {expected.shape}"
+        )
+    if expected.dtype == ms.bfloat16 and ms.get_context("device_target") == "CPU":
+        raise InputError(
+            f"{origin} cannot be loaded here: {name} is BFloat16, and MindSpore's CPU assigns "
+            "no such Parameter; expected another device, or a network in Float32"
+        )
+
+
+def _few(names: list[str]) -> str:
     if not names:
         return "nothing"
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,12 +1,15 @@
 """``evaluate``: accuracies and mean loss over every row, on one rank or added up over all."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
+from mindspore.dataset import Dataset
 from mindspore.train import Metric, Model
 
+from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.labels import IGNORE_INDEX, as_int32, check_ignore_index, check_labels
@@ -15,28 +18,37 @@ from labkit.steps.weights import Mean, mean_of_loss
 
 
 def evaluate(
-    network, loss_fn, dataset, *, top=(), over_ranks=False, ignore_index=None
+    network: nn.Cell,
+    loss_fn: Callable[[Tensor, Tensor], Tensor],
+    dataset: Dataset,
+    *,
+    top: Iterable[int] = (),
+    over_ranks: bool = False,
+    ignore_index: int | None = None,
 ) -> dict[str, float]:
     """Return ``accuracy`` and mean ``loss`` of ``network`` over every label of ``dataset``.
 
-    network     inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
-                nn.CrossEntropyLoss is refused, but where T is the number of classes it cannot be
-                told from the other: transpose it first
-    loss_fn     (logits, labels) -> mean loss over the labels that count. The losses that
-                ``steps.weights`` knows get the labels of all axes in one: (B T, classes), (B T,)
-    dataset     batches of inputs and, last, labels (B,) or (B, T), integers
-    top         further k: ``top_<k>_accuracy`` is the share of labels that are among the k largest
-                logits
-    ignore_index  label that does not count. None: that of the loss where it is a known one (none in
-                nn.SoftmaxCrossEntropyWithLogits), else -100
-    over_ranks  the ranks hold different rows: their counts are added up, so that every row counts
-                alike whatever the sizes of the parts. Call it on every rank then
+    All Cells are in evaluation mode meanwhile; each one's own mode is as before afterwards. Of
+    equal logits that of the smaller class counts as the larger. A row with a logit that is NaN is
+    wrong.
 
-    All Cells are in evaluation mode meanwhile; each one's own mode is as before afterwards.
+    Args:
+        network: Inputs -> logits (B, classes), or (B, T, classes). The layout (B, classes, T) of
+            nn.CrossEntropyLoss is refused, but where T is the number of classes it cannot be
+            distinguished from the other: transpose it first.
+        loss_fn: (logits, labels) -> mean loss over the labels that count. The losses that
+            ``steps.weights`` knows get the labels of all axes in one: (B T, classes), (B T,).
+        dataset: Batches of inputs and, last, labels (B,) or (B, T), integers.
+        top: Further k: ``top_<k>_accuracy`` is the share of labels that are among the k largest
+            logits.
+        over_ranks: The ranks hold different rows: their counts are added up, so that every row
+            counts alike whatever the sizes of the parts. Call it on every rank then.
+        ignore_index: Label that does not count. None: that of the loss where it is a known one
+            (none in nn.SoftmaxCrossEntropyWithLogits), else -100.
 
-    Of equal logits that of the smaller class counts as the larger. A row with a logit that is NaN
-    is wrong. Raises ``InputError`` where no label counts, for a k that is not a number >= 1, for
-    labels whose shape does not fit the logits, and for one that is of no class and not ignored.
+    Raises:
+        InputError: Where no label counts, for a k that is no integer >= 1, for labels whose shape
+            does not fit the logits, and for one that is of no class and not ignored.
     """
     mean = _counted(loss_fn, ignore_index)
     metrics = {"accuracy": TopK(1, mean)} | {f"top_{k}_accuracy": TopK(k, mean) for k in top}
@@ -50,11 +62,11 @@ def evaluate(
         set_modes(kept)
         network.phase = phase
     if over_ranks:
-        _add_over_ranks(metrics.values())
+        _add_over_ranks(list(metrics.values()))
     return {name: float(metric.eval()) for name, metric in metrics.items()}
 
 
-def _counted(loss_fn, ignore_index) -> Mean:
+def _counted(loss_fn: Callable, ignore_index: int | None) -> Mean:
     """Return what a loss is a mean over; its ``ignore_index`` is the one that counts here."""
     mean = mean_of_loss(loss_fn)
     if mean.over == "unknown":
@@ -73,12 +85,12 @@ def _counted(loss_fn, ignore_index) -> Mean:
 class _Evaluation(nn.Cell):
     """Called with a batch: (loss, logits (N, V), labels (N,)), the labels looked at in between."""
 
-    def __init__(self, network, loss_fn, mean):
+    def __init__(self, network: nn.Cell, loss_fn: Callable, mean: Mean) -> None:
         super().__init__(auto_prefix=False)
         self.network, self.loss = network, _Loss(loss_fn)
         object.__setattr__(self, "mean", mean)
 
-    def __call__(self, *batch):
+    def __call__(self, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits, labels = self.network(*batch[:-1]), batch[-1]
         if logits.ndim < 2 or logits.shape[:-1] != labels.shape:
             raise InputError(
@@ -93,11 +105,11 @@ class _Evaluation(nn.Cell):
 
 
 class _Loss(nn.Cell):
-    def __init__(self, loss_fn):
+    def __init__(self, loss_fn: Callable) -> None:
         super().__init__(auto_prefix=False)
         self.loss_fn = loss_fn
 
-    def construct(self, logits, labels):
+    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         # As LossNet does: a network in float16 is evaluated with the loss that it is trained with.
         return self.loss_fn(ops.cast(logits, ms.float32), labels)
 
@@ -105,23 +117,24 @@ class _Loss(nn.Cell):
 class _Mean(Metric):
     """A weighted sum over labels, divided by the weights; both are kept apart to be added up.
 
-    mean  what the loss is a mean over: which labels count, and for how much
+    Args:
+        mean: What the loss is a mean over: which labels count, and for how much.
     """
 
-    def __init__(self, mean=None):
+    def __init__(self, mean: Mean | None = None) -> None:
         super().__init__()
         self.mean = mean or Mean("rows")
         self.clear()
 
-    def clear(self):
-        self.total, self.rows = 0.0, 0
+    def clear(self) -> None:
+        self.total, self.rows = 0.0, 0.0
 
-    def eval(self):
+    def eval(self) -> float:
         if not self.rows:
             raise InputError("there was nothing to evaluate: the dataset holds no label to count")
         return self.total / self.rows
 
-    def counts(self, labels):
+    def counts(self, labels: np.ndarray) -> np.ndarray:
         """Return which of the labels are not ignored."""
         if self.mean.ignore_index is None:
             return np.ones(labels.shape, bool)
@@ -132,7 +145,7 @@ class MeanLoss(_Mean):
     """Mean loss over what each batch's loss is a mean over; MindSpore's ``Loss`` takes the mean of
     batch means, which is another number where the last batch is smaller."""
 
-    def update(self, *inputs):
+    def update(self, *inputs: Tensor) -> None:
         loss, labels = float(inputs[0].asnumpy()), inputs[2].asnumpy()
         known = labels[self.counts(labels)]
         weight = len(known)
@@ -146,13 +159,11 @@ class MeanLoss(_Mean):
 class TopK(_Mean):
     """Share of labels that are among the k largest logits; of (loss, logits, labels)."""
 
-    def __init__(self, k, mean=None):
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise InputError(f"k is {k!r}; expected a whole number of at least 1")
+    def __init__(self, k: int, mean: Mean | None = None) -> None:
         super().__init__(mean)
-        self.k = k
+        self.k = integer("k", k)
 
-    def update(self, *inputs):
+    def update(self, *inputs: Tensor) -> None:
         logits, labels = inputs[1].asnumpy(), inputs[2].asnumpy()
         counts = self.counts(labels)
         logits, labels = logits[counts], labels[counts].astype(np.int64)
@@ -163,8 +174,7 @@ class TopK(_Mean):
         self.rows += len(labels)
 
 
-def _add_over_ranks(metrics):
-    metrics = list(metrics)
+def _add_over_ranks(metrics: list[_Mean]) -> None:
     own = [number for metric in metrics for number in (metric.total, metric.rows)]
     sums = cluster.gather(own).sum(axis=0).reshape(-1, 2)
     for metric, (total, rows) in zip(metrics, sums, strict=True):

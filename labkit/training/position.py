@@ -4,13 +4,15 @@ No MindSpore import.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
+from labkit.base.arguments import integer, number, wrong
 from labkit.base.input_files import parse_json
 from labkit.errors import InputError
 
-_LARGEST = 2**53
+_MOST = 2**53 - 1  # a count that a float holds, too
 _TEXTS = ("rates", "texts", "functions")  # of the optimizer's note: texts by name
 _TEXT_BYTES = 16 << 20  # some numbers and names for each Parameter; 2000 of them are 0.5 MB
 
@@ -19,17 +21,18 @@ _TEXT_BYTES = 16 << 20  # some numbers and names for each Parameter; 2000 of the
 class Position:
     """Where a training stood when its checkpoint was written.
 
-    micro_batches   batches consumed since the start, over all epochs
-    epoch_size      batches in one epoch
-    batch_size      rows in one batch
-    seed, workers   of the data pipeline: they decide the order and the augmentation of its rows
-    seconds         training time so far
-    records         rows of the record so far
-    settings        of the step: its class, micro_steps and other options
-    optimizer       numbers of the optimizer as the training began (``optimizer_numbers.noted``)
-    ranks           how many trained together
-
-    The last two are None in a checkpoint of a labkit that did not note them.
+    Attributes:
+        micro_batches: Batches consumed since the start, over all epochs.
+        epoch_size: Batches in one epoch.
+        batch_size: Rows in one batch.
+        seed: Of the data pipeline: it decides the order of the rows.
+        workers: Of each part of the pipeline: they decide the rows' augmentation.
+        seconds: Training time so far.
+        records: Rows of the records so far.
+        settings: Of the step: its class, micro_steps and other options.
+        optimizer: ``optimizer_numbers.noted`` as the training began; None in a checkpoint of a
+            labkit that did not note it.
+        ranks: How many trained together; None likewise.
     """
 
     micro_batches: int
@@ -47,68 +50,61 @@ class Position:
 def parse_position(text: str) -> Position:
     """Return the position in a JSON text, every field of it checked.
 
-    Raises ``InputError`` naming the field that is not what ``fit`` writes.
+    Raises:
+        InputError: Naming the field that is not what ``fit`` writes.
     """
     if len(text) > _TEXT_BYTES:
         raise InputError(f"its text has {len(text)} characters; expected at most {_TEXT_BYTES}")
-    given = parse_json(text)
-    if not isinstance(given, dict):
-        raise InputError(f"it is a {type(given).__name__}; expected an object")
+    values = parse_json(text)
+    if not isinstance(values, dict):
+        raise InputError(f"it is a {type(values).__name__}; expected an object")
     known = {field.name for field in fields(Position)}
-    if unknown := sorted(given.keys() - known):
+    if unknown := sorted(values.keys() - known):
         raise InputError(f"it has {unknown[0][:80]!r}, which this labkit does not know")
-    if lacking := sorted(known - {"optimizer", "ranks"} - given.keys()):
+    if lacking := sorted(known - {"optimizer", "ranks"} - values.keys()):
         raise InputError(f"it lacks {lacking[0]!r}")
-    for name, (check, expected) in _FIELDS.items():
-        if name in given and not check(given[name]):
-            raise InputError(f"{name} is {repr(given[name])[:80]}; expected {expected}")
-    if given["records"] > given["micro_batches"]:
-        raise InputError(
-            f"records is {given['records']} after {given['micro_batches']} micro-batches; expected "
-            "at most as many"
+    for name, check in _CHECKS.items():
+        if values.get(name) is not None or name not in ("optimizer", "ranks"):
+            check(name, values[name])
+    if values["records"] > values["micro_batches"]:
+        raise wrong(
+            "records", values["records"], f"at most {values['micro_batches']} micro-batches"
         )
-    return Position(**given)
+    return Position(**values)
 
 
-def _is_count(value: Any, low: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value < _LARGEST
+def _count(low: int) -> Callable[[str, Any], int]:
+    return lambda name, value: integer(name, value, low, _MOST)
 
 
-def _is_number(value: Any) -> bool:
-    # 1e300: an integer that a float holds.
-    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**300)
+def _workers(name: str, value: Any) -> None:
+    if not isinstance(value, list):
+        raise wrong(name, value, "a list of integers")
+    for count in value:
+        integer(name, count, 0, _MOST)
 
 
-def _are_numbers(value: Any) -> bool:
-    return _is_number(value) or (isinstance(value, list) and all(map(_are_numbers, value)))
-
-
-def _is_mapping(value: Any, check) -> bool:
-    return isinstance(value, dict) and all(map(check, value.values()))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_settings(value: Any) -> bool:
-    """Return whether ``value`` is a step's settings: texts and numbers by name."""
-    if not _is_mapping(value, lambda one: not isinstance(one, dict | list)):
-        return False
+def _settings(name: str, value: Any) -> None:
+    """Refuse what is no step's settings: texts and numbers by name."""
+    if not _is_mapping(value, lambda setting: not isinstance(setting, dict | list)):
+        raise wrong(name, value, "texts and numbers by name")
     try:
         per_row = float(value.get("elements_per_row", 1))
     except (TypeError, ValueError, OverflowError):
-        return False
-    return 0 < per_row < math.inf
+        per_row = math.nan
+    number("settings: elements_per_row", per_row, above=0)
+
+
+def _note(name: str, value: Any) -> None:
+    if not _is_note(value):
+        raise wrong(name, value, "the optimizer's numbers by name")
 
 
 def _is_note(note: Any) -> bool:
-    """Return whether ``note`` has the shape of ``optimizer_numbers.noted``, or is None."""
-    if note is None:
-        return True
+    """Return whether ``note`` has the shape of ``optimizer_numbers.noted``."""
     if not isinstance(note, dict):
         return False
-    constants, damping = note.get("constants"), note.get("damping")
+    constants = note.get("constants")
     if not isinstance(constants, dict) or not _is_text(constants.get("class")):
         return False
     return (
@@ -118,28 +114,46 @@ def _is_note(note: Any) -> bool:
         )
         and _is_mapping(note.get("parameters"), lambda value: value is None or _is_number(value))
         and all(_is_mapping(note.get(name, {}), _is_text) for name in _TEXTS)
-        and ("damping" not in note or _is_damping(damping))
+        and ("damping" not in note or _is_damping(note["damping"]))
     )
 
 
 def _is_damping(value: Any) -> bool:
     return (
         isinstance(value, dict)
-        and _is_count(value.get("length"), 1)
+        and type(value.get("length")) is int
+        and 1 <= value["length"] <= _MOST
         and _is_text(value.get("sha256"))
         and all(_is_number(value.get(name)) for name in ("first", "last"))
     )
 
 
-_FIELDS = {
-    "micro_batches": (_is_count, "an integer from 0 to 2^53"),
-    "epoch_size": (lambda value: _is_count(value, 1), "an integer from 1 to 2^53"),
-    "batch_size": (lambda value: _is_count(value, -1), "an integer below 2^53"),
-    "seed": (_is_count, "an integer from 0 to 2^53"),
-    "workers": (lambda value: isinstance(value, list) and all(map(_is_count, value)), "integers"),
-    "seconds": (lambda value: _is_number(value) and 0 <= value < math.inf, "a finite number >= 0"),
-    "records": (_is_count, "an integer from 0 to 2^53"),
-    "settings": (_are_settings, "texts and numbers by name"),
-    "optimizer": (_is_note, "the optimizer's numbers by name"),
-    "ranks": (lambda value: value is None or _is_count(value, 1), "an integer >= 1"),
+def _is_number(value: Any) -> bool:
+    # NaN and infinity are numbers here. 1e300: an integer that a float holds.
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**300)
+
+
+def _are_numbers(value: Any) -> bool:
+    return _is_number(value) or (isinstance(value, list) and all(map(_are_numbers, value)))
+
+
+def _is_mapping(value: Any, check: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(check, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_CHECKS: dict[str, Callable[[str, Any], object]] = {
+    "micro_batches": _count(0),
+    "epoch_size": _count(1),
+    "batch_size": _count(-1),
+    "seed": _count(0),
+    "workers": _workers,
+    "seconds": lambda name, value: number(name, value, at_least=0),
+    "records": _count(0),
+    "settings": _settings,
+    "optimizer": _note,
+    "ranks": _count(1),
 }

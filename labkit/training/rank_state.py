@@ -10,10 +10,11 @@ import hashlib
 import os
 import re
 import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
 from labkit.errors import InputError
 from labkit.ranks import cluster
@@ -23,44 +24,45 @@ _CHUNK = 2**24  # bytes that are gathered at once
 _WORDS = {None: 0, True: 1, False: 2}
 
 
-def writers(folder, write) -> list[int | None]:
-    """Return for each rank which one writes its folder; None where no one does.
+def writers(folder: str | os.PathLike | None, write: bool | None) -> list[int | None]:
+    """Return for each rank the one that writes its folder; None where no rank does.
 
-    folder  of this rank, or None: a rank without one leaves what it holds to the first that writes
-    write   None: of ranks with the same folder the first one; or whether this rank does
+    Call it on every rank.
 
-    Call it on every rank. Raises ``InputError`` on all where two ranks of a machine insist on
-    writing one folder.
+    Args:
+        folder: Of this rank, or None: a rank without one leaves what it holds to the first that
+            writes.
+        write: Whether this rank writes it. None: of ranks with the same folder the first one.
+
+    Raises:
+        InputError: On all ranks, where two of a machine insist on writing one folder.
     """
     path = b"" if folder is None else hashlib.sha256(os.fsencode(Path(folder).resolve())).digest()
     host = hashlib.sha256(socket.gethostname().encode()).digest()
-    said = path.ljust(32, b"\0") + host + bytes([_WORDS[write]])
-    rows = [bytes(row) for row in cluster.gather_bytes(said)]
-    given = [rank for rank, row in enumerate(rows) if any(row[:32])]
+    own = path.ljust(32, b"\0") + host + bytes([_WORDS[write]])
+    rows = [bytes(row) for row in cluster.gather_bytes(own)]
+    with_folder = [rank for rank, row in enumerate(rows) if any(row[:32])]
+    insisting = [rank for rank in with_folder if rows[rank][64] == _WORDS[True]]
+    willing = [rank for rank in with_folder if rows[rank][64] == _WORDS[None]]
+    # By folder on its host, and by folder alone: for readers on other hosts.
     chosen: dict[bytes, int] = {}
-    for rank in given:
-        if (
-            rows[rank][64] == _WORDS[True]
-            and (first := chosen.setdefault(rows[rank][:64], rank)) != rank
-        ):
+    for rank in insisting:
+        first = chosen.setdefault(rows[rank][:64], rank)
+        if first != rank:
             raise InputError(
                 f"ranks {first} and {rank} both have write=True for one folder ({folder} on this "
                 "rank); expected write=None, or a folder for each"
             )
-    for rank in given:
-        if rows[rank][64] == _WORDS[True]:
-            chosen.setdefault(rows[rank][:32], rank)  # for readers on other hosts
-    for rank in given:
-        if rows[rank][64] == _WORDS[None]:
-            chosen.setdefault(rows[rank][:32], rank)
+    for rank in insisting + willing:
+        chosen.setdefault(rows[rank][:32], rank)
     first = min(chosen.values(), default=None)
     return [chosen.get(row[:64], chosen.get(row[:32])) if any(row[:32]) else first for row in rows]
 
 
-def of_others(step, writer_of) -> dict[str, Tensor]:
+def of_others(step: nn.Cell, writer_of: Sequence[int | None]) -> dict[str, Tensor]:
     """Return, on a rank that writes, what its readers hold and it does not: name -> value.
 
-    Call it on every rank; those that do not write get an empty dict.
+    Call it on every rank, with its ``writers``; those that do not write get an empty dict.
     """
     rank, ranks = cluster.rank_and_size()
     readers = [other for other in range(ranks) if writer_of[other] not in (None, other)]
@@ -72,30 +74,30 @@ def of_others(step, writer_of) -> dict[str, Tensor]:
     digests = cluster.gather_bytes(digests).reshape(ranks, len(arrays), 32)
     differ = {r: (digests[r] != digests[writer_of[r]]).any(axis=1) for r in readers}
     sizes = np.array([array.nbytes for array in arrays])
-    length = max(int(sizes[differ[r]].sum()) for r in readers)
+    length = max(int(sizes[differ[reader]].sum()) for reader in readers)
     own = b""
     if rank in differ:
-        own = b"".join(a.tobytes() for a, other in zip(arrays, differ[rank], strict=True) if other)
-    found = _gathered(own.ljust(length, b"\0"))
+        own = b"".join(arrays[index].tobytes() for index in np.flatnonzero(differ[rank]))
+    gathered = _gathered(own.ljust(length, b"\0"))
     values = {}
     for reader in readers:
         if writer_of[reader] != rank:
             continue
-        place = 0
+        start = 0
         for index in np.flatnonzero(differ[reader]):
-            data = found[reader][place : place + sizes[index]].tobytes()
-            place += sizes[index]
+            data = gathered[reader][start : start + sizes[index]].tobytes()
+            start += sizes[index]
             value = np.frombuffer(data, arrays[index].dtype).reshape(arrays[index].shape)
             values[f"labkit_rank.{reader}.{parameters[index].name}"] = Tensor(value.copy())
     return values
 
 
 def own_name(name: str) -> str:
-    """Return the name in a checkpoint of what this rank holds otherwise than the one that wrote."""
+    """Return the name in a checkpoint of what this rank holds and its writer does not."""
     return f"labkit_rank.{cluster.rank_and_size()[0]}.{name}"
 
 
-def of_this_rank(values: dict) -> dict:
+def of_this_rank(values: Mapping) -> dict:
     """Return the values of a checkpoint as this rank holds them, without those of other ranks."""
     rank = cluster.rank_and_size()[0]
     shared, own = {}, {}
@@ -107,9 +109,8 @@ def of_this_rank(values: dict) -> dict:
     return shared | own
 
 
-def _gathered(data: bytes):
+def _gathered(data: bytes) -> np.ndarray:
     """Return what every rank holds, (ranks, n) uint8, gathered part by part."""
     parts = [data[start : start + _CHUNK] for start in range(0, len(data), _CHUNK)]
-    ranks = cluster.rank_and_size()[1]
-    nothing = np.zeros((ranks, 0), np.uint8)
+    nothing = np.zeros((cluster.rank_and_size()[1], 0), np.uint8)
     return np.concatenate([nothing, *(cluster.gather_bytes(part) for part in parts)], axis=1)

@@ -2,8 +2,11 @@
 
 import csv
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, TextIO
 
+from labkit.base.arguments import wrong
 from labkit.base.files import no_link, whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
@@ -19,33 +22,36 @@ _NO_FLOAT = 10**300  # of a larger integer a figure can make no float
 class Records:
     """Rows (dicts of numbers with the same keys), kept in memory and, given a path, in a CSV file.
 
-    path   CSV file, or None; written as rows come, so that a killed run leaves what it had
+    Args:
+        path: CSV file, or None; rows are written as they are added, so that a killed run leaves
+            what it had.
     """
 
-    def __init__(self, path=None):
+    def __init__(self, path: str | os.PathLike | None = None) -> None:
         self.rows: list[dict] = []
         self.path = None if path is None else Path(path)
-        self._file = None
+        self._file: TextIO | None = None
 
-    def add(self, **row) -> None:
+    def add(self, **row: float) -> None:
         """Append one row; its keys must be those of the rows before it."""
         if self.rows and row.keys() != self.rows[0].keys():
-            raise InputError(f"a row with {list(row)} came; expected {list(self.rows[0])}")
+            raise wrong("columns of a row", list(row), str(list(self.rows[0])))
         self.rows.append(row)
         if self.path is not None:
             self._write(row)
 
-    def column(self, name) -> list:
+    def column(self, name: str) -> list:
         """Return one column, in order."""
         return [row[name] for row in self.rows]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def keep_first(self, count) -> None:
+    def keep_first(self, count: int) -> None:
         """Forget all rows after the first ``count``; the file is replaced, never half-written.
 
-        Raises ``InputError`` where it cannot be written; the file is then as it was.
+        Raises:
+            InputError: Where it cannot be written; the file is then as it was.
         """
         del self.rows[count:]
         self.close()
@@ -81,7 +87,7 @@ class Records:
             self._file.close()
             self._file = None
 
-    def _write(self, row):
+    def _write(self, row: dict) -> None:
         if self._file is None:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,11 +100,12 @@ class Records:
         writer.writerow(row)
 
 
-def read_records(path) -> Records:
+def read_records(path: str | os.PathLike) -> Records:
     """Read a CSV file of records; a last line cut short by a kill is left out.
 
-    Raises ``InputError`` for a file that is missing or cannot be read, and for a row that is not
-    numbers.
+    Raises:
+        InputError: For a file that is missing or cannot be read, and for a row that is not
+            numbers.
     """
     records = Records()
     for number, row in _rows(path):
@@ -108,16 +115,18 @@ def read_records(path) -> Records:
     return records
 
 
-def read_usable(path) -> list[dict]:
+def read_usable(path: str | os.PathLike) -> list[dict]:
     """Return the rows of a CSV file of records that can be read, passing over those that cannot.
 
-    After a power cut the end of a file may be missing, or zeros. Raises ``InputError`` for a file
-    that is missing or cannot be read at all.
+    After a power cut the end of a file may be missing, or zeros.
+
+    Raises:
+        InputError: For a file that is missing or cannot be read at all.
     """
     return [row for _, row in _rows(path) if not isinstance(row, Exception)]
 
 
-def _rows(path):
+def _rows(path: str | os.PathLike) -> Iterator[tuple[int, dict | Exception]]:
     """Yield (line, row) of a file of records; in the place of a bad row, what is wrong with it."""
     path = Path(path)
     if not path.is_file():
@@ -132,7 +141,7 @@ def _rows(path):
         raise InputError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _parsed(path, file):
+def _parsed(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict | Exception]]:
     names = None
     for number, line in enumerate(_lines(file), start=1):
         if number * len(names or (0,)) > _CELLS:
@@ -157,7 +166,7 @@ def _parsed(path, file):
                 yield number, ValueError(f"{dict(zip(names, cells, strict=False))}"[:300])
 
 
-def _lines(file):
+def _lines(file: BinaryIO) -> Iterator[bytes]:
     """Yield each line without its end; of one that is too long, its beginning.
 
     What follows the last end of a line was cut short, and is left out.
@@ -171,14 +180,14 @@ def _lines(file):
         yield line.removesuffix(b"\n")
 
 
-def _cells(line):
+def _cells(line: str) -> list[str]:
     try:
         return next(csv.reader([line]), [])
     except csv.Error:
         return [line]
 
 
-def _number(text):
+def _number(text: str) -> float:
     # Python's own numbers alone: it would also take 1_000, spaces, and digits of other scripts.
     if not text.isascii() or "_" in text or text != text.strip():
         raise ValueError(text)

@@ -22,15 +22,16 @@ from pathlib import Path
 import psutil
 
 from labkit.training.records import read_records
-from tests.campaigns.killed import RANKS, STEPS
+from tests.support.killed_training import MOMENTS, RANKS, STEPS
 from tests.support.trainings import ROOT, comparable
 
-MOMENTS = ("at any time", "while it trains", "in a checkpoint", "in a record")
+KINDS = [kind for kind in STEPS if kind != "wide"]
+OUTSIDE = ("at any time", "while it trains")
 _MOST = 6  # kills of one training
 SECONDS = 300  # for a process to begin, or to end
 LAUNCH = (
-    "import sys; from labkit import launch; "
-    "launch('-m', 'tests.campaigns.killed', *sys.argv[2:], workers=int(sys.argv[1]), timeout=600)"
+    "import sys; from labkit import launch; launch('-m', 'tests.support.killed_training', "
+    "*sys.argv[2:], workers=int(sys.argv[1]), timeout=600)"
 )
 
 
@@ -44,12 +45,13 @@ class Training:
     def __init__(self, kind, folder):
         self.kind, self.folder, self.run = kind, Path(folder), Path(folder) / "run"
         self.ranks = RANKS.get(kind, 1)
+        self.folder.mkdir()
 
-    def started(self):
-        """Start a process that goes on with the training."""
-        command = ["-m", "tests.campaigns.killed", self.kind, str(self.folder)]
+    def started(self, *moment):
+        """Start a process that goes on with the training; at a moment it kills itself."""
+        command = ["-m", "tests.support.killed_training", self.kind, str(self.folder), *moment]
         if self.ranks > 1:
-            command = ["-c", LAUNCH, str(self.ranks), self.kind, str(self.folder)]
+            command = ["-c", LAUNCH, str(self.ranks), *command[2:]]
         log = (self.folder / "log").open("ab")
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         return subprocess.Popen(
@@ -87,81 +89,56 @@ class Training:
 def killed_once(training, moment, draw):
     """Start the training and kill it at a moment; return whether it was killed."""
     before = training.written()
-    process = training.started()
-    killed = False
+    process = training.started(*([] if moment in OUTSIDE else [moment]))
     try:
-        _wait(training, process, before, moment, draw)
-        victims = [process]
-        if training.ranks > 1 and draw.random() < 0.7:
-            victims = _ranks(process) or victims
-        if process.poll() is None:
-            draw.choice(victims).kill()
-            killed = True
+        if moment in OUTSIDE:
+            _wait(training, process, before, moment, draw)
+            victims = [process]
+            if training.ranks > 1 and draw.random() < 0.7:
+                victims = _ranks(process) or victims
+            if process.poll() is None:
+                draw.choice(victims).kill()
         code = process.wait(SECONDS)
     finally:
         if process.poll() is None:
             process.kill()
     _all_over(training)
     # A launch whose rank was killed raises; one that had just ended was not killed after all.
-    if code not in (0, -signal.SIGKILL) and not (killed and training.ranks > 1):
+    if code not in (0, -signal.SIGKILL) and training.ranks == 1:
         raise Failed(f"exit code {code}:\n{training.last_lines()}")
     return code != 0
 
 
 def _wait(training, process, before, moment, draw):
     """Return when the moment has come, or the process has ended."""
-    until = time.monotonic() + SECONDS
-    if moment == "at any time":
-        # Imports, the lock, the resume and the compilation take seconds, the training one or two.
-        until = time.monotonic() + draw.uniform(0, 15)
-    number = draw.randint(1, 6)
-    seen, begun = before, False
+    # Imports, the lock, the resume and the compilation take seconds, the training one or two.
+    until = time.monotonic() + (draw.uniform(0, 15) if moment == "at any time" else SECONDS)
+    begun = moment == "at any time"
     while process.poll() is None and time.monotonic() < until:
-        now = training.written()
-        if now != before and not begun:
-            begun = True
-            if moment == "while it trains":
-                until = time.monotonic() + draw.uniform(0, 0.7)
-        if moment == "in a checkpoint" and begun:
-            if any((training.run / "checkpoint").glob(".part-*/*")):
-                number -= 1
-                if not number:
-                    time.sleep(draw.choice((0, 0, 0.0005, 0.002)))
-                    return
-                while any((training.run / "checkpoint").glob(".part-*")):
-                    time.sleep(0.0005)
-        if moment == "in a record" and now[1] != seen[1]:
-            number -= 1
-            if not number:
-                return
-        seen = now
+        if not begun and training.written() != before:
+            begun, until = True, time.monotonic() + draw.uniform(0, 0.7)
         time.sleep(0.0005)
 
 
 def _ranks(process):
     """Return the processes of the ranks that a launch has started."""
-    found = []
+    ranks = []
     try:
-        children = psutil.Process(process.pid).children(recursive=True)
-    except psutil.Error:
-        return found
-    for child in children:
-        try:
-            if "tests.campaigns.killed" in child.cmdline() and "MS_ROLE" in child.environ():
-                if child.environ()["MS_ROLE"] == "MS_WORKER":
-                    found.append(child)
-        except psutil.Error:
-            continue
-    return found
+        for child in psutil.Process(process.pid).children(recursive=True):
+            own = "tests.support.killed_training" in child.cmdline()
+            if own and child.environ().get("MS_ROLE") == "MS_WORKER":
+                ranks.append(child)
+    except psutil.Error:  # one that has just ended
+        pass
+    return ranks
 
 
 def _all_over(training):
     """Wait until no process of the training is left; labkit ends those of ranks."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
-        if not any(
-            str(training.folder) in _arguments(process) for process in psutil.process_iter()
-        ):
+        arguments = map(_arguments, psutil.process_iter())
+        if not any(str(training.folder) in own for own in arguments):
             return
         time.sleep(0.1)
     raise Failed(f"processes of {training.folder} are left")
@@ -181,34 +158,28 @@ def campaign(kinds, kills, minutes, seed, folder, say=print):
 
     Raises ``Failed`` where one ended otherwise than undisturbed.
     """
-    until = time.monotonic() + 60 * minutes
-    expected, made, ended, number = {}, Counter(), Counter(), 0
+    folder, until = Path(folder), time.monotonic() + 60 * minutes
+    expected, made, number = {}, Counter(), 0
     most = max(1, min(_MOST, kills // len(kinds)))
     while sum(made.values()) < kills and time.monotonic() < until:
-        kind = min(kinds, key=lambda one: (made[one], kinds.index(one)))
+        kind = min(kinds, key=lambda kind: (made[kind], kinds.index(kind)))
         if kind not in expected:
-            (Path(folder) / f"{kind} in peace").mkdir()
-            expected[kind] = Training(kind, Path(folder) / f"{kind} in peace").to_its_end()
+            expected[kind] = Training(kind, folder / f"{kind} in peace").to_its_end()
         number += 1
         draw = random.Random(f"{seed} {number}")
-        place = Path(folder) / f"{kind} {number}"
-        place.mkdir()
-        training, times = Training(kind, place), Counter()
-        while time.monotonic() < until and sum(times.values()) < most:
-            if sum((made + times).values()) >= kills:
-                break
-            moment = draw.choice(MOMENTS)
+        training, moments = Training(kind, folder / f"{kind} {number}"), []
+        while time.monotonic() < until and len(moments) < min(most, kills - sum(made.values())):
+            moment = draw.choice((*OUTSIDE, *OUTSIDE, *MOMENTS))
             if not killed_once(training, moment, draw):
                 break
-            times[moment] += 1
-        made[kind] += sum(times.values())
-        found = training.result() if training.ended() else training.to_its_end()
-        if found != expected[kind]:
+            moments.append(moment)
+        made[kind] += len(moments)
+        result = training.result() if training.ended() else training.to_its_end()
+        if result != expected[kind]:
+            place = training.folder
             raise Failed(f"{kind}, --seed {seed}, training {number}: ended otherwise; {place}")
-        ended[kind] += 1
-        shown = ", ".join(f"{count} {moment}" for moment, count in times.items()) or "none"
-        say(f"{kind}: {sum(times.values())} kills ({shown}); ended as in peace", flush=True)
-    total = f"{sum(made.values())} kills in {sum(ended.values())} trainings, all ended as in peace"
+        say(f"{kind}: killed {', '.join(moments) or 'never'}; ended as in peace", flush=True)
+    total = f"{sum(made.values())} kills in {number} trainings, all ended as in peace"
     say(f"{total}: " + ", ".join(f"{kind} {made[kind]}" for kind in kinds), flush=True)
     return made
 
@@ -218,11 +189,11 @@ def main():
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", choices=list(STEPS), action="append")
-    given = parser.parse_args()
+    parser.add_argument("--only", choices=KINDS, action="append")
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="labkit-kills-") as folder:
         try:
-            campaign(given.only or list(STEPS), given.kills, given.minutes, given.seed, folder)
+            campaign(asked.only or KINDS, asked.kills, asked.minutes, asked.seed, folder)
         except Failed as failure:
             print(f"failed: {failure}", file=sys.stderr)
             return 1

@@ -193,6 +193,13 @@ def text_damaged(rule: random.Random, content: bytes) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+def json_file(rule: random.Random, value) -> bytes:
+    """Return a JSON file with odd values in it, or with damaged text."""
+    if rule.random() < 0.7:
+        return dumps(json_like(rule, value))
+    return text_damaged(rule, json.dumps(value, indent=1).encode())
+
+
 def write(tree: Tree, folder: Path) -> None:
     """Write a tree below ``folder``, which is there and empty."""
     for name, content in tree.items():

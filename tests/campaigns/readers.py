@@ -12,6 +12,7 @@ The inputs of a reader are numbered; number and reader decide what is in one.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -34,7 +35,6 @@ SECONDS = 10.0  # of computing, for one reading; a reader may have several doors
 WAIT = 40.0  # seconds on the clock within which a child must compute for one, or it hangs
 MEMORY = 10**9
 LIFE = 1000  # inputs of one child: memory that it keeps would hide what one input takes
-PART = 40  # inputs of a reader in a row, where time is shared among readers
 
 
 @dataclass
@@ -142,9 +142,8 @@ class Campaign:
         self.tally, self._say = Tally(reader), say
         self._make = READERS[reader].make
 
-    def run(self, numbers: Iterable[int], until: float = float("inf")) -> int:
-        """Read the inputs with these numbers until the clock says ``until``; return the next."""
-        number = -1
+    def run(self, numbers: Iterable[int], until: float = float("inf")) -> None:
+        """Read the inputs with these numbers until the clock says ``until``."""
         with tempfile.TemporaryDirectory(prefix="campaign-") as scratch:
             base = Path(scratch)
             (base / "outside").mkdir()
@@ -155,9 +154,8 @@ class Campaign:
             with Child(self.tally.reader, place) as child:
                 for number in numbers:
                     if time.monotonic() > until:
-                        return number
+                        return
                     self._one(number, base, place, child)
-        return number + 1
 
     def _one(self, number: int, base: Path, place: Path, child: Child) -> None:
         from tests.campaigns.mutate import write
@@ -214,25 +212,17 @@ def campaign(
     """Read inputs ``seed``, ``seed`` + 1, ... of each reader; return how they ended.
 
     count    inputs a reader; None: as many as there is time for
-    minutes  for all readers together, in turns; None: until ``count`` is reached
+    minutes  for all readers together, each an equal share; None: until ``count`` is reached
     jobs     readers at a time
     """
     campaigns = [Campaign(name, say) for name in readers]
-    until = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-    last = float("inf") if count is None else seed + count
+    share = float("inf") if minutes is None else 60 * minutes * jobs / len(campaigns)
 
-    def whole(one: Campaign, start: int, stop: int) -> int:
-        return one.run(range(start, stop), until)
+    def numbers() -> Iterable[int]:
+        return itertools.count(seed) if count is None else range(seed, seed + count)
 
     with ThreadPoolExecutor(jobs) as pool:
-        if minutes is None:
-            list(pool.map(lambda one: whole(one, seed, last), campaigns))
-            return [one.tally for one in campaigns]
-        at, part = seed, PART
-        while time.monotonic() < until and at < last:
-            stop = int(min(at + part, last))
-            list(pool.map(lambda one: whole(one, at, stop), campaigns))  # noqa: B023
-            at, part = stop, min(2 * part, LIFE)
+        list(pool.map(lambda one: one.run(numbers(), time.monotonic() + share), campaigns))
     return [one.tally for one in campaigns]
 
 

@@ -8,15 +8,7 @@ import random
 from contextlib import redirect_stdout
 from pathlib import Path
 
-from tests.campaigns.mutate import (
-    ODD,
-    Raw,
-    Tree,
-    damaged,
-    dumps,
-    json_like,
-    text_damaged,
-)
+from tests.campaigns.mutate import ODD, Tree, damaged, json_file, text_damaged
 from tests.campaigns.reader import Reader, with_special
 from tests.support import run_folders as made
 
@@ -27,33 +19,11 @@ RECORDS = b"update,loss,accuracy,seconds\n" + b"".join(
 )
 
 
-def _text(rule, value) -> bytes:
-    """A JSON file with an odd value in it, or with damaged text."""
-    if rule.random() < 0.7:
-        return dumps(json_like(rule, value))
-    return text_damaged(rule, json.dumps(value, indent=1).encode())
-
-
 def _make_results(rule: random.Random) -> Tree:
     error = {"name": "ValueError", "message": "x", "cell": 3, "cause": "exception", "log": ["a"]}
-    changes = rule.choice(
-        (
-            {},
-            {"status": "failed", "error": error},
-            {"status": "running", "pid": 1, "pid_created": 1.0},
-            {"status": "passed", "inputs": {"notebook": "0" * 64}},
-        )
-    )
-    value = made.results(**changes)
-    if rule.random() < 0.15:
-        value[rule.choice(("notebook", "lab", "started", "git"))] = rule.choice(
-            ("x" * 300 + ".ipynb", "\0.ipynb", "../x.ipynb", ".ipynb", "x" * 5000, "\ud800.ipynb")
-        )
-    if rule.random() < 0.05:
-        deep = rule.choice((20, 100, 300, 900, 980))
-        value["metrics"]["deep"] = Raw('{"a":' * deep + "1" + "}" * deep)
-        return {"lab/results.json": dumps(value), "lab/records.csv": RECORDS}
-    tree: Tree = {"lab/results.json": _text(rule, value)}
+    failed, running = {"status": "failed", "error": error}, {"status": "running", "pid": 1}
+    value = made.results(**rule.choice(({}, failed, running)))
+    tree: Tree = {"lab/results.json": json_file(rule, value), "lab/records.csv": RECORDS}
     if rule.random() < 0.3:
         name = rule.choice(("log.txt", "kernel.log", "figures/a.png"))
         content = made.png() if name.endswith("png") else b"one\rtwo\nthree \xff\x1b]0;x\x07\n"
@@ -62,16 +32,9 @@ def _make_results(rule: random.Random) -> Tree:
 
 
 def _make_run(rule: random.Random) -> Tree:
-    about = {
-        "labs": [LAB],
-        "preset": "smoke",
-        "device": "CPU",
-        "parameters": {LAB: {"epochs": 1}},
-        "started": "2026-01-02T03:04:05",
-    }
-    if rule.random() < 0.15:
-        about["labs"] = [rule.choice(("x" * 300, "\0", "..", "", "\ud800", "a/b", f"{LAB}\n"))]
-    tree: Tree = {"run.json": _text(rule, about)}
+    about = {"labs": [LAB], "preset": "smoke", "device": "CPU", "started": "2026-01-02T03:04:05"}
+    about["parameters"] = {LAB: {"epochs": 1}}
+    tree: Tree = {"run.json": json_file(rule, about)}
     if rule.random() < 0.5:
         tree[f"{LAB}/results.json"] = json.dumps(made.results()).encode()
     return with_special(rule, tree)
@@ -82,30 +45,28 @@ def _make_sweep(rule: random.Random) -> Tree:
     table = b"seed,status,seconds,test accuracy\n1,passed,12.5,0.98\n2,failed,1.5,\n"
     tree: Tree = {"sweep.json": json.dumps(about).encode(), "sweep.csv": table}
     if rule.random() < 0.5:
-        tree["sweep.json"] = _text(rule, about)
+        tree["sweep.json"] = json_file(rule, about)
     else:
         tree["sweep.csv"] = _odd_table(rule, table)
     return with_special(rule, tree)
+
+
+_CELLS = (b"9" * 5000, b'"', b'"a\nb"', b"1_0", b" 1", b"\xd9\xa1", b"x" * 200_000, b"", b"\r")
 
 
 def _odd_table(rule, table: bytes) -> bytes:
     if rule.random() < 0.005:  # few bytes, many cells
         columns, lines = (rule.choice((3, 300, 3000, 30_000)) for _ in range(2))
         names = b",".join(b"%d" % number for number in range(columns))
-        return (
-            names
-            + b"\n"
-            + rule.choice((b"1\n", b",".join([b"1"] * columns) + b"\n"))
-            * min(lines, 30_000_000 // columns)
-        )
+        row = rule.choice((b"1\n", b",".join([b"1"] * columns) + b"\n"))
+        return names + b"\n" + row * min(lines, 30_000_000 // columns)
     if rule.random() < 0.4:
         return text_damaged(rule, table)
     rows = [line.split(b",") for line in table.splitlines()]
     for _ in range(rule.choice((1, 2, 3))):
         row = rule.choice(rows)
-        value = rule.choice((str(rule.choice(ODD)).encode("utf-8", "surrogatepass"), b"9" * 5000,
-                             b'"', b'"a\nb"', b"1_0", b" 1", b"\xd9\xa1", b"x" * 200_000, b"", b"\r"))  # fmt: skip
-        row[rule.randrange(len(row))] = value
+        odd = str(rule.choice(ODD)).encode("utf-8", "surrogatepass")
+        row[rule.randrange(len(row))] = rule.choice((odd, *_CELLS))
         if rule.random() < 0.2:
             row += [b"1"] * rule.choice((1, 3))
     return b"\n".join(b",".join(row) for row in rows) + rule.choice((b"\n", b"", b"\n\n", b"\0"))
@@ -116,26 +77,20 @@ def _make_records(rule: random.Random) -> Tree:
     return with_special(rule, {"lab/records.csv": table, "lab/log.txt": b"one\n"})
 
 
+def _output(kind: str, **data) -> dict:
+    return {"output_type": kind, "metadata": {}, "data": data}
+
+
 def _notebook() -> dict:
-    picture = {
-        "output_type": "display_data",
-        "metadata": {},
-        "data": {"image/png": "iVBORw0KGgo=", "text/plain": "<Figure>"},
-    }
-    html = {
-        "output_type": "execute_result",
-        "metadata": {},
-        "execution_count": 1,
-        "data": {"text/html": "<b onclick='x'>x</b>", "text/latex": "$x$"},
-    }
+    picture = _output("display_data", **{"image/png": "iVBORw0KGgo=", "text/plain": "<Figure>"})
+    html = _output("execute_result", **{"text/html": "<b onclick='x'>x</b>", "text/latex": "$x$"})
     text = {"output_type": "stream", "name": "stdout", "text": ["one\n", "two\x1b[31m red"]}
     error = {"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["a", "b"]}
-    cells = (
+    return made.notebook(
         made.markdown("# 01 · Sums\n\nThe mean is $\\frac1n$, [a link](x.md), ![p](a.png)."),
         made.code("epochs = 1", text) | {"metadata": {"tags": ["parameters"]}},
-        made.code("print(1)", picture, html, error),
+        made.code("print(1)", picture, html | {"execution_count": 1}, error),
     )
-    return made.notebook(*cells)
 
 
 _WORDS = ("$", "$$", "\\frac{", "}", "\\sqrt", "`", "```\n", "<!-->", "-->", "<!--", "<script>", "<svg", "<math>",
@@ -146,56 +101,47 @@ _WORDS = ("$", "$$", "\\frac{", "}", "\\sqrt", "`", "```\n", "<!-->", "-->", "<!
 
 def _make_notebook(rule: random.Random) -> Tree:
     value = _notebook()
-    act = rule.random()
-    if act < 0.4:
+    if rule.random() < 0.4:
         words = "".join(rule.choice(_WORDS) for _ in range(rule.choice((1, 3, 10, 40))))
         value["cells"][0]["source"] = f"# x\n\n{words}"
         content = json.dumps(value).encode()
-    elif act < 0.85:
-        content = dumps(json_like(rule, value))
     else:
-        content = text_damaged(rule, json.dumps(value, indent=1).encode())
+        content = json_file(rule, value)
     tree = {"lab/01_x.ipynb": content, "lab/results.json": json.dumps(made.results()).encode()}
     return with_special(rule, tree)
 
 
 def _make_manifest(rule: random.Random) -> Tree:
     classes = {"train/0": {"images": 1, "bytes": 1, "sha256": "0" * 64}}
-    value = {
-        "data set": "x",
-        "official": False,
-        "verified": {"a.tar": ["/x", 1, 2]},
-        "names": ["0"],
-        "classes": classes,
-    }
-    config = {"lr": 0.1, "seed": 1}
+    value = {"data set": "x", "official": False, "names": ["0"], "classes": classes}
+    value["verified"] = {"a.tar": ["/x", 1, 2]}
     tree: Tree = {
-        "manifest.json": _text(rule, value),
+        "manifest.json": json_file(rule, value),
         "train/0/a.png": b"x",
-        "config.json": _text(rule, config),
-        "classes.json": _text(rule, ["0", "1"]),
+        "config.json": json_file(rule, {"lr": 0.1, "seed": 1}),
+        "classes.json": json_file(rule, ["0", "1"]),
     }
     return with_special(rule, tree)
+
+
+_MODES = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "L", "RGBA", "P", "I;16", "1")}
+_KINDS = ("JPEG", "PNG", "PNG", "BMP", "DDS", "GIF", "TIFF", "WEBP", "PPM", "ICO", "TGA")
 
 
 def _make_images(rule: random.Random) -> Tree:
     from PIL import Image
 
-    kind = rule.choice(
-        ("JPEG", "PNG", "PNG", "BMP", "DDS", "GIF", "TIFF", "WEBP", "PPM", "ICO", "TGA")
-    )
-    modes = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "L", "RGBA", "P", "I;16", "1")}
+    kind = rule.choice(_KINDS)
     packed = io.BytesIO()
-    Image.new(rule.choice(modes.get(kind, ("RGB",))), (6, 5)).save(packed, kind)
+    Image.new(rule.choice(_MODES.get(kind, ("RGB",))), (6, 5)).save(packed, kind)
     content = packed.getvalue()
     if rule.random() < 0.9:
         content = damaged(rule, content)
     if rule.random() < 0.15 and kind in ("BMP", "PNG", "DDS", "TIFF", "PPM"):
         at = {"BMP": 18, "PNG": 16, "DDS": 12}.get(kind, rule.randrange(4, 40))
-        size = (rule.choice((0, 30_000, 10**6, 2**31 - 1))).to_bytes(
-            4, "big" if kind == "PNG" else "little"
-        )
-        content = content[:at] + size + content[at + 4 : at + 4] + size + content[at + 8 :]
+        order = "big" if kind == "PNG" else "little"
+        size = rule.choice((0, 30_000, 10**6, 2**31 - 1)).to_bytes(4, order)
+        content = content[:at] + size + size + content[at + 8 :]
     return with_special(rule, {"a/1.jpg": content, "b/2.png": made.png()})
 
 

@@ -50,32 +50,27 @@ def _raising(error):
     def door(folder, out):
         raise error
 
-    return Reader(lambda rule: {}, (door,))
+    return door
+
+
+TWO_LINES = InputError("x")
+TWO_LINES.args = ("a\nb",)
 
 
 @pytest.mark.parametrize(
-    "error, kind",
+    ("doors", "kind"),
     [
-        (InputError("a; b"), "refused"),
-        (ValueError("x"), "failure"),
-        (MemoryError(), "failure"),
-        (RecursionError(), "failure"),
-        (SystemExit(2), "failure"),
+        ([_raising(InputError("a; b"))], "refused"),
+        ([lambda folder, out: 1, _raising(InputError("x"))], "result"),
+        ([_raising(TWO_LINES)], "failure"),
+        ([_raising(ValueError("x"))], "failure"),
+        ([_raising(MemoryError())], "failure"),
+        ([_raising(RecursionError())], "failure"),
+        ([_raising(SystemExit(2))], "failure"),
     ],
 )
-def test_only_an_input_error_is_no_failure(tmp_path, error, kind):
-    assert worker._judged(_raising(error), tmp_path, tmp_path)["kind"] == kind
-
-
-def test_a_message_of_two_lines_is_a_failure(tmp_path):
-    error = InputError("x")
-    error.args = ("a\nb",)
-    assert worker._judged(_raising(error), tmp_path, tmp_path)["kind"] == "failure"
-
-
-def test_a_result_of_one_door_is_a_result(tmp_path):
-    reader = Reader(lambda rule: {}, (lambda a, b: 1, *_raising(InputError("x")).doors))
-    assert worker._judged(reader, tmp_path, tmp_path)["kind"] == "result"
+def test_only_an_input_error_of_one_line_is_no_failure(tmp_path, doors, kind):
+    assert worker._judged(Reader(lambda rule: {}, doors), tmp_path, tmp_path)["kind"] == kind
 
 
 def test_a_file_outside_is_seen(tmp_path):

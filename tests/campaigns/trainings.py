@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.campaigns.mutate import EDGES, Tree, dumps, json_like, text_damaged
 from tests.campaigns.reader import Reader, with_special
-from tests.campaigns.weights import crc, entry, text
+from tests.support.ckpt_bytes import crc, entry, text
 
 ROOT = Path(__file__).resolve().parents[2]
 POSITION = "labkit_position"
@@ -73,10 +73,10 @@ def encoded(values: dict) -> bytes:
     parts = []
     for name, value in values.items():
         if isinstance(value, str):
-            parts.append(entry(name.encode(), (0,), b"str", text(value)))
+            parts.append(entry(name.encode(), b"str", (0,), text(value)))
         else:
             kind, dims = _KINDS[str(value.dtype)], value.shape or (0,)
-            parts.append(entry(name.encode(), dims, kind, value.tobytes()))
+            parts.append(entry(name.encode(), kind, dims, value.tobytes()))
     return crc(b"".join(parts))
 
 

@@ -19,6 +19,7 @@ from tests.campaigns.archives import odd_npy
 from tests.campaigns.mutate import EDGES, Raw, Tree, damaged, dumps, json_like
 from tests.campaigns.reader import Reader, with_special
 from tests.support import snapshots as made
+from tests.support.ckpt_bytes import crc, entry, part, text
 
 _DIMENSIONS = (0, 1, 2, -1, 3, 2**31 - 1, 2**32, 2**62, -(2**63), 10**30, Raw("9" * 4400))
 
@@ -122,40 +123,6 @@ def _make_pth(rule: random.Random) -> Tree:
     return with_special(rule, {"weights.pth": content})
 
 
-def _proto(field: int, value) -> bytes:
-    """One field of a protobuf message: a number, or bytes with their length."""
-    if isinstance(value, int):
-        return _varint(field << 3) + _varint(value)
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(number: int) -> bytes:
-    number %= 2**64
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def entry(tag: bytes, dims, kind: bytes, content: bytes) -> bytes:
-    """One tensor or text of a checkpoint."""
-    tensor = b"".join(_proto(1, n) for n in dims) + _proto(2, kind) + _proto(3, content)
-    return _proto(1, _proto(1, tag) + _proto(2, tensor))
-
-
-def text(value: str) -> bytes:
-    """A text as MindSpore writes it: NumPy's, of four bytes a character."""
-    return value.encode("utf-32-le", "surrogatepass")
-
-
-def crc(content: bytes) -> bytes:
-    """The content with the check sum that MindSpore puts at its end."""
-    import binascii
-
-    return content + b"crc_num" + binascii.crc32(content).to_bytes(10, "big")
-
-
 _KINDS = (b"Float32", b"Float16", b"Float64", b"Int32", b"Int8", b"UInt64", b"Bool", b"BFloat16", b"str",
           b"Int4", b"QInt4x2", b"Float8", b"", b"x", b"\xff", b"String", b"Complex64")  # fmt: skip
 
@@ -164,9 +131,9 @@ def _odd_checkpoint(rule) -> bytes:
     """A checkpoint whose shapes, types and lengths disagree, or whose records are of other kinds."""
     position = text(json.dumps(_position()))
     parts = [
-        entry(b"weight", (2, 3), b"Float32", bytes(24)),
-        entry(b"bias", (2,), b"Float32", bytes(8)),
-        entry(b"labkit_position", (0,), b"str", position),
+        entry(b"weight", b"Float32", (2, 3), bytes(24)),
+        entry(b"bias", b"Float32", (2,), bytes(8)),
+        entry(b"labkit_position", b"str", (0,), position),
     ]
     at = rule.randrange(3)
     act = rule.random()
@@ -177,17 +144,17 @@ def _odd_checkpoint(rule) -> bytes:
             for _ in range(rule.choice((0, 1, 1, 2, 9)))
         ]
         content = rule.randbytes(rule.choice((0, 1, 4, 8, 24, 64, 4096)))
-        parts[at] = entry(name, dims, rule.choice(_KINDS), content)
+        parts[at] = entry(name, rule.choice(_KINDS), dims, content)
     elif act < 0.6:
         changed = dumps(json_like(rule, _position())).decode("utf-8", "surrogatepass")
-        parts[2] = entry(b"labkit_position", (0,), b"str", text(changed))
+        parts[2] = entry(b"labkit_position", b"str", (0,), text(changed))
     elif act < 0.8:
         # Field 4 is a map of its own; others are unknown, or of another wire type.
         parts[at] = rule.choice((
-            _proto(1, _proto(1, name) + _proto(rule.randrange(1, 8), rule.randbytes(9))),
-            _proto(1, _proto(1, name) + _proto(3, _proto(1, _proto(1, name) + _proto(2, b"")))),
-            _proto(rule.randrange(1, 9), rule.choice(EDGES)), _proto(1, b""), _proto(1, _proto(1, name)),
-            b"\x0b" * 300, _proto(1, _proto(1, name) + _proto(2, 5)),
+            part(1, part(1, name) + part(rule.randrange(1, 8), rule.randbytes(9))),
+            part(1, part(1, name) + part(3, part(1, part(1, name) + part(2, b"")))),
+            part(rule.randrange(1, 9), rule.choice(EDGES)), part(1, b""), part(1, part(1, name)),
+            b"\x0b" * 300, part(1, part(1, name) + part(2, 5)),
         ))  # fmt: skip
     else:
         parts[at] = damaged(rule, parts[at])

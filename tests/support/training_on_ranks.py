@@ -1,4 +1,4 @@
-"""What each rank runs in test_training_on_ranks.py: ``training_on_ranks.py OUT KILLED REFUSED``.
+"""What a rank runs in tests/training/test_on_ranks.py: ``training_on_ranks.py OUT KILLED REFUSED``.
 
 Trains with README's own call in OUT/run; rank KILLED (-1 for none) kills itself in the middle of a
 group. Writes OUT/rank<n>.json: the SHA-256 of all Parameters, what this rank alone holds, records;

@@ -1,39 +1,46 @@
 """The two files of a basis: the matrix as .npy, without pickle, and a .json with all the rest."""
 
+from __future__ import annotations
+
 import json
 import math
+import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.base.input_files import open_file, read_json
 from labkit.errors import InputError
 
+if TYPE_CHECKING:
+    from labkit.algorithms.subspace.basis import Basis
+
 _FORMAT = "labkit basis 1"
 
 
-def beside(path) -> Path:
+def beside(path: str | os.PathLike) -> Path:
     """Return the path of the .json that belongs to a .npy."""
     path = Path(path)
     if path.suffix != ".npy":
-        raise InputError(f"a basis is kept in a .npy file; {path} came")
+        raise wrong("path of a basis", str(path), "a .npy file")
     return path.with_suffix(".json")
 
 
-def exists(path) -> bool:
+def exists(path: str | os.PathLike) -> bool:
     """Return whether one of the two files is there."""
     return beside(path).exists() or Path(path).exists()
 
 
-def save(basis, path) -> None:
+def save(basis: Basis, path: str | os.PathLike) -> None:
     """Write both files; see ``Basis.save``."""
     about = {
         "format": _FORMAT,
         "shape": list(basis.matrix.shape),
         "sha256": basis.checksum,
-        "parameters": [list(one) for one in zip(basis.names, basis.shapes, strict=True)],
+        "parameters": [list(pair) for pair in zip(basis.names, basis.shapes, strict=True)],
         "variance": basis.variance.tolist(),
         "total_variance": basis.total_variance,
         "snapshots": basis.snapshots,
@@ -45,27 +52,18 @@ def save(basis, path) -> None:
             np.save(matrix, basis.matrix, allow_pickle=False)
 
 
-def load(path):
+def load(path: str | os.PathLike) -> tuple[np.ndarray, dict[str, Any]]:
     """Return the matrix, mapped from its file, and what the .json says.
 
-    Raises ``InputError`` where one is missing or damaged, or where type or shape differ.
+    Raises:
+        InputError: Where one is missing or damaged, or where type or shape differ.
     """
     about_path = beside(path)
-    for one in (Path(path), about_path):
-        if not one.is_file():
-            raise InputError(f"no basis at {path}: {one.name} is missing")
+    for file in (Path(path), about_path):
+        if not file.is_file():
+            raise InputError(f"no basis at {path}: {file.name} is missing")
     try:
-        about = read_json(about_path)
-        if about["format"] != _FORMAT:
-            raise ValueError(f"its format is {about['format']!r}; expected {_FORMAT!r}")
-        parameters = [(_is(str, name), _shape(shape)) for name, shape in about["parameters"]]
-        basis = {
-            "parameters": parameters,
-            "variance": [float(_is(int | float, one)) for one in _is(list, about["variance"])],
-            "total_variance": float(_is(int | float, about["total_variance"])),
-            "snapshots": [_snapshot(one) for one in _is(list, about["snapshots"])],
-        }
-        shape, digest = _shape(about["shape"]), _is(str, about["sha256"])
+        basis, shape, digest = _described(read_json(about_path))
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{about_path} is damaged, or of no basis ({error!r})") from error
     try:
@@ -73,10 +71,10 @@ def load(path):
     # A header is read as Python: besides ValueError TokenError, MemoryError, TypeError and others.
     except Exception as error:
         raise InputError(f"the basis {path} is damaged and cannot be read ({error})") from error
-    numbers = sum(math.prod(shape) for _, shape in parameters)
+    numbers = sum(math.prod(shape) for _, shape in basis["parameters"])
     if header.dtype != np.float32 or header.shape != shape or shape[1:] != (numbers,):
         raise InputError(
-            f"the basis {path} is {header.dtype} {header.shape}; {about_path.name} speaks of "
+            f"the basis {path} is {header.dtype} {header.shape}; {about_path.name} says "
             f"float32 {shape} over {numbers} weights"
         )
     if header.fortran or len(basis["variance"]) != shape[0]:
@@ -91,6 +89,21 @@ def load(path):
     return np.memmap(path, np.float32, "r", header.bytes, shape), {"basis": basis, "sha256": digest}
 
 
+def _described(about: Any) -> tuple[dict[str, Any], tuple[int, ...], str]:
+    """Return the arguments of ``Basis``, the matrix's shape and SHA-256, each of its type."""
+    if about["format"] != _FORMAT:
+        raise ValueError(f"its format is {about['format']!r}; expected {_FORMAT!r}")
+    basis = {
+        "parameters": [(_is(str, name), _shape(shape)) for name, shape in about["parameters"]],
+        "variance": [float(_is(int | float, value)) for value in _is(list, about["variance"])],
+        "total_variance": float(_is(int | float, about["total_variance"])),
+        "snapshots": [_is(dict, snapshot) for snapshot in _is(list, about["snapshots"])],
+    }
+    for snapshot in basis["snapshots"]:
+        _is(str, snapshot["name"])
+    return basis, _shape(about["shape"]), _is(str, about["sha256"])
+
+
 class _Header(NamedTuple):
     shape: tuple[int, ...]
     fortran: bool
@@ -98,7 +111,7 @@ class _Header(NamedTuple):
     bytes: int
 
 
-def _header(path) -> _Header:
+def _header(path: str | os.PathLike) -> _Header:
     """Return what a .npy file says of its array, before a byte of it is mapped.
 
     ``open_memmap`` maps what a header says: a length of -1 of items without a byte ('|S0') ends the
@@ -111,18 +124,13 @@ def _header(path) -> _Header:
         return _Header(*np.lib.format.read_array_header_1_0(file), file.tell())
 
 
-def _is(kind, value):
+def _is(kind: Any, value: Any) -> Any:
     if not isinstance(value, kind) or isinstance(value, bool):
         raise TypeError(f"{value!r} is no {getattr(kind, '__name__', kind)}")
     return value
 
 
-def _shape(value) -> tuple[int, ...]:
+def _shape(value: Any) -> tuple[int, ...]:
     if not all(_is(int, length) >= 0 for length in _is(list, value)):
         raise ValueError(f"{value!r} is no shape")
     return tuple(value)
-
-
-def _snapshot(value) -> dict:
-    _is(str, _is(dict, value)["name"])
-    return value

@@ -10,14 +10,16 @@ import bisect
 import hashlib
 import math
 import os
-import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
+from labkit.base.arguments import wrong
+from labkit.base.files import natural_order
 from labkit.base.input_files import open_file, parse_json
 from labkit.errors import InputError
 
@@ -29,41 +31,48 @@ _HASHED = 1 << 20  # bytes at a time, for each thread
 class SnapshotFolder:
     """The snapshots in a folder, in the order of their names, as the rows of an (N, M) matrix.
 
-    folder      a folder of ``.safetensors`` files; numbers in their names count as numbers
-    parameters  whose weights they must be, and the order of the columns: a network (its trainable
-                parameters), Parameters, or pairs (name, shape); None takes the first file's, in the
-                order of their names
+    Parts are read inside a ``with`` block, which holds the files open.
 
-    ``paths``, ``names``, ``shapes`` (of the parameters), ``size`` (M, numbers in a snapshot),
-    ``notes`` (what was saved beside each). Parts are read inside a ``with`` block, which holds
-    the files open.
+    Args:
+        folder: A folder of ``.safetensors`` files; numbers in their names count as numbers.
+        parameters: Whose weights they must be, and the order of the columns: a network (its
+            trainable parameters), Parameters, or pairs (name, shape); None takes the first file's,
+            in the order of their names.
 
-    Raises ``InputError`` for a folder that is missing or holds no snapshot, for a file that is
-    truncated or damaged, and for one of another network, naming the parameter.
+    Attributes:
+        paths: Of the N files.
+        names: Of the parameters.
+        shapes: Of the parameters.
+        size: M, the numbers in a snapshot.
+        notes: What was saved beside each.
+
+    Raises:
+        InputError: For a folder that is missing or holds no snapshot, for a file that is truncated
+            or damaged, and for one of another network, naming the parameter.
     """
 
-    def __init__(self, folder, parameters=None):
+    def __init__(self, folder: str | os.PathLike, parameters: Any = None) -> None:
         self.folder = Path(folder)
         self.paths = _paths(self.folder)
         headers = [_header(path) for path in self.paths]
         self.notes = [header.note for header in headers]
         if parameters is None:
-            parameters = [(name, tensor.shape) for name, tensor in sorted(headers[0].items())]
+            parameters = [(name, held.shape) for name, held in sorted(headers[0].tensors.items())]
         described = describe(parameters)
         self.names = tuple(name for name, _ in described)
         self.shapes = tuple(shape for _, shape in described)
         for path, header in zip(self.paths, headers, strict=True):
-            _check(path, header, described)
+            _check(path, header.tensors, described)
         # Where each parameter begins, in a row and in each file.
         self._starts = [0, *accumulate(math.prod(shape) for shape in self.shapes)]
-        self._places = [[header[name].start for name in self.names] for header in headers]
-        self._files = []
+        self._places = [[header.tensors[name].start for name in self.names] for header in headers]
+        self._files: list[int] = []
         self.size = self._starts[-1]
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.paths)
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         for path in self.paths:
             try:
                 self._files.append(os.open(path, os.O_RDONLY))
@@ -72,35 +81,34 @@ class SnapshotFolder:
                 raise InputError(f"the snapshot {path} cannot be read: {error}") from error
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         while self._files:
             os.close(self._files.pop())
 
-    def read(self, start: int, part) -> None:
+    def read(self, start: int, part: np.ndarray) -> None:
         """Fill ``part``, (N, n) float32, with the numbers from ``start`` on of each snapshot."""
         for index in range(len(self)):
             self.read_one(index, start, part[index])
 
-    def read_one(self, index: int, start: int, part) -> None:
+    def read_one(self, index: int, start: int, part: np.ndarray) -> None:
         """Fill ``part``, (n,) float32, with the numbers from ``start`` on of one snapshot."""
         parameter, done = bisect.bisect_right(self._starts, start) - 1, 0
         while done < part.size:
             inside = start + done - self._starts[parameter]
             count = min(part.size - done, self._starts[parameter + 1] - start - done)
             place = self._places[index][parameter] + 4 * inside
-            wanted = part[done : done + count]
-            self._fill(index, place, wanted)
+            self._fill(index, place, part[done : done + count])
             done += count
             parameter += 1
 
-    def _fill(self, index, place, part):
+    def _fill(self, index: int, place: int, part: np.ndarray) -> None:
         """Read a part at its place in a file, in as many goes as the system takes (2 GB each)."""
         left = memoryview(part).cast("B") if part.size else b""
         while len(left):
-            got = os.preadv(self._files[index], [left], place)
-            if not got:
+            count = os.preadv(self._files[index], [left], place)
+            if not count:
                 raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
-            left, place = left[got:], place + got
+            left, place = left[count:], place + count
 
     def load(self, index: int) -> dict[str, np.ndarray]:
         """Return the weights of one snapshot by name; ``InputError`` if one is not finite."""
@@ -137,12 +145,13 @@ class SnapshotFolder:
         without it, that of the file. All files are read for it, by as many threads as there are
         processors.
 
-        Raises ``InputError`` for a snapshot whose weights are not those of its SHA-256.
+        Raises:
+            InputError: For a snapshot whose weights are not those of its SHA-256.
         """
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             return list(pool.map(self._identity, range(len(self))))
 
-    def _identity(self, index):
+    def _identity(self, index: int) -> dict[str, Any]:
         path, noted = self.paths[index], self.notes[index].get("sha256")
         try:
             with open(path, "rb", buffering=0) as file:
@@ -157,58 +166,56 @@ class SnapshotFolder:
             raise InputError(f"the snapshot {path} is damaged: its weights have another SHA-256")
         return {"name": path.name, "bytes": size, "sha256": digest}
 
-    def _weights_digest(self, file, index):
+    def _weights_digest(self, file: BinaryIO, index: int) -> str:
         """Return what ``snapshots.weights_digest`` does, without the arrays in memory."""
-        found, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
+        digest, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
         tensors = zip(self.names, self.shapes, self._places[index], strict=True)
         for name, shape, place in sorted(tensors):
-            found.update(name.encode())
+            digest.update(name.encode())
             file.seek(place)
             left = 4 * math.prod(shape)
             while left:
-                got = file.readinto(part[:left])
-                if not got:
+                count = file.readinto(part[:left])
+                if not count:
                     raise InputError(f"the snapshot {self.paths[index]} was cut while it was read")
-                found.update(part[:got])
-                left -= got
-        return found.hexdigest()
+                digest.update(part[:count])
+                left -= count
+        return digest.hexdigest()
 
 
-def describe(parameters) -> list[tuple[str, tuple[int, ...]]]:
-    """Return (name, shape) of each parameter; see ``SnapshotFolder`` for what may be given."""
+def describe(parameters: Any) -> list[tuple[str, tuple[int, ...]]]:
+    """Return (name, shape) of each parameter; ``parameters`` as in ``SnapshotFolder``."""
     if hasattr(parameters, "trainable_params"):
         parameters = parameters.trainable_params()
     if not isinstance(parameters, Iterable):
-        raise InputError(f"parameters are a {type(parameters).__name__}; expected a network")
-    found = [one if isinstance(one, tuple) else (one.name, one.shape) for one in parameters]
-    found = [(name, tuple(int(length) for length in shape)) for name, shape in found]
-    names = [name for name, _ in found]
-    if not found or len(set(names)) < len(names):
+        raise wrong("parameters", parameters, "a network, Parameters or pairs (name, shape)")
+    pairs = [p if isinstance(p, tuple) else (p.name, p.shape) for p in parameters]
+    described = [(name, tuple(int(length) for length in shape)) for name, shape in pairs]
+    names = {name for name, _ in described}
+    if not described or len(names) < len(described):
         raise InputError(
-            f"{len(names)} parameters with {len(set(names))} names came; expected >= 1"
+            f"parameters: expected at least one, each with a name of its own, got "
+            f"{len(described)} with {len(names)} names"
         )
-    return found
+    return described
 
 
-def natural_order(path) -> list:
-    """Return a key that sorts names by their numbers: step-9 before step-10."""
-    parts = re.split(r"(\d+)", Path(path).name)
-    return [int(part) if part.isdecimal() else part for part in parts]
+class _Tensor(NamedTuple):
+    """Of a tensor in a file: type, shape and where its bytes begin."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
 
 
-class _Header(dict):
-    """What a file says of its tensors: name -> ``_Tensor``; ``note`` is what labkit has added."""
+class _Header(NamedTuple):
+    """What a file says of its tensors, by name, and what labkit has added."""
 
-    note: dict
-
-
-class _Tensor:
-    def __init__(self, entry, begin):
-        self.kind, self.shape = entry["dtype"], tuple(entry["shape"])
-        self.start = begin + entry["data_offsets"][0]
+    tensors: dict[str, _Tensor]
+    note: dict[str, Any]
 
 
-def _paths(folder):
+def _paths(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise InputError(f"no folder of snapshots at {folder}")
     paths = sorted(folder.glob(f"*{SUFFIX}"), key=natural_order)
@@ -219,37 +226,41 @@ def _paths(folder):
     return paths
 
 
-def _header(path):
-    """Return the header of a file that the package safetensors has found to be whole."""
+def _header(path: Path) -> _Header:
+    """Return the header of a file, once the package safetensors has checked that it is whole."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with open_file(path) as file, safe_open(path, "numpy"):
             length = int.from_bytes(file.read(8), "little")
             entries = parse_json(file.read(length).decode())
-        added = entries.pop("__metadata__", {})
-        found = _Header((name, _Tensor(entry, 8 + length)) for name, entry in entries.items())
-        found.note = parse_json(added.get(NOTE, "{}"))
-        if not isinstance(found.note, dict):
-            raise ValueError(f"its note is {found.note!r}; expected an object")
-        if not isinstance(found.note.get("sha256"), str | None):
-            raise ValueError(f"its SHA-256 is {found.note['sha256']!r}; expected a text")
+        note = parse_json(entries.pop("__metadata__", {}).get(NOTE, "{}"))
+        if not isinstance(note, dict) or not isinstance(note.get("sha256"), str | None):
+            raise ValueError(f"its note is {note!r}; expected an object, its sha256 a text")
+        tensors = {
+            name: _Tensor(
+                entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
+            )
+            for name, entry in entries.items()
+        }
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise InputError(f"the snapshot {path} is truncated or damaged ({error})") from error
-    return found
+    return _Header(tensors, note)
 
 
-def _check(path, header, described):
+def _check(
+    path: Path, tensors: dict[str, _Tensor], described: list[tuple[str, tuple[int, ...]]]
+) -> None:
     """Raise ``InputError`` unless a file holds these parameters and no other, all float32."""
     for name, shape in described:
-        if name not in header:
+        if name not in tensors:
             raise InputError(f"the snapshot {path} is of another network: it lacks {name}")
-        came = header[name]
-        if came.shape != shape or came.kind != "F32":
+        held = tensors[name]
+        if held.shape != shape or held.kind != "F32":
             raise InputError(
-                f"the snapshot {path} is of another network: {name} is {came.kind} {came.shape}; "
+                f"the snapshot {path} is of another network: {name} is {held.kind} {held.shape}; "
                 f"expected F32 {shape}"
             )
-    more = sorted(header.keys() - {name for name, _ in described})
+    more = sorted(tensors.keys() - {name for name, _ in described})
     if more:
         raise InputError(f"the snapshot {path} is of another network: it also holds {more[0]}")

@@ -8,17 +8,20 @@ state of a step, is another thing (``labkit.training.checkpoint``).
 import hashlib
 import json
 import math
+import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import mindspore as ms
-from mindspore import nn
-from mindspore.train import Callback
+import numpy as np
+from mindspore import Parameter, nn
+from mindspore.train import Callback, RunContext
 
-from labkit.algorithms.subspace.snapshot_folder import NOTE, SUFFIX, SnapshotFolder, natural_order
+from labkit.algorithms.subspace.snapshot_folder import NOTE, SUFFIX, SnapshotFolder
 from labkit.base import checkpoint_files
-from labkit.base.arguments import integer
-from labkit.base.files import make_folder, remove_unfinished, whole_file
+from labkit.base.arguments import choice, integer, wrong
+from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size
 from labkit.steps.gradients import set_state
@@ -30,17 +33,6 @@ _WHICH = {"first": 0, "last": -1}
 class Snapshots(Callback):
     """Save the trainable weights of ``network`` several times an epoch; keep the newest ``keep``.
 
-    network          its ``trainable_params()`` are saved, by name; all must be float32
-    folder           where; the files are called after the micro-batches done so far
-    start_epoch      the first epoch, counted from 1, whose snapshots are saved: the weights of a
-                     training's beginning explain little of its end
-    saves_per_epoch  after equal parts of each epoch's micro-batches, the last after its end
-    keep             at most so many files stay, the oldest go; None keeps all
-    resume           the training may continue one that has saved snapshots here. Those that it
-                     saved after the checkpoint it is resumed from are removed, and come again.
-                     Another start_epoch, saves_per_epoch or keep counts from there on: the earlier
-                     snapshots stay, among the newest ``keep``
-
     50 epochs from ``start_epoch=21`` on with ``saves_per_epoch=2`` make 60 snapshots.
 
     A callback for ``labkit.training.fit.fit``, and for ``Model.train`` of any network (behind
@@ -49,38 +41,55 @@ class Snapshots(Callback):
     as one that was not, where its weights have the same bits. With several ranks only the first
     one writes.
 
-    Raises ``InputError`` for bad counts and for parameters that are not float32; when the training
-    begins, for a folder that holds snapshots of another one, for more saves than micro-batches in
-    an epoch, and for dataset sink mode, which hides the micro-batches.
+    Args:
+        network: Its ``trainable_params()`` are saved, by name; all must be float32.
+        folder: Where; the files are called after the micro-batches done so far.
+        start_epoch: The first epoch, counted from 1, whose snapshots are saved: the weights of a
+            training's beginning explain little of its end.
+        saves_per_epoch: After equal parts of each epoch's micro-batches, the last after its end.
+        keep: At most so many files stay, the oldest go; None keeps all.
+        resume: The training may continue one that has saved snapshots here. Those that it saved
+            after the checkpoint it is resumed from are removed, and saved again. Another
+            start_epoch, saves_per_epoch or keep counts from there on: the earlier snapshots stay,
+            among the newest ``keep``.
+
+    Raises:
+        InputError: For bad counts and for parameters that are not float32; when the training
+            begins, for a folder that holds snapshots of another one, for more saves than
+            micro-batches in an epoch, and for dataset sink mode, which hides the micro-batches.
     """
 
-    def __init__(self, network, folder, *, start_epoch=1, saves_per_epoch=1, keep=40, resume=False):
+    def __init__(
+        self,
+        network: nn.Cell,
+        folder: str | os.PathLike,
+        *,
+        start_epoch: int = 1,
+        saves_per_epoch: int = 1,
+        keep: int | None = 40,
+        resume: bool = False,
+    ) -> None:
         super().__init__()
-        integer("start_epoch", start_epoch)
-        integer("saves_per_epoch", saves_per_epoch)
-        if keep is not None:
-            integer("keep", keep)
+        self._start = integer("start_epoch", start_epoch)
+        self._saves = integer("saves_per_epoch", saves_per_epoch)
+        self._keep = None if keep is None else integer("keep", keep)
         self._parameters = trainable(network)
         self._folder, self._resume = Path(folder), bool(resume)
-        self._start, self._saves, self._keep = start_epoch, saves_per_epoch, keep
         self._writes = False
 
-    def on_train_begin(self, run_context):
+    def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         if arguments.get("dataset_sink_mode"):
-            raise InputError("dataset sink mode came; snapshots within an epoch need each step")
+            raise InputError("dataset sink mode: snapshots within an epoch need each step")
         size = arguments.batch_num
         if self._saves > size:
-            raise InputError(
-                f"saves_per_epoch is {self._saves}, and an epoch has {size} micro-batches; "
-                "expected at most as many"
-            )
+            raise wrong("saves_per_epoch", self._saves, f"at most {size}, an epoch's micro-batches")
         self._moments = {math.ceil(size * part / self._saves) for part in range(1, self._saves + 1)}
         # Model's own count of steps starts at 0 after a resume; the dataset knows where it stands.
         self._in_epoch = arguments.train_dataset.get_init_step() % size
         self._prepared = False
 
-    def on_train_epoch_begin(self, run_context):
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
         if self._prepared:
             return
         self._prepared = True
@@ -93,21 +102,21 @@ class Snapshots(Callback):
             if self._resume and done and not self._path(done).exists():
                 self._save(done, arguments.batch_num)
 
-    def _prepare(self, done):
+    def _prepare(self, done: int) -> None:
         """Make the folder ready for a training that goes on from micro-batch ``done``."""
         make_folder(self._folder)
-        found = _saved(self._folder)
-        if found and not done and not self._resume:
+        saved = _saved(self._folder)
+        if saved and not done and not self._resume:
             raise InputError(
                 f"{self._folder} holds snapshots of an earlier training; give resume=True to "
                 "continue it, or another folder"
             )
         remove_unfinished(self._folder)
-        for number, path in found.items():
+        for number, path in saved.items():
             if number > done:
                 path.unlink()
 
-    def on_train_step_end(self, run_context):
+    def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
         self._in_epoch += 1
         number = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
@@ -115,10 +124,10 @@ class Snapshots(Callback):
         if self._writes:
             self._save(number, arguments.batch_num)
 
-    def _path(self, number):
+    def _path(self, number: int) -> Path:
         return self._folder / f"step-{number:09d}{SUFFIX}"
 
-    def _save(self, number, size):
+    def _save(self, number: int, size: int) -> None:
         """Save the weights after micro-batch ``number``, if it is one of those that are saved."""
         epoch, moment = (number - 1) // size + 1, (number - 1) % size + 1
         if epoch < self._start or moment not in self._moments:
@@ -129,10 +138,15 @@ class Snapshots(Callback):
                 old.unlink()
 
 
-def write_snapshot(path, parameters, **note) -> None:
+def write_snapshot(
+    path: str | os.PathLike, parameters: Iterable[Parameter], **note: str | float
+) -> None:
     """Write float32 Parameters to ``path`` by name: complete, or not at all.
 
-    note  plain values to be kept beside them, as JSON, with the SHA-256 of the weights
+    Args:
+        path: The file.
+        parameters: Whose values are written.
+        **note: Plain values to be kept beside them, as JSON, with the SHA-256 of the weights.
     """
     from safetensors.numpy import save_file
 
@@ -143,22 +157,26 @@ def write_snapshot(path, parameters, **note) -> None:
         save_file(values, temporary, metadata={NOTE: json.dumps(note, sort_keys=True)})
 
 
-def load_snapshot(network, folder, which="last") -> Path:
+def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int = "last") -> Path:
     """Set the trainable weights of ``network`` from a snapshot in ``folder``; return its path.
 
-    which  ``last``, ``first``, or the number of a snapshot, counted from 0 in their order
+    BatchNorm's running statistics are no trainable weights: they stay what they are.
 
-    Raises ``InputError`` as ``SnapshotFolder`` does, and for a snapshot that is damaged or not
-    finite; the network is then as it was. BatchNorm's running statistics are no trainable weights:
-    they stay what they are.
+    Args:
+        network: Whose weights are set; where the snapshot is refused, it is as it was.
+        folder: Of snapshots.
+        which: ``last``, ``first``, or the number of a snapshot, counted from 0 in their order.
+
+    Raises:
+        InputError: As ``SnapshotFolder`` does, and for a snapshot that is damaged or not finite.
     """
     parameters = trainable(network)
     with SnapshotFolder(folder, parameters) as snapshots:
-        index = _WHICH.get(which, which) if isinstance(which, str) else which
-        if isinstance(index, bool) or not isinstance(index, int):
-            raise InputError(f"which is {which!r}; expected 'last', 'first' or a number")
-        if not -1 <= index < len(snapshots):
-            raise InputError(f"which is {which}; {folder} holds {len(snapshots)} snapshots, from 0")
+        if isinstance(which, str):
+            choice("which", which, _WHICH)
+        index = _WHICH[which] if isinstance(which, str) else integer("which", which, -1)
+        if index >= len(snapshots):
+            raise wrong("which", which, f"at most {len(snapshots) - 1}, the last in {folder}")
         path, values = snapshots.paths[index], snapshots.load(index)
         expected = snapshots.notes[index].get("sha256")
     if expected is not None and weights_digest(values) != expected:
@@ -168,11 +186,20 @@ def load_snapshot(network, folder, which="last") -> Path:
     return path
 
 
-def convert_checkpoints(source, network, folder) -> SnapshotFolder:
+def convert_checkpoints(
+    source: str | os.PathLike, network: nn.Cell, folder: str | os.PathLike
+) -> SnapshotFolder:
     """Write the ``.ckpt`` files in ``source`` as snapshots of ``network``; return the new folder.
 
-    source  folder of MindSpore checkpoints, in their order by name (``resnet-2_625.ckpt`` before
-            ``resnet-10_625.ckpt``); what they hold beside the trainable weights is left out
+    Args:
+        source: Folder of MindSpore checkpoints, in their order by name (``resnet-2_625.ckpt``
+            before ``resnet-10_625.ckpt``); what they hold beside the trainable weights is left out.
+        network: Whose weights they hold.
+        folder: To be made; without snapshots.
+
+    Raises:
+        InputError: For a folder without checkpoints or with snapshots, and for a checkpoint that
+            is damaged or of another network.
     """
     paths = sorted(Path(source).glob("*.ckpt"), key=natural_order)
     if not paths:
@@ -184,24 +211,25 @@ def convert_checkpoints(source, network, folder) -> SnapshotFolder:
     expected = {parameter.name: (parameter.dtype, parameter.shape) for parameter in parameters}
     for number, path in enumerate(paths, 1):
         values = checkpoint_files.read(path, expected=expected)
-        for parameter in parameters:
-            came = values.get(parameter.name)
-            held = (getattr(came, "dtype", None), getattr(came, "shape", None))
-            if held != (parameter.dtype, parameter.shape):
-                held = "no such tensor" if None in held else f"{came.dtype} {came.shape}"
+        for name, (dtype, shape) in expected.items():
+            value = values.get(name)
+            if (getattr(value, "dtype", None), getattr(value, "shape", None)) != (dtype, shape):
+                held = "no such tensor"
+                if isinstance(value, Parameter | checkpoint_files.Unread):
+                    held = f"{value.dtype} {value.shape}"
                 raise InputError(
-                    f"{path} is of another network: for {parameter.name} it holds {held}; "
-                    f"expected {parameter.dtype} {parameter.shape}"
+                    f"{path} is of another network: for {name} it holds {held}; "
+                    f"expected {dtype} {shape}"
                 )
-        ours = [values[parameter.name] for parameter in parameters]
+        ours = [values[name] for name in expected]
         write_snapshot(folder / f"step-{number:09d}{SUFFIX}", ours, source=path.name)
     return SnapshotFolder(folder, parameters)
 
 
-def trainable(network) -> list:
+def trainable(network: nn.Cell) -> list[Parameter]:
     """Return the trainable Parameters of a network; ``InputError`` unless all are float32."""
     if not isinstance(network, nn.Cell):
-        raise InputError(f"network is a {type(network).__name__}; expected an nn.Cell")
+        raise wrong("network", network, "an nn.Cell")
     parameters = network.trainable_params()
     if not parameters:
         raise InputError(f"{type(network).__name__} has no trainable parameter")
@@ -214,16 +242,16 @@ def trainable(network) -> list:
     return parameters
 
 
-def weights_digest(values) -> str:
+def weights_digest(values: Mapping[str, np.ndarray]) -> str:
     """Return the SHA-256 over names and bytes of arrays by name, in the order of their names."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(values):
-        found.update(name.encode())
-        found.update(values[name].ravel().data)  # hashlib takes one dimension only
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(values[name].ravel().data)  # hashlib takes one dimension only
+    return digest.hexdigest()
 
 
-def _saved(folder):
+def _saved(folder: Path) -> dict[int, Path]:
     """Return what ``Snapshots`` has saved in ``folder``: number -> path, oldest first."""
     named = ((_NAME.fullmatch(path.name), path) for path in sorted(folder.iterdir()))
     return {int(match[1]): path for match, path in named if match}

@@ -31,8 +31,7 @@ from tests.support.step_cells import (
     tensors,
 )
 from tests.support.tolerances import TOLERANCE
-from tests.support.trainings import dataset, loss_fn, network
-from tests.test_training import Training
+from tests.support.trainings import loss_fn
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -606,37 +605,7 @@ class TestPrecision:
             np.testing.assert_allclose(came, expected, **TOLERANCE["float16 network"])
 
 
-# name -> (options, checkpoints that are taken up, after so many micro-batches). An epoch has 11.
-RESUMED = {
-    "flush": ({"workers": 3, "micro_steps": 2}, (3, 8, 9, 11, 16, 31)),
-    "drop": ({"workers": 4, "tail": "drop"}, (9, 11, 17)),
-    "gradients": ({"workers": 2, "on": "gradients", "micro_steps": 2}, (14,)),
-}
-
-
 class TestResume:
-    @pytest.mark.parametrize("case", RESUMED)
-    def test_from_any_micro_batch(self, case, tmp_path):
-        """Between workers, and between the micro-batches of one: to the last bit."""
-        options, after = RESUMED[case]
-
-        def make():
-            net = network()
-            optimizer = nn.Adam(net.trainable_params(), 0.02)
-            return AdasumStep(LossNet(net, loss_fn()), optimizer, **options)
-
-        # Row 5 is not finite: what a worker without a gradient keeps has to be kept, too.
-        whole = Training(tmp_path / "whole", make, lambda: dataset(spoiled_row=5))
-        assert len(whole.paths) == 33 and whole.final["step.dropped"] == 3
-        for path in (whole.paths[done - 1] for done in after):
-            records, final = whole.resumed(path, tmp_path / path.stem, whole.step)
-            assert_bit_equal(final, whole.final)
-            assert records == whole.rows
-        if case == "flush":
-            records, final = whole.resumed(whole.paths[8], tmp_path / "anew")
-            assert_bit_equal(final, whole.final)
-            assert records == whole.rows
-
     def test_another_team_is_refused(self):
         net, loss_net = regression()
         settings_of = []

@@ -167,7 +167,7 @@ class TestFiles:
     def test_it_holds_no_pickle(self, saved):
         assert np.load(saved, allow_pickle=False).shape == (K, size())
         np.save(saved, np.array([{"a": 1}], object), allow_pickle=True)
-        with pytest.raises(InputError, match="is object .* speaks of float32"):
+        with pytest.raises(InputError, match="is object .* says float32"):
             Basis.load(saved)
 
     @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ class TestFiles:
     def test_a_header_is_refused_before_the_file_is_mapped(self, saved, kind, shape):
         """Mapped, the first two end the process by SIGFPE."""
         put_header(saved, kind, shape)
-        with pytest.raises(InputError, match="speaks of float32"):
+        with pytest.raises(InputError, match="says float32"):
             Basis.load(saved)
 
     def test_an_empty_basis_is_refused(self, saved):
@@ -196,7 +196,7 @@ class TestFiles:
 
     def test_another_file_name_is_refused(self, saved):
         for call in (Basis.load, Basis.load(saved).save):
-            with pytest.raises(InputError, match="kept in a .npy file; .*pca_mat.bin came"):
+            with pytest.raises(InputError, match="expected a .npy file, got .*pca_mat.bin"):
                 call(saved.with_suffix(".bin"))
 
     def test_a_changed_number_is_found(self, saved):
@@ -218,7 +218,7 @@ class TestFiles:
     )
     def test_another_type_or_shape_or_layout(self, saved, change):
         np.save(saved, change(np.load(saved)))
-        with pytest.raises(InputError, match="speaks of float32|is not one that labkit has"):
+        with pytest.raises(InputError, match="says float32|is not one that labkit has"):
             Basis.load(saved)
 
     def test_truncated_at_any_length(self, saved):
@@ -413,7 +413,7 @@ class TestBasisOf:
     def test_refusals_leave_nothing(self, tmp_path, folder):
         with pytest.raises(InputError, match="holds 10 snapshots"):
             basis_of(tmp_path / "b.npy", folder, None, N)
-        with pytest.raises(InputError, match="kept in a .npy file"):
+        with pytest.raises(InputError, match="expected a .npy file"):
             basis_of(tmp_path / "b.bin", folder, None, K)
         assert sorted(os.listdir(tmp_path)) == ["snapshots"]
 

@@ -1,4 +1,7 @@
-"""A search resumed from any checkpoint ends as the uninterrupted one, to the last bit."""
+"""What a search does not resume: the middle of a group, another basis, other constants.
+
+That a resumed one ends as the uninterrupted one is in tests/training/test_resume.py.
+"""
 
 import pytest
 from mindspore import nn
@@ -11,17 +14,8 @@ from labkit.training.fit import fit
 from tests.support.step_cells import assert_bit_equal, snapshot, tensors
 from tests.support.subspace_cells import basis_of
 from tests.support.trainings import dataset, images_and_labels, loss_fn, network
-from tests.test_training import Training
 
 pytestmark = pytest.mark.usefixtures("runtime")
-
-# name -> (options, checkpoints of a training of 33 micro-batches, those that are taken up)
-CASES = {
-    # Each micro-batch is an update.
-    "each batch": ({"sigma": 0.95, "trials": 2}, 33, (0, 4, 10, 17)),
-    # Groups of 4, 4 and 3 of an epoch's 11 micro-batches: a checkpoint after each.
-    "micro-batches": ({"micro_steps": 4}, 9, (0, 2, 4)),
-}
 
 
 def make(seed=0, **options):
@@ -31,28 +25,6 @@ def make(seed=0, **options):
     adam = nn.Adam(parameters, nn.ExponentialDecayLR(0.02, 0.9, 1))
     basis = basis_of(parameters, 6, seed=seed)
     return SubspaceStep(LossNet(net, loss_fn()), adam, basis, alpha=0.5, **options)
-
-
-@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
-@pytest.mark.parametrize("case", CASES)
-def test_from_any_checkpoint(case, tmp_path):
-    options, count, taken = CASES[case]
-    whole = Training(tmp_path / "whole", lambda: make(**options), lambda: dataset(spoiled_row=5))
-    assert len(whole.paths) == count and whole.final["step.dropped"] == 3
-    assert whole.final["step.subspace.failures"] > 0 or case == "micro-batches"
-    last, failed = whole.rows[-1], whole.final["step.subspace.failures"]
-    assert last["failed_searches"] == failed == sum(row["rate"] == 0 for row in whole.rows)
-    assert last["trials"] == whole.final["step.subspace.trials"]
-    assert all(1 <= row["trials"] <= options.get("trials", 20) for row in whole.rows)
-    for number in taken:
-        path = whole.paths[number]
-        # The compiled step goes on from another state; one of them is built anew.
-        step = None if number == taken[1] else whole.step
-        records, final = whole.resumed(path, tmp_path / path.stem, step)
-        assert_bit_equal(final, whole.final)
-        assert records == whole.rows
-    held = checkpoint.read(whole.paths[0])
-    assert max(value.size for value in held.values() if hasattr(value, "size")) < 6 * 16 * 7
 
 
 @pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")

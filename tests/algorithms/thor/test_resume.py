@@ -1,25 +1,24 @@
-"""A THOR training resumed from a checkpoint ends as the uninterrupted one, to the last bit."""
+"""A THOR training is not resumed with other options.
+
+That a resumed one ends as the uninterrupted one is in tests/training/test_resume.py.
+"""
 
 import json
-import shutil
 
-import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, TraceRule
 from labkit.errors import InputError
-from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.training import checkpoint
 from labkit.training.fit import fit
 from tests.support.step_cells import assert_bit_equal, snapshot
-from tests.support.trainings import comparable, dataset, loss_fn, network
+from tests.support.trainings import dataset, loss_fn, network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-# 6 micro-batches an epoch: in groups of 4 the second one is a flushed tail.
-EPOCHS, ROWS = 2, 26
+ROWS = 26
 
 
 def make(**options):
@@ -34,45 +33,6 @@ def make(**options):
         "adapt_damping": LevenbergMarquardt(0.5),
     } | options
     return ThorStep(LossNet(net, loss_fn()), momentum, 0.3, **options)
-
-
-def make_accumulated():
-    net = network()
-    loss_net = LossNet(net, loss_fn())
-    adam = nn.Adam(net.trainable_params(), 0.02)
-    options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
-    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
-    return AccumulatedStep(loss_net, adam, 4, update=update)
-
-
-def quiet_fit(step, folder, **options):
-    return fit(step, dataset(rows=ROWS), EPOCHS, folder=folder, progress=None, **options)
-
-
-@pytest.mark.parametrize("build", [make, make_accumulated], ids=["each batch", "accumulated"])
-def test_from_any_checkpoint(build, tmp_path):
-    """Between refreshes, at them, in the middle of a group, and at an epoch's end."""
-    step = build()
-    records = quiet_fit(step, tmp_path / "whole", checkpoint_every=1, keep=1000)
-    final, rows = snapshot(step), comparable(records.rows)
-    paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoint")
-    assert len(paths) == EPOCHS * 6
-    if build is make:
-        # It did what it is to remember: some layer was skipped or frozen, the damping moved.
-        assert step.update.refreshes.asnumpy().min() < 4
-        assert step.update.damping.asnumpy() != np.float32(0.3)
-    for path in paths[::2] + paths[5:6]:
-        folder = tmp_path / path.stem
-        (folder / "checkpoint").mkdir(parents=True)
-        shutil.copy(path, folder / "checkpoint")
-        position = json.loads(str(checkpoint.read(path)["labkit_position"]))
-        lines = (tmp_path / "whole" / "records.csv").read_text().splitlines(keepends=True)
-        (folder / "records.csv").write_text("".join(lines[: position["records"] + 1]))
-        # The compiled step goes on from another state; one of them is built anew.
-        resumed = build() if path is paths[4] else step
-        again = quiet_fit(resumed, folder, resume=True)
-        assert_bit_equal(snapshot(resumed), final)
-        assert comparable(again.rows) == rows
 
 
 DIFFERENT = {
@@ -101,5 +61,5 @@ def test_refused_with_other_options(tmp_path):
         other = make(**{name: value})
         fresh = snapshot(other)
         with pytest.raises(InputError, match=f"cannot resume: settings is .*'{name}'"):
-            quiet_fit(other, tmp_path, resume=True)
+            fit(other, dataset(rows=ROWS), 2, folder=tmp_path, progress=None, resume=True)
         assert_bit_equal(snapshot(other), fresh)

@@ -129,17 +129,6 @@ def test_a_lock_that_nobody_holds_keeps_nobody_out(tmp_path, changed):
     assert said.endswith(", which does not hold it; taken over")
 
 
-def test_a_copy_of_a_folder_in_use_can_be_used(tmp_path):
-    child = holder(tmp_path / "run")
-    with child:
-        shutil.copytree(tmp_path / "run", tmp_path / "copy")
-        (said,) = take(tmp_path / "copy")
-        assert f"process {child.pid} on " in said and "does not hold it; taken over" in said
-        with pytest.raises(InputError, match="run is in use by a training"):
-            take(tmp_path / "run")
-        child.communicate("\n")
-
-
 def test_a_folder_made_anew_keeps_the_lock_of_its_next_owner(tmp_path):
     folder = tmp_path / "run"
     with locked(folder, "a training"):

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 def trained(out, ranks, killed=-1, refused=0):
     """Launch the program; return what each rank has left, and what all have written."""
     out.mkdir(exist_ok=True)
-    program = ROOT / "tests" / "training_on_ranks.py"
+    program = ROOT / "tests" / "support" / "training_on_ranks.py"
     options = {"timeout": 500, "cluster_timeout": 200, "env": {"PYTHONPATH": str(ROOT)}}
     done = launch(program, out, killed, refused, workers=ranks, **options)
     found = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
@@ -68,7 +68,7 @@ def test_all_ranks_refuse_what_one_cannot_do(both):
     _, _, again, _ = both
     expected = {
         "all insist": "ranks 0 and 1 both have write=True for one folder",
-        "one insists on what is none": "write is 'yes'; expected None, True or False",
+        "one insists on what is none": "write: expected None, True or False, got 'yes'",
         "other epochs": "rank 1 has another epochs than rank 0",
         "an earlier training": "holds an earlier training; give resume=True",
         "one has no folder": "rank 1 has another number of micro-batches done than rank 0",

@@ -17,7 +17,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
-from labkit.training import checkpoint, optimizer_numbers
+from labkit.training import checkpoint, number_differences, optimizer_numbers
 from labkit.training.fingerprints import fingerprint
 from labkit.training.fit import fit
 from tests.support.step_cells import assert_bit_equal, snapshot
@@ -120,12 +120,15 @@ def stepping(make):
     return PlainStep(LossNet(net, loss_fn()), make(net.trainable_params()))
 
 
+def checkpointed(step):
+    """What a checkpoint of ``step`` holds: (its note, values by name)."""
+    values = {parameter.name: parameter for parameter in step.get_parameters()}
+    return json.loads(json.dumps(optimizer_numbers.noted(step))), values
+
+
 def differences(before, now):
     """What differs between two optimizers, the first as a checkpoint has it."""
-    old, new = stepping(before), stepping(now)
-    values = {parameter.name: parameter for parameter in old.get_parameters()}
-    then = json.loads(json.dumps(optimizer_numbers.noted(old)))
-    return optimizer_numbers.differences(then, values, new)
+    return number_differences.differences(*checkpointed(stepping(before)), stepping(now))
 
 
 EXPONENTIAL, COSINE = nn.ExponentialDecayLR, nn.CosineDecayLR
@@ -192,7 +195,7 @@ DIFFERENT = {
     "an array of rates": (
         momentum(array(*FALLING)),
         momentum(array(0.4, 0.3, 0.2, 0.2)),
-        {"learning_rate": "4 values"},
+        {"learning_rate": None},
     ),
     "the last of a longer array": (
         momentum(array(*FALLING)),
@@ -266,28 +269,25 @@ def test_nan_is_the_same_as_nan(value):
 
 def test_what_cannot_be_compared_is_named():
     step = stepping(holding([Thing()]))
-    note = json.loads(json.dumps(optimizer_numbers.noted(step)))
-    assert optimizer_numbers.not_compared(note, step) == ["learning_rate.value"]
+    note, _ = checkpointed(step)
+    assert number_differences.not_compared(note, step) == ["learning_rate.value"]
     assert differences(holding(Thing()), holding(Thing())) == {}
     assert differences(holding(enclosing(Thing())), holding(Thing())) != {}
     text = stepping(holding("high"))
-    assert optimizer_numbers.not_compared(note, text) == []
+    assert number_differences.not_compared(note, text) == []
     older = {"constants": note["constants"], "parameters": note["parameters"]}
-    assert optimizer_numbers.not_compared(older, text) == ["learning_rate.value"]
-    values = {parameter.name: parameter for parameter in text.get_parameters()}
-    assert optimizer_numbers.differences(older, values, text) == {}
+    assert number_differences.not_compared(older, text) == ["learning_rate.value"]
+    assert number_differences.differences(older, checkpointed(text)[1], text) == {}
 
 
 @pytest.mark.parametrize("case", DIFFERENT)
 def test_what_differs_is_named_with_both_values(case):
     before, now, expected = DIFFERENT[case]
-    found = differences(before, now)
-    assert list(found) == list(expected)
+    differ = differences(before, now)
+    assert list(differ) == list(expected)
     for name, values in expected.items():
-        if isinstance(values, str):
-            assert values in str(found[name][0]) or case == "an array of rates"
-        elif values is not None:
-            assert found[name] == values
+        own = differ[name][0] if isinstance(values, str) else differ[name]
+        assert values is None or own == values
 
 
 @pytest.mark.parametrize("case", SAME)
@@ -299,16 +299,15 @@ def test_a_note_of_an_older_labkit_has_no_names():
     """Numbers of each Parameter were a list, and the groups' members were not noted."""
     make = momentum(groups=by_kind(decays=(0.01, 0.0)))
     step = stepping(make)
-    then = json.loads(json.dumps(optimizer_numbers.noted(step)))
+    then, values = checkpointed(step)
     del then["rates"]
     constants = then["constants"]
     constants |= {k: list(v.values()) for k, v in constants.items() if isinstance(v, dict)}
     assert isinstance(constants["weight_decay"], list)
-    values = {parameter.name: parameter for parameter in step.get_parameters()}
-    assert optimizer_numbers.differences(then, values, stepping(make)) == {}
+    assert number_differences.differences(then, values, stepping(make)) == {}
     other = stepping(momentum(groups=by_kind(decays=(0.02, 0.0))))
-    found = optimizer_numbers.differences(then, values, other)
-    assert found["weight_decay of 1.weight and 1 more"] == ("0.02", "0.01")
+    differ = number_differences.differences(then, values, other)
+    assert differ["weight_decay of 1.weight and 1 more"] == ("0.02", "0.01")
 
 
 def quiet_fit(step, folder, epochs=2, resume=True, **options):
@@ -404,12 +403,6 @@ class TestResumed:
         quiet_fit(stepping(momentum(weight_decay=0.5)), begun)
         assert "so they could not be compared" in capsys.readouterr().out
 
-    @pytest.mark.parametrize("word", ["new setting", "yes", 2])
-    def test_what_is_no_word(self, tmp_path, word):
-        with pytest.raises(InputError, match="resume"):
-            quiet_fit(stepping(momentum()), tmp_path / "run", resume=word)
-        assert not (tmp_path / "run").exists()
-
 
 def constant(value):
     """A function of the number of updates."""
@@ -435,12 +428,11 @@ class TestFunctionsOfTheUpdates:
 
     def test_an_older_checkpoint_says_nothing_of_them(self):
         step = self.accumulating(constant(2))
-        note = json.loads(json.dumps(optimizer_numbers.noted(step)))
-        assert optimizer_numbers.not_compared(note, step) == []
+        note, values = checkpointed(step)
+        assert number_differences.not_compared(note, step) == []
         del note["functions"]
-        assert optimizer_numbers.not_compared(note, step) == ["micro_steps"]
-        values = {parameter.name: parameter for parameter in step.get_parameters()}
-        assert optimizer_numbers.differences(note, values, step) == {}
+        assert number_differences.not_compared(note, step) == ["micro_steps"]
+        assert number_differences.differences(note, values, step) == {}
 
     @pytest.mark.parametrize("name", ["damping", "frequency", "factor_frequency"])
     def test_those_of_thor(self, name):
@@ -451,10 +443,9 @@ class TestFunctionsOfTheUpdates:
             return ThorStep(LossNet(net, loss_fn()), optimizer, **given)
 
         step = thor(2)
-        note = json.loads(json.dumps(optimizer_numbers.noted(step)))
-        values = {parameter.name: parameter for parameter in step.get_parameters()}
-        assert optimizer_numbers.differences(note, values, thor(2)) == {}
-        assert name in optimizer_numbers.differences(note, values, thor(3))
+        note, values = checkpointed(step)
+        assert number_differences.differences(note, values, thor(2)) == {}
+        assert name in number_differences.differences(note, values, thor(3))
 
 
 def test_an_array_of_damping_may_go_on():
@@ -464,9 +455,7 @@ def test_an_array_of_damping_may_go_on():
         return ThorStep(LossNet(net, loss_fn()), optimizer, np.array(damping))
 
     old = thor(0.3, 0.2)
-    then = json.loads(json.dumps(optimizer_numbers.noted(old)))
-    values = {parameter.name: parameter for parameter in old.get_parameters()}
-    assert optimizer_numbers.differences(then, values, thor(0.3, 0.2, 0.1)) == {}
+    then, values = checkpointed(old)
+    assert number_differences.differences(then, values, thor(0.3, 0.2, 0.1)) == {}
     for other in ((0.3, 0.1, 0.1), (0.3,)):
-        found = optimizer_numbers.differences(then, values, thor(*other))
-        assert list(found) == ["damping"]
+        assert list(number_differences.differences(then, values, thor(*other))) == ["damping"]

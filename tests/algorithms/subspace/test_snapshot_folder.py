@@ -161,9 +161,9 @@ class TestRefusals:
             snapshots.need(COUNT)
 
     def test_parameters_that_are_none(self):
-        with pytest.raises(InputError, match="parameters are a int; expected a network"):
+        with pytest.raises(InputError, match="parameters: expected a network.*got 3"):
             describe(3)
-        with pytest.raises(InputError, match="2 parameters with 1 names"):
+        with pytest.raises(InputError, match="got 2 with 1 names"):
             describe([("a", (1,)), ("a", (2,))])
 
 

@@ -1,16 +1,22 @@
-"""A file is written whole or not at all."""
+"""A file is written whole or not at all; what a killed process leaves is removed."""
 
+import json
 import os
 import subprocess
 import sys
-import time
+from functools import partial
 
 import numpy as np
 import pytest
 
-from labkit.base import locks
-from labkit.base.files import remove_unfinished, whole_file
+from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file, write_json
 from labkit.errors import InputError
+from tests.support.leftovers import DEAD, left_over
+
+
+def write(path, text="new"):
+    with whole_file(path, "the file") as temporary:
+        temporary.write_text(text)
 
 
 def test_the_file_appears_when_it_is_whole(tmp_path):
@@ -45,25 +51,22 @@ def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda number: done.append("synced"))
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *two: (done.append("renamed"), replace(*two)))
-    with whole_file(tmp_path / "a.txt", "the file") as temporary:
-        temporary.write_text("new")
+    write(tmp_path / "a.txt")
     # And the folder with the new name after it.
     assert done == ["synced", "renamed", "synced"]
 
 
-def left_over(folder, pid, hours=0.0, **changed):
-    """Make in ``folder`` what a process leaves that is killed while it writes a file."""
-    own = {**locks.owner(), "pid": pid, **changed}
-    name = f".part-{pid}-{100 * own['created']:.0f}-{own['space']}-{own['boot']}-{own['host']}-abc"
-    part = folder / (name if pid else ".part-abc")
-    part.mkdir(parents=True)
-    (part / "part.npy").write_bytes(b"half")
-    for path in (part / "part.npy", part):
-        os.utime(path, (time.time() - 3600 * hours,) * 2)
-    return part
-
-
-DEAD = 2**30
+def test_json(tmp_path):
+    path = tmp_path / "a.json"
+    value = {"b": [1, 0.1], "a": "Größe \udcff"}
+    write_json(path, value, "the file")
+    assert path.read_text("utf-8").startswith('{\n "b": [\n  1,\n') and "Größe" in path.read_text()
+    assert json.loads(path.read_text()) == value
+    write_json(path, float("inf"), "the file", indent=None)
+    assert path.read_text() == "Infinity\n"
+    with pytest.raises(ValueError):
+        write_json(path, float("nan"), "the file", allow_nan=False)
+    assert path.read_text() == "Infinity\n" and list(tmp_path.iterdir()) == [path]
 
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
@@ -95,10 +98,16 @@ def test_what_another_process_is_writing_is_left(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"host": "other", "boot": "other"}, {"space": 1}, {"pid": 0}], ids=str
+    "changed",
+    [
+        {"host": "other", "boot": "other"},
+        {"space": 1},  # of another container
+        {"pid": 0},  # of a labkit that did not note its process
+        {"pid": os.getpid(), "boot": None, "space": None},  # as in a sandbox without /proc
+    ],
+    ids=str,
 )
-def test_where_it_is_not_seen_who_is_alive_a_day_decides(tmp_path, changed):
-    """Of another host, another container, and of a labkit that did not note its process."""
+def test_where_nobody_can_tell_who_is_alive_a_day_decides(tmp_path, changed):
     changed = {"pid": DEAD, **changed}
     kept = left_over(tmp_path / "new", **changed, hours=23)
     gone = left_over(tmp_path / "old", **changed, hours=25)
@@ -107,29 +116,30 @@ def test_where_it_is_not_seen_who_is_alive_a_day_decides(tmp_path, changed):
     assert kept.exists() and not gone.exists()
 
 
-def test_a_process_that_could_not_read_its_boot_is_not_of_another_boot(tmp_path):
-    """As in a sandbox without /proc: it may be alive, so a day decides."""
-    kept = left_over(tmp_path / "new", os.getpid(), boot=None, space=None)
-    gone = left_over(tmp_path / "old", os.getpid(), boot=None, space=None, hours=25)
-    remove_unfinished(kept.parent)
-    remove_unfinished(gone.parent)
-    assert kept.exists() and not gone.exists()
-
-
 def test_a_write_removes_what_has_ended_and_nothing_else(tmp_path):
     left_over(tmp_path, DEAD)
     kept = left_over(tmp_path, 0, hours=25)  # anybody's folder with such a name
-    with whole_file(tmp_path / "a.txt", "the file") as temporary:
-        temporary.write_text("new")
+    write(tmp_path / "a.txt")
     assert sorted(tmp_path.iterdir()) == [kept, tmp_path / "a.txt"]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", "/proc/self"):
-        with pytest.raises(InputError, match="cannot write the basis .*x.npy"):
-            with whole_file(f"{folder}/x.npy", "the basis"):
-                pass
+        with pytest.raises(InputError, match="cannot write the file .*x.npy"):
+            write(f"{folder}/x.npy")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(InputError, match="cannot write to .*file"):
+            make_folder(folder)
+    make_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_names_are_sorted_by_their_numbers():
+    names = ["step-10.ckpt", "step-9.ckpt", "1", "step", "step-9a.ckpt", "²"]
+    assert sorted(names, key=natural_order) == [
+        "1", "step", "step-9.ckpt", "step-9a.ckpt", "step-10.ckpt", "²"
+    ]  # fmt: skip
 
 
 def writers():
@@ -139,15 +149,16 @@ def writers():
     from labkit.labs.results import stored
     from labkit.labs.run import Run
     from labkit.migration.files import write_torch
-    from labkit.ranks import rank_table as ranktable
-    from labkit.recipes.settings import write_json
+    from labkit.ranks import rank_table
+    from labkit.recipes.settings import write_json as write_settings
 
-    table = ranktable.make("10.0.0.1", ["192.1.27.6"])
+    table = rank_table.make("10.0.0.1", ["192.1.27.6"])
     result = stored.Stored({"command": "x"}, [{"run": 1}], {})
     run = {"lab": "a", "preset": "b", "parameters": {}, "runtime": None, "started": 0.0}
     return {
-        "config.json": lambda path: write_json([1], path),
-        "table.json": lambda path: ranktable.write(table, path),
+        "a.json": lambda path: write_json(path, [1], "the file"),
+        "config.json": partial(write_settings, [1]),
+        "table.json": partial(rank_table.write, table),
         "w.safetensors": lambda path: write_torch(path, {"w": np.zeros(2)}),
         "thor_race.json": lambda path: stored.write("thor_race", result, path.parent),
         "figures/a.png": lambda path: Run(folder=path.parents[1], **run).figure(Figure(), "a"),

@@ -1,0 +1,111 @@
+"""Whether a checkpoint is this training's: what it shares with the step that goes on from it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import mindspore as ms
+
+from labkit.base.printable import printable
+from labkit.errors import InputError
+from labkit.ranks import cluster
+from labkit.steps.gradients import set_state
+from labkit.steps.settings import differing
+from labkit.steps.step import Step
+from labkit.training import optimizer_numbers
+from labkit.training.number_differences import Differences, differences, not_compared
+from labkit.training.position import Position
+
+
+def refuse_others(own: Position, then: Position) -> None:
+    """Refuse a checkpoint whose settings, data, seed or ranks are not this training's."""
+    if ms.dataset.config.get_fast_recovery():
+        raise InputError("cannot resume: call labkit.start first, it sets the order of the data")
+    names = ["settings", "epoch_size", "batch_size", "seed", "workers"]
+    for name in names + ["ranks"] * (then.ranks is not None):
+        here, before = getattr(own, name), getattr(then, name)
+        if name == "settings":
+            here, before = _differing_settings(own, then)
+        if here != before:
+            raise InputError(f"cannot resume: {name} is {here}, the checkpoint's {before}")
+
+
+def _differing_settings(own: Position, then: Position) -> tuple[dict, dict]:
+    here, before = own.settings, then.settings
+    if all("damping" in (position.optimizer or {}) for position in (own, then)):
+        # An array of damping may be longer: it is compared with the optimizer's numbers.
+        here, before = here | {"damping": None}, before | {"damping": None}
+    return differing(here, before)
+
+
+def settle_numbers(
+    step: Step, noted: dict[str, Any], then: dict[str, Any] | None, values: dict, take_new: bool
+) -> None:
+    """Refuse other numbers of the optimizer than the checkpoint's, or ``take_new`` ones.
+
+    ``noted`` is the step's ``optimizer_numbers.noted`` and ``then`` the checkpoint's, or None.
+    ``noted`` and ``values``, the checkpoint's by name, become what the step goes on with.
+    """
+    speaks = cluster.rank_and_size()[0] == 0
+    if then is None and speaks:
+        print(
+            "labkit: the checkpoint does not say what the optimizer's numbers were, so they "
+            "could not be compared: rate and momentum are the checkpoint's, weight decay and "
+            "all that is no Parameter are this optimizer's",
+            flush=True,
+        )
+    differ = differences(then, values, step)
+    if differ and not take_new:
+        raise InputError(
+            f"cannot resume: {_in_words(differ, 'the checkpoint has ')}; give the optimizer what "
+            "it had, or resume='new settings' to go on with what it has now"
+        )
+    if differ and speaks:
+        print(f"labkit: new settings: {_in_words(differ, 'was ')}", flush=True)
+    if speaks and (names := not_compared(then, step)):
+        print(
+            f"labkit: not compared with the checkpoint's: {', '.join(names)}; resumed as if "
+            "they were the same",
+            flush=True,
+        )
+    optimizer_numbers.keep_own(values, then, step.optimizer, differ)
+    if then is not None:
+        begun = {n: v for n, v in then["parameters"].items() if n not in differ}
+        for name in noted["parameters"].keys() & begun.keys():
+            noted["parameters"][name] = begun[name]
+
+
+def _in_words(differ: Differences, before: str) -> str:
+    text = "; ".join(f"{name} is {own}, {before}{theirs}" for name, (own, theirs) in differ.items())
+    # Of a file that may be anybody's; in a terminal, and in one line.
+    return printable(text).replace("\n", "\\n")
+
+
+@contextmanager
+def counting_from(values: dict, step: Step) -> Iterator[None]:
+    """Set a step's counters to a checkpoint's inside the block: the updates ahead depend on them.
+
+    Raises:
+        InputError: For a place in a group that no group has.
+    """
+    own = []
+    try:
+        for parameter in step.get_parameters():
+            value = values.get(parameter.name)
+            if parameter.size != 1 or parameter.dtype not in (ms.int32, ms.int64):
+                continue
+            # Another shape or type is of another network, which is said when it is loaded.
+            if getattr(value, "shape", None) == parameter.shape and value.dtype == parameter.dtype:
+                own.append((parameter, parameter.asnumpy().copy()))
+                set_state(parameter, value)
+        if hasattr(step, "group_size"):
+            held, size = int(step.micro_step.asnumpy()), int(step.group_size.asnumpy())
+            if not 0 <= held <= size or not size:
+                raise InputError(
+                    f"cannot resume: the checkpoint is after {held} of a group's {size} "
+                    "micro-batches; expected a place within a group"
+                )
+        yield
+    finally:
+        for parameter, value in own:
+            set_state(parameter, value)

@@ -1,0 +1,138 @@
+"""One training as ``fit`` keeps it: how far it is, its folder, and what it goes on from."""
+
+import os
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import mindspore as ms
+from mindspore.dataset import Dataset
+from mindspore.dataset.engine.datasets import MapDataset
+
+from labkit.base.files import make_folder, remove_unfinished
+from labkit.base.locks import locked
+from labkit.errors import InputError
+from labkit.ranks import cluster
+from labkit.steps.settings import take_over
+from labkit.steps.step import Step
+from labkit.training import checkpoint, optimizer_numbers, rank_state, resume
+from labkit.training.position import Position
+from labkit.training.records import Records
+from labkit.training.update_rows import RECORDS, rows_before
+
+CHECKPOINTS = "checkpoint"
+NEW_SETTINGS = "new settings"
+
+
+class Run:
+    """One training: its step and data, how far it is, and its folder."""
+
+    def __init__(
+        self, step: Step, dataset: Dataset, epochs: int, folder: str | os.PathLike | None
+    ) -> None:
+        self.step, self.dataset, self.epochs = step, dataset, epochs
+        self.folder = None if folder is None else Path(folder)
+        self.epoch_size, self.batch_size = dataset.get_dataset_size(), dataset.get_batch_size()
+        if not self.epoch_size:
+            raise InputError("the dataset holds no batch; expected at least one")
+        self.micro_batches = 0
+        self.resumed_from: Position | None = None
+        self._seconds_before = 0.0
+        self._started = time.monotonic()
+        self._rank, self._ranks = cluster.rank_and_size()
+        self._numbers = optimizer_numbers.noted(step)
+
+    def share(self, write: bool | None) -> None:
+        """Settle which rank writes the folder; the others read."""
+        self.writers = rank_state.writers(self.folder, write)
+        self.writes = self.folder is not None and self.writers[self._rank] == self._rank
+        self.records = Records(self.folder / RECORDS if self.writes else None)
+
+    def begin(self, resuming: bool | str, held: ExitStack) -> None:
+        """Take the folder, until ``held`` lets it go, and what an earlier training left there."""
+        if not resuming:
+            self._check_schedules(0)
+        if self.writes:
+            make_folder(self.folder)
+            held.enter_context(locked(self.folder, "a training"))
+            remove_unfinished(self.folder)
+        if resuming:
+            self._resume(take_new=resuming == NEW_SETTINGS)
+        elif self.folder is not None:
+            self._refuse_earlier()
+
+    def keep_rows(self) -> None:
+        """Keep the rows up to the checkpoint that was taken up, if one was."""
+        if self.resumed_from is None:
+            return
+        count = self.resumed_from.records
+        self.records.rows = rows_before(self.folder, self.step, count, self.writes)
+        self.records.keep_first(count)
+        print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
+
+    def seconds(self) -> float:
+        """Return the seconds of training so far, those before a resume included."""
+        return self._seconds_before + time.monotonic() - self._started
+
+    def position(self) -> Position:
+        """Return where the training stands, as a checkpoint holds it."""
+        return Position(
+            micro_batches=self.micro_batches,
+            epoch_size=self.epoch_size,
+            batch_size=self.batch_size,
+            seed=ms.dataset.config.get_seed(),
+            workers=data_workers(self.dataset),
+            seconds=self.seconds(),
+            records=len(self.records),
+            settings=self.step.settings,
+            optimizer=self._numbers,
+            ranks=self._ranks,
+        )
+
+    def _refuse_earlier(self) -> None:
+        if checkpoint.checkpoints(self.folder / CHECKPOINTS) or (self.folder / RECORDS).exists():
+            raise InputError(
+                f"{self.folder} holds an earlier training; give resume=True to continue it, or "
+                "another folder"
+            )
+
+    def _check_schedules(self, done: int) -> None:
+        """Refuse arrays of rates or damping that end before the training, ``done`` so far, does."""
+        epochs, done = divmod(done, self.epoch_size)
+        left = [self.epoch_size] * (self.epochs - epochs)
+        if left:
+            left[0] -= done
+            self.step.check_length(self.step.updates_ahead(left))
+
+    def _resume(self, take_new: bool) -> None:
+        """Take up the newest checkpoint of the folder; start anew where there is none."""
+
+        def accept(position: Position, values: dict) -> None:
+            resume.refuse_others(self.position(), position)
+            resume.settle_numbers(self.step, self._numbers, position.optimizer, values, take_new)
+            with resume.counting_from(values, self.step):
+                self._check_schedules(position.micro_batches)
+
+        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, accept)
+        if position is None:
+            self._check_schedules(0)
+            if self.writes and (self.folder / RECORDS).exists():
+                print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
+                self.records.remove_file()
+            return
+        take_over(self.step, position.settings)
+        self.micro_batches, self._seconds_before = position.micro_batches, position.seconds
+        self.resumed_from = position
+
+
+def data_workers(dataset: Dataset) -> list[int]:
+    """Return the numbers of workers of a pipeline's sources and maps, from its end to its start.
+
+    They decide random augmentation, each for itself: a map with one worker draws other numbers
+    than the same map with two.
+    """
+    numbers = [workers for child in dataset.children for workers in data_workers(child)]
+    if not dataset.children or isinstance(dataset, MapDataset):
+        default = ms.dataset.config.get_num_parallel_workers()
+        numbers.insert(0, dataset.num_parallel_workers or default)
+    return numbers

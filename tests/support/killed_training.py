@@ -1,0 +1,175 @@
+"""The trainings that are killed: ``python -m tests.support.killed_training KIND FOLDER [MOMENT]``.
+
+Trains, or goes on, in FOLDER/run, and leaves in FOLDER/ended-RANK the SHA-256 of all Parameters. At
+MOMENT it sends SIGKILL to itself; without one that is left to others, or to nobody.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import mindspore as ms
+from mindspore import nn
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Callback
+
+import labkit
+from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.subspace import SubspaceStep
+from labkit.algorithms.thor import ThorUpdate
+from labkit.ranks import cluster
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import DynamicLossScale
+from labkit.steps.losses import LossNet
+from labkit.training.fit import fit
+from labkit.training.records import Records
+from tests.support.subspace_cells import basis_of
+from tests.support.trainings import dataset, digest, images_and_labels, loss_fn, make_step, network
+
+EPOCHS, EVERY = 16, 3
+RANKS = {"two ranks": 2}
+
+
+def loss_net(**options):
+    return LossNet(network(**options), loss_fn())
+
+
+def accumulation(**options):
+    """On two ranks BatchNorm's statistics, loss scale and partly gathered sums are of each rank."""
+    net = loss_net(**options)
+    scale = DynamicLossScale(2.0**10, 2.0, 5)
+    return AccumulatedStep(net, nn.Adam(net.trainable_params(), 0.02), 4, loss_scale=scale)
+
+
+def thor():
+    net = loss_net()
+    optimizer = nn.Momentum(net.trainable_params(), 0.02, 0.9)
+    update = ThorUpdate(net, optimizer, 0.3, frequency=2)
+    return AccumulatedStep(net, optimizer, 2, update=update)
+
+
+def adasum():
+    net = loss_net()
+    return AdasumStep(net, nn.Adam(net.trainable_params(), 0.02), workers=2, micro_steps=2)
+
+
+def subspace():
+    net = loss_net()
+    optimizer = nn.SGD(net.trainable_params(), 0.1)
+    basis = basis_of(optimizer.parameters, 3)
+    return SubspaceStep(net, optimizer, basis, micro_steps=2, alpha=1.0, gamma=0.0)
+
+
+STEPS = {
+    "accumulation": accumulation,
+    "THOR": thor,
+    "Adasum": adasum,
+    "subspace": subspace,
+    "two ranks": lambda: accumulation(norm=True),
+    # Large enough that a write takes a while; at MOMENTS.
+    "wide": lambda: make_step(width=8000),
+}
+
+
+def die(*_, **__):
+    """SIGKILL: no handler, no cleaning up, no flushing."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_a_checkpoint():
+    """Half of its bytes are written."""
+    save = ms.save_checkpoint
+
+    def half(cell, path, **options):
+        save(cell, path, **options)
+        os.truncate(path, Path(path).stat().st_size // 2)
+        die()
+
+    ms.save_checkpoint = half
+
+
+def before_the_rename():
+    """A checkpoint is written and has not got its name."""
+    os.replace = die
+
+
+def after_the_rename():
+    """A checkpoint has its name and the one it supersedes is not yet deleted."""
+    Path.unlink = die
+
+
+def in_a_record():
+    """Half of a line is written: every third row's, so that other rows are whole."""
+    write = Records._write
+
+    def half(self, row):
+        write(self, row)
+        if len(self) % 3 == 0:
+            self.close()
+            os.truncate(self.path, self.path.stat().st_size - 25)
+            die()
+
+    Records._write = half
+
+
+MOMENTS = {
+    "in_a_group": lambda: None,
+    "in_a_checkpoint": in_a_checkpoint,
+    "before_the_rename": before_the_rename,
+    "after_the_rename": after_the_rename,
+    "in_a_record": in_a_record,
+    "in_the_resume": before_the_rename,
+}
+
+
+class Kill(Callback):
+    """Prepare the moment, and make the training slow enough to be hit from outside."""
+
+    def __init__(self, moment):
+        super().__init__()
+        self.moment, self.micro_batches = moment, 0
+
+    def on_train_begin(self, run_context):
+        MOMENTS.get(self.moment, lambda: None)()
+
+    def on_train_step_end(self, run_context):
+        time.sleep(0.01)
+        self.micro_batches += 1
+        if self.moment == "in_a_group" and self.micro_batches == 7:
+            die()
+
+
+def of_rank(rank, ranks):
+    """Shuffled batches of this rank's rows."""
+    ms.dataset.config.set_seed(1)
+    images, labels = images_and_labels(92)
+    images = (images - 128).transpose(0, 3, 1, 2) / 60
+    columns = ["images", "labels"]
+    shard = {"num_shards": ranks, "shard_id": rank}
+    return NumpySlicesDataset((images, labels), columns, shuffle=True, **shard).batch(4)
+
+
+def main(kind, folder, moment=None):
+    folder, ranks = Path(folder), RANKS.get(kind, 1)
+    labkit.start("CPU", seed=1, distribute=ranks > 1)
+    rank = cluster.rank_and_size()[0]
+    step = STEPS[kind]()
+    if moment == "in_the_resume":
+        MOMENTS[moment]()
+    fit(
+        step,
+        of_rank(rank, ranks) if ranks > 1 else dataset(augment=True, drop=kind != "wide"),
+        6 if kind == "wide" else EPOCHS,
+        folder=folder / "run",
+        resume=True,
+        checkpoint_every=EVERY,
+        progress=None,
+        callbacks=[Kill(moment)],
+    )
+    (folder / f"ended-{rank}").write_text(digest(step))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

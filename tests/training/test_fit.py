@@ -1,0 +1,652 @@
+"""``fit`` beside its resume: what it writes, refuses and records, and ``EndOfEpoch``."""
+
+import os
+import shutil
+import socket
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+from mindspore.train import Callback, LossMonitor, Model, ModelCheckpoint, RunContext, TimeMonitor
+from mindspore.train.callback import _InternalCallbackParam
+
+from labkit.algorithms.thor import ThorStep
+from labkit.base.locks import locked
+from labkit.errors import InputError
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
+from labkit.steps.plain import PlainStep
+from labkit.training import checkpoint
+from labkit.training.evaluation import evaluate
+from labkit.training.fit import EndOfEpoch, fit
+from labkit.training.records import Records, read_records
+from labkit.training.run import Run, data_workers
+from tests.support.resuming import EPOCHS, Training, position_of, quiet_fit
+from tests.support.step_cells import assert_bit_equal, restore, snapshot
+from tests.support.trainings import (
+    OF_THE_PROCESS,
+    comparable,
+    cross_entropy,
+    dataset,
+    loss_fn,
+    make_step,
+    network,
+)
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+COLUMNS = ["epoch", "update", "images", "loss", "gradient_norm", "learning_rate", *OF_THE_PROCESS]
+
+
+@pytest.fixture(scope="module")
+def done(runtime, tmp_path_factory):
+    """A finished training with all its checkpoints."""
+    return Training(tmp_path_factory.mktemp("done"))
+
+
+@pytest.fixture
+def step(done):
+    """The compiled step of ``done`` as it was built."""
+    restore(done.step, done.fresh)
+    return done.step
+
+
+class At(Callback):
+    """Call a function at the end of a micro-batch, counted from 1."""
+
+    def __init__(self, number, act):
+        super().__init__()
+        self.number, self.act = number, act
+
+    def on_train_step_end(self, run_context):
+        if run_context.original_args().cur_step_num == self.number:
+            self.act(run_context)
+
+
+def interrupt(run_context):
+    raise KeyboardInterrupt
+
+
+def assert_ends_as(done, records, step):
+    assert comparable(records.rows) == done.rows
+    assert_bit_equal(snapshot(step), done.final)
+
+
+def files_of(folder):
+    """Bytes and time of every file."""
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
+
+
+def numbers_of(folder):
+    return [int(path.stem[-9:]) for path in checkpoint.checkpoints(folder / "checkpoint")]
+
+
+class TestContinuing:
+    def test_more_epochs_are_those_of_a_longer_training(self, done, step, tmp_path):
+        quiet_fit(step, dataset(), 2, folder=tmp_path)
+        records = quiet_fit(step, dataset(), EPOCHS, folder=tmp_path, resume=True)
+        assert_ends_as(done, records, step)
+
+    def test_a_finished_training_is_left_alone(self, done, step, tmp_path):
+        folder, called = done.interrupted(done.paths[-1], tmp_path / "run"), []
+        callbacks = [At(EPOCHS * 11, called.append)]
+        for epochs in (EPOCHS, 1):
+            records = quiet_fit(
+                step, dataset(), epochs, folder=folder, resume=True, callbacks=callbacks
+            )
+            assert not called
+            assert_ends_as(done, records, step)
+
+    def test_the_seconds_go_on_from_those_before(self, done, step, tmp_path):
+        folder = done.interrupted(done.paths[12], tmp_path / "run")
+        position = {**position_of(done.paths[12]), "seconds": 1000.0}
+        values = checkpoint.read(done.paths[12])
+        values.pop("labkit_position")
+        restore(step, {name: value.asnumpy() for name, value in values.items()})
+        checkpoint.save(step, checkpoint.Position(**position), folder / "checkpoint")
+        seconds = quiet_fit(step, dataset(), folder=folder, resume=True).column("seconds")
+        assert seconds == sorted(seconds) and seconds[2] < 100 and 1000 < seconds[3] < 1100
+
+    def test_the_dataset_starts_at_its_beginning_again(self, done, step, tmp_path):
+        data = dataset()
+        first = next(data.create_tuple_iterator(num_epochs=1))[0].asnumpy()
+        folder = done.interrupted(done.paths[15], tmp_path / "run")
+        quiet_fit(step, data, folder=folder, resume=True)
+        again = next(data.create_tuple_iterator(num_epochs=1))[0].asnumpy()
+        np.testing.assert_array_equal(first, again)
+
+    def test_before_the_first_update_there_are_no_records(self, done, step, tmp_path):
+        folder = done.interrupted(done.paths[1], tmp_path / "run")
+        (folder / "records.csv").unlink()
+        records = quiet_fit(step, dataset(), folder=folder, resume=True)
+        assert_ends_as(done, records, step)
+
+    def test_with_no_checkpoint_it_starts_anew_and_says_so(self, step, tmp_path, capsys):
+        (tmp_path / "records.csv").write_text("epoch,update\n1,1\n")
+        records = quiet_fit(step, dataset(), 1, folder=tmp_path, resume=True)
+        assert "no checkpoint in" in capsys.readouterr().out
+        assert read_records(tmp_path / "records.csv").rows == records.rows
+        assert records.column("update") == [1, 2, 3]
+
+    def test_a_damaged_checkpoint_is_passed_over_and_said(self, done, step, tmp_path, capsys):
+        folder = done.interrupted(done.paths[12], tmp_path / "run")
+        newest = folder / "checkpoint" / done.paths[20].name
+        newest.write_bytes(done.paths[20].read_bytes()[:-100])
+        records = quiet_fit(step, dataset(), folder=folder, resume=True)
+        out = capsys.readouterr().out
+        assert f"{newest} is damaged" in out and "trying the one before it" in out
+        assert "resumed after micro-batch 13" in out
+        assert_ends_as(done, records, step)
+
+    def test_options_that_are_given_as_their_defaults(self, done, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        step = make_step(normalise="samples", precision="O0", loss_scale=1, clip_norm=None)
+        assert_ends_as(done, quiet_fit(step, dataset(), folder=folder, resume=True), step)
+
+    def test_a_callback_that_raises_leaves_a_training_that_resumes(self, done, step, tmp_path):
+        options = {"folder": tmp_path, "checkpoint_every": 3}
+        with pytest.raises(KeyboardInterrupt):
+            quiet_fit(step, dataset(), callbacks=[At(14, interrupt)], **options)
+        assert_ends_as(done, quiet_fit(step, dataset(), folder=tmp_path, resume=True), step)
+
+    def test_a_stop_in_the_middle_of_an_epoch_flushes_nothing(self, done, step, tmp_path):
+        stop = At(14, lambda run_context: run_context.request_stop())
+        stopped = quiet_fit(step, dataset(), folder=tmp_path, callbacks=[stop])
+        assert stopped.column("images") == [16, 16, 12]
+        assert_ends_as(done, quiet_fit(step, dataset(), folder=tmp_path, resume=True), step)
+
+
+def _byte(data, place, value):
+    return data[:place] + bytes([value]) + data[place + 1 :]
+
+
+class TestPowerCut:
+    """The checkpoint is on the disk and the rows before it are not all there."""
+
+    ALL = list(range(1, 10))
+    # name -> (what is left of the file, from its bytes and the lengths of its lines; missing rows)
+    DAMAGE = {
+        "the last row missing": (lambda data, rows: data[: len(data) - rows[-1]], [9]),
+        "the last rows zeros": (
+            lambda data, rows: data[: -rows[-1] - rows[-2] - 9] + bytes(rows[-1] + rows[-2] + 9),
+            [7, 8, 9],
+        ),
+        "an empty file": (lambda data, rows: b"", ALL),
+        "no file": (lambda data, rows: None, ALL),
+        "a byte that is no text": (lambda data, rows: _byte(data, sum(rows[:4]) + 9, 255), [4]),
+        "a line's end": (lambda data, rows: _byte(data, sum(rows[:4]) - 1, 44), [3, 4]),
+        "an update of the future": (lambda data, rows: _byte(data, sum(rows[:4]) + 2, 57), [4]),
+        "a comma of the header": (lambda data, rows: _byte(data, 5, 255), ALL),
+        "another column": (lambda data, rows: data.replace(b"images", b"pictures"), ALL),
+    }
+
+    @pytest.mark.parametrize("damage", DAMAGE)
+    def test_the_training_goes_on_and_the_missing_rows_are_named(
+        self, done, step, tmp_path, capsys, damage
+    ):
+        folder = tmp_path / "run"
+        shutil.copytree(done.folder, folder)
+        path = folder / "records.csv"
+        lines = path.read_bytes().splitlines(keepends=True)
+        harm, missing = self.DAMAGE[damage]
+        data = harm(path.read_bytes(), [len(line) for line in lines])
+        path.unlink() if data is None else path.write_bytes(data)
+        records = quiet_fit(step, dataset(), folder=folder, resume=True)
+        assert_bit_equal(snapshot(step), done.final)
+        kept = [row for row in done.rows if row["update"] not in missing]
+        assert comparable(records.rows) == kept
+        assert comparable(read_records(path).rows) == kept
+        out = capsys.readouterr().out
+        assert f"lacks {len(missing)} of the 9 rows that were written before the checkpoint" in out
+        first, last = missing[0], missing[-1]
+        assert f"(of updates {first} to {last})" in out or f"(of updates {first})" in out
+
+    def test_a_damaged_name_of_a_column_loses_no_row(self, done, step, tmp_path, capsys):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        path = folder / "records.csv"
+        damaged = path.read_bytes().replace(b"update", b"updat\xff", 1)
+        path.write_bytes(damaged)
+        for epochs in (2, 3):  # and it can be resumed from then on
+            records = quiet_fit(step, dataset(), epochs, folder=folder, resume=True)
+        assert comparable(records.rows) == comparable(read_records(path).rows) == done.rows
+        assert (folder / "records.csv.damaged").read_bytes() == damaged
+        out = capsys.readouterr().out
+        assert out.count("is damaged; kept as it was in records.csv.damaged") == 1
+        assert "lacks" not in out
+
+    def test_new_rows_follow_those_that_are_left(self, done, step, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        quiet_fit(step, dataset(), 2, folder=folder, resume=True)
+        assert not (folder / "records.csv.damaged").exists()  # undamaged, it is not kept twice
+        (folder / "records.csv").write_bytes(b"")
+        records = quiet_fit(step, dataset(), folder=folder, resume=True)
+        assert comparable(records.rows) == done.rows[6:]
+        assert comparable(read_records(folder / "records.csv").rows) == done.rows[6:]
+
+    def test_rows_are_on_the_disk_before_the_checkpoint(self, step, tmp_path, monkeypatch):
+        order, save = [], checkpoint.save
+        monkeypatch.setattr(Records, "sync", lambda self: order.append("rows"))
+        monkeypatch.setattr(
+            checkpoint, "save", lambda *args: (order.append("checkpoint"), save(*args))
+        )
+        quiet_fit(step, dataset(), 2, folder=tmp_path)
+        assert order == ["rows", "checkpoint"] * 2
+
+
+class TestLocked:
+    """A folder that another process writes is left alone; one that only reads may look."""
+
+    def test_a_second_training_is_refused_with_host_and_process(self, done, step, tmp_path):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        words = f"is in use by a training, process {os.getpid()} on {socket.gethostname()}"
+        with locked(folder, "a training"):
+            files = files_of(folder)
+            for resume in (True, False):
+                with pytest.raises(InputError, match=words):
+                    quiet_fit(step, dataset(), folder=folder, resume=resume)
+            records = quiet_fit(step, dataset(), folder=folder, resume=True, write=False)
+            assert files_of(folder) == files
+            assert_ends_as(done, records, step)
+
+    def test_it_is_locked_as_long_as_it_trains(self, step, tmp_path):
+        def look(run_context):
+            with pytest.raises(InputError, match="in use by a training"):
+                with locked(tmp_path, "a test"):
+                    pass
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            quiet_fit(step, dataset(), 1, folder=tmp_path, callbacks=[At(1, look)])
+        with locked(tmp_path, "a test"):
+            pass
+
+
+class TestWhatIsWritten:
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, [22, 33]),
+            ({"checkpoint_epochs": 2, "keep": 9}, [22, 33]),
+            ({"checkpoint_epochs": 5, "keep": 9}, [33]),
+            ({"checkpoint_epochs": None, "keep": 9}, []),
+            ({"checkpoint_epochs": None, "checkpoint_every": 10, "keep": 9}, [10, 20, 30]),
+            ({"checkpoint_every": 5, "keep": 3}, [25, 30, 33]),
+        ],
+    )
+    def test_checkpoints(self, step, tmp_path, options, expected):
+        quiet_fit(step, dataset(), folder=tmp_path, **options)
+        assert numbers_of(tmp_path) == expected
+
+    def test_nothing_without_a_folder(self, step, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        quiet_fit(step, dataset(), 1)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_rank_that_only_reads_writes_nothing(self, done, step, tmp_path):
+        records = quiet_fit(step, dataset(), folder=tmp_path / "none", write=False)
+        assert not (tmp_path / "none").exists()
+        assert_ends_as(done, records, step)
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        with pytest.raises(InputError, match="holds an earlier training"):
+            quiet_fit(step, dataset(), folder=folder, write=False)
+        shutil.rmtree(folder / "checkpoint")
+        files = files_of(folder)
+        restore(step, done.fresh)
+        records = quiet_fit(step, dataset(), folder=folder, resume=True, write=False)
+        assert files_of(folder) == files and files
+        assert_ends_as(done, records, step)
+
+
+class TestRefused:
+    """What would not continue as it began is refused; step and folder stay as they were."""
+
+    def refused(self, done, folder, words, step=None, data=None):
+        step = step or done.step
+        done.interrupted(done.paths[16], folder)
+        before, files = snapshot(step), files_of(folder)
+        with pytest.raises(InputError, match=words):
+            quiet_fit(step, data or dataset(), folder=folder, resume=True)
+        assert_bit_equal(snapshot(step), before)
+        assert files_of(folder) == files
+
+    def test_another_network(self, done, tmp_path):
+        words = r"another network: .* \(7,.*expected .* \(9,"
+        self.refused(done, tmp_path / "wider", words, make_step(width=9))
+        net = network(norm=True)
+        optimizer = nn.Adam(net.trainable_params(), 0.02)
+        with pytest.warns(UserWarning, match="BatchNorm"):
+            other = AccumulatedStep(LossNet(net, loss_fn()), optimizer, 4)
+        words = r"another network or step: it lacks .* and holds"
+        self.refused(done, tmp_path / "norm", words, other)
+
+    def test_another_optimizer_and_another_step(self, done, tmp_path):
+        net = network()
+        optimizer = nn.Momentum(net.trainable_params(), 0.02, 0.9)
+        step = AccumulatedStep(LossNet(net, loss_fn()), optimizer, 4)
+        self.refused(done, tmp_path / "run", "the optimizer is Momentum, .* has Adam;", step)
+        step = PlainStep(LossNet(net, loss_fn()), nn.Adam(net.trainable_params(), 0.02))
+        self.refused(done, tmp_path / "plain", "settings is .*PlainStep.*AccumulatedStep", step)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"micro_steps": 2}, "settings is .*'micro_steps': 2.*'micro_steps': 4"),
+            ({"tail": "carry"}, "settings is .*carry.*flush"),
+            ({"nonfinite": "propagate"}, "settings is .*propagate.*drop_micro"),
+            ({"clip_norm": 1.0}, "settings is .*clip_norm"),
+        ],
+    )
+    def test_other_settings_of_the_step(self, done, tmp_path, options, words):
+        self.refused(done, tmp_path / "run", words, make_step(**options))
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"seed": 2}, "seed is 2, the checkpoint's 1"),
+            ({"batch": 3}, "epoch_size is 15, the checkpoint's 11"),
+            ({"batch": 3, "rows": 35}, "batch_size is 3, the checkpoint's 4"),
+            ({"workers": 2}, r"workers is \[1, 2, 1\], the checkpoint's \[1, 1, 1\]"),
+        ],
+    )
+    def test_other_data(self, done, tmp_path, options, words):
+        self.refused(done, tmp_path / "run", words, data=dataset(**options))
+
+    def test_a_file_that_is_no_checkpoint_of_fit(self, done, tmp_path, monkeypatch):
+        def foreign(path, folder):
+            checkpoint.write(done.step, folder / "checkpoint" / "step-000000001.ckpt")
+
+        monkeypatch.setattr(done, "interrupted", foreign)
+        self.refused(done, tmp_path / "run", "holds no position; expected a checkpoint written by")
+
+    def test_without_start(self, done, tmp_path):
+        ms.dataset.config.set_fast_recovery(True)
+        try:
+            self.refused(done, tmp_path / "run", "call labkit.start first")
+        finally:
+            ms.dataset.config.set_fast_recovery(False)
+
+    @pytest.mark.parametrize("left", ["checkpoint", "records.csv"])
+    def test_an_earlier_training_in_the_folder(self, done, tmp_path, left):
+        folder = done.interrupted(done.paths[16], tmp_path / "run")
+        shutil.copytree(folder / "checkpoint", tmp_path / "left" / "checkpoint")
+        shutil.copy(folder / "records.csv", tmp_path / "left")
+        if left == "checkpoint":
+            (folder / "records.csv").unlink()
+        else:
+            shutil.rmtree(folder / "checkpoint")
+        before, files = snapshot(done.step), files_of(folder)
+        with pytest.raises(InputError, match="holds an earlier training; give resume=True"):
+            quiet_fit(done.step, dataset(), folder=folder)
+        assert_bit_equal(snapshot(done.step), before)
+        assert files_of(folder) == files
+
+    def test_a_folder_that_cannot_be_written(self, done, tmp_path):
+        (tmp_path / "file").write_text("here")
+        before = snapshot(done.step)
+        for resume in (False, True):
+            for folder in (tmp_path / "file", "/proc/self"):  # not even root can make files there
+                with pytest.raises(InputError, match="cannot write to"):
+                    quiet_fit(done.step, dataset(), folder=folder, resume=resume)
+        assert_bit_equal(snapshot(done.step), before)
+
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            ({"epochs": 0}, "epochs: expected an integer >= 1, got 0"),
+            ({"keep": 0}, "keep: expected"),
+            ({"checkpoint_every": 2.5}, "checkpoint_every: expected"),
+            ({"checkpoint_epochs": 0}, "checkpoint_epochs: expected"),
+            ({"resume": "new setting"}, "resume: expected .* Did you mean 'new settings'"),
+            ({"resume": 2}, "resume: expected True, False or 'new settings', got 2"),
+            ({"write": "yes"}, "write: expected None, True or False, got 'yes'"),
+            ({"folder": None, "resume": True}, "resume and checkpoint_every need a folder"),
+            ({"folder": None, "checkpoint_every": 3}, "resume and checkpoint_every need a folder"),
+            ({"dataset": dict(rows=3)}, "the dataset holds no batch"),
+        ],
+    )
+    def test_arguments(self, step, tmp_path, options, words):
+        options = {"epochs": 1, "folder": tmp_path / "run"} | options
+        data = dataset(**options.pop("dataset", {}))
+        with pytest.raises(InputError, match=words):
+            fit(step, data, progress=None, **options)
+        assert not (tmp_path / "run").exists()
+
+
+def test_workers_are_counted_for_each_map_and_source(monkeypatch):
+    """One by one: the same map with two workers draws other numbers than with one."""
+    monkeypatch.setattr(ms.dataset.config, "get_num_parallel_workers", lambda: 2)
+    assert data_workers(dataset(workers=1)) == [1, 1, 1]
+    assert data_workers(dataset(workers=2)) == [1, 2, 1]
+    assert data_workers(dataset(workers=None)) == [1, 2, 1]
+
+    def batches(workers):
+        data = dataset(augment=True, workers=workers)
+        return np.concatenate([b[0].asnumpy() for b in data.create_tuple_iterator(num_epochs=1)])
+
+    np.testing.assert_array_equal(batches(1), batches(1))
+    assert not np.array_equal(batches(1), batches(2))
+
+
+class TestRecords:
+    def test_a_row_for_each_update_with_the_images_of_that_update(self, done):
+        records = read_records(done.folder / "records.csv")
+        assert list(records.rows[0]) == COLUMNS
+        assert records.column("update") == list(range(1, 10))
+        assert records.column("epoch") == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+        # 11 micro-batches of 4: two whole groups, and 3 flushed.
+        assert records.column("images") == [16, 16, 12] * 3
+        assert records.column("learning_rate") == [np.float32(0.02)] * 9
+        seconds = records.column("seconds")
+        assert seconds == sorted(seconds) and 0 < seconds[0] and seconds[-1] < 60
+        # MindSpore alone takes 200 MB; a unit mistaken by 1000 lies outside.
+        assert all(100 < peak < 20_000 for peak in records.column("peak_memory_mb"))
+
+    def test_the_last_batch_counts_its_real_images(self, step):
+        # 46 rows: eleven batches of 4 and one of 2.
+        assert quiet_fit(step, dataset(drop=False), 2).column("images") == [16, 16, 14] * 2
+
+    def test_a_group_larger_than_an_epoch_is_one_update(self):
+        records = quiet_fit(make_step(micro_steps=100), dataset(), np.int64(2))
+        assert records.column("images") == [44, 44] and records.column("epoch") == [1, 2]
+
+    def test_the_loss_is_that_of_the_update(self, done):
+        """The first update's loss is the mean over its 16 rows, not the last micro-batch's."""
+        batches = list(dataset().create_tuple_iterator(num_epochs=1))[:4]
+        images, labels = (np.concatenate([b[i].asnumpy() for b in batches]) for i in (0, 1))
+        logits = network()(ms.Tensor(images)).asnumpy().astype(np.float64)
+        assert done.rows[0]["loss"] == pytest.approx(cross_entropy(logits, labels), rel=1e-6)
+
+    def test_each_group_of_parameters_has_its_rate(self):
+        net = network()
+        weights = [p for p in net.trainable_params() if "weight" in p.name]
+        biases = [p for p in net.trainable_params() if "bias" in p.name]
+        groups = [{"params": weights, "lr": 0.5}, {"params": biases, "lr": 0.25}]
+        step = AccumulatedStep(LossNet(net, loss_fn()), nn.SGD(groups, 0.5), 4)
+        row = quiet_fit(step, dataset(), 1).rows[0]
+        assert (row["learning_rate"], row["learning_rate_1"]) == (0.5, 0.25)
+
+
+def test_progress_shows_the_name_and_the_last_update(step, capsys, monkeypatch):
+    monkeypatch.setenv("LABKIT_HEADLESS", "1")
+    fit(step, dataset(), 1, progress="lab 01")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("lab 01 11/11 epoch ") and " loss " in line
+    quiet_fit(step, dataset(), 1)
+    shown = capsys.readouterr()
+    assert shown.out == shown.err == ""
+
+
+class TestEndOfEpoch:
+    def test_the_tail_is_flushed_in_a_training_by_model(self, done, step):
+        Model(step).train(EPOCHS, dataset(), callbacks=[EndOfEpoch(step)], dataset_sink_mode=False)
+        assert_bit_equal(snapshot(step), done.final)
+        restore(step, done.fresh)
+        Model(step).train(EPOCHS, dataset(), dataset_sink_mode=False)
+        assert step.last_update.number == EPOCHS * 11 // 4 != len(done.rows)
+
+    def test_sink_mode_is_refused(self, step):
+        """On CPU MindSpore itself leaves sink mode; elsewhere a callback gets it so."""
+
+        def context(sink):
+            arguments = _InternalCallbackParam()
+            arguments.dataset_sink_mode = sink
+            arguments.train_dataset = dataset()
+            return RunContext(arguments)
+
+        callback = EndOfEpoch(step)
+        callback.on_train_begin(context(False))
+        with pytest.raises(InputError, match="sink mode"):
+            callback.on_train_begin(context(True))
+
+    @pytest.mark.parametrize(("start", "expected"), [(11, [3]), (5, [2, 1])])
+    def test_a_training_that_starts_later(self, step, start, expected, monkeypatch):
+        ended, data = [], dataset()
+        end = lambda: ended.append(int(step.micro_step.asnumpy()))  # noqa: E731
+        monkeypatch.setattr(step, "end_epoch", end, raising=False)
+        data.set_init_step(start)
+        callbacks = [EndOfEpoch(step)]
+        options = {"dataset_sink_mode": False, "initial_epoch": start // 11}
+        Model(step).train(2, data, callbacks=callbacks, **options)
+        assert ended == expected
+
+
+class TestBesideMindSpore:
+    def test_stock_callbacks(self, done, step, tmp_path, capsys):
+        saver = ModelCheckpoint(prefix="stock", directory=str(tmp_path / "stock"))
+        stock = [LossMonitor(11), TimeMonitor(), saver]
+        records = quiet_fit(step, dataset(), folder=tmp_path / "run", callbacks=stock)
+        assert_ends_as(done, records, step)
+        out = capsys.readouterr().out
+        assert out.count("loss is") == EPOCHS and out.count("epoch time") == EPOCHS
+        # MindSpore saves right after an epoch's last micro-batch; the tail is flushed before.
+        saved = ms.load_checkpoint(str(tmp_path / "stock" / "stock-3_11.ckpt"))
+        for name, value in done.final.items():
+            np.testing.assert_array_equal(saved[name].asnumpy(), value, err_msg=name)
+
+    def test_callbacks_count_on_after_a_resume(self, done, step, tmp_path):
+        folder, counts = done.interrupted(done.paths[12], tmp_path / "run"), []
+
+        class Count(Callback):
+            def on_train_step_end(self, run_context):
+                arguments = run_context.original_args()
+                counts.append((arguments.cur_epoch_num, arguments.cur_step_num))
+
+        quiet_fit(step, dataset(), folder=folder, resume=True, callbacks=[Count()])
+        assert counts == [(2, n) for n in range(14, 23)] + [(3, n) for n in range(23, 34)]
+
+    def test_one_dataset_serves_several_trainings(self, done, step):
+        data = dataset()
+        for _ in range(2):
+            restore(step, done.fresh)
+            quiet_fit(step, data)
+            assert_bit_equal(snapshot(step), done.final)
+            evaluate(network(), loss_fn(), data)
+            restore(step, done.fresh)
+            callbacks = [EndOfEpoch(step)]
+            Model(step).train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)
+            assert_bit_equal(snapshot(step), done.final)
+            data.__dict__.pop("__model_hash__")
+
+
+class TestLengthOfSchedules:
+    """An array that ends before the training does is refused at the door, with the numbers."""
+
+    # 11 micro-batches an epoch; updates of two epochs.
+    UPDATES = {
+        "plain": (None, {}, 22),
+        "flush": (4, {}, 6),
+        "drop": (4, {"tail": "drop"}, 4),
+        "carry": (4, {"tail": "carry"}, 4),
+        "all": (11, {}, 2),
+        "more than there are": (30, {}, 2),
+        "more than there are, dropped": (30, {"tail": "drop"}, 0),
+        "schedule": (lambda updates: 2 + updates % 3, {}, 8),
+        "falling": (lambda updates: 9 - 2 * min(updates, 4), {}, 7),
+    }
+
+    def build(self, micro_steps, rates, options):
+        net = network()
+        sgd = nn.SGD(net.trainable_params(), rates)
+        loss_net = LossNet(net, loss_fn())
+        if micro_steps is None:
+            return PlainStep(loss_net, sgd)
+        return AccumulatedStep(loss_net, sgd, micro_steps, **options)
+
+    @pytest.mark.parametrize("case", UPDATES)
+    def test_counts_the_updates_that_fit_makes(self, case, tmp_path):
+        micro_steps, options, expected = self.UPDATES[case]
+        # One too few is refused before anything is written.
+        if expected > 2:
+            step = self.build(micro_steps, [0.01] * (expected - 1), options)
+            before = snapshot(step)
+            words = f"the learning rate has {expected - 1} values for {expected} updates; expected"
+            with pytest.raises(InputError, match=words):
+                quiet_fit(step, dataset(), 2, folder=tmp_path / "run")
+            assert not (tmp_path / "run").exists()
+            assert_bit_equal(snapshot(step), before)
+        step = self.build(micro_steps, [0.01] * max(expected, 2), options)
+        assert step.updates_ahead([11, 11]) == expected
+        quiet_fit(step, dataset(), 2)
+        assert step.last_update.number == expected
+        if case == "flush":
+            # What was made before counts: the optimizer goes on in its array.
+            with pytest.raises(InputError, match="has 6 values for 9 updates"):
+                quiet_fit(step, dataset(), 1)
+
+    def test_of_a_group(self):
+        net = network()
+        first, *others = net.trainable_params()
+        groups = [{"params": [first]}, {"params": others, "lr": [0.1] * 5}]
+        sgd = nn.SGD(groups, nn.ExponentialDecayLR(0.1, 0.5, 1))
+        step = PlainStep(LossNet(net, loss_fn()), sgd)
+        with pytest.raises(InputError, match="rate of group 1 has 5 values for 11 updates"):
+            quiet_fit(step, dataset(), 1)
+
+    def test_of_a_resumed_training(self, tmp_path):
+        """From the middle of a group in the middle of an epoch; a refused one changes nothing."""
+        step = self.build(4, [0.01] * 6, {})
+        fresh = snapshot(step)
+        quiet_fit(step, dataset(), 1, folder=tmp_path, checkpoint_every=6)
+        (tmp_path / "checkpoint" / "step-000000011.ckpt").unlink()
+        restore(step, fresh)
+        files = files_of(tmp_path)
+        with pytest.raises(InputError, match="has 6 values for 9 updates"):
+            quiet_fit(step, dataset(), 3, folder=tmp_path, resume=True)
+        assert_bit_equal(snapshot(step), fresh)
+        assert files_of(tmp_path) == files
+        quiet_fit(step, dataset(), 2, folder=tmp_path, resume=True)
+        assert step.last_update.number == 6
+
+    def test_a_place_in_no_group_is_refused(self, step, done, tmp_path):
+        """The updates ahead would be counted for ever."""
+        for held, size in ((0, 0), (2**31 - 1, 4), (-1, 4), (0, -4)):
+            set_state(step.group_size, size)
+            set_state(step.micro_step, held)
+            run = Run(step, dataset(), 1, tmp_path)
+            run.share(None)
+            checkpoint.save(step, run.position(), tmp_path / "checkpoint")
+            restore(step, done.fresh)
+            with pytest.raises(InputError, match=f"after {held} of a group's {size} micro-batches"):
+                quiet_fit(step, dataset(), 2, folder=tmp_path, resume=True)
+            assert_bit_equal(snapshot(step), done.fresh)
+
+    def test_schedules_without_an_end(self):
+        for rate in (0.1, nn.ExponentialDecayLR(0.1, 0.5, 1)):
+            self.build(None, rate, {}).check_length(10**6)
+
+    def test_of_dampings(self):
+        """The array that THOR is given as damping; a number and a function have no end."""
+        dampings = [0.1] * 10
+        for damping in (dampings, np.array(dampings), ms.Tensor(dampings), 0.1, lambda update: 0.1):
+            net = network()
+            step = ThorStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.1), damping)
+            step.check_length(10)
+            if callable(damping) or isinstance(damping, float):
+                step.check_length(10**6)
+                continue
+            with pytest.raises(InputError, match="damping has 10 values for 11 updates; expected"):
+                quiet_fit(step, dataset(), 1)
+            assert step.last_update.number == 0
