@@ -40,7 +40,12 @@ def is_integer(value: object) -> bool:
 
 def is_number(value: object) -> bool:
     """Return whether ``value`` is a finite real number, Python's or NumPy's, and not a bool."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer such as 10**400, larger than any float
+        return False
 
 
 def integer(name: str, value: object, at_least: int | None = 1, at_most: int | None = None) -> int:
