@@ -68,7 +68,7 @@ def free_memory() -> float:
 class Watch:
     """A context manager around one execution.
 
-    mark    of the processes, from ``launching.processes.guarded``
+    mark    of the processes, from ``ranks.processes.guarded``
     limits  ``cell_seconds`` is not looked at here: papermill keeps it
 
     ``cause`` says why the kernel was stopped, or died: None, "timeout", "memory" or "died";
