@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.nets.resnet import resnet50 as resnet50
     from labkit.nets.resnet import resnet101 as resnet101
     from labkit.nets.resnet import resnet152 as resnet152
-    from labkit.ranks import launch as launch
+    from labkit.ranks.launch import launch as launch
     from labkit.runtime import start as start
     from labkit.steps.accumulation import AccumulatedStep as AccumulatedStep
     from labkit.steps.losses import CrossEntropySmooth as CrossEntropySmooth
@@ -72,7 +72,7 @@ _NAMES = {
     ),
     "labkit.errors": ("InputError", "WorkerFailed", "WorkersTimedOut"),
     "labkit.training.evaluation": ("evaluate",),
-    "labkit.ranks": ("launch",),
+    "labkit.ranks.launch": ("launch",),
     "labkit.steps.losses": ("CrossEntropySmooth", "LossNet", "TokenLossNet"),
     "labkit.nets.lenet": ("LeNet5",),
     "labkit.nets.resnet": ("ResNet", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
@@ -97,7 +97,7 @@ _ROOMS = {
     "steps": "accumulation gradients losses nonfinite parameter_groups precision schedules step",
     "tools": "cli commands console doctor reports running work",
     "training": "checkpoint evaluation records",
-    "upstream": "boost boost_config boost_settings",
+    "upstream": "boost boost_config",
 }
 _MODULES = {
     name: f"labkit.{room}.{name}" for room, names in _ROOMS.items() for name in names.split()
@@ -105,10 +105,11 @@ _MODULES = {
 _MODULES |= {
     "adasum_plots": "labkit.labs.figures.adasum",
     "attempts": "labkit.labs.exercises.attempts",
+    "boost_settings": "labkit.upstream.boost_config",
     "checks": "labkit.labs.exercises.check",
     "compat": "labkit.upstream.accumulation",
     "lab_server": "labkit.tools.jupyter",
-    "launching": "labkit.ranks",
+    "launching": "labkit.ranks.launch",
     "plots": "labkit.labs.figures.common",
     "ranktable": "labkit.ranks.rank_table",
     "subspace_plots": "labkit.labs.figures.subspace",

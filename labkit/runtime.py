@@ -9,10 +9,11 @@ import os
 import platform
 import random
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from numbers import Integral
 from pathlib import Path
 
+from labkit.base import arguments
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 
@@ -27,8 +28,14 @@ _SLOW_CONVOLUTION_SINCE = (2, 9)
 class Runtime:
     """What ``start`` chose.
 
-    onednn       ONEDNN_MAX_CPU_ISA as it is in force, or ``default``
-    rank, ranks  which process this is of how many; 0 of 1 where it has joined no others
+    Attributes:
+        device: that computes.
+        reason: why that one.
+        seed: of everything random.
+        mindspore: its version.
+        onednn: ONEDNN_MAX_CPU_ISA as it is in force, or ``default``.
+        rank: which process this is; 0 where it has joined no others.
+        ranks: how many there are.
     """
 
     device: str
@@ -46,12 +53,12 @@ class Runtime:
             f"seed {self.seed}{onednn}{self._of_ranks()}"
         )
 
-    def _of_ranks(self):
+    def _of_ranks(self) -> str:
         return f", rank {self.rank} of {self.ranks}" if self.ranks > 1 else ""
 
 
 @contextlib.contextmanager
-def pynative():
+def pynative() -> Iterator[None]:
     """Run what is inside operator by operator (PyNative mode), to look at what is in between."""
     import mindspore
 
@@ -83,25 +90,29 @@ def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None =
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
 
-    device  ``auto`` takes the first of Ascend, GPU, CPU that is there; a device named is used or
-            refused, never replaced by another one.
-    seed    of the framework, of NumPy, of Python and of the data pipeline; 0 .. 2**32 - 1.
-    distribute  join the other ranks that msrun, mpirun or a script with a rank table has started.
-            The parallel mode stays MindSpore's stand-alone one: the gradient stage of a step
-            averages over ranks itself, and nothing may do it a second time.
-
     On Ascend and GPU the number of the device is the environment's DEVICE_ID, where it has one.
-    Call it first, before anything is built and before the first convolution. Raises ``InputError``
-    for an unknown device, one that is not there, a seed that is not an integer in range, and for
-    ``distribute`` where the environment speaks of no ranks.
+    Call it first, before anything is built and before the first convolution.
+
+    Args:
+        device: ``auto`` takes the first of Ascend, GPU, CPU that is there; a device named is used
+            or refused, never replaced by another one.
+        seed: of the framework, of NumPy, of Python and of the data pipeline; 0 .. 2**32 - 1.
+        distribute: join the other ranks that msrun, mpirun or a script with a rank table has
+            started. The parallel mode stays MindSpore's stand-alone one: the gradient stage of a
+            step averages over ranks itself, and nothing may do it a second time.
+
+    Returns:
+        What was chosen.
+
+    Raises:
+        InputError: when the device is unknown or not there, the seed is out of range, or
+            ``distribute`` is asked for where the environment speaks of no ranks.
     """
     refuse_unknown("device", device, DEVICES)
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
-        raise InputError(f"seed is {seed!r}; expected an integer from 0 to 2**32 - 1")
-    seed = int(seed)
+    seed = arguments.seed(seed)
     if distribute and not _started_as_rank():
         raise InputError(
-            "distribute came, but this process was started alone: RANK_SIZE is not in its "
+            "got distribute=True in a process that was started alone: RANK_SIZE is not in its "
             "environment. labkit.launch(..., workers=N) or msrun --worker_num=N starts N ranks"
         )
     present = available_devices()
@@ -143,11 +154,11 @@ def _set_global_state(device: str, seed: int) -> str:
     return mindspore.__version__
 
 
-def _started_as_rank():
+def _started_as_rank() -> bool:
     return any(os.environ.get(name) for name in cluster.SIZES)
 
 
-def _join():
+def _join() -> tuple[int, int]:
     """Join the other ranks, once in a process; return (rank, ranks)."""
     import mindspore
     from mindspore.communication import init

@@ -1,18 +1,23 @@
 """Ranks: how many were started, what all of them hold, and whether they hold the same.
 
 A rank is one process of a distributed training (one device each). ``labkit.start`` with
-``distribute=True`` joins them; what is here can be called after it, on every rank alike. What
-starts them is ``launch``.
+``distribute=True`` joins them; what is here can be called after it, on every rank alike.
 """
+
+from __future__ import annotations
 
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from labkit.errors import InputError
-from labkit.ranks import launch as launch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mindspore import Parameter, nn
 
 # Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
@@ -22,7 +27,8 @@ _TEXT = 1000  # bytes of a refusal that the other ranks get to see
 def ranks_started() -> int:
     """Return how many ranks the environment of this process speaks of; 1 where it says nothing.
 
-    Raises ``InputError`` for a variable that is no positive number.
+    Raises:
+        InputError: when a variable is no positive number.
     """
     for name in SIZES:
         if os.environ.get(name):
@@ -54,7 +60,7 @@ def rank_and_size() -> tuple[int, int]:
     return get_rank(), get_group_size()
 
 
-def gather(values):
+def gather(values: Iterable[float]) -> np.ndarray:
     """Return what every rank holds, (ranks, n) float64, bit-exact; ``values`` (n,) on each.
 
     Call it on every rank: each waits for all others.
@@ -69,8 +75,8 @@ def gather(values):
         return values[None]
     # Byte by byte in float32: the CPU's collectives take no float64 and no integers.
     carried = np.frombuffer(values.tobytes(), np.uint8).astype(np.float32)
-    found = _all_gather(carried).astype(np.uint8)
-    return np.frombuffer(found.tobytes(), np.float64).reshape(ranks, values.size)
+    gathered = _all_gather(carried).astype(np.uint8)
+    return np.frombuffer(gathered.tobytes(), np.float64).reshape(ranks, values.size)
 
 
 def agree(**values: object) -> None:
@@ -82,9 +88,9 @@ def agree(**values: object) -> None:
     if ranks == 1:
         return
     digests = [hashlib.sha256(str(value).encode()).digest() for value in values.values()]
-    found = gather(list(b"".join(digests)))
+    gathered = gather(list(b"".join(digests)))
     for index, (name, value) in enumerate(values.items()):
-        part = found[:, 32 * index : 32 * (index + 1)]
+        part = gathered[:, 32 * index : 32 * (index + 1)]
         others = [other for other in range(ranks) if (part[other] != part[0]).any()]
         if others:
             raise InputError(
@@ -109,16 +115,16 @@ def together() -> Iterator[None]:
         refusal.__cause__ = error
     except Exception as error:
         refusal = error
-    said = "" if refusal is None else str(refusal) or type(refusal).__name__
-    texts = gather_bytes(said.encode(errors="replace")[:_TEXT].ljust(_TEXT, b"\0"))
+    own = "" if refusal is None else str(refusal) or type(refusal).__name__
+    texts = gather_bytes(own.encode(errors="replace")[:_TEXT].ljust(_TEXT, b"\0"))
     if refusal is not None:
         raise refusal
     for rank, text in enumerate(texts):
-        if said := bytes(text).rstrip(b"\0").decode(errors="replace"):
-            raise InputError(f"rank {rank}: {said}")
+        if message := bytes(text).rstrip(b"\0").decode(errors="replace"):
+            raise InputError(f"rank {rank}: {message}")
 
 
-def gather_bytes(data: bytes):
+def gather_bytes(data: bytes) -> np.ndarray:
     """Return what every rank holds, (ranks, n) uint8; ``data`` n bytes, as many on each rank."""
     import numpy as np
 
@@ -128,11 +134,11 @@ def gather_bytes(data: bytes):
         return own[None]
     # Two bytes in a float32, which holds all integers to 2^24: as in ``gather``.
     pairs = np.append(own, np.zeros(len(own) % 2, np.uint8)).view(np.uint16)
-    found = _all_gather(pairs.astype(np.float32)).astype(np.uint16)
-    return found.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
+    gathered = _all_gather(pairs.astype(np.float32)).astype(np.uint16)
+    return gathered.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
 
 
-def take_from_first(parameters) -> None:
+def take_from_first(parameters: Iterable[Parameter]) -> None:
     """Set Parameters, the same on every rank in name and shape, to the first rank's values.
 
     They are float32, or counts up to 2**53. BatchNorm's running statistics are of each rank's own
@@ -154,23 +160,23 @@ def take_from_first(parameters) -> None:
             ops.assign(parameter, Tensor(values.reshape(parameter.shape), parameter.dtype))
 
 
-def digest(cell) -> str:
+def digest(cell: nn.Cell) -> str:
     """Return the SHA-256 of names and bytes of every Parameter of ``cell``."""
-    found = hashlib.sha256()
-    for parameter in sorted(cell.get_parameters(), key=lambda one: one.name):
-        found.update(parameter.name.encode() + parameter.asnumpy().tobytes())
-    return found.hexdigest()
+    digest = hashlib.sha256()
+    for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):
+        digest.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return digest.hexdigest()
 
 
-def _all_gather(values):
+def _all_gather(values: np.ndarray) -> np.ndarray:
     from mindspore import Tensor
 
     return _gatherer()(Tensor(values)).asnumpy()
 
 
 @functools.cache
-def _gatherer():
-    """Return the cell that gathers: one, so that it is compiled once for each length."""
+def _gatherer() -> nn.Cell:
+    """The cell that gathers: one, so that it is compiled once for each length."""
     from mindspore import nn, ops
 
     class Gather(nn.Cell):

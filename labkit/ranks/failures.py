@@ -1,21 +1,20 @@
 """The errors of ranks that did not end well: who, why, the last lines, where the log is."""
 
 import signal
+from collections.abc import Iterable, Mapping
 
 from labkit.errors import WorkerFailed, WorkersTimedOut
 from labkit.ranks import msrun, rank_logs
+from labkit.ranks.msrun import Name
 from labkit.ranks.plan import Plan
 
 _LINES = 20  # of the log of the one that failed; shared out among several
 
 
 class Failures:
-    """Says of a ``Job`` what went wrong.
+    """Says of a ``Job`` what went wrong; ``kept``: whether the logs are there after the call."""
 
-    kept  whether the logs are there after the call
-    """
-
-    def __init__(self, job: msrun.Job, plan: Plan, kept: bool):
+    def __init__(self, job: msrun.Job, plan: Plan, kept: bool) -> None:
         self._job, self._plan, self._kept = job, plan, kept
 
     def somebody_is_absent(self) -> bool:
@@ -66,7 +65,9 @@ class Failures:
             "msrun", _cause(code, rank_logs.last_error(self._job.log("msrun"))), code
         )
 
-    def _lost_elsewhere(self, name, code, logs):
+    def _lost_elsewhere(
+        self, name: Name, code: int, logs: Mapping[Name, str]
+    ) -> WorkerFailed | None:
         """The error for a rank of another node, where this node's end because it is gone."""
         echo = name == msrun.SCHEDULER or code == -signal.SIGTERM or rank_logs.is_echo(logs[name])
         if self._plan.nodes == 1 or not echo:
@@ -81,7 +82,7 @@ class Failures:
             return self._error(name, cause, code)
         return None
 
-    def _error(self, name, cause, code):
+    def _error(self, name: Name, cause: str, code: int | None) -> WorkerFailed:
         tail = rank_logs.tail(self._job.log(name), _LINES)
         is_rank = name in self._plan.ranks
         who = f"rank {name} of {self._ranks()}" if is_rank else name
@@ -95,7 +96,9 @@ class Failures:
             **self._left(),
         )
 
-    def _several(self, kind, message, ranks, logs=True):
+    def _several(
+        self, kind: type[WorkerFailed], message: str, ranks: list[int], logs: bool = True
+    ) -> WorkerFailed:
         lines = max(_LINES // max(len(ranks), 1), 5)
         tails = {rank: rank_logs.tail(self._job.log(rank), lines) for rank in ranks if logs}
         shown = "".join(_shown(rank, tail) for rank, tail in tails.items())
@@ -107,21 +110,21 @@ class Failures:
             **self._left(),
         )
 
-    def _left(self):
+    def _left(self) -> dict[str, dict]:
         paths = {rank: self._job.path(rank) for rank in self._plan.ranks}
         return {
             "logs": {rank: path for rank, path in paths.items() if self._kept and path.exists()},
             "output": {rank: self._job.log(rank) for rank in self._plan.ranks},
         }
 
-    def _ranks(self):
+    def _ranks(self) -> int:
         return self._plan.nodes * self._plan.workers
 
-    def _where(self, where):
+    def _where(self, where: str) -> str:
         return f"  {where}" if self._kept else "  no log is kept: log_dir is None"
 
 
-def _cause(code, error):
+def _cause(code: int | None, error: str | None) -> str:
     if code is not None and code < 0:
         cause = f"was ended by {_signal(-code)}"
         if -code == signal.SIGKILL:
@@ -130,17 +133,17 @@ def _cause(code, error):
     return ("failed" + (f": {error}" if error else "")) + (f" (exit code {code})" if code else "")
 
 
-def _shown(name, tail):
+def _shown(name: Name, tail: str) -> str:
     who = f"rank {name}" if isinstance(name, int) else name
     indented = "".join(f"    {line}\n" for line in tail.splitlines())
     return f"  last lines of {who}:\n{indented}" if tail else f"  {who} has written nothing\n"
 
 
-def _named(ranks):
+def _named(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _signal(number):
+def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import msrun
 from labkit.ranks import plan as plans
@@ -27,9 +28,10 @@ _WHERE = 3.0  # seconds for hanging ranks to write where they are
 class Launched:
     """What ranks left that have all ended with exit code 0.
 
-    logs     rank -> path of its log; empty where no folder for logs was given
-    output   rank -> all it has written, to standard output and standard error
-    seconds  that the call took
+    Attributes:
+        logs: rank -> path of its log; empty where no folder for logs was given.
+        output: rank -> all it has written, to standard output and standard error.
+        seconds: that the call took.
     """
 
     logs: dict[int, Path]
@@ -56,24 +58,34 @@ def launch(
         launch("-m", "labkit.recipes.thor", "train", "--run_distribute", "True", workers=8,
                timeout=None, log_dir="runs/logs")
 
-    script   a Python file, or ``-m`` with a module's name as the first of ``args``. msrun runs it
-             on every rank, and once more as the scheduler: there, joining (``labkit.start`` with
-             ``distribute=True``) does not return before the ranks have ended.
-    timeout  seconds for all of it; None for no limit
-    cluster_timeout  seconds for the ranks to find each other
-    nodes, node_rank, master  for several machines: how many, which one this is, and ``HOST:PORT``
-             of node 0, the same on all. Call it on each, with the same number of workers; ranks
-             are numbered on from node to node. Alone, no master is needed: a free port of the
-             loopback address is taken. Hazard: MindSpore asks nobody who joins for a password, and
-             encrypts nothing: HOST must be an address of a network that you trust
-    log_dir  folder for worker_<rank>.log, scheduler.log and msrun.log; if None, they are not kept
-    cwd      folder that the ranks work in; this process's if None
-    env      variables for the ranks, in addition to this process's
-
-    Raises ``InputError`` for what cannot be started, ``WorkerFailed`` as soon as a rank ends with
-    an exit code that is not 0, or by a signal, and ``WorkersTimedOut`` when the time is up.
     However it ends, by Ctrl-C or by the end of this process too, no process is left, nor one that
     a rank has started.
+
+    Args:
+        script: a Python file, or ``-m`` with a module's name as the first of ``args``. msrun runs
+            it on every rank, and once more as the scheduler: there, joining (``labkit.start`` with
+            ``distribute=True``) does not return before the ranks have ended.
+        *args: arguments of the program.
+        workers: ranks of this machine.
+        timeout: seconds for all of it; None for no limit.
+        cluster_timeout: seconds for the ranks to find each other.
+        nodes: how many machines. Call it on each, with the same number of workers; ranks are
+            numbered on from node to node.
+        node_rank: which machine this is.
+        master: ``HOST:PORT`` of node 0, the same on all. With one node none is needed: a free port
+            of the loopback address is taken. Hazard: MindSpore asks nobody who joins for a
+            password, and encrypts nothing: HOST must be an address of a network that you trust.
+        log_dir: folder for worker_<rank>.log, scheduler.log and msrun.log; None: not kept.
+        cwd: folder that the ranks work in; this process's if None.
+        env: variables for the ranks, in addition to this process's.
+
+    Returns:
+        The ranks' logs and output.
+
+    Raises:
+        InputError: when the program cannot be started.
+        WorkerFailed: as soon as a rank ends with an exit code that is not 0, or by a signal.
+        WorkersTimedOut: when the time is up.
     """
     began = time.monotonic()
     work = plans.folder("cwd", "." if cwd is None else cwd, exists=True)
@@ -99,7 +111,7 @@ def launch(
     return Launched(kept, output, time.monotonic() - began)
 
 
-def _watch(job, plan, until, kept):
+def _watch(job: msrun.Job, plan: plans.Plan, until: float, kept: bool) -> None:
     """Return when all ranks have ended well; raise what went wrong."""
     say = Failures(job, plan, kept)
     while True:
@@ -122,7 +134,7 @@ def _watch(job, plan, until, kept):
         time.sleep(_POLL)
 
 
-def _settle(job):
+def _settle(job: msrun.Job) -> None:
     """Wait for ranks that fail together."""
     settled = time.monotonic() + _SETTLE
     while time.monotonic() < settled and not job.ended_well():
@@ -130,15 +142,15 @@ def _settle(job):
         job.look()
 
 
-def _variables(env):
+def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
     env = dict(env or {})
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise InputError(f"env has {name!r}: {value!r}; expected texts")
+            raise wrong("env", {name: value}, "texts")
     return env
 
 
-def _logs(log_dir, plan, stack):
+def _logs(log_dir: str | os.PathLike | None, plan: plans.Plan, stack: ExitStack) -> Path:
     """The folder for logs, without what an earlier call left there."""
     if log_dir is None:
         made = tempfile.TemporaryDirectory(prefix="labkit-ranks-")

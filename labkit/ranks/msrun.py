@@ -1,5 +1,7 @@
 """MindSpore's msrun as a process of ours: its command, and the ranks it has started."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import re
@@ -15,6 +17,8 @@ import psutil
 from labkit.ranks import processes
 from labkit.ranks.plan import Plan
 
+# Who was started: the number of a rank, SCHEDULER, or "msrun" itself.
+Name = int | str
 SCHEDULER = "the scheduler"
 # msrun prints such a line before each start, in this order, and runs "python" for each.
 _STARTS = re.compile(r"^Start (?:scheduler process|worker process with rank id:(\d+)),", re.M)
@@ -25,17 +29,19 @@ _CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
 class Job:
     """msrun and what it has started on this machine.
 
-    pids   name -> pid; a name is the number of a rank, or ``SCHEDULER``
-    codes  name -> exit code, -n for the signal n, None where it was not to be seen; of those that
-           have ended, in the order in which they did
+    Attributes:
+        process: msrun.
+        pids: name -> pid.
+        codes: name -> exit code, -n for the signal n, None where it was not to be seen; of those
+            that have ended, in the order in which they did.
     """
 
     def __init__(
         self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float]
-    ):
+    ) -> None:
         self.process = process
-        self.pids: dict[int | str, int] = {}
-        self.codes: dict[int | str, int | None] = {}
+        self.pids: dict[Name, int] = {}
+        self.codes: dict[Name, int | None] = {}
         self._logs, self._plan, self._sessions = logs, plan, sessions
 
     def look(self) -> None:
@@ -46,7 +52,7 @@ class Job:
             if self.codes.get(name) is None and _ended(pid):
                 self.codes[name] = self._code(pid)
 
-    def _find(self):
+    def _find(self) -> None:
         names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
         if len(self.pids) == len(names):
             return
@@ -62,7 +68,7 @@ class Job:
         """Return the ranks, lowest first, that have not ended."""
         return [rank for rank in self._plan.ranks if rank not in self.codes]
 
-    def failed(self) -> list[int | str]:
+    def failed(self) -> list[Name]:
         """Return who has ended badly, in the order in which they did."""
         well = all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
         # Alone, ranks that have ended well need no scheduler. On several nodes it is the one that
@@ -79,9 +85,10 @@ class Job:
         over = self.process.poll() is not None
         if self.failed() or (self._plan.nodes > 1 and self._plan.node_rank == 0 and not over):
             return False
-        # msrun says 0 where the end of a rank could not be seen.
-        said = over and self.process.returncode == 0
-        return said or all(self.codes.get(rank) == 0 for rank in self._plan.ranks)
+        # msrun ends with 0 where the end of a rank could not be seen.
+        return (over and self.process.returncode == 0) or all(
+            self.codes.get(rank) == 0 for rank in self._plan.ranks
+        )
 
     def show_where(self, seconds: float) -> None:
         """Have the ranks that run write where each of their threads is; it ends them.
@@ -97,7 +104,7 @@ class Job:
         while not all(map(_ended, asked)) and time.monotonic() < until:
             time.sleep(0.05)
 
-    def path(self, name: int | str) -> Path:
+    def path(self, name: Name) -> Path:
         """Return the path of the log of a rank, of ``SCHEDULER`` or of ``msrun``."""
         if name in self._plan.ranks:
             return self._logs / f"worker_{name}.log"
@@ -105,28 +112,28 @@ class Job:
             self._logs / "scheduler.log" if name == SCHEDULER else own_log(self._logs, self._plan)
         )
 
-    def log(self, name: int | str) -> str:
+    def log(self, name: Name) -> str:
         """Return what a rank, ``SCHEDULER`` or ``msrun`` has written so far."""
         path = self.path(name)
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def _started(self):
+    def _started(self) -> list[int]:
         """Pids of the programs that msrun has started and that are not known, oldest first."""
-        found = []
+        started = []
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(self.process.pid).children():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     if child.name() == _PROGRAM and child.pid not in self.pids.values():
-                        found.append((child.create_time(), child.pid))
-        return [pid for _, pid in sorted(found)]
+                        started.append((child.create_time(), child.pid))
+        return [pid for _, pid in sorted(started)]
 
-    def _code(self, pid):
+    def _code(self, pid: int) -> int | None:
         """Exit code of an ended process: its own while msrun has not looked, else msrun's word."""
         with contextlib.suppress(OSError, ValueError):
             status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(maxsplit=1)[-1])
             return os.waitstatus_to_exitcode(status)
-        said = re.search(_CODE.format(pid), self.log("msrun"))
-        return int(said[1]) if said else None
+        line = re.search(_CODE.format(pid), self.log("msrun"))
+        return int(line[1]) if line else None
 
 
 @contextlib.contextmanager
@@ -161,15 +168,15 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
             process.wait()
 
 
-def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
-    """Return the variables of the ranks: this process's, what they need, and what was given."""
+def environment(plan: Plan, more: dict[str, str]) -> dict[str, str]:
+    """Return the variables of the ranks: this process's, what they need, and ``more``."""
     env = dict(os.environ)
     # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
     if "ipykernel" in sys.modules and env.get("GLOG_v") == "4":
         env["GLOG_v"] = "3"
     env.setdefault("PYTHONFAULTHANDLER", "1")
     env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log
-    env |= given
+    env |= more
     env["PYTHONPATH"] = processes.python_path(env.get("PYTHONPATH"))
     if plan.command[0] == "-m" and plan.command[1].partition(".")[0] == "labkit":
         # No module of the working folder; one's own module may well be there.
@@ -180,7 +187,7 @@ def environment(plan: Plan, given: dict[str, str]) -> dict[str, str]:
     return env
 
 
-def _ended(pid):
+def _ended(pid: int) -> bool:
     # Read here and not by psutil, 50 times a second: 1.4 % of a core instead of 2.1.
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -189,6 +196,6 @@ def _ended(pid):
     return stat.rpartition(")")[2].split()[0] in "ZX"
 
 
-def own_log(logs, plan):
-    """msrun's own output; the nodes may write to one folder of a network disk."""
+def own_log(logs: Path, plan: Plan) -> Path:
+    """Return the path of msrun's own output, one for each node: they may share a network disk."""
     return logs / (f"msrun_{plan.node_rank}.log" if plan.nodes > 1 else "msrun.log")

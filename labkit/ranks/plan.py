@@ -7,9 +7,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 
+from labkit.base.arguments import integer, number, wrong
 from labkit.errors import InputError
 
 _PORTS = range(1024, 65536)  # those that msrun takes
@@ -37,44 +38,37 @@ class Plan:
 
 
 def plan(
-    script,
-    args: Sequence,
+    script: str | os.PathLike,
+    args: Sequence[str | os.PathLike | float],
     *,
-    workers,
-    timeout,
-    cluster_timeout,
-    nodes,
-    node_rank,
-    master,
-    cwd,
-    port,
+    workers: int,
+    timeout: float | None,
+    cluster_timeout: int,
+    nodes: int,
+    node_rank: int,
+    master: str | None,
+    cwd: Path,
+    port: int,
 ) -> Plan:
     """Return the request of ``launch`` as a ``Plan``; ``InputError`` for what cannot be run.
 
-    port  of the loopback address, for ranks of this machine alone
+    ``port`` is one of the loopback address, for ranks of this machine alone.
     """
-    _whole("workers", workers)
-    _whole("nodes", nodes)
-    _whole("node_rank", node_rank, low=0)
-    _whole("cluster_timeout", cluster_timeout)
-    if node_rank >= nodes:
-        raise InputError(f"node_rank is {node_rank}; expected 0 to {nodes - 1} with nodes={nodes}")
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, Real) or not 0 < timeout < math.inf
-    ):
-        raise InputError(f"timeout is {timeout!r}; expected seconds > 0, or None for no limit")
+    workers, nodes = integer("workers", workers), integer("nodes", nodes)
+    node_rank = integer("node_rank", node_rank, 0, nodes - 1)
+    cluster_timeout = integer("cluster_timeout", cluster_timeout)
+    seconds = math.inf if timeout is None else number("timeout", timeout, above=0)
     command = _command(script, args, cwd)
     msrun = _beside_python("msrun")
     _beside_python("python")  # msrun looks it up
     if master is None:
         if nodes > 1:
-            raise InputError(f"nodes is {nodes} and master is None; expected HOST:PORT of node 0")
+            raise wrong("master", master, f"HOST:PORT of node 0 with nodes={nodes}")
         host = _LOOPBACK
     else:
         host, port = _address(master)
         if node_rank == 0:
             _refuse_taken(host, port)
-    seconds = math.inf if timeout is None else float(timeout)
     return Plan(msrun, command, workers, nodes, node_rank, host, port, seconds, cluster_timeout)
 
 
@@ -98,11 +92,11 @@ def free_port() -> int:
         return port
 
 
-def folder(name: str, given: str | os.PathLike, exists: bool = False) -> Path:
-    """Return ``given`` as an absolute path; ``InputError`` unless it is, or can be, a folder."""
-    if not isinstance(given, str | os.PathLike):
-        raise InputError(f"{name} is {given!r}; expected a folder")
-    path = Path(given).absolute()
+def folder(name: str, path: str | os.PathLike, exists: bool = False) -> Path:
+    """Return ``path`` as an absolute one; ``InputError`` unless it is, or can be, a folder."""
+    if not isinstance(path, str | os.PathLike):
+        raise wrong(name, path, "a folder")
+    path = Path(path).absolute()
     if path.exists() and not path.is_dir():
         raise InputError(f"{name} {path} is not a folder")
     if exists and not path.exists():
@@ -110,16 +104,16 @@ def folder(name: str, given: str | os.PathLike, exists: bool = False) -> Path:
     return path
 
 
-def _command(script, args, cwd):
+def _command(script: object, args: Sequence[object], cwd: Path) -> tuple[str, ...]:
     """The command line behind ``python``: a script's absolute path or -m, then the arguments."""
-    for number, part in enumerate((script, *args)):
+    for position, part in enumerate((script, *args)):
         if isinstance(part, bool) or not isinstance(part, str | os.PathLike | Real):
-            name = f"argument {number}" if number else "script"
-            raise InputError(f"{name} is {part!r}; expected a text, a path or a number")
+            name = f"argument {position}" if position else "script"
+            raise wrong(name, part, "a text, a path or a number")
     args = tuple(map(str, args))
     if script == "-m":
         if not args:
-            raise InputError("-m came without the name of a module")
+            raise InputError("-m: expected the name of a module as the first argument")
         return (script, *args)
     path = cwd / str(script)
     if not path.is_file():
@@ -127,7 +121,7 @@ def _command(script, args, cwd):
     return (str(path), *args)
 
 
-def _beside_python(name):
+def _beside_python(name: str) -> Path:
     path = Path(sys.executable).parent / name
     if not path.is_file():
         raise InputError(
@@ -137,15 +131,14 @@ def _beside_python(name):
     return path
 
 
-def _address(master):
+def _address(master: object) -> tuple[str, int]:
     """(host, port) of HOST:PORT; an IPv6 host stands in brackets."""
-    expected = "expected HOST:PORT such as 10.0.0.1:8118"
     host, colon, port = master.rpartition(":") if isinstance(master, str) else ("", "", "")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not colon or not bare or (bare == host and ":" in host):
-        raise InputError(f"master is {master!r}; {expected}")
+        raise wrong("master", master, "HOST:PORT such as 10.0.0.1:8118")
     if not (port.isascii() and port.isdigit()) or int(port) not in _PORTS:
-        raise InputError(f"master is {master!r}; expected a port from 1024 to 65535")
+        raise wrong("master", master, "a port from 1024 to 65535")
     try:
         socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -153,7 +146,7 @@ def _address(master):
     return bare, int(port)
 
 
-def _refuse_taken(host, port):
+def _refuse_taken(host: str, port: int) -> None:
     """Node 0 is where the ranks meet: the address must be of this machine, and the port free."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as probe:
@@ -166,8 +159,3 @@ def _refuse_taken(host, port):
                 f"master {host}:{port} cannot be used here ({error.strerror}); expected a free "
                 "port at an address of this machine, which is node 0"
             ) from None
-
-
-def _whole(name, value, low=1):
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < low:
-        raise InputError(f"{name} is {value!r}; expected a whole number >= {low}")

@@ -34,13 +34,14 @@ _START = 30.0  # seconds for it
 def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[dict[str, str]]:
     """Give the variables to start processes with, and end every one of them when it is left.
 
-    sessions  ids of sessions that belong to the processes, with the time their leader was created;
-              may grow meanwhile. They find children that were given an environment of their own
-              and have lost their parent.
-
     Ended by SIGKILL: the processes themselves, their descendants, whatever carries the mark. What
     escapes is a process that has all three: another session, no parent and another environment.
     Warns (``RuntimeWarning``) where the guard does not start, or has not lived to the end.
+
+    Args:
+        sessions: ids of sessions that belong to the processes, with the time their leader was
+            created; may grow meanwhile. They find children that have another environment and
+            have lost their parent.
     """
     mark = uuid.uuid4().hex
     outer = os.environ.get(MARK)  # a call inside a call belongs to the outer one as well
@@ -88,11 +89,11 @@ def end(mark: str, sessions: Mapping[int, float] = MappingProxyType({})) -> None
     until = time.monotonic() + _PATIENCE
     empty = 0
     while empty < 2:
-        found = _family(mark, sessions)
-        if found and time.monotonic() > until:
-            raise RuntimeError(f"processes that SIGKILL does not end: {sorted(found)}")
-        empty = 0 if found else empty + 1
-        for pid in found:
+        family = _family(mark, sessions)
+        if family and time.monotonic() > until:
+            raise RuntimeError(f"processes that SIGKILL does not end: {sorted(family)}")
+        empty = 0 if family else empty + 1
+        for pid in family:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_AGAIN)
@@ -127,17 +128,17 @@ def _family(mark: str, sessions: Mapping[int, float]) -> set[int]:
     """Pids that live: with the mark, in one of the sessions, and the descendants of both."""
     # A leader created at another time is a stranger with the number of one that is long gone.
     own = {number for number, time in sessions.items() if created(number) in (None, time)}
-    parents, found = {}, set()
+    parents, family = {}, set()
     for process in psutil.process_iter(["pid", "ppid", "status"]):
         pid = process.info["pid"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or pid == os.getpid():
             continue
         parents[pid] = process.info["ppid"]
         if _carries(pid, mark) or _session(pid) in own:
-            found.add(pid)
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found
+            family.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return family
 
 
 def created(pid: int) -> float | None:

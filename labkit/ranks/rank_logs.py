@@ -29,8 +29,8 @@ def tail(log: str, lines: int = 20) -> str:
 
 def last_error(log: str) -> str | None:
     """Return the line ``Name: message`` of the last traceback in a log; None without one."""
-    _, found, after = log.rpartition(f"{_TRACEBACK}\n")
-    if not found:
+    _, traceback, after = log.rpartition(f"{_TRACEBACK}\n")
+    if not traceback:
         return None
     # The first line that is not indented. A traceback cut off in the middle has none.
     return next((line for line in after.splitlines() if line and not line[0].isspace()), None)
@@ -60,13 +60,14 @@ def lost_ranks(scheduler: str) -> list[int]:
 def first_cause(ended: Sequence[object], logs: Mapping[object, str], last: object) -> object:
     """Return who failed by itself, of those that ended badly.
 
-    ended  names of what has failed, in the order in which they ended
-    logs   log of every one that was started, also of those that still run
-    last   name whose own error counts only where nobody else has one (the scheduler)
-
     Usually the first to end; where its error speaks of another one being gone, the first with an
     error that does not. A rank may take seconds from its error to its end, in which the others
     may fail, and end, before it.
+
+    Args:
+        ended: names of what has failed, in the order in which they ended.
+        logs: log of every one that was started, also of those that still run.
+        last: name whose own error counts only where nobody else has one (the scheduler).
     """
     own = [name for name in logs if last_error(logs[name]) and not is_echo(logs[name])]
     own.sort(key=lambda name: (name == last, ended.index(name) if name in ended else len(ended)))

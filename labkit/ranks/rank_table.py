@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.base.input_files import parse_json, read_text
 from labkit.errors import InputError
@@ -27,7 +28,7 @@ _LONGEST_NUMBER = 4
 class RankTableError(InputError):
     """A rank table that is wrong; ``problems`` has a sentence for each thing that is."""
 
-    def __init__(self, source: str, problems: Sequence[str]):
+    def __init__(self, source: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
         more = f"; and {len(self.problems) - _SHOWN} more" if len(self.problems) > _SHOWN else ""
         shown = "; ".join(self.problems[:_SHOWN])
@@ -39,20 +40,23 @@ def make(
 ) -> dict[str, Any]:
     """Return the table of one server; its ranks are 0, 1, ... in the order of the devices.
 
-    server      IP address of the server
-    device_ips  IP address of each device's network card
-    device_ids  number of each device on the server; 0, 1, ... if None
+    Args:
+        server: IP address of the server.
+        device_ips: IP address of each device's network card.
+        device_ids: number of each device on the server; 0, 1, ... if None.
 
-    Raises ``RankTableError`` as ``check`` does, ``InputError`` for lengths that differ.
+    Raises:
+        RankTableError: as ``check``.
+        InputError: when the lengths differ.
     """
     if isinstance(device_ips, str):
-        raise InputError(f"device_ips is {device_ips!r}; expected a list of addresses")
+        raise wrong("device_ips", device_ips, "a list of addresses")
     device_ips = list(device_ips)
     device_ids = list(range(len(device_ips)) if device_ids is None else device_ids)
     if len(device_ips) != len(device_ids):
         raise InputError(
-            f"{len(device_ips)} device addresses came for {len(device_ids)} device numbers; "
-            "expected one for each"
+            f"{len(device_ips)} device addresses for {len(device_ids)} device numbers; expected "
+            "one for each"
         )
     device = [
         {"device_id": str(number), "device_ip": address, "rank_id": str(rank)}
@@ -65,17 +69,20 @@ def make(
 def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
     """Return one table of all servers, in the order given, the ranks numbered through from 0.
 
-    Servers and devices keep their order, and a single table its ranks. Raises ``RankTableError``
-    where one of the tables is wrong, or where two have the same server or device address.
+    Servers and devices keep their order, and a single table its ranks.
+
+    Raises:
+        RankTableError: when one of the tables is wrong, or two have the same server or device
+            address.
     """
     if not tables:
-        raise InputError("no rank table came; expected at least one")
+        raise InputError("expected at least one rank table, got none")
     servers, ranks = [], 0
     for number, table in enumerate(tables, start=1):
         check(table, source=f"table {number} of {len(tables)}")
         for server in table["server_list"]:
             device = [
-                {**one, "rank_id": str(ranks + int(one["rank_id"]))} for one in server["device"]
+                {**each, "rank_id": str(ranks + int(each["rank_id"]))} for each in server["device"]
             ]
             servers.append({**server, "device": device})
         ranks += size(table)[1]
@@ -83,17 +90,22 @@ def merge(*tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(table: Any, source: str = "this", masked: bool = False) -> dict[str, Any]:
-    """Return ``table`` if a cluster can be started with it; else raise ``RankTableError``.
+    """Return ``table`` if a cluster can be started with it.
 
     It must have HCCL's keys and no others, counts that are right, addresses that are addresses,
     no server, device or rank twice, ranks 0 to n - 1 without a gap, and status "completed".
 
-    source  what the message calls it
-    masked  take server addresses that are starred out (10.*.*.*), in published tables, each for
-            one of its own
+    Args:
+        table: read from JSON.
+        source: what the message calls it.
+        masked: take server addresses that are starred out (10.*.*.*), in published tables, each
+            for one of its own.
+
+    Raises:
+        RankTableError: when something is wrong with it.
     """
-    if found := problems(table, masked):
-        raise RankTableError(source, found)
+    if sentences := problems(table, masked):
+        raise RankTableError(source, sentences)
     return table
 
 
@@ -111,7 +123,8 @@ def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
 def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
     """Check a table and write it as a file, whole or not at all; return the path.
 
-    Raises ``InputError`` where its folder is not there: it may be misspelt.
+    Raises:
+        InputError: when its folder is not there: it may be misspelt.
     """
     check(table)
     path = Path(path)
@@ -136,16 +149,17 @@ def read_addresses(path: str | os.PathLike) -> dict[int, str]:
         raise InputError(
             f"cannot read {path} ({error}); expected a file as /etc/hccn.conf"
         ) from error
-    found = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
-    if long := [number for number, _ in found if len(number) > _LONGEST_NUMBER]:
+    pairs = [match.groups() for line in lines if (match := _CONF.fullmatch(line.strip()))]
+    if long := [number for number, _ in pairs if len(number) > _LONGEST_NUMBER]:
         raise InputError(f"{path} has a device number of {len(long[0])} digits; expected 0 to 9999")
-    numbers = [int(number) for number, _ in found]
-    if not found or len(set(numbers)) < len(numbers):
+    addresses = {int(number): address for number, address in pairs}
+    if not pairs or len(addresses) < len(pairs):
+        numbers = [int(number) for number, _ in pairs]
         raise InputError(f"{path} has addresses for devices {numbers}; expected one for each")
-    return {int(number): address for number, address in sorted(found, key=lambda one: int(one[0]))}
+    return dict(sorted(addresses.items()))
 
 
-def _table(servers):
+def _table(servers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "version": VERSION,
         "server_count": str(len(servers)),
@@ -154,7 +168,7 @@ def _table(servers):
     }
 
 
-def _once(pairs):
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     if len(set(names)) < len(names):
         name = Counter(names).most_common(1)[0][0]

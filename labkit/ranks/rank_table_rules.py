@@ -6,7 +6,8 @@
 import ipaddress
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from labkit.errors import nearest
 
@@ -20,15 +21,12 @@ _MASKED = re.compile(r"(\d{1,3}|\*)(\.(\d{1,3}|\*)){3}")
 
 
 def problems(table: object, masked: bool = False) -> list[str]:
-    """Return what is wrong with a table, read from JSON; an empty list where nothing is.
-
-    masked  take server addresses that are starred out
-    """
+    """Return what is wrong with a table, read from JSON; an empty list where nothing is."""
     # Values can be looked at only where keys and kinds are right.
     return _form_problems(table) or list(_value_problems(table, masked))
 
 
-def _form_problems(table):
+def _form_problems(table: object) -> list[str]:
     """Sentences about keys and kinds of values; where there are none, values can be looked at."""
     problems = list(_key_problems("the table", table, _TOP))
     if problems:
@@ -38,18 +36,22 @@ def _form_problems(table):
         return [f"server_list is {_short(servers)}; expected a list of servers"]
     for at, server in enumerate(servers):
         name = f"server_list[{at}]"
-        found = list(_key_problems(name, server, _SERVER, _OPTIONAL))
-        devices = [] if found else server["device"]
-        if not found and (not isinstance(devices, list) or not devices):
-            found = [f"{name}: device is {_short(devices)}; expected a list of devices"]
-            devices = []
+        of_server = list(_key_problems(name, server, _SERVER, _OPTIONAL))
+        problems += of_server
+        if of_server:
+            continue
+        devices = server["device"]
+        if not isinstance(devices, list) or not devices:
+            problems.append(f"{name}: device is {_short(devices)}; expected a list of devices")
+            continue
         for number, device in enumerate(devices):
-            found += _key_problems(f"{name}.device[{number}]", device, _DEVICE)
-        problems += found
+            problems += _key_problems(f"{name}.device[{number}]", device, _DEVICE)
     return problems
 
 
-def _key_problems(name, value, required, optional=()):
+def _key_problems(
+    name: str, value: object, required: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[str]:
     """Sentences about one object: keys that lack or are too many, values that are no texts."""
     if not isinstance(value, Mapping):
         yield f"{name} is {_short(value)}; expected an object with {', '.join(required)}"
@@ -65,7 +67,7 @@ def _key_problems(name, value, required, optional=()):
             yield f"{name}: {key} is {_short(held)}; expected a text, in quotation marks"
 
 
-def _value_problems(table, masked):
+def _value_problems(table: Mapping[str, Any], masked: bool) -> Iterator[str]:
     """Sentences about a table of the right form."""
     servers = table["server_list"]
     for key, expected in (("version", VERSION), ("status", STATUS)):
@@ -74,9 +76,9 @@ def _value_problems(table, masked):
     if table["server_count"] != str(len(servers)):
         yield f"server_count is {table['server_count']!r}, and server_list has {len(servers)}"
     for at, server in enumerate(servers):
-        name, given = f"server_list[{at}]", server["server_id"]
-        if not (masked and _is_masked(given)):
-            yield from _address_problems(f"{name}: server_id", given)
+        name = f"server_list[{at}]"
+        if not (masked and _is_masked(server["server_id"])):
+            yield from _address_problems(f"{name}: server_id", server["server_id"])
         if server.get("host_nic_ip", RESERVE) != RESERVE:
             yield from _address_problems(f"{name}: host_nic_ip", server["host_nic_ip"])
         for number, device in enumerate(server["device"]):
@@ -84,7 +86,7 @@ def _value_problems(table, masked):
             for key in ("device_id", "rank_id"):
                 if not _NUMBER.fullmatch(device[key]):
                     yield f"{name}.device[{number}]: {key} is {device[key]!r}; expected a number"
-        yield from _twice(f"{name}: device_id", [one["device_id"] for one in server["device"]])
+        yield from _twice(f"{name}: device_id", [each["device_id"] for each in server["device"]])
     devices = [device for server in servers for device in server["device"]]
     known = [server["server_id"] for server in servers if not _is_masked(server["server_id"])]
     yield from _twice("server_id", known)
@@ -92,30 +94,30 @@ def _value_problems(table, masked):
     yield from _rank_problems([device["rank_id"] for device in devices])
 
 
-def _rank_problems(given):
-    yield from _twice("rank_id", given)
-    ranks = {int(rank) for rank in given if _NUMBER.fullmatch(rank)}
-    if missing := sorted(set(range(len(given))) - ranks):
+def _rank_problems(numbers: Sequence[str]) -> Iterator[str]:
+    yield from _twice("rank_id", numbers)
+    ranks = {int(rank) for rank in numbers if _NUMBER.fullmatch(rank)}
+    if missing := sorted(set(range(len(numbers))) - ranks):
         yield (
-            f"rank_id {', '.join(map(str, missing))} is missing; expected 0 to {len(given) - 1}, "
-            f"one for each of {len(given)} devices"
+            f"rank_id {', '.join(map(str, missing))} is missing; expected 0 to {len(numbers) - 1}, "
+            f"one for each of {len(numbers)} devices"
         )
 
 
-def _address_problems(name, given):
-    if _is_masked(given):
-        yield f"{name} is {given!r}, starred out; expected the server's own address"
+def _address_problems(name: str, text: str) -> Iterator[str]:
+    if _is_masked(text):
+        yield f"{name} is {text!r}, starred out; expected the server's own address"
         return
     try:
-        address = ipaddress.ip_address(given)
+        address = ipaddress.ip_address(text)
     except ValueError:
-        yield f"{name} is {given!r}; expected an IP address"
+        yield f"{name} is {text!r}; expected an IP address"
         return
     if address.is_unspecified or address.is_multicast:
-        yield f"{name} is {given}; expected the address of one machine"
+        yield f"{name} is {text}; expected the address of one machine"
 
 
-def _twice(name, values):
+def _twice(name: str, values: Iterable[str]) -> Iterator[str]:
     # Addresses are compared as addresses: one of IPv6 can be written in several ways.
     counts = Counter(map(_plain, values))
     for value, count in counts.items():
@@ -123,17 +125,17 @@ def _twice(name, values):
             yield f"{name} {value} is there {count} times; expected once"
 
 
-def _plain(value):
+def _plain(value: str) -> str:
     try:
         return str(ipaddress.ip_address(value))
     except ValueError:
         return value
 
 
-def _is_masked(given):
-    return "*" in given and _MASKED.fullmatch(given) is not None
+def _is_masked(text: str) -> bool:
+    return "*" in text and _MASKED.fullmatch(text) is not None
 
 
-def _short(value):
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -16,17 +16,24 @@ evaluation; every rank keeps checkpoints of its own, RUN/rank_<n>/checkpoint, si
 optimizer has moments of its own; training resumes from there.
 """
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from __future__ import annotations
 
-from labkit.recipes import command, resnet50
+import sys
+from typing import TYPE_CHECKING
+
 from labkit.recipes.adasum_config import NAMED, AdasumConfig
+from labkit.recipes.recipe import Recipe
 from labkit.recipes.resnet50_parts import build_loss
 
+if TYPE_CHECKING:
+    from mindspore import nn
+    from mindspore.train import Callback
 
-def build_step(config: AdasumConfig, network, epoch_size: int):
-    """Return the step cell; ``epoch_size`` is in micro-batches of this rank."""
+    from labkit.steps.step import Step
+
+
+def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> Step:
+    """Return the step cell; ``micro_batches`` are those of this rank in an epoch."""
     import mindspore as ms
     from mindspore import nn
 
@@ -38,9 +45,9 @@ def build_step(config: AdasumConfig, network, epoch_size: int):
 
     inside = 1 if cluster.rank_and_size()[1] > 1 else config.node_size
     in_an_update = config.workers * config.micro_steps * inside
-    updates = epoch_size // in_an_update
+    updates = micro_batches // in_an_update
     if config.tail == "flush":
-        updates = -(-epoch_size // in_an_update)
+        updates = -(-micro_batches // in_an_update)
     rates = schedules.get_lr(
         config.lr_init,
         config.lr_end,
@@ -66,7 +73,9 @@ def build_step(config: AdasumConfig, network, epoch_size: int):
     )
 
 
-def callbacks(config: AdasumConfig, epoch_size: int) -> list:
+def callbacks(
+    config: AdasumConfig, network: nn.Cell, micro_batches: int, resume: bool
+) -> list[Callback]:
     """Return the tutorial's callbacks, TimeMonitor and LossMonitor.
 
     The loss is printed once an epoch, ``epoch: 1 step: 312, loss is 5.5303826``: that of the first
@@ -74,34 +83,18 @@ def callbacks(config: AdasumConfig, epoch_size: int) -> list:
     """
     from mindspore.train import LossMonitor, TimeMonitor
 
-    return [TimeMonitor(data_size=epoch_size), LossMonitor(per_print_times=epoch_size)]
+    return [TimeMonitor(data_size=micro_batches), LossMonitor(per_print_times=micro_batches)]
 
 
-def train(config: AdasumConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
-    """Train with Adasum, and evaluate where there is a val/; see ``labkit.recipes.resnet50.train``.
-
-    options  device, distribute, device_num, resume
-    """
-    return resnet50.train(
-        config,
-        dataset_path,
-        make_step=build_step,
-        callbacks=callbacks,
-        folder_of_rank=True,
-        **options,
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    return command.run(
-        arguments,
-        name="adasum",
-        description=__doc__,
-        named=NAMED,
-        train=train,
-        evaluate=resnet50.evaluate_checkpoint,
-    )
+RECIPE = Recipe(
+    name="adasum",
+    description=__doc__,
+    named=NAMED,
+    build_step=build_step,
+    callbacks=callbacks,
+    folder_of_rank=True,
+)
+train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What to do where a device's memory is not enough: said beside MindSpore's own error."""
 
 import contextlib
+from collections.abc import Iterator
 
 # MindSpore 2.10 on CPU says "Memory isn't enough and alloc failed", r1.6 on a device
 # "Device(id:0) memory isn't enough and alloc failed"; Ascend and the allocators the others.
@@ -21,12 +22,14 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 @contextlib.contextmanager
-def advice(batch_size: int, micro_steps: int):
+def advice(batch_size: int, micro_steps: int) -> Iterator[None]:
     """Add to an error about memory what to do; it stays the error that it is.
 
-    batch_size   images in a micro-batch; micro_steps  micro-batches in an update
-
     A traceback shows the advice below the error (``__notes__``).
+
+    Args:
+        batch_size: images in a micro-batch.
+        micro_steps: micro-batches in an update.
     """
     try:
         yield
@@ -36,15 +39,14 @@ def advice(batch_size: int, micro_steps: int):
         raise
 
 
-def _advice(batch_size, micro_steps):
-    came = f"labkit: memory was not enough for micro-batches of {batch_size} images."
+def _advice(batch_size: int, micro_steps: int) -> str:
+    text = f"labkit: memory was not enough for micro-batches of {batch_size} images."
     if batch_size == 1:
-        return f"{came} Smaller ones there are not: a smaller image_size or depth is left."
-    half = batch_size // 2
-    less = f"{came} A smaller batch_size needs less: --set batch_size={half}"
+        return f"{text} The batch is already 1; reduce image_size or depth."
     parts = next(k for k in range(2, batch_size + 1) if batch_size % k == 0)
     return (
-        f"{less} (half the images in an update). Or --set batch_size={batch_size // parts} --set "
+        f"{text} A smaller batch_size needs less: --set batch_size={batch_size // 2} (half the "
+        f"images in an update). Or --set batch_size={batch_size // parts} --set "
         f"micro_steps={micro_steps * parts}: {batch_size * micro_steps} images in an update as "
         "before, the same update but for BatchNorm, which sees micro-batches."
     )

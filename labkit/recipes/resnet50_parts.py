@@ -1,20 +1,37 @@
-"""The parts of ``labkit.recipes.resnet50``: data, network, loss and step as a ``Config`` says.
+"""The parts of a recipe: data, network, loss and step as its settings say.
 
 What needs MindSpore is imported when it is called, after ``labkit.start``.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.errors import InputError
-from labkit.recipes.resnet50_config import Config
+from labkit.recipes.config import MixedConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from mindspore import nn
+
+    from labkit.steps.losses import CrossEntropySmooth
+    from labkit.steps.step import Step
+    from labkit.steps.update import UpdateStage
 
 # The tutorials' code and layout; the text of the one on dimension reduction has the second.
 _VAL = ("val", "validation_preprocess")
 
 
-def datasets(config: Config, dataset_path, rank: int, ranks: int, *, only_evaluate=False) -> tuple:
+def datasets(
+    config: TrainingConfig,
+    dataset_path: str | Path,
+    rank: int,
+    ranks: int,
+    *,
+    only_evaluate: bool = False,
+) -> tuple:
     """Return (training set or None, evaluation set or None, class names)."""
     from labkit.data import imagefolder
 
@@ -31,7 +48,7 @@ def datasets(config: Config, dataset_path, rank: int, ranks: int, *, only_evalua
     return imagefolder.create_datasets(root, *share, **options)
 
 
-def folders(dataset_path):
+def folders(dataset_path: str | Path) -> tuple[Path, Path, Path]:
     """Return (the folder, its training folder, its evaluation folder).
 
     All three are the folder itself where it is one of classes.
@@ -49,7 +66,7 @@ def folders(dataset_path):
     return root, root, root
 
 
-def with_classes(config: Config, classes: Sequence[str]) -> Config:
+def with_classes(config: TrainingConfig, classes: Sequence[str]) -> TrainingConfig:
     """Return ``config`` with a class_num that the data's classes fit into."""
     wanted = config.class_num
     if wanted is not None and wanted < len(classes):
@@ -60,7 +77,7 @@ def with_classes(config: Config, classes: Sequence[str]) -> Config:
     return replace(config, class_num=wanted or len(classes))
 
 
-def build_network(config: Config):
+def build_network(config: TrainingConfig) -> nn.Cell:
     """Return the ResNet with its initial weights, the same on every rank right after ``start``.
 
     The scheme ``seed`` leaves the dense bias as MindSpore makes it, from the global random state.
@@ -73,7 +90,7 @@ def build_network(config: Config):
     return network
 
 
-def build_loss(config: Config):
+def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
     """Return the loss: cross entropy against smoothed labels."""
     from labkit.steps.losses import CrossEntropySmooth
 
@@ -84,30 +101,34 @@ def build_loss(config: Config):
     )
 
 
-def build_step(config: Config, network, epoch_size: int):
-    """Return the step cell, its optimizer and rates; ``epoch_size`` is in micro-batches."""
-    import mindspore as ms
-    from mindspore import nn
+def make_step(
+    config: TrainingConfig,
+    network: nn.Cell,
+    optimizer: nn.Optimizer,
+    make_update: Callable[[nn.Cell], UpdateStage] | None = None,
+) -> Step:
+    """Return the step cell that the settings ask for; more than one micro-step accumulates.
 
-    from labkit.steps import schedules
+    Args:
+        config: the recipe's settings.
+        network: inputs -> logits.
+        optimizer: of the network's trainable Parameters.
+        make_update: loss_net -> update stage; None: the optimizer takes the gradients themselves.
+    """
     from labkit.steps.accumulation import AccumulatedStep
     from labkit.steps.losses import LossNet
-    from labkit.steps.parameter_groups import decay_groups
     from labkit.steps.plain import PlainStep
 
-    updates = -(-epoch_size // config.micro_steps)
-    make = getattr(schedules, config.lr_schedule)
-    rates = make(config.lr, config.lr_end, config.epoch_size, updates, config.warmup)
-    schedules.check_length(rates, config.epoch_size * updates)
-    groups = decay_groups(network, config.weight_decay)
-    optimizer = nn.Momentum(groups, ms.Tensor(rates), config.momentum)
     loss_net = LossNet(network, build_loss(config))
+    options = {"update": None if make_update is None else make_update(loss_net)}
+    if isinstance(config, MixedConfig):
+        options |= {"precision": config.precision, "loss_scale": config.loss_scale}
     if config.micro_steps > 1:
-        return AccumulatedStep(loss_net, optimizer, config.micro_steps)
-    return PlainStep(loss_net, optimizer)
+        return AccumulatedStep(loss_net, optimizer, config.micro_steps, **options)
+    return PlainStep(loss_net, optimizer, **options)
 
 
-def load_network(network, checkpoint_path) -> None:
+def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
     """Set the network's Parameters from a checkpoint that may hold more (an optimizer's, a step's).
 
     Raises ``InputError`` where one is missing or of another shape; the network is as it was then.

@@ -1,18 +1,24 @@
 """What a run folder says of its training: config.json and classes.json beside the checkpoints."""
 
-from collections.abc import Collection, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.base.input_files import read_json
 from labkit.errors import InputError
 from labkit.recipes import settings
+from labkit.recipes.config import MAY_CHANGE, TrainingConfig
+
+if TYPE_CHECKING:
+    from mindspore.train import Callback, RunContext
 
 CONFIG, CLASSES = "config.json", "classes.json"
 
 
-def description(config: Any, classes: Sequence[str], folder: Path):
+def description(config: TrainingConfig, classes: Sequence[str], folder: Path) -> Callback:
     """Return a callback that writes both files once a training begins.
 
     Not before: ``fit`` refuses a folder of another training, whose files must stay.
@@ -20,26 +26,21 @@ def description(config: Any, classes: Sequence[str], folder: Path):
     from mindspore.train import Callback
 
     class Describe(Callback):
-        def on_train_begin(self, run_context):
+        def on_train_begin(self, run_context: RunContext) -> None:
             settings.write(config, folder / CONFIG)
             settings.write_json(list(classes), folder / CLASSES)
 
     return Describe()
 
 
-def check_resume(
-    config: Any, classes: Sequence[str], folder: Path, may_change: Collection[str]
-) -> None:
-    """Raise ``InputError`` where ``config`` would not continue the training in ``folder``.
-
-    may_change  names of settings that decide nothing about the weights
-    """
+def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -> None:
+    """Raise ``InputError`` where ``config`` would not continue the training in ``folder``."""
     before = _json(folder / CONFIG, "names and values", lambda known: isinstance(known, dict))
     if before is None:
         return
     check_classes(classes, folder / CLASSES)
     for name, value in asdict(config).items():
-        if name not in may_change and value != before.get(name):
+        if name not in MAY_CHANGE and value != before.get(name):
             raise InputError(
                 f"cannot resume: {name} is {value}, the training in {folder} has {before.get(name)}"
             )
@@ -65,7 +66,7 @@ def check_classes(classes: Sequence[str], path: Path | None) -> None:
     )
 
 
-def beside(checkpoint_path, name: str) -> Path | None:
+def beside(checkpoint_path: str | Path, name: str) -> Path | None:
     """Return RUN/name for a checkpoint RUN/checkpoint/FILE that ``fit`` wrote, None for others."""
     path = Path(checkpoint_path).absolute().parent.parent / name
     return path if path.is_file() else None
@@ -76,19 +77,19 @@ def newest(folder: Path) -> str | None:
     from labkit.training.checkpoint import checkpoints
     from labkit.training.fit import CHECKPOINTS
 
-    found = checkpoints(folder / CHECKPOINTS)
-    return found[-1].name if found else None
+    paths = checkpoints(folder / CHECKPOINTS)
+    return paths[-1].name if paths else None
 
 
-def _are_names(known):
+def _are_names(known: object) -> bool:
     return isinstance(known, list) and all(isinstance(name, str) for name in known)
 
 
-def _few(names):
+def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
-def _json(path, expected, is_right):
+def _json(path: Path | None, expected: str, is_right: Callable[[Any], bool]) -> Any:
     if path is None or not path.is_file():
         return None
     try:

@@ -1,72 +1,118 @@
 """A recipe's settings: a frozen dataclass, filled from a YAML file and ``name=value`` texts.
 
-A field's annotation is its type (int, float, bool, str, or one of them ``| None``); its check is in
-its metadata, see ``checked``. The dataclass calls ``check(self)`` in its ``__post_init__``.
-No MindSpore import.
+The functions below make its fields: a default, what the setting means, and what is right. A
+subclass may state another default alone, ``batch_size: int = 32``; meaning and rule are inherited.
+The dataclass calls ``check(self)`` in its ``__post_init__``. No MindSpore.
 """
 
-import inspect
 import json
-import math
 import os
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, field, fields
+from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, TypeVar, get_args
 
+from labkit.base import arguments
 from labkit.base.files import whole_file
 from labkit.base.yaml_values import read_yaml
 from labkit.errors import InputError, nearest
 
 Settings = TypeVar("Settings")
 _INDENTED = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
-_TRUTHS = {"true": True, "false": False}
-_KINDS = {int: "a whole number", float: "a finite number", bool: "True or False", str: "a text"}
+_FLAGS = {"true": True, "false": False}
 
 
-def checked(default: Any, expected: str, is_right: Callable[[Any], bool]) -> Any:
-    """Return a dataclass field with a default and a check; ``expected`` says what is right."""
-    return field(default=default, metadata={"expected": expected, "is_right": is_right})
+@dataclass(frozen=True)
+class _Rule:
+    """What a setting means, what is expected of it, and (name, value) -> the checked value."""
+
+    meaning: str
+    expected: str
+    check: Callable[[str, Any], Any]
 
 
-def count(default: int | None, low: int = 1) -> Any:
-    """Return a dataclass field for whole numbers from ``low`` on."""
-    return checked(default, f"a whole number >= {low}", lambda value: value >= low)
+def count(default: int | None, meaning: str, at_least: int = 1) -> Any:
+    """Return a field for integers from ``at_least`` on."""
+    expected = f"an integer >= {at_least}"
+    return _field(default, meaning, expected, lambda n, v: arguments.integer(n, v, at_least))
 
 
-def number(default: float, expected: str, is_right: Callable[[float], bool]) -> Any:
-    """Return a dataclass field for finite numbers."""
-    return checked(default, expected, lambda value: math.isfinite(value) and is_right(value))
+def _numbers(expected: str, **bounds: float) -> Callable[[float, str], Any]:
+    """A function of (default, meaning) that returns a field for finite numbers within bounds."""
+
+    def make(default: float, meaning: str) -> Any:
+        return _field(default, meaning, expected, lambda n, v: arguments.number(n, v, **bounds))
+
+    return make
 
 
-def one_of(default: Any, known: Iterable[Any]) -> Any:
-    """Return a dataclass field for one of the values that ``known`` holds."""
+positive = _numbers("a finite number > 0", above=0)
+rate = _numbers("a finite number >= 0", at_least=0)
+share = _numbers("a finite number >= 0 and < 1", at_least=0, below=1)
+inside = _numbers("a finite number > 0 and < 1", above=0, below=1)
+
+
+def one_of(default: Any, known: Iterable[Any], meaning: str) -> Any:
+    """Return a field for one of the words, or one of the integers, that ``known`` holds."""
     known = tuple(known)
-    return checked(default, f"one of {', '.join(map(str, known))}", lambda value: value in known)
+    expected = f"one of {', '.join(map(str, known))}"
+
+    def check(name: str, value: Any) -> Any:
+        if isinstance(default, str):
+            return arguments.choice(name, value, known)
+        if not arguments.is_integer(value) or value not in known:
+            raise arguments.wrong(name, value, expected)
+        return int(value)
+
+    return _field(default, meaning, expected, check)
+
+
+def flag(default: bool, meaning: str) -> Any:
+    """Return a field for True or False."""
+    return _field(default, meaning, "True or False", arguments.flag)
+
+
+def path(default: str | None, meaning: str, what: str = "the path of a folder") -> Any:
+    """Return a field for texts that are not empty."""
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or not value:
+            raise arguments.wrong(name, value, what)
+        return value
+
+    return _field(default, meaning, what, check)
+
+
+def seed(default: int, meaning: str) -> Any:
+    """Return a field for seeds."""
+    expected = f"an integer >= 0 and <= {arguments.MAX_SEED}"
+    return _field(default, meaning, expected, lambda name, value: arguments.seed(value, name))
+
+
+def _field(default: Any, meaning: str, expected: str, check: Callable[[str, Any], Any]) -> Any:
+    return field(default=default, metadata={"rule": _Rule(meaning, expected, check)})
 
 
 def check(settings: Any) -> None:
-    """Raise ``InputError`` for a value of the wrong type, and one that its field's check refuses.
+    """Check every setting, and set it to the plain Python value that it stands for.
 
-    Whole numbers become floats where a float is expected.
+    Raises:
+        InputError: when one is not what its rule expects.
     """
-    for one in fields(settings):
-        value = getattr(settings, one.name)
-        kind, optional = _kind(one.type)
+    for each in fields(settings):
+        value = getattr(settings, each.name)
+        optional = _is_optional(each)
         if value is None and optional:
             continue
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            # No float is as large as 10^400; infinity is refused below.
-            value = float(value) if abs(value) < 2**1023 else math.inf
-            object.__setattr__(settings, one.name, value)
-        is_right = one.metadata.get("is_right", lambda value: True)
-        if type(value) is not kind or not is_right(value):
-            expected = one.metadata.get("expected", _KINDS[kind])
-            also = " or None" if optional else ""
-            raise InputError(f"{one.name} is {value!r}; expected {expected}{also}")
+        rule = _rule(type(settings), each.name)
+        try:
+            object.__setattr__(settings, each.name, rule.check(each.name, value))
+        except InputError:
+            if not optional:
+                raise
+            raise arguments.wrong(each.name, value, f"{rule.expected} or None") from None
 
 
 def read(
@@ -77,33 +123,35 @@ def read(
 ) -> Settings:
     """Return settings: ``base`` or the defaults, then those of a file, then the assignments.
 
-    kind         the dataclass
-    path         YAML file (JSON is YAML too) with one mapping of names to values, or None
-    assignments  texts ``name=value``; the last of a name counts
+    Args:
+        kind: the dataclass.
+        path: YAML file (JSON is YAML too) with one mapping of names to values, or None.
+        assignments: texts ``name=value``; the last of a name counts.
+        base: settings to start from; None for the defaults.
 
-    Texts are read as the field's type: ``1e-4`` and ``None`` are a number and None. Raises
-    ``InputError`` for a file that cannot be read, an unknown name (with the nearest one), and
-    values that are not right.
+    Returns:
+        The settings. Texts are read as the field's type: ``1e-4`` is a number, ``None`` is None.
+
+    Raises:
+        InputError: when the file cannot be read, a name is unknown (with the nearest one), or a
+            value is not right.
     """
-    given = {} if base is None else asdict(base)
-    known = {one.name: one for one in fields(kind)}
-    found = list((_mapping(path) if path is not None else {}).items())
+    values = {} if base is None else asdict(base)
+    known = {each.name: each for each in fields(kind)}
+    changes = list((_mapping(path) if path is not None else {}).items())
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--set {text}; expected name=value")
-        found.append((name.strip(), value.strip()))
-    for name, value in found:
+        changes.append((name.strip(), value.strip()))
+    for name, value in changes:
         if name not in known:
             raise InputError(
                 f"unknown setting {name!r}.{nearest(name, known)} The settings are: "
                 f"{', '.join(known)}"
             )
-        given[name] = _from_text(known[name], value) if isinstance(value, str) else value
-    missing = [n for n, one in known.items() if one.default is MISSING and n not in given]
-    if missing:
-        raise InputError(f"{', '.join(missing)} came from nowhere; expected a value")
-    return kind(**given)
+        values[name] = _from_text(known[name], value) if isinstance(value, str) else value
+    return kind(**values)
 
 
 def write(settings: Any, path: Path) -> None:
@@ -124,60 +172,40 @@ def lines(settings: Any) -> str:
     return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
 
 
-def overview(named: Mapping[str, Any], *others: type) -> str:
+def overview(named: Mapping[str, Any]) -> str:
     """Return for each setting its name, type, default and what is right, and what it means.
 
-    named   settings by name, the first of which are the defaults
-    others  settings whose docstrings say what these call "as in", or leave out
+    Args:
+        named: settings by name, the first of which are the defaults.
     """
     kind = type(next(iter(named.values())))
-    meanings: dict[str, str] = {}
-    for one in (kind, *others):
-        for name, words in _meanings(one).items():
-            if name not in meanings or meanings[name].startswith("as in"):
-                meanings[name] = words
-    found = []
-    for one in fields(kind):
-        words = meanings.get(one.name, "").replace("``", "")
-        found += [f"  {_headline(one, named)}", *textwrap.wrap(words, 94, **_INDENTED)]
-    return "\n".join(found)
+    text = []
+    for each in fields(kind):
+        text.append(f"  {_headline(each, named)}")
+        text += textwrap.wrap(_rule(kind, each.name).meaning, 94, **_INDENTED)
+    return "\n".join(text)
 
 
-def _headline(one, named: Mapping[str, Any]) -> str:
-    (_, base), *rest = named.items()
-    kind, optional = _kind(one.type)
-    default = getattr(base, one.name)
+def _headline(each: Field, named: Mapping[str, Any]) -> str:
+    base = next(iter(named.values()))
+    default = getattr(base, each.name)
     differing = [
-        f"{name}: {getattr(settings, one.name)}"
-        for name, settings in rest
-        if getattr(settings, one.name) != default
+        f"{name}: {getattr(settings, each.name)}"
+        for name, settings in named.items()
+        if getattr(settings, each.name) != default
     ]
     also = f" ({'; '.join(differing)})" if differing else ""
-    expected = one.metadata.get("expected", _KINDS[kind]) + (" or None" if optional else "")
-    return f"{one.name}: {kind.__name__} = {default}{also}, {expected}"
+    expected = _rule(type(base), each.name).expected + (" or None" if _is_optional(each) else "")
+    return f"{each.name}: {_kind(each).__name__} = {default}{also}, {expected}"
 
 
-def _meanings(kind: type) -> dict[str, str]:
-    """Return what a dataclass's docstring says of its fields, in the table of names and words."""
-    known = {one.name for one in fields(kind)}
-    found: dict[str, str] = {}
-    names: list[str] = []
-    waits = False  # for further names, or for the words
-    for line in inspect.getdoc(kind).splitlines():
-        left, _, words = line.partition("  ")
-        own = [name for name in re.split(r",\s*", left.strip()) if name]
-        if left and set(own) <= known:
-            names = [*names, *own] if waits else own
-            waits = not words.strip()
-        elif left:
-            names = []
-        for name in names if words.strip() else ():
-            waits = False
-            found[name] = f"{found.get(name, '')} {words.strip()}".strip()
-    return found
+def _rule(kind: type, name: str) -> _Rule:
+    """The rule of a setting: that of the nearest class that states one."""
+    of_classes = (getattr(base, "__dataclass_fields__", {}).get(name) for base in kind.__mro__)
+    return next(each.metadata["rule"] for each in of_classes if each and each.metadata)
 
 
-def _mapping(path) -> Mapping[str, Any]:
+def _mapping(path: str | os.PathLike) -> Mapping[Any, Any]:
     content = read_yaml(path)
     if content is None:
         return {}
@@ -186,21 +214,21 @@ def _mapping(path) -> Mapping[str, Any]:
     return content
 
 
-def _kind(annotation) -> tuple[type, bool]:
-    """Return (type, whether None is right too) of a field's annotation."""
-    if isinstance(annotation, UnionType):
-        (kind,) = (one for one in get_args(annotation) if one is not NoneType)
-        return kind, True
-    return annotation, False
+def _is_optional(each: Field) -> bool:
+    return NoneType in get_args(each.type)
 
 
-def _from_text(one, text: str):
-    """Return a text as the type of its field; as it is where it is none, for ``check`` to say."""
-    kind, optional = _kind(one.type)
-    if optional and text.lower() in ("none", "null"):
+def _kind(each: Field) -> type:
+    return get_args(each.type)[0] if _is_optional(each) else each.type
+
+
+def _from_text(each: Field, text: str) -> Any:
+    """A text as the type of its field; the text itself where it is none, for ``check`` to name."""
+    kind = _kind(each)
+    if _is_optional(each) and text.lower() in ("none", "null"):
         return None
     if kind is bool:
-        return _TRUTHS.get(text.lower(), text)
+        return _FLAGS.get(text.lower(), text)
     try:
         return kind(text)
     except ValueError:

@@ -15,29 +15,36 @@ checkpoint_stage_1); all ranks evaluate, each its part, so that every image coun
 rank alone); the snapshots' first epoch and their number in an epoch can be chosen.
 """
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import command, resnet50
-from labkit.recipes.resnet50_parts import build_loss
+from labkit.recipes import recipe
+from labkit.recipes.config import TrainingConfig
+from labkit.recipes.resnet50_parts import make_step
 from labkit.recipes.subspace_config import StageOneConfig
+
+if TYPE_CHECKING:
+    from mindspore import nn
+    from mindspore.dataset import Dataset
+    from mindspore.train import Callback, RunContext
+
+    from labkit.steps.step import Step
 
 SNAPSHOTS = "checkpoint_pca"
 
 
-def build_step(config: StageOneConfig, network, epoch_size: int):
-    """Return the step cell, its optimizer and rates; ``epoch_size`` is in micro-batches."""
+def build_step(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
+    """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
     import mindspore as ms
     from mindspore import nn
 
     from labkit.steps import schedules
-    from labkit.steps.accumulation import AccumulatedStep
-    from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
-    from labkit.steps.plain import PlainStep
 
     rates = schedules.get_lr(
         config.lr_init,
@@ -45,19 +52,16 @@ def build_step(config: StageOneConfig, network, epoch_size: int):
         config.lr_max,
         config.warmup_epochs,
         config.total_epochs,
-        -(-epoch_size // config.micro_steps),
+        -(-micro_batches // config.micro_steps),
         config.lr_decay_mode,
     )
     groups = decay_groups(network, config.weight_decay)
-    optimizer = nn.Momentum(groups, ms.Tensor(rates), config.momentum)
-    loss_net = LossNet(network, build_loss(config))
-    options = dict(precision=config.precision, loss_scale=config.loss_scale)
-    if config.micro_steps > 1:
-        return AccumulatedStep(loss_net, optimizer, config.micro_steps, **options)
-    return PlainStep(loss_net, optimizer, **options)
+    return make_step(config, network, nn.Momentum(groups, ms.Tensor(rates), config.momentum))
 
 
-def tutorial_callbacks(config, epoch_size: int) -> list:
+def tutorial_callbacks(
+    config: TrainingConfig, network: nn.Cell, micro_batches: int, resume: bool
+) -> list[Callback]:
     """Return what prints as the tutorial's training does, and TimeMonitor.
 
     ============== Starting Training ==============
@@ -69,69 +73,26 @@ def tutorial_callbacks(config, epoch_size: int) -> list:
     from mindspore.train import Callback, TimeMonitor
 
     class Printed(Callback):
-        def on_train_begin(self, run_context):
+        def on_train_begin(self, run_context: RunContext) -> None:
             print("============== Starting Training ==============", flush=True)
 
-        def on_train_step_end(self, run_context):
+        def on_train_step_end(self, run_context: RunContext) -> None:
             now = run_context.original_args()
-            if now.cur_step_num % epoch_size == 0:
-                epoch = now.cur_step_num // epoch_size
+            if now.cur_step_num % micro_batches == 0:
+                epoch = now.cur_step_num // micro_batches
                 loss = now.net_outputs
-                print("epoch:", epoch, "step:", epoch_size, "loss is ", loss, flush=True)
+                print("epoch:", epoch, "step:", micro_batches, "loss is ", loss, flush=True)
 
-    return [Printed(), TimeMonitor(data_size=epoch_size)]
-
-
-def evaluation(config, network, val_set, ranks: int) -> dict[str, float]:
-    """Return ``resnet50.evaluation`` and print it as the tutorial does, on the first rank.
-
-    ============== Starting Testing ==============
-    ============== {'Accuracy': 0.6604992988782051} ==============
-
-    Raises ``InputError`` with the tutorial's words where there is nothing to evaluate.
-    """
-    first = cluster.rank_and_size()[0] == 0
-    if first:
-        print("============== Starting Testing ==============", flush=True)
-    if val_set.get_dataset_size() == 0:
-        raise InputError("Please check dataset size > 0 and batch_size <= dataset size")
-    found = resnet50.evaluation(config, network, val_set, ranks)
-    if first:
-        accuracy = {"Accuracy": found["top_1_accuracy"]}
-        print(f"============== {accuracy} ==============", flush=True)
-    return found
+    return [Printed(), TimeMonitor(data_size=micro_batches)]
 
 
-def train(config: StageOneConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
-    """Train as the tutorial's first stage; see ``labkit.recipes.resnet50.train``.
-
-    options  device, distribute, device_num, resume
-    """
-    trained = []
-
-    def make_step(config, network, epoch_size):
-        trained.append(network)
-        return build_step(config, network, epoch_size)
-
-    def callbacks(config, epoch_size):
-        kept = snapshots(config, *trained, resume=options.get("resume", False))
-        return [*tutorial_callbacks(config, epoch_size), kept]
-
-    return resnet50.train(
-        config,
-        dataset_path,
-        make_step=make_step,
-        callbacks=callbacks,
-        evaluate=evaluation,
-        **options,
-    )
-
-
-def snapshots(config: StageOneConfig, network, *, resume: bool = False):
-    """Return the callback that keeps the network's trainable weights in RUN/checkpoint_pca."""
+def callbacks(
+    config: StageOneConfig, network: nn.Cell, micro_batches: int, resume: bool
+) -> list[Callback]:
+    """Return the tutorial's callbacks, and one that keeps snapshots in RUN/checkpoint_pca."""
     from labkit.algorithms.subspace.snapshots import Snapshots
 
-    return Snapshots(
+    snapshots = Snapshots(
         network,
         Path(config.save_checkpoint_path) / SNAPSHOTS,
         start_epoch=config.snapshot_start_epoch,
@@ -139,32 +100,41 @@ def snapshots(config: StageOneConfig, network, *, resume: bool = False):
         keep=config.snapshot_max,
         resume=resume,
     )
+    return [*tutorial_callbacks(config, network, micro_batches, resume), snapshots]
 
 
-def evaluate_checkpoint(
-    config, dataset_path: str | Path, checkpoint_path: str | Path, **options
+def evaluation(
+    config: TrainingConfig, network: nn.Cell, val_set: Dataset, ranks: int
 ) -> dict[str, float]:
-    """Return accuracies and loss of a checkpoint of either stage, and print as the tutorial does.
+    """Return ``recipe.evaluation`` and print it as the tutorial does, on the first rank.
 
-    options  device, distribute, device_num
+    ============== Starting Testing ==============
+    ============== {'Accuracy': 0.6604992988782051} ==============
 
-    See ``labkit.recipes.resnet50.evaluate_checkpoint``.
+    Raises:
+        InputError: when there is nothing to evaluate, in the tutorial's words.
     """
-    return resnet50.evaluate_checkpoint(
-        config, dataset_path, checkpoint_path, evaluate=evaluation, **options
-    )
+    first = cluster.rank_and_size()[0] == 0
+    if first:
+        print("============== Starting Testing ==============", flush=True)
+    if val_set.get_dataset_size() == 0:
+        raise InputError("Please check dataset size > 0 and batch_size <= dataset size")
+    result = recipe.evaluation(config, network, val_set, ranks)
+    if first:
+        accuracy = {"Accuracy": result["top_1_accuracy"]}
+        print(f"============== {accuracy} ==============", flush=True)
+    return result
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    return command.run(
-        arguments,
-        name="subspace_stage_1",
-        description=__doc__,
-        named={"tutorial": StageOneConfig()},
-        train=train,
-        evaluate=evaluate_checkpoint,
-    )
+RECIPE = recipe.Recipe(
+    name="subspace_stage_1",
+    description=__doc__,
+    named={"tutorial": StageOneConfig()},
+    build_step=build_step,
+    callbacks=callbacks,
+    evaluation=evaluation,
+)
+train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
 
 
 if __name__ == "__main__":

@@ -19,25 +19,29 @@ checkpoint that is missing is refused (there NameError); the loss scale is a num
 once.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from labkit.data.imagefiles import class_names
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import command, resnet50, run_folder
-from labkit.recipes.resnet50_parts import build_loss, folders, load_network
+from labkit.recipes import run_folder
+from labkit.recipes.recipe import Recipe
+from labkit.recipes.resnet50_parts import build_loss, load_network
 from labkit.recipes.subspace_config import STAGE_TWO, StageTwoConfig
-from labkit.recipes.subspace_stage_1 import (
-    SNAPSHOTS,
-    evaluate_checkpoint,
-    evaluation,
-    tutorial_callbacks,
-)
+from labkit.recipes.subspace_stage_1 import SNAPSHOTS, evaluation, tutorial_callbacks
+
+if TYPE_CHECKING:
+    from mindspore import Parameter, nn
+
+    from labkit.algorithms.subspace import Basis
+    from labkit.steps.step import Step
 
 
-def build_step(config: StageTwoConfig, network, epoch_size: int):
+def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with the network's weights where the stage starts from."""
     from mindspore import nn
 
@@ -78,19 +82,19 @@ def pretrained(config: StageTwoConfig) -> Path:
     return Path(config.stage_1) / "checkpoint" / newest
 
 
-def load_start(config: StageTwoConfig, network) -> None:
+def load_start(config: StageTwoConfig, network: nn.Cell) -> None:
     """Set the network's Parameters to those that the stage starts from."""
     path = pretrained(config)
     load_network(network, path)
-    said = f"labkit: starts from {path}"
+    text = f"labkit: starts from {path}"
     if config.start_from == "first":
         from labkit.algorithms.subspace.snapshots import load_snapshot
 
         # BatchNorm's running statistics stay the checkpoint's: snapshots hold trainable weights.
         load_snapshot(network, snapshot_folder(config), which="first")
-        said += f", with the weights of the first snapshot in {snapshot_folder(config)}"
+        text += f", with the weights of the first snapshot in {snapshot_folder(config)}"
     if cluster.rank_and_size()[0] == 0:
-        print(said, flush=True)
+        print(text, flush=True)
 
 
 def snapshot_folder(config: StageTwoConfig) -> Path:
@@ -101,46 +105,28 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
     return beside if beside.is_dir() else Path(config.stage_1) / SNAPSHOTS
 
 
-def find_basis(config: StageTwoConfig, parameters):
+def find_basis(config: StageTwoConfig, parameters: Sequence[Parameter]) -> Basis:
     """Return the basis: loaded where it is, otherwise made of the snapshots and saved."""
-    from labkit.upstream.boost import basis_from
+    from labkit.algorithms.subspace.basis import basis_from
 
     return basis_from(config.pca_mat_path, snapshot_folder(config), parameters, config.n_components)
 
 
-def train(config: StageTwoConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
-    """Train as the tutorial's second stage; see ``labkit.recipes.resnet50.train``.
-
-    options  device, distribute, device_num, resume
-
-    Raises ``InputError`` also where there is nothing to start from, and for data of other classes.
-    """
-
-    def make_step(config, network, epoch_size):
-        beside = run_folder.beside(pretrained(config), run_folder.CLASSES)
-        run_folder.check_classes(class_names(folders(dataset_path)[1]), beside)
-        return build_step(config, network, epoch_size)
-
-    return resnet50.train(
-        config,
-        dataset_path,
-        make_step=make_step,
-        callbacks=tutorial_callbacks,
-        evaluate=evaluation,
-        **options,
-    )
+def check_classes(config: StageTwoConfig, classes: Sequence[str]) -> None:
+    """Raise ``InputError`` for data of other classes than the first stage's."""
+    run_folder.check_classes(classes, run_folder.beside(pretrained(config), run_folder.CLASSES))
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    return command.run(
-        arguments,
-        name="subspace_stage_2",
-        description=__doc__,
-        named=STAGE_TWO,
-        train=train,
-        evaluate=evaluate_checkpoint,
-    )
+RECIPE = Recipe(
+    name="subspace_stage_2",
+    description=__doc__,
+    named=STAGE_TWO,
+    build_step=build_step,
+    callbacks=tutorial_callbacks,
+    evaluation=evaluation,
+    check_classes=check_classes,
+)
+train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
 
 
 if __name__ == "__main__":

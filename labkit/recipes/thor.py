@@ -15,28 +15,33 @@ all ranks hold the same weights; training resumes, from RUN/checkpoint. After a 
 names its files resnet_1-{epoch}_{step}.ckpt, to keep the earlier ones.
 """
 
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from __future__ import annotations
 
-from labkit.ranks import cluster
-from labkit.recipes import command, resnet50
-from labkit.recipes.resnet50_parts import build_loss
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from labkit.recipes.recipe import Recipe
+from labkit.recipes.resnet50_parts import make_step
 from labkit.recipes.thor_config import NAMED, ThorConfig
 
+if TYPE_CHECKING:
+    from mindspore import nn
+    from mindspore.train import Callback
 
-def build_step(config: ThorConfig, network, epoch_size: int):
-    """Return the step cell with THOR's update; ``epoch_size`` is in micro-batches."""
+    from labkit.algorithms.thor import ThorUpdate
+    from labkit.steps.step import Step
+
+
+def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step:
+    """Return the step cell with THOR's update, for epochs of ``micro_batches``."""
     import mindspore as ms
     from mindspore import nn
 
     from labkit.algorithms.thor import ThorUpdate
     from labkit.steps import schedules
-    from labkit.steps.accumulation import AccumulatedStep
-    from labkit.steps.losses import LossNet
-    from labkit.steps.plain import PlainStep
 
-    updates = -(-epoch_size // config.micro_steps)
+    updates = -(-micro_batches // config.micro_steps)
     rates = schedules.get_thor_lr(
         0, config.lr_init, config.lr_decay, config.lr_end_epoch, updates, config.decay_epochs
     )
@@ -46,17 +51,17 @@ def build_step(config: ThorConfig, network, epoch_size: int):
     # As a group: nn.Momentum would spare what has "beta" or "gamma" in its name.
     everything = [{"params": network.trainable_params(), "weight_decay": config.weight_decay}]
     optimizer = nn.Momentum(everything, ms.Tensor(rates), config.momentum)
-    loss_net = LossNet(network, build_loss(config))
-    update = ThorUpdate(
-        loss_net, optimizer, damping, frequency=config.frequency, split=config.split
-    )
-    options = dict(update=update, precision=config.precision, loss_scale=config.loss_scale)
-    if config.micro_steps > 1:
-        return AccumulatedStep(loss_net, optimizer, config.micro_steps, **options)
-    return PlainStep(loss_net, optimizer, **options)
+
+    def update(loss_net: nn.Cell) -> ThorUpdate:
+        frequency, split = config.frequency, config.split
+        return ThorUpdate(loss_net, optimizer, damping, frequency=frequency, split=split)
+
+    return make_step(config, network, optimizer, update)
 
 
-def callbacks(config: ThorConfig, epoch_size: int) -> list:
+def callbacks(
+    config: ThorConfig, network: nn.Cell, micro_batches: int, resume: bool
+) -> list[Callback]:
     """Return the tutorial's callbacks: TimeMonitor, LossMonitor and ModelCheckpoint.
 
     The loss is printed once an epoch, as in the tutorial's output: ``epoch: 1 step: 5004, loss is
@@ -64,53 +69,32 @@ def callbacks(config: ThorConfig, epoch_size: int) -> list:
     """
     from mindspore.train import CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
 
-    found = [TimeMonitor(data_size=epoch_size), LossMonitor(per_print_times=epoch_size)]
-    if config.save_checkpoint:
-        saving = CheckpointConfig(
-            save_checkpoint_steps=config.save_checkpoint_epochs * epoch_size,
-            keep_checkpoint_max=config.keep_checkpoint_max,
-        )
-        folder = Path(config.save_checkpoint_path) / "ckpt_0"
-        found.append(ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving))
-    return found
-
-
-def train(config: ThorConfig, dataset_path: str | Path, **options) -> resnet50.Trained:
-    """Train with THOR, and evaluate where there is a val/; see ``labkit.recipes.resnet50.train``.
-
-    options  device, distribute, device_num, resume
-    """
-    return resnet50.train(
-        config, dataset_path, make_step=build_step, callbacks=callbacks, **options
+    monitors = [TimeMonitor(data_size=micro_batches), LossMonitor(per_print_times=micro_batches)]
+    if not config.save_checkpoint:
+        return monitors
+    saving = CheckpointConfig(
+        save_checkpoint_steps=config.save_checkpoint_epochs * micro_batches,
+        keep_checkpoint_max=config.keep_checkpoint_max,
     )
+    folder = Path(config.save_checkpoint_path) / "ckpt_0"
+    return [*monitors, ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)]
 
 
-def evaluate_checkpoint(
-    config: ThorConfig, dataset_path: str | Path, checkpoint_path: str | Path, **options
-) -> dict[str, float]:
-    """Return accuracies and loss of a checkpoint over every image, and print the tutorial's line.
-
-    options  device, distribute, device_num
-
-    See ``labkit.recipes.resnet50.evaluate_checkpoint``.
-    """
-    found = resnet50.evaluate_checkpoint(config, dataset_path, checkpoint_path, **options)
-    if cluster.rank_and_size()[0] == 0:
-        result = {name: found[name] for name in ("top_5_accuracy", "top_1_accuracy")}
-        print(f"result: {result} ckpt={checkpoint_path}", flush=True)
-    return found
+def say(evaluation: dict[str, float], checkpoint_path: str | Path) -> None:
+    """Print an evaluation as the tutorial does."""
+    result = {name: evaluation[name] for name in ("top_5_accuracy", "top_1_accuracy")}
+    print(f"result: {result} ckpt={checkpoint_path}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    return command.run(
-        arguments,
-        name="thor",
-        description=__doc__,
-        named=NAMED,
-        train=train,
-        evaluate=evaluate_checkpoint,
-    )
+RECIPE = Recipe(
+    name="thor",
+    description=__doc__,
+    named=NAMED,
+    build_step=build_step,
+    callbacks=callbacks,
+    say=say,
+)
+train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
 
 
 if __name__ == "__main__":

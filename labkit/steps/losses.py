@@ -18,8 +18,8 @@ from labkit.steps.labels import (
     new_key,
     noted,
 )
+from labkit.steps.words import CONVENTIONS as CONVENTIONS
 
-CONVENTIONS = ("mindspore", "pytorch")
 _REDUCTIONS = ("mean", "sum", "none")
 # Called with logits and labels alone, they are nn.CrossEntropyLoss() and nn.NLLLoss().
 FUNCTIONS = (ops.cross_entropy, ops.nll_loss)

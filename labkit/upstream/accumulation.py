@@ -5,22 +5,27 @@ tutorial's exact behaviour, k times the gradient and the tail carried into the n
 with ``reduction="sum", tail="carry"``.
 """
 
+from __future__ import annotations
+
+import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
-from mindspore.train import Callback
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore.dataset import Dataset
+from mindspore.train import Callback, RunContext
 
 from labkit.base.arguments import integer
 from labkit.base.files import make_folder
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.accumulation import TAILS, AccumulatedStep, check_micro_steps
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
-from labkit.steps.words import REDUCTION
+from labkit.steps.words import REDUCTION, TAILS
 from labkit.training import checkpoint
 from labkit.training.fit import EndOfEpoch, train
 
@@ -29,13 +34,13 @@ _clear_op = ops.MultitypeFuncGraph("clear_op")
 
 
 @_sum_op.register("Tensor", "Tensor")
-def _cumulative_grad(grad_sum, grad):
+def _cumulative_grad(grad_sum: Parameter, grad: Tensor) -> Tensor:
     """Add a gradient to its sum."""
     return ops.assign_add(grad_sum, grad)
 
 
 @_clear_op.register("Tensor", "Tensor")
-def _clear_grad_sum(grad_sum, zero):
+def _clear_grad_sum(grad_sum: Parameter, zero: Tensor) -> bool:
     """Set a sum to zero."""
     return ops.depend(True, ops.assign(grad_sum, zero))
 
@@ -43,13 +48,23 @@ def _clear_grad_sum(grad_sum, zero):
 class TrainForwardBackward(nn.Cell):
     """Add one micro-batch's gradients to ``grad_sum`` and return its loss.
 
-    network    loss_net: batch -> mean loss
-    optimizer  whose parameters ``grad_sum`` holds the sums for
-    grad_sum   ParameterTuple, as ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``
-    sens       loss scale; unscaled once with ``mean``, left in with ``sum`` as in the tutorial
+    Args:
+        network: loss_net: batch -> mean loss.
+        optimizer: whose parameters ``grad_sum`` holds the sums for.
+        grad_sum: as ``optimizer.parameters.clone(prefix="grad_sum", init="zeros")``.
+        sens: loss scale; unscaled once with ``mean``, left in with ``sum`` as in the tutorial.
+        reduction: ``mean``, or ``sum`` as in the tutorial.
     """
 
-    def __init__(self, network, optimizer, grad_sum, sens=1.0, *, reduction="mean"):
+    def __init__(
+        self,
+        network: nn.Cell,
+        optimizer: nn.Optimizer,
+        grad_sum: ParameterTuple,
+        sens: float = 1.0,
+        *,
+        reduction: str = "mean",
+    ) -> None:
         super().__init__(auto_prefix=False)
         self.network = network
         self.network.set_grad()
@@ -65,11 +80,11 @@ class TrainForwardBackward(nn.Cell):
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
-    def __call__(self, *inputs):
+    def __call__(self, *inputs: Tensor) -> Tensor:
         self.gradient.objective.look_at(inputs, lambda: self.compile(*inputs))
         return super().__call__(*inputs)
 
-    def construct(self, *inputs):
+    def construct(self, *inputs: Tensor) -> Tensor:
         loss, weight, gradients, _ = self.gradient.contribution(*inputs)
         if self.left_in != 1.0:
             gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
@@ -80,7 +95,9 @@ class TrainForwardBackward(nn.Cell):
 class TrainOptim(nn.Cell):
     """Update from ``grad_sum``: its mean over samples, or the plain sum."""
 
-    def __init__(self, optimizer, grad_sum, *, reduction="mean"):
+    def __init__(
+        self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
+    ) -> None:
         super().__init__(auto_prefix=False)
         refuse_unknown("reduction", reduction, REDUCTION)
         self.optimizer = optimizer
@@ -89,7 +106,7 @@ class TrainOptim(nn.Cell):
         self.weight_sum = _weight_beside(grad_sum, reduction)
         self.hyper_map = ops.HyperMap()
 
-    def construct(self):
+    def construct(self) -> tuple:
         if not self.mean:
             return self.optimizer(self.grad_sum)
         # No micro-batch yet is a gradient of 0, not NaN.
@@ -100,14 +117,14 @@ class TrainOptim(nn.Cell):
 class TrainClear(nn.Cell):
     """Set ``grad_sum`` to ``zeros``, a ParameterTuple of the same shapes."""
 
-    def __init__(self, grad_sum, zeros):
+    def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.grad_sum = grad_sum
         self.zeros = zeros
         self.weight_sum = _weight_beside(grad_sum)
         self.hyper_map = ops.HyperMap()
 
-    def construct(self):
+    def construct(self) -> tuple:
         ops.assign(self.weight_sum, 0.0)
         return self.hyper_map(ops.partial(_clear_op), self.grad_sum, self.zeros)
 
@@ -115,12 +132,23 @@ class TrainClear(nn.Cell):
 class GradientAccumulation:
     """The tutorial's training executor, on ``AccumulatedStep``.
 
-    network    images -> logits; loss_fn  (logits, labels) -> mean loss; optimizer  nn.Optimizer
-    reduction  ``mean``, or ``sum`` as in the tutorial
-    tail       ``flush``, ``drop``, or ``carry`` as in the tutorial
+    Args:
+        network: images -> logits.
+        loss_fn: (logits, labels) -> mean loss.
+        optimizer: of the network's trainable Parameters.
+        reduction: ``mean``, or ``sum`` as in the tutorial.
+        tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
     """
 
-    def __init__(self, network, loss_fn, optimizer, *, reduction="mean", tail="flush"):
+    def __init__(
+        self,
+        network: nn.Cell,
+        loss_fn: Callable[[Tensor, Tensor], Tensor],
+        optimizer: nn.Optimizer,
+        *,
+        reduction: str = "mean",
+        tail: str = "flush",
+    ) -> None:
         refuse_unknown("reduction", reduction, REDUCTION)
         refuse_unknown("tail", tail, TAILS)
         self._loss_net = LossNet(network, loss_fn)
@@ -137,16 +165,22 @@ class GradientAccumulation:
             )
 
     def train_process(
-        self, epoch, train_dataset, mini_steps=None, *, path="gradient_accumulation.ckpt"
-    ):
-        """Train ``epoch`` epochs, print one line per update, write the checkpoint ``path``.
+        self,
+        epoch: int,
+        train_dataset: Dataset,
+        mini_steps: int | None = None,
+        *,
+        path: str | os.PathLike = "gradient_accumulation.ckpt",
+    ) -> None:
+        """Train, print one line per update, and write a checkpoint.
 
-        mini_steps  micro-batches per update, an integer >= 1
+        Args:
+            epoch: epochs to train.
+            train_dataset: of (images, labels).
+            mini_steps: micro-batches per update, an integer >= 1.
+            path: of the checkpoint.
         """
-        try:
-            mini_steps = check_micro_steps(mini_steps)
-        except InputError:
-            raise InputError(f"mini_steps is {mini_steps!r}; expected an integer >= 1") from None
+        mini_steps = integer("mini_steps", mini_steps)
         integer("epoch", epoch)
         make_folder(Path(path).parent)
         if self._step is None:
@@ -171,16 +205,16 @@ class GradientAccumulation:
 class _PrintUpdates(Callback):
     """Print ``epoch: 1 step: 1 loss is  2.302572``, the tutorial's line, for each update."""
 
-    def __init__(self, step, last_loss_only):
+    def __init__(self, step: AccumulatedStep, last_loss_only: bool) -> None:
         super().__init__()
         self._step, self._last_loss_only = step, last_loss_only
         self._updates = step.last_update.number
         self._in_epoch = 0
 
-    def on_train_epoch_begin(self, run_context):
+    def on_train_epoch_begin(self, run_context: RunContext) -> None:
         self._in_epoch = 0
 
-    def on_train_step_end(self, run_context):
+    def on_train_step_end(self, run_context: RunContext) -> None:
         last = self._step.last_update
         if last.number == self._updates:
             return
@@ -192,8 +226,8 @@ class _PrintUpdates(Callback):
         print("epoch:", epoch, "step:", self._in_epoch, "loss is ", loss, flush=True)
 
 
-def _weight_beside(grad_sum, reduction=None):
-    """Return the sum of weights that belongs to ``grad_sum``: one for all cells that share it.
+def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Parameter:
+    """The sum of weights that belongs to ``grad_sum``: one for all cells that share it.
 
     Their ``reduction`` must be one, too: what one cell adds by weight the other divides by it.
     """

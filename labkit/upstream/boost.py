@@ -5,100 +5,159 @@
     dim_reduce         SubspaceStep in the basis of the weights in ``weight_load_dir``
 
 Source: as ``labkit.upstream.boost_config``. Departures, beside those listed there:
-- the optimizer stays the caller's (for dim_reduce MindSpore puts an SGD of rate 1 without weight
-  decay in its place, and says nothing);
+- the optimizer stays the caller's (for dim_reduce MindSpore silently puts an SGD of rate 1 without
+  weight decay in its place);
 - gradients are unscaled once, losses averaged as floats, BatchNorm left alone by the line search,
   a failed search is counted: see ``labkit.algorithms.subspace``;
 - an epoch's last micro-batches are applied (there they wait for the next epoch's).
 """
 
+from __future__ import annotations
+
 import warnings
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 from mindspore import nn
 
-from labkit.algorithms.subspace.snapshot_folder import SUFFIX, SnapshotFolder
+from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.subspace import Basis, SubspaceStep
+from labkit.algorithms.subspace.basis import basis_from
+from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.plain import PlainStep
+from labkit.steps.precision import DynamicLossScale
 from labkit.steps.step import Step, check_optimizer
 from labkit.upstream.boost_config import Boost, read_boost
 
-# Arguments of the steps that the dictionary has a word for.
-_IN_DICTIONARY = {
-    "rho": "rho",
-    "sigma": "sigma",
-    "gamma": "gamma",
-    "alpha": "alpha",
-    "micro_steps": "grad_accumulation_step",
-    "node_size": "device_number",
-}
-# Beside the snapshots.
-BASIS = "pca_mat.npy"
 # MindSpore's: fewer than two servers of 8 have no Adasum there.
 _DEVICES = 8
+# Function -> the options that its step has and a plain step has not.
+_OWN_OPTIONS = {
+    "adasum": ("workers", "on", "scope", "tail"),
+    "dim_reduce": ("trials", "curvature", "start", "failure", "tail"),
+    "grad_accumulation": ("tail",),
+}
 
 
+@names_checked
 def boost_step(
-    loss_net,
-    optimizer,
-    boost_level="O0",
-    boost_config_dict=None,
+    loss_net: nn.Cell,
+    optimizer: nn.Optimizer,
+    boost_level: str = "O0",
+    boost_config_dict: Mapping[str, Mapping[str, Any]] | str | None = None,
     *,
-    missing="refuse",
-    basis=None,
-    **options,
+    missing: str = "refuse",
+    basis: Basis | None = None,
+    precision: str | None = None,
+    loss_scale: float | DynamicLossScale | None = None,
+    nonfinite: str | None = None,
+    reduction: str | None = None,
+    normalise: str | None = None,
+    batch_axis: int | None = None,
+    clip_norm: float | None = None,
+    tail: str | None = None,
+    workers: int | None = None,
+    on: str | None = None,
+    scope: str | None = None,
+    trials: int | None = None,
+    curvature: float | None = None,
+    start: str | None = None,
+    failure: str | None = None,
 ) -> Step:
     """Return the step that a level and a dictionary ask for, and print what is turned on.
-
-    loss_net           see ``GradientStage``
-    optimizer          any ``nn.Optimizer``, which stays in force; for dim_reduce MindSpore's is
-                       ``nn.SGD(..., learning_rate=1)``
-    boost_level, boost_config_dict, missing
-                       of ``labkit.upstream.boost_config.read_boost``
-    basis              for dim_reduce: a ``Basis`` in place of pca_mat_path and weight_load_dir
-    options            of the step: ``workers`` of AdasumStep, ``trials`` of SubspaceStep (2 in
-                       MindSpore), ``loss_scale``, ``precision`` and so on
 
     >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
     >>> Model(step).train(90, dataset, callbacks=[EndOfEpoch(step)], dataset_sink_mode=False)
 
-    One notice says what differs and what has no effect. Raises ``InputError`` as ``read_boost``
-    does, for an option that the dictionary has a word for, and as the step does.
+    One notice says what differs and what has no effect. None leaves an option at the step's own.
+
+    Args:
+        loss_net: batch -> mean loss.
+        optimizer: any ``nn.Optimizer``, which stays in force; for dim_reduce MindSpore's is
+            ``nn.SGD(..., learning_rate=1)``.
+        boost_level: as for ``read_boost``.
+        boost_config_dict: as for ``read_boost``.
+        missing: as for ``read_boost``.
+        basis: for dim_reduce, in place of pca_mat_path and weight_load_dir.
+        precision: of every step, as the next six.
+        loss_scale: number or ``DynamicLossScale``.
+        nonfinite: what becomes of a batch that is not finite.
+        reduction: how gradients, or Adasum's workers, are put together.
+        normalise: what gradients are averaged over.
+        batch_axis: axis of the samples.
+        clip_norm: largest norm of the gradient.
+        tail: what becomes of an epoch's last micro-batches.
+        workers: of AdasumStep.
+        on: of AdasumStep.
+        scope: of AdasumStep.
+        trials: of SubspaceStep; MindSpore has 2.
+        curvature: of SubspaceStep.
+        start: of SubspaceStep.
+        failure: of SubspaceStep.
+
+    Raises:
+        InputError: as ``read_boost``, for an option of a function that is off, and as the step.
     """
     check_optimizer(optimizer)
     boost = read_boost(boost_level, boost_config_dict, missing=missing)
-    for name in options:
-        if name in _IN_DICTIONARY:
-            raise InputError(
-                f"{name} came as an option; expected it in boost_config_dict, as "
-                f"{_IN_DICTIONARY[name]}"
-            )
-    if options.get("method", "bfgs") != "bfgs":
-        raise InputError(
-            f"method is {options['method']!r}; dim_reduce is the search 'bfgs': expected no "
-            "method, or SubspaceStep itself"
-        )
+    options = {
+        "precision": precision,
+        "loss_scale": loss_scale,
+        "nonfinite": nonfinite,
+        "reduction": reduction,
+        "normalise": normalise,
+        "batch_axis": batch_axis,
+        "clip_norm": clip_norm,
+        "tail": tail,
+        "workers": workers,
+        "on": on,
+        "scope": scope,
+        "trials": trials,
+        "curvature": curvature,
+        "start": start,
+        "failure": failure,
+    }
+    options = {name: value for name, value in options.items() if value is not None}
+    _refuse_options(boost, options)
     if basis is not None and "dim_reduce" not in boost.on:
-        raise InputError("basis came, and dim_reduce is not turned on; expected both or neither")
+        raise InputError("got a basis, and dim_reduce is not turned on; expected both or neither")
     step, used = _build(boost, loss_net, optimizer, basis, options)
     notes = [*boost.notes, *_notes_on_optimizer(boost, optimizer)]
     if notes:
-        warnings.warn(f"boost_step: {'; '.join(notes)}", stacklevel=2)
+        warnings.warn(f"boost_step: {'; '.join(notes)}", stacklevel=3)  # after names_checked
     print(f"labkit: boost_level {boost.level}, mode {boost.mode}: {_text(boost, used)}", flush=True)
     return step
 
 
-def _build(boost, loss_net, optimizer, basis, options):
-    """Return (step, values that it works with)."""
+def _refuse_options(boost: Boost, options: Mapping[str, Any]) -> None:
+    """Refuse options of a step that is not built."""
+    right = {name for function in boost.on for name in _OWN_OPTIONS[function]}
+    for name, value in options.items():
+        owners = [function for function, own in _OWN_OPTIONS.items() if name in own]
+        if owners and name not in right:
+            raise wrong(name, value, f"none where {' and '.join(owners)} are off")
+
+
+def _build(
+    boost: Boost,
+    loss_net: nn.Cell,
+    optimizer: nn.Optimizer,
+    basis: Basis | None,
+    options: Mapping[str, Any],
+) -> tuple[Step, dict[str, Any]]:
+    """(step, values that it works with)."""
     micro_steps = boost.values.get("grad_accumulation_step")
     used = {} if micro_steps is None else {"micro_steps": micro_steps}
     if "dim_reduce" in boost.on:
-        return _subspace_step(boost, loss_net, optimizer, basis, options, used)
+        basis = _basis(boost, basis, optimizer)
+        used |= {name: boost.values[name] for name in ("rho", "sigma", "gamma", "alpha")}
+        step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
+        more = {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
+        return step, used | more
     if "adasum" in boost.on:
-        from labkit.algorithms.adasum import AdasumStep
-
         used["node_size"] = _node_size(boost)
         return AdasumStep(loss_net, optimizer, **used, **options), used
     if "grad_accumulation" in boost.on:
@@ -106,85 +165,26 @@ def _build(boost, loss_net, optimizer, basis, options):
     return PlainStep(loss_net, optimizer, **options), used
 
 
-def _subspace_step(boost, loss_net, optimizer, basis, options, used):
-    from labkit.algorithms.subspace import SubspaceStep
-
-    values = boost.values
+def _basis(boost: Boost, basis: Basis | None, optimizer: nn.Optimizer) -> Basis:
+    path, folder = boost.values["pca_mat_path"], boost.values["weight_load_dir"]
     if basis is None:
-        names = ("pca_mat_path", "weight_load_dir")
-        folders = (values[name] for name in names)
-        basis = basis_from(*folders, optimizer.parameters, values["n_components"])
-    elif values["pca_mat_path"] is not None or values["weight_load_dir"] is not None:
+        return basis_from(path, folder, optimizer.parameters, boost.values["n_components"])
+    if path is not None or folder is not None:
         raise InputError(
-            "basis came, and pca_mat_path or weight_load_dir as well; expected one of them"
+            "got a basis, and pca_mat_path or weight_load_dir as well; expected one of them"
         )
-    used |= {name: values[name] for name in ("rho", "sigma", "gamma", "alpha")}
-    step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
-    more = {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
-    return step, used | more
-
-
-def basis_from(pca_mat_path, weight_load_dir, parameters, n_components):
-    """Return the ``Basis`` that two words of dim_reduce mean.
-
-    pca_mat_path     a file that is there is loaded, and nothing computed: the snapshots need not be
-                     there any more, and where others are, it is said. One that is not there
-                     is made; None: ``pca_mat.npy`` beside the snapshots, made again where it is
-                     not of them
-    weight_load_dir  folder of snapshots, or None
-    parameters, n_components
-                     what the basis must be of, and its size
-
-    Over ranks, the first one makes it. Raises ``InputError`` where there is nothing to load and
-    nothing to make it of, for a basis of another network or size, and as ``basis_of`` does.
-    """
-    there = pca_mat_path is not None and Path(pca_mat_path).exists()
-    # As the first rank sees it: a slower one may find the file that the first has just made, load
-    # it, and leave the first waiting for it in basis_of.
-    there = bool(cluster.gather([float(there)])[0, 0])
-    if weight_load_dir is None and not there:
-        raise InputError(
-            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
-            f"pca_mat_path {pca_mat_path} is no file; expected the folder of the first stage's "
-            "snapshots, or a basis"
-        )
-    from labkit.algorithms.subspace.basis import Basis, basis_of
-
-    if not there:
-        path = pca_mat_path or Path(weight_load_dir) / BASIS
-        return basis_of(path, weight_load_dir, parameters, n_components)
-    basis = Basis.load(pca_mat_path, parameters)
-    if len(basis.matrix) != n_components:
-        raise InputError(
-            f"n_components is {n_components}, and the basis in {pca_mat_path} has "
-            f"{len(basis.matrix)}; expected the same number"
-        )
-    if cluster.rank_and_size()[0] == 0:
-        others = _other_snapshots(basis, weight_load_dir, parameters)
-        print(f"labkit: basis loaded from {pca_mat_path}, nothing computed{others}", flush=True)
     return basis
 
 
-def _other_snapshots(basis, folder, parameters):
-    """Return a remark where a folder holds snapshots that a loaded basis is not of, else ''."""
-    if folder is None or not any(Path(folder).glob(f"*{SUFFIX}")):
-        return ""
-    try:
-        difference = basis.difference(SnapshotFolder(folder, parameters))
-    except InputError as error:
-        difference = str(error)
-    return f", though {folder} holds other snapshots ({difference})" if difference else ""
-
-
 def _node_size(boost: Boost) -> int:
-    """Return how many ranks, a server's, are averaged before Adasum."""
+    """How many ranks, a server's, are averaged before Adasum."""
     ranks = cluster.rank_and_size()[1]
     default = _DEVICES if ranks >= 2 * _DEVICES and ranks % _DEVICES == 0 else 1
     return int(boost.values.get("device_number", default))
 
 
-def _notes_on_optimizer(boost, optimizer):
-    """Return what differs from MindSpore's silent change of the optimizer, where it does."""
+def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer) -> list[str]:
+    """What differs from MindSpore's silent change of the optimizer, where it does."""
     same = isinstance(optimizer, nn.SGD) and not optimizer.dynamic_lr and not optimizer.is_group_lr
     if "dim_reduce" not in boost.on or same and float(optimizer.learning_rate.asnumpy()) == 1:
         return []
@@ -194,8 +194,8 @@ def _notes_on_optimizer(boost, optimizer):
     ]
 
 
-def _text(boost, used):
-    """Return what is turned on, with its values, in one line."""
+def _text(boost: Boost, used: Mapping[str, Any]) -> str:
+    """What is turned on, with its values, in one line."""
     if not boost.on:
         return "nothing is turned on, a plain step"
     values = ", ".join(f"{name} {value}" for name, value in used.items())

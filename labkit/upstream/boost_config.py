@@ -2,7 +2,7 @@
 
 Source: ``mindspore.boost.AutoBoost`` (2.10.0), whose levels, modes, names and defaults these are,
 and the tutorials of r1.6 and r1.7, which say ``device_num`` and ``n_component``. Departures:
-- a name that is none is refused (there it is left out without a word, the tutorials' two as well);
+- unknown names raise; upstream ignores them silently, the tutorials' two as well;
 - every call reads its own dictionary (there the first one of a process counts for all others, and
   mode ``manual`` writes into the table of levels);
 - mode ``manual`` is the dictionary alone (there the level's own functions stay on beside it);
@@ -11,12 +11,14 @@ and the tutorials of r1.6 and r1.7, which say ``device_num`` and ``n_component``
 No MindSpore import.
 """
 
-from collections.abc import Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from labkit.base import arguments
 from labkit.errors import InputError, nearest, refuse_unknown
-from labkit.upstream.boost_settings import MEANINGLESS, OF_COMMON, OLD_NAMES, SECTIONS
 
 IMPLEMENTED = ("adasum", "grad_accumulation", "dim_reduce")
 FUNCTIONS = ("less_bn", "grad_freeze", *IMPLEMENTED, "loss_scale_group")
@@ -25,14 +27,81 @@ MODES = ("auto", "manual", "enable_all", "disable_all")
 MISSING = ("refuse", "skip")
 
 
+def _path(name: str, value: object) -> Any:
+    if value is not None and not (isinstance(value, str | os.PathLike) and os.fspath(value)):
+        raise arguments.wrong(name, value, "a path or None")
+    return value
+
+
+def _split_points(name: str, value: object) -> Any:
+    points = value if isinstance(value, list | tuple) else [value]
+    if not points:
+        raise arguments.wrong(name, value, "a list of integers >= 0")
+    for point in points:
+        arguments.integer(name, point, 0)
+    return list(points)
+
+
+_count = arguments.integer
+_inside = partial(arguments.number, above=0, below=1)
+# Section -> setting -> check of (name, value), which returns the value.
+SECTIONS: Mapping[str, Mapping[str, Callable[[str, Any], Any]]] = {
+    "common": {
+        "gradient_split_groups": _split_points,
+        "device_number": _count,
+        "grad_accumulation_step": _count,
+    },
+    "less_bn": {"fn_flag": arguments.flag, "gc_flag": arguments.flag},
+    "grad_freeze": {
+        "param_groups": _count,
+        "freeze_type": partial(arguments.integer, at_least=0, at_most=1),
+        "freeze_p": partial(arguments.number, at_least=0, at_most=1),
+        "total_steps": _count,
+    },
+    "grad_accumulation": {"grad_accumulation_step": _count},
+    "dim_reduce": {
+        "rho": _inside,
+        "gamma": partial(arguments.number, at_least=0, below=1),
+        "alpha": partial(arguments.number, at_least=0),
+        "sigma": _inside,
+        "n_components": _count,
+        "pca_mat_path": _path,
+        "weight_load_dir": _path,
+        "timeout": partial(arguments.number, above=0),
+    },
+}
+_DIM_REDUCE = {
+    "rho": 0.55,
+    "gamma": 0.9,
+    "alpha": 0.001,
+    "sigma": 0.4,
+    "n_components": 32,
+    "pca_mat_path": None,
+    "weight_load_dir": None,
+}
+# The tutorials' names, and MindSpore's of today.
+OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
+# What has no meaning here though its function is on, and why.
+_MEANINGLESS = {"timeout": "no rank waits for a file"}
+# What a setting of the section common serves.
+_OF_COMMON = {
+    "gradient_split_groups": "less_bn",
+    "device_number": "adasum",
+    "grad_accumulation_step": "grad_accumulation",
+}
+
+
 @dataclass(frozen=True)
 class Boost:
     """What is turned on, and with which values.
 
-    on      functions of ``IMPLEMENTED``
-    values  setting -> value: what the dictionary says of the functions that are on, and the
-            defaults of what it does not say
-    notes   what a caller should be told, one sentence each
+    Attributes:
+        level: the boost_level.
+        mode: of the dictionary.
+        on: functions of ``IMPLEMENTED``.
+        values: setting -> value: what the dictionary says of the functions that are on, and the
+            defaults of what it does not say.
+        notes: what a caller should know, one sentence each.
     """
 
     level: str
@@ -50,14 +119,15 @@ def read_boost(
 ) -> Boost:
     """Return what a level and a dictionary turn on.
 
-    boost_level        O0: nothing, O1: less_bn and grad_freeze, O2: these and adasum
-    boost_config_dict  sections of settings, or None, "" or {} for none; it stays as it is
-    missing            what happens to a function that labkit does not have: ``refuse``, or
-                       ``skip``, which leaves it off and notes it
+    Args:
+        boost_level: O0: nothing, O1: less_bn and grad_freeze, O2: these and adasum.
+        boost_config_dict: sections of settings, or None, "" or {} for none; it stays as it is.
+        missing: what happens to a function that labkit does not have: ``refuse``, or ``skip``,
+            which leaves it off and notes it.
 
-    Raises ``InputError`` for unknown levels, modes, sections and settings (with the nearest name),
-    for values that are not right, for a function that labkit does not have, and for words that
-    contradict each other.
+    Raises:
+        InputError: when a level, mode, section or setting is unknown (with the nearest name), a
+            value is not right, labkit does not have a function, or words contradict each other.
     """
     refuse_unknown("boost_level", boost_level, LEVELS)
     refuse_unknown("missing", missing, MISSING)
@@ -70,57 +140,58 @@ def read_boost(
     if lacking:
         notes.append(f"labkit has no {_and(lacking)}: left off")
     on = tuple(name for name in IMPLEMENTED if name in wanted)
-    if {"adasum", "dim_reduce"} <= set(on):
-        raise InputError(
-            "adasum and dim_reduce are both True; expected one of them: dim_reduce moves all ranks "
-            "by one common search"
-        )
-    if on and boost_level == "O0":
-        raise InputError(
-            f"boost_level is 'O0', which changes nothing, and the dictionary turns on {_and(on)}; "
-            "expected boost_level 'O1' or 'O2'"
-        )
+    _refuse_contradictions(boost_level, on)
     values, unused = _values(sections, on)
     if unused:
         notes.append(f"without effect here: {', '.join(unused)}")
     return Boost(boost_level, mode, on, values, tuple(notes))
 
 
-def _checked_sections(given):
-    """Return section -> setting of today's name -> value; a copy."""
-    if given is None or given == "":
-        return {}
-    if not isinstance(given, Mapping):
+def _refuse_contradictions(level: str, on: Collection[str]) -> None:
+    if {"adasum", "dim_reduce"} <= set(on):
         raise InputError(
-            f"boost_config_dict is a {type(given).__name__}; expected a dictionary of sections"
+            "adasum and dim_reduce are both True; expected one of them: dim_reduce moves all ranks "
+            "by one common search"
+        )
+    if on and level == "O0":
+        raise InputError(
+            f"boost_level is 'O0', which changes nothing, and the dictionary turns on {_and(on)}; "
+            "expected boost_level 'O1' or 'O2'"
+        )
+
+
+def _checked_sections(dictionary: object) -> dict[str, Mapping[str, Any]]:
+    """Section -> setting of today's name -> value; a copy."""
+    if dictionary is None or dictionary == "":
+        return {}
+    if not isinstance(dictionary, Mapping):
+        raise InputError(
+            f"boost_config_dict is a {type(dictionary).__name__}; expected a dictionary of sections"
         )
     sections = {}
-    for section, content in given.items():
+    for section, content in dictionary.items():
         refuse_unknown("section of boost_config_dict", section, ("boost", *SECTIONS))
         if not isinstance(content, Mapping):
-            raise InputError(
-                f"boost_config_dict[{section!r}] is {content!r}; expected a dictionary of settings"
-            )
+            name = f"boost_config_dict[{section!r}]"
+            raise arguments.wrong(name, content, "a dictionary of settings")
         own = section == "boost"  # looked at by _mode_and_asked
         sections[section] = content if own else _checked_settings(section, content)
     return sections
 
 
-def _checked_settings(section, content):
-    known, found = SECTIONS[section], {}
+def _checked_settings(section: str, content: Mapping[Any, Any]) -> dict[str, Any]:
+    known, checked = SECTIONS[section], {}
     for name, value in content.items():
         key = OLD_NAMES.get(name, name) if isinstance(name, str) else name
         if key not in known:
             raise InputError(_unknown_setting(section, name, known))
-        if key in found:
+        if key in checked:
             raise InputError(f"{section} says {key} twice, under two names; expected one")
-        if not known[key].is_right(value):
-            raise InputError(f"{name} of {section} is {value!r}; expected {known[key].expected}")
-        found[key] = list(value) if isinstance(value, list) else value
-    return found
+        checked[key] = known[key](f"{name} of {section}", value)
+    return checked
 
 
-def _unknown_setting(section, name, known):
+def _unknown_setting(section: str, name: object, known: Collection[str]) -> str:
     names = [*known, *(old for old, new in OLD_NAMES.items() if new in known)]
     elsewhere = [other for other, keys in SECTIONS.items() if OLD_NAMES.get(name, name) in keys]
     if elsewhere:
@@ -130,23 +201,21 @@ def _unknown_setting(section, name, known):
     return f"unknown setting {name!r} of {section}; expected one of: {', '.join(names)}.{hint}"
 
 
-def _mode_and_asked(boost):
-    """Return (mode, function -> truth that the dictionary gives)."""
+def _mode_and_asked(boost: Mapping[Any, Any]) -> tuple[str, dict[str, bool]]:
+    """(mode, function -> what the dictionary says)."""
     mode, asked = "auto", {}
     for name, value in boost.items():
         refuse_unknown("setting of boost", name, ("mode", *FUNCTIONS))
         if name == "mode":
             refuse_unknown("boost mode", value, MODES)
             mode = value
-        elif not isinstance(value, bool):
-            raise InputError(f"{name} of boost is {value!r}; expected True or False")
         else:
-            asked[name] = value
+            asked[name] = arguments.flag(f"{name} of boost", value)
     return mode, asked
 
 
-def _functions(level, mode, asked):
-    """Return (the functions that are to be on, notes)."""
+def _functions(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """(the functions that are to be on, notes)."""
     if mode == "manual":
         wanted = [name for name in FUNCTIONS if asked.get(name)]
         beside = [name for name in LEVELS[level] if name not in asked]
@@ -167,7 +236,7 @@ def _functions(level, mode, asked):
     return list(wanted), []
 
 
-def _refusal(level, mode, wanted, lacking):
+def _refusal(level: str, mode: str, wanted: Collection[str], lacking: Collection[str]) -> str:
     if mode == "manual":
         whose = "boost_config_dict"
     else:
@@ -180,14 +249,16 @@ def _refusal(level, mode, wanted, lacking):
     return f"{text} missing='skip' leaves off what is not there"
 
 
-def _values(sections, on):
-    """Return (the settings of the functions that are on, texts of those without effect)."""
+def _values(
+    sections: Mapping[str, Mapping[str, Any]], on: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """(the settings of the functions that are on, texts of those without effect)."""
     values, unused = {}, []
     for section, settings in sections.items():
         for name, value in settings.items():
-            function = _function_of(section, name)
-            if name in MEANINGLESS:
-                unused.append(f"{name} ({MEANINGLESS[name]})")
+            function = _OF_COMMON[name] if section == "common" else section
+            if name in _MEANINGLESS:
+                unused.append(f"{name} ({_MEANINGLESS[name]})")
             elif function not in on:
                 unused.append(f"{name} ({function} is off)")
             elif name in values and values[name] != value:
@@ -197,19 +268,13 @@ def _values(sections, on):
             else:
                 values[name] = value
     if "dim_reduce" in on:
-        defaults = {name: key.default for name, key in SECTIONS["dim_reduce"].items()}
-        values = {name: value for name, value in defaults.items() if name != "timeout"} | values
+        values = _DIM_REDUCE | values
     if "grad_accumulation" in on and "grad_accumulation_step" not in values:
         raise InputError(
-            "grad_accumulation is True and grad_accumulation_step was not given; expected a whole "
-            "number of micro-batches (MindSpore's default of 1 accumulates nothing)"
+            "grad_accumulation is True and grad_accumulation_step was not given; expected an "
+            "integer of micro-batches (MindSpore's default of 1 accumulates nothing)"
         )
     return values, unused
-
-
-def _function_of(section, name):
-    """Return the function that a setting serves."""
-    return OF_COMMON[name] if section == "common" else section
 
 
 def _and(names: Collection[str]) -> str:

@@ -7,23 +7,30 @@ GPU); dataset sink mode is off and refused; BatchNorm stays in float32; what wou
 middle of a training is refused before it.
 """
 
+from __future__ import annotations
+
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 from mindspore import nn
-from mindspore.train import Callback, Model
+from mindspore.dataset import Dataset
+from mindspore.train import Callback, Model, RunContext
 
 from labkit.algorithms.thor.update import ThorUpdate
-from labkit.base.arguments import integer
+from labkit.base.arguments import flag, integer
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes, set_modes
 from labkit.steps.plain import PlainStep
-from labkit.steps.step import trainable_batch_norms
+from labkit.steps.state import set_state
+from labkit.steps.step import Step, trainable_batch_norms
 from labkit.steps.words import PRECISION
 from labkit.training.fit import EndOfEpoch
-from labkit.upstream.thor_arguments import at_update, loss_scale_of
-from labkit.upstream.thor_optimizer import ThorOptimizer
+from labkit.upstream.thor_arguments import OfUpdate, at_update, loss_scale_of
+from labkit.upstream.thor_optimizer import ThorOptimizer, ThorSettings
+
+Callbacks = Callback | Sequence[Callback] | None
 
 
 class ConvertModelUtils:
@@ -31,52 +38,52 @@ class ConvertModelUtils:
 
     @staticmethod
     def convert_to_thor_model(
-        model,
-        network,
-        loss_fn=None,
-        optimizer=None,
-        metrics=None,
-        amp_level="O0",
-        loss_scale_manager=None,
-        keep_batchnorm_fp32=False,
-    ):
+        model: Model | None,
+        network: nn.Cell,
+        loss_fn: Any = None,
+        optimizer: ThorOptimizer | None = None,
+        metrics: dict | set | None = None,
+        amp_level: str = "O0",
+        loss_scale_manager: Any = None,
+        keep_batchnorm_fp32: bool = False,
+    ) -> ThorModel:
         """Return a ``ThorModel`` that trains ``network`` with THOR and evaluates it.
 
-        model                the ``mindspore.train.Model`` so far, or None; nothing of it is used,
-                             as in upstream
-        network              Cell, inputs -> logits: the one that ``thor`` was given
-        loss_fn              (logits, labels) -> mean over rows of each row's loss:
-                             SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with
-                             reduction='mean'; others, by ``thor(..., loss="sample mean")``, on the
-                             caller's word
-        optimizer            of ``labkit.thor``
-        metrics              dict or set of metrics for ``eval`` and ``fit``, or None
-        amp_level            O0, or O2: float16 inside the network, loss and factors in float32
-        loss_scale_manager   None, FixedLossScaleManager or DynamicLossScaleManager. The loss scale
-                             is divided by once. With drop_overflow_update=False nothing is
-                             checked; otherwise a batch that is not finite updates nothing
-        keep_batchnorm_fp32  BatchNorm is kept in float32 with either value; False says so
-
         The network's layers get their taps here; outputs and names of Parameters stay as they are.
-        Raises ``InputError`` for what does not fit together, and leaves the network alone then.
+
+        Args:
+            model: the ``mindspore.train.Model`` so far, or None; nothing of it is used, as in
+                upstream.
+            network: inputs -> logits: the one that ``thor`` was given.
+            loss_fn: (logits, labels) -> mean over rows of each row's loss:
+                SoftmaxCrossEntropyWithLogits or CrossEntropySmooth with reduction='mean'; others,
+                by ``thor(..., loss="sample mean")``, on the caller's word.
+            optimizer: of ``labkit.thor``.
+            metrics: dict or set of metrics for ``eval`` and ``fit``, or None.
+            amp_level: O0, or O2: float16 inside the network, loss and factors in float32.
+            loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. The loss
+                scale is divided by once. With drop_overflow_update=False nothing is checked;
+                otherwise a batch that is not finite updates nothing.
+            keep_batchnorm_fp32: BatchNorm is kept in float32 with either value; False says so.
+
+        Raises:
+            InputError: when the parts do not fit together; the network is left alone then.
         """
         settings = _settings(model, network, loss_fn, optimizer)
         refuse_unknown("amp_level", amp_level, PRECISION)
-        if not isinstance(keep_batchnorm_fp32, bool):
-            raise InputError(f"keep_batchnorm_fp32 is {keep_batchnorm_fp32!r}; expected a truth")
+        flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
         scale, nonfinite = loss_scale_of(loss_scale_manager, settings.loss_scale)
         # Metrics that are none raise here, before anything of the network has changed.
         evaluation = _evaluation(network, loss_fn, metrics, amp_level)
         Model(network, **evaluation)
         if amp_level == "O2" and not keep_batchnorm_fp32 and trainable_batch_norms(network):
             warnings.warn(
-                "keep_batchnorm_fp32=False came, and BatchNorm stays in float32 as with True: its "
+                "keep_batchnorm_fp32=False: BatchNorm stays in float32 as with True, since its "
                 "running statistics lose digits in float16",
                 stacklevel=2,
             )
         loss_net = LossNet(network, loss_fn)
-        own = dict(settings.options, frequency=settings.frequency)
-        update = ThorUpdate(loss_net, optimizer, settings.damping, **own)
+        update = ThorUpdate(loss_net, optimizer, settings.damping, **vars(settings.options))
         try:
             options = dict(precision=amp_level, loss_scale=scale, nonfinite=nonfinite)
             step = PlainStep(loss_net, optimizer, update=update, **options)
@@ -94,7 +101,9 @@ class ThorModel(Model):
     ``fit``, ``eval`` and ``predict`` are those of ``Model``, without dataset sink mode.
     """
 
-    def __init__(self, step, network, settings, evaluation):
+    def __init__(
+        self, step: Step, network: nn.Cell, settings: ThorSettings, evaluation: dict[str, Any]
+    ) -> None:
         super().__init__(step, **evaluation)
         self.step = step
         self._settings = settings
@@ -102,17 +111,18 @@ class ThorModel(Model):
 
     def train(
         self,
-        epoch,
-        train_dataset,
-        callbacks=None,
-        dataset_sink_mode=False,
-        sink_size=-1,
-        initial_epoch=0,
-    ):
+        epoch: int,
+        train_dataset: Dataset,
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
         """Train up to epoch ``epoch``; see ``mindspore.train.Model.train``.
 
-        Raises ``InputError`` for sink mode, and for learning rates or dampings that are fewer than
-        the updates.
+        Raises:
+            InputError: when sink mode is asked for, and where learning rates or dampings are fewer
+                than the updates.
         """
         _refuse_sink_mode(dataset_sink_mode)
         self._check(train_dataset, epoch, initial_epoch)
@@ -121,16 +131,16 @@ class ThorModel(Model):
 
     def fit(
         self,
-        epoch,
-        train_dataset,
-        valid_dataset=None,
-        valid_frequency=1,
-        callbacks=None,
-        dataset_sink_mode=False,
-        valid_dataset_sink_mode=False,
-        sink_size=-1,
-        initial_epoch=0,
-    ):
+        epoch: int,
+        train_dataset: Dataset,
+        valid_dataset: Dataset | None = None,
+        valid_frequency: int | Sequence[int] = 1,
+        callbacks: Callbacks = None,
+        dataset_sink_mode: bool = False,
+        valid_dataset_sink_mode: bool = False,
+        sink_size: int = -1,
+        initial_epoch: int = 0,
+    ) -> None:
         """Train, and evaluate between epochs; see ``mindspore.train.Model.fit``."""
         _refuse_sink_mode(dataset_sink_mode or valid_dataset_sink_mode)
         self._check(train_dataset, epoch, initial_epoch)
@@ -146,30 +156,34 @@ class ThorModel(Model):
             initial_epoch,
         )
 
-    def eval(self, valid_dataset, callbacks=None, dataset_sink_mode=False):
+    def eval(
+        self, valid_dataset: Dataset, callbacks: Callbacks = None, dataset_sink_mode: bool = False
+    ) -> dict[str, Any]:
         """Return the metrics over a dataset; see ``mindspore.train.Model.eval``."""
         _refuse_sink_mode(dataset_sink_mode)
         return super().eval(valid_dataset, callbacks, False)
 
-    def predict(self, *predict_data, **options):
+    def predict(
+        self, *predict_data: Any, backend: str | None = None, config: dict | None = None
+    ) -> Any:
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
         # A Model sets the mode once and then believes in it, whatever another one has set since.
         network = self.step.gradient.loss_net.network
         kept = modes(network)
         network.set_train(False)
         try:
-            return self._predictor.predict(*predict_data, **options)
+            return self._predictor.predict(*predict_data, backend=backend, config=config)
         finally:
             set_modes(kept)
 
-    def _callbacks(self, given):
-        given = [] if given is None else given
+    def _callbacks(self, callbacks: Callbacks) -> list[Callback]:
+        callbacks = [] if callbacks is None else callbacks
         own = [EndOfEpoch(self.step)]
         if self._settings.rate is not None:
             own.append(_FollowRate(self.step, self._settings.rate))
-        return [*own, *(given if isinstance(given, list | tuple) else [given])]
+        return [*own, *(callbacks if isinstance(callbacks, list | tuple) else [callbacks])]
 
-    def _check(self, dataset, epoch, initial_epoch):
+    def _check(self, dataset: Dataset, epoch: int, initial_epoch: int) -> None:
         """Refuse what would stop the training in its middle."""
         integer("epoch", epoch)
         batches = dataset.get_dataset_size() * max(epoch - initial_epoch, 0)
@@ -184,30 +198,30 @@ class ThorModel(Model):
                 )
         self._check_batch_size(dataset.get_batch_size())
 
-    def _check_batch_size(self, came):
-        said = self._settings.batch_size
-        if came == said:
+    def _check_batch_size(self, rows: int) -> None:
+        expected = self._settings.batch_size
+        if rows == expected:
             return
-        text = f"batch_size is {said} in thor, and the data comes in batches of {came}"
-        if self._settings.options.get("formulas", "thor") != "thor":
+        text = f"batch_size is {expected} in thor, and the data comes in batches of {rows}"
+        if self._settings.options.formulas != "thor":
             raise InputError(f"{text}; expected the same where upstream's formulas are asked for")
-        warnings.warn(f"{text}: factors are means over the {came}", stacklevel=3)
+        warnings.warn(f"{text}: factors are means over the {rows}", stacklevel=3)
 
 
 class _FollowRate(Callback):
     """Set the optimizer's learning rate before each update to a function's value at it."""
 
-    def __init__(self, step, rate):
+    def __init__(self, step: Step, rate: OfUpdate) -> None:
         super().__init__()
         self._step, self._rate = step, rate
 
-    def on_train_step_begin(self, run_context):
+    def on_train_step_begin(self, run_context: RunContext) -> None:
         update = int(self._step.updates.asnumpy())
         set_state(self._step.optimizer.learning_rate, at_update(self._rate, update))
 
 
-def _settings(model, network, loss_fn, optimizer):
-    """Return the ``ThorSettings``; ``InputError`` for parts that do not belong together."""
+def _settings(model: object, network: object, loss_fn: object, optimizer: object) -> ThorSettings:
+    """The ``ThorSettings``; ``InputError`` for parts that do not belong together."""
     if not (model is None or isinstance(model, Model)):
         raise InputError(f"model is a {type(model).__name__}; expected a Model, or None")
     if not isinstance(optimizer, ThorOptimizer):
@@ -217,8 +231,8 @@ def _settings(model, network, loss_fn, optimizer):
         )
     if network is not optimizer.net:
         raise InputError(
-            f"network is not the one that thor was given, a {type(optimizer.net).__name__}; "
-            f"expected that one, came a {type(network).__name__}"
+            f"network: expected the one that thor was given, a {type(optimizer.net).__name__}, got "
+            f"a {type(network).__name__}"
         )
     if optimizer.converted:
         raise InputError("this optimizer belongs to a converted model; expected a new one")
@@ -227,17 +241,19 @@ def _settings(model, network, loss_fn, optimizer):
     return optimizer.thor
 
 
-def _evaluation(network, loss_fn, metrics, amp_level):
-    """Return the arguments of a ``Model`` that are for evaluation."""
+def _evaluation(
+    network: nn.Cell, loss_fn: Any, metrics: dict | set | None, amp_level: str
+) -> dict[str, Any]:
+    """The arguments of a ``Model`` that are for evaluation."""
     if metrics is None:
         return {}
     cell = nn.WithEvalCell(network, loss_fn, amp_level == "O2")
     return {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
 
 
-def _refuse_sink_mode(asked):
+def _refuse_sink_mode(asked: bool) -> None:
     if asked:
         raise InputError(
-            "dataset_sink_mode came: which of THOR's two graphs runs is chosen before each step, "
-            "on the host; expected dataset_sink_mode=False, the default here"
+            "dataset_sink_mode: expected False, the default here, got True: which of THOR's two "
+            "graphs runs is chosen before each step, on the host"
         )

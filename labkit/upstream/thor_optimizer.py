@@ -13,22 +13,21 @@ batch, not from batch_size; nothing is looked up by a Parameter's name; called w
 refuses to train.
 """
 
+from __future__ import annotations
+
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.algorithms.thor.options import checked_options
-from labkit.base.arguments import flag, integer
+from labkit.algorithms.thor.options import Options
+from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
+from labkit.base.arguments import flag, integer, names_checked, number
 from labkit.errors import InputError
-from labkit.upstream.thor_arguments import (
-    checked_split,
-    learning_rates,
-    name_of,
-    number,
-    schedule,
-)
+from labkit.upstream.thor_arguments import OfUpdate, checked_split, learning_rates, schedule
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient by itself, not for all together.
 CLIP_NORM = 1.0
@@ -43,26 +42,25 @@ NOTICE = (
 
 @dataclass(frozen=True)
 class ThorSettings:
-    """What ``thor`` was given beside the optimizer's own.
+    """The arguments of ``thor`` beside the optimizer's own.
 
-    damping        number, (N,) float32 array by update, or function of the update's number
-    frequency      updates between two refreshes of factors and inverses
-    loss_scale     scale that the loss comes with; the step divides by it, not the optimizer
-    batch_size     rows of a batch, as they were said to be
-    split_indices  None, or where upstream cuts the factors' AllReduce into groups
-    rate           None, or a function of the update's number
-    rates          None, or how many learning rates there are
-    options        of ``ThorUpdate``, without frequency
+    Attributes:
+        damping: number, (N,) float32 array by update, or function of the update's number.
+        loss_scale: scale that the loss comes with; the step divides by it, not the optimizer.
+        batch_size: rows of a batch, as they were said to be.
+        split_indices: None, or where upstream cuts the factors' AllReduce into groups.
+        rate: None, or a function of the update's number.
+        rates: None, or how many learning rates there are.
+        options: of ``ThorUpdate``.
     """
 
-    damping: object
-    frequency: int
+    damping: float | np.ndarray | OfUpdate
     loss_scale: float
     batch_size: int
     split_indices: tuple[int, ...] | None
-    rate: object
+    rate: OfUpdate | None
     rates: int | None
-    options: dict = field(default_factory=dict)
+    options: Options
 
 
 class ThorOptimizer(nn.Optimizer):
@@ -72,9 +70,18 @@ class ThorOptimizer(nn.Optimizer):
     itself it would be plain momentum.
     """
 
-    def __init__(self, net, rate, momentum, weight_decay, use_nesterov, decay_filter, clips):
+    def __init__(
+        self,
+        net: nn.Cell,
+        rate: object,
+        momentum: float,
+        weight_decay: float,
+        use_nesterov: bool,
+        decay_filter: Callable[[Parameter], bool],
+        clips: bool,
+    ) -> None:
         super().__init__(rate, net.trainable_params(), weight_decay)
-        self.decay_flags = tuple(bool(decay_filter(one)) for one in self.parameters)
+        self.decay_flags = tuple(bool(decay_filter(each)) for each in self.parameters)
         # Not as a child: the network is no part of the optimizer's state.
         object.__setattr__(self, "net", net)
         self.momentum = Parameter(Tensor(momentum, ms.float32), name="momentum")
@@ -84,7 +91,7 @@ class ThorOptimizer(nn.Optimizer):
         self.clips = clips
         self.converted = False
 
-    def construct(self, gradients):
+    def construct(self, gradients: tuple[Tensor, ...]) -> tuple:
         if not self.converted:
             raise ValueError(
                 "this optimizer of labkit.thor was called without THOR: by itself it would train "
@@ -103,92 +110,141 @@ class ThorOptimizer(nn.Optimizer):
 
     def get_frequency(self) -> int:
         """Return the number of updates between two refreshes, as upstream's method does."""
-        return self.thor.frequency
+        return self.thor.options.frequency
 
 
+@names_checked
 def thor(
-    net,
-    learning_rate,
-    damping,
-    momentum,
-    weight_decay=0.0,
-    loss_scale=1.0,
-    batch_size=32,
-    use_nesterov=False,
-    decay_filter=lambda x: x.name not in [],
-    split_indices=None,
-    enable_clip_grad=False,
-    frequency=100,
-    **options,
-):
+    net: nn.Cell,
+    learning_rate: object,
+    damping: object,
+    momentum: float,
+    weight_decay: float = 0.0,
+    loss_scale: float = 1.0,
+    batch_size: int = 32,
+    use_nesterov: bool = False,
+    decay_filter: Callable[[Parameter], bool] = lambda x: x.name not in [],
+    split_indices: Sequence[int] | None = None,
+    enable_clip_grad: bool = False,
+    frequency: int = 100,
+    *,
+    factor_frequency: int | Callable[[int], int] | None = None,
+    split: int | None = 128,
+    bias: str = "homogeneous",
+    factor_decay: float = 0.0,
+    damping_split: str = "equal",
+    trace_rule: TraceRule | None = None,
+    kl_clip: float | None = None,
+    adapt_damping: LevenbergMarquardt | None = None,
+    skip: Sequence[nn.Cell | str] = (),
+    formulas: str = "thor",
+    loss: str = "known",
+    nan: str = "stop",
+) -> ThorOptimizer:
     """Return THOR's optimizer for ``net``, to be handed to ``convert_to_thor_model``.
 
-    net               Cell; its trainable Parameters are trained. Nothing in it changes until the
-                      conversion
-    learning_rate     number >= 0, array or Tensor with one for each update, function of the
-                      update's number (0, 1, ..), or a LearningRateSchedule
-    damping           number > 0, array or Tensor with one for each update, or such a function
-    momentum          0 .. below 1
-    weight_decay      >= 0, of the Parameters that ``decay_filter`` (Parameter -> bool) says: by
-                      default all of them, biases and normalisation too
-    loss_scale        that of the FixedLossScaleManager, if there is one
-    batch_size        rows of a batch on one device. Upstream multiplies by it; here N is counted in
-                      each batch. A training with other batches warns, and is refused where
-                      ``formulas="upstream_gpu"`` is asked for
-    use_nesterov      Nesterov's momentum
-    split_indices     increasing numbers of preconditioned layers, the last layer of each group.
-                      Upstream fuses the AllReduce of factors by them, which is a matter of speed;
-                      here they are checked, and nothing depends on them
-    enable_clip_grad  limit the norm of each preconditioned gradient, weight decay included, to 1
-                      (each Parameter's by itself, as upstream does)
-    frequency         updates between two refreshes, 1 or more
-    options           those of ``labkit.algorithms.thor.Options``
+    The arguments from factor_frequency on are those of ``labkit.algorithms.thor.Options``.
 
-    Raises ``InputError`` for values that are none of these; arrays that are shorter than the
-    training are refused when it starts.
+    Args:
+        net: its trainable Parameters are trained. Nothing in it changes until the conversion.
+        learning_rate: number >= 0, array or Tensor with one for each update, function of the
+            update's number (0, 1, ..), or a LearningRateSchedule.
+        damping: number > 0, array or Tensor with one for each update, or such a function.
+        momentum: 0 .. below 1.
+        weight_decay: >= 0, of the Parameters that ``decay_filter`` selects.
+        loss_scale: that of the FixedLossScaleManager, if there is one.
+        batch_size: rows of a batch on one device. Upstream multiplies by it; here N is counted in
+            each batch. A training with other batches warns, and is refused where
+            ``formulas="upstream_gpu"`` is asked for.
+        use_nesterov: Nesterov's momentum.
+        decay_filter: Parameter -> bool; by default all, biases and normalisation too.
+        split_indices: increasing numbers of preconditioned layers, the last layer of each group.
+            Upstream fuses the AllReduce of factors by them, which is a matter of speed; here they
+            are checked, and nothing depends on them.
+        enable_clip_grad: limit the norm of each preconditioned gradient, weight decay included, to
+            1 (each Parameter's by itself, as upstream does).
+        frequency: updates between two refreshes, 1 or more.
+        factor_frequency: updates between two refreshes of the factors; None: ``frequency``.
+        split: largest block of a factor, or None.
+        bias: ``homogeneous`` or ``plain``.
+        factor_decay: weight of the old factors in their running average.
+        damping_split: ``equal`` or ``pi``.
+        trace_rule: which layers' inverses are made anew, or None.
+        kl_clip: limit of the update's length, or None.
+        adapt_damping: rule that adapts the damping, or None.
+        skip: layers that take the plain update.
+        formulas: ``thor`` or ``upstream_gpu``.
+        loss: ``known`` or ``sample mean``.
+        nan: ``stop`` or ``drop``.
+
+    Raises:
+        InputError: when a value is none of these; arrays that are shorter than the training are
+            refused when it starts.
     """
     if not isinstance(net, nn.Cell) or not net.trainable_params():
-        raise InputError(f"net is {name_of(net)}; expected a Cell with trainable Parameters")
+        name = f"a {type(net).__name__}" + (" without any" if isinstance(net, nn.Cell) else "")
+        raise InputError(f"net is {name}; expected a Cell with trainable Parameters")
     if not callable(decay_filter):
         raise InputError(f"decay_filter is {decay_filter!r}; expected a function of a Parameter")
-    frequency = integer("frequency", frequency)
-    checked_options(options | {"frequency": frequency})
+    options = Options(
+        frequency=integer("frequency", frequency),
+        factor_frequency=factor_frequency,
+        split=split,
+        bias=bias,
+        factor_decay=factor_decay,
+        damping_split=damping_split,
+        trace_rule=trace_rule,
+        kl_clip=kl_clip,
+        adapt_damping=adapt_damping,
+        skip=skip,
+        formulas=formulas,
+        loss=loss,
+        nan=nan,
+    )
     rate, following = learning_rates(learning_rate)
     optimizer = ThorOptimizer(
         net,
         rate,
-        number("momentum", momentum, "a number from 0 to below 1", lambda value: 0 <= value < 1),
-        number("weight_decay", weight_decay, "a number >= 0", lambda value: value >= 0),
+        number("momentum", momentum, at_least=0, below=1),
+        number("weight_decay", weight_decay, at_least=0),
         flag("use_nesterov", use_nesterov),
         decay_filter,
         flag("enable_clip_grad", enable_clip_grad),
     )
     optimizer.thor = ThorSettings(
-        damping=schedule("damping", damping, "> 0", lambda values: values > 0),
-        frequency=frequency,
-        loss_scale=number("loss_scale", loss_scale, "a number > 0", lambda value: value > 0),
+        damping=schedule("damping", damping, zero=False),
+        loss_scale=number("loss_scale", loss_scale, above=0),
         batch_size=integer("batch_size", batch_size),
         split_indices=checked_split(net, split_indices),
         rate=following,
         rates=len(rate) if isinstance(rate, Tensor) else None,
         options=options,
     )
-    if options.get("formulas", "thor") == "thor":
-        warnings.warn(NOTICE, stacklevel=2)
+    if formulas == "thor":
+        warnings.warn(NOTICE, stacklevel=3)  # names_checked stands between
     return optimizer
 
 
-def _momentum_step(apply, momentum, rate, gradient, weight, moment):
+def _momentum_step(
+    apply: ops.ApplyMomentum,
+    momentum: Parameter,
+    rate: Tensor,
+    gradient: Tensor,
+    weight: Parameter,
+    moment: Parameter,
+) -> Tensor:
     return apply(weight, moment, rate, gradient, momentum)
 
 
-def _nesterov_step(momentum, rate, gradient, weight, moment):
+def _nesterov_step(
+    momentum: Parameter, rate: Tensor, gradient: Tensor, weight: Parameter, moment: Parameter
+) -> Tensor:
     # Not ops.ApplyMomentum(use_nesterov=True): its CPU kernel (2.10.0) does the same as without.
     new = momentum * moment + gradient
     step = ops.cast(rate * (gradient + momentum * new), weight.dtype)
     return ops.depend(ops.assign_sub(weight, step), ops.assign(moment, new))
 
 
-def _clipped(gradient):
+def _clipped(gradient: Tensor) -> Tensor:
     norm = ops.sqrt(ops.reduce_sum(ops.square(gradient.reshape(-1))))
     return gradient * (CLIP_NORM / ops.maximum(norm, CLIP_NORM))

@@ -257,7 +257,7 @@ def _recipe(folder: Path, _out: Path):
     from labkit.recipes.resnet50_config import Config
     from labkit.recipes.run_folder import check_resume
 
-    check_resume(Config(lr=0.1), ["0", "1"], folder, ())
+    check_resume(Config(lr=0.1), ["0", "1"], folder)
 
 
 def _digits(folder: Path, _out: Path):

@@ -1,8 +1,12 @@
 """Fixtures of the recipes' tests."""
 
+import contextlib
 import importlib.util
+import io
 
 import pytest
+
+from tests.support.recipes import recipe, shrink, values
 
 
 @pytest.fixture(scope="session")
@@ -20,11 +24,16 @@ def digits(root, tmp_path_factory):
     return make
 
 
+@pytest.fixture(scope="session")
+def data(digits):
+    """40 + 20 images: four batches in an epoch."""
+    return digits(40, 20)
+
+
 @pytest.fixture(scope="module")
 def small():
     """ResNet-18 is a network of four small stages, and no environment speaks of ranks."""
     from labkit.nets import resnet
-    from tests.recipes.resnet50_on_ranks import shrink
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
@@ -32,3 +41,27 @@ def small():
         for name in ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE"):
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(scope="session")
+def trained(data, tmp_path_factory):
+    """A function: recipe -> (folder of all run folders, what its command printed).
+
+    Each is trained once, by its command line; tests look at it and leave it as it is.
+    """
+    out, printed = tmp_path_factory.mktemp("recipes"), {}
+
+    def get(name):
+        if name == "subspace_stage_2":
+            get("subspace_stage_1")
+        if name not in printed:
+            arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
+            for setting, value in values(name, out).items():
+                arguments += ["--set", f"{setting}={value}"]
+            shown = io.StringIO()
+            with contextlib.redirect_stdout(shown):
+                assert recipe(name).main(arguments) == 0
+            printed[name] = shown.getvalue()
+        return out, printed[name]
+
+    return get

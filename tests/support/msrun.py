@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from labkit import launch
 from labkit.errors import WorkerFailed
-from labkit.ranks import launch
 
 SECONDS = 300
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from labkit import launch
 from labkit.base.locks import locked
 from labkit.errors import WorkerFailed
-from labkit.ranks import launch
 from labkit.training.records import read_records
 from tests.support.trainings import ROOT, comparable
 

@@ -72,7 +72,7 @@ class Watch:
     """A context manager around one execution.
 
     Args:
-        mark: of the processes, from ``labkit.ranks.processes.guarded``.
+        mark: of the processes, from ``ranks.processes.guarded``.
         limits: ``cell_seconds`` is not looked at here, papermill keeps it.
 
     Attributes:

@@ -1,29 +1,31 @@
 """``boost_step``: what each dictionary builds, beside what MindSpore makes of the same words."""
 
 import copy
+import inspect
 import json
 import shutil
 import subprocess
 import sys
 import textwrap
 import warnings
+from dataclasses import fields
 
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 from mindspore.train import Callback, Model
 
-import labkit
-import labkit.algorithms.subspace.basis as basis_module
 from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost_step
 from labkit.algorithms.subspace import Basis, SubspaceStep
+from labkit.algorithms.subspace import basis as basis_module
+from labkit.algorithms.subspace.search import Constants
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
 from labkit.upstream import boost
+from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, manual
 from tests.support.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
 from tests.support.subspace_cells import basis_of
-from tests.test_boost_config import ACCUMULATION, ADASUM, DIM_REDUCE, manual
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -82,7 +84,7 @@ class TestIsTheStepThatTheWordsMean:
             assert step.team.text() == other.team.text()
         assert_bit_equal(snapshot(step), snapshot(other))
 
-    @pytest.mark.parametrize("name", ["accumulation", "both"])
+    @pytest.mark.parametrize("name", ["both"])
     def test_and_trains_as_it(self, name):
         (level, dictionary, options), kind, arguments = SAME[name]
         came = trained(lambda *pair: boost_step(*pair, level, dictionary, **options))
@@ -119,13 +121,8 @@ class TestDimReduce:
         _, loss_net, optimizer = parts()
         for name in ("pca_mat_path", "weight_load_dir"):
             words = manual("dim_reduce", dim_reduce={name: "somewhere"})
-            with pytest.raises(InputError, match="basis came, and pca_mat_path or weight_load_dir"):
+            with pytest.raises(InputError, match="got a basis, and pca_mat_path or weight_load"):
                 boost_step(loss_net, optimizer, "O1", words, basis=basis())
-
-    def test_it_is_the_search(self):
-        _, loss_net, optimizer = parts()
-        with pytest.raises(InputError, match="method is 'sgd'; dim_reduce is the search 'bfgs'"):
-            boost_step(loss_net, optimizer, "O1", self.words(), basis=basis(), method="sgd")
 
 
 @pytest.mark.filterwarnings("ignore:boost_step")
@@ -204,9 +201,9 @@ class TestTheBasisOfTheDictionary:
         self.step(weight_load_dir=folder)
         path = folder / "pca_mat.npy"
         parameters, calls = regression()[0].trainable_params(), []
-        monkeypatch.setattr(boost.cluster, "gather", lambda values: np.array([[0.0], values]))
+        monkeypatch.setattr(basis_module, "gather", lambda values: np.array([[0.0], values]))
         monkeypatch.setattr(basis_module, "basis_of", lambda *given: calls.append(given))
-        boost.basis_from(path, folder, parameters, 3)
+        basis_module.basis_from(path, folder, parameters, 3)
         assert calls == [(path, folder, parameters, 3)]
 
     def test_what_is_refused(self, folder, tmp_path):
@@ -282,63 +279,60 @@ class TestWhatIsSaid:
 
 class TestRefused:
     @pytest.mark.parametrize(
-        ("option", "word"),
+        ("words", "name", "value", "owners"),
         [
-            ("micro_steps", "grad_accumulation_step"),
-            ("node_size", "device_number"),
-            ("rho", "rho"),
-            ("sigma", "sigma"),
-            ("gamma", "gamma"),
-            ("alpha", "alpha"),
+            (ACCUMULATION, "workers", 2, "adasum"),
+            (ACCUMULATION, "trials", 2, "dim_reduce"),
+            (None, "tail", "drop", "adasum and dim_reduce and grad_accumulation"),
         ],
     )
-    def test_options_that_the_dictionary_has_a_word_for(self, option, word):
+    def test_options_of_a_function_that_is_off(self, words, name, value, owners):
         _, loss_net, optimizer = parts()
-        with pytest.raises(InputError, match=f"{option} came as an option; .*, as {word}$"):
-            boost_step(loss_net, optimizer, "O1", ACCUMULATION, **{option: 2})
+        level = "O1" if words else "O0"
+        expected = f"{name}: expected none where {owners} are off, got {value!r}"
+        with pytest.raises(InputError, match=expected):
+            boost_step(loss_net, optimizer, level, words, **{name: value})
 
-    def test_what_the_words_refuse(self):
+    def test_values_that_the_dictionary_says_are_no_arguments(self):
+        names = set(inspect.signature(boost_step).parameters)
+        assert not names & {"micro_steps", "node_size", "rho", "sigma", "gamma", "alpha"}
+        with pytest.raises(InputError, match="boost_step has no argument 'trails'. Did you mean"):
+            boost_step(None, None, trails=3)
+
+    def test_every_option_of_the_steps_is_an_argument(self):
+        """Of those that a caller may choose beside the dictionary."""
+        names = set(inspect.signature(boost_step).parameters)
+        constants = {each.name for each in fields(Constants)} - {"rho", "sigma", "gamma", "alpha"}
+        assert constants <= names
+        own = {name for options in boost._OWN_OPTIONS.values() for name in options}
+        assert own <= names and constants == set(boost._OWN_OPTIONS["dim_reduce"]) - {"tail"}
+
+    @pytest.mark.parametrize(
+        ("words", "options", "message"),
+        [
+            (None, {}, "boost_level 'O1' turns on less_bn and grad_freeze"),
+            (manual(dim_reduce={"n_componets": 3}), {}, "Did you mean 'n_components'"),
+            (ADASUM, {}, "nothing to combine: 1 worker"),
+            (ACCUMULATION, {"optimizer": "SGD"}, "optimizer is a str; expected an nn.Optimizer"),
+            (ACCUMULATION, {"basis": object()}, "got a basis, and dim_reduce is not turned on"),
+            (manual("dim_reduce"), {}, "weight_load_dir is None, and pca_mat_path None is no"),
+        ],
+    )
+    def test_what_does_not_fit(self, words, options, message):
         _, loss_net, optimizer = parts()
-        with pytest.raises(InputError, match="boost_level 'O2' turns on less_bn, grad_freeze and"):
-            boost_step(loss_net, optimizer, "O2")
-        with pytest.raises(InputError, match="Did you mean 'n_components'"):
-            boost_step(loss_net, optimizer, "O1", manual(dim_reduce={"n_componets": 3}))
-
-    def test_a_team_of_one(self):
-        _, loss_net, optimizer = parts()
-        with pytest.raises(InputError, match="nothing to combine: 1 worker"):
-            boost_step(loss_net, optimizer, "O1", ADASUM)
-
-    def test_what_is_no_optimizer(self):
-        _, loss_net, _ = parts()
-        with pytest.raises(InputError, match="optimizer is a str; expected an nn.Optimizer"):
-            boost_step(loss_net, "SGD", "O1", ACCUMULATION)
-
-    def test_a_basis_for_nothing(self):
-        _, loss_net, optimizer = parts()
-        with pytest.raises(InputError, match="basis came, and dim_reduce is not turned on"):
-            boost_step(loss_net, optimizer, "O1", ACCUMULATION, basis=object())
-
-    def test_dim_reduce_without_any_weights(self):
-        _, loss_net, optimizer = parts()
-        with pytest.raises(
-            InputError, match="weight_load_dir is None, and pca_mat_path None is no"
-        ):
-            boost_step(loss_net, optimizer, "O1", manual("dim_reduce"))
+        given = {"loss_net": loss_net, "optimizer": optimizer, "boost_level": "O1"} | options
+        with pytest.raises(InputError, match=message):
+            boost_step(**given, boost_config_dict=words)
 
 
 @pytest.mark.parametrize(
     ("ranks", "words", "expected"),
     [
-        (1, {}, 1),
-        (2, {}, 1),
         (8, {}, 1),
         (20, {}, 1),
         (16, {}, 8),
-        (32, {}, 8),
         (16, {"device_num": 4}, 4),
-        (2, {"device_number": 1}, 1),
-        (1, {"device_num": 8}, 8),
+        (1, {"device_number": 8}, 8),
     ],
 )
 def test_a_server_has_8_devices_where_mindspore_has_adasum(monkeypatch, ranks, words, expected):
@@ -416,7 +410,3 @@ def test_mindspore_ignores_the_tutorials_keys_and_every_dictionary_but_the_first
     assert boost.read_boost("O2", with_adasum).values["device_number"] == 4
     assert (second.level, second.on) == ("O2", ("grad_accumulation",))
     assert second.values["grad_accumulation_step"] == 4
-
-
-def test_it_is_public():
-    assert labkit.boost_step is boost.boost_step and "boost_step" in labkit.__all__

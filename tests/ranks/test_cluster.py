@@ -1,4 +1,4 @@
-"""Ranks as one process sees them; two of them are in recipes/test_resnet50_on_ranks.py."""
+"""Ranks as one process sees them; two of them are in recipes/test_on_ranks.py."""
 
 import numpy as np
 import pytest

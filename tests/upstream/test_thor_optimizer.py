@@ -3,6 +3,7 @@
 import inspect
 import math
 import warnings
+from dataclasses import fields
 
 import mindspore as ms
 import numpy as np
@@ -10,16 +11,15 @@ import pytest
 from mindspore import Tensor, nn
 from mindspore.train import Model
 
-import labkit
 from labkit import LossNet, PlainStep, thor
 from labkit.algorithms.thor import TraceRule
+from labkit.algorithms.thor.options import Options
 from labkit.errors import InputError
 from labkit.nets.resnet import resnet50
 from tests.support.step_cells import (
     assert_bit_equal,
     linear,
     momentum,
-    regression,
     rows,
     snapshot,
     tensors,
@@ -40,7 +40,10 @@ def make(net=None, learning_rate=0.1, damping=0.3, momentum=0.9, *given, **optio
 def test_the_arguments_are_mindspores():
     ours = list(inspect.signature(thor).parameters.values())
     theirs = list(inspect.signature(nn.thor).parameters.values())
-    assert len(theirs) == 12 and ours[12].kind is inspect.Parameter.VAR_KEYWORD
+    own = [(each.name, each.default) for each in ours[12:]]
+    options = [(each.name, each.default) for each in fields(Options) if each.name != "frequency"]
+    assert len(theirs) == 12 and own == options
+    assert {each.kind for each in ours[12:]} == {inspect.Parameter.KEYWORD_ONLY}
     for mine, its in zip(ours[:12], theirs, strict=True):
         assert (mine.name, mine.kind) == (its.name, its.kind)
         if mine.name == "decay_filter":
@@ -233,42 +236,32 @@ def test_a_learning_rate_schedule_of_mindspore():
     [
         (dict(net=3), "net is a int; expected a Cell with trainable"),
         (dict(net=nn.ReLU()), "net is a ReLU without any"),
-        (dict(learning_rate=-0.1), "learning_rate is -0.1; expected a finite number >= 0"),
-        (dict(learning_rate=math.nan), "learning_rate is nan"),
-        (dict(learning_rate="0.1"), "learning_rate is '0.1'"),
-        (dict(learning_rate=True), "learning_rate is True"),
-        (dict(learning_rate=None), "learning_rate is None|learning_rate is nan"),
-        (dict(learning_rate=[]), r"learning_rate has shape \(0,\)"),
-        (dict(learning_rate=[[0.1]]), r"learning_rate has shape \(1, 1\)"),
-        (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\] is -0.2"),
-        (dict(learning_rate=lambda update: -1), "learning_rate at update 0 is -1"),
-        (dict(learning_rate=lambda update: "x"), "learning_rate at update 0 is 'x'"),
-        (dict(damping=0), "damping is 0; expected a finite number > 0"),
-        (dict(damping=-0.3), "damping is -0.3; expected a finite number > 0"),
-        (dict(damping=math.inf), "damping is inf"),
-        (dict(damping=Tensor([0.3, 0.2, 0.0])), r"damping\[2\] is 0.0; expected a finite number"),
-        (dict(momentum=1), "momentum is 1; expected a number from 0 to below 1"),
-        (dict(momentum=-0.1), "momentum is -0.1"),
-        (dict(weight_decay=-1), "weight_decay is -1; expected a number >= 0"),
-        (dict(loss_scale=0), "loss_scale is 0; expected a number > 0"),
-        (dict(loss_scale=math.inf), "loss_scale is inf"),
-        (dict(batch_size=0), "batch_size is 0"),
-        (dict(batch_size=32.0), "batch_size is 32.0"),
-        (dict(use_nesterov=1), "use_nesterov is 1; expected True or False"),
-        (dict(enable_clip_grad="yes"), "enable_clip_grad is 'yes'"),
+        (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0.*, got -0.1"),
+        (dict(learning_rate=math.nan), "learning_rate: .*, got nan"),
+        (dict(learning_rate="0.1"), "learning_rate: .*, got '0.1'"),
+        (dict(learning_rate=[]), r"learning_rate: .*, got shape \(0,\)"),
+        (dict(learning_rate=[[0.1]]), r"learning_rate: .*, got shape \(1, 1\)"),
+        (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\]: .*, got -0.2"),
+        (dict(learning_rate=object()), "learning_rate: .*, got <object"),
+        (dict(learning_rate=lambda update: -1), "learning_rate at update 0: .*, got -1"),
+        (dict(damping=0), "damping: expected a finite number > 0.*, got 0"),
+        (dict(damping=Tensor([0.3, 0.2, 0.0])), r"damping\[2\]: expected a finite number > 0"),
+        (dict(momentum=1), "momentum: expected a finite number >= 0 and < 1, got 1"),
+        (dict(weight_decay=-1), "weight_decay: expected a finite number >= 0, got -1"),
+        (dict(loss_scale=0), "loss_scale: expected a finite number > 0, got 0"),
+        (dict(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
+        (dict(use_nesterov=1), "use_nesterov: expected True or False, got 1"),
+        (dict(enable_clip_grad="yes"), "enable_clip_grad: expected True or False, got 'yes'"),
         (dict(decay_filter=None), "decay_filter is None; expected a function"),
-        (dict(frequency=0), "frequency is 0; expected a whole number of at least 1"),
-        (dict(frequency=1.5), "frequency is 1.5"),
-        (dict(frequency=True), "frequency is True"),
-        (dict(split_indices=3), "split_indices is 3; expected increasing"),
-        (dict(split_indices=[]), r"split_indices is \[\]"),
-        (dict(split_indices=[-1, 0]), r"split_indices is \[-1, 0\]"),
-        (dict(split_indices=[0, 0]), r"split_indices is \[0, 0\]"),
-        (dict(split_indices=[0, 1.0]), r"split_indices is \[0, 1.0\]"),
+        (dict(frequency=0), "frequency: expected an integer >= 1, got 0"),
+        (dict(split_indices=3), "split_indices: expected increasing integers >= 0, got 3"),
+        (dict(split_indices=[]), r"split_indices: .*, got \[\]"),
+        (dict(split_indices=[-1, 0]), r"split_indices: .*, got \[-1, 0\]"),
+        (dict(split_indices=[0, 0]), r"split_indices: .*, got \[0, 0\]"),
         (dict(split_indices=[26, 53]), "ends with 53; the network has 1 layers with factors"),
-        (dict(factor_decai=0.9), "Did you mean 'factor_decay'?"),
-        (dict(split=0), "split is 0"),
-        (dict(formulas="upstream"), "unknown formulas 'upstream'.*Did you mean 'upstream_gpu'"),
+        (dict(factor_decai=0.9), "thor has no argument .*Did you mean 'factor_decay'"),
+        (dict(split=0), "split"),
+        (dict(formulas="upstream"), "formulas.*'upstream'.*Did you mean 'upstream_gpu'"),
     ],
 )
 def test_what_is_refused(given, message):
@@ -297,8 +290,7 @@ def test_split_indices_are_those_of_resnet_50():
 def test_options_of_thorupdate_are_kept():
     rule = TraceRule()
     optimizer = make(None, frequency=7, split=None, trace_rule=rule)
-    assert optimizer.thor.options == {"split": None, "trace_rule": rule}
-    assert optimizer.thor.frequency == 7
+    assert optimizer.thor.options == Options(frequency=7, split=None, trace_rule=rule)
 
 
 @pytest.mark.filterwarnings("default:unlike mindspore.nn.thor")
@@ -309,16 +301,3 @@ def test_one_notice_says_what_differs_unless_upstreams_formulas_are_asked_for():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make(None, formulas="upstream_gpu")
-
-
-def test_it_is_exported():
-    assert labkit.thor is thor and "thor" in labkit.__all__
-    assert "ConvertModelUtils" in labkit.__all__
-
-
-def test_regression_networks_are_the_ones_meant():
-    """The plain optimizer that the refusals are compared with does train."""
-    net, loss_net = regression()
-    before = snapshot(net)
-    PlainStep(loss_net, momentum(net))(*tensors(*rows(4)))
-    assert (snapshot(net)["weight"] != before["weight"]).any()

@@ -1,0 +1,109 @@
+"""The settings that recipes share. Each recipe adds its own, and other defaults, in a subclass."""
+
+from dataclasses import dataclass
+
+from labkit.base.arguments import wrong
+from labkit.errors import InputError
+from labkit.nets import words as nets
+from labkit.recipes.settings import (
+    check,
+    count,
+    flag,
+    one_of,
+    path,
+    positive,
+    rate,
+    seed,
+    share,
+)
+from labkit.steps import words as steps
+
+# What a resumed training may change: where and how often it writes, and what is fitted anyway.
+MAY_CHANGE = (
+    "save_checkpoint",
+    "save_checkpoint_epochs",
+    "save_checkpoint_steps",
+    "keep_checkpoint_max",
+    "save_checkpoint_path",
+    "num_parallel_workers",
+)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Everything that decides a training but the data and the machine: what all recipes set.
+
+    Raises:
+        InputError: when a value is not right, or values do not go together.
+    """
+
+    batch_size: int = count(256, "images in one micro-batch on one rank")
+    class_num: int | None = count(
+        1001, "width of the logits, at least the number of class folders; None: that number", 2
+    )
+    epoch_size: int = count(90, "epochs of the whole training")
+    micro_steps: int = count(1, "micro-batches in one update; more than 1 accumulates gradients")
+    weight_decay: float = rate(1e-4, "of weights; not of biases and normalisation layers")
+    label_smooth_factor: float = share(0.1, "s of labkit.steps.losses.CrossEntropySmooth")
+    label_smooth_convention: str = one_of(
+        "mindspore", steps.CONVENTIONS, "whose smoothing: s/(n-1) for each other class, or s/n"
+    )
+    save_checkpoint: bool = flag(True, "False: no checkpoint is written")
+    save_checkpoint_epochs: int = count(
+        1, "epochs between checkpoints; the last epoch has one anyway"
+    )
+    save_checkpoint_steps: int | None = count(
+        None, "micro-batches between checkpoints within an epoch; None: no further ones"
+    )
+    keep_checkpoint_max: int = count(2, "checkpoints kept")
+    save_checkpoint_path: str = path(
+        "runs/training", "run folder: config.json, classes.json, records.csv, checkpoint/"
+    )
+    depth: int = one_of(50, nets.DEPTHS, "of the ResNet")
+    image_size: int = count(224, "side of its square images", 32)
+    initialiser: str = one_of("seed", nets.INITIALISERS, "scheme of labkit.nets.initialisers")
+    augment: bool = flag(True, "random crops and flips in training")
+    num_parallel_workers: int = count(8, "of the data pipeline, fitted to the cores")
+    seed: int = seed(1, "of weights, order and augmentation")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.save_checkpoint_steps and not self.save_checkpoint:
+            value = self.save_checkpoint_steps
+            raise wrong("save_checkpoint_steps", value, "None with save_checkpoint False")
+
+
+@dataclass(frozen=True)
+class MixedConfig(TrainingConfig):
+    """The settings of recipes that can train in float16."""
+
+    precision: str = one_of(
+        "O2", steps.PRECISION, "O0 float32, O2 float16 inside the network but for BatchNorm"
+    )
+    loss_scale: float = positive(1024.0, "a micro-batch that is not finite is dropped")
+
+
+@dataclass(frozen=True)
+class WarmUpConfig(MixedConfig):
+    """The settings of recipes whose rates are those of ``labkit.steps.schedules.get_lr``."""
+
+    lr_init: float = rate(0.0, "learning rate at the beginning")
+    lr_end: float = rate(0.0, "learning rate at the end of the schedule")
+    lr_max: float = positive(0.8, "largest learning rate")
+    warmup_epochs: int = count(5, "epochs until the largest rate is reached", 0)
+    lr_decay_mode: str = one_of("linear", steps.LR_DECAY_MODES, "how the rate falls after them")
+    momentum: float = share(0.9, "of nn.Momentum")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if max(self.lr_init, self.lr_end) > self.lr_max:
+            raise InputError(
+                f"lr_init is {self.lr_init}, lr_end {self.lr_end} and lr_max {self.lr_max}; "
+                "expected none above lr_max"
+            )
+
+
+def at_most(name: str, value: int, other: str, most: int) -> None:
+    """Raise ``InputError`` unless a setting is at most another one."""
+    if value > most:
+        raise InputError(f"{name} is {value} and {other} {most}; expected at most as many epochs")

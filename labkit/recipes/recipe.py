@@ -1,0 +1,264 @@
+"""A full training program: what all recipes do, around a step of their own.
+
+A recipe's module says what is different: its settings, its step, and what it prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit import runtime
+from labkit.errors import InputError
+from labkit.ranks import cluster
+from labkit.recipes import command, out_of_memory, run_folder, settings
+from labkit.recipes import resnet50_parts as parts
+from labkit.recipes.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from mindspore import nn
+    from mindspore.dataset import Dataset
+    from mindspore.train import Callback
+
+    from labkit.steps.step import Step
+    from labkit.training.records import Records
+
+_TOP = (1, 5)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What ``train`` did: the run folder, one record per update, and the evaluation, or None."""
+
+    folder: Path
+    records: Records
+    evaluation: dict[str, float] | None
+
+
+def evaluation(
+    config: TrainingConfig, network: nn.Cell, val_set: Dataset, ranks: int
+) -> dict[str, float]:
+    """Return accuracies and mean loss over every image, added up over the ranks."""
+    from labkit.steps.step import running_statistics
+    from labkit.training.evaluation import evaluate
+
+    cluster.take_from_first(running_statistics(network))
+    result = evaluate(network, parts.build_loss(config), val_set, top=_TOP, over_ranks=ranks > 1)
+    return {name: result[name] for name in (*(f"top_{k}_accuracy" for k in _TOP), "loss")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A training program on an image folder.
+
+    Attributes:
+        name: of the recipe's module.
+        description: for ``--help``: the module's docstring.
+        named: settings by name, the first of which are those without ``--settings``.
+        build_step: (settings, network, micro-batches in an epoch) -> step cell.
+        callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> what the
+            first rank's training calls, and shows instead of the progress display; None: nothing.
+        evaluation: called as ``evaluation`` is, on every rank.
+        check_classes: (settings, class names), before a training; raises ``InputError``.
+        say: (evaluation, checkpoint): prints more of a checkpoint's evaluation, on the first rank.
+        folder_of_rank: of several ranks, each writes records and checkpoints of its own, into
+            rank_<n>/ of the run folder, for a step that holds other values on each.
+    """
+
+    name: str
+    description: str | None
+    named: Mapping[str, TrainingConfig]
+    build_step: Callable[[Any, nn.Cell, int], Step]
+    callbacks: Callable[[Any, nn.Cell, int, bool], list[Callback]] | None = None
+    evaluation: Callable[[Any, nn.Cell, Dataset, int], dict[str, float]] = evaluation
+    check_classes: Callable[[Any, Sequence[str]], None] | None = None
+    say: Callable[[dict[str, float], str | Path], None] | None = None
+    folder_of_rank: bool = False
+
+    def train(
+        self,
+        config: TrainingConfig,
+        dataset_path: str | Path,
+        *,
+        device: str = "auto",
+        distribute: bool = False,
+        device_num: int | None = None,
+        resume: bool = False,
+    ) -> Trained:
+        """Train on this device, or as one rank of several, and evaluate where there is a val/.
+
+        On several ranks, each trains on its part of the images; the first writes.
+
+        Args:
+            config: the recipe's settings.
+            dataset_path: folder with train/ and val/, or of one folder a class.
+            device: as for ``labkit.start``.
+            distribute: as for ``labkit.start``.
+            device_num: how many ranks there must be; None: as many as were started.
+            resume: continue from the newest checkpoint in the run folder.
+
+        Returns:
+            The run folder, the records and the evaluation.
+
+        Raises:
+            InputError: when the folder, the number of ranks or an earlier training does not fit,
+                and where ranks hold different weights, data or settings.
+        """
+        started = start(config, device, distribute, device_num)
+        train_set, val_set, classes = parts.datasets(
+            config, dataset_path, started.rank, started.ranks
+        )
+        config = parts.with_classes(config, classes)
+        folder = Path(config.save_checkpoint_path)
+        if self.folder_of_rank and started.ranks > 1:
+            folder /= f"rank_{started.rank}"
+        if resume:
+            run_folder.check_resume(config, classes, folder)
+        if self.check_classes is not None:
+            self.check_classes(config, classes)
+        network = parts.build_network(config)
+        micro_batches = train_set.get_dataset_size()
+        step = self.build_step(config, network, micro_batches)
+        cluster.agree(
+            config=config,
+            classes=classes,
+            steps=micro_batches,
+            weights=cluster.digest(network),
+            checkpoint=run_folder.newest(folder) if resume else None,
+        )
+        if started.rank == 0:
+            images = config.batch_size * step.micro_batches * started.ranks
+            print(f"labkit: ResNet-{config.depth} into {folder}, {images} images in an update")
+            print(settings.lines(config), flush=True)
+        with out_of_memory.advice(config.batch_size, config.micro_steps):
+            callbacks = self._callbacks(config, network, micro_batches, classes, folder, resume)
+            records = self._fit(config, step, train_set, folder, resume, callbacks)
+            result = None
+            if val_set is not None:
+                result = self.evaluation(config, network, val_set, started.ranks)
+        if started.rank == 0 and result is not None:
+            print(f"labkit: {summary(result)}", flush=True)
+        return Trained(folder, records, result)
+
+    def evaluate_checkpoint(
+        self,
+        config: TrainingConfig,
+        dataset_path: str | Path,
+        checkpoint_path: str | Path,
+        *,
+        device: str = "auto",
+        distribute: bool = False,
+        device_num: int | None = None,
+    ) -> dict[str, float]:
+        """Return accuracies and loss of a checkpoint over every image of the folder.
+
+        Args:
+            config: the recipe's settings.
+            dataset_path: as for ``train``.
+            checkpoint_path: of ``train``, or of the network alone, such as ``labkit.migration``
+                makes one of PyTorch's weights.
+            device: as for ``labkit.start``.
+            distribute: as for ``labkit.start``.
+            device_num: how many ranks there must be; None: as many as were started.
+
+        Raises:
+            InputError: as ``train``, for a checkpoint of another network, and for classes other
+                than those of the training.
+        """
+        started = start(config, device, distribute, device_num)
+        _, val_set, classes = parts.datasets(
+            config, dataset_path, started.rank, started.ranks, only_evaluate=True
+        )
+        run_folder.check_classes(classes, run_folder.beside(checkpoint_path, run_folder.CLASSES))
+        config = parts.with_classes(config, classes)
+        network = parts.build_network(config)
+        parts.load_network(network, checkpoint_path)
+        cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
+        with out_of_memory.advice(config.batch_size, config.micro_steps):
+            result = self.evaluation(config, network, val_set, started.ranks)
+        if started.rank == 0:
+            print(f"labkit: {summary(result)}, checkpoint {checkpoint_path}", flush=True)
+            if self.say is not None:
+                self.say(result, checkpoint_path)
+        return result
+
+    def main(self, arguments: Sequence[str] | None = None) -> int:
+        """Run the command; return 0, or 2 for bad input with its message on stderr."""
+        return command.run(self, arguments)
+
+    def _callbacks(
+        self,
+        config: TrainingConfig,
+        network: nn.Cell,
+        micro_batches: int,
+        classes: Sequence[str],
+        folder: Path,
+        resume: bool,
+    ) -> list[Callback]:
+        """What this rank's training calls: who writes describes the run folder."""
+        first = cluster.rank_and_size()[0] == 0
+        callbacks = [run_folder.description(config, classes, folder)] if self._writes() else []
+        if first and self.callbacks is not None:
+            callbacks += self.callbacks(config, network, micro_batches, resume)
+        return callbacks
+
+    def _fit(
+        self,
+        config: TrainingConfig,
+        step: Step,
+        train_set: Dataset,
+        folder: Path,
+        resume: bool,
+        callbacks: list[Callback],
+    ) -> Records:
+        from labkit.training.fit import fit
+
+        displays = cluster.rank_and_size()[0] == 0 and self.callbacks is None
+        return fit(
+            step,
+            train_set,
+            config.epoch_size,
+            folder=folder,
+            resume=resume,
+            checkpoint_every=config.save_checkpoint_steps,
+            checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
+            keep=config.keep_checkpoint_max,
+            write=self._writes(),
+            progress=f"ResNet-{config.depth}" if displays else None,
+            callbacks=callbacks,
+        )
+
+    def _writes(self) -> bool:
+        return self.folder_of_rank or cluster.rank_and_size()[0] == 0
+
+
+def start(
+    config: TrainingConfig, device: str, distribute: bool, device_num: int | None
+) -> runtime.Runtime:
+    """Call ``labkit.start`` and make sure that the ranks are as many as were asked for."""
+    ranks = cluster.ranks_started()
+    if not distribute and (ranks > 1 or (device_num or 1) > 1):
+        raise InputError(
+            f"{ranks} ranks were started and device_num is {device_num}, with run_distribute "
+            "False; expected --run_distribute True, or one rank"
+        )
+    if device_num is not None and device_num != ranks:
+        raise InputError(
+            f"device_num is {device_num}, and {ranks} ranks were started; expected the same number"
+        )
+    if config.save_checkpoint_steps and config.micro_steps > 1 and ranks > 1:
+        raise InputError(
+            "save_checkpoint_steps with micro_steps > 1 on several ranks: a checkpoint holds the "
+            "gradients that one rank has gathered; expected save_checkpoint_epochs alone"
+        )
+    started = runtime.start(device, config.seed, distribute=distribute)
+    if started.ranks != ranks:
+        raise InputError(f"{started.ranks} ranks have met; the environment speaks of {ranks}")
+    return started
+
+
+def summary(result: dict[str, float]) -> str:
+    """Return an evaluation as one line."""
+    return ", ".join(f"{name} {value:.4f}" for name, value in result.items())

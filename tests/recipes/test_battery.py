@@ -1,0 +1,207 @@
+"""What every recipe does: its command trains, describes, resumes, evaluates and refuses."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.recipes.recipe import Recipe
+from labkit.training import checkpoint
+from tests.support.recipes import NAMES, SETTINGS, newest, recipe, settings
+from tests.support.step_cells import assert_bit_equal
+
+pytestmark = pytest.mark.usefixtures("runtime", "small")
+
+STEPS = 4  # micro-batches of an epoch
+UPDATES = dict.fromkeys(NAMES, STEPS) | {"adasum": 2}
+of_every_recipe = pytest.mark.parametrize("name", NAMES)
+LONG = [pytest.param(n, marks=pytest.mark.slow) if n in ("thor", "adasum") else n for n in NAMES]
+
+
+def state(path):
+    """What a checkpoint holds, but for the position."""
+    found = checkpoint.read(path)
+    return {key: value for key, value in found.items() if not key.startswith("labkit")}
+
+
+@of_every_recipe
+def test_the_run_folder_says_what_was_trained(trained, name):
+    out, _ = trained(name)
+    config = json.loads((out / name / "config.json").read_text())
+    expected = json.loads(json.dumps(vars(settings(name, out))))
+    assert config == expected | {"class_num": expected["class_num"] or 10}
+    assert json.loads((out / name / "classes.json").read_text()) == list("0123456789")
+    rows = (out / name / "records.csv").read_text().splitlines()
+    assert len(rows) == 1 + expected["epoch_size"] * UPDATES[name]
+    kept = min(expected["keep_checkpoint_max"], expected["epoch_size"])
+    assert len(list((out / name / "checkpoint").iterdir())) == kept
+
+
+LOSS = {
+    "thor": r"epoch: {} step: 4, loss is \d\.\d+",
+    "adasum": r"epoch: {} step: 4, loss is \d\.\d+",
+    "subspace_stage_1": r"epoch: {} step: 4 loss is  \d\.\d+",
+    "subspace_stage_2": r"epoch: {} step: 4 loss is  \d\.\d+",
+}
+
+
+@pytest.mark.parametrize("name", LOSS)
+def test_the_loss_is_printed_as_in_its_tutorial(trained, name):
+    printed = trained(name)[1]
+    lines = [line for line in printed.splitlines() if line.startswith("epoch:")]
+    assert len(lines) == SETTINGS[name]["epoch_size"]
+    for epoch, line in enumerate(lines, 1):
+        assert re.fullmatch(LOSS[name].format(epoch), line), line
+    times = re.findall(r"Train epoch time: .* ms, per step time: .* ms", printed)
+    assert len(times) == len(lines)
+
+
+@of_every_recipe
+def test_settings_and_figures_are_printed(trained, name):
+    out, printed = trained(name)
+    images = 20 if name == "adasum" else 10
+    start = f"labkit: ResNet-18 into {out / name}, {images} images in an update\n  batch_size "
+    assert start in printed
+    summary = r"^labkit: top_1_accuracy 0\.\d{4}, top_5_accuracy [01]\.\d{4}, loss \d\.\d{4}$"
+    assert len(re.findall(summary, printed, re.M)) == 1
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, name):
+    out, _ = trained(name)
+    for each in ("subspace_stage_1", "subspace_stage_2") if "stage" in name else (name,):
+        if (out / each).exists():
+            shutil.copytree(out / each, tmp_path / each)
+    # The run folder says where the first stage was; it has moved with it.
+    config = tmp_path / name / "config.json"
+    config.write_text(config.read_text().replace(str(out), str(tmp_path)))
+    whole = state(newest(tmp_path / name))
+    newest(tmp_path / name).unlink()
+    result = recipe(name).train(settings(name, tmp_path), data, device="CPU", resume=True)
+    assert len(result.records) == SETTINGS[name]["epoch_size"] * UPDATES[name]
+    assert_bit_equal(state(newest(tmp_path / name)), whole)
+
+
+@of_every_recipe
+def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, name):
+    out, printed = trained(name)
+    path = newest(out / name)
+    arguments = ["eval", "--dataset_path", str(data), "--checkpoint_path", str(path)]
+    assert recipe(name).main([*arguments, "--device_target", "CPU"]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "labkit: top_1" in one]
+    (after,) = [one for one in printed.splitlines() if one.startswith("labkit: top_1_acc")]
+    assert line == f"{after}, checkpoint {path}"
+
+
+@of_every_recipe
+def test_an_earlier_training_is_never_overwritten(trained, data, name):
+    out, _ = trained(name)
+    before = {p: p.read_bytes() for p in (out / name).rglob("*") if p.is_file()}
+    with pytest.raises(InputError, match="holds (snapshots of )?an earlier training"):
+        recipe(name).train(settings(name, out, seed=7), data, device="CPU")
+    assert {p: p.read_bytes() for p in (out / name).rglob("*") if p.is_file()} == before
+
+
+@of_every_recipe
+def test_mindspore_is_not_there_before_labkit_has_started(data, name):
+    """``start`` sets what MindSpore reads when it is imported, the level of its log for one."""
+    code = (
+        f"import sys; from labkit.recipes import recipe, {name} as own; "
+        "recipe.start = lambda *given: sys.exit(7 if 'mindspore' in sys.modules else 5); "
+        f"own.main(['train', '--dataset_path', {str(data)!r}])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 5
+
+
+class TestCommand:
+    @pytest.mark.parametrize("command", [[], ["train"], ["eval"]])
+    @of_every_recipe
+    def test_help_lists_every_setting_with_type_default_and_meaning(self, name, command, capsys):
+        with pytest.raises(SystemExit) as ended:
+            recipe(name).main([*command, "--help"])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        listed = text[text.index("settings, for --set and --config:") :].splitlines()
+        assert max(map(len, listed)) <= 110
+        defaults = next(iter(recipe(name).RECIPE.named.values()))
+        for each in fields(defaults):
+            (place,) = (n for n, x in enumerate(listed) if x.startswith(f"  {each.name}: "))
+            kind = getattr(each.type, "__name__", str(each.type)).partition(" ")[0]
+            assert listed[place].startswith(f"  {each.name}: {kind} = {each.default}"), each.name
+            assert listed[place + 1].startswith("      "), each.name
+
+    @of_every_recipe
+    def test_named_settings_reach_the_training(self, name, monkeypatch, capsys):
+        calls = []
+        monkeypatch.setattr(Recipe, "train", lambda self, *given, **o: calls.append((given, o)))
+        main, named = recipe(name).main, recipe(name).RECIPE.named
+        assert main(["train", "--dataset_path", "x"]) == 0
+        options = {"device": "auto", "distribute": False, "device_num": None, "resume": False}
+        assert calls == [((next(iter(named.values())), "x"), options)]
+        for given in list(named) if len(named) > 1 else []:
+            arguments = ["train", "--dataset_path", "x", "--settings", given]
+            assert main([*arguments, "--set", "seed=5"]) == 0
+            assert vars(calls[-1][0][0]) == vars(named[given]) | {"seed": 5}
+        assert main(["train", "--dataset_path", "x", "--set", "epochsize=4"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"{name}: unknown setting 'epochsize'. Did you mean 'epoch_size'")
+
+    def test_options_reach_the_training(self, tmp_path, monkeypatch):
+        calls = []
+        monkeypatch.setattr(Recipe, "train", lambda self, *given, **o: calls.append((given, o)))
+        (tmp_path / "some.yaml").write_text("lr: 0.5\nbatch_size: 8\n")
+        arguments = ["train", "--dataset_path", "x", "--run_distribute", "True"]
+        arguments += ["--device_num", "8", "--device_target", "GPU", "--resume"]
+        arguments += ["--config", str(tmp_path / "some.yaml"), "--set", "lr=0.25"]
+        assert recipe("resnet50").main(arguments) == 0
+        (((config, path), options),) = calls
+        assert (config.lr, config.batch_size, path) == (0.25, 8, "x")
+        machine = {"device": "GPU", "distribute": True, "device_num": 8}
+        assert options == machine | {"resume": True}
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--set", "batch_size=61", "--set", "depth=18"], "batch_size 61 is larger than"),
+            (["--set", "class_num=9"], "class_num is 9, and the data has 10 classes"),
+            (["--device_target", "GPU"], "device GPU was asked for and is not here"),
+            (["--config", "none.yaml"], "none.yaml cannot be read"),
+        ],
+    )
+    def test_bad_input_is_one_line_and_exit_code_2(
+        self, data, tmp_path, capsys, arguments, message
+    ):
+        given = ["--set", f"save_checkpoint_path={tmp_path / 'run'}", "--set", "batch_size=9"]
+        main = recipe("resnet50").main
+        assert main(["train", "--dataset_path", str(data), *given, *arguments]) == 2
+        shown = capsys.readouterr().err
+        assert shown.startswith("resnet50: ") and message in shown and shown.count("\n") == 1
+        assert not (tmp_path / "run").exists()
+        assert main(["train", "--dataset_path", str(tmp_path / "none")]) == 2
+        assert "is not there" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "",
+            "train",
+            "test --dataset_path x",
+            "train --dataset_path x --settings tpu",
+            "train --dataset_path x --device_target TPU",
+            "train --dataset_path x --run_distribute 1",
+            "train --dataset_path x --device_num two",
+            "train --dataset_path x --device 8",
+            "train --dataset_path x --checkpoint_path y",
+            "eval --dataset_path x",
+            "eval --dataset_path x --checkpoint_path y --resume",
+        ],
+    )
+    def test_wrong_options_exit_with_2(self, arguments, capsys):
+        with pytest.raises(SystemExit) as caught:
+            recipe("thor").main(arguments.split())
+        assert caught.value.code == 2 and "usage:" in capsys.readouterr().err

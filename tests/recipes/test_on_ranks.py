@@ -1,0 +1,200 @@
+"""The recipes on two ranks: bit-equal to each other, and to one process as far as that can be.
+
+With GroupNorm, which does not look at the other images, two ranks with half of the images each are
+one process with all of them: an update here takes all 20 images, whatever their order. BatchNorm
+normalises each rank's images by themselves.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from labkit.nets import resnet
+from labkit.recipes import resnet50
+from tests.recipes import on_ranks
+from tests.support.msrun import msrun
+from tests.support.recipes import Kept, group_norm, newest, recipe, settings, shrink
+from tests.support.tolerances import TOLERANCE
+
+pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
+
+STAGES = ("subspace_stage_1", "subspace_stage_2")
+LABELS = ("whole", "resumed", "groups", "micro", "thor", "adasum", "adasum resumed", *STAGES)
+
+
+@pytest.fixture(scope="module")
+def data(digits):
+    """20 + 19 images, so that the ranks evaluate 9 and 10."""
+    folder = digits(20, 20)
+    next((folder / "val" / "3").iterdir()).unlink()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ranks(data, root, tmp_path_factory):
+    """What both ranks said, their Parameters, and the folder they wrote to."""
+    out = tmp_path_factory.mktemp("ranks")
+    code, logs = msrun(out, on_ranks.__file__, data, out, root=root)
+    assert code == 0, logs
+    said = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return said, [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)], out
+
+
+def of(arrays, label):
+    """Parameters of one training by name."""
+    found = {
+        name.partition("/")[2]: value
+        for name, value in arrays.items()
+        if name.startswith(f"{label}/")
+    }
+    assert found
+    return found
+
+
+def assert_same(arrays, expected):
+    assert arrays.keys() == expected.keys()
+    for name in arrays:
+        np.testing.assert_array_equal(arrays[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_both_ranks_end_with_the_same_weights(ranks, label):
+    first, second = (of(arrays, label) for arrays in ranks[1])
+    assert_same(first, second)
+    assert {**ranks[0][0][label], "folder": ""} == {**ranks[0][1][label], "folder": ""}
+
+
+@pytest.mark.parametrize(("whole", "resumed"), [("whole", "resumed"), ("adasum", "adasum resumed")])
+def test_a_resumed_training_is_the_uninterrupted_one(ranks, whole, resumed):
+    """Adasum's ranks have moments of their own, and take them from folders of their own."""
+    for arrays in ranks[1]:
+        assert_same(of(arrays, resumed), of(arrays, whole))
+
+
+def tiny(patch, norm=None):
+    """``shrink``, until the patch is undone."""
+    patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
+    for name in ("_bn", "_bn_last"):
+        patch.setattr(resnet, name, getattr(resnet, name))
+    shrink(norm)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"), [("resnet50", ("groups", "micro")), ("thor", ("thor",))]
+)
+def test_two_ranks_are_one_process_without_batch_norm(
+    ranks, data, tmp_path, monkeypatch, name, labels
+):
+    tiny(monkeypatch, group_norm)
+    kept = Kept()
+    result = recipe(name).train(settings(name, tmp_path, batch_size=20), data, device="CPU")
+    kept.undo()
+    assert set(result.records.column("images")) == {20}
+    alone = of(kept.parameters("alone"), "alone")
+    for label in labels:
+        own = of(ranks[1][0], label)
+        assert own.keys() == alone.keys()
+        for each, expected in alone.items():
+            tolerance = TOLERANCE["float32, many updates"]
+            np.testing.assert_allclose(own[each], expected, **tolerance, err_msg=each)
+        losses = ranks[0][0][label]["loss"]
+        assert losses == pytest.approx(result.records.column("loss"), rel=1e-4)
+
+
+def test_evaluation_over_ranks_is_that_of_the_checkpoint(ranks, data, monkeypatch):
+    """Also with BatchNorm, whose running statistics differ from rank to rank in training."""
+    said, _, out = ranks
+    tiny(monkeypatch)
+    config = settings("resnet50", out)
+    alone = resnet50.evaluate_checkpoint(config, data, newest(out / "resnet50"), device="CPU")
+    over_ranks = said[0]["resumed"]["evaluation"]
+    assert over_ranks["top_1_accuracy"] == alone["top_1_accuracy"]
+    assert over_ranks["top_5_accuracy"] == alone["top_5_accuracy"]
+    assert (over_ranks["top_5_accuracy"] * 19) % 1 == pytest.approx(0, abs=1e-9)
+    assert over_ranks["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+
+
+DESCRIBED = {"checkpoint", "records.csv", "config.json", "classes.json"}
+WRITTEN = {
+    "resnet50": DESCRIBED,
+    "groups/resnet50": DESCRIBED,
+    "micro/resnet50": DESCRIBED,
+    "thor": DESCRIBED | {"ckpt_0"},
+    "adasum": {"rank_0", "rank_1"},
+    "adasum/rank_0": DESCRIBED,
+    "adasum/rank_1": DESCRIBED,
+    "subspace_stage_1": DESCRIBED | {"checkpoint_pca"},
+    "subspace_stage_2": DESCRIBED,
+}
+
+
+def test_what_is_written(ranks):
+    said, _, out = ranks
+    for folder, names in WRITTEN.items():
+        assert {path.name for path in (out / folder).iterdir()} == names, folder
+    assert not (out / "none").exists()
+    assert len((out / "resnet50" / "records.csv").read_text().splitlines()) == 4
+    assert len(list((out / "resnet50" / "checkpoint").iterdir())) == 3
+    assert [one["adasum"]["folder"] for one in said] == ["rank_0", "rank_1"]
+    names = {path.name for path in (out / "thor" / "ckpt_0").glob("*.ckpt")}
+    assert names == {"resnet-1_1.ckpt", "resnet-2_1.ckpt"}
+    # 10 images a rank: one step an epoch, a snapshot after each, and the basis of them.
+    names = {path.name for path in (out / STAGES[0] / "checkpoint_pca").iterdir()}
+    assert {"pca_mat.json", "pca_mat.npy"} < names
+
+
+def test_what_is_printed(ranks):
+    """The first rank alone, with the images of both in an update."""
+    logs = [(ranks[2] / "log" / f"worker_{rank}.log").read_text() for rank in range(2)]
+    for words, count in (
+        ("= Starting Training =", 2),
+        ("= Starting Testing =", 2),
+        ("{'Accuracy': ", 2),
+        ("loss is  ", 7),
+        ("step: 1, loss is ", 5),
+        ("20 images in an update", 10),
+    ):
+        assert (logs[0].count(words), logs[1].count(words)) == (count, 0), words
+    assert "adasum over 2 workers (1 in each process" in logs[0]
+
+
+def test_the_search_has_taken_steps(ranks):
+    """The weights are not those that the stage has started from."""
+    before, after = (of(ranks[1][0], stage) for stage in STAGES)
+    assert max(np.abs(after[name] - before[name]).max() for name in after) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("which", "message"),
+    [
+        ("again", "holds an earlier training"),
+        ("disagree", "rank 1 has another number than rank 0"),
+        ("config", "rank 1 has another config than rank 0"),
+        ("weights", "rank 1 has another weights than rank 0"),
+        ("servers", "node_size is 8 and there are 2 ranks; expected a divisor"),
+    ],
+)
+def test_both_ranks_refuse(ranks, which, message):
+    for said in ranks[0]:
+        assert message in said[which]
+
+
+def test_what_is_gathered_is_bit_exact(ranks):
+    for said in ranks[0]:
+        assert said["gathered"] == [[1 / 3, -1e300, 0.0], [4 / 3, -1e300, 0.0]]
+        assert all(str(row[2]) == "-0.0" for row in said["gathered"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--device_num", "3"), "device_num is 3, and 2 ranks were started"),
+        (("--set", "save_checkpoint_steps=2", "--set", "micro_steps=2"), "on several ranks"),
+    ],
+)
+def test_what_does_not_fit_ends_all_ranks(root, data, tmp_path, options, message):
+    program = ("python", "-m", "labkit.recipes.resnet50", "train", "--dataset_path", data)
+    code, logs = msrun(tmp_path, *program, "--run_distribute", "True", *options, root=root)
+    assert code != 0 and message in logs
+    assert not (tmp_path / "runs").exists()

@@ -1,0 +1,148 @@
+"""Recipes made small: settings that train within seconds, and a ResNet-18 of four convolutions."""
+
+import importlib
+
+_SHARED = {
+    "depth": 18,
+    "class_num": 12,
+    "image_size": 32,
+    "batch_size": 10,
+    "initialiser": "torchvision",
+    "augment": False,
+    "num_parallel_workers": 1,
+}
+SETTINGS = {
+    "resnet50": _SHARED
+    | {
+        "epoch_size": 3,
+        "warmup": 1,
+        "lr": 0.05,
+        "weight_decay": 1e-3,
+        "class_num": None,
+        "save_checkpoint_epochs": 1,
+    },
+    "thor": _SHARED
+    | {
+        "epoch_size": 2,
+        "lr_init": 0.02,
+        "lr_end_epoch": 3,
+        "damping_init": 0.3,
+        "frequency": 2,
+        "precision": "O0",
+    },
+    "adasum": _SHARED
+    | {
+        "epoch_size": 2,
+        "lr_max": 0.02,
+        "warmup_epochs": 1,
+        "node_size": 1,
+        "workers": 2,
+        "loss_scale": 1.0,
+        "precision": "O0",
+    },
+    "subspace_stage_1": _SHARED
+    | {
+        "epoch_size": 3,
+        "total_epochs": 4,
+        "warmup_epochs": 1,
+        "lr_max": 0.05,
+        "snapshots_per_epoch": 2,
+        "snapshot_max": 5,
+        "save_checkpoint_epochs": 1,
+        "keep_checkpoint_max": 2,
+        "precision": "O0",
+    },
+    "subspace_stage_2": _SHARED
+    | {"epoch_size": 2, "n_components": 3, "trials": 4, "precision": "O0"},
+}
+NAMES = tuple(SETTINGS)
+LAYERS = ([1, 1, 1, 1], [4, 4, 8, 8], [4, 8, 8, 16])
+
+
+def recipe(name):
+    """The module of a recipe."""
+    return importlib.import_module(f"labkit.recipes.{name}")
+
+
+def values(name, out, **changed):
+    """The changed settings of a recipe that writes into ``out/name``."""
+    folders = {"save_checkpoint_path": str(out / name)}
+    if name == "subspace_stage_2":
+        folders["stage_1"] = str(out / "subspace_stage_1")
+    return SETTINGS[name] | folders | changed
+
+
+def settings(name, out, **changed):
+    """The same as the recipe's dataclass."""
+    defaults = next(iter(recipe(name).RECIPE.named.values()))
+    return type(defaults)(**values(name, out, **changed))
+
+
+def newest(folder):
+    """The newest checkpoint in a run folder."""
+    return max((folder / "checkpoint").iterdir())
+
+
+def shrink(norm=None):
+    """Make ResNet-18 a network of four small stages, with another normalisation if given.
+
+    A stage is one convolution: every training of a recipe compiles its graphs anew, and with the
+    two or three of a residual block, and THOR, that took a minute.
+    """
+    from labkit.nets import resnet
+
+    nums, *channels = LAYERS
+    resnet._DEPTHS[18] = (nums, (_one_convolution(resnet), *channels))
+    if norm is not None:
+        resnet._bn = resnet._bn_last = norm
+
+
+def _one_convolution(resnet):
+    """Return a block of one 3x3 convolution and its normalisation."""
+    from mindspore import nn
+
+    class Block(nn.Cell):
+        def __init__(self, in_channel, out_channel, stride=1, *, differences=()):
+            super().__init__()
+            self.conv1 = resnet._conv3x3(in_channel, out_channel, stride, differences)
+            self.bn1 = resnet._bn(out_channel)
+            self.relu = nn.ReLU()
+
+        def construct(self, x):
+            return self.relu(self.bn1(self.conv1(x)))
+
+    return Block
+
+
+def group_norm(channels):
+    """A normalisation that does not look at the other images of a batch."""
+    from mindspore import nn
+
+    return nn.GroupNorm(2, channels)
+
+
+class Kept:
+    """The networks that ``train`` builds, in order, until ``undo``.
+
+    spoil  changes a network that was built, or None
+    """
+
+    def __init__(self, spoil=None):
+        from labkit.recipes import resnet50_parts
+
+        self._parts, self._build, self._spoil = resnet50_parts, resnet50_parts.build_network, spoil
+        self.networks = []
+        resnet50_parts.build_network = self._kept
+
+    def _kept(self, config):
+        self.networks.append(self._build(config))
+        if self._spoil is not None:
+            self._spoil(self.networks[-1])
+        return self.networks[-1]
+
+    def undo(self):
+        self._parts.build_network = self._build
+
+    def parameters(self, name):
+        last = self.networks[-1]
+        return {f"{name}/{p.name}": p.asnumpy().copy() for p in last.get_parameters()}
