@@ -267,8 +267,8 @@ def test_a_learning_rate_schedule_of_mindspore():
         (dict(split_indices=[0, 1.0]), r"split_indices is \[0, 1.0\]"),
         (dict(split_indices=[26, 53]), "ends with 53; the network has 1 layers with factors"),
         (dict(factor_decai=0.9), "Did you mean 'factor_decay'?"),
-        (dict(split=0), "split is 0"),
-        (dict(formulas="upstream"), "unknown formulas 'upstream'.*Did you mean 'upstream_gpu'"),
+        (dict(split=0), "split: expected an integer >= 1, got 0"),
+        (dict(formulas="upstream"), "formulas: expected one of.*Did you mean 'upstream_gpu'"),
     ],
 )
 def test_what_is_refused(given, message):
