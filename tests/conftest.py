@@ -19,8 +19,8 @@ _CORES = sorted(os.sched_getaffinity(0))
 _OWN_CORE: set[int] = set()  # where this worker computes; empty: on all of them
 
 # Of the 170 files that MindSpore writes for a graph with save_graphs on, support.compiled reads
-# these two kinds: a step of Adasum took 3.3 s instead of 6 to 7.4. MindSpore reads it once.
-os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate,graph_build")
+# one kind: a step of Adasum took 3.3 s instead of 6 to 7.4. MindSpore reads the variable once.
+os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate")
 # PyTorch's threads wait for each other busily: where other processes compute as well, 200 backward
 # passes of LeNet took 26 s instead of 5. Their number, which changes rounding, stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,7 +1,7 @@
 """On which platforms MindSpore documents the operators of a compiled graph.
 
 A primitive counts for the platforms under "Supported Platforms" in its own docstring, or in that of
-the function it refers to. What has no docstring of its own is in one of four tables; whatever is
+the function it refers to. What has no docstring of its own is in one of three tables; whatever is
 in none of them and documented nowhere is an error.
 
 The docstrings speak of an operator, not of every type it takes, and a graph compiled on CPU shows
@@ -11,7 +11,6 @@ which is documented for all three).
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import mindspore
 from mindspore import ops
@@ -65,53 +64,16 @@ WRITTEN_FOR = {
 }
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """An operator that a platform has not, and the branch that does without it there.
-
-    missing  the platforms that its docstring leaves out
-    branch   who takes the branch, and where
-    instead  the operators in the branch
-    """
-
-    missing: frozenset[str]
-    branch: str
-    instead: tuple[str, ...]
-
-
-# Operators that are allowed although not all platforms have them.
+# Operators that are allowed although MindSpore does not document them for these platforms.
 EXCEPTIONS = {
-    # Of nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), documented for all three.
-    "SparseSoftmaxCrossEntropyWithLogits": Replaced(
-        missing=frozenset({"Ascend"}),
-        branch="MindSpore's Ascend backend, pass SparseSoftmaxCrossEntropyWithLogitsUnifyMindIR",
-        instead=("OneHot", "SoftmaxCrossEntropyWithLogits", "ReduceMean"),
-    ),
+    # Of nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), documented for all three:
+    # on Ascend the pass ``ASCEND_PASS`` writes OneHot, SoftmaxCrossEntropyWithLogits, ReduceMean.
+    "SparseSoftmaxCrossEntropyWithLogits": frozenset({"Ascend"}),
+    # Over all ranks it runs on CPU (tests/algorithms/adasum/test_on_ranks.py); over a part of them
+    # it is refused: only support mccl_world_group.
+    "AllGather": frozenset({"CPU"}),
 }
-
-
-@dataclass(frozen=True)
-class Measured:
-    """An operator that runs on a platform for which MindSpore does not document it.
-
-    missing  the platforms that its docstring leaves out
-    how      in which form it runs there
-    test     the test that runs it there
-    """
-
-    missing: frozenset[str]
-    how: str
-    test: str
-
-
-# What is not documented for CPU and runs there.
-MEASURED = {
-    "AllGather": Measured(
-        missing=frozenset({"CPU"}),
-        how="over all ranks; over a part of them it is refused: only support mccl_world_group",
-        test="tests/algorithms/adasum/test_on_ranks.py",
-    ),
-}
+ASCEND_PASS = "SparseSoftmaxCrossEntropyWithLogitsUnifyMindIR"
 
 
 class Undocumented(LookupError):
@@ -132,9 +94,9 @@ def platforms(name: str) -> frozenset[str]:
     for module in (ops, operations, auto_generate):
         primitive = getattr(module, name, None)
         for documented in (primitive, _referred(primitive)):
-            found = _documented(documented)
-            if found is not None:
-                return found
+            named = _documented(documented)
+            if named is not None:
+                return named
     raise Undocumented(
         f"{name} has no docstring with platforms and is in no table of operator_platforms.py"
     )
@@ -143,17 +105,16 @@ def platforms(name: str) -> frozenset[str]:
 def missing(operators: Iterable[Operator]) -> dict[str, frozenset[str]]:
     """Return what is not documented for all platforms, and the platforms that it lacks.
 
-    What ``EXCEPTIONS`` and ``MEASURED`` name is left out, for the platforms they name. Raises
-    ``Undocumented``.
+    What ``EXCEPTIONS`` names is left out, for the platforms it names. Raises ``Undocumented``.
     """
-    lacking = {name: PLATFORMS - platforms(name) for name in {o.name for o in operators}}
-    for name, replaced in (EXCEPTIONS | MEASURED).items():
-        if name in lacking:
-            lacking[name] -= replaced.missing
+    lacking = {
+        name: PLATFORMS - platforms(name) - EXCEPTIONS.get(name, frozenset())
+        for name in {o.name for o in operators}
+    }
     return {name: lacks for name, lacks in lacking.items() if lacks}
 
 
-def _documented(object_):
+def _documented(object_: object) -> frozenset[str] | None:
     """Return the platforms that a docstring names, or None where it has no such section.
 
     Overloads have a section each: what counts is in all of them. "Deprecated" is no platform.
@@ -164,7 +125,7 @@ def _documented(object_):
     return PLATFORMS.intersection(*(re.findall(r"`(\w+)`", section) for section in sections))
 
 
-def _referred(primitive):
+def _referred(primitive: object) -> object | None:
     """Return the function that a primitive's docstring refers to, or None."""
     reference = re.search(
         r"Refer to :func:`([\w.]+)` for more details", getattr(primitive, "__doc__", "") or ""
@@ -172,9 +133,9 @@ def _referred(primitive):
     return _named(reference[1]) if reference else None
 
 
-def _named(path):
+def _named(path: str) -> object | None:
     """Return the object of a dotted path that begins with ``mindspore``, or None."""
-    found = mindspore
+    value = mindspore
     for part in path.split(".")[1:]:
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

@@ -1,13 +1,15 @@
 """A small network with a nonlinearity, its float64 twin, and trainings of both."""
 
+from dataclasses import fields
+
 import numpy as np
 from mindspore import nn
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.algorithms.thor.options import split_options
-from labkit.steps.gradients import set_state
+from labkit.algorithms.thor.options import Options
 from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
 from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
 
 HIDDEN, RATE, DECAY, DAMPING = 4, 0.05, 0.01, 0.1
@@ -31,17 +33,17 @@ def values(network):
 
 def gradients(parameters, inputs, targets):
     """Return (mean squared error, gradients by name, the layers) of ``mlp``, by hand."""
-    seen = np.tanh(inputs @ parameters["0.weight"].T + parameters["0.bias"])
-    error = seen @ parameters["2.weight"].T + parameters["2.bias"] - targets
+    hidden = np.tanh(inputs @ parameters["0.weight"].T + parameters["0.bias"])
+    error = hidden @ parameters["2.weight"].T + parameters["2.bias"] - targets
     slope = 2.0 * error / error.size
-    below = (slope @ parameters["2.weight"]) * (1 - seen**2)
+    below = (slope @ parameters["2.weight"]) * (1 - hidden**2)
     made = {
         "0.weight": below.T @ inputs,
         "0.bias": below.sum(axis=0),
-        "2.weight": slope.T @ seen,
+        "2.weight": slope.T @ hidden,
         "2.bias": slope.sum(axis=0),
     }
-    layers = [reference.Layer(FIRST, inputs, below), reference.Layer(SECOND, seen, slope)]
+    layers = [reference.Layer(FIRST, inputs, below), reference.Layer(SECOND, hidden, slope)]
     return float(np.mean(error**2)), made, layers
 
 
@@ -73,11 +75,11 @@ def thor_step(once, damping=DAMPING, **options):
     """
     in_graphs = {n: v for n, v in options.items() if n not in BETWEEN_GRAPHS}
     network, step = once(_thor_step, **in_graphs)
-    own, _ = split_options(options)
+    own = {field.name: options[field.name] for field in fields(Options) if field.name in options}
     other, loss_net = mlp()
-    given = ThorUpdate(loss_net, optimizer(other), damping, **own)
+    fresh = ThorUpdate(loss_net, optimizer(other), damping, **own)
     for name in ("options", "schedule", "frequency", "factor_frequency"):
-        setattr(step.update, name, getattr(given, name))
+        setattr(step.update, name, getattr(fresh, name))
     return network, step
 
 
@@ -110,7 +112,7 @@ def inverses(update):
     }
 
 
-def same(one, other):
+def same(values, others):
     """Whether two of the above are equal to the bit."""
-    assert one and one.keys() == other.keys()
-    return all(np.array_equal(one[name], other[name]) for name in one)
+    assert values and values.keys() == others.keys()
+    return all(np.array_equal(values[name], others[name]) for name in values)

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, mint, nn, ops
 
 from labkit import reference
 from labkit.algorithms.thor import ThorStep
 from labkit.runtime import pynative
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 
 # Largest difference over the largest entry, float32 against float64. Measured in test_taps.py:
 # factors and gradients at most 6e-7; directions at damping 0.1 1e-6, but for 2e-5 of one whole
@@ -40,8 +40,38 @@ def fill(cell, seed=0):
     return cell
 
 
+class Block(nn.Cell):
+    """A dense layer, a norm and, in a CellList, two more dense layers in a list of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Dense(4, 4)
+        self.norm = nn.LayerNorm((4,))
+        self.lists = nn.CellList([nn.CellList([nn.Dense(4, 4), nn.Dense(4, 4, activation="tanh")])])
+
+    def construct(self, x):
+        x = self.norm(self.first(x))
+        for inner in self.lists:
+            for layer in inner:
+                x = layer(x)
+        return x
+
+
+class Nested(nn.Cell):
+    """(N, 4) -> (N, 2) through sequences, lists and blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.SequentialCell(nn.Dense(4, 4), nn.ReLU(), nn.SequentialCell(nn.Dense(4, 4)))
+        self.block = Block()
+        self.head = mint.nn.Linear(4, 2)
+
+    def construct(self, x):
+        return self.head(self.block(self.stem(x)))
+
+
 @dataclass
-class Seen:
+class Updated:
     """One update of a network by ``Weighted``: the step, and what moved."""
 
     step: ThorStep
@@ -63,10 +93,10 @@ def updated(network, x, c, *, damping=0.1, compiled=False, **options):
         before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
         step(Tensor(x), Tensor(c))
         after = {p.name: p.asnumpy() for p in network.trainable_params()}
-        held = zip(optimizer.parameters, step.update.held_gradients, strict=True)
+        held = zip(optimizer.parameters, step.update.pending_gradients, strict=True)
         gradients = {p.name: g.asnumpy() for p, g in held}
         step.update.release()
-        return Seen(step, gradients, {n: after[n] - before[n] for n in before})
+        return Updated(step, gradients, {n: after[n] - before[n] for n in before})
 
     if compiled:
         return run()
@@ -86,11 +116,11 @@ def whole(factor, dimension, groups=1):
     return full[:, :dimension, :dimension]
 
 
-def off(came, expected):
+def off(actual, expected):
     """Return the largest difference over the largest entry that was expected."""
-    came, expected = np.asarray(came, np.float64), np.asarray(expected, np.float64)
-    assert came.shape == expected.shape and expected.size, (came.shape, expected.shape)
-    return np.abs(came - expected).max() / np.abs(expected).max()
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert actual.shape == expected.shape and expected.size, (actual.shape, expected.shape)
+    return np.abs(actual - expected).max() / np.abs(expected).max()
 
 
 def assert_factors(layer, a_factor, g_factor, positions, split):
@@ -98,7 +128,7 @@ def assert_factors(layer, a_factor, g_factor, positions, split):
     groups = len(a_factor)
     assert (layer.groups, layer.inputs) == (groups, a_factor.shape[-1])
     assert layer.outputs == g_factor.shape[-1]
-    for came, expected in ((layer.a_factor, a_factor), (layer.g_factor, g_factor)):
+    for actual, expected in ((layer.a_factor, a_factor), (layer.g_factor, g_factor)):
         expected = reference.block_diagonal(expected, split)
-        assert off(whole(came, expected.shape[-1], groups), expected) <= FACTOR
+        assert off(whole(actual, expected.shape[-1], groups), expected) <= FACTOR
     np.testing.assert_array_equal(layer.positions.asnumpy(), [positions, positions])

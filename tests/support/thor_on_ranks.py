@@ -44,8 +44,8 @@ def build(kind, micro_steps, options):
 
     from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
     from labkit.steps.accumulation import AccumulatedStep
-    from labkit.steps.gradients import set_state
     from labkit.steps.losses import LossNet
+    from labkit.steps.state import set_state
     from tests.support.step_cells import momentum
     from tests.support.thor_cells import mlp
 

@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt damping: was the update as good as the quadratic model foresaw?
+"""Levenberg-Marquardt damping: was the update as good as the quadratic model predicted?
 
     M(s) = <grad, s> + 1/2 (sum over layers T <S, G S A> + damping |s|^2),    rho = dL / M(s)
 
@@ -7,17 +7,30 @@ gradient, which ``clip_norm`` has not shortened (s it has), A and G the layers' 
 without damping), and dL the change of the loss on the update's own batch.
 """
 
+from typing import TYPE_CHECKING
+
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
+from labkit.algorithms.thor.rules import LevenbergMarquardt
 from labkit.steps.forward_state import unchanged
+
+if TYPE_CHECKING:
+    from labkit.algorithms.thor.update import ThorUpdate
+    from labkit.steps.step import Step
 
 
 class Adaptation:
-    """Adjusts the damping after each refreshing update by ``rule``, a ``LevenbergMarquardt``."""
+    """Adjusts the damping after each refreshing update.
 
-    def __init__(self, rule, update, loss_net):
+    Args:
+        rule: how the damping follows rho.
+        update: the stage whose optimizer, layers and held gradients the model is made of.
+        loss_net: network and loss, as the step's.
+    """
+
+    def __init__(self, rule: LevenbergMarquardt, update: "ThorUpdate", loss_net: nn.Cell) -> None:
         self.rule = rule
         self.parameters = update.optimizer.parameters
         self.model = _Model(update)
@@ -29,20 +42,19 @@ class Adaptation:
         """Keep the weights as they are before the update."""
         self.before = [parameter.asnumpy().copy() for parameter in self.parameters]
 
-    def adjusted(self, step, batch, damping: float) -> float:
+    def adjusted(self, step: "Step", batch: tuple, damping: float) -> float:
         """Return the damping for the next refresh; ``rho`` says why."""
-        moved = [
+        moves = [
             Tensor(parameter.asnumpy().astype(np.float32) - before)
             for parameter, before in zip(self.parameters, self.before, strict=True)
         ]
-        numbers = (damping, _unclipped(step))
-        numbers = [Tensor(number, ms.float32) for number in numbers]
-        foreseen = float(self.model(*numbers, *moved).asnumpy())
+        scalars = [Tensor(value, ms.float32) for value in (damping, _times_clipped(step))]
+        predicted = float(self.model(*scalars, *moves).asnumpy())
         change = self._loss(step, batch) - float(step.record.last_loss.asnumpy())
-        self.rho = change / foreseen if foreseen else float("nan")
+        self.rho = change / predicted if predicted else float("nan")
         return self.rule.adjust(damping, self.rho)
 
-    def _loss(self, step, batch):
+    def _loss(self, step: "Step", batch: tuple) -> float:
         """Return the mean loss of the batch over all ranks; the forward pass leaves no trace."""
         with unchanged(self.loss_net):
             values = step.gradient.objective.construct(*batch)
@@ -54,7 +66,7 @@ class Adaptation:
         return float(sums[0] / sums[1])
 
 
-def _unclipped(step) -> float:
+def _times_clipped(step: "Step") -> float:
     """Return how many times longer the last update's gradient was before it was clipped, >= 1."""
     if step.gradient.clip_norm is None:
         return 1.0
@@ -64,20 +76,20 @@ def _unclipped(step) -> float:
 class _Model(nn.Cell):
     """(damping, |grad| over that of the held gradients, s by parameter) -> M(s)."""
 
-    def __init__(self, update):
+    def __init__(self, update: "ThorUpdate") -> None:
         super().__init__(auto_prefix=False)
         self.gradients = ParameterTuple(update.pending_gradients)
         self.layers = update.layers
         self.sources = update.directions.sources
 
-    def construct(self, damping, longer, *moved):
+    def construct(self, damping: Tensor, longer: Tensor, *moves: Tensor) -> Tensor:
         linear, squares = ops.cast(0.0, ms.float32), ops.cast(0.0, ms.float32)
-        for i in range(len(moved)):
+        for i in range(len(moves)):
             gradient = ops.cast(self.gradients[i], ms.float32)
-            linear = linear + ops.reduce_sum((gradient * moved[i]).reshape(-1))
-            squares = squares + ops.reduce_sum(ops.square(moved[i]).reshape(-1))
+            linear = linear + ops.reduce_sum((gradient * moves[i]).reshape(-1))
+            squares = squares + ops.reduce_sum(ops.square(moves[i]).reshape(-1))
         curvature = ops.cast(0.0, ms.float32)
         for i in range(len(self.sources)):
             weight, bias = self.sources[i]
-            curvature = curvature + self.layers[i].curvature(moved[weight], moved[bias])
+            curvature = curvature + self.layers[i].curvature(moves[weight], moves[bias])
         return longer * linear + 0.5 * (curvature + damping * squares)

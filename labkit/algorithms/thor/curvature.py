@@ -1,4 +1,4 @@
-"""One layer's curvature: its factors, their damped inverses, and what they make of a gradient.
+"""Curvature by layer: factors, their damped inverses, and what they make of the gradients.
 
     A = A_sum / T,   G = G_sum / T,   F ~ T A (x) G
     A_inverse = (A + pi sqrt(damping / T) I)^-1
@@ -11,10 +11,14 @@ square roots ("pi": Martens and Grosse, "Optimizing Neural Networks with Kroneck
 Approximate Curvature", 2015, section 6.3).
 """
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
+
+from labkit.algorithms.thor.geometry import Dense, Place
 
 DAMPING_SPLITS = ("equal", "pi")
 # Largest entry of (A + damping I) A_inverse - I, or of G's, that counts as an inverse. Measured on
@@ -27,19 +31,23 @@ RESIDUAL = 1e-2
 class LayerCurvature(nn.Cell):
     """The state of one layer, and its gradient's way through the inverses.
 
-    name      the layer's, in the network
-    geometry  of ``labkit.algorithms.thor.geometry``
-    bias      whether the layer's bias is in the factors: always, where it is homogeneous
+    Called with the weight's gradient and the bias' it returns U in their shapes. Where the layer is
+    not homogeneous, the second argument is handed back as it is.
 
-    a_factor, g_factor    A and G, (groups blocks, b, b) float32: running averages
-    a_inverse, g_inverse  of the same shapes; identities before the first refresh
-    a_sum, g_sum, t       placeholders that the tap is differentiated by
-    positions             T of A and of G, (2,)
+    Args:
+        name: the layer's, in the network.
+        geometry: sizes of the factors, and their blocks.
 
-    Called with (weight's gradient, bias' gradient or 0) it returns U in their shapes.
+    Attributes:
+        a_factor: running average A, (groups blocks, b, b), float32. Like ``g_factor`` and
+            ``positions`` it is also what the layer's tap is differentiated by.
+        g_factor: running average G, (groups blocks', b', b'), float32.
+        positions: T of A and of G, (2,), float32.
+        a_inverse: in the shape of A; identities before the first refresh.
+        g_inverse: in the shape of G; likewise.
     """
 
-    def __init__(self, name, geometry):
+    def __init__(self, name: str, geometry: Dense) -> None:
         super().__init__(auto_prefix=False)
         self.layer_name, self.geometry = name, geometry
         self.inputs, self.outputs = geometry.inputs, geometry.outputs
@@ -55,7 +63,9 @@ class LayerCurvature(nn.Cell):
         self.a_inverse = self._parameter("a_inverse", a_shape, identity=True)
         self.g_inverse = self._parameter("g_inverse", g_shape, identity=True)
 
-    def _parameter(self, name, shape, *, identity=False, requires_grad=False):
+    def _parameter(
+        self, name: str, shape: tuple, *, identity: bool = False, requires_grad: bool = False
+    ) -> Parameter:
         value = initializer("zeros", shape, ms.float32)
         if identity:
             value = Tensor(np.broadcast_to(np.eye(shape[-1], dtype=np.float32), shape).copy())
@@ -72,13 +82,13 @@ class LayerCurvature(nn.Cell):
             direction = direction[:, : self.outputs, :own]
         return ops.cast(direction.reshape(weight.shape), weight.dtype), bias
 
-    def curvature(self, weight, bias):
-        """Return T <S, G S A>, (), for a move S of the weight and the bias."""
+    def curvature(self, weight: Tensor, bias: Tensor) -> Tensor:
+        """Return T <S, G S A> for a move S of the weight and the bias, a scalar Tensor."""
         matrix = self._matrix(weight, bias)
         product = matrix * self._between(self.g_factor, matrix, self.a_factor)
         return self.positions[0] * ops.reduce_sum(product.reshape(-1))
 
-    def _matrix(self, weight, bias):
+    def _matrix(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return (groups, outputs, inputs) in float32, the bias in a column, padded to blocks."""
         # Concat, not Pad: 0.17 instead of 1.2 ms for (120, 401) to (120, 404) on CPU.
         parts = (ops.cast(weight, ms.float32).reshape(self.groups, self.outputs, -1),)
@@ -112,10 +122,19 @@ class LayerCurvature(nn.Cell):
         matrix = ops.transpose(matrix, (0, 2, 1, 3))
         return matrix.reshape(self.groups, rows * row, columns * column)
 
-    def averaged(self, a_sum, positions, g_sum, keep):
-        """Return the new averages A and G of a batch's sums, and [T, tr A (x) G, finite], (3,).
+    def averaged(
+        self, a_sum: Tensor, positions: Tensor, g_sum: Tensor, keep: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the new averages of a batch's sums, without keeping them.
 
-        keep  weight of the old average, 0 for the first
+        Args:
+            a_sum: in the shape of A.
+            positions: number of positions in ``a_sum`` and in ``g_sum``, (2,).
+            g_sum: in the shape of G.
+            keep: weight of the old average, 0 for the first; a scalar.
+
+        Returns:
+            A, G, and [T, tr A (x) G, whether they are finite], (3,).
         """
         counted = ops.maximum(positions, 1e-30)
         a_new = self.a_factor * keep + (a_sum / counted[0]) * (1.0 - keep)
@@ -128,26 +147,31 @@ class LayerCurvature(nn.Cell):
         together = ops.reduce_sum(a_trace * g_trace)
         return a_new, g_new, ops.stack((positions[0], together, ops.cast(finite, ms.float32)))
 
-    def observe(self, a_new, g_new, positions, finite):
-        """Keep new averages, unless those of any layer are not ``finite``, ()."""
+    def observe(self, a_new: Tensor, g_new: Tensor, positions: Tensor, finite: Tensor) -> tuple:
+        """Keep new averages, unless those of any layer are not ``finite``, a scalar."""
         return (
             ops.assign(self.a_factor, ops.select(finite, a_new, self.a_factor)),
             ops.assign(self.g_factor, ops.select(finite, g_new, self.g_factor)),
             ops.assign(self.positions, positions),
         )
 
-    def _traces(self, factor):
+    def _traces(self, factor: Tensor) -> Tensor:
         """Return the trace of each group's blocks, (groups,)."""
         identity = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
         return ops.reduce_sum((factor * identity).reshape(self.groups, -1), 1)
 
-    def trace(self, positions, together, damping) -> float:
+    def trace(self, positions: float, together: float, damping: float) -> float:
         """Return tr(F + damping I) of this layer, from what ``averaged`` returned."""
         dimension = self.groups * self.inputs * self.outputs
         return float(positions) * float(together) + damping * dimension
 
-    def invert(self, damping, balanced):
-        """Make the inverses anew, in a graph; return the sum of their residuals, ()."""
+    def invert(self, damping: Tensor, balanced: bool) -> Tensor:
+        """Make the inverses anew, in a graph; return the sum of their residuals, a scalar.
+
+        Args:
+            damping: of F, a scalar.
+            balanced: whether A and G share it by pi, and not equally.
+        """
         a_damping = ops.sqrt(damping / self.positions[0])
         g_damping = ops.sqrt(damping / self.positions[1])
         if balanced:
@@ -184,26 +208,30 @@ class LayerCurvature(nn.Cell):
 
 
 class Inversion(nn.Cell):
-    """Make layers' inverses anew: damping () -> each layer's residual, A's and G's, (layers,).
+    """Make layers' inverses anew: scalar damping -> sums of A's and G's residual, (layers,).
 
     The residual is max |(A + damping I) A_inverse - I|; the inverses are stored only where it is at
     most ``RESIDUAL``. ops.MatrixInverse returns zeros for a singular or NaN matrix and says
     nothing; Cholesky, which raises, leaves MindSpore's runtime unusable after it.
+
+    Args:
+        layers: whose inverses.
+        damping_split: one of ``DAMPING_SPLITS``.
     """
 
-    def __init__(self, layers, damping_split):
+    def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
         super().__init__(auto_prefix=False)
         self.layers = nn.CellList(layers, auto_prefix=False)
         self.balanced = damping_split == "pi"
 
-    def construct(self, damping):
+    def construct(self, damping: Tensor) -> Tensor:
         residuals = ()
         for layer in self.layers:
             residuals += (layer.invert(damping, self.balanced),)
         return ops.stack(residuals)
 
 
-def _damped_inverse(factor, damping):
+def _damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
     """Return ((factor + damping I)^-1, its residual), by blocks."""
     identity = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
     damped = factor + damping * identity
@@ -213,3 +241,78 @@ def _damped_inverse(factor, damping):
     error = error.reshape(-1)
     # The sum carries a NaN, which is not <= RESIDUAL; a maximum may pass over it.
     return inverse, ops.reduce_max(ops.abs(error)) + 0.0 * ops.reduce_sum(error)
+
+
+class Directions(nn.Cell):
+    """U for the weights and biases of the layers with curvature, the others' gradients as they are.
+
+    Args:
+        layers: curvature of each layer.
+        places: the layers' ``Place``, in the same order.
+        optimizer: for the order of the parameters and, with ``kl_clip``, the learning rates.
+        kl_clip: largest sum of rate^2 <U, grad> over the layers, or None: U is scaled down to it
+            (Ba, Grosse and Martens, "Distributed second-order optimization using
+            Kronecker-factored approximations", 2017, section 5).
+
+    Attributes:
+        sources: (index of the weight, of the bias) of each layer; a weight alone stands for both.
+        roles: of each parameter: (number of its layer, 0 for the weight or 1 for the bias);
+            (-1, 0) for a parameter of no layer.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerCurvature],
+        places: Sequence[Place],
+        optimizer: nn.Optimizer,
+        kl_clip: float | None,
+    ) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers = layers
+        self.optimizer = optimizer
+        # float: a NumPy number takes over the division by a Tensor.
+        self.kl_clip = None if kl_clip is None else float(kl_clip)
+        self.sources = tuple(
+            (place.weight, place.weight if place.bias is None else place.bias) for place in places
+        )
+        roles = [(-1, 0)] * len(optimizer.parameters)
+        for number, place in enumerate(places):
+            roles[place.weight] = (number, 0)
+            if place.bias is not None:
+                roles[place.bias] = (number, 1)
+        self.roles = tuple(roles)
+
+    def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        results = ()
+        for i in range(len(self.sources)):
+            weight, bias = self.sources[i]
+            results += (self.layers[i](gradients[weight], gradients[bias]),)
+        directions = ()
+        for i in range(len(gradients)):
+            layer, part = self.roles[i]
+            if layer < 0:
+                directions += (gradients[i],)
+            else:
+                directions += (results[layer][part],)
+        if self.kl_clip is not None:
+            directions = self._clipped(directions, gradients)
+        return directions
+
+    def _clipped(
+        self, directions: tuple[Tensor, ...], gradients: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        rates = self.optimizer.get_lr()
+        total = ops.cast(0.0, ms.float32)
+        for i in range(len(gradients)):
+            if self.roles[i][0] >= 0:
+                rate = rates[i] if self.optimizer.is_group_lr else rates
+                product = ops.cast(directions[i], ms.float32) * ops.cast(gradients[i], ms.float32)
+                total = total + ops.square(rate) * ops.reduce_sum(product.reshape(-1))
+        factor = ops.sqrt(self.kl_clip / ops.maximum(ops.abs(total), self.kl_clip))
+        clipped = ()
+        for i in range(len(gradients)):
+            if self.roles[i][0] >= 0:
+                clipped += (ops.cast(directions[i] * factor, directions[i].dtype),)
+            else:
+                clipped += (directions[i],)
+        return clipped

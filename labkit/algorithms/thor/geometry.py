@@ -1,11 +1,16 @@
-"""Which layers have factors, how large these are, and how they are cut into blocks."""
+"""Which layers have factors, how large these are, and how they are cut into blocks.
+
+What a layer is follows from its class, which Parameters are its own from the Cell: no name and no
+size decides anything.
+"""
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mindspore import mint, nn
+from mindspore import Parameter, mint, nn
 
-from labkit.errors import InputError
+from labkit.errors import InputError, nearest
 
 
 @dataclass(frozen=True)
@@ -28,32 +33,39 @@ def cut(dimension: int, split: int | None) -> Blocks:
 
 @dataclass(frozen=True)
 class Dense:
-    """A fully connected layer: weight (outputs, inputs); ``inputs`` counts the bias' 1 if any."""
+    """A fully connected layer: weight (outputs, inputs)."""
 
-    inputs: int
-    outputs: int
+    inputs: int  # width of A, with the bias' 1 where it is homogeneous
+    outputs: int  # width of G, of one group
     homogeneous: bool
     a_blocks: Blocks
     g_blocks: Blocks
-    groups: int = 1
+    groups: int = 1  # of channels, each with an A and a G of its own
 
 
 @dataclass(frozen=True)
 class Convolution(Dense):
     """A convolution: each group's weight is (outputs, inputs = C kh kw, + 1 for the bias).
 
-    kernel, stride, dilation   (height, width)
-    pad_mode, pad              as nn.Conv2d has them
+    Pairs are (height, width), ``pad`` is (top, bottom, left, right), as nn.Conv2d has them.
     """
 
-    kernel: tuple = (1, 1)
-    stride: tuple = (1, 1)
-    dilation: tuple = (1, 1)
+    kernel: tuple[int, int] = (1, 1)
+    stride: tuple[int, int] = (1, 1)
+    dilation: tuple[int, int] = (1, 1)
     pad_mode: str = "valid"
-    pad: tuple = (0, 0, 0, 0)
+    pad: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
-def padding(pad_mode, pad, kernel, stride, dilation, height, width):
+def padding(
+    pad_mode: str,
+    pad: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    height: int,
+    width: int,
+) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return ((top, bottom), (left, right)) of a convolution on an input map of that size."""
     if pad_mode == "valid":
         return ((0, 0), (0, 0))
@@ -61,69 +73,194 @@ def padding(pad_mode, pad, kernel, stride, dilation, height, width):
         top, bottom, left, right = pad
         return ((top, bottom), (left, right))
     sizes = zip((height, width), kernel, stride, dilation, strict=True)
-    return tuple(_same(*of_axis) for of_axis in sizes)
+    return tuple(_same(*axis) for axis in sizes)
 
 
-def _same(length, kernel, stride, dilation):
+def _same(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
     """Return (before, after): ceil(length / stride) positions, the odd one out after."""
     positions = -(-length // stride)
     total = max((positions - 1) * stride + (kernel - 1) * dilation + 1 - length, 0)
     return total // 2, total - total // 2
 
 
-def kind_of(layer) -> type:
+def kind_of(layer: nn.Cell) -> type:
     """Return which of MindSpore's layers with factors ``layer`` is, or is derived of."""
     return next(kind for kind in (nn.Dense, mint.nn.Linear, nn.Conv2d) if isinstance(layer, kind))
 
 
-def geometry_of(layer, *, homogeneous: bool, split: int | None):
+def geometry_of(layer: nn.Cell, *, homogeneous: bool, split: int | None) -> Dense | None:
     """Return the geometry of a layer that can have factors, or None.
 
-    homogeneous  whether the bias, if it has one, is a coordinate of the inputs
-    split        largest block of a factor, or None
-
-    Raises ``InputError`` for a convolution whose axes are not in the order (N, C, H, W).
+    Raises:
+        InputError: when it is a convolution whose axes are not in the order (N, C, H, W).
     """
-    if isinstance(layer, (nn.Dense, mint.nn.Linear)):
+    if isinstance(layer, nn.Dense | mint.nn.Linear):
         outputs, inputs = layer.weight.shape
-        return _geometry(Dense, inputs, outputs, homogeneous, split)
-    if isinstance(layer, nn.Conv2d):
-        if layer.data_format != "NCHW":
-            raise InputError(
-                f"a convolution has data_format {layer.data_format!r}; expected 'NCHW'"
-            )
-        outputs, inputs = layer.weight.shape[0], math.prod(layer.weight.shape[1:])
-        padding = layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4
-        return _geometry(
-            Convolution,
-            inputs,
-            outputs // layer.group,
-            homogeneous,
-            split,
-            groups=layer.group,
-            kernel=tuple(layer.kernel_size),
-            stride=_pair(layer.stride),
-            dilation=_pair(layer.dilation),
-            pad_mode=layer.pad_mode,
-            pad=padding,
+        return Dense(**_sizes(inputs, outputs, homogeneous, split))
+    if not isinstance(layer, nn.Conv2d):
+        return None
+    if layer.data_format != "NCHW":
+        raise InputError(
+            f"data_format of a convolution: expected 'NCHW', got {layer.data_format!r}"
         )
-    return None
-
-
-def _geometry(kind, inputs, outputs, homogeneous, split, **others):
-    inputs += homogeneous
-    return kind(
-        inputs=inputs,
-        outputs=outputs,
-        homogeneous=homogeneous,
-        a_blocks=cut(inputs, split),
-        g_blocks=cut(outputs, split),
-        **others,
+    outputs, inputs = layer.weight.shape[0], math.prod(layer.weight.shape[1:])
+    return Convolution(
+        **_sizes(inputs, outputs // layer.group, homogeneous, split),
+        groups=layer.group,
+        kernel=tuple(layer.kernel_size),
+        stride=_pair(layer.stride),
+        dilation=_pair(layer.dilation),
+        pad_mode=layer.pad_mode,
+        pad=layer.padding if isinstance(layer.padding, tuple) else (layer.padding,) * 4,
     )
 
 
-def _pair(value):
+def _sizes(inputs: int, outputs: int, homogeneous: bool, split: int | None) -> dict:
+    inputs += homogeneous
+    return {
+        "inputs": inputs,
+        "outputs": outputs,
+        "homogeneous": homogeneous,
+        "a_blocks": cut(inputs, split),
+        "g_blocks": cut(outputs, split),
+    }
+
+
+def _pair(value: int | tuple) -> tuple[int, int]:
     """Return (height, width) of what nn.Conv2d keeps: an int, 2 numbers, or 4 with batch axes."""
-    if isinstance(value, int):
-        return (value, value)
-    return tuple(value[-2:])
+    return (value, value) if isinstance(value, int) else tuple(value[-2:])
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer is: ``parent`` holds it as ``key``."""
+
+    name: str
+    parent: nn.Cell
+    key: str
+    layer: nn.Cell  # without a tap
+    weight: int  # its index among the optimizer's parameters
+    bias: int | None  # likewise; None for one that is not in the factors
+
+
+def find_layers(
+    loss_net: nn.Cell,
+    parameters: Sequence[Parameter],
+    *,
+    bias: str,
+    skip: Sequence[nn.Cell | str],
+) -> list[Place]:
+    """Return the layers of ``loss_net`` whose weights are among ``parameters``, in their order.
+
+    Args:
+        loss_net: network and loss.
+        parameters: the optimizer's.
+        bias: ``homogeneous`` takes a layer's bias into its factors, ``plain`` leaves it out.
+        skip: layers left out: Cells or their names.
+
+    Raises:
+        InputError: when the network has taps already, ``skip`` names no layer, or no layer is left;
+            with all of their names, when another Cell owns a layer's weight or bias as well, or the
+            network leaves a layer's call out (``nn.MultiheadAttention``).
+    """
+    layers = list(_layers(loss_net))
+    _check_skip(skip, [name for name, *_ in layers], loss_net)
+    index = {id(parameter): number for number, parameter in enumerate(parameters)}
+    places = []
+    for name, parent, key, layer in layers:
+        weight, bias_number = index.get(id(layer.weight)), None
+        if weight is None or any(layer is other or name == other for other in skip):
+            continue
+        if bias == "homogeneous" and isinstance(getattr(layer, "bias", None), Parameter):
+            bias_number = index.get(id(layer.bias))
+        places.append(Place(name, parent, key, layer, weight, bias_number))
+    owners = _owners(loss_net)
+    problems = {place.name: _shared(place, owners) or _left_out(place) for place in places}
+    refuse_layers({name: problem for name, problem in problems.items() if problem})
+    if not places:
+        raise InputError(
+            "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
+            f"optimizer updates and that skip={skip!r} leaves; THOR has nothing to precondition"
+        )
+    return places
+
+
+def refuse_layers(problems: dict[str, str]) -> None:
+    """Raise ``InputError`` for layers that must not be preconditioned: name -> what is wrong."""
+    if not problems:
+        return
+    listed = "; ".join(f"layer {name!r} {problem}" for name, problem in problems.items())
+    raise InputError(
+        f"THOR cannot precondition all layers: {listed}; expected Parameters that their layer's "
+        "own calls alone use, on as many positions for each row, or the plain update: "
+        f"skip={tuple(problems)!r}"
+    )
+
+
+def _layers(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
+    """Yield (name, parent, key, layer) of every layer that can have factors."""
+    for path, parent in loss_net.cells_and_names():
+        if hasattr(parent, "taps_thor"):
+            raise InputError(
+                f"{path!r} has a tap of an earlier ThorUpdate; call that one's release() first"
+            )
+        # Not name_cells(), which leaves out a layer that the parent holds a second time.
+        for key, layer in parent._cells.items():
+            if geometry_of(layer, homogeneous=False, split=None) is not None:
+                yield _short(f"{path}.{key}"), parent, key, layer
+
+
+def _check_skip(skip: Sequence[nn.Cell | str], names: list[str], loss_net: nn.Cell) -> None:
+    cells = {id(cell) for _, cell in loss_net.cells_and_names()}
+    for layer in skip:
+        if isinstance(layer, str) and layer not in names:
+            raise InputError(
+                f"skip names a layer {layer!r} that has no factors.{nearest(layer, names)}"
+            )
+        if not isinstance(layer, str) and id(layer) not in cells:
+            raise InputError(f"skip holds a {type(layer).__name__} that is no Cell of the network")
+
+
+def _owners(loss_net: nn.Cell) -> dict[int, list[str]]:
+    """Return id of a Parameter -> paths of the Cells that hold it, each place once."""
+    owners = {}
+    for path, cell in _all_places(loss_net):
+        values = list(cell._params.values())
+        for name, value in vars(cell).items():
+            if not name.startswith("_") and isinstance(value, list | tuple | dict):
+                values += value.values() if isinstance(value, dict) else value
+        for number in {id(value) for value in values if isinstance(value, Parameter)}:
+            owners.setdefault(number, []).append(_short(path) or "the loss net")
+    return owners
+
+
+def _all_places(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell]]:
+    """Yield (path, Cell) for every place of a Cell, also those of one that has several."""
+    yield "", loss_net
+    for path, parent in loss_net.cells_and_names():
+        for key, cell in parent._cells.items():
+            if cell is not None:
+                yield f"{path}.{key}", cell
+
+
+def _shared(place: Place, owners: dict[int, list[str]]) -> str:
+    """Return who else owns the layer's weight or bias, or an empty string."""
+    shared = {"weight": place.layer.weight}
+    if place.bias is not None:
+        shared["bias"] = place.layer.bias
+    for kind, parameter in shared.items():
+        others = [name for name in owners[id(parameter)] if name != place.name]
+        if others:
+            return f"shares its {kind} {parameter.name!r} with {' and '.join(map(repr, others))}"
+    return ""
+
+
+def _left_out(place: Place) -> str:
+    """Return that the network has this layer for its weight alone, where that is known."""
+    if isinstance(place.parent, nn.MultiheadAttention) and place.key == "out_proj":
+        return "is never called: nn.MultiheadAttention takes its weight without it"
+    return ""
+
+
+def _short(path: str) -> str:
+    return path.removeprefix(".").removeprefix("network.")

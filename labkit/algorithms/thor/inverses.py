@@ -1,11 +1,13 @@
 """Inverses of many layers: retried with more damping, shared out over ranks."""
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-from labkit.algorithms.thor.curvature import RESIDUAL, Inversion
+from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature
 from labkit.steps.gradients import summed_in_order
 
 # A failed inversion is tried with 10, 100, ... 10^6 times the damping.
@@ -13,31 +15,36 @@ TRIES = 7
 
 
 class Inverses:
-    """The inversions of ``layers``: all at once, or one by one, in compiled graphs.
+    """The inversions of layers: all at once, or one by one, in compiled graphs.
 
     On several ranks each layer belongs to one of them, by cost: the next most expensive one goes to
     the rank with the least to do. The others receive its inverses.
+
+    Args:
+        layers: whose inverses.
+        damping_split: ``equal`` or ``pi``.
     """
 
-    def __init__(self, layers, damping_split):
+    def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
         joined = GlobalComm.INITED
         self.ranks, self.rank = (get_group_size(), get_rank()) if joined else (1, 0)
         self.layers, self.damping_split = list(layers), damping_split
         self.owners = share_out([layer.cost for layer in layers], self.ranks)
-        self.share = _Share(self.layers, self.owners, self.rank) if self.ranks > 1 else None
+        self.exchange = _Exchange(self.layers, self.owners, self.rank) if self.ranks > 1 else None
         self.inversions = {}
 
-    def make(self, due, damping: float) -> dict[int, int]:
+    def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
         """Make the inverses of the layers numbered ``due``; return layer -> tries but the first.
 
-        Raises FloatingPointError, on all ranks, for a layer that no damping helps.
+        Raises:
+            FloatingPointError: on all ranks, when no damping helps a layer.
         """
         own = tuple(number for number in due if self.owners[number] == self.rank)
         tries = np.zeros(len(self.layers), np.float32)
         for number, count in self._tries(own, damping).items():
             tries[number] = count
-        if self.share is not None and due:
-            tries = self.share(Tensor(tries)).asnumpy()
+        if self.exchange is not None and due:
+            tries = self.exchange(Tensor(tries)).asnumpy()
         for number in due:
             if tries[number] > TRIES:
                 raise FloatingPointError(
@@ -47,7 +54,7 @@ class Inverses:
                 )
         return {number: int(tries[number]) - 1 for number in due}
 
-    def _tries(self, numbers, damping):
+    def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
         """Invert layers; return how many tries each took, TRIES + 1 where none was enough."""
         tries, left = {}, numbers
         for attempt in range(1, TRIES + 1):
@@ -66,17 +73,17 @@ class Inverses:
             damping *= 10
         return tries | dict.fromkeys(left, TRIES + 1)
 
-    def _all_of_rank(self):
+    def _all_of_rank(self) -> tuple[int, ...]:
         return tuple(i for i, owner in enumerate(self.owners) if owner == self.rank)
 
-    def _invert(self, group, damping):
+    def _invert(self, group: tuple[int, ...], damping: float) -> np.ndarray:
         if group not in self.inversions:
             layers = [self.layers[number] for number in group]
             self.inversions[group] = Inversion(layers, self.damping_split)
         return self.inversions[group](Tensor(damping, ms.float32)).asnumpy()
 
 
-def share_out(costs, ranks: int) -> list[int]:
+def share_out(costs: Sequence[float], ranks: int) -> list[int]:
     """Return the rank of each layer: dearest first, to the rank with the least cost so far."""
     owners, load = [0] * len(costs), [0.0] * ranks
     for number in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
@@ -85,17 +92,17 @@ def share_out(costs, ranks: int) -> list[int]:
     return owners
 
 
-class _Share(nn.Cell):
-    """Give all ranks each layer's inverses, and the sum of what they tell."""
+class _Exchange(nn.Cell):
+    """Give all ranks each layer's inverses, and the sum of their counts of tries (layers,)."""
 
-    def __init__(self, layers, owners, rank):
+    def __init__(self, layers: list[LayerCurvature], owners: list[int], rank: int) -> None:
         super().__init__(auto_prefix=False)
         self.layers = nn.CellList(layers, auto_prefix=False)
         self.mine = tuple(1.0 if owner == rank else 0.0 for owner in owners)
         self.all_reduce = ops.AllReduce()
 
-    def construct(self, told):
-        inverses, values = (), (told,)
+    def construct(self, tries: Tensor) -> Tensor:
+        inverses, values = (), (tries,)
         for i in range(len(self.layers)):
             layer, mine = self.layers[i], self.mine[i]
             # x + 0 + 0 is x: the ranks' copies are equal to the bit.

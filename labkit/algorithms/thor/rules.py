@@ -1,11 +1,13 @@
 """When factors and inverses are made anew, and with how much damping: plain Python, on the host."""
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
 
 import numpy as np
+from mindspore import Tensor
+from numpy.typing import ArrayLike
 
+from labkit.base.arguments import integer, number
 from labkit.errors import InputError
 from labkit.steps.schedules import check_length
 
@@ -21,15 +23,20 @@ class TraceRule:
     F' is what the layer's inverses were last made of. D > refresh: make them anew; D < freeze:
     never again; in between: not this time.
 
-    refresh, freeze  thresholds, 0 <= freeze <= refresh. freeze = 0 never freezes
+    Args:
+        refresh: threshold of D, at least ``freeze``.
+        freeze: threshold of D, at least 0. 0 never freezes.
+
+    Raises:
+        InputError: unless 0 <= freeze <= refresh, both finite.
     """
 
     refresh: float = 0.01
     freeze: float = 0.001
 
-    def __post_init__(self):
-        if not 0 <= self.freeze <= self.refresh < math.inf:
-            raise InputError(f"{self} came; expected 0 <= freeze <= refresh, both finite")
+    def __post_init__(self) -> None:
+        refresh = number("refresh", self.refresh, at_least=0)
+        number("freeze", self.freeze, at_least=0, at_most=refresh)
 
     def decide(self, trace: float, last: float) -> str:
         """Return REFRESH, SKIP or FREEZE for the traces of F + damping I, now and then."""
@@ -41,25 +48,31 @@ class TraceRule:
 
 @dataclass(frozen=True)
 class LevenbergMarquardt:
-    """Damping that follows how well the quadratic model foresees an update (Martens 2010, 4.1).
+    """Damping that follows how well the quadratic model predicts an update (Martens 2010, 4.1).
 
         M(s) = <grad, s> + 1/2 s^T (F + damping I) s,     rho = (L(w + s) - L(w)) / M(s)
         rho > 3/4: damping *= decay;  rho < 1/4: damping /= decay
 
-    decay           0 < decay < 1, applied at each refresh
-    least, largest  the damping stays between them
+    Args:
+        decay: factor, 0 < decay < 1, applied at each refresh.
+        least: smallest damping, above 0.
+        largest: largest damping, finite.
+
+    Raises:
+        InputError: unless 0 < decay < 1 and 0 < least <= largest.
     """
 
     decay: float = 0.95
     least: float = 1e-6
     largest: float = 1e3
 
-    def __post_init__(self):
-        if not (0 < self.decay < 1 and 0 < self.least <= self.largest < math.inf):
-            raise InputError(f"{self} came; expected 0 < decay < 1 and 0 < least <= largest")
+    def __post_init__(self) -> None:
+        number("decay", self.decay, above=0, below=1)
+        largest = number("largest", self.largest, above=0)
+        number("least", self.least, above=0, at_most=largest)
 
     def adjust(self, damping: float, rho: float) -> float:
-        """Return the new damping; a rho that is not finite counts as a bad forecast."""
+        """Return the new damping; a rho that is not finite counts as a bad prediction."""
         if rho > 0.75:
             damping *= self.decay
         elif not rho >= 0.25:
@@ -68,15 +81,23 @@ class LevenbergMarquardt:
 
 
 class Damping:
-    """Damping at each update: a number > 0, an array of them by update, or a function of it."""
+    """Damping at each update.
 
-    def __init__(self, damping):
+    Args:
+        damping: number > 0, array of them by update (updates,), or function of the number of
+            updates so far.
+
+    Raises:
+        InputError: when a value is no finite number > 0, or an array has another shape.
+    """
+
+    def __init__(self, damping: float | ArrayLike | Tensor | Callable[[int], float]) -> None:
         self.function = damping if callable(damping) else None
         if self.function is None:
             values = np.asarray(getattr(damping, "asnumpy", lambda: damping)(), dtype=object)
-            self.values = np.array([_checked(value) for value in values.ravel()])
+            self.values = np.array([number("damping", x, above=0) for x in values.ravel()])
             if values.ndim > 1 or not values.size:
-                raise InputError(f"damping has shape {values.shape}; expected (), or (updates,)")
+                raise InputError(f"damping: expected shape () or (updates,), got {values.shape}")
             self.constant = values.ndim == 0
 
     def check_length(self, updates: int) -> None:
@@ -87,41 +108,30 @@ class Damping:
     def at(self, update: int) -> float:
         """Return the damping of update 0, 1, ...; raise ``InputError`` behind an array's end."""
         if self.function is not None:
-            return _checked(self.function(update))
+            return number("damping", self.function(update), above=0)
         if self.constant:
             return float(self.values[0])
-        if update >= len(self.values):
-            raise InputError(
-                f"damping has {len(self.values)} values and update {update + 1} is due; expected "
-                "at least one for each update"
-            )
+        self.check_length(update + 1)
         return float(self.values[update])
 
 
 class Frequency:
-    """Updates from one refresh to the next: an integer >= 1, or a function of the update."""
+    """Updates from one refresh to the next.
 
-    def __init__(self, name, frequency):
+    Args:
+        name: of the option, for messages.
+        frequency: integer >= 1, or function of the number of updates so far that returns one.
+
+    Raises:
+        InputError: when it is no such integer.
+    """
+
+    def __init__(self, name: str, frequency: int | Callable[[int], int]) -> None:
         self.name = name
         self.function = frequency if callable(frequency) else None
-        self.constant = None if self.function else self._checked(frequency)
+        self.constant = None if self.function else integer(name, frequency)
 
     def is_due(self, update: int, last: int) -> bool:
         """Return whether ``update`` is to refresh; ``last`` is the one that did, < 0 for none."""
-        every = self._checked(self.function(update)) if self.function else self.constant
+        every = integer(self.name, self.function(update)) if self.function else self.constant
         return last < 0 or update - last >= every
-
-    def _checked(self, value):
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-            raise InputError(
-                f"{self.name} is {value!r}; expected an integer >= 1, or a function of the number "
-                "of updates that returns one"
-            )
-        return int(value)
-
-
-def _checked(value):
-    number = isinstance(value, Real) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise InputError(f"damping is {value!r}; expected a finite number > 0")
-    return float(value)

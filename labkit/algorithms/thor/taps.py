@@ -18,22 +18,27 @@ All products are float32, whatever the network computes in. The loss scale is ta
 G_sum: its square would leave the range of float32 from 2^64 on.
 """
 
-import mindspore as ms
-from mindspore import Tensor, nn, ops
+from collections.abc import Callable, Sequence
 
-from labkit.algorithms.thor.geometry import Convolution, padding
+import mindspore as ms
+from mindspore import Parameter, Tensor, nn, ops
+
+from labkit.algorithms.thor.curvature import LayerCurvature
+from labkit.algorithms.thor.geometry import Blocks, Convolution, Dense, Place, geometry_of, padding
 
 
 class Tap(nn.Cell):
     """Identity of ``y`` that returns factors as gradients: ``(x, y, a, t, g, scale) -> y``.
 
-    x, y     the layer's input and output before any activation function
-    a, t, g  Parameters of shapes (blocks, b, b), (2,) and (blocks', b', b'); their values are
-             not looked at. t counts the positions in A_sum and in G_sum
-    scale    what the loss was multiplied by, (), float32
+    x and y are the layer's input and output before any activation function, scale is what the loss
+    was multiplied by, a float32 scalar. a, t and g are Parameters of shapes (blocks, b, b), (2,)
+    and (blocks', b', b') whose values are not looked at; t counts the positions in A_sum and G_sum.
+
+    Args:
+        geometry: of the layer.
     """
 
-    def __init__(self, geometry):
+    def __init__(self, geometry: Dense) -> None:
         super().__init__(auto_prefix=False)
         self.a_blocks, self.g_blocks = geometry.a_blocks, geometry.g_blocks
         self.homogeneous = geometry.homogeneous
@@ -44,24 +49,39 @@ class Tap(nn.Cell):
             self.kernel, self.stride = geometry.kernel, geometry.stride
             self.dilation = geometry.dilation
 
-    def construct(self, x, y, a, t, g, scale):
+    def construct(
+        self, x: Tensor, y: Tensor, a: Tensor, t: Tensor, g: Tensor, scale: Tensor
+    ) -> Tensor:
         return y
 
-    def bprop(self, x, y, a, t, g, scale, out, dout):
+    def bprop(
+        self,
+        x: Tensor,
+        y: Tensor,
+        a: Tensor,
+        t: Tensor,
+        g: Tensor,
+        scale: Tensor,
+        out: Tensor,
+        dout: Tensor,
+    ) -> tuple[Tensor, ...]:
         unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
+        a_sum, positions, g_sum = self.sums(ops.cast(x, ms.float32), unscaled)
+        return ops.zeros_like(x), dout, a_sum, positions, g_sum, ops.zeros_like(scale)
+
+    def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return A_sum, the positions in it and in G_sum, (2,), and G_sum; ``slopes`` are d."""
         if self.is_convolution:
-            patches = self.patches(ops.cast(x, ms.float32))
-            derivatives = unscaled.reshape(dout.shape[0], dout.shape[1], -1)
+            patches = self.patches(x)
+            slopes = slopes.reshape(slopes.shape[0], slopes.shape[1], -1)
         else:
-            patches = _one_image(ops.cast(x, ms.float32))
-            derivatives = _one_image(unscaled)
+            patches, slopes = _one_image(x), _one_image(slopes)
         count = ops.cast(patches.shape[0] * patches.shape[2], ms.float32)
         a_sum = self._products(patches, self.a_blocks, self.homogeneous)
-        g_sum = self._products(derivatives, self.g_blocks, False)
-        counted = ops.stack((count, count))
-        return ops.zeros_like(x), dout, a_sum, counted, g_sum, ops.zeros_like(scale)
+        g_sum = self._products(slopes, self.g_blocks, False)
+        return a_sum, ops.stack((count, count)), g_sum
 
-    def patches(self, x):
+    def patches(self, x: Tensor) -> Tensor:
         """Return the patches of a convolution's input (N, C, H, W): (N, C kh kw, T)."""
         geometry = (self.pad_mode, self.pad, self.kernel, self.stride, self.dilation)
         vertical, horizontal = _padding(*geometry, x.shape[2], x.shape[3])
@@ -73,10 +93,10 @@ class Tap(nn.Cell):
         patches = ops.Im2Col(self.kernel, self.stride, self.dilation, pads)(x)
         return patches.reshape(x.shape[0], -1, patches.shape[3])
 
-    def _products(self, columns, blocks, homogeneous):
+    def _products(self, columns: Tensor, blocks: Blocks, homogeneous: bool) -> Tensor:
         """Return sum over images and positions of the columns' outer products, in blocks.
 
-        columns  (M, groups n, L); blocks  how the n (with the homogeneous coordinate) are cut
+        The columns are (M, groups n, L); the n, with the homogeneous coordinate, are cut.
         """
         images, length = columns.shape[0], columns.shape[2]
         columns = columns.reshape(images, self.groups, -1, length)
@@ -99,11 +119,11 @@ class Tap(nn.Cell):
 
 
 @ops.constexpr
-def _padding(*arguments):
+def _padding(*arguments: object) -> tuple[tuple[int, int], tuple[int, int]]:
     return padding(*arguments)
 
 
-def _one_image(x):
+def _one_image(x: Tensor) -> Tensor:
     """Return (N, ..., n) as one image's columns (1, n, N ...)."""
     return ops.transpose(x.reshape(-1, x.shape[-1]), (1, 0)).expand_dims(0)
 
@@ -111,17 +131,18 @@ def _one_image(x):
 class Tapped(nn.Cell):
     """A layer with a tap behind it: same outputs, same Parameters under the same names.
 
-    layer    nn.Dense, mint.nn.Linear or nn.Conv2d, or a subclass of one
-    tap      its tap, called as ``Tap`` is
-    buffers  (a, t, g), the tap's Parameters. They are not this Cell's own, so that they are in no
-             checkpoint of the network
+    Args:
+        layer: nn.Dense, mint.nn.Linear or nn.Conv2d, or a subclass of one.
+        tap: its tap, called as ``Tap`` is.
+        buffers: (a, t, g), the tap's Parameters. They are not this Cell's own, so that they are in
+            no checkpoint of the network.
     """
 
     taps_thor = True
     # While a training is looked at operator by operator: (call, x) -> what stands for the call.
     watch = None
 
-    def __init__(self, layer, tap, buffers):
+    def __init__(self, layer: nn.Cell, tap: Tap, buffers: tuple[Parameter, ...]) -> None:
         super().__init__(auto_prefix=False)
         self.layer = layer
         # Not a child: MindSpore's O2 would put it into float16, and its float32 sums would not fit.
@@ -134,34 +155,84 @@ class Tapped(nn.Cell):
         if self.activates:
             layer.activation_flag = False
 
-    def __call__(self, x):
+    def __call__(self, x: Tensor) -> Tensor:
         if self.watch is None:
             return super().__call__(x)
         return self.watch(super().__call__, x)
 
-    def unscale(self, scale):
+    def unscale(self, scale: Parameter) -> None:
         """Let the tap divide by ``scale``, the Parameter that the loss is multiplied by."""
         object.__setattr__(self, "scale", scale)
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         y = self.tap(x, self.layer(x), self.a, self.t, self.g, self.scale)
         if self.activates:
             y = self.layer.activation(y)
         return y
 
-    def release(self):
+    def release(self) -> nn.Cell:
         """Return the layer as it was."""
         if self.activates:
             self.layer.activation_flag = True
         return self.layer
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> object:
         try:
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("layer"), name)
 
 
-def tapped(layer, geometry, buffers) -> Tapped:
+def tapped(layer: nn.Cell, geometry: Dense, buffers: tuple[Parameter, ...]) -> Tapped:
     """Return ``layer`` with the tap that makes THOR's factors."""
     return Tapped(layer, Tap(geometry), buffers)
+
+
+def tap_layers(
+    places: Sequence[Place], *, split: int | None, tapped: Callable[..., Tapped]
+) -> list[LayerCurvature]:
+    """Put a tap behind each layer, in place; return their curvatures.
+
+    Args:
+        places: of the layers.
+        split: largest block of a factor, or None.
+        tapped: (layer, geometry, buffers) -> the layer with its tap.
+    """
+    layers = []
+    for place in places:
+        geometry = geometry_of(place.layer, homogeneous=place.bias is not None, split=split)
+        layers.append(LayerCurvature(place.name, geometry))
+    for place, layer in zip(places, layers, strict=True):
+        buffers = (layer.a_factor, layer.positions, layer.g_factor)
+        _put(place.parent, place.key, tapped(place.layer, layer.geometry, buffers))
+    return layers
+
+
+def tapped_cells(places: Sequence[Place]) -> list[Tapped | None]:
+    """Return the cell with the tap at each place; None where it was taken away."""
+    return [_tap_at(place)[2] for place in places]
+
+
+def release_layers(places: Sequence[Place]) -> None:
+    """Put the layers back where their taps were."""
+    for place in places:
+        parent, key, tap = _tap_at(place)
+        if tap is not None:
+            _put(parent, key, tap.release())
+
+
+def _tap_at(place: Place) -> tuple[nn.Cell, str, Tapped | None]:
+    """Return (parent, key, cell with the tap or None) of a place."""
+    parent, key = place.parent, place.key
+    cell = parent.name_cells()[key]
+    if not hasattr(cell, "taps_thor"):
+        # precision="O2" wraps a network, also one that is nothing but a tapped layer.
+        parent, key, cell = cell, "_backbone", cell.name_cells().get("_backbone")
+    return parent, key, cell if hasattr(cell, "taps_thor") else None
+
+
+def _put(parent: nn.Cell, key: str, cell: nn.Cell) -> None:
+    # Through _cells: setattr would prefix the Parameters' names.
+    parent._cells[key] = cell
+    if isinstance(parent, nn.SequentialCell):
+        parent.cell_list = list(parent._cells.values())

@@ -10,16 +10,10 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor import taps, upstream_gpu
 from labkit.algorithms.thor.adapt import Adaptation
-from labkit.algorithms.thor.directions import Directions
+from labkit.algorithms.thor.curvature import Directions
+from labkit.algorithms.thor.geometry import find_layers, refuse_layers
 from labkit.algorithms.thor.inverses import Inverses
-from labkit.algorithms.thor.layers import (
-    find_layers,
-    refuse_layers,
-    release_layers,
-    tap_layers,
-    tapped_cells,
-)
-from labkit.algorithms.thor.options import Options
+from labkit.algorithms.thor.options import Options, check_loss
 from labkit.algorithms.thor.rules import (
     FREEZE,
     REFRESH,
@@ -28,7 +22,7 @@ from labkit.algorithms.thor.rules import (
     LevenbergMarquardt,
     TraceRule,
 )
-from labkit.algorithms.thor.supported_losses import check_loss
+from labkit.algorithms.thor.taps import release_layers, tap_layers, tapped_cells
 from labkit.algorithms.thor.uses import check_uses
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError

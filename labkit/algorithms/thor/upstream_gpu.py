@@ -14,40 +14,40 @@ Bias: no curvature. Sums that ``LayerCurvature`` divides by the positions come o
 """
 
 import mindspore as ms
-from mindspore import ops
+from mindspore import Parameter, Tensor, nn, ops
 
+from labkit.algorithms.thor.geometry import Dense
 from labkit.algorithms.thor.taps import Tap, Tapped
 
 
 class UpstreamTap(Tap):
     """``Tap`` with the formulas above; stride is the convolution's, dilation is not looked at."""
 
-    def __init__(self, geometry):
+    def __init__(self, geometry: Dense) -> None:
         super().__init__(geometry)
         if self.is_convolution:
             self.pad_mode, self.dilation = "same", (1, 1)
 
-    def bprop(self, x, y, a, t, g, scale, out, dout):
+    def sums(self, x: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The gradient stage divides A and the positions by the rows, and multiplies G by them.
         rows = float(x.shape[0])
-        unscaled = ops.cast(dout, ms.float32) * (1.0 / scale)
         if self.is_convolution:
-            patches = ops.reduce_mean(self.patches(ops.cast(x, ms.float32)), 0).expand_dims(0)
-            flat = unscaled.reshape(x.shape[0], dout.shape[1], -1)
-            derivatives = ops.reduce_mean(flat, 0).expand_dims(0)
+            patches = ops.reduce_mean(self.patches(x), 0).expand_dims(0)
+            flat = slopes.reshape(x.shape[0], slopes.shape[1], -1)
+            slopes = ops.reduce_mean(flat, 0).expand_dims(0)
             a_sum = self._products(patches, self.a_blocks, False) * rows
-            g_sum = self._products(derivatives, self.g_blocks, False) * rows
-            positions = (rows * patches.shape[2], rows * derivatives.shape[2])
+            g_sum = self._products(slopes, self.g_blocks, False) * rows
+            positions = (rows * patches.shape[2], rows * slopes.shape[2])
         else:
-            columns = ops.transpose(ops.cast(x, ms.float32), (1, 0)).expand_dims(0)
-            derivatives = ops.transpose(unscaled, (1, 0)).expand_dims(0)
+            columns = ops.transpose(x, (1, 0)).expand_dims(0)
+            slopes = ops.transpose(slopes, (1, 0)).expand_dims(0)
             a_sum = self._products(columns, self.a_blocks, False) * (rows / columns.shape[1])
-            g_sum = self._products(derivatives, self.g_blocks, False)
+            g_sum = self._products(slopes, self.g_blocks, False)
             positions = (rows, rows)
-        counted = ops.stack([ops.cast(one, ms.float32) for one in positions])
-        return ops.zeros_like(x), dout, a_sum, counted, g_sum, ops.zeros_like(scale)
+        counts = ops.stack([ops.cast(count, ms.float32) for count in positions])
+        return a_sum, counts, g_sum
 
 
-def tapped(layer, geometry, buffers) -> Tapped:
+def tapped(layer: nn.Cell, geometry: Dense, buffers: tuple[Parameter, ...]) -> Tapped:
     """Return ``layer`` with the tap of MindSpore's formulas on GPU."""
     return Tapped(layer, UpstreamTap(geometry), buffers)

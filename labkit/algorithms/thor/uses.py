@@ -9,42 +9,46 @@ import contextlib
 import importlib
 import math
 import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, nn, ops
+from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor.geometry import kind_of
-from labkit.algorithms.thor.layers import refuse_layers, tapped_cells
+from labkit.algorithms.thor.geometry import Place, kind_of, refuse_layers
+from labkit.algorithms.thor.taps import tapped_cells
 from labkit.errors import InputError
 from labkit.runtime import pynative
-from labkit.steps.gradients import set_state
+from labkit.steps.gradients import GradientStage
 from labkit.steps.rows import batch_rows
+from labkit.steps.state import set_state
+
+Shape = tuple[int, ...]
 
 
 @dataclass
 class Use:
-    """What one layer did in a forward pass.
+    """What one layer did in a forward pass."""
 
-    inputs     shape of its input at each of its calls
-    elsewhere  whether the loss depends on its weight or bias other than through these calls
-    fewer      the inputs' shapes for a part of the batch's rows; None where that was not run
-    other      the class whose ``construct`` gives another result than the layer's kind does, or ""
-    """
-
-    inputs: list
-    elsewhere: bool = False
-    fewer: list | None = None
-    other: str = ""
+    inputs: list[Shape]  # of each of its calls
+    elsewhere: bool = False  # the loss depends on its weight or bias other than by these calls
+    fewer: list[Shape] | None = None  # inputs for a part of the rows; None: that was not run
+    other: str = ""  # the class whose construct gives another result than the layer's kind does
 
 
-def check_uses(stage, places, batch) -> None:
-    """Raise ``InputError`` with every layer whose calls are not all that its weight is used for.
+def check_uses(stage: GradientStage, places: Sequence[Place], batch: tuple) -> None:
+    """Refuse layers whose factors would be of a part of what their weight does.
 
-    And with those whose number of positions does not go with the batch's rows (it is compared with
-    that of a part of the rows, where the network takes one), or for a batch that does not tell how
-    many rows it has.
+    Args:
+        stage: the step's gradient stage.
+        places: of the layers with taps.
+        batch: inputs, and labels last.
+
+    Raises:
+        InputError: with the name of every layer whose weight is used other than by its calls, or
+            whose positions are not as many for each of the batch's rows (compared with a part of
+            the rows, where the network takes one); when the batch does not tell its rows.
     """
     rows = batch_rows(batch, stage.objective.batch_axis)
     uses = observed(stage, places, batch)
@@ -58,7 +62,7 @@ def check_uses(stage, places, batch) -> None:
     refuse_layers(problems)
 
 
-def _check_layout(places, uses, batch):
+def _check_layout(places: Sequence[Place], uses: list[Use], batch: tuple) -> None:
     """Raise ``InputError`` where axis 1 may as well count the rows: inputs and labels share it.
 
     Not where the layers show it: all see as many positions as axis 0 is long, or a convolution sees
@@ -68,10 +72,12 @@ def _check_layout(places, uses, batch):
     first = inputs[:2]
     if len(first) < 2 or first != labels[:2] or first[0] == first[1]:
         return
-    seen = [(place, shape) for place, use in zip(places, uses, strict=True) for shape in use.inputs]
-    if seen and all(_positions(place, shape) == first[0] for place, shape in seen):
+    calls = [
+        (place, shape) for place, use in zip(places, uses, strict=True) for shape in use.inputs
+    ]
+    if calls and all(_positions(place, shape) == first[0] for place, shape in calls):
         return
-    maps = [shape for place, shape in seen if isinstance(place.layer, nn.Conv2d)]
+    maps = [shape for place, shape in calls if isinstance(place.layer, nn.Conv2d)]
     if any(shape[0] == first[0] and shape[2:] == inputs[2:] for shape in maps):
         return
     raise InputError(
@@ -80,16 +86,16 @@ def _check_layout(places, uses, batch):
     )
 
 
-def _positions(place, shape):
+def _positions(place: Place, shape: Shape) -> int:
     # A convolution's positions on one map are the layer's own: its axis 0 counts maps.
     return shape[0] if isinstance(place.layer, nn.Conv2d) else math.prod(shape[:-1])
 
 
-def _problem(place, use, rows):
+def _problem(place: Place, use: Use, rows: int) -> str:
+    """Return what is wrong with the layer's use, or an empty string."""
     if not use.inputs:
-        if use.elsewhere:
-            return "is never called, though its weight is used"
-        return "is never called, and its weight is not used"
+        used = "though its weight is used" if use.elsewhere else "and its weight is not used"
+        return f"is never called, {used}"
     if use.elsewhere:
         return "is called, and its weight or bias is used elsewhere as well"
     if use.other:
@@ -101,20 +107,21 @@ def _problem(place, use, rows):
                 f"sees an input of shape {tuple(shape)}, not a whole number of positions for each "
                 f"of the batch's {rows} rows"
             )
-    if use.fewer is not None:
-        part = _part(rows)
-        all_rows, some = (
-            sum(_positions(place, shape) for shape in shapes) for shapes in (use.inputs, use.fewer)
-        )
-        if all_rows * part != some * rows:
-            return (
-                f"sees {all_rows} positions for the batch's {rows} rows and {some} for {part} of "
-                "them, not as many for each row"
-            )
-    return ""
+    if use.fewer is None:
+        return ""
+    part = _part(rows)
+    total, of_part = (
+        sum(_positions(place, shape) for shape in shapes) for shapes in (use.inputs, use.fewer)
+    )
+    if total * part == of_part * rows:
+        return ""
+    return (
+        f"sees {total} positions for the batch's {rows} rows and {of_part} for {part} of them, not "
+        "as many for each row"
+    )
 
 
-def observed(stage, places, batch) -> list[Use]:
+def observed(stage: GradientStage, places: Sequence[Place], batch: tuple) -> list[Use]:
     """Return what each layer does in the loss of ``batch``, operator by operator.
 
     In its calls a layer gets a copy of its Parameters, so that the loss depends on the Parameters
@@ -125,9 +132,9 @@ def observed(stage, places, batch) -> list[Use]:
     """
     uses = [Use([]) for _ in places]
     own = [_preconditioned(place) for place in places]
+    everything = ParameterTuple({id(p): p for parameters in own for p in parameters}.values())
     with _unchanged(stage.loss_net), _eager():
         _fill_zeros(stage.loss_net)
-        everything = ParameterTuple(_distinct(p for some in own for p in some))
         with _watched(places, [use.inputs for use in uses], own) as watches:
             differentiate = ops.grad(stage._scaled, None, everything, has_aux=True)
             gradients, _ = differentiate(*batch)
@@ -137,37 +144,41 @@ def observed(stage, places, batch) -> list[Use]:
                 # NaN counts: what the loss does not depend on has a gradient of exact zeros.
                 if np.any(gradient.asnumpy() != 0)
             }
-            others = [watch.other() for watch in watches]
-        seen = _inputs_of_a_part(stage, places, own, batch)
-    for use, parameters, fewer, other in zip(uses, own, seen, others, strict=True):
-        use.other = other
-        use.elsewhere = any(id(parameter) in used for parameter in parameters)
-        use.fewer = fewer
+            for use, watch, parameters in zip(uses, watches, own, strict=True):
+                use.other = watch.other()
+                use.elsewhere = any(id(parameter) in used for parameter in parameters)
+        _observe_part(stage, places, own, batch, uses)
     return uses
 
 
-def _inputs_of_a_part(stage, places, own, batch):
-    """Return by layer the shapes of its inputs for ``_part`` of the batch's rows, or None."""
+def _observe_part(
+    stage: GradientStage,
+    places: Sequence[Place],
+    own: list[list[Parameter]],
+    batch: tuple,
+    uses: list[Use],
+) -> None:
+    """Note each layer's input shapes for ``_part`` of the batch's rows, where that can run."""
     rows = batch_rows(batch, stage.objective.batch_axis)
-    nothing = [None] * len(places)
     if rows < 2:
-        return nothing
-    part, seen = _part(rows), [[] for _ in places]
+        return
+    part, shapes = _part(rows), [[] for _ in places]
     batch = [_cut(tensor, rows, part, stage.objective.batch_axis or 0) for tensor in batch]
     try:
-        with _watched(places, seen, own):
+        with _watched(places, shapes, own):
             stage.loss_net(*batch).asnumpy()  # operators run behind Python's back: wait for them
-    except Exception:  # a network of a fixed number of rows; the whole batch it takes, as was seen
-        return nothing
-    return seen
+    except Exception:  # a network of a fixed number of rows, which takes the whole batch
+        return
+    for use, fewer in zip(uses, shapes, strict=True):
+        use.fewer = fewer
 
 
-def _part(rows):
+def _part(rows: int) -> int:
     """Return how many rows are looked at on their own: two, where there are more."""
     return min(2, rows - 1)
 
 
-def _cut(tensor, rows, part, axis):
+def _cut(tensor: Tensor, rows: int, part: int, axis: int) -> Tensor:
     """Return a tensor of the batch for its first rows; as it is where no axis counts them."""
     shape = getattr(tensor, "shape", ())
     if len(shape) == 1 and shape[0] % rows == 0:
@@ -179,7 +190,7 @@ def _cut(tensor, rows, part, axis):
 
 
 @contextlib.contextmanager
-def _eager():
+def _eager() -> Iterator[None]:
     """Run operator by operator what is inside, also where a method is marked with ``ms.jit``."""
     before = os.environ.get("MS_JIT")
     os.environ["MS_JIT"] = "0"
@@ -193,12 +204,14 @@ def _eager():
 
 
 @contextlib.contextmanager
-def _watched(places, inputs, own):
+def _watched(
+    places: Sequence[Place], shapes: list[list[Shape]], own: list[list[Parameter]]
+) -> Iterator[list["_Watch"]]:
     """Let every layer note its inputs' shapes, and put copies for its Parameters in its calls."""
     cells = tapped_cells(places)
     taps = [cell.tap for cell in cells]
-    for place, cell, seen, parameters in zip(places, cells, inputs, own, strict=True):
-        cell.watch = _Watch(place.layer, seen, parameters)
+    for place, cell, inputs, parameters in zip(places, cells, shapes, own, strict=True):
+        cell.watch = _Watch(place.layer, inputs, parameters)
         object.__setattr__(cell, "tap", cell.watch.passed)
     try:
         yield [cell.watch for cell in cells]
@@ -208,7 +221,7 @@ def _watched(places, inputs, own):
             object.__setattr__(cell, "tap", tap)
 
 
-def _fill_zeros(loss_net):
+def _fill_zeros(loss_net: nn.Cell) -> None:
     """Put small numbers, no two alike, for what is exactly zero in Parameters of real numbers."""
     random = np.random.default_rng(1)
     for parameter in loss_net.get_parameters():
@@ -218,42 +231,36 @@ def _fill_zeros(loss_net):
             set_state(parameter, np.where(value == 0, small, value).astype(value.dtype))
 
 
-def _preconditioned(place):
+def _preconditioned(place: Place) -> list[Parameter]:
     """Return the layer's weight and, where it is in the factors, its bias."""
-    own = (place.layer.weight, None if place.bias is None else place.layer.bias)
-    return [one for one in own if one is not None]
-
-
-def _distinct(parameters):
-    return list({id(parameter): parameter for parameter in parameters}.values())
+    layer = place.layer
+    return [layer.weight] if place.bias is None else [layer.weight, layer.bias]
 
 
 class _Watch:
     """Stands for a tapped layer's call: notes the input, and puts copies for the Parameters."""
 
-    def __init__(self, layer, inputs, parameters):
+    def __init__(self, layer: nn.Cell, inputs: list[Shape], parameters: list[Parameter]) -> None:
         self.layer, self.inputs = layer, inputs
         self.kind, self.calls = kind_of(layer), []
-        self.copies = {id(one): Parameter(one.clone(), name=one.name) for one in parameters}
+        self.copies = {id(p): Parameter(p.clone(), name=p.name) for p in parameters}
 
-    def __call__(self, call, x):
+    def __call__(self, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         self.inputs.append(tuple(x.shape))
         before = dict(self.layer._params)
-        self.layer._params.update(
-            {name: self.copies.get(id(one), one) for name, one in before.items()}
-        )
+        self.layer._params.update({name: self.copies.get(id(p), p) for name, p in before.items()})
         try:
             return call(x)
         finally:
             self.layer._params.update(before)
 
-    def passed(self, x, y, *_buffers):
+    def passed(self, x: Tensor, y: Tensor, *_buffers: Tensor) -> Tensor:
         """Stand for the tap, which is before any activation function."""
         if type(self.layer).construct is not self.kind.construct:
             self.calls.append((y, self._as_its_kind(x)))
         return y
 
-    def _as_its_kind(self, x):
+    def _as_its_kind(self, x: Tensor) -> Tensor | None:
         try:
             return self.kind.construct(self.layer, ops.stop_gradient(x))
         except Exception:  # of other members than its kind's, or on inputs that are not for it
@@ -272,11 +279,11 @@ class _Watch:
 
 
 @contextlib.contextmanager
-def _unchanged(loss_net):
+def _unchanged(loss_net: nn.Cell) -> Iterator[None]:
     """Take back what a forward pass changes: state, attributes of Cells, random numbers."""
     cells = [cell for _, cell in loss_net.cells_and_names()]
     attributes = [_attributes(cell) for cell in cells]
-    parameters = [(one, one.asnumpy().copy()) for one in loss_net.get_parameters()]
+    parameters = [(p, p.asnumpy().copy()) for p in loss_net.get_parameters()]
     # ops.dropout and others that are given no seed take the next one of their kind from here.
     seeds = importlib.import_module("mindspore.common.seed")._KERNEL_SEED
     generator, kernels = ms.get_rng_state(), dict(seeds)
@@ -297,6 +304,6 @@ def _unchanged(loss_net):
                     object.__setattr__(cell, name, before[name])
 
 
-def _attributes(cell):
-    """The user's own attributes: those that begin with an underscore are MindSpore's."""
+def _attributes(cell: nn.Cell) -> dict[str, object]:
+    """Return the user's own attributes: those that begin with an underscore are MindSpore's."""
     return {name: value for name, value in vars(cell).items() if not name.startswith("_")}

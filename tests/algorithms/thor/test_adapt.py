@@ -11,9 +11,8 @@ from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, Tra
 from labkit.algorithms.thor.rules import Damping
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
-from labkit.steps.step import running_statistics
+from labkit.steps.state import set_state
 from tests.support.step_cells import assert_close, rows, tensors
 from tests.support.thor_cells import (
     DAMPING,
@@ -68,50 +67,32 @@ class TestTraceRule:
             twin(inputs * np.float64(np.float32(scale)), targets.astype(np.float64))
             yield step.update, twin.thor, before
 
-    @pytest.mark.parametrize("options", [{}, {"factor_decay": 0.5}], ids=["", "averaged"])
-    def test_planted_changes(self, options, once):
+    def test_planted_changes(self, once):
         """Each layer's decision is the twin's; only what is refreshed gets other inverses."""
-        seen, apart = set(), 0
-        for update, twin, before in self.run(once, (0.3, 0.05), **options):
+        kinds, apart = set(), 0
+        for update, twin, before in self.run(once, (0.3, 0.05), factor_decay=0.5):
             assert update.decisions == twin.decisions
             after = inverses(update)
             for layer, decision in update.decisions.items():
-                seen.add(decision)
+                kinds.add(decision)
                 for name in (f"{layer}.a_inverse", f"{layer}.g_inverse"):
                     moved = not np.array_equal(before[name], after[name])
                     assert moved == (decision == "refresh"), (layer, decision)
             apart += len(set(update.decisions.values())) > 1
             frozen = dict(zip(update.decisions, update.frozen.asnumpy(), strict=True))
             assert {name for name, flag in frozen.items() if flag} == twin.frozen
-        assert seen == {"refresh", "skip", "freeze"} and apart
+        assert kinds == {"refresh", "skip", "freeze"} and apart
 
-    def test_a_frozen_layer_stays_frozen(self, once):
-        """However much its factors change later on."""
-        scales = (1.0, 1.0, 9.0)
-        for update, _, _ in self.run(once, (0.5, 0.02), scales):
-            decisions = update.decisions
-        assert decisions == {FIRST: "freeze", SECOND: "freeze"}
-        assert update.refreshes.asnumpy().tolist() == [1, 1]
-
-    def test_all_frozen_no_more_factors(self, monkeypatch, once):
-        """The graph that gathers factors does not run again."""
+    def test_frozen_layers_stay_frozen_and_gather_no_more_factors(self, monkeypatch, once):
+        """However much the factors would change later on."""
         calls = []
         gather = labkit.steps.step._WithExtras.__call__
-
-        def spied(graph, *batch):
-            calls.append(True)
-            return gather(graph, *batch)
-
-        monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", spied)
-        for _ in self.run(once, (0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
-            pass
-        assert len(calls) == 2
-
-    def test_without_a_threshold_to_freeze_nothing_does(self, once):
-        for update, twin, _ in self.run(once, (0.5, 0.0), (1.0, 1.0, 1.0, 9.0)):
-            assert update.decisions == twin.decisions
-        assert not update.frozen.asnumpy().any()
-        assert update.refreshes.asnumpy()[0] == 2
+        noted = lambda graph, *batch: calls.append(True) or gather(graph, *batch)  # noqa: E731
+        monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", noted)
+        for update, _, _ in self.run(once, (0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
+            decisions = update.decisions
+        assert decisions == {FIRST: "freeze", SECOND: "freeze"}
+        assert update.refreshes.asnumpy().tolist() == [1, 1] and len(calls) == 2
 
 
 RULE = LevenbergMarquardt(0.5)
@@ -163,20 +144,20 @@ class Line:
 
 
 class TestLevenbergMarquardt:
-    @pytest.mark.parametrize("damping", [1e-4, 1.0, 100.0])
+    @pytest.mark.parametrize("damping", [1e-4, 100.0])
     def test_rho_where_the_model_is_exact(self, damping, once):
         """rho = dL / (dL + damping |s|^2 / 2): the damping's part is all that is too much."""
         line = Line(once, np.sqrt(0.5), damping)
         change, move, _ = line.update()
-        foreseen = change + 0.5 * damping * np.sum(move**2)
+        predicted = change + 0.5 * damping * np.sum(move**2)
         # Of losses of 0.5 in float32 that differ by change: 1e-7 / change.
         assert line.thor.adaptation.rho == pytest.approx(
-            change / foreseen, rel=1e-4, abs=3e-7 / abs(change)
+            change / predicted, rel=1e-4, abs=3e-7 / abs(change)
         )
 
-    @pytest.mark.parametrize("c", [0.1, 2.0])
-    def test_rho_against_the_twin(self, c, once):
+    def test_rho_against_the_twin(self, once):
         """Where F is not the Hessian, with the factors in float64."""
+        c = 2.0
         line = Line(once, c, 0.05)
         arrays = line.inputs.astype(np.float64), np.full((16, 1), 2 * c / 16)
         a_factor, g_factor, positions = reference.kronecker_factors(*arrays, homogeneous=True)
@@ -188,7 +169,7 @@ class TestLevenbergMarquardt:
         assert line.thor.adaptation.rho == pytest.approx(rho, rel=1e-3)
         assert float(line.thor.damping.asnumpy()) == pytest.approx(damping)
 
-    def test_a_good_forecast_lowers_the_damping(self, once):
+    def test_a_good_prediction_lowers_the_damping(self, once):
         line = Line(once, np.sqrt(0.5), 1e-2)
         line.update()
         assert line.thor.adaptation.rho > 0.75
@@ -201,7 +182,7 @@ class TestLevenbergMarquardt:
         assert change > 0 and line.thor.adaptation.rho < 0.25
         assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-2)
 
-    @pytest.mark.parametrize("clip_norm, size, times", [(8, 80, 10), (8, 1, 0.1), (0.1, 1, 10)])
+    @pytest.mark.parametrize("clip_norm, size, times", [(8, 80, 10), (8, 1, 0.1)])
     def test_rho_of_a_clipped_gradient(self, clip_norm, size, times, once):
         """The move is shorter, the loss' slope is not: with a clipped one rho was |g| / clip_norm.
 
@@ -212,33 +193,9 @@ class TestLevenbergMarquardt:
         norm = np.sqrt(np.sum(slope**2))
         assert 0.5 < norm / clip_norm / times < 2
         assert line.step.last_update.gradient_norm == pytest.approx(norm, rel=1e-3)
-        foreseen = change + 0.5e-4 * np.sum(move**2)
-        assert line.thor.adaptation.rho == pytest.approx(change / foreseen, rel=1e-2)
+        predicted = change + 0.5e-4 * np.sum(move**2)
+        assert line.thor.adaptation.rho == pytest.approx(change / predicted, rel=1e-2)
         assert float(line.thor.damping.asnumpy()) == pytest.approx(0.5e-4)
-
-    def test_a_bad_forecast_of_a_clipped_gradient_raises_the_damping(self, once):
-        """With a slope that is a quarter as long, the same rho of 0.2 was 0.9, and lowered it.
-
-        F is 1/25 of the Hessian H. A move of -a H^-1 g changes the loss by (-a + a^2 / 2) g H^-1 g,
-        and the model foresees (-a + a^2 / 50) g H^-1 g.
-        """
-        a, clip_norm = 1.61, 0.1
-        line = Line(once, np.sqrt(0.02), 1e-6, size=1.9, clip_norm=clip_norm)
-        arrays = line.inputs.astype(np.float64), line.targets.astype(np.float64)
-        slopes = reference.linear_regression(*line.weights(), *arrays)[1]
-        norm = np.sqrt(sum(np.sum(slope**2) for slope in slopes))
-        assert 3 < norm / clip_norm < 5
-        set_state(line.step.optimizer.learning_rate, a / 25 * norm / clip_norm)
-        line.update()
-        assert line.thor.adaptation.rho == pytest.approx((1 - a / 2) / (1 - a / 50), abs=0.04)
-        assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-6)
-
-    def test_it_stays_within_its_bounds(self, once):
-        rule = LevenbergMarquardt(0.5, least=0.8e-2, largest=1.5e-2)
-        for c, rate, bound in ((np.sqrt(0.5), 0.1, 0.8e-2), (np.sqrt(0.02), 1.0, 1.5e-2)):
-            line = Line(once, c, 1e-2, rate=rate, rule=rule)
-            line.update()
-            assert float(line.thor.damping.asnumpy()) == pytest.approx(bound)
 
     def test_the_next_refresh_uses_it_and_cached_updates_leave_it(self):
         network, loss_net = mlp()
@@ -266,32 +223,6 @@ class TestLevenbergMarquardt:
             call(step, update)
             assert np.isfinite(step.update.adaptation.rho)
         assert int(network.calls.asnumpy()) == 2
-
-    def test_running_statistics_see_each_batch_once(self):
-        """The loss after the update is another forward pass, which leaves no trace."""
-        statistics = []
-        for rule in (None, LevenbergMarquardt()):
-            random = np.random.default_rng(1)
-            layers = nn.Dense(3, 4), nn.BatchNorm1d(4), nn.Dense(4, 2)
-            for layer in layers[::2]:
-                for parameter in layer.get_parameters():
-                    set_state(parameter, random.normal(size=parameter.shape).astype(np.float32))
-            network = nn.SequentialCell(*layers)
-            loss_net = LossNet(network, nn.MSELoss())
-            step = ThorStep(loss_net, optimizer(network), 0.1, frequency=1, adapt_damping=rule)
-            call(step, 0)
-            call(step, 1)
-            statistics.append([p.asnumpy().copy() for p in running_statistics(network)])
-            if rule is not None:
-                # Also where the step asked for the loss on its own.
-                inputs, targets = tensors(*rows(8, 7))
-                step.update.adaptation._loss(step, (inputs, targets))
-                for kept, now in zip(statistics[1], running_statistics(network), strict=True):
-                    np.testing.assert_array_equal(now.asnumpy(), kept)
-        # The first update's damping is the same, and the second batch's statistics follow it.
-        for one, other in zip(*statistics, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-            assert np.abs(one).max() > 0
 
     def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self):
         """As ``step.last_loss`` is; by rows, 4 and 4, it was 1.0 above instead of 1.6."""

@@ -1,20 +1,21 @@
-"""Inverses and directions against float64; what the residual can and cannot tell."""
+"""Factors, inverses and directions against float64; what the residual can and cannot tell."""
 
 import contextlib
+import itertools
 
 import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn
+from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit import reference
 from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature, _damped_inverse
 from labkit.algorithms.thor.geometry import geometry_of
 from labkit.runtime import pynative
-from labkit.steps.gradients import set_state
-from tests.support.thor_layers import FACTOR, normal, off
+from labkit.steps.state import set_state
+from tests.support.thor_layers import FACTOR, Weighted, fill, normal, off, updated, whole
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -35,13 +36,13 @@ def in_blocks(factor, blocks):
     padded = np.zeros((groups, blocks.count * blocks.size, blocks.count * blocks.size))
     padded[:, :n, :n] = factor
     cut = [slice(k * blocks.size, (k + 1) * blocks.size) for k in range(blocks.count)]
-    return np.stack([padded[g][one, one] for g in range(groups) for one in cut])
+    return np.stack([padded[g][part, part] for g in range(groups) for part in cut])
 
 
-def curvature(cell, factors, *, bias=True, split=128):
-    """Return the layer's curvature holding these factors."""
+def curvature(cell, *, bias=True, split=128):
+    """Return the layer's curvature, holding what ``factors_of`` makes."""
     layer = LayerCurvature("it", geometry_of(cell, homogeneous=bias, split=split))
-    a_factor, g_factor, positions = factors if factors else factors_of(layer)
+    a_factor, g_factor, positions = factors_of(layer)
     set_state(layer.a_factor, in_blocks(a_factor, layer.a_blocks))
     set_state(layer.g_factor, in_blocks(g_factor, layer.g_blocks))
     set_state(layer.positions, np.array([positions, positions]))
@@ -56,29 +57,27 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("damping_split", ["equal", "pi"])
-@pytest.mark.parametrize("split", [None, 4])
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias, split, damping_split", [(True, None, "equal"), (False, 4, "pi")])
 @pytest.mark.parametrize("name", CELLS)
 def test_directions_are_the_references(name, bias, split, damping_split):
     cell = CELLS[name]()
-    layer = curvature(cell, None, bias=bias, split=split)
+    layer = curvature(cell, bias=bias, split=split)
     factors = factors_of(layer)
     weight, own = normal(cell.weight.shape), normal(cell.bias.shape, 1)
     with pynative():
         residual = Inversion([layer], damping_split)(Tensor(0.1, ms.float32))
-        came, came_bias = layer(Tensor(weight), Tensor(own))
+        direction, direction_bias = layer(Tensor(weight), Tensor(own))
     assert 0 <= float(residual.asnumpy()[0]) < 1e-4
     matrix = reference.gradient_matrix(weight, own if bias else None, layer.groups)
     options = dict(split=split, damping_split=damping_split)
     expected = reference.thor_direction(*factors, matrix, 0.1, **options)
     expected, expected_bias = reference.weight_and_bias(expected, weight.shape, bias)
-    assert came.dtype == ms.float32
-    assert off(came.asnumpy(), expected) <= FACTOR
+    assert direction.dtype == ms.float32
+    assert off(direction.asnumpy(), expected) <= FACTOR
     if bias:
-        assert off(came_bias.asnumpy(), expected_bias) <= FACTOR
+        assert off(direction_bias.asnumpy(), expected_bias) <= FACTOR
     else:
-        np.testing.assert_array_equal(came_bias.asnumpy(), own)
+        np.testing.assert_array_equal(direction_bias.asnumpy(), own)
 
 
 @settings(deadline=None, max_examples=25)
@@ -88,42 +87,43 @@ def test_directions_are_the_references(name, bias, split, damping_split):
 def test_any_size_and_every_remainder(inputs, outputs, bias, split):
     """U solves the whole damped Kronecker system, written out as one matrix."""
     cell = nn.Dense(inputs, outputs, weight_init="zeros")
-    layer = curvature(cell, None, bias=bias, split=split)
+    layer = curvature(cell, bias=bias, split=split)
     weight, own = normal((outputs, inputs)), normal(outputs, 1)
     with pynative():
         Inversion([layer], "pi")(Tensor(0.3, ms.float32))
-        came, came_bias = layer(Tensor(weight), Tensor(own))
+        direction, direction_bias = layer(Tensor(weight), Tensor(own))
     matrix = reference.gradient_matrix(weight, own if bias else None)
     expected = reference.kronecker_solve(
         *factors_of(layer), matrix, 0.3, split=split, damping_split="pi"
     )
-    came = reference.gradient_matrix(came.asnumpy(), came_bias.asnumpy() if bias else None)
-    assert off(came, expected) <= 1e-4
+    bias = direction_bias.asnumpy() if bias else None
+    solution = reference.gradient_matrix(direction.asnumpy(), bias)
+    assert off(solution, expected) <= 1e-4
 
 
 def test_half_precision_gradients_come_back_in_half_precision():
-    layer = curvature(nn.Dense(5, 4), None)
+    layer = curvature(nn.Dense(5, 4))
     with pynative():
         Inversion([layer], "equal")(Tensor(0.1, ms.float32))
-        whole = layer(Tensor(normal((4, 5))), Tensor(normal(4, 1)))
+        single = layer(Tensor(normal((4, 5))), Tensor(normal(4, 1)))
         half = layer(*(Tensor(normal(s, i).astype(np.float16)) for i, s in enumerate([(4, 5), 4])))
-    for one, other in zip(half, whole, strict=True):
-        assert one.dtype == ms.float16
-        assert off(one.asnumpy(), other.asnumpy()) <= 2e-3
+    for part, expected in zip(half, single, strict=True):
+        assert part.dtype == ms.float16
+        assert off(part.asnumpy(), expected.asnumpy()) <= 2e-3
 
 
 @pytest.mark.parametrize("name, split", [("dense", None), ("dense", 4), ("groups", 5)])
 def test_curvature_of_a_move_is_the_references(name, split):
     cell = CELLS[name]()
-    layer = curvature(cell, None, split=split)
+    layer = curvature(cell, split=split)
     a_factor, g_factor, positions = factors_of(layer)
     weight, own = normal(cell.weight.shape), normal(cell.bias.shape, 1)
     with pynative():
-        came = float(layer.curvature(Tensor(weight), Tensor(own)).asnumpy())
+        curved = float(layer.curvature(Tensor(weight), Tensor(own)).asnumpy())
     move = reference.gradient_matrix(weight, own, layer.groups)
     cut = [reference.block_diagonal(factor, split) for factor in (a_factor, g_factor)]
     expected = reference.fisher_quadratic(*cut, positions, move, 0.0)
-    assert came == pytest.approx(expected, rel=1e-5)
+    assert curved == pytest.approx(expected, rel=1e-5)
 
 
 class TestObserve:
@@ -141,10 +141,12 @@ class TestObserve:
     @staticmethod
     def observe(layer, sums, keep):
         with pynative():
-            a_sum, positions, g_sum = (Tensor(np.asarray(one, np.float32)) for one in sums)
-            a_new, g_new, seen = layer.averaged(a_sum, positions, g_sum, Tensor(keep, ms.float32))
-            layer.observe(a_new, g_new, positions, seen[2] > 0)
-            return seen.asnumpy()
+            a_sum, positions, g_sum = (Tensor(np.asarray(x, np.float32)) for x in sums)
+            a_new, g_new, summary = layer.averaged(
+                a_sum, positions, g_sum, Tensor(keep, ms.float32)
+            )
+            layer.observe(a_new, g_new, positions, summary[2] > 0)
+            return summary.asnumpy()
 
     @pytest.mark.parametrize("name", ["dense", "groups"])
     def test_averages_and_traces(self, name):
@@ -152,30 +154,21 @@ class TestObserve:
         a_factor, g_factor = None, None
         for batch in range(3):
             sums = self.sums(layer, seed=batch)
-            seen = self.observe(layer, sums, 0.0 if batch == 0 else 0.7)
+            summary = self.observe(layer, sums, 0.0 if batch == 0 else 0.7)
             new = factors_of(layer, seed=batch)
             a_factor = reference.running_average(a_factor, new[0], 0.7)
             g_factor = reference.running_average(g_factor, new[1], 0.7)
             expected = in_blocks(a_factor, layer.a_blocks), in_blocks(g_factor, layer.g_blocks)
             assert off(layer.a_factor.asnumpy(), expected[0]) <= FACTOR
             assert off(layer.g_factor.asnumpy(), expected[1]) <= FACTOR
-            assert (seen[0], seen[2]) == (3, 1)
+            assert (summary[0], summary[2]) == (3, 1)
             trace = reference.trace_of_fisher(a_factor, g_factor, 3, 0.25)
-            assert layer.trace(seen[0], seen[1], 0.25) == pytest.approx(trace, rel=1e-5)
+            assert layer.trace(summary[0], summary[1], 0.25) == pytest.approx(trace, rel=1e-5)
         np.testing.assert_array_equal(layer.positions.asnumpy(), [3, 3])
 
-    def test_a_and_g_have_positions_of_their_own(self):
-        layer = LayerCurvature("it", geometry_of(nn.Dense(3, 2), homogeneous=False, split=None))
-        ones = np.ones((1, 3, 3)), np.array([4, 2]), np.ones((1, 2, 2))
-        self.observe(layer, ones, 0.0)
-        np.testing.assert_array_equal(layer.a_factor.asnumpy(), np.full((1, 3, 3), 0.25))
-        np.testing.assert_array_equal(layer.g_factor.asnumpy(), np.full((1, 2, 2), 0.5))
-        np.testing.assert_array_equal(layer.positions.asnumpy(), [4, 2])
-
-    @pytest.mark.parametrize("place", [0, 2])
-    @pytest.mark.parametrize("fault", [np.nan, np.inf])
+    @pytest.mark.parametrize("place, fault", [(0, np.nan), (2, np.inf)])
     @pytest.mark.parametrize("where", [(0, 0, 0), (0, 1, 1)])
-    def test_what_is_not_finite_is_told_and_left_out(self, place, fault, where):
+    def test_what_is_not_finite_is_reported_and_left_out(self, place, fault, where):
         """An entry beside the diagonal needs a row that is not finite, whose square is on it."""
         layer = LayerCurvature("it", geometry_of(nn.Dense(5, 4), homogeneous=True, split=None))
         self.observe(layer, self.sums(layer), 0.0)
@@ -189,8 +182,8 @@ class TestObserve:
     def test_no_samples_divide_by_nothing(self):
         layer = LayerCurvature("it", geometry_of(nn.Dense(3, 2), homogeneous=False, split=None))
         zeros = np.zeros((1, 3, 3)), np.zeros(2), np.zeros((1, 2, 2))
-        seen = self.observe(layer, zeros, 0.0)
-        assert seen.tolist() == [0, 0, 1] and not layer.a_factor.asnumpy().any()
+        summary = self.observe(layer, zeros, 0.0)
+        assert summary.tolist() == [0, 0, 1] and not layer.a_factor.asnumpy().any()
 
 
 def inverted(matrix, damping):
@@ -228,9 +221,7 @@ class TestResidual:
         return np.array(made).T
 
     @pytest.mark.parametrize("size", SIZES)
-    @pytest.mark.parametrize(
-        "condition, largest", [(1e1, 4e-6), (1e2, 1e-5), (1e3, 5e-5), (1e4, 3e-4)]
-    )
+    @pytest.mark.parametrize("condition, largest", [(1e1, 4e-6), (1e4, 3e-4)])
     def test_of_sound_inverses(self, condition, largest, size):
         """The error is never larger than the residual."""
         residual, error = self.measured(condition, size)
@@ -246,7 +237,7 @@ class TestResidual:
         assert (error[residual <= RESIDUAL] <= 1e-2).all()
 
     @pytest.mark.parametrize("size", SIZES)
-    @pytest.mark.parametrize("condition", [1e7, 1e8, 1e12])
+    @pytest.mark.parametrize("condition", [1e7, 1e12])
     def test_of_lost_inverses(self, condition, size):
         residual, error = self.measured(condition, size)
         assert (residual > 5 * RESIDUAL).all()
@@ -257,25 +248,20 @@ class TestResidual:
     def test_of_singular_matrices(self, matrix):
         assert not inverted(matrix, 0.0)[1] <= RESIDUAL
 
-    @pytest.mark.parametrize("fault", [np.nan, np.inf])
-    @pytest.mark.parametrize("place", [(0, 0), (4, 4), (1, 0)])
+    @pytest.mark.parametrize("fault, place", [(np.nan, (4, 4)), (np.inf, (1, 0))])
     def test_of_what_is_not_finite(self, fault, place):
         matrix = np.eye(5)
         matrix[place] = fault
         assert not inverted(matrix, 0.1)[1] <= RESIDUAL
 
-    @pytest.mark.parametrize("value, damping", [(3.0, 1.0), (0.0, 0.5)])
-    def test_one_row_is_divided(self, value, damping):
-        inverse, residual = inverted(np.full((1, 1), value), damping)
-        assert inverse[0, 0] == pytest.approx(1 / (value + damping), rel=1e-6)
-        assert residual <= 1e-6
 
-
-@pytest.mark.parametrize("place", ["a_factor", "g_factor"])
-@pytest.mark.parametrize("fault, compiled", [("nan", False), ("nan", True), ("singular", False)])
+@pytest.mark.parametrize(
+    "place, fault, compiled",
+    [("a_factor", "nan", False), ("g_factor", "nan", True), ("g_factor", "singular", False)],
+)
 def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
-    """NaN and singular matrices are told by the residual; neither inverse is touched."""
-    layer = curvature(nn.Dense(5, 4), None)
+    """The residual shows NaN and singular matrices; that factor's inverse is not touched."""
+    layer = curvature(nn.Dense(5, 4))
     assert refresh(layer, 0.1) <= RESIDUAL
     before = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
     bad = getattr(layer, place).asnumpy().copy()
@@ -295,7 +281,7 @@ def test_what_has_no_inverse_leaves_the_old_ones(place, fault, compiled):
 
 def test_calling_twice_gives_the_same():
     """The damping is added to nothing that stays: twice, or from an attempt that failed before."""
-    layer = curvature(nn.Dense(10, 7), None, split=4)
+    layer = curvature(nn.Dense(10, 7), split=4)
     factors = layer.a_factor.asnumpy().copy(), layer.g_factor.asnumpy().copy()
     refresh(layer, 0.1)
     first = layer.a_inverse.asnumpy().copy(), layer.g_inverse.asnumpy().copy()
@@ -311,7 +297,7 @@ def test_calling_twice_gives_the_same():
 @pytest.mark.parametrize("zero", ["a_factor", "g_factor"])
 def test_a_factor_of_zeros_does_not_take_the_damping_away(zero):
     """pi stays between 1e-3 and 1e3: as the reference has it."""
-    layer = curvature(nn.Dense(5, 4), None)
+    layer = curvature(nn.Dense(5, 4))
     a_factor, g_factor, positions = factors_of(layer)
     set_state(getattr(layer, zero), np.zeros(getattr(layer, zero).shape))
     if zero == "a_factor":
@@ -347,3 +333,63 @@ def test_names_memory_and_cost():
     assert layer.cost == 4 * 101**3 + 120**3
     np.testing.assert_array_equal(layer.g_inverse.asnumpy(), np.eye(120)[None])
     np.testing.assert_array_equal(layer.a_inverse.asnumpy()[3], np.eye(101))
+
+
+BOUND = 1e-5
+
+
+def fisher_errors(network, x, c):
+    """Return {layer: error of T A (x) G over the exact empirical Fisher block}, Frobenius norms.
+
+    The exact one is the mean over rows of g g^T, g the gradient of one row's loss, alone.
+    """
+    network = fill(network)
+    parameters = ParameterTuple(network.trainable_params())
+    gradient = ops.value_and_grad(Weighted(network), None, parameters)
+    rows = []
+    for row in range(len(x)):
+        _, slopes = gradient(Tensor(x[row : row + 1]), Tensor(c[row : row + 1]))
+        rows.append({p.name: s.asnumpy() for p, s in zip(parameters, slopes, strict=True)})
+    update = updated(network, x, c, split=None, compiled=True).step.update
+    errors = {}
+    for layer in update.layers:
+        names = [f"{layer.layer_name}.{part}" for part in ("weight", "bias")]
+        gradients = [
+            reference.gradient_matrix(*(row[n].astype(np.float64) for n in names)) for row in rows
+        ]
+        exact = reference.exact_fisher(np.stack(gradients))
+        factors = whole(layer.a_factor, layer.inputs), whole(layer.g_factor, layer.outputs)
+        block = reference.kronecker_fisher(*factors, float(layer.positions.asnumpy()[0]))
+        errors[layer.layer_name] = reference.relative_error(block, exact)
+    return errors
+
+
+def every_pair(inputs, slopes):
+    """Every input with every derivative: over these rows the two are independent."""
+    pairs = list(itertools.product(inputs, slopes))
+    return np.stack([x for x, _ in pairs]), np.stack([c for _, c in pairs])
+
+
+class TestFisherOfALinearNetwork:
+    """Three dense layers with bias, nothing in between; tests/reference/test_fisher.py has more.
+
+    With a derivative at the output that does not depend on the input, E[dd^T (x) pp^T] is
+    E[dd^T] (x) E[pp^T] in every layer: p is affine in the input, d linear in the output's.
+    """
+
+    @staticmethod
+    def network():
+        return nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 4), nn.Dense(4, 2))
+
+    def test_with_every_input_under_every_derivative_the_blocks_are_exact(self):
+        """Measured: 1e-7."""
+        error = fisher_errors(self.network(), *every_pair(normal((5, 3)), normal((4, 2), 1)))
+        assert set(error) == {"0", "1", "2"} and max(error.values()) <= BOUND
+
+    def test_with_derivatives_that_know_the_input_they_are_not(self):
+        """Measured: 0.41 to 0.62."""
+        x = normal((20, 3))
+        error = fisher_errors(
+            self.network(), x, (x[:, :2] + 0.1 * normal((20, 2), 1)).astype(np.float32)
+        )
+        assert min(error.values()) > 0.05

@@ -10,7 +10,7 @@ from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import geometry_of
 from labkit.algorithms.thor.inverses import Inverses, share_out
 from labkit.runtime import pynative
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 from tests.support.thor_layers import off
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -27,10 +27,6 @@ class TestShareOut:
         # Without the last that it got, the cheapest, each rank had the least to do of all.
         for load, last in zip(loads, cheapest, strict=True):
             assert load - last <= min(loads) * (1 + 1e-9)
-
-    @given(st.lists(st.floats(0.1, 1e6), max_size=20), st.integers(1, 8))
-    def test_the_same_on_every_rank(self, costs, ranks):
-        assert share_out(costs, ranks) == share_out(list(costs), ranks)
 
     def test_by_hand(self):
         assert share_out([1, 8, 3, 4], 2) == [1, 0, 1, 1]
@@ -94,9 +90,9 @@ class TestMake:
             assert inverses.make([1], 0.1) == {1: 0}
             np.testing.assert_array_equal(alone[0].a_inverse.asnumpy()[0], np.eye(5))
             inverses.make([0, 2], 0.1)
-        for one, other in zip(together, alone, strict=True):
-            assert off(one.a_inverse.asnumpy(), other.a_inverse.asnumpy()) <= 1e-6
-            assert off(one.g_inverse.asnumpy(), other.g_inverse.asnumpy()) <= 1e-6
+        for layer, other in zip(together, alone, strict=True):
+            assert off(layer.a_inverse.asnumpy(), other.a_inverse.asnumpy()) <= 1e-6
+            assert off(layer.g_inverse.asnumpy(), other.g_inverse.asnumpy()) <= 1e-6
 
     def test_what_no_damping_helps_is_named(self):
         several = layers(np.eye(5)[None], np.full((1, 5, 5), np.nan))

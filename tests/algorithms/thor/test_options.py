@@ -1,17 +1,18 @@
-"""What ``ThorUpdate`` refuses, and with which words; which options go where."""
+"""What ``ThorUpdate`` refuses, which options go where, and which losses are means over rows."""
 
 import dataclasses
-import math
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from mindspore import nn
+from mindspore import Tensor, mint, nn
+from mindspore.nn import TrainOneStepCell, WithLossCell
 
 from labkit.algorithms.thor import LevenbergMarquardt, Options, ThorStep, ThorUpdate, TraceRule
-from labkit.algorithms.thor.options import checked_options, split_options
+from labkit.algorithms.thor.options import LOSSES, check_loss, checked_options
 from labkit.errors import InputError
-from tests.support.step_cells import momentum, regression, snapshot
+from labkit.nets.small import NextToken
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from tests.support.step_cells import linear, momentum, regression, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -21,64 +22,22 @@ NAMES = [field.name for field in dataclasses.fields(Options)]
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(frequenzy=3), "unknown option of ThorUpdate 'frequenzy'.*Did you mean 'frequency'"),
-        (dict(factor_freqency=3), "Did you mean 'factor_frequency'"),
-        (dict(spilt=64), "Did you mean 'split'"),
-        (dict(bias="homogenous"), "unknown bias 'homogenous'.*Did you mean 'homogeneous'"),
-        (dict(bias=None), "unknown bias None; expected one of: homogeneous, plain"),
-        (dict(damping_split="py"), "unknown damping_split 'py'; expected one of: equal, pi"),
-        (dict(formulas="upstream"), "unknown formulas 'upstream'.*Did you mean 'upstream_gpu'"),
-        (dict(loss="mean"), "unknown loss 'mean'.*known, sample mean"),
-        (dict(nan="ignore"), "unknown nan 'ignore'; expected one of: stop, drop"),
-        (dict(split=0), "split is 0; expected an integer >= 1, or None"),
-        (dict(split=-128), "split is -128; expected an integer >= 1, or None"),
-        (dict(split=1.5), "split is 1.5; expected an integer >= 1, or None"),
-        (dict(split=True), "split is True; expected an integer >= 1, or None"),
-        (dict(split="128"), "split is '128'; expected an integer >= 1, or None"),
-        (dict(factor_decay=1), "factor_decay is 1; expected 0 <= factor_decay < 1"),
-        (dict(factor_decay=1.0), "factor_decay is 1.0; expected 0 <= factor_decay < 1"),
-        (dict(factor_decay=-0.1), "factor_decay is -0.1; expected 0 <= factor_decay < 1"),
-        (dict(factor_decay=math.nan), "factor_decay is nan; expected 0 <= factor_decay < 1"),
-        (dict(factor_decay=False), "factor_decay is False; expected 0 <= factor_decay < 1"),
-        (dict(factor_decay=None), "factor_decay is None; expected 0 <= factor_decay < 1"),
-        (dict(kl_clip=0), "kl_clip is 0; expected a number > 0, or None"),
-        (dict(kl_clip=-1.0), "kl_clip is -1.0; expected a number > 0, or None"),
-        (dict(kl_clip=math.inf), "kl_clip is inf; expected a number > 0, or None"),
-        (dict(kl_clip=math.nan), "kl_clip is nan; expected a number > 0, or None"),
-        (dict(kl_clip=True), "kl_clip is True; expected a number > 0, or None"),
-        (dict(trace_rule=0.01), "trace_rule is 0.01; expected a TraceRule, or None"),
-        (dict(trace_rule=TraceRule), "trace_rule is <class.*expected a TraceRule, or None"),
-        (dict(trace_rule=LevenbergMarquardt()), "expected a TraceRule, or None"),
-        (dict(adapt_damping=True), "adapt_damping is True; expected a LevenbergMarquardt, or None"),
-        (dict(adapt_damping=TraceRule()), "expected a LevenbergMarquardt, or None"),
-        (dict(skip="fc"), "skip is 'fc'; expected a tuple of Cells or layer names"),
-        (dict(skip=None), "skip is None; expected a tuple of Cells or layer names"),
-    ],
-    ids=str,
-)
-def test_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        checked_options(options)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(frequency=0), "frequency is 0; expected an integer >= 1"),
-        (dict(frequency=1.5), "frequency is 1.5; expected an integer >= 1"),
-        (dict(frequency=True), "frequency is True; expected an integer >= 1"),
-        (dict(frequency=None), "frequency is None; expected an integer >= 1"),
-        (dict(factor_frequency=0), "factor_frequency is 0; expected an integer >= 1"),
-        (dict(factor_frequency=False), "factor_frequency is False; expected an integer >= 1"),
-        (dict(split=0), "split is 0"),
-        (dict(nonsense=1), "unknown option of ThorUpdate 'nonsense'"),
-        (dict(damping=0), "damping is 0; expected a finite number > 0"),
-        (dict(damping=-0.1), "damping is -0.1; expected a finite number > 0"),
-        (dict(damping=math.nan), "damping is nan; expected a finite number > 0"),
-        (dict(damping=math.inf), "damping is inf; expected a finite number > 0"),
-        (dict(damping=[0.1, 0.0]), "damping is 0.0; expected a finite number > 0"),
-        (dict(damping=[]), r"damping has shape \(0,\); expected \(\), or \(updates,\)"),
+        (dict(frequenzy=3), "ThorUpdate has no argument 'frequenzy'. Did you mean 'frequency'"),
+        (dict(bias="homogenous"), "bias: expected one of.*Did you mean 'homogeneous'"),
+        (dict(damping_split="py"), "damping_split: expected one of 'equal', 'pi', got 'py'"),
+        (dict(formulas="upstream"), "formulas: expected one of.*Did you mean 'upstream_gpu'"),
+        (dict(loss="mean"), "loss: expected one of 'known', 'sample mean', got 'mean'"),
+        (dict(nan="ignore"), "nan: expected one of 'stop', 'drop', got 'ignore'"),
+        (dict(split=0), "split: expected an integer >= 1, got 0"),
+        (dict(factor_decay=1.0), "factor_decay: expected a finite number >= 0 and < 1, got 1.0"),
+        (dict(kl_clip=0), "kl_clip: expected a finite number > 0, got 0"),
+        (dict(trace_rule=0.01), "trace_rule: expected a TraceRule or None, got 0.01"),
+        (dict(adapt_damping=TraceRule()), "expected a LevenbergMarquardt or None, got TraceRule"),
+        (dict(skip="fc"), "skip: expected a tuple of Cells or layer names, got 'fc'"),
         (dict(skip=("layer",)), "skip names a layer 'layer' that has no factors"),
+        (dict(frequency=0), "^frequency: expected an integer >= 1, got 0"),
+        (dict(factor_frequency=1.5), "factor_frequency: expected an integer >= 1, got 1.5"),
+        (dict(damping=-0.1), "damping: expected a finite number > 0, got -0.1"),
     ],
     ids=str,
 )
@@ -92,40 +51,30 @@ def test_a_refused_update_leaves_the_network_as_it_was(options, message):
     assert snapshot(network).keys() == values.keys()
 
 
-def test_a_step_names_the_option_that_neither_knows():
+@pytest.mark.parametrize(
+    "options", [{"frequenzy": 3}, {"los_scale": 1.0}, {"precision": "O9"}], ids=str
+)
+def test_a_refused_step_leaves_it_too(options):
     network, loss_net = regression()
-    with pytest.raises((InputError, TypeError), match="frequenzy"):
-        ThorStep(loss_net, momentum(network), 0.1, frequenzy=3)
+    cells = dict(loss_net.cells_and_names())
+    with pytest.raises(InputError):
+        ThorStep(loss_net, momentum(network), 0.1, **options)
+    assert dict(loss_net.cells_and_names()) == cells
 
 
-@given(st.sets(st.sampled_from(NAMES)), st.sets(st.sampled_from(["clip_norm", "precision", "x"])))
-def test_options_are_split_by_name(own, others):
-    given_as = dict.fromkeys([*sorted(own), *sorted(others)], 1)
-    assert split_options(given_as) == (dict.fromkeys(own, 1), dict.fromkeys(others, 1))
-
-
-def test_what_comes_without_options():
-    came = checked_options({})
-    assert (came.frequency, came.factor_frequency, came.split) == (100, None, 128)
-    assert (came.bias, came.damping_split, came.formulas) == ("homogeneous", "equal", "thor")
-    assert (came.factor_decay, came.kl_clip, came.trace_rule) == (0.0, None, None)
-    assert (came.adapt_damping, came.skip, came.loss, came.nan) == (None, (), "known", "stop")
+def test_defaults():
+    options = checked_options({})
+    assert (options.frequency, options.factor_frequency, options.split) == (100, None, 128)
+    words = (options.bias, options.damping_split, options.formulas, options.loss, options.nan)
+    assert words == ("homogeneous", "equal", "thor", "known", "stop")
+    assert (options.factor_decay, options.kl_clip, options.trace_rule) == (0.0, None, None)
+    assert (options.adapt_damping, options.skip) == (None, ())
 
 
 def test_what_is_right_is_taken():
-    came = checked_options(
-        dict(
-            frequency=lambda update: 1 + update,
-            split=None,
-            factor_decay=0,
-            kl_clip=1,
-            trace_rule=TraceRule(),
-            adapt_damping=LevenbergMarquardt(),
-            skip=["fc", nn.Dense(1, 1)],
-            nan="drop",
-        )
-    )
-    assert came.split is None and came.factor_decay == 0 and came.kl_clip == 1
+    right = dict(split=None, factor_decay=0, kl_clip=1, skip=["fc", nn.Dense(1, 1)], nan="drop")
+    right |= dict(trace_rule=TraceRule(), adapt_damping=LevenbergMarquardt())
+    assert vars(checked_options(right)).items() >= right.items()
 
 
 def test_settings_name_every_option():
@@ -135,3 +84,90 @@ def test_settings_name_every_option():
     assert set(update.settings) == {"damping", *NAMES}
     assert update.settings["damping"] == "[0.1, 0.2]"
     assert (update.settings["frequency"], update.settings["split"]) == ("a schedule", "128")
+
+
+TAKEN = {
+    nn.SoftmaxCrossEntropyWithLogits: dict(sparse=True, reduction="mean"),
+    nn.CrossEntropyLoss: {},
+    CrossEntropySmooth: dict(num_classes=2),
+    nn.NLLLoss: {},
+    nn.BCELoss: dict(reduction="mean"),
+    nn.BCEWithLogitsLoss: {},
+    nn.MSELoss: {},
+    mint.nn.CrossEntropyLoss: {},
+    mint.nn.MSELoss: {},
+}
+OF_ELEMENTS = (nn.BCELoss, nn.BCEWithLogitsLoss, nn.MSELoss)
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).uniform(0.1, 0.9, size=shape).astype(np.float32)
+
+
+def one_step():
+    network = linear()
+    return TrainOneStepCell(WithLossCell(network, nn.MSELoss()), momentum(network))
+
+
+class TestLosses:
+    def test_every_supported_class_is_tested(self):
+        assert set(TAKEN) == set(LOSSES)
+
+    @pytest.mark.parametrize("kind", TAKEN, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+    def test_reduction_mean_is_taken_and_others_are_refused(self, kind):
+        check_loss(LossNet(linear(), kind(**TAKEN[kind])))
+        for reduction in ("sum", "none"):
+            said = f"{kind.__name__} has reduction '{reduction}'; expected 'mean'"
+            with pytest.raises(InputError, match=said):
+                check_loss(LossNet(linear(), kind(**(TAKEN[kind] | {"reduction": reduction}))))
+
+    # Without mint.nn.MSELoss, whose operator, MSELossExt, is not there on CPU.
+    @pytest.mark.parametrize(
+        "kind",
+        [kind for kind in TAKEN if kind is not mint.nn.MSELoss],
+        ids=lambda kind: f"{kind.__module__}.{kind.__name__}",
+    )
+    def test_each_is_the_mean_over_rows_of_one_loss_a_row(self, kind):
+        """The loss of six rows is the mean of the losses of each alone."""
+        loss, outputs = kind(**TAKEN[kind]), numbers(6, 2)
+        targets = np.array([0, 1, 1, 0, 1, 0], np.int32)
+        if kind in OF_ELEMENTS:
+            targets = numbers(6, 2, seed=1)
+        together = float(loss(Tensor(outputs), Tensor(targets)).asnumpy())
+        rows = [slice(i, i + 1) for i in range(6)]
+        alone = [float(loss(Tensor(outputs[r]), Tensor(targets[r])).asnumpy()) for r in rows]
+        assert together == pytest.approx(np.mean(alone), rel=1e-5)
+        assert np.std(alone) > 1e-3
+
+    @pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss, mint.nn.CrossEntropyLoss])
+    def test_class_weights_are_refused(self, kind):
+        """Their mean divides by the rows' weights: not the mean over rows."""
+        loss_net = LossNet(linear(), kind(weight=Tensor([0.25, 0.75])))
+        with pytest.raises(InputError, match=f"{kind.__name__} has weights.*expected none"):
+            check_loss(loss_net)
+
+    @pytest.mark.parametrize(
+        "make, named",
+        [
+            (lambda: LossNet(linear(), nn.L1Loss()), "a loss of class L1Loss"),
+            (lambda: LossNet(linear(), lambda y, t: (y - t).sum()), "a loss of class function"),
+            (lambda: TokenLossNet(NextToken()), "a loss_net of class TokenLossNet"),
+            (linear, "a loss_net of class Dense"),
+            (one_step, "class TrainOneStepCell"),
+        ],
+    )
+    def test_what_is_not_known_is_refused(self, make, named):
+        with pytest.raises(InputError, match=f"expected LossNet.*, got .*{named}") as raised:
+            check_loss(make())
+        assert "SoftmaxCrossEntropyWithLogits" in str(raised.value)
+        assert "loss='sample mean'" in str(raised.value)
+
+    def test_mindspores_own_loss_net_is_known(self):
+        check_loss(WithLossCell(linear(), nn.MSELoss()))
+
+    def test_an_update_asks_unless_told(self):
+        network = linear()
+        loss_net = LossNet(network, nn.L1Loss())
+        with pytest.raises(InputError, match="class L1Loss"):
+            ThorUpdate(loss_net, momentum(network), 0.1)
+        assert len(ThorUpdate(loss_net, momentum(network), 0.1, loss="sample mean").layers) == 1

@@ -1,4 +1,7 @@
-"""THOR's step as a whole: against the float64 twin, update by update, and in training loops."""
+"""A THOR step in a training: loops, NaN, interruptions, float16, resume; what its graphs hold."""
+
+import json
+import shutil
 
 import mindspore as ms
 import numpy as np
@@ -6,190 +9,58 @@ import pytest
 from mindspore import nn
 from mindspore.train import LossMonitor, Model
 
-from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor.inverses import Inverses
 from labkit.errors import InputError
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
+from labkit.steps.precision import DynamicLossScale
+from labkit.steps.state import set_state
+from labkit.training import checkpoint
 from labkit.training.evaluation import evaluate
+from labkit.training.fit import fit
+from tests.support.compiled import compiled_operators
 from tests.support.step_cells import (
     Once,
     assert_bit_equal,
     assert_close,
+    momentum,
     regression,
     rows,
     snapshot,
+    tensors,
 )
 from tests.support.thor_cells import (
     DAMPING,
-    FIRST,
-    SECOND,
     Twin,
     call,
     factors,
-    gradients,
     inverses,
     mlp,
     optimizer,
-    same,
     thor_step,
     values,
 )
 from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import comparable, dataset, loss_fn
+from tests.support.trainings import network as images_network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-SCHEDULE = [0.1, 0.2, 0.4, 0.8, 0.4, 0.2, 0.1]
+
+class _SquaredError(nn.Cell):
+    """Loss for ``evaluate``, which hands over labels (B,)."""
+
+    def construct(self, logits, labels):
+        return ms.ops.mean(ms.ops.square(logits[:, 0] - labels))
 
 
-class TestAgainstTheTwin:
-    """Every parameter after every update, seven updates with momentum and weight decay."""
-
-    CASES = {
-        "every update": {"frequency": 1},
-        "every third": {"frequency": 3},
-        "factors more often": {"frequency": 4, "factor_frequency": 2, "factor_decay": 0.5},
-        "split, pi": {"frequency": 2, "split": 2, "damping_split": "pi"},
-        "plain bias": {"frequency": 2, "bias": "plain"},
-        "clipped": {"frequency": 2, "kl_clip": 1e-5},
-        "damping by array": {"frequency": 2, "damping": SCHEDULE},
-        "damping by function": {"frequency": 2, "damping": lambda update: SCHEDULE[update]},
-    }
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_parameters_and_losses(self, case, once):
-        options = {"damping": DAMPING} | self.CASES[case]
-        network, step = thor_step(once, **options)
-        twin = Twin(values(network), **options)
-        for update in range(7):
-            came, expected = call(step, update), twin(*_rows64(update))
-            assert came == pytest.approx(expected, rel=1e-5)
-            assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
-        assert step.last_update.number == 7 and step.last_update.images == 8
-        assert not step.update.retries.asnumpy().any()
-
-    def test_the_cases_are_not_one_and_the_same(self):
-        """Guards against an option that neither the step nor the twin looks at."""
-        ends = []
-        for options in self.CASES.values():
-            network, _ = mlp()
-            twin = Twin(values(network), **options)
-            for update in range(7):
-                twin(*_rows64(update))
-            ends.append(np.concatenate([value.ravel() for value in twin.parameters.values()]))
-        gaps = [np.abs(a - b).max() for i, a in enumerate(ends) for b in ends[:i]]
-        assert sorted(gaps)[0] == 0 and sorted(gaps)[1] > 1e-3  # the array and the function
-
-    def test_clipping_by_the_rates_of_groups(self):
-        """sum over the layers of each one's own rate^2 <U, grad>."""
-        network, loss_net = mlp()
-        first, second = network[0].trainable_params(), network[2].trainable_params()
-        groups = [{"params": second, "lr": 0.5}, {"params": first}]
-        sgd = nn.SGD(groups, learning_rate=nn.ExponentialDecayLR(0.2, 0.5, 1))
-        step = ThorStep(loss_net, sgd, DAMPING, frequency=1, kl_clip=1e-3)
-        rates = [{FIRST: 0.2, SECOND: 0.5}, {FIRST: 0.1, SECOND: 0.5}]
-        for update, rate in enumerate(rates):
-            before = values(network)
-            call(step, update)
-            _, slopes, layers = gradients(before, *_rows64(update))
-            free = Twin(before, frequency=1).thor
-            free._observe(before, layers)
-            free._refresh(DAMPING)
-            made = free.directions(slopes, layers)
-            total = sum(
-                rate[name.split(".")[0]] ** 2 * np.sum(made[name] * slopes[name]) for name in made
-            )
-            assert total > 2e-3  # it is clipped
-            factor = np.sqrt(1e-3 / total)
-            expected = {
-                name: before[name] - rate[name.split(".")[0]] * factor * made[name] for name in made
-            }
-            assert_close(values(network), expected, **TOLERANCE["float32, a few updates"])
-
-
-def _rows64(seed, count=8):
-    return tuple(part.astype(np.float64) for part in rows(count, seed))
-
-
-class TestWhenItRefreshes:
-    def history(self, once, updates, **options):
-        """Train; return (updates whose factors were gathered, updates whose inverses were made)."""
-        _, step = thor_step(once, **options)
-        gathered, made = [], []
-        for update in range(updates):
-            before = factors(step.update), inverses(step.update)
-            call(step, update)
-            after = factors(step.update), inverses(step.update)
-            gathered += [update] if not same(before[0], after[0]) else []
-            made += [update] if not same(before[1], after[1]) else []
-        return gathered, made
-
-    CASES = {
-        "1": ({"frequency": 1}, [*range(7)], [*range(7)]),
-        "3": ({"frequency": 3}, [0, 3, 6], [0, 3, 6]),
-        "4, factors every 2": ({"frequency": 4, "factor_frequency": 2}, [0, 2, 4, 6], [0, 4]),
-        # A refresh takes that update's factors, and the next are counted from it.
-        "4, factors every 3": ({"frequency": 4, "factor_frequency": 3}, [0, 3, 4], [0, 4]),
-        "2, factors every 5": ({"frequency": 2, "factor_frequency": 5}, [0, 2, 4, 6], [0, 2, 4, 6]),
-        "1, and 3 from update 3 on": (
-            {"frequency": lambda update: 1 if update < 3 else 3},
-            [0, 1, 2, 5],
-            [0, 1, 2, 5],
-        ),
-        "factors by a function": (
-            {"frequency": 5, "factor_frequency": lambda update: 4 - min(update, 3)},
-            [0, 2, 3, 4, 5, 6],
-            [0, 5],
-        ),
-    }
-
-    @pytest.mark.parametrize("case", ["3", "4, factors every 3", "1, and 3 from update 3 on"])
-    def test_in_the_state(self, case, once):
-        """Between refreshes factors and inverses stay, to the bit."""
-        options, gathered, made = self.CASES[case]
-        assert self.history(once, 7, **options) == (gathered, made)
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_by_the_rule(self, case):
-        """The same, without training: every update asks, as the step does."""
-        options, gathered, made = self.CASES[case]
-        network, loss_net = mlp()
-        update = ThorUpdate(loss_net, optimizer(network), DAMPING, **options)
-        came = [], []
-        last = [-1, -1]
-        for number in range(7):
-            ms.ops.assign(update.last_factors, ms.Tensor(last[0], ms.int32))
-            ms.ops.assign(update.last_refresh, ms.Tensor(last[1], ms.int32))
-            if update.wants_extras(number):
-                came[0].append(number)
-                last[0] = number
-                if update.frequency.is_due(number, last[1]):
-                    came[1].append(number)
-                    last[1] = number
-        assert came == (gathered, made)
-
-    def test_a_dropped_batch_does_not_count(self, once):
-        _, step = thor_step(once, frequency=2, nan="drop")
-        made = []
-        for number, scale in enumerate([np.nan, 1, 1, np.nan, np.nan, 1, 1]):
-            before = inverses(step.update)
-            call(step, number, scale=scale)
-            made += [number] if not same(before, inverses(step.update)) else []
-        assert made == [1, 5]
-        assert step.last_update.number == 4 and int(step.dropped.asnumpy()) == 3
-
-    def test_frequency_of_no_use(self):
-        for wrong in (0, 2.0, True, None, "3"):
-            network, loss_net = mlp()
-            with pytest.raises(InputError, match=f"frequency is {wrong!r}; expected an integer"):
-                ThorStep(loss_net, optimizer(network), DAMPING, frequency=wrong)
-            assert type(network[0]) is nn.Dense
-
-    def test_a_function_that_returns_none(self):
-        network, loss_net = mlp()
-        step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=lambda update: 0)
-        before = snapshot(step)
-        with pytest.raises(InputError, match="frequency is 0; expected an integer >= 1"):
-            call(step, 0)
-        assert_bit_equal(snapshot(step), before)
+def _classes():
+    """Rows with labels."""
+    inputs, targets = rows(8, 99)
+    labels = (targets[:, 0] > 0).astype(np.int32)
+    return ms.dataset.NumpySlicesDataset((inputs, labels), ["x", "y"], shuffle=False).batch(4)
 
 
 class TestWithTheLoops:
@@ -205,8 +76,8 @@ class TestWithTheLoops:
                 call(step, update)
                 if evaluated:
                     before = snapshot(step)
-                    found = evaluate(network, _SquaredError(), _classes())
-                    assert np.isfinite(found["loss"])
+                    metrics = evaluate(network, _SquaredError(), _classes())
+                    assert np.isfinite(metrics["loss"])
                     assert_bit_equal(snapshot(step), before)
                     assert network.training
             ends.append(snapshot(step))
@@ -229,12 +100,12 @@ class TestWithTheLoops:
         states = []
         for spelt in (False, True):
             network, loss_net = mlp()
-            momentum = optimizer(network)
+            sgd = optimizer(network)
             if spelt:
-                update = ThorUpdate(loss_net, momentum, DAMPING, frequency=2)
-                step = PlainStep(loss_net, momentum, update=update, clip_norm=0.5)
+                update = ThorUpdate(loss_net, sgd, DAMPING, frequency=2)
+                step = PlainStep(loss_net, sgd, update=update, clip_norm=0.5)
             else:
-                step = ThorStep(loss_net, momentum, DAMPING, frequency=2, clip_norm=0.5)
+                step = ThorStep(loss_net, sgd, DAMPING, frequency=2, clip_norm=0.5)
             for update in range(3):
                 call(step, update)
             states.append(snapshot(step))
@@ -254,30 +125,417 @@ class TestWithTheLoops:
                 assert [cell for cell in cells if isinstance(cell, nn.Dense)] == layers
                 assert [p.name for p in loss_net.get_parameters()] == names
 
-    def test_a_refused_step_leaves_the_network_as_it_was(self):
-        network, loss_net = mlp()
-        names = [type(cell) for _, cell in loss_net.cells_and_names()]
-        for wrong in (
-            {"freqency": 1},
-            {"los_scale": 1.0},
-            {"precision": "O9"},
-            {"damping": 0.0},
-            {"normalise": "tokens"},
-        ):
-            with pytest.raises((InputError, TypeError)):
-                ThorStep(loss_net, optimizer(network), wrong.pop("damping", DAMPING), **wrong)
-            assert [type(cell) for _, cell in loss_net.cells_and_names()] == names
+
+NAN = np.float32(np.nan)
 
 
-class _SquaredError(nn.Cell):
-    """Loss for ``evaluate``, which hands over labels (B,)."""
+@pytest.fixture
+def build(once):
+    """``build(damping, **options)``: (network, step), as new."""
 
-    def construct(self, logits, labels):
-        return ms.ops.mean(ms.ops.square(logits[:, 0] - labels))
+    def make(damping=DAMPING, **options):
+        return thor_step(once, damping, **options)
+
+    return make
 
 
-def _classes():
-    """Rows with labels."""
-    inputs, targets = rows(8, 99)
-    labels = (targets[:, 0] > 0).astype(np.int32)
-    return ms.dataset.NumpySlicesDataset((inputs, labels), ["x", "y"], shuffle=False).batch(4)
+class TestNanLoss:
+    def poison(self, kind, network, inputs, targets):
+        """Make the loss NaN or infinite; return (inputs, targets, what is to be said)."""
+        if kind == "weight":
+            broken = network[2].weight.asnumpy()
+            broken[0, 1] = NAN
+            set_state(network[2].weight, broken)
+            return inputs, targets, "weight '2.weight' of layer '2' is not finite"
+        if kind == "input":
+            return inputs * NAN, targets, "the batch's tensor 0 is not finite"
+        if kind == "layer":
+            # tanh is 1 everywhere, and four times 3e38 is more than float32 holds.
+            set_state(network[0].bias, np.full(4, 50.0, np.float32))
+            set_state(network[2].weight, np.full((2, 4), 3e38, np.float32))
+            return inputs, targets, "layer '2' is the first whose output is not finite"
+        set_state(network[2].weight, network[2].weight.asnumpy() * np.float32(1e25))
+        return inputs, targets, "all layers' outputs are finite, the loss function's is not"
+
+    # The first call refreshes, the second one is cached.
+    @pytest.mark.parametrize("kind", ["weight", "input", "layer", "loss"])
+    def test_stops_with_the_name(self, kind, build):
+        network, step = build(frequency=2)
+        call(step, 0)
+        inputs, targets, said = self.poison(kind, network, *rows(8, 1))
+        before = snapshot(step)
+        for calls in (1, 2):
+            with pytest.raises(FloatingPointError, match=said) as raised:
+                step(*tensors(inputs, targets))
+            assert "at update 2" in str(raised.value) and "damping (now 0.1)" in str(raised.value)
+            after = snapshot(step)
+            assert after.pop("step.dropped") == calls
+            assert_bit_equal(after, {n: v for n, v in before.items() if n != "step.dropped"})
+
+    def test_training_goes_on_with_drop(self, build):
+        """As if the batch had never been there."""
+        network, step = build(frequency=2, nan="drop")
+        twin = Twin(values(network), frequency=2)
+        for number in range(5):
+            assert np.isnan(call(step, number, scale=NAN))
+            call(step, number)
+            twin(*(part.astype(np.float64) for part in rows(8, number)))
+        assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
+        assert int(step.dropped.asnumpy()) == 5
+
+
+class TestNanFactor:
+    def test_stops_and_leaves_averages_and_weights(self, build):
+        """Where nobody checks the gradients, the factors are checked before the update."""
+        network, step = build(frequency=1, factor_decay=0.5, nonfinite="propagate")
+        twin = Twin(values(network), frequency=1, factor_decay=0.5)
+        call(step, 0)
+        before = snapshot(network) | inverses(step.update)
+        kept = snapshot(step.update.layers)
+        with pytest.raises(FloatingPointError, match="factors of layer '0' are not finite at upd"):
+            call(step, 1, scale=NAN)
+        assert_bit_equal(snapshot(network) | inverses(step.update), before)
+        positions = {name for name in kept if "positions" in name}
+        assert_bit_equal(
+            {n: v for n, v in snapshot(step.update.layers).items() if n not in positions},
+            {n: v for n, v in kept.items() if n not in positions},
+        )
+        assert step.last_update.number == 1
+        # And goes on from there.
+        call(step, 1)
+        for number in range(2):
+            twin(*(part.astype(np.float64) for part in rows(8, number)))
+        assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
+
+
+class TestInversion:
+    def degenerate(self, build, damping, scale):
+        """Inputs of rank 1 and that size, on weights that make up for it."""
+        network, step = build(damping, frequency=1, split=None)
+        set_state(network[0].weight, network[0].weight.asnumpy() / np.float32(scale))
+        inputs, targets = rows(8)
+        inputs = np.ones_like(inputs) * inputs[:, :1] * np.float32(scale)
+        return network, step, tensors(inputs, targets)
+
+    def test_retries_are_counted_over_the_whole_training(self, build):
+        """float32 has no inverse of a rank-1 matrix of trace 1e4 plus 1e-3 on its diagonal."""
+        network, step, batch = self.degenerate(build, 1e-6, 100.0)
+        before = values(network)
+        step(*batch)
+        first = step.update.retries.asnumpy().copy()
+        assert 0 < first[0] < 7 and all((before[n] != v).any() for n, v in values(network).items())
+        step(*batch)
+        assert step.update.retries.asnumpy()[0] > first[0]
+        assert float(step.update.damping.asnumpy()) == np.float32(1e-6)  # as asked for
+
+    def test_no_damping_helps(self, build):
+        network, step, batch = self.degenerate(build, 1e-20, 1e6)
+        before = snapshot(step)
+        with pytest.raises(FloatingPointError, match="layer '0' have no inverse.*1e-14"):
+            step(*batch)
+        after = snapshot(step)
+        changed = {name for name in before if not np.array_equal(before[name], after[name])}
+        assert step.last_update.number == 0
+        assert not changed & {p.name for p in network.get_parameters()}
+        assert not any("retries" in name or "refreshes" in name for name in changed)
+
+
+def _accumulated():
+    network, loss_net = mlp()
+    sgd = optimizer(network)
+    update = ThorUpdate(loss_net, sgd, DAMPING, frequency=2)
+    return network, AccumulatedStep(loss_net, sgd, 2, update=update)
+
+
+def _interrupted(*_):
+    raise KeyboardInterrupt
+
+
+class TestInterrupted:
+    """Stopped between the graph that gathers and the one that updates: the update was not made."""
+
+    def interrupt(self, step, number, monkeypatch):
+        """Call the step and interrupt it; no weight, moment or counter has changed."""
+        before = snapshot(step)
+        with monkeypatch.context() as patch:
+            patch.setattr(Inverses, "make", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                call(step, number)
+        after = snapshot(step)
+        held = ("held.", "thor.", "grad_sum.", "step.last_", "step.thor.held", "step.thor.seen")
+        # A group's sums are cleared in the graph that holds its gradients.
+        held += ("step.images", "step.loss_sum", "step.weight_sum", "step.micro_step")
+        names = {name for name in before if not name.startswith(held)}
+        assert {"0.weight", "moments.0.weight", "step.updates", "step.thor.refreshes"} <= names
+        assert_bit_equal({n: after[n] for n in names}, {n: before[n] for n in names})
+
+    @pytest.mark.parametrize("at", [0, 2])
+    def test_the_batch_can_be_given_again(self, monkeypatch, at, build):
+        states = []
+        for interrupted in (False, True):
+            _, step = build(frequency=2)
+            for number in range(4):
+                if interrupted and number == at:
+                    self.interrupt(step, number, monkeypatch)
+                call(step, number)
+            states.append(snapshot(step))
+        assert_bit_equal(*states)
+
+    def test_or_left_out(self, monkeypatch, build):
+        """What was held of it is not applied with a later one."""
+        states = []
+        for interrupted in (False, True):
+            _, step = build(frequency=2)
+            if interrupted:
+                self.interrupt(step, 99, monkeypatch)
+            for number in range(3):
+                call(step, number)
+            states.append(snapshot(step))
+        assert_bit_equal(*states)
+
+    def test_a_group_of_micro_batches_is_left_out(self, monkeypatch, once):
+        """The next group starts anew, and is the only one that is applied."""
+        states = []
+        for interrupted in (False, True):
+            _, step = once(_accumulated)
+            if interrupted:
+                call(step, 98)
+                self.interrupt(step, 99, monkeypatch)
+            for number in range(4):
+                call(step, number)
+            assert step.last_update.number == 2
+            states.append(snapshot(step))
+        assert_bit_equal(*states)
+
+
+CURVATURE = {"Im2Col", "MatrixInverse", "Cholesky", "MatrixTriangularSolve", "Eye"}
+PRODUCTS = {"MatMul", "MatMulExt", "BatchMatMul"}
+
+
+class Maps(nn.Cell):
+    """(B, 2, 8, 8) -> (B, 7): no product but a factor's has a factor's shape."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(2, 3, 3, pad_mode="pad", padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.conv2 = nn.Conv2d(3, 5, 3, stride=2, pad_mode="valid", has_bias=True)
+        self.flatten = nn.Flatten()
+        self.dense = nn.Dense(45, 7, activation="relu")
+
+    def construct(self, x):
+        return self.dense(self.flatten(self.conv2(self.norm(self.conv1(x)))))
+
+
+def maps():
+    random = np.random.default_rng(0)
+    images = random.normal(size=(6, 2, 8, 8)).astype(np.float32)
+    return tensors(images, (np.arange(6) % 7).astype(np.int32))
+
+
+def built(kind):
+    network = Maps()
+    loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    sgd = momentum(network, weight_decay=1e-4)
+    if kind == "plain":
+        return PlainStep(loss_net, sgd)
+    if kind == "thor":
+        return ThorStep(loss_net, sgd, 0.3, split=16)
+    update = ThorUpdate(loss_net, sgd, 0.3, split=16)
+    return AccumulatedStep(loss_net, sgd, micro_steps=1, update=update)
+
+
+def factor_shapes(update):
+    shapes = set()
+    for layer in update.layers:
+        for factor in (layer.a_factor, layer.g_factor):
+            shapes |= {factor.shape, factor.shape[1:]}
+            # A batch's products before they are added up over its six images, or in one.
+            shapes |= {(6, *factor.shape), (1, *factor.shape)}
+    return shapes
+
+
+def factor_products(operators, shapes):
+    return [o for o in operators if o.name in PRODUCTS and set(o.outputs) & shapes]
+
+
+@pytest.mark.parametrize("kind", ["thor", "accumulated"])
+def test_only_the_refreshing_graphs_hold_curvature(kind):
+    """A step between refreshes pays for no curvature but the products with the inverses."""
+    step = built(kind)
+    refreshing, cached = (compiled_operators(step, *maps()) for _ in range(2))
+    shapes = factor_shapes(step.update)
+    assert {"Im2Col", "MatrixInverse"} <= {o.name for o in refreshing}
+    # A and G of three layers, and for each the residual of its inverse.
+    assert len(factor_products(refreshing, shapes)) >= 12
+    assert not CURVATURE & {o.name for o in cached}
+    assert factor_products(cached, shapes) == []
+    if kind == "thor":
+        plain = compiled_operators(built("plain"), *maps())
+        counts = [sum(o.name in PRODUCTS for o in graph) for graph in (cached, plain)]
+        assert counts[0] == counts[1] + 2 * len(step.update.layers)
+
+
+# Inputs whose squares float16 does not hold (its largest is 65504), and derivatives whose squares
+# it does not hold either (its smallest is 6e-8), scaled or not.
+INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
+
+
+def trained(once, updates=1, *, scale=None, **options):
+    """Train ``mlp`` on large inputs and small errors; return (step, network, the losses).
+
+    scale  what a dynamic loss scale has come to
+    """
+    network, step = thor_step(once, frequency=2, nan="drop", **options)
+    if scale is not None:
+        set_state(step.gradient.loss_scale, scale)
+    set_state(network[0].weight, network[0].weight.asnumpy() / INPUTS_SCALE)
+    for layer, share in ((network[0], 1.0), (network[2], TARGETS_SCALE)):
+        set_state(layer.bias, layer.bias.asnumpy() * share)
+    set_state(network[2].weight, network[2].weight.asnumpy() * TARGETS_SCALE)
+    losses = []
+    for update in range(updates):
+        inputs, targets = rows(8, update)
+        batch = tensors(inputs * np.float32(INPUTS_SCALE), targets * np.float32(TARGETS_SCALE))
+        losses.append(float(step(*batch).asnumpy()))
+    return step, network, losses
+
+
+@pytest.fixture(scope="module")
+def float32(once):
+    """The factors of a first update in float32."""
+    return factors(trained(once)[0].update)
+
+
+SCALES = {
+    "2**16": 2.0**16,
+    "dynamic": DynamicLossScale(2.0**10, 2.0, 3),
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_factors_are_those_of_float32(float32, scale, once):
+    """Largest entry of A: above 300^2; of G: 1e-5, and at least 0.1 where it is not unscaled."""
+    step, _, _ = trained(once, precision="O2", loss_scale=SCALES[scale])
+    assert not int(step.dropped.asnumpy())
+    for name, value in factors(step.update).items():
+        expected = float32[name]
+        largest = np.abs(expected).max()
+        # Products of two numbers of 11 bits: 1e-3 of the largest.
+        np.testing.assert_allclose(value, expected, rtol=0, atol=2e-3 * largest, err_msg=name)
+    assert np.abs(float32["0.a_factor"]).max() > 65504
+    assert np.abs(float32["2.g_factor"]).max() < 1e-3
+
+
+def test_a_training_is_that_of_float32(once):
+    """Three updates, the second one between refreshes."""
+    _, plain, losses = trained(once, 3)
+    for scale in SCALES.values():
+        step, half, half_losses = trained(once, 3, precision="O2", loss_scale=scale)
+        assert step.last_update.number == 3
+        expected = values(plain)
+        for name, value in values(half).items():
+            np.testing.assert_allclose(value, expected[name], **TOLERANCE["float16 network"])
+        assert half_losses == pytest.approx(losses, rel=0.02)
+
+
+def test_an_overflow_drops_the_batch_and_shrinks_the_scale(once):
+    """2**24 overflows float16: halved until it does not; no factor and no weight is touched."""
+    dynamic = DynamicLossScale(2.0**30, 2.0**6, 1000)
+    step, _, _ = trained(once, 1, precision="O2", loss_scale=dynamic)
+    state = snapshot(step)
+    assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 0
+    assert not any(value.any() for value in factors(step.update).values())
+    assert state["step.loss_scale"] == 2.0**24
+    step, _, _ = trained(once, 6, precision="O2", loss_scale=dynamic)
+    assert step.last_update.number == 6 - int(step.dropped.asnumpy()) > 0
+    assert all(np.isfinite(value).all() for value in snapshot(step).values())
+    assert step.gradient.loss_scale.dtype == ms.float32
+
+
+# 6 micro-batches an epoch: in groups of 4 the second one is a flushed tail.
+EPOCHS, ROWS = 2, 26
+
+
+def adapting(**options):
+    """THOR with everything that has a state: rule, running average, schedules, batch norm."""
+    net = images_network(norm=True)
+    rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
+    sgd = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
+    options = {
+        "frequency": 3,
+        "factor_frequency": 2,
+        "factor_decay": 0.7,
+        "trace_rule": TraceRule(0.2, 0.02),
+        "adapt_damping": LevenbergMarquardt(0.5),
+    } | options
+    return ThorStep(LossNet(net, loss_fn()), sgd, 0.3, **options)
+
+
+def accumulated():
+    net = images_network()
+    loss_net = LossNet(net, loss_fn())
+    adam = nn.Adam(net.trainable_params(), 0.02)
+    options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
+    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
+    return AccumulatedStep(loss_net, adam, 4, update=update)
+
+
+def quiet_fit(step, folder, **options):
+    return fit(step, dataset(rows=ROWS), EPOCHS, folder=folder, progress=None, **options)
+
+
+@pytest.mark.parametrize("build", [adapting, accumulated], ids=["each batch", "accumulated"])
+def test_from_any_checkpoint(build, tmp_path):
+    """Between refreshes, at them, in the middle of a group, and at an epoch's end."""
+    step = build()
+    records = quiet_fit(step, tmp_path / "whole", checkpoint_every=1, keep=1000)
+    final, rows = snapshot(step), comparable(records.rows)
+    paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoint")
+    assert len(paths) == EPOCHS * 6
+    if build is adapting:
+        # It did what it is to remember: some layer was skipped or frozen, the damping moved.
+        assert step.update.refreshes.asnumpy().min() < 4
+        assert step.update.damping.asnumpy() != np.float32(0.3)
+    for path in paths[::2] + paths[5:6]:
+        folder = tmp_path / path.stem
+        (folder / "checkpoint").mkdir(parents=True)
+        shutil.copy(path, folder / "checkpoint")
+        position = json.loads(str(checkpoint.read(path)["labkit_position"]))
+        lines = (tmp_path / "whole" / "records.csv").read_text().splitlines(keepends=True)
+        (folder / "records.csv").write_text("".join(lines[: position["records"] + 1]))
+        # The compiled step goes on from another state; one of them is built anew.
+        resumed = build() if path is paths[4] else step
+        again = quiet_fit(resumed, folder, resume=True)
+        assert_bit_equal(snapshot(resumed), final)
+        assert comparable(again.rows) == rows
+
+
+DIFFERENT = {
+    "frequency": 4,
+    "factor_frequency": 3,
+    "factor_decay": 0.6,
+    "split": 64,
+    "bias": "plain",
+    "damping_split": "pi",
+    "trace_rule": TraceRule(0.2, 0.03),
+    "adapt_damping": LevenbergMarquardt(0.6),
+    "kl_clip": 1e-3,
+    "skip": ("4",),
+    "nan": "drop",
+}
+
+
+def test_refused_with_other_options(tmp_path):
+    step = adapting()
+    fit(step, dataset(rows=ROWS), 1, folder=tmp_path, progress=None, checkpoint_every=1)
+    settings = json.loads(
+        str(checkpoint.read(checkpoint.checkpoints(tmp_path / "checkpoint")[-1])["labkit_position"])
+    )["settings"]
+    assert set(DIFFERENT) | {"damping", "formulas"} <= set(settings)
+    for name, value in DIFFERENT.items():
+        other = adapting(**{name: value})
+        fresh = snapshot(other)
+        with pytest.raises(InputError, match=f"cannot resume: settings is .*'{name}'"):
+            quiet_fit(other, tmp_path, resume=True)
+        assert_bit_equal(snapshot(other), fresh)

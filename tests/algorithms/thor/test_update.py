@@ -1,28 +1,196 @@
-"""Whole updates against float64: LeNet, a small ResNet, and what each option does to an update.
+"""Whole updates against float64: every variant on a small network, LeNet and a small ResNet.
 
-An update is w_after - w_before; its error is the largest difference in a tensor over the largest
-update of that tensor. Bound: 5e-4.
+And when an update refreshes: by its number, and on accumulated gradients.
 """
+
+import contextlib
 
 import numpy as np
 import pytest
 from mindspore import nn
 
 from labkit import reference
-from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, TraceRule
+from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
-from labkit.migration.names import pairs
 from labkit.nets.lenet import LeNet5
-from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.runtime import pynative
-from labkit.steps.gradients import set_state
+from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
-from tests.support.migrating import by_rule
-from tests.support.step_cells import digits, tensors
-from tests.support.thor_layers import fill
+from labkit.steps.state import set_state
+from tests.support.step_cells import (
+    assert_bit_equal,
+    assert_close,
+    digits,
+    rows,
+    snapshot,
+    split,
+    tensors,
+)
+from tests.support.thor_cells import (
+    DAMPING,
+    FIRST,
+    SECOND,
+    Twin,
+    call,
+    factors,
+    gradients,
+    inverses,
+    mlp,
+    optimizer,
+    same,
+    thor_step,
+    values,
+)
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
+SCHEDULE = [0.1, 0.2, 0.4, 0.8, 0.4, 0.2, 0.1]
+
+
+class TestAgainstTheTwin:
+    """Every parameter after every update, seven updates with momentum and weight decay."""
+
+    CASES = {
+        "every update": {"frequency": 1},
+        "every third": {"frequency": 3},
+        "factors more often": {"frequency": 4, "factor_frequency": 2, "factor_decay": 0.5},
+        "split, pi": {"frequency": 2, "split": 2, "damping_split": "pi"},
+        "plain bias": {"frequency": 2, "bias": "plain"},
+        "clipped": {"frequency": 2, "kl_clip": 1e-5},
+        "damping by array": {"frequency": 2, "damping": SCHEDULE},
+        "damping by function": {"frequency": 2, "damping": lambda update: SCHEDULE[update]},
+    }
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_parameters_and_losses(self, case, once):
+        options = {"damping": DAMPING} | self.CASES[case]
+        network, step = thor_step(once, **options)
+        twin = Twin(values(network), **options)
+        for update in range(7):
+            assert call(step, update) == pytest.approx(twin(*_rows64(update)), rel=1e-5)
+            assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
+        assert step.last_update.number == 7 and step.last_update.images == 8
+        assert not step.update.retries.asnumpy().any()
+
+    def test_the_cases_are_not_one_and_the_same(self):
+        """Guards against an option that neither the step nor the twin looks at."""
+        ends = []
+        for options in self.CASES.values():
+            network, _ = mlp()
+            twin = Twin(values(network), **options)
+            for update in range(7):
+                twin(*_rows64(update))
+            ends.append(np.concatenate([value.ravel() for value in twin.parameters.values()]))
+        gaps = [np.abs(a - b).max() for i, a in enumerate(ends) for b in ends[:i]]
+        assert sorted(gaps)[0] == 0 and sorted(gaps)[1] > 1e-3  # the array and the function
+
+    def test_clipping_by_the_rates_of_groups(self):
+        """sum over the layers of each one's own rate^2 <U, grad>."""
+        network, loss_net = mlp()
+        first, second = network[0].trainable_params(), network[2].trainable_params()
+        groups = [{"params": second, "lr": 0.5}, {"params": first}]
+        sgd = nn.SGD(groups, learning_rate=nn.ExponentialDecayLR(0.2, 0.5, 1))
+        step = ThorStep(loss_net, sgd, DAMPING, frequency=1, kl_clip=1e-3)
+        rates = [{FIRST: 0.2, SECOND: 0.5}, {FIRST: 0.1, SECOND: 0.5}]
+        for update, rate in enumerate(rates):
+            before = values(network)
+            call(step, update)
+            _, slopes, layers = gradients(before, *_rows64(update))
+            free = Twin(before, frequency=1).thor
+            free._observe(before, layers)
+            free._refresh(DAMPING)
+            made = free.directions(slopes, layers)
+            total = sum(
+                rate[name.split(".")[0]] ** 2 * np.sum(made[name] * slopes[name]) for name in made
+            )
+            assert total > 2e-3  # it is clipped
+            factor = np.sqrt(1e-3 / total)
+            expected = {
+                name: before[name] - rate[name.split(".")[0]] * factor * made[name] for name in made
+            }
+            assert_close(values(network), expected, **TOLERANCE["float32, a few updates"])
+
+
+def _rows64(seed, count=8):
+    return tuple(part.astype(np.float64) for part in rows(count, seed))
+
+
+class TestWhenItRefreshes:
+    def history(self, once, updates, **options):
+        """Train; return (updates whose factors were gathered, updates whose inverses were made)."""
+        _, step = thor_step(once, **options)
+        gathered, made = [], []
+        for update in range(updates):
+            before = factors(step.update), inverses(step.update)
+            call(step, update)
+            after = factors(step.update), inverses(step.update)
+            gathered += [update] if not same(before[0], after[0]) else []
+            made += [update] if not same(before[1], after[1]) else []
+        return gathered, made
+
+    CASES = {
+        "1": ({"frequency": 1}, [*range(7)], [*range(7)]),
+        "3": ({"frequency": 3}, [0, 3, 6], [0, 3, 6]),
+        "4, factors every 2": ({"frequency": 4, "factor_frequency": 2}, [0, 2, 4, 6], [0, 4]),
+        # A refresh takes that update's factors, and the next are counted from it.
+        "4, factors every 3": ({"frequency": 4, "factor_frequency": 3}, [0, 3, 4], [0, 4]),
+        "2, factors every 5": ({"frequency": 2, "factor_frequency": 5}, [0, 2, 4, 6], [0, 2, 4, 6]),
+        "1, and 3 from update 3 on": (
+            {"frequency": lambda update: 1 if update < 3 else 3},
+            [0, 1, 2, 5],
+            [0, 1, 2, 5],
+        ),
+        "factors by a function": (
+            {"frequency": 5, "factor_frequency": lambda update: 4 - min(update, 3)},
+            [0, 2, 3, 4, 5, 6],
+            [0, 5],
+        ),
+    }
+
+    @pytest.mark.parametrize("case", ["3", "4, factors every 3", "1, and 3 from update 3 on"])
+    def test_in_the_state(self, case, once):
+        """Between refreshes factors and inverses stay, to the bit."""
+        options, gathered, made = self.CASES[case]
+        assert self.history(once, 7, **options) == (gathered, made)
+
+    @pytest.mark.parametrize("case", CASES)
+    def test_by_the_rule(self, case):
+        """The same, without training: every update asks, as the step does."""
+        options, gathered, made = self.CASES[case]
+        network, loss_net = mlp()
+        update = ThorUpdate(loss_net, optimizer(network), DAMPING, **options)
+        wanted, due = [], []
+        for number in range(7):
+            set_state(update.last_factors, wanted[-1] if wanted else -1)
+            set_state(update.last_refresh, due[-1] if due else -1)
+            if update.wants_extras(number):
+                wanted.append(number)
+                if update.frequency.is_due(number, due[-1] if due else -1):
+                    due.append(number)
+        assert (wanted, due) == (gathered, made)
+
+    def test_a_dropped_batch_does_not_count(self, once):
+        _, step = thor_step(once, frequency=2, nan="drop")
+        made = []
+        for number, scale in enumerate([np.nan, 1, 1, np.nan, np.nan, 1, 1]):
+            before = inverses(step.update)
+            call(step, number, scale=scale)
+            made += [number] if not same(before, inverses(step.update)) else []
+        assert made == [1, 5]
+        assert step.last_update.number == 4 and int(step.dropped.asnumpy()) == 3
+
+    def test_a_function_that_returns_none(self):
+        network, loss_net = mlp()
+        step = ThorStep(loss_net, optimizer(network), DAMPING, frequency=lambda update: 0)
+        before = snapshot(step)
+        with pytest.raises(InputError, match="frequency: expected an integer >= 1, got 0"):
+            call(step, 0)
+        assert_bit_equal(snapshot(step), before)
+
+
+# Of the largest error in a tensor, over the largest update of that tensor.
 BOUND = 5e-4
 
 
@@ -51,26 +219,17 @@ def three_updates(step, network, twin, parameters, batches, gradients_of):
 def error(moved):
     """Return the largest error of a tensor over its largest update, and the tensor's name."""
     return max(
-        (np.abs(came - due).max() / np.abs(due).max(), n) for n, (came, due) in moved.items()
+        (np.abs(move - due).max() / np.abs(due).max(), n) for n, (move, due) in moved.items()
     )
 
 
-def lenet(seed, *, conv_bias=True):
+def lenet(seed):
     """LeNet with the reference's parameters: (network, parameters in float64)."""
-    network = LeNet5(conv_bias=conv_bias)
-    parameters = reference.lenet_parameters(seed, conv_bias=conv_bias)
+    network = LeNet5(conv_bias=True)
+    parameters = reference.lenet_parameters(seed, conv_bias=True)
     for parameter in network.trainable_params():
         set_state(parameter, parameters[parameter.name].astype(np.float32))
     return network, {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
-
-
-def lenet_gradients(parameters, images, labels):
-    return reference.lenet_gradients(parameters, images, labels)[1:]
-
-
-def lenet_step(network, damping, *, decay=5e-4, **options):
-    optimizer = nn.Momentum(network.trainable_params(), 0.02, 0.9, weight_decay=decay)
-    return ThorStep(LossNet(network, cross_entropy()), optimizer, damping, **options)
 
 
 def nearest_kink(parameters, layers):
@@ -86,334 +245,164 @@ def nearest_kink(parameters, layers):
     return min(least)
 
 
-LENETS = {
-    "as it comes": ({}, {}, True),
-    "plain bias, pi, whole": (
-        dict(bias="plain", damping_split="pi", split=None),
-        dict(bias="plain", damping_split="pi", split=None),
-        True,
-    ),
-    "small blocks, no bias": (dict(split=50), dict(split=50), False),
-}
-
-
-@pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize("name", LENETS)
-def test_lenet(name, compiled):
+@pytest.mark.parametrize(
+    "options, compiled",
+    [({}, True), (dict(bias="plain", damping_split="pi", split=None), False)],
+    ids=["as it stands", "plain bias, pi, whole"],
+)
+def test_lenet(options, compiled):
     """Measured: 2.6e-4 at most, always in fc1's bias; 1.5e-4 in four other networks, damping 0.1
     and 0.03. The nearest of a batch's 80 000 inputs of ReLUs is 5e-6 from zero, and float32 is off
     by 1e-6 there.
     """
-    ours, twins, conv_bias = LENETS[name]
-    if compiled != (name == "as it comes"):
-        pytest.skip("compiled once, operator by operator otherwise")
-    network, parameters = lenet(3, conv_bias=conv_bias)
+    network, parameters = lenet(3)
     batches = [digits(12, seed=seed) for seed in range(3)]
-    twin = reference.Thor(0.02, 0.1, weight_decay=5e-4, frequency=3, **twins)
+    twin = reference.Thor(0.02, 0.1, weight_decay=5e-4, frequency=3, **options)
     kinks = []
 
     def gradients_of(parameters, *batch):
-        gradients, layers = lenet_gradients(parameters, *batch)
+        _, slopes, layers = reference.lenet_gradients(parameters, *batch)
         kinks.append(nearest_kink(parameters, layers))
-        return gradients, layers
+        return slopes, layers
 
-    def run():
-        step = lenet_step(network, 0.1, frequency=3, **ours)
-        return list(three_updates(step, network, twin, parameters, batches, gradients_of))
-
-    if compiled:
-        moves = run()
-    else:
-        with pynative():
-            moves = run()
+    with contextlib.nullcontext() if compiled else pynative():
+        momentum = nn.Momentum(network.trainable_params(), 0.02, 0.9, weight_decay=5e-4)
+        step = ThorStep(LossNet(network, cross_entropy()), momentum, 0.1, frequency=3, **options)
+        moves = list(three_updates(step, network, twin, parameters, batches, gradients_of))
     assert len(kinks) == 3 and min(kinks) >= 2e-6
     assert len(moves) == 3 and max(error(moved) for moved in moves)[0] <= BOUND
 
 
-CHANNELS = [8, 8, 12, 16]
+# Accumulated: k micro-batches are one THOR update of the whole batch.
+
+# Updates between refreshes; a function, so that steps that differ in it are compiled once.
+EVERY = {"value": 2}
 
 
-def small_resnet():
-    """A ResNet of four blocks for 64 x 64 images: (network, the rule's weights by PyTorch name)."""
-    network = ResNet(ResidualBlockBase, [1] * 4, [8, *CHANNELS[:3]], CHANNELS, [1, 2, 2, 2], 5)
-    return network, by_rule(network)
+def due(update):
+    return EVERY["value"]
 
 
-def torch_resnet(torch, state):
-    """The same network in PyTorch, float64, in training mode."""
-    from labkit.nets.torch_resnet import BasicBlock
-
-    class Small(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1 = torch.nn.Conv2d(3, 8, 7, 2, 3, bias=False)
-            self.bn1 = torch.nn.BatchNorm2d(8)
-            self.maxpool = torch.nn.MaxPool2d(3, 2, 1)
-            ends = zip([8, *CHANNELS[:3]], CHANNELS, [1, 2, 2, 2], strict=True)
-            for number, (before, after, stride) in enumerate(ends, start=1):
-                block = BasicBlock(before, after, stride)
-                setattr(self, f"layer{number}", torch.nn.Sequential(block))
-            self.fc = torch.nn.Linear(CHANNELS[3], 5)
-
-        def forward(self, x):
-            x = self.maxpool(torch.relu(self.bn1(self.conv1(x))))
-            x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-            return self.fc(x.mean((2, 3)))
-
-    module = Small().double().train()
-    module.load_state_dict({n: torch.from_numpy(np.array(v)) for n, v in state.items()})
-    return module
+def build(kind, **options):
+    """(network, step) with the frequency ``EVERY``: "whole" batches, or "accumulated" ones."""
+    network, loss_net = mlp()
+    momentum = optimizer(network)
+    if kind == "whole":
+        return network, ThorStep(loss_net, momentum, DAMPING, frequency=due)
+    thor = ThorUpdate(loss_net, momentum, DAMPING, frequency=due, nan="drop")
+    return network, AccumulatedStep(loss_net, momentum, 2, update=thor, **options)
 
 
-def torch_gradients(torch, module, names, images, labels):
-    """Return (gradients by MindSpore name, layers) of ``module`` as it is."""
-    seen, slopes, hooks = {}, {}, []
-    kinds = (torch.nn.Conv2d, torch.nn.Linear)
-    layers = {name: cell for name, cell in module.named_modules() if isinstance(cell, kinds)}
-    for name, cell in layers.items():
+@pytest.fixture
+def accumulated(once):
+    """``accumulated(micro_steps, frequency, ...)``: (network, step) as new."""
 
-        def keep(cell, inputs, output, name=name):
-            seen[name] = inputs[0].detach().clone().numpy()
-            output.register_hook(lambda slope: slopes.__setitem__(name, slope.clone().numpy()))
+    def make(micro_steps, frequency=2, tail="flush", **options):
+        EVERY["value"] = frequency
+        network, step = once(build, "accumulated", **options)
+        step.tail = tail  # read between the compiled graphs
+        set_state(step.group_size, micro_steps)
+        return network, step
 
-        hooks.append(cell.register_forward_hook(keep))
-    module.zero_grad()
-    outputs = module(torch.from_numpy(images).double())
-    torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels).long()).backward()
-    for hook in hooks:
-        hook.remove()
-    gradients = {names[n]: p.grad.numpy().copy() for n, p in module.named_parameters()}
-    made = []
-    for name, cell in layers.items():
-        window = None
-        if isinstance(cell, torch.nn.Conv2d):
-            vertical, horizontal = cell.padding
-            around = (vertical, vertical, horizontal, horizontal)
-            window = reference.Window(cell.kernel_size, cell.stride, around)
-        made.append(reference.Layer(name, seen[name], slopes[name], window))
-    return gradients, made
+    return make
 
 
-def resnet_batch(seed, size=16):
-    """Images of blocks of colour under noise, as ``labkit.migration.rule.batch`` has them."""
-    random = np.random.default_rng(seed)
-    blocks = random.uniform(-1.5, 1.5, size=(size, 3, 4, 4)).repeat(16, 2).repeat(16, 3)
-    images = blocks + random.uniform(-0.5, 0.5, size=blocks.shape)
-    return images.astype(np.float32), random.integers(0, 5, size).astype(np.int32)
+@pytest.fixture
+def whole(once):
+    """``whole(batches, frequency)``: THOR on whole batches of arrays; (network, step)."""
+
+    def train(batches, frequency=2):
+        EVERY["value"] = frequency
+        network, step = once(build, "whole")
+        for arrays in batches:
+            step(*split(arrays, [len(arrays[0])])[0])
+        return network, step
+
+    return train
 
 
-@pytest.mark.slow
-def test_a_small_resnet_with_batch_norm():
-    """Convolutions, downsampling ones and the dense layer by THOR; BatchNorm's by the gradient.
-
-    The rule's weights keep most inputs of ReLUs away from zero. Measured: 2.7e-4 at most, in a
-    convolution. With a tenth of the learning rate BatchNorm's beta alone would be 7e-4 off: weights
-    of 3 that move by 2e-4 are rounded to 2e-7.
-    """
-    torch = pytest.importorskip("torch")
-    network, state = small_resnet()
-    names = {pair.torch: pair.mindspore for pair in pairs(network)}
-    module = torch_resnet(torch, state)
-    optimizer = nn.Momentum(network.trainable_params(), 0.2, 0.9, weight_decay=5e-4)
-    step = ThorStep(LossNet(network, cross_entropy()), optimizer, 0.1, frequency=3)
-    assert len(step.update.layers) == 13
-    parameters = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
-    plain = {n for n in parameters if n.endswith((".gamma", ".beta"))}
-    # MindSpore's optimizers spare what is called so.
-    decays = {name: 0.0 if name in plain else 5e-4 for name in parameters}
-    twin = reference.Thor(0.2, 0.1, weight_decay=decays, frequency=3)
-
-    def gradients_of(parameters, *batch):
-        with torch.no_grad():
-            for name, value in module.named_parameters():
-                value.copy_(torch.from_numpy(parameters[names[name]]))
-        return torch_gradients(torch, module, names, *batch)
-
-    batches = [resnet_batch(seed) for seed in range(3)]
-    moves = list(three_updates(step, network, twin, parameters, batches, gradients_of))
-    assert len(moves) == 3 and max(error(moved) for moved in moves)[0] <= BOUND
-    assert len(plain) == 24
+def joined(*batches):
+    """Several batches' rows as one."""
+    return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
 
 
-class TestOptions:
-    """Two dense layers with a tanh between, a few updates, against ``reference.Thor``."""
+def assert_same_training(trained, expected):
+    """(network, step) twice: parameters and factors, and the last update's record."""
+    tolerance = TOLERANCE["float32, a few updates"]
+    assert_close(parameter_values(trained[0]), parameter_values(expected[0]), **tolerance)
+    assert_close(factors(trained[1].update), factors(expected[1].update), **tolerance)
+    last, other = trained[1].last_update, expected[1].last_update
+    assert (last.number, last.images) == (other.number, other.images)
+    assert last.loss == pytest.approx(other.loss, rel=1e-5)
+    assert last.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-5)
 
-    @staticmethod
-    def network():
-        return fill(nn.SequentialCell(nn.Dense(4, 5), nn.Tanh(), nn.Dense(5, 3)))
 
-    @staticmethod
-    def batch(seed):
-        # Ever larger inputs, so that the trace rule has something to see.
-        random = np.random.default_rng(seed)
-        inputs = (1 + 0.3 * seed) * random.normal(size=(8, 4))
-        return inputs.astype(np.float32), random.integers(0, 3, 8).astype(np.int32)
+def test_micro_batches_are_the_batch(accumulated, whole):
+    """Refreshed, cached, refreshed; micro-batches weigh as many as they have rows."""
+    sizes = (4, 3, 1)
+    batches = [rows(8, seed) for seed in range(3)]
+    network, step = accumulated(len(sizes))
+    for arrays in batches:
+        for part in split(arrays, sizes):
+            before = parameter_values(network)
+            step(*part)
+        assert any((before[n] != now).any() for n, now in parameter_values(network).items())
+    assert_same_training((network, step), whole(batches))
 
-    @staticmethod
-    def gradients_of(parameters, inputs, labels):
-        p, rows = parameters, np.arange(len(labels))
-        hidden = np.tanh(inputs @ p["0.weight"].T + p["0.bias"])
-        slope = np.exp(hidden @ p["2.weight"].T + p["2.bias"])
-        slope /= slope.sum(axis=1, keepdims=True)
-        slope[rows, labels] -= 1.0
-        slope /= len(rows)
-        below = slope @ p["2.weight"] * (1 - hidden**2)
-        gradients = {"0.weight": below.T @ inputs, "0.bias": below.sum(0)}
-        gradients |= {"2.weight": slope.T @ hidden, "2.bias": slope.sum(0)}
-        layers = reference.Layer("0", inputs, below), reference.Layer("2", hidden, slope)
-        return gradients, list(layers)
 
-    def compare(self, *, rate=0.1, damping=0.1, twins=None, updates=6, **options):
-        """Make the updates; assert that they agree; return (step, twin)."""
-        network = self.network()
-        optimizer = nn.Momentum(network.trainable_params(), rate, 0.9, weight_decay=0.01)
-        twins = options if twins is None else twins
-        twin = reference.Thor(rate, damping, weight_decay=0.01, **twins)
-        parameters = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
-        with pynative():
-            step = ThorStep(LossNet(network, cross_entropy()), optimizer, damping, **options)
-            decisions = []
-            moves = three_updates(
-                *(step, network, twin, parameters, map(self.batch, range(updates))),
-                self.gradients_of,
-            )
-            for moved in moves:
-                assert error(moved)[0] <= BOUND
-                decisions.append((dict(step.update.decisions), dict(twin.decisions)))
-        assert len(decisions) == updates and all(ours == due for ours, due in decisions)
-        return step, twin, [ours for ours, _ in decisions]
+def test_by_steps_each_micro_batch_weighs_the_same(accumulated, whole):
+    """normalise="steps": factors are the mean of the micro-batches' factors."""
+    batch = rows(5)
+    network, step = accumulated(2, normalise="steps")
+    for part in split(batch, (4, 1)):
+        step(*part)
+    parts = [[part[:4] for part in batch], [part[4:] for part in batch]]
+    means = [factors(whole([part])[1].update) for part in parts]
+    expected = {name: (means[0][name] + means[1][name]) / 2 for name in means[0]}
+    assert_close(factors(step.update), expected, **TOLERANCE["float32, a few updates"])
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            dict(frequency=1),
-            dict(frequency=2),
-            dict(frequency=4, factor_frequency=1, factor_decay=0.5),
-            dict(frequency=2, factor_decay=0.9, damping_split="pi"),
-            dict(frequency=3, split=2, bias="plain"),
-            dict(frequency=2, kl_clip=1e-3),
-            dict(frequency=1, formulas="upstream_gpu", bias="plain"),
-        ],
-        ids=str,
-    )
-    def test_as_the_reference(self, options):
-        step, _, _ = self.compare(updates=5, **options)
-        every = options["frequency"]
-        assert step.update.refreshes.asnumpy().tolist() == [-(-5 // every)] * 2
-        assert step.update.retries.asnumpy().tolist() == [0, 0]
 
-    def test_a_refresh_takes_its_own_updates_factors(self):
-        """Whatever factor_frequency says: it can add factors between refreshes, not take any."""
-        twins = dict(frequency=2, factor_frequency=2, factor_decay=0.5)
-        self.compare(frequency=2, factor_frequency=4, factor_decay=0.5, twins=twins)
+def test_a_group_refreshes_once_and_at_its_end(accumulated):
+    network, step = accumulated(3)
+    states = [inverses(step.update)]
+    for seed in range(9):
+        step(*split(rows(4, seed), [4])[0])
+        states.append(inverses(step.update))
+    changed = [i for i in range(9) if not same(states[i], states[i + 1])]
+    assert changed == [2, 8]
+    assert step.update.refreshes.asnumpy().tolist() == [2, 2]
 
-    def test_kl_clipping_clips(self):
-        """The same updates without it would be three times as long."""
-        clipped, free = (
-            self.compare(frequency=1, kl_clip=clip, updates=2) for clip in (1e-4, None)
-        )
-        lengths = [
-            np.sqrt(sum((value**2).sum() for value in twin.velocities.values()))
-            for _, twin, _ in (clipped, free)
-        ]
-        assert lengths[1] > 3 * lengths[0]
 
-    def test_rates_and_damping_by_update(self):
-        rates = [0.1, 0.2, 0.05, 0.1, 0.3, 0.01]
-        self.compare(rate=rates, damping=[0.1, 9, 0.3, 9, 0.02, 9], frequency=2)
-        self.compare(damping=lambda update: 0.5 / (1 + update), frequency=1)
+@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
+def test_the_tail_of_an_epoch(tail, accumulated, whole):
+    """Two of three micro-batches of a refreshing group, and the epoch is over."""
+    parts = [rows(4, seed) for seed in range(8)]
+    network, step = accumulated(3, frequency=1, tail=tail)
+    for arrays in parts[:2]:
+        step(*split(arrays, [4])[0])
+    step.end_epoch()
+    assert step.last_update.number == (tail == "flush")
+    for arrays in parts[2:5]:
+        step(*split(arrays, [4])[0])
+    expected = {
+        "flush": [joined(*parts[:2]), joined(*parts[2:5])],
+        "drop": [joined(*parts[2:5])],
+        "carry": [joined(*parts[:5])],
+    }
+    assert_same_training((network, step), whole(expected[tail], frequency=1))
+    step.end_epoch()  # nothing is held
+    assert step.last_update.number == len(expected[tail])
 
-    def test_the_trace_rule(self):
-        """Decisions of each update and layer as the reference's; all three kinds occur."""
-        thresholds = dict(refresh=0.6, freeze=0.1)
-        _, _, decisions = self.compare(
-            frequency=1,
-            trace_rule=TraceRule(**thresholds),
-            twins=dict(frequency=1, trace_rule=reference.TraceRule(**thresholds)),
-            updates=8,
-        )
-        kinds = [decision for made in decisions for decision in made.values()]
-        assert {"refresh", "skip", "freeze"} == set(kinds), kinds
-        for name in ("0", "2"):
-            by_layer = [made[name] for made in decisions]
-            if "freeze" in by_layer:
-                assert set(by_layer[by_layer.index("freeze") :]) == {"freeze"}
 
-    @pytest.mark.parametrize("split", [128, 2])
-    def test_levenberg_marquardt(self, split):
-        """The damping follows rho of the loss, the gradient and the factors, in float64."""
-        network, rule = self.network(), LevenbergMarquardt(decay=0.5)
-        parameters = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
-        optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
-        damping = 0.1
-        with pynative():
-            loss_net = LossNet(network, cross_entropy())
-            step = ThorStep(
-                loss_net, optimizer, damping, frequency=1, adapt_damping=rule, split=split
-            )
-            for update in range(3):
-                batch = self.batch(update)
-                gradients, layers = self.gradients_of(parameters, *batch)
-                before = self.loss(parameters, *batch)
-                step(*tensors(*batch))
-                new = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
-                moved = {n: new[n] - parameters[n] for n in new}
-                slope = sum((gradients[n] * moved[n]).sum() for n in new)
-                quadratic = 0.0
-                for layer in layers:
-                    a_factor, g_factor, positions = layer.factors(homogeneous=True)
-                    s = reference.gradient_matrix(
-                        moved[f"{layer.name}.weight"], moved[f"{layer.name}.bias"]
-                    )
-                    cut = [reference.block_diagonal(f, split) for f in (a_factor, g_factor)]
-                    quadratic += reference.fisher_quadratic(*cut, positions, s, damping)
-                rho, damping = reference.levenberg_marquardt(
-                    damping, before, self.loss(new, *batch), slope, quadratic, omega=0.5, interval=1
-                )
-                # The change of the loss is a difference of two float32 numbers.
-                assert step.update.adaptation.rho == pytest.approx(rho, rel=1e-3)
-                assert float(step.update.damping.asnumpy()) == pytest.approx(damping, rel=1e-6)
-                parameters = new
-        assert damping != 0.1
-
-    @staticmethod
-    def loss(parameters, inputs, labels):
-        p = parameters
-        outputs = np.tanh(inputs @ p["0.weight"].T + p["0.bias"]) @ p["2.weight"].T + p["2.bias"]
-        return reference.lenet.cross_entropy(outputs, labels)[0]
-
-    def test_rates_by_parameter_group_under_kl_clipping(self):
-        """sum rate^2 <U, grad> takes each parameter's own rate."""
-        network = self.network()
-        first, second = network[0].trainable_params(), network[2].trainable_params()
-        groups = [{"params": first, "lr": 0.2}, {"params": second, "lr": 0.05}]
-        optimizer = nn.Momentum(groups, 0.1, 0.0)
-        parameters = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
-        gradients, layers = self.gradients_of(parameters, *self.batch(0))
-        free = reference.Thor(1.0, 0.1)
-        free.update(parameters, gradients, layers)
-        directions = free.directions(gradients, layers)
-        rates = {name: 0.2 if name.startswith("0") else 0.05 for name in gradients}
-        total = sum(rates[n] ** 2 * (directions[n] * gradients[n]).sum() for n in gradients)
-        with pynative():
-            loss_net = LossNet(network, cross_entropy())
-            step = ThorStep(loss_net, optimizer, 0.1, kl_clip=total / 9)
-            step(*tensors(*self.batch(0)))
-        after = parameter_values(network)
-        moved = {
-            n: (after[n].astype(np.float64) - parameters[n], -rates[n] * directions[n] / 3)
-            for n in gradients
-        }
-        assert error(moved)[0] <= 1e-4
-
-    def test_memory_by_layer(self):
-        update = ThorStep(
-            LossNet(network := self.network(), cross_entropy()),
-            nn.SGD(network.trainable_params(), 0.1),
-            0.1,
-            split=3,
-        ).update
-        rows = update.memory_usage()
-        assert [row["layer"] for row in rows] == ["0", "2"]
-        assert rows[0]["a_factor"] == (2, 3, 3) and rows[0]["g_factor"] == (2, 3, 3)
-        assert rows[0]["factor_bytes"] == 4 * 36 and rows[1]["inverse_bytes"] == 4 * (18 + 9)
+def test_dropped_micro_batches(accumulated, whole):
+    """One that is not finite leaves no trace in the factors: neither of its own nor as a weight."""
+    parts = [rows(4, seed) for seed in range(4)]
+    broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
+    network, step = accumulated(3, frequency=1)
+    # First, in the middle, last; and a group of nothing else, which is no update.
+    order = [broken, parts[0], parts[1], parts[2], broken, parts[3]] + [broken] * 3
+    for arrays in order:
+        step(*split(arrays, [4])[0])
+    assert int(step.dropped.asnumpy()) == 5
+    expected = [joined(*parts[:2]), joined(*parts[2:])]
+    assert_same_training((network, step), whole(expected, frequency=1))

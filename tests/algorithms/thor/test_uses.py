@@ -1,5 +1,9 @@
-"""Layers that are not used by their calls alone, seen on the first batch, before it is compiled."""
+"""Layers whose calls are all that their weight does, on rows wherever they are, and all others.
 
+Seen on the first batch, before it is compiled.
+"""
+
+import contextlib
 import os
 
 import mindspore as ms
@@ -9,13 +13,14 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import labkit.steps.step
 from labkit.algorithms.thor import ThorStep, ThorUpdate
-from labkit.algorithms.thor.layers import tapped_cells
+from labkit.algorithms.thor.taps import tapped_cells
 from labkit.algorithms.thor.uses import observed
 from labkit.errors import InputError
+from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from tests.support.step_cells import assert_bit_equal, momentum, snapshot, tensors
-from tests.support.thor_layers import normal
+from tests.support.thor_layers import DIRECTION, FACTOR, fill, normal, off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -52,22 +57,18 @@ def batch(rows=5):
 def compiled(monkeypatch):
     """The calls that reached a graph which gathers factors; it is not run."""
     calls = []
-
-    def noted(graph, *batch):
-        calls.append(batch)
-        return Tensor(0.0)
-
+    noted = lambda graph, *batch: calls.append(batch) or Tensor(0.0)  # noqa: E731
     monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", noted)
     return calls
 
 
-class TestRefused:
+class TestElsewhere:
     def test_all_are_named_at_once_and_nothing_is_compiled(self, compiled):
         step = step_of(Uses())
         before = snapshot(step)
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(InputError) as raised:
             step(*batch())
-        said = str(caught.value)
+        said = str(raised.value)
         assert f"skip={WRONG}" in said and "\n" not in said
         assert "layer 'both' is called, and its weight or bias is used elsewhere as well" in said
         assert "layer 'uncalled' is never called, though its weight is used" in said
@@ -82,15 +83,19 @@ class TestRefused:
         assert names == ["called", "twice", "looked_at"]
         step(*batch())
         assert len(compiled) == 1
+        uses = observed(step.gradient, step.update.places, batch())
+        assert [len(use.inputs) for use in uses] == [1, 2, 1]
+        assert not any(use.elsewhere for use in uses)
 
-    def test_by_a_step_that_accumulates_too(self, compiled):
+    def test_by_a_step_that_accumulates_in_float16_too(self, compiled):
         network = Uses()
         loss_net, optimizer = LossNet(network, nn.MSELoss()), momentum(network)
         update = ThorUpdate(loss_net, optimizer, 0.1)
-        step = AccumulatedStep(loss_net, optimizer, 2, update=update)
-        with pytest.raises(InputError, match="layer 'uncalled' is never called"):
+        options = {"update": update, "precision": "O2", "loss_scale": 2.0**10}
+        step = AccumulatedStep(loss_net, optimizer, 2, **options)
+        with pytest.raises(InputError) as raised:
             step(*batch())
-        assert not compiled
+        assert f"skip={WRONG}" in str(raised.value) and not compiled
 
     def test_a_weight_penalty_in_the_loss_is_a_use(self, compiled):
         network = nn.SequentialCell(nn.Dense(4, 4))
@@ -103,12 +108,6 @@ class TestRefused:
         step = ThorStep(Penalised(network, nn.MSELoss()), momentum(network), 0.1)
         with pytest.raises(InputError, match="layer '0' is called, and its weight or bias is used"):
             step(*batch())
-
-    def test_in_float16_too(self, compiled):
-        step = step_of(Uses(), precision="O2", loss_scale=2.0**10)
-        with pytest.raises(InputError) as caught:
-            step(*batch())
-        assert f"skip={WRONG}" in str(caught.value)
 
     def test_a_layer_that_a_later_batch_leaves_out(self):
         """What the graph has gathered is looked at as well: nothing was seen of these layers."""
@@ -136,7 +135,7 @@ class Gated(nn.Cell):
 
 
 class TestBehindZeros:
-    @pytest.mark.parametrize("relu, head", [(False, False), (True, False), (False, True)])
+    @pytest.mark.parametrize("relu, head", [(True, False), (False, True)])
     def test_a_use_that_begins_with_nothing_is_seen(self, relu, head, compiled):
         network = Gated(relu=relu, head=head)
         step = step_of(network)
@@ -164,7 +163,7 @@ class TestBehindZeros:
 
 
 class TestMarkedWithJit:
-    @pytest.mark.parametrize("marked", ["construct", "method", "both"])
+    @pytest.mark.parametrize("marked", [("body",), ("body", "construct")])
     def test_the_layers_are_seen_all_the_same(self, marked, compiled, monkeypatch):
         monkeypatch.setenv("MS_JIT", "1")
 
@@ -179,7 +178,7 @@ class TestMarkedWithJit:
             def construct(self, x):
                 return self.body(x)
 
-        for name in {"method": ("body",), "both": ("body", "construct")}.get(marked, (marked,)):
+        for name in marked:
             setattr(Body, name, ms.jit(getattr(Body, name)))
         with pytest.raises(InputError, match=r"skip=\('uncalled',\)"):
             step_of(Body())(*batch())
@@ -189,7 +188,7 @@ class TestMarkedWithJit:
 
 
 class TestMindSporesAttention:
-    """``layers.py`` knows that nn.MultiheadAttention does not call its out_proj."""
+    """``geometry.py`` knows that nn.MultiheadAttention does not call its out_proj."""
 
     def test_it_does_not(self, monkeypatch):
         class Network(nn.Cell):
@@ -201,7 +200,7 @@ class TestMindSporesAttention:
             def construct(self, x):
                 return self.out(self.attention(x, x, x)[0])
 
-        monkeypatch.setattr("labkit.algorithms.thor.layers._left_out", lambda place: "")
+        monkeypatch.setattr("labkit.algorithms.thor.geometry._left_out", lambda place: "")
         network = Network()
         step = step_of(network)
         inputs, targets = tensors(normal((3, 2, 4)), normal((3, 2, 4), 1))
@@ -297,20 +296,229 @@ class TestLooking:
         looks = []
         monkeypatch.setattr(
             "labkit.algorithms.thor.update.check_uses",
-            lambda *given: looks.append(len(given[-1][0])),
+            lambda stage, places, batch: looks.append(len(batch[0])),
         )
         step = step_of(nn.SequentialCell(nn.Dense(4, 4)))
         for rows in (5, 5, 3, 5):
             step(*batch(rows))
         assert looks == [5, 3] and len(compiled) == 4
 
-    def test_a_bias_that_is_in_no_factor_may_be_used(self):
-        step = step_of(Uses(), skip=("both", "uncalled", "unused"), bias="plain")
-        uses = observed(step.gradient, step.update.places, batch())
-        assert [use.elsewhere for use in uses] == [False] * 4
 
-    def test_each_call_of_a_layer(self):
-        step = step_of(Uses(), skip=WRONG)
-        uses = observed(step.gradient, step.update.places, batch())
-        assert [len(use.inputs) for use in uses] == [1, 2, 1]
-        assert not any(use.elsewhere for use in uses)
+ROWS, TIMES, WIDTH, CLASSES = 4, 6, 5, 3
+
+
+class Sequence(nn.Cell):
+    """(B, T, 5) or (T, B, 5) -> (B, 3): two dense layers at every time, the mean over all times."""
+
+    def __init__(self, time_first, flat):
+        super().__init__()
+        self.up, self.head = nn.Dense(WIDTH, 7), nn.Dense(7, CLASSES)
+        self.time_first, self.flat = time_first, flat
+
+    def construct(self, x):
+        shape = x.shape
+        if self.flat:
+            x = x.reshape(-1, shape[2])
+        y = self.head(ops.tanh(self.up(x))).reshape(shape[0], shape[1], -1)
+        return ops.mean(y, 0 if self.time_first else 1)
+
+
+def sequences():
+    """Inputs (B, T, 5) and labels (B,)."""
+    return normal((ROWS, TIMES, WIDTH)), np.array([0, 2, 1, 0], np.int32)
+
+
+def first_update(network, x, labels, *, compiled=False, **options):
+    """Update once at learning rate 1; return A, G and T of each layer, and what moved, by name."""
+    with contextlib.nullcontext() if compiled else pynative():
+        step = build(network, frequency=1, **options)
+        before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
+        step(*tensors(x, labels))
+        moved = {p.name: p.asnumpy() - before[p.name] for p in network.trainable_params()}
+    step.update.release()
+    state = snapshot(step.update.layers)
+    return {name: value for name, value in state.items() if "inverse" not in name}, moved
+
+
+# One is compiled, which takes 8 s; the same code runs operator by operator.
+@pytest.mark.parametrize(
+    "time_first, flat, compiled", [(True, False, True), (False, True, False), (True, True, False)]
+)
+def test_the_update_is_that_of_rows_first(time_first, flat, compiled):
+    """Of the same function on the same rows, as test_taps.py compares it with float64."""
+    x, labels = sequences()
+    factors, moved = first_update(fill(Sequence(False, False)), x, labels)
+    assert factors["thor.up.positions"][0] == TIMES
+    options = {"batch_axis": 1} if time_first else {}
+    x = np.ascontiguousarray(x.swapaxes(0, 1)) if time_first else x
+    others = first_update(fill(Sequence(time_first, flat)), x, labels, compiled=compiled, **options)
+    for values, expected, bound in zip(others, (factors, moved), (FACTOR, DIRECTION), strict=True):
+        assert values.keys() == expected.keys()
+        for name, value in expected.items():
+            assert off(values[name], value) <= bound, name
+
+
+class Token(nn.Cell):
+    """One more position for the whole batch, and a layer that sees the batch's mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.mean = nn.Dense(WIDTH, CLASSES), nn.Dense(CLASSES, CLASSES)
+        self.fine = nn.Dense(CLASSES, CLASSES)
+
+    def construct(self, x):
+        flat = ops.concat((x.reshape(-1, WIDTH), ops.ones((1, WIDTH), x.dtype)))
+        y = self.up(flat)[:-1].reshape(x.shape[0], -1, CLASSES).mean(1)
+        return self.fine(y) + self.mean(y.mean(0, True))
+
+
+def build(network, **options):
+    sgd = nn.SGD(network.trainable_params(), 1.0)
+    return ThorStep(LossNet(network, nn.CrossEntropyLoss()), sgd, 0.1, **options)
+
+
+class TestRowsRefused:
+    def test_positions_that_the_rows_do_not_divide(self, compiled):
+        step, batch = build(Token()), tensors(*sequences())
+        with pytest.raises(InputError) as raised:
+            step(*batch)
+        said = str(raised.value)
+        assert f"layer 'up' sees an input of shape (25, {WIDTH}), not a whole number of" in said
+        assert "layer 'mean' sees an input of shape (1, 3)" in said and "batch's 4 rows" in said
+        assert "skip=('up', 'mean')" in said and "fine" not in said and not compiled
+        step.update.release()
+        build(Token(), skip=("up", "mean"))(*batch)
+        assert len(compiled) == 1
+
+    @pytest.mark.parametrize(
+        "inputs, labels, kind",
+        [
+            ((6, 4, WIDTH), (6, 4), "int32"),
+            ((6, 4), (6, 4), "int16"),
+            ((6, 4), (6, 4, 3), "float32"),
+        ],
+    )
+    def test_two_axes_that_may_count_rows(self, inputs, labels, kind, compiled):
+        """A layer at every time, on vectors, numbers or tokens: with labels of any type."""
+        batch = tensors(np.zeros(inputs, np.float32), np.ones(labels, kind))
+        step = self.at_every_time(inputs)
+        with pytest.raises(InputError, match="either of two axes.*batch_axis=1 for time-major"):
+            step(*batch)
+        assert not compiled
+        step.update.release()
+        for axis, rows in ((0, 6), (1, 4)):
+            step = self.at_every_time(inputs, batch_axis=axis, normalise="samples")
+            step(*batch)
+            (use,) = observed(step.gradient, step.update.places, batch)
+            assert np.prod(use.inputs[0][:-1]) == 24
+            assert np.prod(use.fewer[0][:-1]) == 24 * 2 // rows
+            step.update.release()
+        assert len(compiled) == 2
+
+    def at_every_time(self, inputs, **options):
+        class Everywhere(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.dense = nn.Dense(inputs[2] if len(inputs) > 2 else 1, CLASSES)
+
+            def construct(self, x):
+                return self.dense(x if x.ndim > 2 else x.expand_dims(-1))
+
+        class OwnLoss(nn.Cell):
+            def construct(self, y, labels):
+                labels = ops.cast(labels, y.dtype)
+                return ops.mean(ops.square(y - (labels if labels.ndim > 2 else labels[..., None])))
+
+        network = Everywhere()
+        sgd = nn.SGD(network.trainable_params(), 1.0)
+        return ThorStep(LossNet(network, OwnLoss()), sgd, 0.1, loss="sample mean", **options)
+
+    @pytest.mark.parametrize(
+        "layer, inputs, labels",
+        [
+            # Features, classes, channels and pixels are no time, and need no word.
+            (nn.Dense(4, 4), (6, 4), (6, 4)),
+            (nn.Dense(4, 3), (6, 4), (6,)),
+            (nn.SequentialCell(nn.Flatten(), nn.Dense(75, 3)), (6, 3, 5, 5), (6, 3)),
+            (nn.Conv2d(3, 3, 3), (6, 3, 5, 5), (6, 3, 5, 5)),
+            (nn.Conv2d(3, 3, 3), (6, 3, 3, 3), (6, 3, 3)),
+            # As many rows either way.
+            (nn.Dense(5, 3), (4, 4, 5), (4, 4)),
+        ],
+    )
+    def test_no_word_where_the_layers_show_it(self, layer, inputs, labels, compiled):
+        class Loss(nn.Cell):
+            def construct(self, y, labels):
+                return ops.mean(y) + 0 * ops.mean(labels)
+
+        sgd = nn.SGD(layer.trainable_params(), 1.0)
+        step = ThorStep(LossNet(layer, Loss()), sgd, 0.1, loss="sample mean")
+        step(*tensors(normal(inputs), normal(labels)))
+        assert len(compiled) == 1
+
+
+class Table(nn.Cell):
+    """A layer on a table of ``times`` vectors, whatever the batch; or on a copy for each row."""
+
+    def __init__(self, times, *, copies, rows=None):
+        super().__init__()
+        self.table = Parameter(Tensor(normal((times, WIDTH))), name="table")
+        self.position, self.up = nn.Dense(WIDTH, CLASSES), nn.Dense(WIDTH, CLASSES)
+        self.copies, self.rows = copies, rows
+
+    def construct(self, x):
+        table = self.table
+        if self.rows is not None:
+            x = x.reshape(self.rows, -1, WIDTH)
+        if self.copies:
+            table = ops.tile(table.expand_dims(0), (x.shape[0], 1, 1))
+        return ops.mean(self.up(x) + self.position(table), 1)
+
+
+class TestALayerThatSeesNoRows:
+    @pytest.mark.parametrize("times", [4, 8])
+    def test_also_where_its_positions_are_a_multiple_of_the_rows(self, times, compiled):
+        batch = tensors(normal((4, times, WIDTH)), sequences()[1])
+        step = build(Table(times, copies=False))
+        with pytest.raises(InputError) as raised:
+            step(*batch)
+        said = str(raised.value)
+        assert f"layer 'position' sees {times} positions for the batch's 4 rows and" in said
+        assert f"{times} for 2 of them" in said and "skip=('position',)" in said and not compiled
+
+    def test_a_copy_for_each_row_is_a_row(self, compiled):
+        """Queries that are learned, as many for each row: they do not depend on the batch."""
+        for rows in (4, 3):
+            batch = tensors(normal((rows, 6, WIDTH)), sequences()[1][:rows])
+            step = build(Table(6, copies=True))
+            step(*batch)
+            step.update.release()
+        assert len(compiled) == 2
+
+    def test_a_network_of_a_fixed_number_of_rows_trains(self, compiled):
+        batch = tensors(normal((4, 3, WIDTH)), sequences()[1])
+        network = Table(3, copies=True, rows=4)
+        step = build(network)
+        step(*batch)
+        assert len(compiled) == 1
+
+
+def test_rows_whose_label_is_ignored_are_none():
+    """The same rows once more, ignored: loss, gradient, factors and update stay what they are."""
+    random = np.random.default_rng(4)
+    inputs, labels = random.normal(size=(4, 3)).astype(np.float32), np.int32([0, 1, 2, 1])
+
+    def trained(*batch):
+        ms.set_seed(3)
+        network = nn.Dense(3, 3)
+        loss_net = LossNet(nn.SequentialCell(network), nn.CrossEntropyLoss())
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        update = ThorUpdate(loss_net, optimizer, 0.01)
+        step = AccumulatedStep(loss_net, optimizer, 1, update=update)
+        step(*tensors(*batch))
+        return step.update.layers[0].g_factor.asnumpy(), network.weight.asnumpy()
+
+    expected = trained(inputs, labels)
+    ignored = trained(np.tile(inputs, (2, 1)), np.append(labels, np.full(4, -100, np.int32)))
+    for value, right in zip(ignored, expected, strict=True):
+        np.testing.assert_allclose(value, right, rtol=1e-4, atol=1e-6)
