@@ -32,9 +32,8 @@ def whole_file(path, what: str) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(path.parent, only_ended=True)
-        with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=path.parent) as scratch:
-            temporary = Path(scratch) / f"part{path.suffix}"
+        with scratch_folder(path.parent) as scratch:
+            temporary = scratch / f"part{path.suffix}"
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -42,6 +41,17 @@ def whole_file(path, what: str) -> Iterator[Path]:
         sync_folder(path.parent)
     except OSError as error:
         raise InputError(f"cannot write {what} {path}: {error}") from error
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Give a temporary folder in ``parent``; what ended processes left of theirs there is removed.
+
+    It is on the file system of ``parent``: ``os.replace`` from one to the other is atomic.
+    """
+    remove_unfinished(parent, only_ended=True)
+    with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=parent) as scratch:
+        yield Path(scratch)
 
 
 def no_link(path, flags: int) -> int:
