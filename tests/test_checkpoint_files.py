@@ -258,7 +258,7 @@ from pathlib import Path
 from mindspore import nn
 from labkit import checkpoint
 from labkit.errors import InputError
-from labkit.migration import command
+from labkit.tools.commands.convert import convert_weights
 from labkit.recipes.resnet50_parts import load_network
 from labkit.algorithms.subspace.snapshots import convert_checkpoints
 from tests.test_checkpoint import POSITION
@@ -284,7 +284,7 @@ for number, file in enumerate(sorted((folder / "bad").iterdir())):
         lambda: checkpoint.load(net, bad),
         lambda: load_network(net, plain),
         lambda: convert_checkpoints(one, net, one / "snapshots"),
-        lambda: command.convert(plain, one / "x.pth", "resnet18", 10),
+        lambda: convert_weights(plain, one / "x.pth", "resnet18", 10),
     ):
         try:
             entry()
