@@ -38,5 +38,5 @@ def test_the_error_of_reconstruction_is_the_variance_left_over(rows):
 
 def test_wrong_shapes_are_refused(rows):
     for wrong in (rows[0], rows[:K]):
-        with pytest.raises(InputError, match=r"snapshots \(N, M\) with N > 5 expected"):
+        with pytest.raises(InputError, match=r"snapshots: expected \(N, M\) with N > 5"):
             principal_components(wrong, K)
