@@ -18,8 +18,6 @@ continued by the next call. The Python version of the archives is refused: it is
 pickle can execute any code.
 """
 
-import argparse
-import contextlib
 import os
 import shutil
 import sys
@@ -29,10 +27,11 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
-from labkit.data.sources import cifar
+from labkit.data.sources import cifar, command
+from labkit.data.sources.archives import Member
 from labkit.data.sources.classfolders import ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.sources.members import Member, listed, read
+from labkit.data.sources.members import listed, read
 from labkit.data.sources.staging import refuse_full, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
@@ -58,9 +57,16 @@ _CIFAR100 = (
 class Dataset:
     """A data set: its official archive, and what the files in it must hold.
 
-    files        names of the record files of each split; each has ``records`` of them by split.
-    classes      in the order of the labels; ``names`` is the file in which the archive says so.
-    label_bytes  before the 3072 bytes of an image; the last of them is the label.
+    Attributes:
+        title: its name in messages.
+        folder: where it goes, under `datasets`.
+        address: of its publisher.
+        archive: the file there.
+        files: names of the record files of each split.
+        records: in each of them, by split.
+        names: the file in which the archive says its classes.
+        classes: in the order of the labels.
+        label_bytes: before the 3072 bytes of an image; the last of them is the label.
     """
 
     title: str
@@ -132,14 +138,17 @@ def prepare(
 ) -> Path:
     """Make the image folder ``out``/{train,val}/CLASS of ``dataset``; return ``out``.
 
-    source  None or "download"; the http(s) address of a mirror folder or archive; the official
+    Args:
+        dataset: a name of ``DATASETS``.
+        source: None or "download"; the http(s) address of a mirror folder or archive; the official
             archive, or the folder it is in; or an archive or folder of your own, with
             train/CLASS/IMAGE and val/CLASS/IMAGE or unpacked .bin files.
-    out     default: the data set's folder under `datasets` of the project.
-    say     takes each line of the report.
+        out: default: the data set's folder under `datasets` of the project.
+        say: takes each line of the report.
 
-    Raises ``InputError`` for a source that is missing, incomplete, damaged or not what it should
-    be, where there is no room, and where ``out`` holds other data.
+    Raises:
+        InputError: when the source is missing, incomplete, damaged or not what it should be, when
+            there is no room, and when ``out`` holds other data.
     """
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
@@ -158,10 +167,7 @@ def prepare(
             else:
                 _copy(known, folders, work, where, form, say)
         say(f"{known.title} is in {out}, from {where}:")
-    folders = ClassFolders(out, known.title, SPLITS, form == "official")
-    for split in SPLITS:
-        classes, images = folders.count(split)
-        say(f"  {out / split}  {images} images in {classes} classes")
+    ClassFolders(out, known.title, SPLITS, form == "official").report(say)
     return out
 
 
@@ -179,7 +185,7 @@ def _form_of(known: Dataset, where: str) -> str:
         return "records" if Path(where).is_dir() else "official"
     if any(len(path.parts) > 2 and path.parts[-3] in SPLITS for path in paths):
         return "images"
-    other = [key for key, one in DATASETS.items() if not last.isdisjoint(one.files["val"])]
+    other = [key for key, known in DATASETS.items() if not last.isdisjoint(known.files["val"])]
     if other:
         hint = f"this is {DATASETS[other[0]].title}, --dataset {other[0]}; expected"
     elif any("data_batch" in name for name in last) or {"train", "test", "meta"} <= last:
@@ -200,18 +206,18 @@ def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say:
     out = folders.out
     _refuse_full(known, folders, known.archive.size if is_address(where) else 0)
     if is_address(where):
-        archive = _download(known, where, out / DOWNLOADS, say)
+        name = known.archive.name
+        address = where if where.endswith((".tar.gz", ".tgz")) else f"{where.rstrip('/')}/{name}"
+        archive = fetch(known.archive, address, out / DOWNLOADS, say, attempts=ATTEMPTS)
     else:
         archive = Path(where)
         verify(archive, known.archive, say)
     with listed(archive) as members:
         images = _from_records(known, members, str(archive))
     for (split, name), made in images.items():
-        if folders.whole(split, name, content=True):
-            continue
-        if (out / split / name).exists():
-            say(f"replacing a damaged class: {out / split / name}")
-        folders.install(work, split, name, folders.stage(work, split, name, made))
+        if not folders.whole(split, name, content=True):
+            record = folders.stage(work, split, name, made)
+            folders.replace(work, split, name, record, say)
     shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
 
 
@@ -239,17 +245,6 @@ def _copy(
         f"warning: {where} is not the official {known.title} ({known.archive.name}); only the "
         "structure is checked"
     )
-
-
-def _download(known: Dataset, where: str, folder: Path, say: Say) -> Path:
-    name = known.archive.name
-    address = where if where.endswith((".tar.gz", ".tgz")) else f"{where.rstrip('/')}/{name}"
-    folder.mkdir(exist_ok=True)
-    try:
-        return fetch(known.archive, address, folder, say, attempts=ATTEMPTS)
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 def _refuse_full(known: Dataset, folders: ClassFolders, more: int) -> None:
@@ -283,7 +278,7 @@ def _from_records(known: Dataset, members: list[Member], where: str) -> Images:
             )
             for file in files
         ]
-        counts = sum(np.bincount(one.labels, minlength=len(names)) for one in batches)
+        counts = sum(np.bincount(batch.labels, minlength=len(names)) for batch in batches)
         for label, name in enumerate(names):
             if counts[label] != known.per_class(split):
                 raise InputError(
@@ -316,7 +311,7 @@ def _from_images(known: Dataset, members: list[Member], where: str) -> Images:
         content = read(member, MAX_IMAGE)
         cifar.check_image(content, f"{where}: member {member.name!r}")
         images[split, name].append((file, content))
-    empty = ["/".join(key) for key, found in images.items() if not found]
+    empty = ["/".join(key) for key, files in images.items() if not files]
     if empty:
         raise InputError(f"{where} holds no images of {', '.join(empty)}")
     return images
@@ -324,19 +319,12 @@ def _from_images(known: Dataset, members: list[Member], where: str) -> Images:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--dataset", default="cifar10", help=" or ".join(DATASETS))
     parser.add_argument("--source", help="download, an address, an archive or a folder")
     parser.add_argument("--out", help="folder to write to")
-    given = parser.parse_args(arguments)
-    try:
-        prepare(given.dataset, given.source, given.out)
-    except InputError as error:
-        print(f"cifar10.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    chosen = parser.parse_args(arguments)
+    return command.exit_code(__file__, lambda: prepare(chosen.dataset, chosen.source, chosen.out))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,7 @@ the seed, its set, its row and the size alone; its file besides of Pillow's JPEG
 appears under its name whole or not at all, and other data is never overwritten.
 """
 
-import argparse
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -33,15 +31,18 @@ import numpy as np
 from PIL import Image, features
 from PIL import __version__ as PILLOW
 
+from labkit.base import arguments
+from labkit.base.arguments import integer, wrong
 from labkit.base.input_files import read_json
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
+from labkit.data.sources import command
+from labkit.data.sources.classfolders import MANIFEST, write_manifest
 from labkit.data.sources.staging import staging
 from labkit.errors import InputError
 
 PROJECT = Path(__file__).resolve().parent.parent
 MNIST = PROJECT / "data_scripts" / "bundled" / "mnist"
-MANIFEST = "manifest.json"
 SETS = {"train": "train", "val": "t10k"}
 CLASSES = 10
 SIZES = (16, 512)
@@ -66,13 +67,19 @@ def prepare(
 ) -> Path:
     """Put the image folder into ``out``; return ``out``. 6000 + 1000 images of 32 px take 3 s.
 
-    size        side of an image in pixels, 16 .. 512
-    train, val  numbers of images, multiples of 10
-    out         default: a folder named after the parameters, under `datasets` of the project
-    say         takes each line of the report
+    What is there already is verified by its manifest (0.3 s).
 
-    What is there already is verified by its manifest (0.3 s). Raises ``InputError`` for values
-    out of range, where ``out`` holds other or damaged data, and where it cannot be written.
+    Args:
+        size: side of an image in pixels, 16 .. 512.
+        train: number of training images, a multiple of 10.
+        val: number of validation images, a multiple of 10.
+        seed: of colours, texture and places.
+        out: default: a folder named after the parameters, under `datasets` of the project.
+        say: takes each line of the report.
+
+    Raises:
+        InputError: when values are out of range, when ``out`` holds other or damaged data, and
+            when it cannot be written.
     """
     wanted = _parameters(size, train, val, seed)
     if out is None:
@@ -84,7 +91,7 @@ def prepare(
         with staging(out.parent) as folder:
             tree = folder / "tree"
             _draw_all(tree, wanted)
-            (tree / MANIFEST).write_text(json.dumps(_manifest(tree, wanted), indent=1) + "\n")
+            write_manifest(tree, _manifest(tree, wanted))
             try:
                 os.rename(tree, out)
             except OSError:
@@ -92,8 +99,8 @@ def prepare(
                 if not _is_there(out, wanted):
                     raise
         say(f"colour digits are in {out}, drawn:")
-    found = json.loads((out / MANIFEST).read_text())
-    say(f"  {train} + {val} JPEG files of {size} x {size}  SHA-256 {found['sha256']}")
+    manifest = read_json(out / MANIFEST)
+    say(f"  {train} + {val} JPEG files of {size} x {size}  SHA-256 {manifest['sha256']}")
     return out
 
 
@@ -150,26 +157,16 @@ def _weights(size: int, of: int, begin: float, side: float) -> np.ndarray:
 
 def _parameters(size: int, train: int, val: int, seed: int) -> dict:
     """Check the parameters; return them as the manifest holds them."""
-    for name, value in {"size": size, "train": train, "val": val, "seed": seed}.items():
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError(f"{name} is {value!r}; expected a whole number")
-    if not SIZES[0] <= size <= SIZES[1]:
-        raise InputError(f"size is {size}; expected {SIZES[0]} to {SIZES[1]} pixels")
-    for name, value in {"train": train, "val": val}.items():
-        if value % CLASSES or not CLASSES <= value <= MOST[name]:
-            raise InputError(
-                f"{name} is {value}; expected a multiple of {CLASSES}, as many images of each "
-                f"digit, up to {MOST[name]}"
-            )
-    if not 0 <= seed < 2**32:
-        raise InputError(f"seed is {seed}; expected 0 to 2**32 - 1")
+    images = {"train": train, "val": val}
+    for name, value in images.items():
+        if integer(name, value, CLASSES, MOST[name]) % CLASSES:
+            raise wrong(name, value, f"a multiple of {CLASSES}, as many images of each digit")
     return {
         "data": "color-digits",
         "version": _VERSION,
-        "size": size,
-        "train": train,
-        "val": val,
-        "seed": seed,
+        "size": integer("size", size, *SIZES),
+        **images,
+        "seed": arguments.seed(seed),
         "quality": QUALITY,
     }
 
@@ -213,52 +210,38 @@ def _is_there(out: Path, wanted: dict) -> bool:
     try:
         if not out.exists() or (out.is_dir() and not any(out.iterdir())):
             return False
-        if not (out / MANIFEST).is_file():
-            raise InputError(f"{out} holds other data (no {MANIFEST} of colour digits). {advice}")
-        found = _manifest_of(out, advice)
-        if not isinstance(found, dict) or found.get("data") != wanted["data"]:
-            raise InputError(f"{out} holds other data (see its {MANIFEST}). {advice}")
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise InputError(
-                    f"{out} holds colour digits with {name} {found.get(name)!r}; expected "
-                    f"{value!r}. {advice}"
-                )
-        count, digest = _digest(out)
-    except OSError as error:
+        known = read_json(out / MANIFEST) if (out / MANIFEST).is_file() else None
+        is_ours = isinstance(known, dict) and known.get("data") == wanted["data"]
+        # Other data may be of any size: only ours is read whole.
+        count, digest = _digest(out) if is_ours else (0, "")
+    except (OSError, InputError) as error:
         raise InputError(f"{out} cannot be read ({error}). {advice}") from error
-    if (count, digest) != (found.get("files"), found.get("sha256")):
+    if not is_ours:
+        raise InputError(f"{out} holds other data (no {MANIFEST} of colour digits). {advice}")
+    for name, value in wanted.items():
+        if known.get(name) != value:
+            raise InputError(
+                f"{out} holds colour digits with {name} {known.get(name)!r}; expected {value!r}. "
+                f"{advice}"
+            )
+    if (count, digest) != (known.get("files"), known.get("sha256")):
         raise InputError(
             f"{out} is damaged: {count} files with SHA-256 {digest}; its {MANIFEST} says "
-            f"{found.get('files')} with {found.get('sha256')}. {advice}"
+            f"{known.get('files')} with {known.get('sha256')}. {advice}"
         )
     return True
 
 
-def _manifest_of(out: Path, advice: str) -> object:
-    try:
-        return read_json(out / MANIFEST)
-    except InputError as error:
-        raise InputError(f"{out} cannot be read ({error}). {advice}") from error
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")
     parser.add_argument("--train", type=int, default=6000, help="training images")
     parser.add_argument("--val", type=int, default=1000, help="validation images")
     parser.add_argument("--seed", type=int, default=1, help="of colours, texture and places")
     parser.add_argument("--out", help="folder to write to")
-    given = parser.parse_args(arguments)
-    try:
-        prepare(given.size, given.train, given.val, given.seed, given.out)
-    except InputError as error:
-        print(f"color_digits.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    options = vars(parser.parse_args(arguments))
+    return command.exit_code(__file__, lambda: prepare(**options))
 
 
 if __name__ == "__main__":

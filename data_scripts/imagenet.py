@@ -21,7 +21,6 @@ that was asked for is made. The images are not changed: a handful are CMYK, and 
 is a PNG.
 """
 
-import argparse
 import contextlib
 import os
 import re
@@ -31,10 +30,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.data.sources import ilsvrc
+from labkit.data.sources import command, ilsvrc
+from labkit.data.sources.archives import Member
 from labkit.data.sources.classfolders import MANIFEST, ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.sources.members import Member, tar_members
+from labkit.data.sources.members import tar_members
 from labkit.data.sources.staging import refuse_full, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
@@ -135,15 +135,20 @@ def prepare(
 ) -> Path:
     """Make the image folder ``out``/{train,val}/CLASS; return ``out``.
 
-    source   folder that holds the archives, or http(s) address of one.
-    only     "train" or "val"; None: both.
-    classes  these alone; ``first``: the first so many in alphabetical order. Default: all.
-    labels   text file with the class of each validation image, instead of the development kit.
-    folders  names of the two folders in ``out``.
-    say      takes each line of the report.
+    Args:
+        source: folder that holds the archives, or http(s) address of one.
+        out: default: `datasets/ImageNet` of the project.
+        only: "train" or "val"; None: both.
+        classes: these alone; default: all.
+        first: the first so many in alphabetical order.
+        labels: text file with the class of each validation image, instead of the development kit.
+        folders: names of the two folders in ``out``.
+        say: takes each line of the report.
+        known: the data set; tests give a small one.
 
-    Raises ``InputError`` for an archive that is missing, damaged or not the official one, where
-    there is no room, and where ``out`` holds other data.
+    Raises:
+        InputError: when an archive is missing, damaged or not the official one, when there is no
+            room, and when ``out`` holds other data.
     """
     request = _checked(only, classes, first, labels, folders)
     out = PROJECT / "datasets" / known.folder if out is None else Path(out)
@@ -159,13 +164,17 @@ def prepare(
             _check_total(known, request, target)
             shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
         say(f"{known.title} is in {out}, from {where}:")
-    for folder in request.folders.values():
-        number, images = target.count(folder)
-        say(f"  {out / folder}  {images} images in {number} classes")
+    target.report(say)
     return out
 
 
-def _checked(only, classes, first, labels, folders) -> Request:
+def _checked(
+    only: str | None,
+    classes: Sequence[str],
+    first: int | None,
+    labels: str | os.PathLike | None,
+    folders: Sequence[str],
+) -> Request:
     """Return the request; raise ``InputError`` for arguments that cannot be met."""
     if only is not None:
         refuse_unknown("split", only, SPLITS)
@@ -197,7 +206,7 @@ def _is_complete(request: Request, target: ClassFolders) -> bool:
 
 def _checked_source(source: str | os.PathLike | None, needed: list[Published]) -> str:
     """Return the address or folder; raise ``InputError`` unless it holds what is needed."""
-    names = ", ".join(one.name for one in needed)
+    names = ", ".join(published.name for published in needed)
     if source is None:
         raise InputError(
             f"ImageNet needs an account at https://image-net.org: download {names} there, and give "
@@ -205,22 +214,13 @@ def _checked_source(source: str | os.PathLike | None, needed: list[Published]) -
         )
     where = os.fspath(source)
     if not is_address(where):
-        missing = [one.name for one in needed if not (Path(where) / one.name).is_file()]
+        missing = [known.name for known in needed if not (Path(where) / known.name).is_file()]
         if missing:
             raise InputError(
                 f"{where} holds no {', '.join(missing)}; expected a folder with {names}, or an "
                 "address"
             )
     return where
-
-
-def _download(published: Published, where: str, folder: Path, say: Say) -> None:
-    folder.mkdir(exist_ok=True)
-    try:
-        fetch(published, f"{where.rstrip('/')}/{published.name}", folder, say, attempts=ATTEMPTS)
-    finally:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
 
 
 @dataclass(frozen=True)
@@ -236,25 +236,27 @@ class _Job:
     def archives(self, where: str) -> dict[str, Path]:
         """Return the path of each archive that is needed, by its name: downloaded, verified."""
         folder = self.target.out / DOWNLOADS if is_address(where) else Path(where)
-        found = {one.name: folder / one.name for one in self.request.archives(self.known)}
+        needed = self.request.archives(self.known)
+        paths = {published.name: folder / published.name for published in needed}
         if is_address(where):
-            self._refuse_full(found)
-        for one in self.request.archives(self.known):
-            path = found[one.name]
+            self._refuse_full(paths)
+        for published in needed:
+            path = paths[published.name]
             if path.exists() and self.target.remembers(path):
                 self.say(f"{path}: verified before")
                 continue
             if is_address(where):
-                _download(one, where, folder, self.say)
+                address = f"{where.rstrip('/')}/{published.name}"
+                fetch(published, address, folder, self.say, attempts=ATTEMPTS)
             else:
                 self.say(f"verifying {path}")
-                verify(path, one, self.say)
-            self.target.remember(self.work, path)
-        return found
+                verify(path, published, self.say)
+            self.target.remember(path)
+        return paths
 
     def _refuse_full(self, archives: dict[str, Path]) -> None:
         needed = self.request.archives(self.known)
-        missing = [one.size for one in needed if not archives[one.name].exists()]
+        missing = [known.size for known in needed if not archives[known.name].exists()]
         whole = not self.request.classes and self.request.first is None
         # All classes take the size of their archive once more.
         refuse_full(self.target.out, sum(missing) * (2 if whole else 1), len(missing))
@@ -263,8 +265,8 @@ class _Job:
         """Make the classes that are missing, one after the other."""
         request, target = self.request, self.target
         with contextlib.ExitStack() as stack:
-            found = {split: self._open(split, archives, stack) for split in request.folders}
-            names = [sorted(classes) for classes in found.values()]
+            by_split = {split: self._open(split, archives, stack) for split in request.folders}
+            names = [sorted(classes) for classes in by_split.values()]
             if names[0] != names[-1] or (target.names and names[0] != target.names):
                 raise InputError(f"{self.known.title}: archives and labels differ in their classes")
             target.names = names[0]
@@ -274,11 +276,11 @@ class _Job:
                 for wnid in request.choose(target.names)
                 if not target.whole(folder, wnid)
             ]
-            members = [member for split, wnid in missing for member in found[split][wnid]]
+            members = [member for split, wnid in missing for member in by_split[split][wnid]]
             images = sum(self.known.images(split)[1] for split, _ in missing)
             refuse_full(target.out, sum(member.size for member in members), images)
             for done, (split, wnid) in enumerate(missing, 1):
-                images = self._make(split, wnid, found[split][wnid])
+                images = self._make(split, wnid, by_split[split][wnid])
                 place = f"{request.folders[split]}/{wnid}"
                 self.say(f"  {place}  {images} images ({done} of {len(missing)})")
 
@@ -299,10 +301,10 @@ class _Job:
             kit = archives[known.devkit.name]
             wnids = ilsvrc.labels_of_devkit(kit, known.val_images, known.classes)
         images = ilsvrc.val_images(members, str(path), known.val_images)
-        found: dict[str, list[Member]] = {}
+        by_class: dict[str, list[Member]] = {}
         for wnid, member in zip(wnids, images, strict=True):
-            found.setdefault(wnid, []).append(member)
-        return found
+            by_class.setdefault(wnid, []).append(member)
+        return by_class
 
     def _make(self, split: str, wnid: str, members: list[Member]) -> int:
         """Make one class; return the number of its images."""
@@ -317,10 +319,7 @@ class _Job:
             raise InputError(
                 f"{wnid} has {record.images} images in {split}; expected {least} to {most}"
             )
-        place = self.target.out / folder / wnid
-        if place.exists():
-            self.say(f"replacing a damaged class: {place}")
-        self.target.install(self.work, folder, wnid, record)
+        self.target.replace(self.work, folder, wnid, record, self.say)
         return record.images
 
 
@@ -334,9 +333,7 @@ def _check_total(known: Dataset, request: Request, target: ClassFolders) -> None
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--source", help="folder that holds the archives, or its address")
     parser.add_argument("--out", help="folder to write to")
     parser.add_argument("--only", help="train or val")
@@ -344,21 +341,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, help="so many classes, in alphabetical order")
     parser.add_argument("--labels", help="text file with the class of each validation image")
     parser.add_argument("--folders", nargs=2, default=SPLITS, help="instead of train and val")
-    given = parser.parse_args(arguments)
-    try:
-        prepare(
-            given.source,
-            given.out,
-            only=given.only,
-            classes=[wnid for wnid in given.classes.split(",") if wnid],
-            first=given.first,
-            labels=given.labels,
-            folders=given.folders,
-        )
-    except InputError as error:
-        print(f"imagenet.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    options = vars(parser.parse_args(arguments))
+    options["classes"] = [wnid for wnid in options["classes"].split(",") if wnid]
+    return command.exit_code(__file__, lambda: prepare(**options))
 
 
 if __name__ == "__main__":

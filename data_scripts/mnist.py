@@ -11,7 +11,6 @@ official ones to the bit. Files of your own may differ: they are checked in stru
 told. A file appears under its name whole or not at all, and other data is never overwritten.
 """
 
-import argparse
 import hashlib
 import os
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from labkit.base.input_files import open_file
 from labkit.data import idx
+from labkit.data.sources import command
 from labkit.data.sources.download import Say, download, is_address
 from labkit.data.sources.members import opened, unpack
 from labkit.data.sources.staging import staging
@@ -95,14 +95,17 @@ def prepare(
 ) -> Path:
     """Put the four files of ``dataset`` into ``out``/train and ``out``/test; return ``out``.
 
-    source  "bundled", "download" or "debian" where the data set has it (default: the first it
+    Args:
+        dataset: a name of ``DATASETS``.
+        source: "bundled", "download" or "debian" where the data set has it (default: the first it
             has), the http(s) address of a mirror folder or archive, or a folder, .zip or .tar of
             your own. Files are found by name at any depth, plain or gzipped.
-    out     default: the data set's folder under `datasets` of the project.
-    say     takes each line of the report.
+        out: default: the data set's folder under `datasets` of the project.
+        say: takes each line of the report.
 
-    Raises ``InputError`` for a source that is missing, incomplete, damaged or not what it should
-    be, for a folder that cannot be written, and where ``out`` holds other data.
+    Raises:
+        InputError: when the source is missing, incomplete, damaged or not what it should be, when
+            the folder cannot be written, and when ``out`` holds other data.
     """
     refuse_unknown("dataset", dataset, DATASETS)
     known = DATASETS[dataset]
@@ -153,9 +156,9 @@ def _collect(known: Dataset, where: str, official: bool, folder: Path, say: Say)
     with opened(place, FILES) as members:
         digests = {name: unpack(members[name], folder / name, idx.MAX_BYTES) for name in FILES}
     try:
-        for one in ("train", "t10k"):
+        for usage in ("train", "t10k"):
             images, labels = (
-                folder / f"{one}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")
+                folder / f"{usage}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")
             )
             idx.check_pair(images, labels, size=(28, 28))
     except InputError as error:
@@ -203,20 +206,21 @@ def _refuse_to_replace(targets: dict[str, Path], digests: dict[str, str], say: S
 def _digests(paths: dict[str, Path]) -> dict[str, str | None]:
     """Return the SHA-256 of each file, None for one that is not there or cannot be read.
 
-    Raises ``InputError`` for a pipe, which may wait for ever, and for a folder.
+    Raises:
+        InputError: when it is a pipe, which may wait for ever, or a folder.
     """
-    found: dict[str, str | None] = {}
+    digests: dict[str, str | None] = {}
     for name, path in paths.items():
         try:
             with open_file(path) as file:
-                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError:
-            found[name] = None
-    return found
+            digests[name] = None
+    return digests
 
 
 def _download(address: str, folder: Path, say: Say) -> Path:
-    """Fetch an archive, or the four gzipped files of a mirror; return the path of what came."""
+    """Fetch an archive, or the four gzipped files of a mirror; return its path."""
     last = PurePosixPath(urllib.parse.urlsplit(address).path).name
     if last.endswith(ARCHIVES):
         _fetch(address, folder / last, say)
@@ -234,19 +238,12 @@ def _fetch(address: str, target: Path, say: Say) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__)
     parser.add_argument("--dataset", default="mnist", help=" or ".join(DATASETS))
     parser.add_argument("--source", help="bundled, download, debian, a folder, archive or address")
     parser.add_argument("--out", help="folder to write to")
-    given = parser.parse_args(arguments)
-    try:
-        prepare(given.dataset, given.source, given.out)
-    except InputError as error:
-        print(f"mnist.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    chosen = parser.parse_args(arguments)
+    return command.exit_code(__file__, lambda: prepare(chosen.dataset, chosen.source, chosen.out))
 
 
 if __name__ == "__main__":

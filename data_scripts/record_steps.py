@@ -6,6 +6,9 @@ Writes ``labkit/migration/steps/resnet18.npz`` and ``resnet50.npz``. In float64:
 then the same on every machine, to more digits than float32 has.
 """
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
 from labkit.migration import recorded, rule
@@ -27,7 +30,7 @@ SETTINGS = {
 }
 
 
-def build(depth: int, dtype=torch.float64):
+def build(depth: int, dtype: torch.dtype = torch.float64) -> tuple:
     """Return (module, loss function, optimizer, rule's images and labels) of the recorded step."""
     module = torch_resnet.resnet(depth, SETTINGS["classes"])
     state = rule.state({name: value.shape for name, value in module.state_dict().items()})
@@ -49,12 +52,18 @@ def build(depth: int, dtype=torch.float64):
     )
 
 
-def losses(module, loss_fn, optimizer, images, labels) -> list[float]:
+def losses(
+    module: torch.nn.Module,
+    loss_fn: Callable,
+    optimizer: torch.optim.Optimizer,
+    images: np.ndarray,
+    labels: np.ndarray,
+) -> list[float]:
     """Return the losses of the first steps on the one batch, a step for each learning rate."""
     module.train()
     dtype = next(module.parameters()).dtype
     batch = torch.from_numpy(images).to(dtype), torch.from_numpy(labels).long()
-    found = []
+    values = []
     for rate in SETTINGS["learning_rates_of_losses"]:
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -62,11 +71,11 @@ def losses(module, loss_fn, optimizer, images, labels) -> list[float]:
         loss = loss_fn(module(batch[0]), batch[1])
         loss.backward()
         optimizer.step()
-        found.append(loss.item())
-    return found
+        values.append(loss.item())
+    return values
 
 
-def main():
+def main() -> None:
     """Record all."""
     for depth in (18, 50):
         settings = {**SETTINGS, "depth": depth, "losses": losses(*build(depth))}

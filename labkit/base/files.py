@@ -39,9 +39,8 @@ def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(path.parent, only_ended=True)
-        with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=path.parent) as scratch:
-            temporary = Path(scratch) / f"part{path.suffix}"
+        with scratch_folder(path.parent) as scratch:
+            temporary = scratch / f"part{path.suffix}"
             yield temporary
             with open(temporary, "rb") as file:
                 os.fsync(file.fileno())
@@ -76,6 +75,17 @@ def write_json(
     with whole_file(path, what) as temporary:
         # Half of a pair of surrogates (a path that is no UTF-8) is spelled as JSON does.
         temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+@contextmanager
+def scratch_folder(parent: Path) -> Iterator[Path]:
+    """Give a temporary folder in ``parent``; what ended processes left of theirs there is removed.
+
+    It is on the file system of ``parent``: ``os.replace`` from one to the other is atomic.
+    """
+    remove_unfinished(parent, only_ended=True)
+    with tempfile.TemporaryDirectory(prefix=_own_prefix(), dir=parent) as scratch:
+        yield Path(scratch)
 
 
 def no_link(path: str | os.PathLike, flags: int) -> int:

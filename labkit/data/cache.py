@@ -1,8 +1,8 @@
 """MindSpore's dataset cache for evaluation: finished images kept by a server of their own."""
 
 import mindspore.dataset as ds
-import numpy as np
 
+from labkit.base.arguments import integer
 from labkit.data.imagefiles import ImageFolder
 from labkit.errors import InputError
 
@@ -17,22 +17,21 @@ def open_cache(session_id: int, folder: ImageFolder) -> ds.DatasetCache:
 
     The server is that of MS_CACHE_HOST and MS_CACHE_PORT as they were when MindSpore was imported.
     Files that change after they were cached come out as they were: a new session for new files.
-    Raises ``InputError`` for a session or server that is not there.
+
+    Raises:
+        InputError: when the session or the server is not there.
     """
-    if isinstance(session_id, bool) or not isinstance(session_id, int | np.integer):
-        raise InputError(
-            f"A cache session_id must be provided to use cache: {session_id!r} came; {_EXPECTED}"
-        )
+    session_id = integer("cache_session_id", session_id, at_least=0)
     try:
-        cache = ds.DatasetCache(session_id=int(session_id), size=0)
+        cache = ds.DatasetCache(session_id=session_id, size=0)
         # The session is first asked for when rows are: one file costs 40 ms, and fails here.
         probe = ds.ImageFolderDataset(
             str(folder.path), sampler=ds.SequentialSampler(0, 1), cache=cache
         )
         next(probe.create_tuple_iterator(num_epochs=1, output_numpy=True))
-        return ds.DatasetCache(session_id=int(session_id), size=0)
+        return ds.DatasetCache(session_id=session_id, size=0)
     except (ValueError, RuntimeError) as error:
         # MindSpore's reason is one line among headings and places in its source.
         reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
-        came = reason.strip().partition("\n")[0]
-        raise InputError(f"cache_session_id is {session_id} ({came}); {_EXPECTED}") from error
+        line = reason.strip().partition("\n")[0]
+        raise InputError(f"cache_session_id: {_EXPECTED}, got {session_id} ({line})") from error

@@ -12,9 +12,9 @@ import os
 
 import mindspore.dataset as ds
 
-from labkit.base.arguments import flag
+from labkit.base.arguments import choice, flag
 from labkit.data import imagefolder
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 from labkit.ranks import cluster
 
 TARGETS = ("Ascend", "GPU", "CPU")
@@ -35,34 +35,32 @@ def create_dataset2(
 ) -> ds.Dataset:
     """Return the pipeline of one folder of classes: (B, 3, S, S) float32, (B,) int32.
 
-    do_train          random crops and flips, shuffled, whole batches; or resize and centre crop
-    repeat_num        passes over the data in one epoch of the dataset
-    target            Ascend: this process' part of the images wherever it has joined others;
-                      others: only with ``distribute``
-    distribute        the images are shared out among the ranks
-    enable_cache      evaluation: keep the finished images in MindSpore's dataset cache, under
-                      cache_session_id; without effect in training
-    train_image_size, eval_image_size
-                      S in training and in evaluation, arguments of r1.6
+    Args:
+        dataset_path: folder with one folder a class.
+        do_train: random crops and flips, shuffled, whole batches; or resize and centre crop.
+        repeat_num: passes over the data in one epoch of the dataset.
+        batch_size: B.
+        target: "Ascend": this process' part of the images wherever it has joined others; "GPU",
+            "CPU": only with ``distribute``.
+        distribute: whether the images are shared out among the ranks.
+        enable_cache: whether evaluation keeps the finished images in MindSpore's dataset cache.
+        cache_session_id: of that cache, a number or its digits.
+        train_image_size: S in training (an argument of r1.6).
+        eval_image_size: S in evaluation.
 
-    Raises ``InputError`` for a cache without session, several ranks that have not been joined, and
-    as ``create_dataset`` does.
+    Raises:
+        InputError: when there is a cache without session, when several ranks have not been joined,
+            and as in ``imagefolder.create_dataset``.
     """
-    refuse_unknown("target", target, TARGETS)
+    choice("target", target, TARGETS)
     do_train, distribute = flag("do_train", do_train), flag("distribute", distribute)
     session = None
     if flag("enable_cache", enable_cache) and not do_train:
         if not cache_session_id:
             raise InputError("A cache session_id must be provided to use cache.")
-        session = _whole(cache_session_id)
-    rank, ranks = 0, 1
-    if distribute or target == "Ascend":
-        if not cluster.joined() and (distribute or cluster.ranks_started() > 1):
-            raise InputError(
-                f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and "
-                "this one has joined no other; expected labkit.start(distribute=True) before"
-            )
-        rank, ranks = cluster.rank_and_size()
+        text = isinstance(cache_session_id, str) and cache_session_id.isdecimal()
+        session = int(cache_session_id) if text else cache_session_id
+    rank, ranks = _share(target, distribute)
     return imagefolder.create_dataset(
         dataset_path,
         batch_size,
@@ -76,9 +74,13 @@ def create_dataset2(
     )
 
 
-def _whole(session):
-    """Return a session's number, which upstream takes as text too."""
-    try:
-        return int(session)
-    except (TypeError, ValueError):
-        raise InputError(f"cache_session_id is {session!r}; expected a whole number") from None
+def _share(target: str, distribute: bool) -> tuple[int, int]:
+    """Return (rank, number of ranks) that share the images."""
+    if not distribute and target != "Ascend":
+        return 0, 1
+    if not cluster.joined() and (distribute or cluster.ranks_started() > 1):
+        raise InputError(
+            f"distribute is {distribute}, {cluster.ranks_started()} ranks were started, and this "
+            "one has joined no other; expected labkit.start(distribute=True) before"
+        )
+    return cluster.rank_and_size()

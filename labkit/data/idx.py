@@ -4,14 +4,13 @@ An IDX file is a header of big-endian 32-bit numbers, then unsigned bytes and no
 `2051, count, rows, columns` for images, `2049, count` for labels. Files may be gzipped (`.gz`).
 Source of the format: the MNIST pages of Y. LeCun, C. Cortes and C. Burges.
 
-Every fault raises ``InputError`` with the file, what came and what was expected. NumPy only.
+Every fault raises ``InputError`` with the file, what is wrong and what was expected. NumPy only.
 """
 
 import contextlib
 import gzip
 import math
 import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from labkit.base.files import whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
@@ -46,10 +46,10 @@ def read_labels(path: str | os.PathLike, classes: int = CLASSES) -> np.ndarray:
     """Return the labels of an IDX file: uint8, (count,), each below ``classes``."""
     labels = _read(Path(path), LABELS_MAGIC)
     if labels.max() >= classes:
-        first, wrong = _wrong_labels(labels, classes)
+        first, count = _wrong_labels(labels, classes)
         raise InputError(
             f"{path}: label {labels[first]} at position {first} "
-            f"({wrong} such labels); expected 0 to {classes - 1}"
+            f"({count} such labels); expected 0 to {classes - 1}"
         )
     return labels
 
@@ -59,13 +59,13 @@ def _wrong_labels(labels: np.ndarray, classes: int) -> tuple[int, int]:
 
     Part by part: the positions of 261 kB of gzip, all wrong, took 2.6 GB.
     """
-    first, wrong = -1, 0
+    first, count = -1, 0
     for start in range(0, labels.size, _PART):
         above = labels[start : start + _PART] >= classes
         if first < 0 and above.any():
             first = start + int(above.argmax())
-        wrong += int(np.count_nonzero(above))
-    return first, wrong
+        count += int(np.count_nonzero(above))
+    return first, count
 
 
 def read_pair(
@@ -119,7 +119,8 @@ def write_idx(path: str | os.PathLike, array: np.ndarray) -> Path:
     content = header + array.tobytes()
     if _is_gzip(path):
         content = gzip.compress(content, mtime=0)
-    _write_whole(path, content)
+    with whole_file(path, "the IDX file") as temporary:
+        temporary.write_bytes(content)
     return path
 
 
@@ -140,8 +141,8 @@ def _read(path: Path, magic: int) -> np.ndarray:
     except OSError as error:
         raise _unreadable(path, error) from error
     if had != wanted or more:
-        came = f"more than {wanted}" if more else f"only {had}"
-        raise _wrong_size(path, magic, shape, f"{came} bytes follow the header")
+        size = f"more than {wanted}" if more else f"only {had}"
+        raise _wrong_size(path, magic, shape, f"{size} bytes follow the header")
     content.flags.writeable = False
     return content.reshape(shape)
 
@@ -167,22 +168,22 @@ def _checked_shape(path: Path, magic: int) -> tuple[int, ...]:
 
 def _checked_size(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
     shape = _header(file, path, magic)
-    came = os.fstat(file.fileno()).st_size - file.tell()
-    if came != math.prod(shape):
-        raise _wrong_size(path, magic, shape, f"{came} bytes follow the header")
+    size = os.fstat(file.fileno()).st_size - file.tell()
+    if size != math.prod(shape):
+        raise _wrong_size(path, magic, shape, f"{size} bytes follow the header")
     return shape
 
 
 def _header(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
     size = 4 * (1 + _DIMENSIONS[magic])
     raw = file.read(size)
-    if len(raw) >= 4 and int.from_bytes(raw[:4], "big") != magic:
-        came = int.from_bytes(raw[:4], "big")
-        hint = f" (a file of {_CONTENT[came]})" if came in _CONTENT else ""
+    number = int.from_bytes(raw[:4], "big")
+    if len(raw) >= 4 and number != magic:
+        hint = f" (a file of {_CONTENT[number]})" if number in _CONTENT else ""
         if raw[:2] == b"\x1f\x8b":
             hint = " (a gzip file; its name should end in .gz)"
         raise InputError(
-            f"{path}: magic number {came}{hint}; expected {magic} for IDX {_CONTENT[magic]}"
+            f"{path}: magic number {number}{hint}; expected {magic} for IDX {_CONTENT[magic]}"
         )
     if len(raw) < size:
         raise InputError(f"{path}: {len(raw)} bytes in all; expected a header of {size} bytes")
@@ -195,9 +196,9 @@ def _header(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
     return shape
 
 
-def _wrong_size(path: Path, magic: int, shape: tuple[int, ...], came: str) -> InputError:
+def _wrong_size(path: Path, magic: int, shape: tuple[int, ...], held: str) -> InputError:
     return InputError(
-        f"{path}: {came}; expected {math.prod(shape)}, "
+        f"{path}: {held}; expected {math.prod(shape)}, "
         f"because the header says {shape[0]} {_CONTENT[magic]}"
         + (f" of {shape[1]} x {shape[2]}" if len(shape) == 3 else "")
     )
@@ -207,7 +208,9 @@ def _unreadable(path: Path, error: OSError) -> InputError:
     return InputError(f"{path}: cannot be read ({error.strerror or error}); expected an IDX file")
 
 
-def _same_length(images_path, images: int, labels_path, labels: int) -> None:
+def _same_length(
+    images_path: str | os.PathLike, images: int, labels_path: str | os.PathLike, labels: int
+) -> None:
     if images != labels:
         raise InputError(
             f"{images_path} has {images} images and {labels_path} has {labels} labels; "
@@ -227,14 +230,3 @@ def _open(path: Path) -> Iterator[BinaryIO]:
                 yield unzipped
         else:
             yield file
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    try:
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".partial-") as scratch:
-            # Not mkstemp, which gives 0600: who may read a data set is the umask's to say.
-            temporary = Path(scratch) / path.name
-            temporary.write_bytes(content)
-            os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from error

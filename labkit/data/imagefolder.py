@@ -29,11 +29,11 @@ import mindspore as ms
 import mindspore.dataset as ds
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import fit_workers, flag, integer
+from labkit.base.arguments import choice, fit_workers, flag, integer, number, wrong
 from labkit.data.cache import open_cache
 from labkit.data.imagefiles import ImageFolder, class_names, read_folder
 from labkit.data.shards import choose_images
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -64,44 +64,42 @@ def create_dataset(
 ) -> ds.Dataset:
     """Return the pipeline over one folder: (B, 3, S, S) float32, (B,) int32, S = image_size.
 
-    rank_size, rank_id    how many ranks share the images, and which this is. Training: every rank
-                          gets floor(N / rank_size) of one common shuffle, so all make as many
-                          steps; up to rank_size - 1 images are left out, other ones each epoch.
-                          Evaluation: consecutive parts, every image on exactly one rank, the
-                          numbers of images differ by at most 1: add up counts, do not average.
-                          (MindSpore's own shards show images twice to be of equal size.)
-    resize                length of the shorter side before the centre crop; "auto": image_size
-                          * 256 / 224, rounded; None: no resize, for images of the right size.
-    mean, std             by channel, for values from 0 to 1.
-    augment               False: training images are made as in evaluation (the seed's pipeline).
-    backend               "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5 times
-                          slower (`labkit.data.parity` measures the difference); not with augment,
-                          whose random numbers no seed sets there.
-    repeat_size           passes over the data in one epoch of the dataset.
-    num_parallel_workers  per operation; fitted to the cores, and said in one printed line.
-    cache_session_id      evaluation: keep the finished images in MindSpore's dataset cache, under
-                          the number that `dataset-cache --generate_session` gives.
-    check                 False: do not open the files beforehand (0.6 s for 12 000 small ones).
+    An incomplete last batch has a shape of its own, for which a network compiles again.
 
-    Raises ``InputError`` for arguments that do not fit and for folders and files that cannot be
-    used. An incomplete last batch has a shape of its own, for which a network compiles again.
+    Args:
+        dataset_path: folder with one folder a class.
+        batch_size: B.
+        rank_size: how many ranks share the images. In training every rank gets floor(N / rank_size)
+            of one common shuffle, so all make as many steps; up to rank_size - 1 images are left
+            out, other ones each epoch. In evaluation consecutive parts, every image on exactly one
+            rank, whose numbers differ by at most 1: add up counts, do not average. (MindSpore's
+            own shards show images twice to be of equal size.)
+        rank_id: which of them this is.
+        do_train: training, or evaluation.
+        image_size: S.
+        resize: length of the shorter side before the centre crop; "auto": image_size * 256 / 224,
+            rounded; None: no resize, for images of the right size.
+        mean: by channel, for values from 0 to 1.
+        std: by channel, for values from 0 to 1.
+        augment: False: training images are made as in evaluation (the seed's pipeline).
+        backend: "mindspore", or "pillow": the antialiased resize of a PyTorch pipeline, 2 to 5
+            times slower (`labkit.data.parity` measures the difference); not with augment, whose
+            random numbers no seed sets there.
+        repeat_size: passes over the data in one epoch of the dataset.
+        num_parallel_workers: of each operation; fitted to the cores, which one printed line says.
+        cache_session_id: evaluation: keep the finished images in MindSpore's dataset cache, under
+            the number that `dataset-cache --generate_session` gives.
+        check: False: do not open the files beforehand (0.6 s for 12 000 small ones).
+
+    Raises:
+        InputError: when arguments do not fit, or a folder or file cannot be used.
     """
     do_train, augment = flag("do_train", do_train), flag("augment", augment)
-    refuse_unknown("backend", backend, BACKENDS)
     batch_size = integer("batch_size", batch_size)
     repeat_size = integer("repeat_size", repeat_size)
     length = resize_length(image_size, resize)
     random = do_train and augment
-    if random and backend == "pillow":
-        raise InputError(
-            'backend is "pillow" with augmentation, which no seed makes repeatable there; expected '
-            'augment=False, do_train=False or backend="mindspore"'
-        )
-    if cache_session_id is not None and (do_train or backend == "pillow"):
-        raise InputError(
-            f"cache_session_id came with do_train={do_train} and backend {backend!r}; expected it "
-            "with do_train=False and backend 'mindspore' only, MindSpore caches nothing else"
-        )
+    _check_backend(backend, do_train, random, cache_session_id)
     folder = read_folder(dataset_path, check=flag("check", check), deep=backend == "mindspore")
     if random:
         operations = augmenting_operations(image_size, mean, std)
@@ -124,6 +122,20 @@ def create_dataset(
     return dataset.repeat(repeat_size)
 
 
+def _check_backend(backend: str, do_train: bool, random: bool, cache: int | None) -> None:
+    choice("backend", backend, BACKENDS)
+    if random and backend == "pillow":
+        raise InputError(
+            'backend is "pillow" with augmentation, which no seed makes repeatable there; expected '
+            'augment=False, do_train=False or backend="mindspore"'
+        )
+    if cache is not None and (do_train or backend == "pillow"):
+        raise InputError(
+            f"cache_session_id: expected do_train=False and backend='mindspore', MindSpore caches "
+            f"nothing else; got do_train={do_train} and backend={backend!r}"
+        )
+
+
 def create_datasets(
     folder: str | os.PathLike,
     batch_size: int = 32,
@@ -136,20 +148,41 @@ def create_datasets(
     backend: str = "mindspore",
     cache_session_id: int | None = None,
     repeat_size: int = 1,
-    **options,
+    image_size: int = 224,
+    resize: int | str | None = "auto",
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    num_parallel_workers: int = 1,
+    check: bool = True,
 ) -> tuple[ds.Dataset, ds.Dataset, tuple[str, ...]]:
     """Return the training set, the validation set and the class names of a folder of both.
 
-    train, val  names of their folders. ``augment`` and ``repeat_size`` are for training,
-                ``cache_session_id`` is for validation, ``backend`` too where training is
-                augmented; everything else, as in ``create_dataset``, is for both.
+    ``augment`` and ``repeat_size`` are for training, ``cache_session_id`` is for validation,
+    ``backend`` too where training is augmented; all else is for both, as in ``create_dataset``.
 
-    Raises ``InputError`` where their classes are not the same, and as ``create_dataset`` does.
+    Args:
+        folder: folder of the two.
+        batch_size: as in ``create_dataset``, as all that follows except:
+        train: name of the folder of training images.
+        val: name of the folder of validation images.
+
+    Raises:
+        InputError: when their classes are not the same, and as in ``create_dataset``.
     """
     if not isinstance(folder, str | os.PathLike):
-        raise InputError(f"folder is {folder!r}; expected the path of a folder")
+        raise wrong("folder", folder, "the path of a folder")
     names = check_same_classes(Path(folder) / train, Path(folder) / val)
-    shared = dict(batch_size=batch_size, rank_size=rank_size, rank_id=rank_id, **options)
+    shared = dict(
+        batch_size=batch_size,
+        rank_size=rank_size,
+        rank_id=rank_id,
+        image_size=image_size,
+        resize=resize,
+        mean=mean,
+        std=std,
+        num_parallel_workers=num_parallel_workers,
+        check=check,
+    )
     train_set = create_dataset(
         Path(folder) / train,
         do_train=True,
@@ -180,11 +213,8 @@ def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tupl
     """
     names, others = class_names(train), class_names(val)
     if names != others:
-        only = [
-            f"only in {path}: {', '.join(sorted(extra))}"
-            for path, extra in ((train, set(names) - set(others)), (val, set(others) - set(names)))
-            if extra
-        ]
+        extras = ((train, set(names) - set(others)), (val, set(others) - set(names)))
+        only = [f"only in {path}: {', '.join(sorted(extra))}" for path, extra in extras if extra]
         raise InputError(
             f"{train} has {len(names)} classes and {val} has {len(others)}; expected the same. "
             f"{'; '.join(only)}"
@@ -192,7 +222,9 @@ def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tupl
     return names
 
 
-def augmenting_operations(image_size: int, mean=MEAN, std=STD) -> list:
+def augmenting_operations(
+    image_size: int, mean: Sequence[float] = MEAN, std: Sequence[float] = STD
+) -> list:
     """Return the random operations of training: file bytes -> (3, S, S) float32."""
     flip = vision.RandomHorizontalFlip(0.5)
     crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
@@ -200,14 +232,17 @@ def augmenting_operations(image_size: int, mean=MEAN, std=STD) -> list:
 
 
 def plain_operations(
-    image_size: int, resize: int | None, mean=MEAN, std=STD, backend: str = "mindspore"
+    image_size: int,
+    resize: int | None,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    backend: str = "mindspore",
 ) -> list:
     """Return the operations without randomness: file bytes -> (3, S, S) float32.
 
-    resize  length of the shorter side before the centre crop, or None for no resize
+    ``resize`` is the length of the shorter side before the centre crop, or None for no resize.
     """
-    refuse_unknown("backend", backend, BACKENDS)
-    pillow = backend == "pillow"
+    pillow = choice("backend", backend, BACKENDS) == "pillow"
     operations = [vision.Decode(to_pil=pillow)]
     if resize is not None:
         operations.append(vision.Resize(resize, vision.Inter.LINEAR))
@@ -219,19 +254,17 @@ def plain_operations(
 
 
 def _normalise(mean: Sequence[float], std: Sequence[float]) -> vision.Normalize:
-    scaled = [[255 * v for v in _three(n, one)] for n, one in (("mean", mean), ("std", std))]
-    return vision.Normalize(mean=scaled[0], std=scaled[1])
+    mean, std = _three("mean", mean), _three("std", std)
+    return vision.Normalize(mean=[255 * value for value in mean], std=[255 * v for v in std])
 
 
 def _three(name: str, values: Sequence[float]) -> list[float]:
+    lowest = 0.0 if name == "mean" else 1e-6
     try:
-        found = [float(value) for value in values]
-    except (TypeError, ValueError):
-        found = []
-    low = 0.0 if name == "mean" else 1e-6
-    if len(found) != 3 or not all(low <= value <= 1 for value in found):
-        raise InputError(f"{name} is {values!r}; expected three numbers from {low:g} to 1")
-    return found
+        red, green, blue = values
+        return [number(name, value, at_least=lowest, at_most=1) for value in (red, green, blue)]
+    except (TypeError, ValueError) as error:
+        raise wrong(name, values, f"three numbers from {lowest:g} to 1") from error
 
 
 def resize_length(image_size: int, resize: int | str | None) -> int | None:
@@ -240,11 +273,9 @@ def resize_length(image_size: int, resize: int | str | None) -> int | None:
     if resize is None:
         return None
     if isinstance(resize, str):
-        refuse_unknown("resize", resize, ("auto",))
+        choice("resize", resize, ("auto",))
         return round(image_size * 256 / 224)
-    if integer("resize", resize) < image_size:
-        raise InputError(f"resize {resize} is less than image_size {image_size}")
-    return int(resize)
+    return integer("resize", resize, at_least=image_size)
 
 
 def _refuse_small(folder: ImageFolder, image_size: int, length: int | None) -> None:

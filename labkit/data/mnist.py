@@ -20,9 +20,10 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import fit_workers, integer
+from labkit.base.arguments import choice, fit_workers, flag, integer
 from labkit.data import idx
-from labkit.errors import InputError, refuse_unknown
+from labkit.data.imagefiles import existing_folder
+from labkit.errors import InputError
 
 MEAN = 0.1307
 STD = 0.3081
@@ -61,23 +62,26 @@ def create_dataset(
 ) -> ds.Dataset:
     """Return the pipeline over one set: (batch, 1, 32, 32) float32, (batch,) int32.
 
-    data_path             folder that holds the two files of a set (`.../train`), or, with
-                          ``usage``, one that holds `train` and `test`.
-    repeat_size           passes over the data in one epoch of the dataset.
-    num_parallel_workers  per operation; more than there are cores is fitted to the cores, and
-                          said in one printed line, because MindSpore refuses it.
-    usage                 "train" or "test"; None: whichever set ``data_path`` holds.
-    drop_remainder        whether an incomplete last batch is dropped; None: as ``shuffle`` says.
-    images                use the first so many images; None: all.
-    rescale               "correct", or "seed" for the tutorial's order of the two Rescales.
+    MNIST's 60 000 training images make 1875 batches of 32.
 
-    MNIST's 60 000 training images make 1875 batches of 32. Raises ``InputError`` for files that
-    are missing or broken, and for arguments that do not fit them.
+    Args:
+        data_path: folder that holds the two files of a set (`.../train`), or, with ``usage``, one
+            that holds `train` and `test`.
+        batch_size: images in a batch.
+        repeat_size: passes over the data in one epoch of the dataset.
+        num_parallel_workers: of each operation; fitted to the cores, which one printed line says.
+        usage: "train" or "test"; None: whichever set ``data_path`` holds.
+        shuffle: whether the images come in a new order each epoch.
+        drop_remainder: whether an incomplete last batch is dropped; None: as ``shuffle`` says.
+        images: use the first so many images; None: all.
+        rescale: "correct", or "seed" for the tutorial's order of the two Rescales.
+
+    Raises:
+        InputError: when files are missing or broken, or an argument does not fit them.
     """
-    refuse_unknown("rescale", rescale, RESCALES)
-    for name, value in {"shuffle": shuffle, "drop_remainder": drop_remainder}.items():
-        if not isinstance(value, bool) and not (value is None and name == "drop_remainder"):
-            raise InputError(f"{name} is {value!r}; expected True or False")
+    choice("rescale", rescale, RESCALES)
+    shuffle = flag("shuffle", shuffle)
+    drop = shuffle if drop_remainder is None else flag("drop_remainder", drop_remainder)
     batch_size = integer("batch_size", batch_size)
     repeat_size = integer("repeat_size", repeat_size)
     files = _find_files(data_path, usage)
@@ -96,7 +100,6 @@ def create_dataset(
     dataset = dataset.map(_image_operations(rescale), "image", num_parallel_workers=workers)
     if shuffle:
         dataset = dataset.shuffle(SHUFFLE_BUFFER)
-    drop = shuffle if drop_remainder is None else drop_remainder
     dataset = dataset.batch(batch_size, drop_remainder=drop, num_parallel_workers=workers)
     return dataset.repeat(repeat_size)
 
@@ -112,11 +115,18 @@ def create_eval_dataset(
 ) -> ds.Dataset:
     """Return the pipeline for evaluation: in file order, every image once, none dropped.
 
-    batch_size  default 1000, or all images if there are fewer. An incomplete last batch has a
-                shape of its own, for which a compiled network compiles again (0.2 to 0.45 s):
-                1000 divides MNIST's 10 000 test images.
+    Args:
+        data_path: as in ``create_dataset``.
+        batch_size: default 1000, or all images if there are fewer. An incomplete last batch has a
+            shape of its own, for which a compiled network compiles again (0.2 to 0.45 s): 1000
+            divides MNIST's 10 000 test images.
+        num_parallel_workers: as in ``create_dataset``.
+        usage: as in ``create_dataset``.
+        images: as in ``create_dataset``.
+        rescale: as in ``create_dataset``.
 
-    Otherwise as ``create_dataset``, and raises ``InputError`` like it.
+    Raises:
+        InputError: as in ``create_dataset``.
     """
     if batch_size is None:
         count = _image_count(_find_files(data_path, usage), images)
@@ -141,8 +151,8 @@ def load_arrays(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images, float32 (count, 1, 32, 32), and labels, int32 (count,), in file order.
 
-    They come out of the pipeline itself. The 60 000 training images take 246 MB and 2 s.
-    Raises ``InputError`` like ``create_dataset``.
+    They are made by the pipeline itself; the 60 000 training images take 246 MB and 2 s. The
+    arguments and errors are those of ``create_dataset``.
     """
     dataset = create_eval_dataset(data_path, usage=usage, images=images, rescale=rescale)
     batches = list(dataset.create_tuple_iterator(num_epochs=1, output_numpy=True, do_copy=True))
@@ -177,22 +187,17 @@ def _sampler(count: int, shuffle: bool) -> ds.Sampler:
 
 def _find_files(data_path: str | os.PathLike, usage: str | None) -> _Files:
     """Find and check the two files of one set; about 0.2 ms for MNIST."""
-    if not isinstance(data_path, str | os.PathLike):
-        raise InputError(f"data_path is {data_path!r}; expected the path of a folder")
     if usage is not None:
-        refuse_unknown("usage", usage, USAGES)
-    folder = Path(data_path)
-    if not folder.is_dir():
-        came = "is a file" if folder.exists() else "is not there"
-        raise InputError(f"data folder {folder} {came}; expected a folder with MNIST's IDX files")
-    found = [name for name in USAGES if _images_path(folder, name).exists()]
+        choice("usage", usage, USAGES)
+    folder = existing_folder("data_path", data_path, "MNIST's IDX files")
+    present = [name for name in USAGES if _images_path(folder, name).exists()]
     if usage is None:
-        if len(found) != 1:
-            raise InputError(_ambiguous(folder, found))
-        usage = found[0]
-    elif usage not in found and _images_path(folder / usage, usage).exists():
+        if len(present) != 1:
+            raise InputError(_ambiguous(folder, present))
+        usage = present[0]
+    elif usage not in present and _images_path(folder / usage, usage).exists():
         folder = folder / usage
-    elif usage not in found:
+    elif usage not in present:
         raise InputError(_missing(folder, usage))
     images, labels = _images_path(folder, usage), _labels_path(folder, usage)
     _refuse_lookalikes(folder, usage, {images.name, labels.name})
@@ -219,8 +224,8 @@ def _labels_path(folder: Path, usage: str) -> Path:
     return folder / f"{_FILE_PREFIX[usage]}-labels-idx1-ubyte"
 
 
-def _ambiguous(folder: Path, found: list[str]) -> str:
-    if found or any(_images_path(folder / name, name).exists() for name in USAGES):
+def _ambiguous(folder: Path, present: list[str]) -> str:
+    if present or any(_images_path(folder / name, name).exists() for name in USAGES):
         return f'{folder} does not say which set is meant; give usage="train" or usage="test"'
     return _missing(folder, *USAGES)
 
@@ -228,17 +233,12 @@ def _ambiguous(folder: Path, found: list[str]) -> str:
 def _missing(folder: Path, *usages: str) -> str:
     names = " or ".join(_images_path(folder, usage).name for usage in usages)
     held = sorted(path.name for path in folder.iterdir())
-    came = f"holds {', '.join(held[:6])}{' ...' if len(held) > 6 else ''}" if held else "is empty"
+    content = f"holds {', '.join(held[:6])}{' ...' * (len(held) > 6)}" if held else "is empty"
     return (
-        f"data folder {folder} {came}; expected {names} and its labels, unpacked "
+        f"data folder {folder} {content}; expected {names} and its labels, unpacked "
         "(data_scripts/mnist.py prepares them)"
     )
 
 
 def _image_count(files: _Files, images: int | None) -> int:
-    if images is None:
-        return files.count
-    images = integer("images", images)
-    if images > files.count:
-        raise InputError(f"images is {images}; the {files.usage} set holds {files.count}")
-    return images
+    return files.count if images is None else integer("images", images, 1, files.count)

@@ -15,13 +15,13 @@ Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length
 from labkit.errors import InputError
 
@@ -30,9 +30,14 @@ GREY, NORMALISED, PIXELS = "grey levels", "normalised", "pixels"
 
 @dataclass(frozen=True)
 class Difference:
-    """One stage's largest and mean absolute difference over all images, and what bounds it.
+    """One stage's absolute difference over all images.
 
-    limit  an upper bound of ``largest`` for any image; None where the image decides
+    Attributes:
+        stage: name of the row.
+        largest: the largest difference.
+        mean: their mean.
+        unit: of both.
+        limit: an upper bound of ``largest`` for any image; None where the image decides.
     """
 
     stage: str
@@ -85,7 +90,7 @@ def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
     """Return the (size, size) centre of (H, W, 3), framed in black where it is smaller."""
     missing = [max(size - side, 0) for side in pixels.shape[:2]]
     if any(missing):
-        frame = [(one // 2, (one + 1) // 2) for one in missing]
+        frame = [(rest // 2, (rest + 1) // 2) for rest in missing]
         pixels = np.pad(pixels, [*frame, (0, 0)])
     top, left = (int(round((side - size) / 2.0)) for side in pixels.shape[:2])
     return pixels[top : top + size, left : left + size]
@@ -94,7 +99,7 @@ def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
 def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
     """Return ToTensor and Normalize of (H, W, 3) uint8: (3, H, W) float32, (x / 255 - m) / s."""
     scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
-    mean, std = (np.asarray(one, dtype=np.float32)[:, None, None] for one in (mean, std))
+    mean, std = (np.asarray(value, np.float32)[:, None, None] for value in (mean, std))
     return (scaled - mean) / std
 
 
@@ -129,27 +134,26 @@ def preprocessing_differences(
 ) -> list[Difference]:
     """Compare MindSpore's evaluation preprocessing with Pillow's on the files at ``paths``.
 
-    Returns the rows decode, resize and its three parts, crop and its offset, normalise, whole, and
-    whole with backend "pillow". Raises ``InputError`` for no paths and for files without image.
+    Returns:
+        The rows decode, resize and its three parts, crop and its offset, normalise, whole, and
+        whole with backend "pillow".
+
+    Raises:
+        InputError: when there are no paths, or a file holds no image.
     """
     paths = list(paths)
     if not paths:
-        raise InputError("no paths came; expected the paths of image files")
+        raise wrong("paths", paths, "the paths of image files")
     image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
-    found: dict[str, list[np.ndarray]] = {}
+    by_stage: dict[str, list[np.ndarray]] = {}
     for path in paths:
         for stage, difference in _one_image(path, image_size, length, mean, std).items():
-            found.setdefault(stage, []).append(np.abs(difference).ravel())
-    largest = {stage: float(max(one.max() for one in all_)) for stage, all_ in found.items()}
+            by_stage.setdefault(stage, []).append(np.abs(difference).ravel())
+    differences = {stage: np.concatenate(images) for stage, images in by_stage.items()}
+    largest = {stage: float(values.max()) for stage, values in differences.items()}
     limits = _limits(largest, std)
     return [
-        Difference(
-            stage,
-            largest[stage],
-            float(np.concatenate(found[stage]).mean()),
-            unit,
-            limits.get(stage),
-        )
+        Difference(stage, largest[stage], float(differences[stage].mean()), unit, limits.get(stage))
         for stage, unit in _STAGES.items()
     ]
 
@@ -187,7 +191,13 @@ def _limits(largest: dict[str, float], std: Sequence[float]) -> dict[str, float]
 NORMALISE_LIMIT = 2e-6
 
 
-def _one_image(path, image_size, length, mean, std) -> dict[str, np.ndarray]:
+def _one_image(
+    path: str | os.PathLike,
+    image_size: int,
+    length: int | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> dict[str, np.ndarray]:
     """Return every stage's difference for one image, MindSpore's minus Pillow's."""
     try:
         content = np.fromfile(path, dtype=np.uint8)
@@ -196,9 +206,9 @@ def _one_image(path, image_size, length, mean, std) -> dict[str, np.ndarray]:
         raise InputError(f"{path} cannot be read as an image ({error})") from error
     plain = plain_operations(image_size, length, mean, std)
     decode, *resizes, crop, scale, transpose = plain
-    resized, came = pillow_resize(decoded, length), decoded
-    for one in resizes:
-        came = one(decoded)
+    resized, shrunk = pillow_resize(decoded, length), decoded
+    for resize in resizes:
+        shrunk = resize(decoded)
     shape = resized.shape[:2]
     sharp = exact_bilinear(decoded, shape, antialias=False)
     smooth = exact_bilinear(decoded, shape, antialias=True)
@@ -207,8 +217,8 @@ def _one_image(path, image_size, length, mean, std) -> dict[str, np.ndarray]:
     pillow = plain_operations(image_size, length, mean, std, "pillow")
     return {
         "decode": _minus(decode(content), decoded),
-        "resize": _minus(came, resized),
-        "resize: MindSpore's rounding": came - sharp,
+        "resize": _minus(shrunk, resized),
+        "resize: MindSpore's rounding": shrunk - sharp,
         "resize: antialiasing alone": sharp - smooth,
         "resize: Pillow's rounding": smooth - resized,
         "crop": _minus(crop(resized), cropped),
@@ -219,7 +229,7 @@ def _one_image(path, image_size, length, mean, std) -> dict[str, np.ndarray]:
     }
 
 
-def _offset(crop, shape: tuple[int, int], image_size: int) -> np.ndarray:
+def _offset(crop: Callable, shape: tuple[int, int], image_size: int) -> np.ndarray:
     """Return where MindSpore's crop begins minus where torchvision's does: rows, columns."""
     index = np.zeros((*shape, 3), dtype=np.float32)
     index[..., 0], index[..., 1] = np.indices(shape)
@@ -232,5 +242,5 @@ def _run(operations: list, content: np.ndarray) -> np.ndarray:
     return np.asarray(content)
 
 
-def _minus(came: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    return came.astype(np.int32) - expected
+def _minus(pixels: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    return pixels.astype(np.int32) - expected

@@ -12,18 +12,34 @@ _COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}
 _NAMES = (*_MNIST, "color-digits")
 
 
-def prepare(name: str, **options: int) -> Path:
+def prepare(
+    name: str,
+    *,
+    size: int | None = None,
+    train: int | None = None,
+    val: int | None = None,
+    seed: int | None = None,
+) -> Path:
     """Return the folder of data set ``name`` in the checkout, with train/ and test/ or val/ in it.
-
-    options  of "color-digits": size (32, in pixels), train (6000) and val (1000) images, seed (1);
-             every choice has a folder of its own
 
     The script under ``data_scripts`` verifies what is there and makes what is not; it is that of
     the checkout that this labkit is imported from; for an installed copy, of the user's own around
-    the working folder. Raises ``InputError`` for an unknown name or option, without any such
-    checkout, and with the script's own words.
+    the working folder. Every choice of "color-digits" has a folder of its own.
+
+    Args:
+        name: "mnist", "fashion-mnist" or "color-digits".
+        size: of "color-digits": side of an image in pixels (default 32).
+        train: of "color-digits": number of training images (default 6000).
+        val: of "color-digits": number of validation images (default 1000).
+        seed: of "color-digits" (default 1).
+
+    Raises:
+        InputError: when the name is unknown, an option is not one of the data set, there is no
+            such checkout, and in the script's own words.
     """
     refuse_unknown("data set", name, _NAMES)
+    options = {"size": size, "train": train, "val": val, "seed": seed}
+    options = {option: value for option, value in options.items() if value is not None}
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)

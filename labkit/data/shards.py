@@ -1,7 +1,6 @@
 """Which images of a folder one rank sees, in which order: exact shards for MindSpore's readers."""
 
 import mindspore.dataset as ds
-import numpy as np
 
 from labkit.base.arguments import integer
 from labkit.data.imagefiles import ImageFolder
@@ -13,19 +12,17 @@ def choose_images(
 ) -> ds.Sampler:
     """Return the sampler of rank ``rank_id`` of ``rank_size`` over the N images of ``folder``.
 
-    Training    floor(N / rank_size) images of one shuffle that all ranks share, new each epoch:
-                disjoint, and of one size so that all ranks make as many steps. Up to
-                rank_size - 1 images are left out, other ones each epoch.
-    Evaluation  consecutive parts in file order: every image on exactly one rank.
+    In training floor(N / rank_size) images of one shuffle that all ranks share, new each epoch:
+    disjoint, and of one size so that all ranks make as many steps; up to rank_size - 1 images are
+    left out, other ones each epoch. In evaluation consecutive parts in file order: every image on
+    exactly one rank. MindSpore's num_shards fills shards up with images of other ones, in
+    evaluation too: of 23 images on 4 ranks it shows one twice.
 
-    MindSpore's num_shards fills shards up with images of other ones, in evaluation too: of 23
-    images on 4 ranks it shows one twice. Raises ``InputError`` where a rank would have no batch.
+    Raises:
+        InputError: when ``rank_id`` is no rank, or a rank would have no batch.
     """
     rank_size = integer("rank_size", rank_size)
-    if isinstance(rank_id, bool) or not isinstance(rank_id, int | np.integer):
-        raise InputError(f"rank_id is {rank_id!r}; expected a whole number")
-    if not 0 <= rank_id < rank_size:
-        raise InputError(f"rank_id is {rank_id}; expected 0 to {rank_size - 1}, below rank_size")
+    rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
     count, of = folder.images, f" of {rank_size} ranks" if rank_size > 1 else ""
     share = count // rank_size
     if do_train and batch_size > share:
@@ -38,6 +35,6 @@ def choose_images(
         return ds.RandomSampler()
     if do_train:
         # Without num_samples shards are filled up with images of other ones.
-        return ds.DistributedSampler(rank_size, int(rank_id), shuffle=True, num_samples=share)
+        return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
     first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
-    return ds.SequentialSampler(int(first), int(last - first))
+    return ds.SequentialSampler(first, last - first)

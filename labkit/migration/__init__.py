@@ -2,10 +2,13 @@
 
     match, load, state_dict, read_torch, write_torch, convert_file, convert_back    weights
     trace, compare_step, first_difference, stage_table                             one step
+    rule (synthetic weights and images), recorded (steps of PyTorch that are shipped)
 
 Importing it imports MindSpore: call ``labkit.start`` first.
 """
 
+from labkit.migration import fixtures as recorded  # noqa: F401
+from labkit.migration import synthetic as rule  # noqa: F401
 from labkit.migration.compare import STEP_TOLERANCE as STEP_TOLERANCE
 from labkit.migration.compare import Row as Row
 from labkit.migration.compare import compare_step as compare_step

@@ -1,12 +1,12 @@
 """Hold one step against another, stage by stage, tensor by tensor."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.errors import InputError, refuse_unknown
-from labkit.migration.recorded import Digest
+from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
 
 # Largest difference of a tensor over the largest value of the reference's. Weights are carried over
@@ -30,9 +30,14 @@ _NOISE = 1e-6
 class Row:
     """One tensor of one stage.
 
-    difference  largest absolute difference over the largest value of the reference; infinite
-                where shapes differ, a value is not finite, or one side lacks the tensor
-    note        what else there is to say, or an empty text
+    Attributes:
+        stage: one of ``STAGES``.
+        name: of the tensor.
+        difference: largest absolute difference over the largest value of the reference; infinite
+            where shapes differ, a value is not finite, or one side lacks the tensor.
+        tolerance: of the stage.
+        passed: whether the difference is within it.
+        note: what else there is to say, or an empty text.
     """
 
     stage: str
@@ -48,17 +53,21 @@ def compare_step(
 ) -> list[Row]:
     """Return a ``Row`` for each tensor of each stage, in the order in which a fault spreads.
 
-    came       of ``trace``
-    reference  of ``torch_trace``, ``recorded.load`` or ``trace``
-    tolerance  stage -> tolerance, for those that differ from ``STEP_TOLERANCE``
-
     An update is known no better than the spacing of float32 numbers of its weight's size, which is
     taken off its difference (in the recorded steps at most 0.7 % of a tensor's largest update for
     ResNet-18, 3 % for ResNet-50, both in a BatchNorm's bias of 3).
 
     In the stage ``forward`` only cells that both sides have are compared; ``not_compared`` names
-    the others. In every other stage a tensor that one side lacks is a failed row. Raises
-    ``InputError`` for a recorded step in the place of ``came``, and where there is nothing at all.
+    the others. In every other stage a tensor that one side lacks is a failed row.
+
+    Args:
+        came: the step to judge, of ``trace``.
+        reference: of ``torch_trace``, ``recorded.load`` or ``trace``.
+        tolerance: stage -> tolerance, for those that differ from ``STEP_TOLERANCE``.
+
+    Raises:
+        InputError: when ``came`` is a recorded step, a stage is unknown, or there is nothing to
+            compare.
     """
     if any(isinstance(v, Digest) for values in came.stages.values() for v in values.values()):
         raise InputError(
@@ -92,19 +101,19 @@ def stage_table(rows: Sequence[Row]) -> str:
         f"{'stage':14}{'tensors':>8}{'failed':>8}  {'largest difference':>18}  {'tolerance':>9}  at"
     ]
     for stage in dict.fromkeys(row.stage for row in rows):
-        own = [row for row in rows if row.stage == stage]
-        failed = [row for row in own if not row.passed]
+        of_stage = [row for row in rows if row.stage == stage]
+        failed = [row for row in of_stage if not row.passed]
         # Of a failed stage the first fault is what one wants to see, of a sound one the worst.
-        shown = failed[0] if failed else max(own, key=lambda row: row.difference)
+        shown = failed[0] if failed else max(of_stage, key=lambda row: row.difference)
         note = f" ({shown.note})" if shown.note else ""
         lines.append(
-            f"{stage:14}{len(own):>8}{len(failed):>8}  {shown.difference:>18.1e}  "
+            f"{stage:14}{len(of_stage):>8}{len(failed):>8}  {shown.difference:>18.1e}  "
             f"{shown.tolerance:>9.0e}  {shown.name}{note}"
         )
     return "\n".join(lines)
 
 
-def _stage(stage, came, reference, tolerance):
+def _stage(stage: str, came: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
     ours, theirs = came.stages.get(stage, {}), reference.stages.get(stage, {})
     floor = _NOISE * max((_largest(value) for value in theirs.values()), default=0.0)
     names = [name for name in theirs if name in ours] if stage == "forward" else list(theirs)
@@ -124,28 +133,28 @@ def _stage(stage, came, reference, tolerance):
         yield Row(stage, next(iter(theirs)), np.inf, tolerance, False, note)
 
 
-def _difference(came, expected, floor, slack):
-    came = np.asarray(came)
+def _difference(value: object, expected: object, floor: float, slack: float) -> tuple[float, str]:
+    value = np.asarray(value)
     shape = expected.shape if isinstance(expected, Digest) else np.shape(expected)
-    if came.shape != shape:
-        hint = ": transposed?" if came.shape == shape[::-1] else ""
-        return np.inf, f"shape {came.shape}, expected {shape}{hint}"
-    if not np.isfinite(came).all():
+    if value.shape != shape:
+        hint = ": transposed?" if value.shape == shape[::-1] else ""
+        return np.inf, f"shape {value.shape}, expected {shape}{hint}"
+    if not np.isfinite(value).all():
         return np.inf, "not finite"
     scale = max(_largest(expected), floor) or 1.0
     if isinstance(expected, Digest):
-        off = expected.distance(came)
+        off = expected.distance(value)
     else:
-        off = np.abs(came.astype(np.float64) - np.asarray(expected, np.float64)).max(initial=0.0)
+        off = np.abs(value.astype(np.float64) - np.asarray(expected, np.float64)).max(initial=0.0)
     return max(float(off) - slack, 0.0) / scale, ""
 
 
-def _spacing(weight):
+def _spacing(weight: object) -> float:
     """Return the distance of two float32 numbers of a weight's size; see ``compare_step``."""
     return 0.0 if weight is None else float(np.spacing(np.float32(_largest(weight))))
 
 
-def _largest(value):
+def _largest(value: object) -> float:
     if isinstance(value, Digest):
         return value.largest
     return float(np.abs(np.asarray(value, np.float64)).max(initial=0.0))

@@ -9,11 +9,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
+
+if TYPE_CHECKING:
+    import torch
 
 # What trainers call the tensors in a file that also holds other things.
 _ENTRIES = ("state_dict", "model_state_dict", "model")
@@ -34,13 +39,17 @@ State = dict[str, np.ndarray]
 def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str = "") -> State:
     """Return the tensors of a PyTorch file as arrays, by name.
 
-    path    ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch 2.6 or later)
-    entry   which entry of the file holds them, if it holds more; default: the file itself, or the
-            one of ``state_dict``, ``model_state_dict``, ``model`` that is there
-    prefix  to take off every name, as ``module.`` of ``DataParallel``
+    bfloat16 becomes float32, which holds it exactly.
 
-    bfloat16 becomes float32, which holds it exactly. Raises ``InputError`` for a file that is not
-    there, is damaged, or would have to execute code, and for a PyTorch older than 2.6.
+    Args:
+        path: ``.safetensors``, or ``.pth``, ``.pt``, ``.bin`` (needs PyTorch 2.6 or later).
+        entry: which entry of the file holds them, if it holds more; default: the file itself, or
+            the one of ``state_dict``, ``model_state_dict``, ``model`` that is there.
+        prefix: to take off every name, as ``module.`` of ``DataParallel``.
+
+    Raises:
+        InputError: when the file is not there, is damaged, or would have to execute code, and when
+            PyTorch is older than 2.6.
     """
     path = Path(path)
     if path.suffix not in _TORCH + _SAFETENSORS:
@@ -51,16 +60,21 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     if path.suffix in _SAFETENSORS and entry is not None:
         raise InputError(f"{path} has no entries, only tensors; entry={entry!r} was given")
     state = _read_safetensors(path) if path.suffix in _SAFETENSORS else _read_pickle(path, entry)
-    wrong = [name for name in state if not name.startswith(prefix)]
-    if wrong:
-        raise InputError(f"{path}: {wrong[0]} does not begin with the prefix {prefix!r}")
+    others = [name for name in state if not name.startswith(prefix)]
+    if others:
+        raise InputError(f"{path}: {others[0]} does not begin with the prefix {prefix!r}")
     return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     """Write arrays as PyTorch's file ``path``, whole or not at all; return the path.
 
-    path  ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is made if it is not there
+    Args:
+        path: ``.pth`` (needs PyTorch) or ``.safetensors``; its folder is made if it is not there.
+        state: name -> array.
+
+    Raises:
+        InputError: when the name ends otherwise, or the file cannot be written.
     """
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
@@ -72,18 +86,18 @@ def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     return path
 
 
-def _write_pickle(arrays, temporary, path):
+def _write_pickle(arrays: State, temporary: Path, path: Path) -> None:
     torch = _torch(path)
     torch.save({name: torch.from_numpy(value) for name, value in arrays.items()}, temporary)
 
 
-def _write_safetensors(arrays, temporary, path):
+def _write_safetensors(arrays: State, temporary: Path, path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file(arrays, temporary)
 
 
-def _read_safetensors(path):
+def _read_safetensors(path: Path) -> State:
     from safetensors import SafetensorError, deserialize
 
     try:
@@ -93,7 +107,7 @@ def _read_safetensors(path):
     return {name: _plain(name, entry) for name, entry in entries}
 
 
-def _plain(name, entry):
+def _plain(name: str, entry: Mapping) -> np.ndarray:
     """Return one tensor of a .safetensors file as an array."""
     kind = entry["dtype"]
     if kind == "BF16":
@@ -105,7 +119,7 @@ def _plain(name, entry):
     return np.frombuffer(entry["data"], _KINDS[kind]).reshape(entry["shape"])
 
 
-def _read_pickle(path, entry):
+def _read_pickle(path: Path, entry: str | None) -> State:
     import pickle
 
     torch = _torch(path)
@@ -119,8 +133,8 @@ def _read_pickle(path, entry):
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        what = found[1] if found else "something"
+        name = re.search(r"GLOBAL (\S+)", str(error))
+        what = name[1] if name else "something"
         raise InputError(
             f"{path} holds {what} besides tensors, or is damaged, and was not read: unpickling it "
             "could execute code. Save its state_dict() alone"
@@ -133,7 +147,7 @@ def _read_pickle(path, entry):
     return {str(name): _array(name, tensor) for name, tensor in tensors.items()}
 
 
-def _tensors(path, content, entry):
+def _tensors(path: Path, content: object, entry: str | None) -> Mapping:
     """Return the dict of tensors in what a file held."""
     if not isinstance(content, Mapping):
         raise InputError(f"{path} holds a {type(content).__name__}; expected tensors by name")
@@ -156,7 +170,7 @@ def _tensors(path, content, entry):
     return tensors
 
 
-def _array(name, tensor):
+def _array(name: str, tensor: "torch.Tensor") -> np.ndarray:
     try:
         tensor = tensor.detach().cpu()
         if str(tensor.dtype) == "torch.bfloat16":
@@ -166,7 +180,7 @@ def _array(name, tensor):
         raise InputError(f"{name} is a {tensor.dtype} tensor, not plain numbers") from error
 
 
-def _torch(path):
+def _torch(path: Path) -> ModuleType:
     try:
         import torch
     except ImportError as error:

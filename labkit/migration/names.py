@@ -21,7 +21,7 @@ tests/migration/test_layers.py holds each of them against PyTorch. nn.Conv2dTran
 (its momentum is a number): MindSpore has no such parameter, so it is carried along beside them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,19 +54,21 @@ class Pair:
     torch_shape: tuple[int, ...]
 
 
-def pairs(network, renames: Mapping[str, str] | None = None) -> list[Pair]:
+def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pair]:
     """Return a ``Pair`` for each place of a parameter in ``network``, in its own order.
 
     A parameter that two cells share (tied weights) has two pairs, as it has two names in PyTorch.
 
-    renames  parts of MindSpore paths -> parts of PyTorch paths, whole words between dots:
-             ``{"end_point": "fc", "e2.0": "conv2"}``
+    Args:
+        network: whose parameters.
+        renames: parts of MindSpore paths -> parts of PyTorch paths, whole words between dots:
+            ``{"end_point": "fc", "e2.0": "conv2"}``.
 
-    Raises ``InputError`` for a rename that changes no path, and where two parameters come out under
-    one PyTorch name.
+    Raises:
+        InputError: when a rename changes no path, or two parameters get one PyTorch name.
     """
     renames = dict(renames or {})
-    unused, found = set(renames), []
+    unused, paired = set(renames), []
     parameters = {}
     for path, cell in _places(network):
         _refuse_other_function(path, cell)
@@ -77,7 +79,7 @@ def pairs(network, renames: Mapping[str, str] | None = None) -> list[Pair]:
             name, used = renamed(".".join((*path, attribute)), renames)
             unused -= used
             shape = tuple(parameter.shape)
-            found.append(Pair(parameter.name, name, shape, _torch_shape(cell, shape)))
+            paired.append(Pair(parameter.name, name, shape, _torch_shape(cell, shape)))
             if parameters.setdefault(parameter.name, parameter) is not parameter:
                 raise InputError(
                     f"two parameters of the network are called {parameter.name}; give each its own "
@@ -85,21 +87,23 @@ def pairs(network, renames: Mapping[str, str] | None = None) -> list[Pair]:
                 )
     if unused:
         raise InputError(f"renames that change no name of the network: {', '.join(sorted(unused))}")
-    _refuse_twice(found)
-    return found
+    _refuse_twice(paired)
+    return paired
 
 
-def _places(cell, path=(), above=()):
+def _places(
+    cell: nn.Cell, path: tuple[str, ...] = (), above: tuple[nn.Cell, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], nn.Cell]]:
     """Yield (path, cell) for each place in a network; a cell used in two places has two."""
     yield path, cell
     for name, child in cell._cells.items():
         # A cell that holds one above it (as `self.parent`) would go round for ever.
-        if child is not None and all(child is not one for one in (*above, cell)):
-            own = path if isinstance(cell, nn.BatchNorm3d) else (*path, name)
-            yield from _places(child, own, (*above, cell))
+        if child is not None and all(child is not parent for parent in (*above, cell)):
+            below = path if isinstance(cell, nn.BatchNorm3d) else (*path, name)
+            yield from _places(child, below, (*above, cell))
 
 
-def _refuse_other_function(path, cell):
+def _refuse_other_function(path: tuple[str, ...], cell: nn.Cell) -> None:
     """Refuse a cell that computes something else than PyTorch's with the same weights."""
     padding = getattr(cell, "output_padding", 0)
     if isinstance(cell, nn.Conv2dTranspose) and np.any(np.asarray(padding) != 0):
@@ -114,11 +118,12 @@ def _refuse_other_function(path, cell):
 class Match:
     """What belongs together, and what does not.
 
-    pairs       on both sides with the right shape
-    missing     names of the network that the PyTorch tensors do not have
-    unknown     names of the PyTorch tensors that the network does not have
-    misshapen   (pair, shape that came)
-    carried     ``num_batches_tracked`` of BatchNorms that are paired
+    Attributes:
+        pairs: on both sides with the right shape.
+        missing: names of the network that the PyTorch tensors do not have.
+        unknown: names of the PyTorch tensors that the network does not have.
+        misshapen: (pair, shape of the PyTorch tensor).
+        carried: ``num_batches_tracked`` of BatchNorms that are paired.
     """
 
     pairs: tuple[Pair, ...]
@@ -152,17 +157,19 @@ class Match:
         for name in self.missing:
             lines.append(f"  no PyTorch tensor for: {name}{nearest(name, self.unknown)}")
         lines += [f"  no parameter of the network for: {name}" for name in self.unknown]
-        for pair, came in self.misshapen:
-            hint = ": transposed?" if came == pair.torch_shape[::-1] else ""
-            lines.append(f"  {pair.torch}: shape {came} came, expected {pair.torch_shape}{hint}")
+        for pair, shape in self.misshapen:
+            hint = ": transposed?" if shape == pair.torch_shape[::-1] else ""
+            lines.append(f"  {pair.torch}: shape {shape}, expected {pair.torch_shape}{hint}")
         return "\n".join(lines)
 
 
-def match(network, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
+def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Hold the parameters of ``network`` against PyTorch tensors by name and shape.
 
-    state    PyTorch name -> array (anything with a shape)
-    renames  see ``pairs``
+    Args:
+        network: whose parameters.
+        state: PyTorch name -> array (anything with a shape).
+        renames: as in ``pairs``.
     """
     wanted = {pair.torch: pair for pair in pairs(network, renames)}
     shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
@@ -188,14 +195,14 @@ def match(network, state: Mapping, renames: Mapping[str, str] | None = None) -> 
     )
 
 
-def _torch_attribute(cell, attribute):
+def _torch_attribute(cell: nn.Cell, attribute: str) -> str | None:
     for kinds, names in _RULES:
         if isinstance(cell, kinds):
             return names.get(attribute, attribute)
     return attribute
 
 
-def _torch_shape(cell, shape):
+def _torch_shape(cell: nn.Cell, shape: tuple[int, ...]) -> tuple[int, ...]:
     if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
         return shape[:2] + shape[3:]
     return shape
@@ -207,7 +214,7 @@ def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
     One pass from the left, the longest rename first: what one rename wrote no other one reads, so
     that two names can be swapped. A part renamed to an empty text is left out.
     """
-    olds = sorted(((old.split("."), old) for old in renames), key=lambda one: -len(one[0]))
+    olds = sorted(((old.split("."), old) for old in renames), key=lambda old: -len(old[0]))
     words, written, used = name.split("."), [], set()
     while words:
         for parts, old in olds:
@@ -221,9 +228,9 @@ def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
     return ".".join(written), used
 
 
-def _refuse_twice(found):
-    by_name = {}
-    for pair in found:
+def _refuse_twice(paired: list[Pair]) -> None:
+    by_name: dict[str, Pair] = {}
+    for pair in paired:
         other = by_name.setdefault(pair.torch, pair)
         if other is not pair:
             raise InputError(

@@ -1,18 +1,29 @@
 """The same step in PyTorch; see ``labkit.migration.trace``. Needs PyTorch."""
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
 from labkit.migration.trace import STATISTICS, Trace, add_call
 
 
-def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
+def torch_trace(
+    module: torch.nn.Module,
+    loss_fn: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+    images: np.ndarray,
+    labels: np.ndarray,
+) -> Trace:
     """Take one training step with a PyTorch module and return what it computed.
 
-    module     images -> logits; the step changes it. Its type (float32, float64) is that of the
-               trace, and of its arrays
-    loss_fn    (logits, labels) -> mean loss
-    optimizer  over ``module.parameters()``
-    images     (B, ...); labels  (B,): arrays
+    Args:
+        module: images -> logits; the step changes it. Its type (float32, float64) is that of the
+            trace and of its arrays.
+        loss_fn: (logits, labels) -> mean loss.
+        optimizer: over ``module.parameters()``.
+        images: (B, ...).
+        labels: (B,) integers.
     """
     kind = next(module.parameters()).dtype
     batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
@@ -21,7 +32,7 @@ def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
     forward, handles = {}, []
     for name, part in module.named_modules():
         if name:
-            handles.append(part.register_forward_hook(_note(forward, name)))
+            handles.append(part.register_forward_hook(_recorder(forward, name)))
     try:
         loss = loss_fn(module(batch[0]), batch[1])
     finally:
@@ -49,15 +60,15 @@ def torch_trace(module, loss_fn, optimizer, images, labels) -> Trace:
     return Trace(f"PyTorch {torch.__version__}, {str(kind).removeprefix('torch.')}", stages)
 
 
-def _values(module):
+def _values(module: torch.nn.Module) -> dict[str, np.ndarray]:
     tensors = module.state_dict().items()
     return {name: t.numpy().copy() for name, t in tensors if t.is_floating_point()}
 
 
-def _note(found, name):
-    def hook(module, inputs, output):
+def _recorder(outputs: dict, name: str) -> Callable:
+    def hook(module: torch.nn.Module, inputs: tuple, output: object) -> None:
         if isinstance(output, torch.Tensor):
             # A copy: the next module may work in place, as torchvision's ReLUs do.
-            add_call(found, name, output.detach().numpy().copy())
+            add_call(outputs, name, output.detach().numpy().copy())
 
     return hook

@@ -11,7 +11,7 @@
 Stages are in the order in which a fault spreads: the first one that differs is where to look.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -19,9 +19,9 @@ import numpy as np
 from mindspore import nn, ops
 
 from labkit.errors import InputError
-from labkit.migration.names import pairs, renamed
+from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 
 STATISTICS = ("running_mean", "running_var")
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
@@ -33,8 +33,9 @@ _FLOATS = (ms.float16, ms.float32, ms.float64)
 class Trace:
     """One step of one framework.
 
-    origin  which framework, version and precision it was
-    stages  stage -> name -> array (or ``recorded.Digest``)
+    Attributes:
+        origin: which framework, version and precision it was.
+        stages: stage -> name -> array (or ``fixtures.Digest``).
     """
 
     origin: str
@@ -44,44 +45,50 @@ class Trace:
 class _OneStep(nn.Cell):
     """One plain training step that also returns its gradients."""
 
-    def __init__(self, network, loss_fn, optimizer):
+    def __init__(self, network: nn.Cell, loss_fn: nn.Cell, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.value_and_grad = ops.value_and_grad(self._loss, None, optimizer.parameters)
 
-    def _loss(self, images, labels):
+    def _loss(self, images: ms.Tensor, labels: ms.Tensor) -> ms.Tensor:
         return self.loss_fn(self.network(images), labels)
 
-    def construct(self, images, labels):
+    def construct(self, images: ms.Tensor, labels: ms.Tensor) -> tuple[ms.Tensor, tuple]:
         loss, gradients = self.value_and_grad(images, labels)
         return ops.depend(loss, self.optimizer(gradients)), gradients
 
 
-def trace(network, loss_fn, optimizer, images, labels, *, renames=None) -> Trace:
+def trace(
+    network: nn.Cell,
+    loss_fn: nn.Cell,
+    optimizer: nn.Optimizer,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    renames: Mapping[str, str] | None = None,
+) -> Trace:
     """Take one training step with a MindSpore network and return what it computed.
 
-    network    Cell, images -> logits; the step changes its parameters, as training does
-    loss_fn    (logits, labels) -> mean loss
-    optimizer  over ``network.trainable_params()``
-    images     float32 (B, ...); labels  int32 (B,): arrays
-    renames    see ``names.pairs``; cell paths are renamed likewise
+    The outputs of the cells are recorded in PyNative mode first; BatchNorm's statistics are put
+    back. The step is taken in the mode that is set: graph mode, or inside
+    ``labkit.runtime.pynative()`` without compiling (0.9 s instead of 3.1 for 17 convolutions; on
+    CPU equal to the bit).
 
-    The forward pass is looked at in PyNative mode first; BatchNorm's statistics are put back. The
-    step is taken in the mode that is set: graph mode, or inside ``labkit.runtime.pynative()``
-    without compiling (0.9 s instead of 3.1 for 17 convolutions; on CPU equal to the bit).
-    Raises ``InputError`` for an optimizer of other parameters than the network's.
+    Hazard: a cell that draws random numbers (Dropout with p > 0) draws in both; no two frameworks
+    draw the same.
 
-    Hazard: a cell that draws random numbers (Dropout with p > 0) draws in the look and in the step;
-    no two frameworks draw the same.
+    Args:
+        network: images -> logits; the step changes its parameters, as training does.
+        loss_fn: (logits, labels) -> mean loss.
+        optimizer: over ``network.trainable_params()``.
+        images: (B, ...) float32.
+        labels: (B,) int32.
+        renames: as in ``names.pairs``; cell paths are renamed likewise.
+
+    Raises:
+        InputError: when the optimizer has other parameters than the network's trainable ones.
     """
-    if not isinstance(optimizer, nn.Optimizer):
-        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
-    trainable = {id(p): p.name for p in network.trainable_params()}
-    if {id(p) for p in optimizer.parameters} != set(trainable):
-        raise InputError(
-            "the optimizer does not hold exactly the network's trainable parameters; expected "
-            "optimizer(network.trainable_params())"
-        )
+    _check_optimizer(network, optimizer)
     batch = ms.Tensor(images, ms.float32), ms.Tensor(labels, ms.int32)
     names = pairs(network, renames)
     before = _values(network, names)
@@ -106,7 +113,17 @@ def trace(network, loss_fn, optimizer, images, labels, *, renames=None) -> Trace
     return Trace(f"MindSpore {ms.__version__}, float32", stages)
 
 
-def _values(network, names):
+def _check_optimizer(network: nn.Cell, optimizer: nn.Optimizer) -> None:
+    if not isinstance(optimizer, nn.Optimizer):
+        raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
+    if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
+        raise InputError(
+            "the optimizer does not hold exactly the network's trainable parameters; expected "
+            "optimizer(network.trainable_params())"
+        )
+
+
+def _values(network: nn.Cell, names: list[Pair]) -> dict[str, np.ndarray]:
     values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
     return {
         pair.torch: values[pair.mindspore].reshape(pair.torch_shape).copy()
@@ -115,16 +132,18 @@ def _values(network, names):
     }
 
 
-def _forward(network, images, renames: Mapping[str, str]):
+def _forward(
+    network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]
+) -> dict[str, np.ndarray]:
     """Return the output of every cell in the order of the calls, statistics left as they were."""
     frozen = [p for p in network.get_parameters() if not p.requires_grad]
     kept = [p.asnumpy().copy() for p in frozen]
-    found: dict[str, np.ndarray] = {}
+    outputs: dict[str, np.ndarray] = {}
     handles = []
     for path, cell in network.cells_and_names():
         if path:
             name = renamed(path, renames)[0]
-            handles.append(cell.register_forward_hook(_note(found, name)))
+            handles.append(cell.register_forward_hook(_recorder(outputs, name)))
     try:
         with pynative():
             network(images)
@@ -133,20 +152,20 @@ def _forward(network, images, renames: Mapping[str, str]):
             handle.remove()
         for parameter, value in zip(frozen, kept, strict=True):
             set_state(parameter, value)
-    return found
+    return outputs
 
 
-def _note(found, name):
-    def hook(cell, inputs, output):
+def _recorder(outputs: dict, name: str) -> Callable:
+    def hook(cell: nn.Cell, inputs: tuple, output: object) -> None:
         if isinstance(output, ms.Tensor):
-            add_call(found, name, output.asnumpy().copy())
+            add_call(outputs, name, output.asnumpy().copy())
 
     return hook
 
 
-def add_call(found: dict, name: str, value) -> None:
-    """Note the output of a call; a cell's second call in a pass is called ``name#2``."""
+def add_call(outputs: dict, name: str, value: np.ndarray) -> None:
+    """Add the output of a call; a cell's second call in a pass is called ``name#2``."""
     number = 1
-    while (key := name if number == 1 else f"{name}#{number}") in found:
+    while (key := name if number == 1 else f"{name}#{number}") in outputs:
         number += 1
-    found[key] = value
+    outputs[key] = value

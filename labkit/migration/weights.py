@@ -1,56 +1,70 @@
 """Weights from PyTorch into a MindSpore network and back, bit by bit."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import mindspore as ms
 import numpy as np
+from mindspore import nn
 
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.files import State, read_torch, write_torch
 from labkit.migration.names import COUNTER, Match, match, pairs
-from labkit.steps.gradients import set_state
+from labkit.steps.state import set_state
 from labkit.training import checkpoint
 
 _MOST_LINES = 8  # of a message, one for each tensor
 
 
-def load(network, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
+def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Put PyTorch's tensors into ``network`` and return the ``Match``.
 
-    state    PyTorch name -> array
-    renames  see ``names.pairs``
+    Args:
+        network: is changed only when everything fits.
+        state: PyTorch name -> array.
+        renames: as in ``names.pairs``.
 
-    Raises ``InputError`` before anything is changed: where a name or shape has no counterpart, a
-    value is not finite, or the parameter's type cannot hold every value exactly.
+    Raises:
+        InputError: when a name or shape has no counterpart, a value is not finite, or the
+            parameter's type cannot hold every value exactly.
     """
-    found = match(network, state, renames)
-    if not found.complete:
-        lines = str(found).splitlines()[1:]
+    matched = match(network, state, renames)
+    if not matched.complete:
+        lines = str(matched).splitlines()[1:]
         if len(lines) > _MOST_LINES:
-            lines = [f"{found.summary} (labkit.migration.match returns all)"]
+            lines = [f"{matched.summary} (labkit.migration.match returns all)"]
         raise InputError(
             "\n".join(["these tensors are not this network's:", *lines]) + _prefix_hint(state)
         )
     parameters = {parameter.name: parameter for parameter in network.get_parameters()}
     values: State = {}
-    for pair in found.pairs:
+    for pair in matched.pairs:
         parameter = parameters[pair.mindspore]
         value = _exactly(pair.torch, np.asarray(state[pair.torch]), parameter)
         if not np.array_equal(values.setdefault(pair.mindspore, value), value):
             raise InputError(f"{pair.torch} shares its parameter with another name and differs")
     for name, value in values.items():
         set_state(parameters[name], value)
-    return found
+    return matched
 
 
-def state_dict(network, renames: Mapping[str, str] | None = None, counters=None) -> State:
+def state_dict(
+    network: nn.Cell,
+    renames: Mapping[str, str] | None = None,
+    counters: Mapping[str, int] | None = None,
+) -> State:
     """Return the parameters of ``network`` as PyTorch names them.
 
-    counters  name -> value of ``num_batches_tracked``; default: 0 for each BatchNorm
+    bfloat16 becomes float32, which holds it exactly.
 
-    bfloat16 becomes float32, which holds it exactly. Raises ``InputError`` for a counter of no
-    BatchNorm.
+    Args:
+        network: whose parameters.
+        renames: as in ``names.pairs``.
+        counters: name -> value of ``num_batches_tracked``; default: 0 for each BatchNorm.
+
+    Raises:
+        InputError: when a counter is of no BatchNorm.
     """
     values = {parameter.name: _readable(parameter) for parameter in network.get_parameters()}
     state: State = {}
@@ -65,71 +79,102 @@ def state_dict(network, renames: Mapping[str, str] | None = None, counters=None)
     return state
 
 
-def _counters(state):
+def _counters(state: State) -> list[str]:
     return [name for name in state if name.rpartition(".")[2] == COUNTER]
 
 
-def _readable(parameter):
+def _readable(parameter: ms.Parameter) -> np.ndarray:
     # NumPy has no bfloat16 that PyTorch or safetensors would take.
     kind = np.float32 if parameter.dtype == ms.bfloat16 else None
     return np.asarray(parameter.asnumpy(), kind)
 
 
-def convert_file(source, target, network, renames=None, **reading) -> Match:
+def convert_file(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    network: nn.Cell,
+    renames: Mapping[str, str] | None = None,
+    *,
+    entry: str | None = None,
+    prefix: str = "",
+) -> Match:
     """Write PyTorch's file ``source`` as the MindSpore checkpoint ``target``, through ``network``.
 
-    The counters of BatchNorm are kept in it under their own names. ``reading``: of ``read_torch``.
+    The counters of BatchNorm are kept in it under their own names.
+
+    Args:
+        source: a file that ``read_torch`` reads.
+        target: the checkpoint.
+        network: takes the weights.
+        renames: as in ``names.pairs``.
+        entry: as in ``read_torch``.
+        prefix: as in ``read_torch``.
+
+    Raises:
+        InputError: as in ``read_torch`` and ``load``.
     """
-    state = read_torch(source, **reading)
-    found = load(network, state, renames)
-    carried = {name: int(state[name]) for name in found.carried}
+    state = read_torch(source, entry=entry, prefix=prefix)
+    matched = load(network, state, renames)
+    carried = {name: int(state[name]) for name in matched.carried}
     checkpoint.write(network, target, extra=carried)
-    return found
+    return matched
 
 
-def convert_back(source, target, network, renames=None) -> Path:
+def convert_back(
+    source: str | os.PathLike,
+    target: str | os.PathLike,
+    network: nn.Cell,
+    renames: Mapping[str, str] | None = None,
+) -> Path:
     """Write the MindSpore checkpoint ``source`` as PyTorch's file ``target``; return its path.
 
-    target  ``.safetensors``, or ``.pth`` (needs PyTorch)
+    What the checkpoint holds besides, as of an optimizer, is left behind.
 
-    What the checkpoint holds besides, as of an optimizer, is left behind. Raises ``InputError`` for
-    a checkpoint that lacks a parameter of ``network`` or has one of another shape or type.
+    Args:
+        source: the checkpoint.
+        target: ``.safetensors``, or ``.pth`` (needs PyTorch).
+        network: takes the weights.
+        renames: as in ``names.pairs``.
+
+    Raises:
+        InputError: when the checkpoint lacks a parameter of ``network`` or has one of another
+            shape or type.
     """
-    found = checkpoint.read(source, network)
-    own = [parameter.name for parameter in network.get_parameters()]
-    missing = [name for name in own if name not in found]
+    saved = checkpoint.read(source, network)
+    names = [parameter.name for parameter in network.get_parameters()]
+    missing = [name for name in names if name not in saved]
     if missing:
         raise InputError(f"{source} has no {', '.join(missing)}; is it of another network?")
-    checkpoint.load_into(network, {name: found[name] for name in own}, source)
+    checkpoint.load_into(network, {name: saved[name] for name in names}, source)
     state = state_dict(network, renames)
     counters = {
-        name: _count(source, name, found[name]) for name in _counters(state) if name in found
+        name: _count(source, name, saved[name]) for name in _counters(state) if name in saved
     }
     return write_torch(target, state_dict(network, renames, counters))
 
 
-def _count(source, name, value):
+def _count(source: str | os.PathLike, name: str, value: ms.Parameter) -> int:
     if getattr(value, "dtype", None) not in (ms.int32, ms.int64) or value.shape != ():
         raise InputError(f"{source}: {name} is no whole number")
     return int(value)
 
 
-def _exactly(name, value, parameter):
+def _exactly(name: str, value: np.ndarray, parameter: ms.Parameter) -> np.ndarray:
     """Return ``value`` in the shape and type of ``parameter``, or raise where it does not fit."""
     kind = parameter.asnumpy().dtype
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise InputError(f"{name} holds NaN or infinite values")
     with np.errstate(over="ignore"):
-        there = value.astype(kind).reshape(parameter.shape)
-    if not np.array_equal(there.reshape(value.shape).astype(value.dtype), value):
+        converted = value.astype(kind).reshape(parameter.shape)
+    if not np.array_equal(converted.reshape(value.shape).astype(value.dtype), value):
         raise InputError(
             f"{name} is {value.dtype} and does not fit into {kind} without rounding; "
             "convert it first if that is meant"
         )
-    return there
+    return converted
 
 
-def _prefix_hint(state):
+def _prefix_hint(state: Mapping) -> str:
     heads = {name.partition(".")[0] for name in state}
     if len(heads) == 1 and len(state) > 1:
         return f"\n  every name begins with '{heads.pop()}.': give prefix= to read_torch"

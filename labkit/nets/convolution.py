@@ -14,7 +14,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 
 # Largest output map, in positions, that pays, by kernel size. Processor time of the convolution
 # over that of one product, forward and backward, ResNet-50's channels, 32 images: 1x1 on 2x2 2.0 to
@@ -25,22 +25,25 @@ _SMALL = {1: 4, 3: 4}
 class PaddedConv2d(nn.Conv2d):
     """``nn.Conv2d`` with padding (k - 1) / 2 and no bias: (B, C, H, W) -> (B, O, H', W').
 
-    in_channels, out_channels   C, O
-    kernel                      k, odd
-    stride                      H' = ceil(H / stride)
-
     The one parameter is ``weight`` (O, C, k, k). On GPU and Ascend, and for larger maps, it is
     ``nn.Conv2d``; both forms agree to float32 rounding.
 
-    Raises ``InputError`` for an even kernel.
-
     Hazard: where a map holds an infinity, the product form returns NaN for that image where
     ``nn.Conv2d`` returns infinities and NaN.
+
+    Args:
+        in_channels: C.
+        out_channels: O.
+        kernel: k, odd.
+        stride: H' = ceil(H / stride).
+
+    Raises:
+        InputError: when the kernel is even.
     """
 
-    def __init__(self, in_channels, out_channels, kernel, stride=1):
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, stride: int = 1):
         if kernel % 2 == 0:
-            raise InputError(f"kernel is {kernel}; expected an odd number, padded on both sides")
+            raise wrong("kernel", kernel, "an odd number, padded on both sides")
         super().__init__(
             in_channels,
             out_channels,
@@ -52,14 +55,14 @@ class PaddedConv2d(nn.Conv2d):
         self.kernel, self.step = kernel, stride
         self.largest = _SMALL.get(kernel, 0) if ms.get_context("device_target") == "CPU" else 0
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         height = -(-x.shape[2] // self.step)
         width = -(-x.shape[3] // self.step)
         if 0 < height * width <= self.largest:
             return self._one_product(x, height, width)
         return self.conv2d(x, self.weight)
 
-    def _one_product(self, x, height, width):
+    def _one_product(self, x: Tensor, height: int, width: int) -> Tensor:
         batch, channels, positions = x.shape[0], self.in_channels, height * width
         patches = x
         if self.kernel > 1 or self.step > 1:
@@ -75,7 +78,7 @@ class PaddedConv2d(nn.Conv2d):
 
 
 @ops.constexpr
-def _selection(height, width, kernel, stride):
+def _selection(height: int, width: int, kernel: int, stride: int) -> Tensor:
     """Return S (H W, H' W' k k) of zeros and ones: map times S are the patches, padded with 0."""
     pad = (kernel - 1) // 2
     numbers = np.pad(np.arange(1, height * width + 1).reshape(height, width), pad)

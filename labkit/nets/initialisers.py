@@ -24,44 +24,50 @@ import hashlib
 import math
 import secrets
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from numbers import Integral
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.base import arguments
+from labkit.base.arguments import choice
+from labkit.errors import InputError
 from labkit.nets.kinds import CONVOLUTIONS, CONVOLUTIONS_2D, DENSE, NORMS
 
+Random = np.random.Generator
+Shape = tuple[int, ...]
+Rule = Callable[[Random, Shape, Shape], np.ndarray]
 
-def xavier_uniform(random, shape, weight_shape):
+
+def xavier_uniform(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     bound = math.sqrt(6 / sum(_fans(weight_shape)))
     return random.uniform(-bound, bound, shape)
 
 
-def kaiming_normal_fan_in(random, shape, weight_shape):
+def kaiming_normal_fan_in(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     return random.normal(0, math.sqrt(2 / _fans(weight_shape)[0]), shape)
 
 
-def kaiming_normal_fan_out(random, shape, weight_shape):
+def kaiming_normal_fan_out(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     return random.normal(0, math.sqrt(2 / _fans(weight_shape)[1]), shape)
 
 
-def uniform_fan_in(random, shape, weight_shape):
+def uniform_fan_in(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     bound = 1 / math.sqrt(_fans(weight_shape)[0])
     return random.uniform(-bound, bound, shape)
 
 
-def normal_001(random, shape, weight_shape):
+def normal_001(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     return random.normal(0, 0.01, shape)
 
 
-def zeros(random, shape, weight_shape):
+def zeros(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     return np.zeros(shape)
 
 
-def ones(random, shape, weight_shape):
+def ones(random: Random, shape: Shape, weight_shape: Shape) -> np.ndarray:
     return np.ones(shape)
 
 
@@ -87,9 +93,11 @@ SCHEMES = {
 class Initialised:
     """What ``initialise`` did.
 
-    scheme, seed  what it used
-    rules         name of a Parameter -> name of its rule
-    untouched     names of the Parameters that no rule covers; they are as they were
+    Attributes:
+        scheme: name of the scheme.
+        seed: that it used.
+        rules: name of a Parameter -> name of its rule.
+        untouched: names of the Parameters that no rule covers; they are as they were.
     """
 
     scheme: str
@@ -107,23 +115,26 @@ class Initialised:
 def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initialised:
     """Set the Parameters of ``network`` by ``scheme``, in place, and say which by what rule.
 
-    scheme  a name of ``SCHEMES``; see the head of this module
-    seed    0 .. 2**32 - 1; None: the one given to ``labkit.start``, or where there is none, a new
-            one, which is in what is returned
-
     A Parameter's values follow from the seed, its name (as it is now: a Cell around the network may
     prefix it) and its shape alone: not from the global random state, nor from other layers.
     Frozen Parameters are set as well. Parameters that no rule covers (embeddings, recurrent and
     transposed layers, a Cell's own Parameters) are left as they are, and listed.
 
-    Raises ``InputError`` for an unknown scheme, a seed out of range, what is no Cell, and a
-    Parameter that two layers share whose rules differ.
+    Args:
+        network: the Cell.
+        scheme: a name of ``SCHEMES``; see the head of this module.
+        seed: 0 .. 2**32 - 1; None: the one given to ``labkit.start``, or where there is none, a
+            new one, which is in what is returned.
+
+    Raises:
+        InputError: when the scheme is unknown, the seed out of range, ``network`` no Cell, or a
+            Parameter is shared by two layers whose rules differ.
     """
-    refuse_unknown("scheme", scheme, SCHEMES)
+    choice("scheme", scheme, SCHEMES)
     if not isinstance(network, nn.Cell):
-        raise InputError(f"network is a {type(network).__name__}; expected a Cell")
-    seed = _seed(seed)
-    chosen = {}
+        raise InputError(f"network: expected a Cell, got a {type(network).__name__}")
+    seed = _default_seed() if seed is None else arguments.seed(seed)
+    chosen: dict[int, tuple[Parameter, Rule, Shape]] = {}
     for _, cell in network.cells_and_names():
         for parameter, rule, weight_shape in _rules_of(cell, SCHEMES[scheme]):
             _, other, _ = chosen.setdefault(id(parameter), (parameter, rule, weight_shape))
@@ -134,7 +145,7 @@ def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initia
                 )
     for parameter, rule, weight_shape in chosen.values():
         value = rule(_random(seed, parameter.name), parameter.shape, weight_shape)
-        # As steps.gradients.set_state, which says when set_data is lost on a graph that has run.
+        # As steps.state.set_state, which says when set_data is lost on a graph that has run.
         ops.assign(parameter, Tensor(value, parameter.dtype))
     return Initialised(
         scheme,
@@ -144,7 +155,7 @@ def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initia
     )
 
 
-def _rules_of(cell, scheme):
+def _rules_of(cell: nn.Cell, scheme: tuple) -> Iterator[tuple[Parameter, Rule, Shape]]:
     """Yield (Parameter, rule, shape of the layer's weight) for what ``cell`` itself holds."""
     for kinds, rules in scheme:
         if isinstance(cell, kinds):
@@ -156,22 +167,18 @@ def _rules_of(cell, scheme):
             return
 
 
-def _fans(shape):
+def _fans(shape: Shape) -> tuple[int, int]:
     """Return (fan_in, fan_out) of a weight (out, in, k...)."""
     area = math.prod(shape[2:])
     return shape[1] * area, shape[0] * area
 
 
-def _random(seed, name):
+def _random(seed: int, name: str) -> Random:
     """Return a generator of its own for a seed and a name."""
     words = np.frombuffer(hashlib.sha256(name.encode()).digest(), np.uint32)
     return np.random.default_rng([seed, *words.tolist()])
 
 
-def _seed(seed):
-    if seed is None:
-        known = ms.get_seed()
-        return secrets.randbits(32) if known is None else int(known)
-    if isinstance(seed, bool) or not isinstance(seed, Integral) or not 0 <= seed < 2**32:
-        raise InputError(f"seed is {seed!r}; expected an integer from 0 to 2**32 - 1")
-    return int(seed)
+def _default_seed() -> int:
+    known = ms.get_seed()
+    return secrets.randbits(32) if known is None else int(known)

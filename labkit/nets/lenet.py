@@ -1,19 +1,20 @@
 """LeNet-5 as the MindSpore tutorials write it (LeCun et al. 1998, with ReLU and max-pooling)."""
 
-from mindspore import nn
+from mindspore import Tensor, nn
 from mindspore.common.initializer import Normal
 
 
 class LeNet5(nn.Cell):
     """Images (B, num_channel, 32, 32) -> logits (B, num_class).
 
-    num_class    classes
-    num_channel  channels of the input
-    conv_bias    whether the convolutions have a bias. Without (the default, as MindSpore's
-                 Conv2d): 61 684 trainable parameters for 10 classes and 1 channel; with: 61 706
+    Args:
+        num_class: classes.
+        num_channel: channels of the input.
+        conv_bias: whether the convolutions have a bias. Without (as MindSpore's Conv2d): 61 684
+            trainable parameters for 10 classes and 1 channel; with: 61 706.
     """
 
-    def __init__(self, num_class=10, num_channel=1, *, conv_bias=False):
+    def __init__(self, num_class: int = 10, num_channel: int = 1, *, conv_bias: bool = False):
         super().__init__()
         self.conv1 = nn.Conv2d(num_channel, 6, 5, pad_mode="valid", has_bias=conv_bias)
         self.conv2 = nn.Conv2d(6, 16, 5, pad_mode="valid", has_bias=conv_bias)
@@ -24,7 +25,7 @@ class LeNet5(nn.Cell):
         self.max_pool2d = nn.MaxPool2d(kernel_size=2, stride=2)
         self.flatten = nn.Flatten()
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         x = self.max_pool2d(self.relu(self.conv1(x)))
         x = self.max_pool2d(self.relu(self.conv2(x)))
         x = self.flatten(x)

@@ -10,36 +10,42 @@ The blog post that the lab starts from (MindSpore r1.6) builds another network u
 Its three differences can be switched on one by one: ``differences``, all of them in ``BLOG``.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from mindspore import nn, ops
+from mindspore import Tensor, nn, ops
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, wrong
+from labkit.errors import InputError
 from labkit.nets.convolution import PaddedConv2d
 
 # "same" pads the even inputs of a strided convolution on the right and below only.
 BLOG = ("convolutions padded same", "max-pool padded same", "stride by max-pool")
 
 
-def _conv(in_channels, out_channels, kernel, stride, differences):
+Differences = Collection[str]
+
+
+def _conv(
+    in_channels: int, out_channels: int, kernel: int, stride: int, differences: Differences
+) -> nn.Cell:
     if BLOG[0] in differences:
         return nn.Conv2d(in_channels, out_channels, kernel, stride, pad_mode="same")
     return PaddedConv2d(in_channels, out_channels, kernel, stride)
 
 
-def _conv1x1(in_channels, out_channels, stride=1, differences=()):
+def _conv1x1(
+    in_channels: int, out_channels: int, stride: int = 1, differences: Differences = ()
+) -> nn.Cell:
     return _conv(in_channels, out_channels, 1, stride, differences)
 
 
-def _conv3x3(in_channels, out_channels, stride=1, differences=()):
+def _conv3x3(
+    in_channels: int, out_channels: int, stride: int = 1, differences: Differences = ()
+) -> nn.Cell:
     return _conv(in_channels, out_channels, 3, stride, differences)
 
 
-def _conv7x7(in_channels, out_channels, stride=1, differences=()):
-    return _conv(in_channels, out_channels, 7, stride, differences)
-
-
-def _bn(channels):
+def _bn(channels: int) -> nn.Cell:
     # PyTorch's momentum 0.1 is the weight of the new value, MindSpore's 0.9 that of the old one.
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)
 
@@ -48,17 +54,15 @@ def _bn(channels):
 _bn_last = _bn
 
 
-def _fc(in_channels, out_channels):
-    return nn.Dense(in_channels, out_channels)
-
-
-def _maxpool(differences):
+def _maxpool(differences: Differences) -> nn.Cell:
     if BLOG[1] in differences:
         return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")
     return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)
 
 
-def _downsample(in_channels, out_channels, stride, differences):
+def _downsample(
+    in_channels: int, out_channels: int, stride: int, differences: Differences
+) -> nn.Cell | None:
     if stride == 1 and in_channels == out_channels:
         return None
     conv = _conv1x1(in_channels, out_channels, stride, differences)
@@ -71,7 +75,7 @@ class GlobalAveragePool(nn.Cell):
     By ReduceMean, as the source document does; MindSpore had no AdaptiveAvgPool2d then.
     """
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         return ops.mean(x, (2, 3), keep_dims=True)
 
 
@@ -80,7 +84,9 @@ class ResidualBlockBase(nn.Cell):
 
     expansion = 1
 
-    def __init__(self, in_channel, out_channel, stride=1, *, differences=()):
+    def __init__(
+        self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
+    ):
         super().__init__()
         self.conv1 = _conv3x3(in_channel, out_channel, stride, differences)
         self.bn1 = _bn(out_channel)
@@ -89,7 +95,7 @@ class ResidualBlockBase(nn.Cell):
         self.relu = nn.ReLU()
         self.downsample = _downsample(in_channel, out_channel, stride, differences)
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
@@ -101,7 +107,9 @@ class ResidualBlock(nn.Cell):
 
     expansion = 4
 
-    def __init__(self, in_channel, out_channel, stride=1, *, differences=()):
+    def __init__(
+        self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
+    ):
         super().__init__()
         channel = out_channel // self.expansion
         by_pool = stride != 1 and BLOG[2] in differences
@@ -115,7 +123,7 @@ class ResidualBlock(nn.Cell):
         self.pool = nn.MaxPool2d(kernel_size=2, stride=2, pad_mode="same") if by_pool else None
         self.downsample = _downsample(in_channel, out_channel, stride, differences)
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -128,25 +136,35 @@ class ResidualBlock(nn.Cell):
 class ResNet(nn.Cell):
     """Images (B, 3, H, W) -> logits (B, num_classes); H and W at least 32 for a useful depth.
 
-    block         ``ResidualBlock`` or ``ResidualBlockBase``
-    layer_nums    blocks of each of the four stages
-    in_channels   channels into each stage; the first is what the stem makes
-    out_channels  channels out of each stage
-    strides       of each stage's first block
-    num_classes   width of the logits
-    differences   those of the blog to build in, names out of ``BLOG``
+    Args:
+        block: ``ResidualBlock`` or ``ResidualBlockBase``.
+        layer_nums: blocks of each of the four stages.
+        in_channels: channels into each stage; the first is what the stem makes.
+        out_channels: channels out of each stage.
+        strides: of each stage's first block.
+        num_classes: width of the logits.
+        differences: those of the blog to build in, names out of ``BLOG``.
 
-    Raises ``ValueError`` for lists that do not have four entries, ``InputError`` (a ValueError) for
-    channels that do not join up and unknown differences.
+    Raises:
+        InputError: when a list does not have four entries, channels do not join up, or a
+            difference is unknown.
     """
 
     def __init__(
-        self, block, layer_nums, in_channels, out_channels, strides, num_classes, *, differences=()
+        self,
+        block: type[nn.Cell],
+        layer_nums: Sequence[int],
+        in_channels: Sequence[int],
+        out_channels: Sequence[int],
+        strides: Sequence[int],
+        num_classes: int,
+        *,
+        differences: Differences = (),
     ):
         super().__init__()
         _check(layer_nums, in_channels, out_channels, strides, differences)
         stem = in_channels[0]
-        self.conv1 = _conv7x7(3, stem, 2, differences)
+        self.conv1 = _conv(3, stem, 7, 2, differences)
         self.bn1 = _bn(stem)
         self.relu = nn.ReLU()
         self.maxpool = _maxpool(differences)
@@ -157,15 +175,22 @@ class ResNet(nn.Cell):
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.avgpool = GlobalAveragePool()
         self.flatten = nn.Flatten()
-        self.fc = _fc(out_channels[3], num_classes)
+        self.fc = nn.Dense(out_channels[3], num_classes)
 
-    def construct(self, x):
+    def construct(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.flatten(self.avgpool(x)))
 
 
-def _stage(block, layer_num, in_channel, out_channel, stride, differences):
+def _stage(
+    block: type[nn.Cell],
+    layer_num: int,
+    in_channel: int,
+    out_channel: int,
+    stride: int,
+    differences: Differences,
+) -> nn.SequentialCell:
     first = block(in_channel, out_channel, stride, differences=differences)
     others = (
         block(out_channel, out_channel, differences=differences) for _ in range(layer_num - 1)
@@ -173,7 +198,13 @@ def _stage(block, layer_num, in_channel, out_channel, stride, differences):
     return nn.SequentialCell(first, *others)
 
 
-def _check(layer_nums, in_channels, out_channels, strides, differences):
+def _check(
+    layer_nums: Sequence[int],
+    in_channels: Sequence[int],
+    out_channels: Sequence[int],
+    strides: Sequence[int],
+    differences: Differences,
+) -> None:
     lists = {
         "layer_nums": layer_nums,
         "in_channels": in_channels,
@@ -182,16 +213,16 @@ def _check(layer_nums, in_channels, out_channels, strides, differences):
     }
     for name, numbers in lists.items():
         if len(numbers) != 4:
-            raise InputError(f"{name} has {len(numbers)} entries ({numbers}); expected 4")
+            raise wrong(name, numbers, "4 entries")
     if list(in_channels[1:]) != list(out_channels[:3]):
         raise InputError(
             f"in_channels {in_channels} do not take up out_channels {out_channels}: each stage's "
             "input is the output of the one before"
         )
     if isinstance(differences, str):
-        raise InputError(f"differences is {differences!r}; expected a collection of names")
+        raise wrong("differences", differences, "a collection of names")
     for name in differences:
-        refuse_unknown("difference", name, BLOG)
+        choice("differences", name, BLOG)
 
 
 _BASIC = (ResidualBlockBase, [64, 64, 128, 256], [64, 128, 256, 512])
@@ -211,7 +242,14 @@ def resnet(
 ) -> ResNet:
     """Return the ResNet of ``depth`` 18, 34, 50, 101 or 152.
 
-    width  factor of all channels; with 1/2 a quarter of the arithmetic, for small images
+    Args:
+        depth: number of layers with weights.
+        class_num: width of the logits.
+        width: factor of all channels; with 1/2 a quarter of the arithmetic, for small images.
+        differences: names out of ``BLOG``.
+
+    Raises:
+        InputError: when there is no such depth, or the width makes no whole multiples of 4.
     """
     if depth not in _DEPTHS:
         raise InputError(f"there is no ResNet-{depth} here; expected one of {DEPTHS}")
@@ -233,31 +271,31 @@ def resnet(
     )
 
 
-def resnet18(class_num=1000):
+def resnet18(class_num: int = 1000) -> ResNet:
     """ResNet-18; 11 689 512 parameters with 1000 classes."""
     return resnet(18, class_num)
 
 
-def resnet34(class_num=1000):
+def resnet34(class_num: int = 1000) -> ResNet:
     """ResNet-34; 21 797 672 parameters with 1000 classes."""
     return resnet(34, class_num)
 
 
-def resnet50(class_num=1000):
+def resnet50(class_num: int = 1000) -> ResNet:
     """ResNet-50; 25 557 032 parameters with 1000 classes."""
     return resnet(50, class_num)
 
 
-def resnet101(class_num=1000):
+def resnet101(class_num: int = 1000) -> ResNet:
     """ResNet-101; 44 549 160 parameters with 1000 classes."""
     return resnet(101, class_num)
 
 
-def resnet152(class_num=1000):
+def resnet152(class_num: int = 1000) -> ResNet:
     """ResNet-152; 60 192 808 parameters with 1000 classes."""
     return resnet(152, class_num)
 
 
-def blog_resnet50(class_num=10):
+def blog_resnet50(class_num: int = 10) -> ResNet:
     """ResNet-50 as the blog post builds it: as many parameters, and another function."""
     return resnet(50, class_num, differences=BLOG)

@@ -5,6 +5,8 @@ PyTorch (the ``test`` extra); nothing else in labkit imports this file. The lab 
 MindSpore version.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -14,12 +16,12 @@ _STAGES = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23,
            152: (3, 8, 36, 3)}  # fmt: skip
 
 
-def _conv(in_channels, out_channels, kernel, stride=1):
+def _conv(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Module:
     padding = (kernel - 1) // 2
     return nn.Conv2d(in_channels, out_channels, kernel, stride, padding, bias=False)
 
 
-def _downsample(in_channels, out_channels, stride):
+def _downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module | None:
     if stride == 1 and in_channels == out_channels:
         return None
     conv = _conv(in_channels, out_channels, 1, stride)
@@ -31,7 +33,7 @@ class BasicBlock(nn.Module):
 
     expansion = 1
 
-    def __init__(self, in_channels, width, stride=1):
+    def __init__(self, in_channels: int, width: int, stride: int = 1):
         super().__init__()
         self.conv1 = _conv(in_channels, width, 3, stride)
         self.bn1 = nn.BatchNorm2d(width)
@@ -40,7 +42,7 @@ class BasicBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _downsample(in_channels, width, stride)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out))
@@ -52,7 +54,7 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, in_channels, width, stride=1):
+    def __init__(self, in_channels: int, width: int, stride: int = 1):
         super().__init__()
         self.conv1 = _conv(in_channels, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
@@ -63,7 +65,7 @@ class Bottleneck(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = _downsample(in_channels, width * self.expansion, stride)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -74,7 +76,7 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """Images (B, 3, H, W) -> logits (B, num_classes)."""
 
-    def __init__(self, block, stages, num_classes=1000):
+    def __init__(self, block: type[nn.Module], stages: Sequence[int], num_classes: int = 1000):
         super().__init__()
         self.conv1 = _conv(3, 64, 7, 2)
         self.bn1 = nn.BatchNorm2d(64)
@@ -92,13 +94,13 @@ class ResNet(nn.Module):
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(channels, num_classes)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-def resnet(depth, class_num=1000):
+def resnet(depth: int, class_num: int = 1000) -> ResNet:
     """Return the PyTorch ResNet of ``depth``, one of ``DEPTHS``."""
     if depth not in DEPTHS:
         raise ValueError(f"there is no ResNet-{depth} here; expected one of {DEPTHS}")

@@ -10,7 +10,9 @@ from labkit.errors import InputError, refuse_unknown
 Arrays = list[np.ndarray]
 
 
-def weight(rows: int, *, tokens: int = 0, normalise: str = "samples", reduction: str = "mean"):
+def weight(
+    rows: int, *, tokens: int = 0, normalise: str = "samples", reduction: str = "mean"
+) -> float:
     """Return w_i, what a micro-batch of ``rows`` samples (and ``tokens`` tokens) counts for."""
     refuse_unknown("normalise", normalise, ("samples", "tokens", "steps"))
     if normalise == "tokens":
@@ -22,8 +24,8 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
     """Return sum_i w_i g_i / sum_i w_i for micro-batches i, each a list of arrays."""
     if not len(gradients) or len(gradients) != len(weights) or not sum(weights) > 0:
         raise InputError(
-            f"{len(gradients)} gradients and weights {list(weights)} came; expected as many "
-            "weights as gradients, at least one, with a sum > 0"
+            f"{len(gradients)} gradients and weights {list(weights)}; expected as many weights as "
+            "gradients, at least one, with a sum > 0"
         )
     return [
         sum(
@@ -49,23 +51,31 @@ def clip_by_global_norm(gradients: Arrays, clip_norm: float) -> Arrays:
     return [g * factor for g in gradients]
 
 
-def momentum_update(parameters, velocities, gradients, learning_rate=0.01, momentum=0.9):
+def momentum_update(
+    parameters: Arrays,
+    velocities: Arrays,
+    gradients: Arrays,
+    learning_rate: float = 0.01,
+    momentum: float = 0.9,
+) -> tuple[Arrays, Arrays]:
     """Return (parameters, velocities) after v <- momentum v + g, w <- w - learning_rate v."""
     velocities = [momentum * v + g for v, g in zip(velocities, gradients, strict=True)]
     parameters = [w - learning_rate * v for w, v in zip(parameters, velocities, strict=True)]
     return parameters, velocities
 
 
-def dynamic_loss_scale(finite: Sequence[bool], initial=2.0**16, factor=2.0, interval=2000):
+def dynamic_loss_scale(
+    finite: Sequence[bool], initial: float = 2.0**16, factor: float = 2.0, interval: int = 2000
+) -> list[float]:
     """Return the loss scale after each micro-batch.
 
     A non-finite micro-batch divides it by ``factor`` (not below 1) and starts the count anew;
     ``interval`` finite ones in a row multiply it (not above 2**120).
     """
     scale, run, scales = float(initial), 0, []
-    for one in finite:
-        run = run + 1 if one else 0
-        if not one:
+    for is_finite in finite:
+        run = run + 1 if is_finite else 0
+        if not is_finite:
             scale = max(scale / factor, 1.0)
         elif run == interval:
             scale, run = min(scale * factor, 2.0**120), 0
@@ -77,7 +87,12 @@ def dynamic_loss_scale(finite: Sequence[bool], initial=2.0**16, factor=2.0, inte
 class MicroBatch:
     """What the gradient stage knows of one micro-batch.
 
-    loss  mean loss L_i; weight  w_i; gradients  of L_i, unweighted; rows  samples in it
+    Attributes:
+        loss: mean loss L_i.
+        weight: w_i.
+        gradients: of L_i, unweighted.
+        rows: samples in it.
+        finite: whether loss and gradients are.
     """
 
     loss: float
@@ -101,11 +116,16 @@ class Update:
 class Accumulation:
     """Which micro-batches make an update: a list of the group's members, averaged at its end.
 
-    micro_steps  group size, or a function of the number of updates so far
-    tail, nonfinite, reduction, clip_norm  as of ``labkit.steps.accumulation.AccumulatedStep``
-
-    ``members`` are the micro-batches that wait, ``micro_step`` how many the group has counted,
-    ``dropped`` the non-finite ones of all time, ``updates`` all updates in order.
+    Attributes:
+        micro_steps: group size, or a function of the number of updates so far.
+        tail: as in ``labkit.steps.accumulation.AccumulatedStep``.
+        nonfinite: likewise.
+        reduction: likewise.
+        clip_norm: likewise.
+        members: the micro-batches that wait.
+        micro_step: how many the group has counted.
+        dropped: the non-finite ones of all time.
+        updates: all updates in order.
     """
 
     micro_steps: int | Callable[[int], int]
@@ -118,17 +138,17 @@ class Accumulation:
     dropped: int = 0
     updates: list[Update] = field(default_factory=list)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         refuse_unknown("tail", self.tail, ("flush", "drop", "carry"))
         refuse_unknown("nonfinite", self.nonfinite, ("drop_micro", "drop_group", "propagate"))
         refuse_unknown("reduction", self.reduction, ("mean", "sum"))
         self.group_size = self._next_size()
 
-    def micro_batch(self, one: MicroBatch) -> Update | None:
+    def micro_batch(self, batch: MicroBatch) -> Update | None:
         """Take one micro-batch; return the update that it completes, or None."""
-        self.members.append(one)
+        self.members.append(batch)
         self.micro_step += 1
-        if self.nonfinite != "propagate" and not one.finite:
+        if self.nonfinite != "propagate" and not batch.finite:
             self.dropped += 1
         return self._close() if self.micro_step >= self.group_size else None
 
@@ -144,30 +164,30 @@ class Accumulation:
             self.members = []
         return self._close()
 
-    def _close(self):
+    def _close(self) -> Update | None:
         members = self.members
-        if self.nonfinite == "drop_group" and not all(one.finite for one in members):
+        if self.nonfinite == "drop_group" and not all(member.finite for member in members):
             members = []
         if self.nonfinite == "drop_micro":
-            members = [one for one in members if one.finite]
-        update = self._update(members) if sum(one.weight for one in members) > 0 else None
+            members = [member for member in members if member.finite]
+        update = self._update(members) if sum(member.weight for member in members) > 0 else None
         self.updates += [update] if update else []
         self.members, self.micro_step = [], 0
         self.group_size = self._next_size()
         return update
 
-    def _update(self, members):
-        weights = [one.weight for one in members]
-        gradients = weighted_mean([one.gradients for one in members], weights)
+    def _update(self, members: list[MicroBatch]) -> Update:
+        weights = [member.weight for member in members]
+        gradients = weighted_mean([member.gradients for member in members], weights)
         if self.reduction == "sum":
             gradients = [g * sum(weights) for g in gradients]
         norm = global_norm(gradients)
         if self.clip_norm is not None:
             gradients = clip_by_global_norm(gradients, self.clip_norm)
-        loss = sum(one.weight * one.loss for one in members) / sum(weights)
-        return Update(gradients, norm, loss, sum(one.rows for one in members))
+        loss = sum(member.weight * member.loss for member in members) / sum(weights)
+        return Update(gradients, norm, loss, sum(member.rows for member in members))
 
-    def _next_size(self):
+    def _next_size(self) -> int:
         return (
             self.micro_steps(len(self.updates)) if callable(self.micro_steps) else self.micro_steps
         )

@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from labkit.errors import InputError
 
 
-def cosine(a, b) -> float:
+def cosine(a: ArrayLike, b: ArrayLike) -> float:
     """Return a . b / (|a| |b|), and 0 where one of them is 0."""
     a, b = _vector(a), _vector(b)
     lengths = np.linalg.norm(a) * np.linalg.norm(b)
     return float(a @ b / lengths) if lengths else 0.0
 
 
-def adasum_pair(a, b, m: int = 1, n: int = 1) -> np.ndarray:
+def adasum_pair(a: ArrayLike, b: ArrayLike, m: int = 1, n: int = 1) -> np.ndarray:
     """Return Adasum of a, which m workers made, and b, which n made; each (d,).
 
     (1 - m / (m + n) a.b / |a|^2) a  +  (1 - n / (m + n) a.b / |b|^2) b
@@ -24,14 +25,14 @@ def adasum_pair(a, b, m: int = 1, n: int = 1) -> np.ndarray:
     """
     a, b = _vector(a), _vector(b)
     if a.shape != b.shape:
-        raise InputError(f"vectors of {a.size} and {b.size} numbers came; expected as many")
+        raise InputError(f"vectors of {a.size} and {b.size} numbers; expected as many")
     if not a.any() or not b.any():
         return a + b
     product = a @ b
     return (1 - m / (m + n) * product / (a @ a)) * a + (1 - n / (m + n) * product / (b @ b)) * b
 
 
-def adasum_triple(vectors, counts: Sequence[int] = (1, 1, 1)) -> np.ndarray:
+def adasum_triple(vectors: Sequence[ArrayLike], counts: Sequence[int] = (1, 1, 1)) -> np.ndarray:
     """Return Adasum of three vectors (3, d), made by ``counts`` workers: the mean of three orders.
 
     In each order two are combined first, and the third with their result.
@@ -46,7 +47,7 @@ def adasum_triple(vectors, counts: Sequence[int] = (1, 1, 1)) -> np.ndarray:
     return sum(orders) / 3
 
 
-def adasum_tree(vectors) -> np.ndarray:
+def adasum_tree(vectors: Sequence[ArrayLike]) -> np.ndarray:
     """Return Adasum of N vectors (N, d), level by level.
 
     On each level neighbours are combined in pairs; where their number is odd, the last three are
@@ -55,7 +56,7 @@ def adasum_tree(vectors) -> np.ndarray:
     """
     nodes = [(_vector(vector), 1) for vector in vectors]
     if not nodes:
-        raise InputError("no vector came; expected at least one")
+        raise InputError("vectors: expected at least one, got none")
     while len(nodes) > 1:
         paired = len(nodes) - 3 * (len(nodes) % 2)
         level = [
@@ -69,5 +70,5 @@ def adasum_tree(vectors) -> np.ndarray:
     return nodes[0][0]
 
 
-def _vector(values) -> np.ndarray:
+def _vector(values: ArrayLike) -> np.ndarray:
     return np.asarray(values, np.float64).ravel()

@@ -1,29 +1,36 @@
 """Convolutions as matrix products over patches (im2col), with any window, and their slopes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from labkit.errors import InputError
 
+Pair = tuple[int, int]
+Sides = tuple[int, int, int, int]
+
 
 @dataclass(frozen=True)
 class Window:
     """How a convolution looks at its input.
 
-    kernel, stride, dilation  (height, width)
-    padding  zeros at (top, bottom, left, right)
-    groups   parts that the channels are cut into
+    Attributes:
+        kernel: (height, width).
+        stride: (height, width).
+        padding: zeros at (top, bottom, left, right).
+        dilation: (height, width).
+        groups: parts that the channels are cut into.
     """
 
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    dilation: tuple[int, int] = (1, 1)
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Sides = (0, 0, 0, 0)
+    dilation: Pair = (1, 1)
     groups: int = 1
 
 
-def same_padding(size, kernel, stride=(1, 1), dilation=(1, 1)) -> tuple[int, int, int, int]:
+def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair = (1, 1)) -> Sides:
     """Return (top, bottom, left, right) of pad_mode "same" on a map of ``size`` (height, width).
 
     ceil(size / stride) positions an axis; the odd zero goes to the bottom and to the right.
@@ -36,18 +43,23 @@ def same_padding(size, kernel, stride=(1, 1), dilation=(1, 1)) -> tuple[int, int
     return tuple(around)
 
 
-def map_size(size, window: Window) -> tuple[int, int]:
+def map_size(size: Pair, window: Window) -> Pair:
     """Return (height, width) of a convolution's output on a map of ``size`` (height, width)."""
     top, bottom, left, right = window.padding
     padded = (size[0] + top + bottom, size[1] + left + right)
     spans = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilation, strict=True)]
     if padded[0] < spans[0] or padded[1] < spans[1]:
-        raise InputError(f"a map of {padded}, padding included, came; expected at least {spans}")
+        raise InputError(f"a map of {padded}, padding included; expected at least {spans}")
     return tuple((p - s) // t + 1 for p, s, t in zip(padded, spans, window.stride, strict=True))
 
 
 def patches(
-    x, kernel, stride=(1, 1), padding=(0, 0, 0, 0), dilation=(1, 1), groups=1
+    x: np.ndarray,
+    kernel: Pair,
+    stride: Pair = (1, 1),
+    padding: Sides = (0, 0, 0, 0),
+    dilation: Pair = (1, 1),
+    groups: int = 1,
 ) -> np.ndarray:
     """Return what each kernel position sees: (N, groups, C/groups kh kw, T) of x (N, C, H, W).
 
@@ -56,16 +68,16 @@ def patches(
     window = Window(tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups)
     rows, channels = x.shape[:2]
     if channels % groups:
-        raise InputError(f"{channels} channels came; expected a multiple of {groups} groups")
+        raise InputError(f"{channels} channels; expected a multiple of {groups} groups")
     height, width = map_size(x.shape[2:], window)
     padded = _pad(np.asarray(x, dtype=np.float64), padding)
-    seen = np.zeros((rows, channels, *kernel, height, width))
+    columns = np.zeros((rows, channels, *kernel, height, width))
     for i, j in np.ndindex(*kernel):
-        seen[:, :, i, j] = padded[(..., *_seen_by(i, j, window, height, width))]
-    return seen.reshape(rows, groups, -1, height * width)
+        columns[:, :, i, j] = padded[(..., *_seen_by(i, j, window, height, width))]
+    return columns.reshape(rows, groups, -1, height * width)
 
 
-def sum_of_patches(columns, shape, window: Window) -> np.ndarray:
+def sum_of_patches(columns: np.ndarray, shape: Sequence[int], window: Window) -> np.ndarray:
     """Return the transpose of ``patches``: each entry added to the pixel that it came from.
 
     columns (N, groups, C/groups kh kw, T), ``shape`` (N, C, H, W) of the result
@@ -79,7 +91,9 @@ def sum_of_patches(columns, shape, window: Window) -> np.ndarray:
     return padded[:, :, top : top + shape[2], left : left + shape[3]]
 
 
-def convolve(x, weight, bias, window: Window) -> np.ndarray:
+def convolve(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, window: Window
+) -> np.ndarray:
     """Return y (N, O, H', W') of x (N, C, H, W), weight (O, C/groups, kh, kw), bias (O,) or None.
 
     y = W p + b for every patch p, group by group.
@@ -91,7 +105,9 @@ def convolve(x, weight, bias, window: Window) -> np.ndarray:
     return y if bias is None else y + bias[:, None, None]
 
 
-def convolution_slopes(x, weight, derivatives, window: Window):
+def convolution_slopes(
+    x: np.ndarray, weight: np.ndarray, derivatives: np.ndarray, window: Window
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (dL/dx, dL/d weight, dL/d bias) for dL/dy (N, O, H', W')."""
     columns = patches(x, **vars(window))
     matrix = weight.reshape(window.groups, weight.shape[0] // window.groups, -1)
@@ -101,12 +117,12 @@ def convolution_slopes(x, weight, derivatives, window: Window):
     return by_input, by_weight, derivatives.sum(axis=(0, 2, 3))
 
 
-def _pad(x, padding):
+def _pad(x: np.ndarray, padding: Sides) -> np.ndarray:
     top, bottom, left, right = padding
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
 
 
-def _seen_by(i, j, window, height, width):
+def _seen_by(i: int, j: int, window: Window, height: int, width: int) -> list[slice]:
     """Return the slices of the pixels under entry (i, j) of the kernel, for all positions."""
     slices = []
     for entry, d, s, count in zip(

@@ -15,67 +15,77 @@ in, in), G (groups, out, out), gradient (groups, out, in). Positions: T, or (T o
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError, refuse_unknown
+
+Positions = int | tuple[int, int]
 
 # A factor that is all zeros would make pi 0 or infinite and take the other's damping away.
 PI_RANGE = (1e-3, 1e3)
 
 
-def dense_columns(array) -> np.ndarray:
+def dense_columns(array: np.ndarray) -> np.ndarray:
     """Return (N, 1, n, T) of a fully connected layer's inputs or derivatives (N, ..., n)."""
     array = np.asarray(array, dtype=np.float64)
     positions = math.prod(array.shape[1:-1])
     return np.swapaxes(array.reshape(len(array), positions, array.shape[-1]), 1, 2)[:, None]
 
 
-def map_columns(derivatives, groups: int = 1) -> np.ndarray:
+def map_columns(derivatives: np.ndarray, groups: int = 1) -> np.ndarray:
     """Return (N, groups, O/groups, T) of a convolution's derivatives (N, O, H', W')."""
     derivatives = np.asarray(derivatives, dtype=np.float64)
     return derivatives.reshape(len(derivatives), groups, derivatives.shape[1] // groups, -1)
 
 
-def with_one(columns) -> np.ndarray:
+def with_one(columns: np.ndarray) -> np.ndarray:
     """Return the columns with a 1 below each: the homogeneous coordinate, the bias' input."""
     ones = np.ones((*columns.shape[:2], 1, columns.shape[3]))
     return np.concatenate([columns, ones], axis=2)
 
 
-def columns_of(inputs, derivatives, *, homogeneous: bool, layout: str = "dense"):
+def columns_of(
+    inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (inputs, derivatives) as columns.
 
-    layout  "dense": inputs (N, ..., in), derivatives (N, ..., out); "patches": inputs of
-            ``patches``, derivatives (N, O, H', W')
+    ``layout`` is "dense", for inputs (N, ..., in) and derivatives (N, ..., out), or "patches", for
+    inputs of ``patches`` and derivatives (N, O, H', W').
     """
     refuse_unknown("layout", layout, ("dense", "patches"))
     if layout == "dense":
-        seen, slopes = dense_columns(inputs), dense_columns(derivatives)
+        columns, slopes = dense_columns(inputs), dense_columns(derivatives)
     else:
-        seen = np.asarray(inputs, dtype=np.float64)
-        slopes = map_columns(derivatives, seen.shape[1])
-    if (len(seen), seen.shape[3]) != (len(slopes), slopes.shape[3]) or not len(seen):
+        columns = np.asarray(inputs, dtype=np.float64)
+        slopes = map_columns(derivatives, columns.shape[1])
+    if (len(columns), columns.shape[3]) != (len(slopes), slopes.shape[3]) or not len(columns):
         raise InputError(
-            f"inputs {np.shape(inputs)} and derivatives {np.shape(derivatives)} came; expected at "
-            "least one row, as many rows and as many positions in both"
+            f"inputs {np.shape(inputs)} and derivatives {np.shape(derivatives)}; expected at least "
+            "one row, as many rows and as many positions in both"
         )
-    return (with_one(seen) if homogeneous else seen), slopes
+    return (with_one(columns) if homogeneous else columns), slopes
 
 
-def kronecker_factors(inputs, derivatives, *, homogeneous: bool, layout: str = "dense"):
+def kronecker_factors(
+    inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
+) -> tuple[np.ndarray, np.ndarray, int]:
     """Return (A, G, T); for the arguments see ``columns_of``. ``derivatives`` of the mean loss."""
-    seen, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
-    rows, groups, _, positions = seen.shape
-    a_factor = np.zeros((groups, seen.shape[2], seen.shape[2]))
+    columns, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
+    rows, groups, _, positions = columns.shape
+    a_factor = np.zeros((groups, columns.shape[2], columns.shape[2]))
     g_factor = np.zeros((groups, slopes.shape[2], slopes.shape[2]))
     for n, group in np.ndindex(rows, groups):
-        a_factor[group] += seen[n, group] @ seen[n, group].T
+        a_factor[group] += columns[n, group] @ columns[n, group].T
         g_factor[group] += slopes[n, group] @ slopes[n, group].T
     return a_factor / (rows * positions), g_factor * rows / positions, positions
 
 
-def gradient_matrix(weight, bias=None, groups: int = 1) -> np.ndarray:
+def gradient_matrix(
+    weight: np.ndarray, bias: np.ndarray | None = None, groups: int = 1
+) -> np.ndarray:
     """Return the gradients of weight (out, ...) and bias (out,) as (groups, out/groups, in)."""
     matrix = np.asarray(weight, dtype=np.float64).reshape(groups, len(weight) // groups, -1)
     if bias is None:
@@ -83,7 +93,9 @@ def gradient_matrix(weight, bias=None, groups: int = 1) -> np.ndarray:
     return np.concatenate([matrix, bias.reshape(groups, -1, 1)], axis=2)
 
 
-def weight_and_bias(matrix, shape, homogeneous: bool):
+def weight_and_bias(
+    matrix: np.ndarray, shape: Sequence[int], homogeneous: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Return (weight of ``shape``, bias or None): the inverse of ``gradient_matrix``."""
     if not homogeneous:
         return matrix.reshape(shape), None
@@ -93,19 +105,19 @@ def weight_and_bias(matrix, shape, homogeneous: bool):
 def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[int, int]]:
     """Return (first, end) of the diagonal blocks of an (n, n) matrix, none above ``split``.
 
-    cut  "equal": ceil(n / split) blocks of one size, the last one shorter where n does not divide;
-         "fixed": blocks of ``split`` and the rest, as in MindSpore's THOR
+    With ``cut`` "equal" ceil(n / split) blocks of one size, the last one shorter where n does not
+    divide; "fixed": blocks of ``split`` and the rest, as in MindSpore's THOR.
     """
     refuse_unknown("cut", cut, ("equal", "fixed"))
     if split is None:
         return [(0, n)]
     if split < 1:
-        raise InputError(f"split {split} came; expected at least 1, or None for whole factors")
+        raise wrong("split", split, "at least 1, or None for whole factors")
     size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))
     return [(first, min(first + size, n)) for first in range(0, n, size)]
 
 
-def block_diagonal(matrix, split: int | None, cut: str = "equal") -> np.ndarray:
+def block_diagonal(matrix: np.ndarray, split: int | None, cut: str = "equal") -> np.ndarray:
     """Return the matrices (..., n, n) with zeros outside of the diagonal blocks."""
     kept = np.zeros_like(matrix, dtype=np.float64)
     for first, end in block_bounds(matrix.shape[-1], split, cut):
@@ -113,7 +125,13 @@ def block_diagonal(matrix, split: int | None, cut: str = "equal") -> np.ndarray:
     return kept
 
 
-def damping_pair(a_factor, g_factor, positions, damping: float, damping_split: str = "equal"):
+def damping_pair(
+    a_factor: np.ndarray,
+    g_factor: np.ndarray,
+    positions: Positions,
+    damping: float,
+    damping_split: str = "equal",
+) -> tuple[float, float]:
     """Return (a_damping, g_damping) = (pi sqrt(damping / T), sqrt(damping / T) / pi).
 
     pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), kept in
@@ -121,7 +139,7 @@ def damping_pair(a_factor, g_factor, positions, damping: float, damping_split: s
     """
     refuse_unknown("damping_split", damping_split, ("equal", "pi"))
     if not damping > 0:
-        raise InputError(f"damping {damping} came; expected a number > 0")
+        raise wrong("damping", damping, "a number > 0")
     a_positions, g_positions = _pair(positions)
     pi = 1.0
     if damping_split == "pi":
@@ -131,21 +149,21 @@ def damping_pair(a_factor, g_factor, positions, damping: float, damping_split: s
     return pi * math.sqrt(damping / a_positions), math.sqrt(damping / g_positions) / pi
 
 
-def mean_eigenvalue(factor) -> float:
+def mean_eigenvalue(factor: np.ndarray) -> float:
     """Return the trace over the dimension of matrices (groups, n, n), all groups together."""
-    return float(sum(np.trace(one) for one in factor) / (len(factor) * factor.shape[-1]))
+    return float(sum(np.trace(block) for block in factor) / (len(factor) * factor.shape[-1]))
 
 
-def damped_inverse(matrix, damping: float) -> np.ndarray:
+def damped_inverse(matrix: np.ndarray, damping: float) -> np.ndarray:
     """Return (matrix + damping I)^-1."""
     return np.linalg.inv(matrix + damping * np.eye(len(matrix)))
 
 
 def thor_direction(
-    a_factor,
-    g_factor,
-    positions,
-    gradient,
+    a_factor: np.ndarray,
+    g_factor: np.ndarray,
+    positions: Positions,
+    gradient: np.ndarray,
     damping: float,
     *,
     split: int | None = 128,
@@ -166,7 +184,14 @@ def thor_direction(
 
 
 def kronecker_solve(
-    a_factor, g_factor, positions, gradient, damping, *, split=128, damping_split="equal"
+    a_factor: np.ndarray,
+    g_factor: np.ndarray,
+    positions: Positions,
+    gradient: np.ndarray,
+    damping: float,
+    *,
+    split: int | None = 128,
+    damping_split: str = "equal",
 ) -> np.ndarray:
     """Return U by solving with the whole matrix T (G + ..) (x) (A + ..): small layers only."""
     a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
@@ -180,5 +205,5 @@ def kronecker_solve(
     return direction
 
 
-def _pair(positions):
+def _pair(positions: Positions) -> tuple[int, int]:
     return positions if isinstance(positions, tuple) else (positions, positions)

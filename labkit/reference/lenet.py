@@ -10,7 +10,9 @@ _WINDOW = Window((5, 5))
 _DENSE = ("fc1", "fc2", "fc3")
 
 
-def lenet_parameters(seed: int, classes: int = 10, channels: int = 1, *, conv_bias: bool = False):
+def lenet_parameters(
+    seed: int, classes: int = 10, channels: int = 1, *, conv_bias: bool = False
+) -> Parameters:
     """Return parameters by the names of ``LeNet5``, normal with standard deviation 1 / sqrt(in)."""
     random = np.random.default_rng(seed)
     shapes = {
@@ -29,14 +31,14 @@ def lenet_parameters(seed: int, classes: int = 10, channels: int = 1, *, conv_bi
 
 
 def lenet_gradients(
-    parameters: Parameters, images, labels
+    parameters: Parameters, images: np.ndarray, labels: np.ndarray
 ) -> tuple[float, Parameters, list[Layer]]:
     """Return (mean loss, gradients by name, the layers with their inputs and derivatives).
 
     images (N, C, 32, 32), labels (N,) integers; parameters as of ``lenet_parameters``
     """
     if np.shape(images)[2:] != (32, 32):
-        raise InputError(f"images {np.shape(images)} came; expected (N, C, 32, 32)")
+        raise InputError(f"images of shape {np.shape(images)}; expected (N, C, 32, 32)")
     x, inputs, outputs, pooled_from = np.asarray(images, dtype=np.float64), {}, {}, {}
     for name in ("conv1", "conv2"):
         inputs[name] = x
@@ -70,7 +72,7 @@ def lenet_gradients(
     return loss, {name: gradients[name] for name in parameters}, layers
 
 
-def cross_entropy(logits, labels) -> tuple[float, np.ndarray]:
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
     """Return (mean softmax cross entropy, its slope by the logits (N, C))."""
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probability = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -80,12 +82,12 @@ def cross_entropy(logits, labels) -> tuple[float, np.ndarray]:
     return float(-log_probability[rows, labels].mean()), slope / len(labels)
 
 
-def max_pool(x) -> np.ndarray:
+def max_pool(x: np.ndarray) -> np.ndarray:
     """Return the maxima of 2 x 2 windows, (N, C, H/2, W/2) of (N, C, H, W)."""
     return _windows(x).max(axis=-1)
 
 
-def max_pool_slope(x, derivatives) -> np.ndarray:
+def max_pool_slope(x: np.ndarray, derivatives: np.ndarray) -> np.ndarray:
     """Return dL/dx; where several pixels of a window are its maximum, the first one has it all."""
     windows = _windows(x)
     first = windows.argmax(axis=-1)[..., None]
@@ -96,7 +98,7 @@ def max_pool_slope(x, derivatives) -> np.ndarray:
     return np.swapaxes(slope, 3, 4).reshape(x.shape)
 
 
-def _windows(x):
+def _windows(x: np.ndarray) -> np.ndarray:
     rows, channels, height, width = x.shape
     windows = x.reshape(rows, channels, height // 2, 2, width // 2, 2)
     return np.swapaxes(windows, 3, 4).reshape(rows, channels, height // 2, width // 2, 4)

@@ -5,9 +5,12 @@ import math
 import numpy as np
 
 from labkit.errors import InputError
+from labkit.reference.accumulation import Arrays
 
 
-def linear_regression(weights, bias, inputs, targets):
+def linear_regression(
+    weights: np.ndarray, bias: np.ndarray, inputs: np.ndarray, targets: np.ndarray
+) -> tuple[float, Arrays]:
     """Return (mean squared error over all entries, [d weights, d bias]) of inputs W^T + b.
 
     weights (out, in), bias (out,), inputs (B, in), targets (B, out)
@@ -17,7 +20,9 @@ def linear_regression(weights, bias, inputs, targets):
     return float(np.mean(error**2)), [slope.T @ inputs, slope.sum(axis=0)]
 
 
-def softmax_regression(weights, bias, inputs, labels):
+def softmax_regression(
+    weights: np.ndarray, bias: np.ndarray, inputs: np.ndarray, labels: np.ndarray
+) -> tuple[float, Arrays]:
     """Return (mean cross entropy, [d weights, d bias]) of logits inputs W^T + b.
 
     weights (classes, in), bias (classes,), inputs (B, in), labels (B,) integers
@@ -33,11 +38,15 @@ def softmax_regression(weights, bias, inputs, labels):
     return float(loss), [slope.T @ inputs, slope.sum(axis=0)]
 
 
-def token_cross_entropy(logits, labels, ignore_index=-100):
+def token_cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, ignore_index: int = -100
+) -> tuple[float, int]:
     """Return (sum of cross entropies, number of tokens) over labels that are not ``ignore_index``.
 
-    logits (B, T, V), labels (B, T) integers; loops over every token. Raises ``InputError`` for a
-    label that is neither 0 .. V - 1 nor ``ignore_index``.
+    logits (B, T, V), labels (B, T) integers; loops over every token.
+
+    Raises:
+        InputError: when a label is neither 0 .. V - 1 nor ``ignore_index``.
     """
     total, count = 0.0, 0
     for row, row_labels in zip(logits.astype(np.float64), labels, strict=True):
@@ -51,7 +60,9 @@ def token_cross_entropy(logits, labels, ignore_index=-100):
     return total, count
 
 
-def smoothed_cross_entropy(logits, labels, on, off):
+def smoothed_cross_entropy(
+    logits: np.ndarray, labels: np.ndarray, on: float, off: float
+) -> tuple[float, np.ndarray]:
     """Return (mean loss, its slope by the logits) for targets ``on`` at the label, else ``off``.
 
     logits (B, C), labels (B,) integers. Loops over every logit; for targets that sum to 1.

@@ -1,6 +1,7 @@
 """What decides when THOR refreshes, how far it steps, and how much it damps."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +16,10 @@ class TraceRule:
     refresh: float = 0.01
     freeze: float = 0.001
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.refresh >= self.freeze >= 0:
             raise InputError(
-                f"refresh {self.refresh} and freeze {self.freeze} came; expected refresh >= freeze "
-                ">= 0"
+                f"refresh {self.refresh} and freeze {self.freeze}; expected refresh >= freeze >= 0"
             )
 
     def decide(self, trace: float, last: float) -> str:
@@ -28,12 +28,14 @@ class TraceRule:
         return "refresh" if change > self.refresh else "freeze" if change < self.freeze else "skip"
 
 
-def running_average(old, new, decay: float):
+def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np.ndarray:
     """Return decay old + (1 - decay) new, or ``new`` where there is no old one."""
     return new if old is None else decay * old + (1 - decay) * new
 
 
-def trace_of_fisher(a_factor, g_factor, positions, damping: float) -> float:
+def trace_of_fisher(
+    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
+) -> float:
     """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G."""
     trace = 0.0
     for a, g in zip(a_factor, g_factor, strict=True):
@@ -41,7 +43,9 @@ def trace_of_fisher(a_factor, g_factor, positions, damping: float) -> float:
     return float(trace)
 
 
-def fisher_quadratic(a_factor, g_factor, positions, step, damping: float) -> float:
+def fisher_quadratic(
+    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, step: np.ndarray, damping: float
+) -> float:
     """Return s^T (F + damping I) s for a step (groups, out, in), F = T G (x) A."""
     curved = sum(
         positions * np.trace(s.T @ g @ s @ a)
@@ -50,7 +54,12 @@ def fisher_quadratic(a_factor, g_factor, positions, step, damping: float) -> flo
     return float(curved + damping * np.sum(step**2))
 
 
-def kl_clip_factor(directions, gradients, learning_rate: float, kl_clip: float) -> float:
+def kl_clip_factor(
+    directions: Iterable[np.ndarray],
+    gradients: Iterable[np.ndarray],
+    learning_rate: float,
+    kl_clip: float,
+) -> float:
     """Return min(1, sqrt(kl_clip / sum |lr^2 <U, grad>|)) over all layers with factors."""
     moved = sum(
         abs(learning_rate**2 * np.sum(u * g)) for u, g in zip(directions, gradients, strict=True)
@@ -59,12 +68,19 @@ def kl_clip_factor(directions, gradients, learning_rate: float, kl_clip: float) 
 
 
 def levenberg_marquardt(
-    damping, loss_before, loss_after, slope, quadratic, *, omega=0.95, interval=5
+    damping: float,
+    loss_before: float,
+    loss_after: float,
+    slope: float,
+    quadratic: float,
+    *,
+    omega: float = 0.95,
+    interval: int = 5,
 ) -> tuple[float, float]:
-    """Return (rho, the new damping): how much of the promised change came, and what follows.
+    """Return (rho, the new damping): the part of the promise that was kept.
 
-    slope      <g, s> of the gradient and the step made
-    quadratic  s^T (F + damping I) s, of ``fisher_quadratic``, summed over layers
+    ``slope`` is <g, s> of the gradient and the step made, ``quadratic`` s^T (F + damping I) s, of
+    ``fisher_quadratic``, summed over layers.
 
     rho = (L(w + s) - L(w)) / (slope + quadratic / 2); above 3/4 the damping is multiplied by
     omega^interval, below 1/4 divided by it. Martens and Grosse 2015, section 6.5.

@@ -3,7 +3,9 @@
 import math
 
 
-def cosine_schedule(lr, lr_end, epochs, steps_per_epoch, warmup_epochs=0):
+def cosine_schedule(
+    lr: float, lr_end: float, epochs: int, steps_per_epoch: int, warmup_epochs: int = 0
+) -> list[float]:
     """Return a list: ``labkit.steps.schedules.cosine``, update by update."""
     total, warmup, rates = epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
@@ -15,7 +17,9 @@ def cosine_schedule(lr, lr_end, epochs, steps_per_epoch, warmup_epochs=0):
     return rates
 
 
-def stairs_schedule(lr, lr_end, epochs, steps_per_epoch, decay_epochs):
+def stairs_schedule(
+    lr: float, lr_end: float, epochs: int, steps_per_epoch: int, decay_epochs: int
+) -> list[float]:
     """Return a list: a cosine down to ``lr_end`` in ``decay_epochs``, one rate per epoch."""
     rates = []
     for epoch in range(epochs):
@@ -26,7 +30,15 @@ def stairs_schedule(lr, lr_end, epochs, steps_per_epoch, decay_epochs):
     return rates
 
 
-def resnet_schedule(lr_init, lr_end, lr_max, warmup_epochs, total_epochs, steps_per_epoch, mode):
+def resnet_schedule(
+    lr_init: float,
+    lr_end: float,
+    lr_max: float,
+    warmup_epochs: int,
+    total_epochs: int,
+    steps_per_epoch: int,
+    mode: str,
+) -> list[float]:
     """Return a list: ``labkit.steps.schedules.get_lr``, update by update."""
     total, warmup, rates = total_epochs * steps_per_epoch, warmup_epochs * steps_per_epoch, []
     for update in range(total):
@@ -48,7 +60,9 @@ def resnet_schedule(lr_init, lr_end, lr_max, warmup_epochs, total_epochs, steps_
     return rates
 
 
-def thor_schedule(lr_init, decay, total_epochs, steps_per_epoch, decay_epochs):
+def thor_schedule(
+    lr_init: float, decay: float, total_epochs: int, steps_per_epoch: int, decay_epochs: int
+) -> list[float]:
     """Return a list: ``labkit.steps.schedules.get_thor_lr``, update by update."""
     rates = []
     for made in range(1, total_epochs * steps_per_epoch + 1):
@@ -62,7 +76,9 @@ def thor_schedule(lr_init, decay, total_epochs, steps_per_epoch, decay_epochs):
     return rates
 
 
-def thor_damping(damping_init, decay_rate, total_epochs, steps_per_epoch):
+def thor_damping(
+    damping_init: float, decay_rate: float, total_epochs: int, steps_per_epoch: int
+) -> list[float]:
     """Return a list: ``labkit.steps.schedules.get_thor_damping``, update by update."""
     return [
         damping_init * math.exp(math.log(decay_rate) * made / steps_per_epoch / 10)

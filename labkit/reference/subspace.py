@@ -15,19 +15,21 @@ import numpy as np
 
 from labkit.errors import refuse_unknown
 
+LossOf = Callable[[np.ndarray], float]
 
-def bfgs_inverse(inverse, s, y) -> np.ndarray:
+
+def bfgs_inverse(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return B (K, K) after the pair s, y (K,), y.s > 0, written out.
 
     B + (1 + y^T B y / y.s) s s^T / y.s - (B y s^T + s y^T B) / y.s: symmetric, and B y = s.
     """
-    inverse, s, y = (np.asarray(one, np.float64) for one in (inverse, s, y))
+    inverse, s, y = (np.asarray(value, np.float64) for value in (inverse, s, y))
     product, moved = y @ s, inverse @ y
     grown = (1 + y @ moved / product) * np.outer(s, s) / product
     return inverse + grown - (np.outer(moved, s) + np.outer(s, moved)) / product
 
 
-def sgd_update(weights, slope) -> np.ndarray:
+def sgd_update(weights: np.ndarray, slope: np.ndarray) -> np.ndarray:
     """Return w - slope: MindSpore's SGD at rate 1, what the source's rule ends with."""
     return weights - slope
 
@@ -36,13 +38,17 @@ def sgd_update(weights, slope) -> np.ndarray:
 class ProjectedBFGS:
     """Whole updates: ``weights = search.update(weights, gradient, loss_of)``.
 
-    basis      P (K, M), rows orthonormal
-    optimizer  function (weights, slope) -> weights
-    others     as of ``labkit.algorithms.subspace.Constants``
+    The options are those of ``labkit.algorithms.subspace.Constants``; beside them:
 
-    inverse        B;  pair  (P g, s) of the last update, or None;  residual  r (M,)
-    trials, rate   of the last search: losses looked at, and rho^m or 0.0 where none was low enough
-    failures       searches that found no step
+    Attributes:
+        basis: P (K, M), rows orthonormal.
+        optimizer: function (weights, slope) -> weights.
+        inverse: B.
+        pair: (P g, s) of the last update, or None.
+        residual: r (M,).
+        made: losses that the last search computed.
+        rate: its rho^m, or 0.0 where no loss was low enough.
+        failures: searches without a step.
     """
 
     basis: np.ndarray
@@ -62,7 +68,7 @@ class ProjectedBFGS:
     inverse: np.ndarray = field(default=None)
     residual: np.ndarray = field(default=None)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         refuse_unknown("failure", self.failure, ("reset", "rollback"))
         refuse_unknown("start", self.start, ("identity", "scaled"))
         self.basis = np.asarray(self.basis, np.float64)
@@ -70,7 +76,7 @@ class ProjectedBFGS:
         self.inverse = np.eye(components)
         self.residual = np.zeros(numbers)
 
-    def update(self, weights, gradient, loss_of) -> np.ndarray:
+    def update(self, weights: np.ndarray, gradient: np.ndarray, loss_of: LossOf) -> np.ndarray:
         """Return the new weights (M,). ``loss_of``: weights -> loss of the update's rows."""
         projected = self.basis @ gradient
         inverse = self._updated(projected)
@@ -87,7 +93,7 @@ class ProjectedBFGS:
         moved = weights + self.basis.T @ (self.rate * direction)
         return self.optimizer(moved, self.alpha * self.residual)
 
-    def _updated(self, projected):
+    def _updated(self, projected: np.ndarray) -> np.ndarray:
         if self.pair is None:
             return self.inverse
         last, s = self.pair
@@ -98,7 +104,9 @@ class ProjectedBFGS:
             return bfgs_inverse(y @ s / (y @ y) * self.inverse, s, y)
         return bfgs_inverse(self.inverse, s, y)
 
-    def _search(self, weights, direction, slope, loss_of):
+    def _search(
+        self, weights: np.ndarray, direction: np.ndarray, slope: float, loss_of: LossOf
+    ) -> None:
         self.made, self.rate = 0, 0.0
         if slope >= 0:
             return
@@ -112,6 +120,6 @@ class ProjectedBFGS:
                 return
 
 
-def projected_gradient(basis, gradient) -> np.ndarray:
+def projected_gradient(basis: np.ndarray, gradient: np.ndarray) -> np.ndarray:
     """Return P^T P g (M,), what projected SGD gives the optimizer."""
     return basis.T @ (basis @ np.asarray(gradient, np.float64))

@@ -16,7 +16,7 @@ class PrincipalComponents:
     total_variance: float
 
 
-def principal_components(snapshots, components: int) -> PrincipalComponents:
+def principal_components(snapshots: np.ndarray, components: int) -> PrincipalComponents:
     """Return the first K principal components of snapshots (N, M), one snapshot to a row.
 
     A = X - mean of the rows = U diag(s) W^T;  row k is w_k, its variance s_k^2 / (N - 1).
@@ -26,7 +26,7 @@ def principal_components(snapshots, components: int) -> PrincipalComponents:
     """
     rows = np.asarray(snapshots, np.float64)
     if rows.ndim != 2 or len(rows) <= components:
-        raise InputError(f"snapshots (N, M) with N > {components} expected; came {rows.shape}")
+        raise InputError(f"snapshots: expected (N, M) with N > {components}, got {rows.shape}")
     centred = rows - rows.mean(axis=0)
     left, values, right = np.linalg.svd(centred, full_matrices=False)
     matrix = np.array(right[:components])
@@ -38,10 +38,10 @@ def principal_components(snapshots, components: int) -> PrincipalComponents:
     return PrincipalComponents(matrix, variance[:components], float(variance.sum()))
 
 
-def reconstruct(matrix, mean, weights) -> np.ndarray:
+def reconstruct(matrix: np.ndarray, mean: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Return the point of the subspace nearest to ``weights`` (M,): mean + P^T P (weights - mean).
 
-    matrix  (K, M) with orthonormal rows
+    ``matrix`` is (K, M) with orthonormal rows.
     """
     difference = np.asarray(weights, np.float64) - mean
     return mean + matrix.T @ (matrix @ difference)

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from labkit.base.arguments import integer
 from labkit.errors import InputError, refuse_unknown
 from labkit.reference.accumulation import momentum_update
 from labkit.reference.convolution import Window, patches
 from labkit.reference.kronecker import (
+    Positions,
     gradient_matrix,
     kronecker_factors,
     thor_direction,
@@ -33,10 +35,11 @@ ByUpdate = float | Sequence[float] | Callable[[int], float]
 class Layer:
     """What a layer with factors saw in one batch.
 
-    name         its parameters are ``name.weight`` and, where it has a bias, ``name.bias``
-    inputs       (N, ..., in), or (N, C, H, W) of a convolution
-    derivatives  dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W')
-    window       of a convolution, None for a fully connected layer
+    Attributes:
+        name: its parameters are ``name.weight`` and, where it has a bias, ``name.bias``.
+        inputs: (N, ..., in), or (N, C, H, W) of a convolution.
+        derivatives: dL/dy, L the mean loss: (N, ..., out) or (N, O, H', W').
+        window: of a convolution, None for a fully connected layer.
     """
 
     name: str
@@ -44,15 +47,19 @@ class Layer:
     derivatives: np.ndarray
     window: Window | None = None
 
-    def factors(self, *, homogeneous: bool, formulas: str = "thor"):
+    def factors(
+        self, *, homogeneous: bool, formulas: str = "thor"
+    ) -> tuple[np.ndarray, np.ndarray, Positions]:
         """Return (A, G, positions) by THOR's formulas or by those of MindSpore's GPU branch."""
         refuse_unknown("formulas", formulas, ("thor", "upstream_gpu"))
         if formulas == "upstream_gpu":
             return upstream_factors(self.inputs, self.derivatives, self.window)
         if self.window is None:
             return kronecker_factors(self.inputs, self.derivatives, homogeneous=homogeneous)
-        seen = patches(self.inputs, **vars(self.window))
-        return kronecker_factors(seen, self.derivatives, homogeneous=homogeneous, layout="patches")
+        columns = patches(self.inputs, **vars(self.window))
+        return kronecker_factors(
+            columns, self.derivatives, homogeneous=homogeneous, layout="patches"
+        )
 
 
 @dataclass
@@ -64,11 +71,13 @@ class Thor:
     ``weight_decay`` a number, or one by parameter name (0 where it has none). ``cut`` is that of
     ``block_bounds``.
 
-    updates     made so far
-    factors     name -> (A, G, positions), the running averages
-    refreshed   name -> (A, G, positions, damping) that the inverses were last made from
-    frozen      names that the trace rule has frozen; decisions  name -> that of the last refresh
-    velocities  name -> of the momentum
+    Attributes:
+        updates: made so far.
+        factors: name -> (A, G, positions), the running averages.
+        refreshed: name -> (A, G, positions, damping) that the inverses were last made from.
+        frozen: names that the trace rule has frozen.
+        decisions: name -> that of the last refresh.
+        velocities: name -> of the momentum.
     """
 
     learning_rate: ByUpdate
@@ -92,17 +101,19 @@ class Thor:
     decisions: dict = field(default_factory=dict)
     velocities: Parameters = field(default_factory=dict)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         refuse_unknown("bias", self.bias, ("homogeneous", "plain"))
         refuse_unknown("formulas", self.formulas, ("thor", "upstream_gpu"))
         if self.formulas == "upstream_gpu" and self.bias != "plain":
             raise InputError("formulas 'upstream_gpu' have no homogeneous bias; expected 'plain'")
         for name in ("frequency", "factor_frequency"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InputError(f"{name} {value} came; expected at least 1")
+            if value is not None:
+                integer(name, value)
 
-    def update(self, parameters: Parameters, gradients: Parameters, layers) -> Parameters:
+    def update(
+        self, parameters: Parameters, gradients: Parameters, layers: Sequence[Layer]
+    ) -> Parameters:
         """Return the new parameters. ``layers``: a ``Layer`` for each one with factors."""
         if self.updates % (self.factor_frequency or self.frequency) == 0:
             self._observe(parameters, layers)
@@ -113,7 +124,7 @@ class Thor:
         self.updates += 1
         return self._optimizer(parameters, directions, rate)
 
-    def directions(self, gradients: Parameters, layers) -> Parameters:
+    def directions(self, gradients: Parameters, layers: Sequence[Layer]) -> Parameters:
         """Return U by parameter name, the gradient itself where there are no factors."""
         before, after = {}, {}
         for layer in layers:
@@ -139,12 +150,12 @@ class Thor:
                 made[f"{layer.name}.bias"] = bias
         return made
 
-    def _parts(self, layer, values):
+    def _parts(self, layer: Layer, values: Parameters) -> tuple[np.ndarray, np.ndarray | None, int]:
         """Return (weight, the bias where it is homogeneous or None, groups)."""
         bias = values.get(f"{layer.name}.bias") if self.bias == "homogeneous" else None
         return values[f"{layer.name}.weight"], bias, layer.window.groups if layer.window else 1
 
-    def _observe(self, parameters, layers):
+    def _observe(self, parameters: Parameters, layers: Sequence[Layer]) -> None:
         for layer in layers:
             homogeneous = self._parts(layer, parameters)[1] is not None
             a, g, positions = layer.factors(homogeneous=homogeneous, formulas=self.formulas)
@@ -153,7 +164,7 @@ class Thor:
             g = running_average(old_g, g, self.factor_decay)
             self.factors[layer.name] = (a, g, positions)
 
-    def _refresh(self, damping):
+    def _refresh(self, damping: float) -> None:
         for name, (a, g, positions) in self.factors.items():
             decision = self._decide(name, a, g, positions, damping)
             self.decisions[name] = decision
@@ -162,7 +173,9 @@ class Thor:
             if decision == "refresh":
                 self.refreshed[name] = (a, g, positions, damping)
 
-    def _decide(self, name, a, g, positions, damping):
+    def _decide(
+        self, name: str, a: np.ndarray, g: np.ndarray, positions: Positions, damping: float
+    ) -> str:
         if self.trace_rule is None or name not in self.refreshed:
             return "refresh"
         if name in self.frozen:
@@ -170,7 +183,7 @@ class Thor:
         now = trace_of_fisher(a, g, positions, damping)
         return self.trace_rule.decide(now, trace_of_fisher(*self.refreshed[name]))
 
-    def _optimizer(self, parameters, directions, rate):
+    def _optimizer(self, parameters: Parameters, directions: Parameters, rate: float) -> Parameters:
         names = list(parameters)
         decays = self.weight_decay
         if not isinstance(decays, dict):
@@ -183,12 +196,12 @@ class Thor:
         return dict(zip(names, values, strict=True))
 
 
-def _at(value, update):
+def _at(value: ByUpdate, update: int) -> float:
     """Return a number, the update's entry of a sequence, or what a function says of it."""
     if callable(value):
         return float(value(update))
     if np.ndim(value) == 0:
         return float(value)
     if update >= len(value):
-        raise InputError(f"{len(value)} values came for update {update}; expected one an update")
+        raise InputError(f"{len(value)} values, none for update {update}; expected one an update")
     return float(value[update])

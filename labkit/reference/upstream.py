@@ -17,26 +17,30 @@ import numpy as np
 
 from labkit.errors import InputError
 from labkit.reference.convolution import Window, patches, same_padding
-from labkit.reference.kronecker import kronecker_factors
+from labkit.reference.kronecker import Positions, kronecker_factors
 
 
-def upstream_factors(inputs, derivatives, window: Window | None):
+def upstream_factors(
+    inputs: np.ndarray, derivatives: np.ndarray, window: Window | None
+) -> tuple[np.ndarray, np.ndarray, Positions]:
     """Return (A (1, in, in), G (1, out, out), (T of A, T of G)).
 
-    inputs       (N, in), or (N, C, H, W) where there is a ``window``
-    derivatives  dL/dy of the mean loss, (N, out) or (N, O, H', W')
+    ``inputs`` are (N, in), or (N, C, H, W) where there is a ``window``; ``derivatives`` are
+    dL/dy of the mean loss, (N, out) or (N, O, H', W').
     """
     if window is None:
         if np.ndim(inputs) != 2:
-            raise InputError(f"inputs {np.shape(inputs)} came; expected (N, in): upstream's only")
+            raise InputError(
+                f"inputs of shape {np.shape(inputs)}; expected (N, in), upstream's only"
+            )
         a_factor, g_factor, _ = kronecker_factors(inputs, derivatives, homogeneous=False)
         return a_factor * len(inputs) / inputs.shape[1], g_factor, (1, 1)
     if window.groups != 1:
-        raise InputError(f"{window.groups} groups came; expected 1: upstream's only")
+        raise InputError(f"{window.groups} groups; expected 1: upstream's only")
     rows, outputs = derivatives.shape[:2]
     around = same_padding(inputs.shape[2:], window.kernel, window.stride)
-    seen = patches(inputs, window.kernel, window.stride, around)[:, 0].mean(axis=0)
+    columns = patches(inputs, window.kernel, window.stride, around)[:, 0].mean(axis=0)
     slopes = derivatives.reshape(rows, outputs, -1).mean(axis=0)
-    a_factor = seen @ seen.T / seen.shape[1]
+    a_factor = columns @ columns.T / columns.shape[1]
     g_factor = rows**2 * slopes @ slopes.T / slopes.shape[1]
-    return a_factor[None], g_factor[None], (seen.shape[1], slopes.shape[1])
+    return a_factor[None], g_factor[None], (columns.shape[1], slopes.shape[1])

@@ -261,7 +261,7 @@ def _recipe(folder: Path, _out: Path):
 
 
 def _digits(folder: Path, _out: Path):
-    from tests.data_scripts.archives import load
+    from tests.support.data_archives import load
 
     wanted = {"data": "x", "size": 1}
     return load("color_digits")._is_there(folder, wanted)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from labkit.data.sources.archives import Member
 from labkit.data.sources.cifar import MAX_PNG, as_png, check_image, read_batch
-from labkit.data.sources.members import Member
 from labkit.errors import InputError
 
 RNG = np.random.default_rng(0)

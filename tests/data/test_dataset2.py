@@ -64,17 +64,6 @@ def test_the_arguments_are_the_tutorials():
     ]
 
 
-def test_the_call_of_the_dimension_reduction_tutorial(pictures):
-    """Sizes of its own for training and evaluation; its batch of 256, here of 4."""
-    sizes = dict(train_image_size=24, eval_image_size=32, target="CPU", batch_size=4)
-    train_set = create_dataset2(dataset_path=pictures, do_train=True, **sizes)
-    images, labels = batches(train_set)[0]
-    assert images.shape == (4, 3, 24, 24) and labels.shape == (4,)
-    images, _ = batches(create_dataset2(dataset_path=pictures, do_train=False, **sizes))[0]
-    expected = imagefolder.create_dataset(pictures, 4, do_train=False, image_size=32)
-    np.testing.assert_array_equal(images, batches(expected)[0][0])
-
-
 def test_training_is_that_of_create_dataset(pictures):
     came = batches(create_dataset2(pictures, True, 2, 5, "CPU"))
     ms.set_seed(1)
@@ -88,12 +77,6 @@ def test_training_is_that_of_create_dataset(pictures):
         np.testing.assert_array_equal(one[1], other[1])
 
 
-def test_evaluation_shows_every_image_in_order(pictures):
-    found = batches(create_dataset2(pictures, do_train=False, batch_size=5, target="GPU"))
-    assert [len(labels) for _, labels in found] == [5, 5, 2]
-    assert np.concatenate([labels for _, labels in found]).tolist() == [0] * 6 + [1] * 6
-
-
 @pytest.mark.parametrize(
     ("target", "distribute", "parts"),
     [("Ascend", False, 2), ("CPU", True, 2), ("Ascend", True, 2), ("CPU", False, 1)],
@@ -103,10 +86,6 @@ def test_who_shares_the_images(pictures, monkeypatch, target, distribute, parts)
     found = batches(create_dataset2(pictures, False, 1, 4, target, distribute))
     labels = np.concatenate([labels for _, labels in found]).tolist()
     assert labels == ([1] * 6 if parts == 2 else [0] * 6 + [1] * 6)
-
-
-def test_a_process_alone_has_rank_0(pictures):
-    assert len(batches(create_dataset2(pictures, True, batch_size=12))) == 1
 
 
 @pytest.mark.parametrize(("target", "distribute"), [("CPU", True), ("Ascend", True)])
@@ -147,13 +126,13 @@ def test_a_cache_without_session_says_what_the_tutorial_says(pictures, session):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(target="TPU"), "unknown target 'TPU'"),
-        (dict(do_train=1), "do_train is 1"),
-        (dict(distribute="no"), "distribute is 'no'"),
-        (dict(enable_cache=1), "enable_cache is 1"),
-        (dict(do_train=False, enable_cache=True, cache_session_id="x"), "cache_session_id is 'x'"),
+        (dict(target="TPU"), "target: expected one of 'Ascend', 'GPU', 'CPU', got 'TPU'"),
+        (dict(do_train=1), "do_train: expected True or False"),
+        (dict(distribute="no"), "distribute: expected True or False"),
+        (dict(enable_cache=1), "enable_cache: expected True or False"),
+        (dict(do_train=False, enable_cache=True, cache_session_id="x"), "cache_session_id: exp"),
         (dict(batch_size=13), "batch_size 13 is larger than the data: 12 images"),
-        (dict(repeat_num=0), "repeat_size is 0"),
+        (dict(repeat_num=0), "repeat_size: expected an integer >= 1"),
     ],
 )
 def test_what_is_refused(pictures, given, message):

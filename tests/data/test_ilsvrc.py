@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from labkit.data.sources import ilsvrc
-from labkit.data.sources.members import Member
+from labkit.data.sources.archives import Member
 from labkit.errors import InputError
-from tests.data_scripts.archives import TRUTH, WNIDS, image, kit, meta, tar
+from tests.support.data_archives import TRUTH, WNIDS, image, kit, meta, tar
 
 LABELS = ["n00000003", "n00000002", "n00000001", "n00000001", "n00000003", "n00000002"]
 

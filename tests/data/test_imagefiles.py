@@ -1,7 +1,6 @@
 """What a folder of classes may hold, and the words for what it may not."""
 
 import os
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -121,12 +120,15 @@ def test_folders_that_are_none_are_refused(tmp_path, read):
     for path in (None, 3, b"folder"):
         with pytest.raises(InputError, match="expected the path of a folder"):
             read(path)
-    with pytest.raises(InputError, match="absent is not there; expected a folder with one folder"):
+    with pytest.raises(
+        InputError,
+        match="expected a folder with one folder a class, got .*absent, which is not there",
+    ):
         read(tmp_path / "absent")
     with pytest.raises(InputError, match="holds no class"):
         read(tmp_path)
     store(tmp_path, {"file": b"x"})
-    with pytest.raises(InputError, match="file is a file"):
+    with pytest.raises(InputError, match="file, which is a file"):
         read(tmp_path / "file")
     with pytest.raises(InputError, match="holds no class"):
         read(tmp_path)
@@ -162,14 +164,3 @@ def test_a_damaged_file_is_taken_or_named_and_nothing_else(tmp_path_factory, dat
         assert read_folder(folder).images == 1
     except InputError as error:
         assert f"cat/{name}" in str(error)
-
-
-def test_twelve_thousand_real_files_are_looked_into_quickly(cifar10_jpeg):
-    start = time.perf_counter()
-    train, val = (read_folder(cifar10_jpeg / name) for name in ("train", "val"))
-    # 0.6 s measured.
-    assert time.perf_counter() - start < 6
-    assert (train.images, val.images) == (10_000, 2_000)
-    assert train.sizes == val.sizes == (32, 32)
-    assert train.classes == val.classes and len(train.classes) == 10
-    assert train.classes[0] == "airplane" and train.classes[9] == "truck"

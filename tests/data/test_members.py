@@ -14,8 +14,9 @@ from random import Random
 
 import pytest
 
-from labkit.data.sources import members as module
-from labkit.data.sources.members import Member, listed, opened, read, tar_members, unpack
+from labkit.data.sources import archives as module
+from labkit.data.sources.archives import Member
+from labkit.data.sources.members import listed, opened, read, tar_members, unpack
 from labkit.errors import InputError
 
 NAMES = ("one", "two")
@@ -113,32 +114,10 @@ def test_missing_and_doubled_members_are_named(tmp_path, kind):
             pass
 
 
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(InputError, match="holds no one, two"), opened(tmp_path, NAMES):
-        pass
-
-
-@pytest.mark.parametrize("kind", ["zip", "tar.gz", "tar.xz", "tar.bz2"])
-@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
-def test_an_archive_cut_short_is_refused(tmp_path, out, kind, keep):
-    noise = {name: hashlib.shake_256(name.encode()).digest(50_000) for name in NAMES}
-    whole = make(kind, tmp_path / "whole", noise).read_bytes()
-    (tmp_path / "cut").write_bytes(whole[: int(keep * len(whole))])
-    with pytest.raises(InputError, match="cut short|not a whole archive"):
-        collect(tmp_path / "cut", out)
-
-
 def test_a_gzipped_member_cut_short_is_refused(tmp_path, out, kind):
     files = {"one": b"1", "two.gz": gzip.compress(CONTENT["two"])[:-10]}
     with pytest.raises(InputError, match="two.gz: cut short or damaged"):
         collect(make(kind, tmp_path / "source", files), out)
-
-
-def test_a_file_that_is_no_archive_is_refused(tmp_path):
-    (tmp_path / "text").write_text("nothing of the kind")
-    with pytest.raises(InputError, match="not a whole archive; expected a folder, .zip or .tar"):
-        with opened(tmp_path / "text", NAMES):
-            pass
 
 
 def test_a_small_file_that_unpacks_to_a_huge_one_is_stopped(tmp_path, out, kind):
@@ -151,9 +130,21 @@ def test_a_small_file_that_unpacks_to_a_huge_one_is_stopped(tmp_path, out, kind)
 # ---- all members, by clean names
 
 
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "tar.bz2"])
+def test_an_archive_cut_short_is_refused(tmp_path, kind, keep):
+    noise = {name: hashlib.shake_256(name.encode()).digest(50_000) for name in NAMES}
+    whole = make(kind, tmp_path / "whole", noise).read_bytes()
+    (tmp_path / "cut").write_bytes(whole[: int(keep * len(whole))])
+    for look in (listed, lambda path: opened(path, NAMES)):
+        with pytest.raises(InputError, match="cut short|not a whole archive"):
+            with look(tmp_path / "cut"):
+                pass
+
+
 def names_of(path) -> list[str]:
-    with listed(path) as found:
-        return [member.name for member in found]
+    with listed(path) as members:
+        return [member.name for member in members]
 
 
 def test_all_files_are_listed_in_order_and_can_be_read(tmp_path, kind):
@@ -165,21 +156,15 @@ def test_all_files_are_listed_in_order_and_can_be_read(tmp_path, kind):
     assert list(content) == (sorted(files) if kind == "folder" else list(files))
 
 
-@pytest.mark.parametrize("name", ["./a//one", "a/./one"])
-@pytest.mark.parametrize("kind", ["zip", "tar"])
-def test_listed_names_are_clean(tmp_path, kind, name):
-    assert names_of(make(kind, tmp_path / "source", {name: b"1"})) == ["a/one"]
-
-
-def test_directories_are_not_listed(tmp_path):
+def test_directories_are_not_listed_and_names_are_clean(tmp_path):
     with tarfile.open(tmp_path / "source.tar", "w") as archive:
         info = tarfile.TarInfo("./")
         info.type = tarfile.DIRTYPE
         archive.addfile(info)
-        archive.addfile(tarfile.TarInfo("a/one"))
+        archive.addfile(tarfile.TarInfo("./a//one"))
     with zipfile.ZipFile(tmp_path / "source.zip", "w") as archive:
         archive.mkdir("a")
-        archive.writestr("a/one", b"")
+        archive.writestr("a/./one", b"")
     assert names_of(tmp_path / "source.tar") == names_of(tmp_path / "source.zip") == ["a/one"]
 
 
@@ -195,7 +180,7 @@ HOSTILE_NAMES = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+@pytest.mark.parametrize("kind", ["zip", "tar"])
 def test_a_name_that_leaves_the_folder_is_refused(tmp_path, kind, name):
     source = make(kind, tmp_path / "source", {"fine": b"1", name: b"2"})
     with pytest.raises(InputError, match=f"source: member .*{HOSTILE_NAMES[name]}"):
@@ -248,16 +233,6 @@ def test_a_link_in_a_zip_is_refused(tmp_path):
         names_of(tmp_path / "source.zip")
 
 
-@pytest.mark.parametrize("keep", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.xz", "tar.bz2"])
-def test_a_list_of_an_archive_cut_short_is_refused(tmp_path, kind, keep):
-    noise = {name: hashlib.shake_256(name.encode()).digest(50_000) for name in NAMES}
-    whole = make(kind, tmp_path / "whole", noise).read_bytes()
-    (tmp_path / "cut").write_bytes(whole[: int(keep * len(whole))])
-    with pytest.raises(InputError, match="cut short|not a whole archive"):
-        names_of(tmp_path / "cut")
-
-
 @pytest.mark.parametrize("garbled", [False, True])
 def test_a_tar_that_ends_between_two_members_is_refused(tmp_path, garbled):
     # tarfile alone takes both for the end of the archive.
@@ -275,23 +250,6 @@ def test_a_wrong_gzip_checksum_behind_the_last_member_is_refused(tmp_path):
     (tmp_path / "bad").write_bytes(whole)
     with pytest.raises(InputError, match="bad: the archive is cut short or damaged .CRC"):
         names_of(tmp_path / "bad")
-
-
-def test_a_negative_size_is_refused(tmp_path):
-    header = bytearray(tarfile.TarInfo("one").tobuf(tarfile.GNU_FORMAT))
-    header[124:136] = b"\xff" * 10 + b"\xfe\x00"  # -512 in base 256
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    (tmp_path / "source").write_bytes(header + bytes(1024))
-    with pytest.raises(InputError, match="member 'one' has -512 bytes"):
-        names_of(tmp_path / "source")
-
-
-def test_too_many_members_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MAX_MEMBERS", 2)
-    names_of(make("tar", tmp_path / "two", CONTENT))
-    with pytest.raises(InputError, match="more than 2 members"):
-        names_of(make("tar", tmp_path / "three", CONTENT | {"three": b""}))
 
 
 def test_a_tar_inside_a_tar_is_read_where_it_lies(tmp_path):
@@ -339,7 +297,7 @@ def test_any_damage_is_bad_input_and_no_traceback(tmp_path, kind):
     noise = {f"{name}.bin": hashlib.shake_256(name.encode()).digest(300) for name in NAMES}
     whole = make(kind, tmp_path / "whole", noise).read_bytes()
     random, refused = Random(1), 0
-    for _ in range(300):
+    for _ in range(200):
         content = bytearray(whole)
         for _ in range(random.choice([1, 2, 20])):
             content[random.randrange(len(content))] = random.randrange(256)
@@ -351,17 +309,6 @@ def test_any_damage_is_bad_input_and_no_traceback(tmp_path, kind):
         except InputError:
             refused += 1
     assert refused > 10
-
-
-def test_a_zip_with_an_empty_name_is_refused(tmp_path):
-    content = make("zip", tmp_path / "whole", {"one": b"1"}).read_bytes()
-    at = content.index(b"PK\x01\x02")
-    entry = bytearray(content[at:])
-    entry[28:30] = bytes(2)  # length of the name
-    entry[30:32] = (3).to_bytes(2, "little")  # of the extra field, which the name becomes
-    (tmp_path / "bad").write_bytes(content[:at] + bytes(entry))
-    with pytest.raises(InputError, match="bad: the archive is cut short or damaged"):
-        names_of(tmp_path / "bad")
 
 
 def test_a_file_that_cannot_be_written_is_not_called_damaged(tmp_path):
@@ -385,30 +332,15 @@ def _with_size(size):
     return bytes(block)
 
 
-def _read_all(path):
-    with listed(path) as found:
-        return found
-
-
-def _read_named(path):
-    with opened(path, ["a"]) as found:
-        return found
-
-
-BOTH = pytest.mark.parametrize("look", [_read_all, _read_named], ids=["listed", "opened"])
-
-
-@BOTH
-def test_a_member_of_less_than_nothing_ends(tmp_path, look):
+def test_a_member_of_less_than_nothing_ends(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(_with_size(-512) + bytes(1024))
     with pytest.raises(InputError, match="has -512 bytes|damaged"):
-        look(path)
+        names_of(path)
 
 
-@BOTH
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"x"])
-def test_a_name_of_200_mb_is_not_read(tmp_path, look, kind):
+def test_a_name_of_200_mb_is_not_read(tmp_path, kind):
     path = tmp_path / "a.tar.gz"
     with gzip.open(path, "wb", 1) as file:
         file.write(_header("x", 200 << 20, kind))
@@ -417,14 +349,13 @@ def test_a_name_of_200_mb_is_not_read(tmp_path, look, kind):
         file.write(_header("a", 0) + bytes(1024))
     tracemalloc.start()
     with pytest.raises(InputError, match="name or header of more than 1048576 bytes"):
-        look(path)
+        names_of(path)
     assert tracemalloc.get_traced_memory()[1] < 20e6
     tracemalloc.stop()
 
 
-@BOTH
 @pytest.mark.parametrize("pack", [gzip.open, bz2.open, lzma.open], ids=["gz", "bz2", "xz"])
-def test_an_archive_that_unpacks_without_end_is_stopped(tmp_path, look, pack, monkeypatch):
+def test_an_archive_that_unpacks_without_end_is_stopped(tmp_path, pack, monkeypatch):
     monkeypatch.setattr(module, "_UNPACKED", 8 << 20)
     path = tmp_path / "a.tar"
     with pack(path, "wb") as file:
@@ -433,7 +364,7 @@ def test_an_archive_that_unpacks_without_end_is_stopped(tmp_path, look, pack, mo
             file.write(bytes(1 << 20))
         file.write(bytes(1024))
     with pytest.raises(InputError, match="unpacks to more than 8388608 bytes"):
-        look(path)
+        names_of(path)
 
 
 def test_an_archive_that_unpacks_to_what_is_allowed_is_read(tmp_path, monkeypatch):
@@ -441,15 +372,14 @@ def test_an_archive_that_unpacks_to_what_is_allowed_is_read(tmp_path, monkeypatc
     path = tmp_path / "a.tar.gz"
     with gzip.open(path, "wb") as file:
         file.write(_header("a", 7 << 20) + bytes(7 << 20) + bytes(1024))
-    assert [member.size for member in _read_all(path)] == [7 << 20]
+    assert names_of(path) == ["a"]
     with opened(path, ["a"]) as found:
         unpack(found["a"], tmp_path / "out", 7 << 20)
     assert (tmp_path / "out").stat().st_size == 7 << 20
 
 
-@BOTH
 @pytest.mark.parametrize("suffix", ["tar", "zip"])
-def test_the_number_of_members_is_limited(tmp_path, look, suffix, monkeypatch):
+def test_the_number_of_members_is_limited(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(module, "MAX_MEMBERS", 3)
     path = tmp_path / f"a.{suffix}"
     for count in (3, 4):
@@ -461,41 +391,38 @@ def test_the_number_of_members_is_limited(tmp_path, look, suffix, monkeypatch):
                 for name in names:
                     archive.writestr(name, b"")
         if count == 3:
-            look(path)
+            names_of(path)
         else:
             with pytest.raises(InputError, match="more than 3 members"):
-                look(path)
+                names_of(path)
 
 
-@BOTH
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_zip_that_would_be_unpacked_in_one_go_is_refused(tmp_path, look, kind):
+def test_a_zip_that_would_be_unpacked_in_one_go_is_refused(tmp_path, kind):
     with zipfile.ZipFile(tmp_path / "a.zip", "w", kind) as archive:
         archive.writestr("a", b"x" * 1000)
     with pytest.raises(InputError, match="expected 0 .stored. or 8 .deflated."):
-        look(tmp_path / "a.zip")
+        names_of(tmp_path / "a.zip")
 
 
-@BOTH
 @pytest.mark.parametrize("record", ["GNU.sparse.major=x", "GNU.sparse.map=1,x", "size=x"])
-def test_headers_of_sparse_files_that_make_no_sense_are_damage(tmp_path, look, record):
+def test_headers_of_sparse_files_that_make_no_sense_are_damage(tmp_path, record):
     body = f" {record}\n".encode()
     body = str(len(body) + 2).encode() + body
     head = _header("x", len(body), b"x") + body + bytes(512 - len(body))
     (tmp_path / "a.tar").write_bytes(head + _header("a", 0) + bytes(1024))
     try:
-        look(tmp_path / "a.tar")
+        names_of(tmp_path / "a.tar")
     except InputError:
         pass
 
 
-@BOTH
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "nowhere"])
-def test_what_is_no_file_is_no_archive(tmp_path, look, kind):
+def test_what_is_no_file_is_no_archive(tmp_path, kind):
     path = tmp_path / "a.tar"
     if kind == "fifo":
         os.mkfifo(path)
     else:
         path.symlink_to(kind)
     with pytest.raises(InputError):
-        look(path)
+        names_of(path)

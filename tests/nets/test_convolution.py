@@ -7,7 +7,6 @@ from mindspore import Tensor, nn, ops
 
 from labkit import LossNet, PlainStep
 from labkit.errors import InputError
-from labkit.nets import convolution
 from labkit.nets.convolution import PaddedConv2d
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -101,25 +100,6 @@ def test_larger_maps_and_kernels_do_not(case):
     kernel, stride, height, width = case
     layer = Marked(2, 3, kernel, stride)
     assert layer(Tensor(np.ones((2, 2, height, width), np.float32))).asnumpy().any()
-
-
-def test_other_devices_keep_their_own_convolution(monkeypatch):
-    monkeypatch.setattr(convolution.ms, "get_context", lambda name: "Ascend")
-    layer = Marked(2, 3, 3)
-    monkeypatch.undo()
-    assert layer(Tensor(np.ones((2, 2, 2, 2), np.float32))).asnumpy().any()
-
-
-def test_one_cell_serves_maps_of_both_sizes():
-    layer, theirs, _, _ = _pair(3, 1, 2, 2, lambda shape: np.ones(shape, np.float32))
-    for size in (2, 8, 1, 2):
-        x = Tensor(np.arange(10 * size * size, dtype=np.float32).reshape(2, 5, size, size))
-        np.testing.assert_array_equal(layer(x).asnumpy(), theirs(x).asnumpy())
-
-
-def test_the_parameter_is_that_of_nn_conv2d():
-    parameters = PaddedConv2d(5, 4, 3, 2).parameters_dict()
-    assert {name: value.shape for name, value in parameters.items()} == {"weight": (4, 5, 3, 3)}
 
 
 def test_an_even_kernel_is_refused():

@@ -1,8 +1,5 @@
 """Initial weights: their distributions against the formulas, PyTorch's and MindSpore's own."""
 
-import subprocess
-import sys
-
 import mindspore as ms
 import numpy as np
 import pytest
@@ -96,25 +93,6 @@ def test_every_scheme_is_its_formula_and_leaves_the_rest(scheme, mint_layers):
         np.testing.assert_array_equal(values(network, name), before[name])
 
 
-def test_pytorch_s_own_layers_have_these_distributions():
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(0)
-    theirs = {"conv": torch.nn.Conv2d(IN, OUT, KERNEL), "dense": torch.nn.Linear(400, 50)}
-    network = Layers()
-    initialise(network, "pytorch", seed=3)
-    for layer, module in theirs.items():
-        for role, tensor in module.named_parameters():
-            assert_same_law(values(network, f"{layer}.{role}"), tensor.detach().numpy())
-    # What torchvision's ResNet does to a convolution.
-    torch.nn.init.kaiming_normal_(theirs["conv"].weight, mode="fan_out", nonlinearity="relu")
-    initialise(network, "torchvision", seed=3)
-    assert_same_law(values(network, "conv.weight"), theirs["conv"].weight.detach().numpy())
-    norm = torch.nn.BatchNorm2d(OUT)
-    for ours, name in [("gamma", "weight"), ("beta", "bias"), ("moving_variance", "running_var")]:
-        expected = getattr(norm, name).detach().numpy()
-        np.testing.assert_array_equal(values(network, f"norm.{ours}"), expected)
-
-
 def assert_same_law(came, expected):
     """Kolmogorov and Smirnov, two samples."""
     assert came.shape == expected.shape and came.size > 40
@@ -128,8 +106,6 @@ def assert_same_law(came, expected):
         ("seed", "dense.weight", TruncatedNormal()),
         ("seed_table", "conv.weight", HeNormal()),
         ("pytorch", "conv.weight", None),
-        ("pytorch", "conv.bias", None),
-        ("pytorch", "dense.weight", None),
     ],
 )
 def test_mindspore_s_own_initialisers_have_these_distributions(scheme, name, theirs):
@@ -145,22 +121,12 @@ def test_mindspore_s_own_initialisers_have_these_distributions(scheme, name, the
             assert np.mean(np.abs(sample) > 0.02) == pytest.approx(0.0455, abs=0.01)
 
 
-def test_the_document_s_table_makes_a_widening_convolution_twice_too_large():
-    table, real = nn.Conv2d(64, 256, 1), nn.Conv2d(64, 256, 1)
-    initialise(table, "seed_table", seed=0)
-    initialise(real, "torchvision", seed=0)
-    np.testing.assert_allclose(table.weight.asnumpy(), 2 * real.weight.asnumpy(), rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("layer", "bound"),
     [
         (lambda: nn.Conv2d(16, 64, 3, group=4, has_bias=True), 1 / np.sqrt(4 * 9)),
         (lambda: nn.Conv1d(16, 64, 5, has_bias=True), 1 / np.sqrt(16 * 5)),
         (lambda: nn.Conv3d(8, 64, (1, 2, 3), has_bias=True), 1 / np.sqrt(8 * 6)),
-        (lambda: mint.nn.Conv1d(16, 64, 5), 1 / np.sqrt(16 * 5)),
-        (lambda: mint.nn.Conv3d(8, 64, 2), 1 / np.sqrt(8 * 8)),
-        (lambda: nn.Conv2d(16, 64, (3, 5), has_bias=True), 1 / np.sqrt(16 * 15)),
     ],
 )
 def test_other_convolutions(layer, bound):
@@ -210,15 +176,6 @@ def test_a_seed_decides_everything_and_nothing_else_does():
     assert all((first[name] != other[name]).any() for name in ("conv.weight", "dense.bias"))
 
 
-def test_the_global_random_state_is_left_alone():
-    np.random.seed(4)
-    expected = np.random.uniform(size=3)
-    network = NormNet()
-    np.random.seed(4)
-    initialise(network, "torchvision", seed=5)
-    np.testing.assert_array_equal(np.random.uniform(size=3), expected)
-
-
 class Order(nn.Cell):
     """Two layers of one shape, in either order, with another between them or not."""
 
@@ -241,21 +198,6 @@ def test_neither_the_order_nor_other_layers_matter_and_names_do():
     assert np.abs(correlations).max() < 0.5
 
 
-def test_another_process_draws_the_same():
-    """Python's own hash of a name differs from process to process."""
-    code = (
-        "from mindspore import nn\nfrom labkit.nets.initialisers import initialise\n"
-        "layer = nn.Dense(2, 2)\ninitialise(layer, 'pytorch', 5)\n"
-        "print(layer.weight.asnumpy().tobytes().hex())"
-    )
-    answer = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
-    layer = nn.Dense(2, 2)
-    initialise(layer, "pytorch", 5)
-    assert layer.weight.asnumpy().tobytes().hex() == answer.split()[-1]
-
-
 def test_no_seed_is_the_seed_of_the_start_and_is_told():
     assert initialise(NormNet(), "pytorch").seed == ms.get_seed() == 1
     ms.set_seed(7)
@@ -274,17 +216,6 @@ def test_a_step_that_has_run_goes_on_with_the_new_weights():
         network.weight.asnumpy(), network.bias.asnumpy(), inputs, targets
     )
     assert float(step(*tensors(inputs, targets))) == pytest.approx(expected, rel=1e-5)
-
-
-def test_a_network_that_has_run_computes_with_the_new_weights():
-    network = nn.Dense(3, 2)
-    inputs = Tensor(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
-    before = network(inputs).asnumpy()
-    initialise(network, "pytorch", seed=5)
-    weight, bias = network.weight.asnumpy(), network.bias.asnumpy()
-    after = network(inputs).asnumpy()
-    np.testing.assert_allclose(after, inputs.asnumpy() @ weight.T + bias, rtol=1e-5, atol=1e-6)
-    assert np.abs(after - before).max() > 0.01
 
 
 def test_dtypes_stay_and_frozen_parameters_are_set():
@@ -327,14 +258,10 @@ def test_shared_parameters():
     np.testing.assert_array_equal(clash.first.weight.asnumpy(), before)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32, 1.0, "1", True])
-def test_bad_seeds(seed):
-    with pytest.raises(InputError, match="seed is .*; expected an integer from 0 to"):
-        initialise(nn.Dense(2, 2), "pytorch", seed)
-
-
-def test_bad_schemes_and_networks():
-    with pytest.raises(InputError, match="unknown scheme 'torch'.*Did you mean"):
+def test_what_cannot_be_initialised_is_refused():
+    with pytest.raises(InputError, match="seed: expected an integer >= 0"):
+        initialise(nn.Dense(2, 2), "pytorch", -1)
+    with pytest.raises(InputError, match="scheme: expected .*Did you mean"):
         initialise(nn.Dense(2, 2), "torch", 1)
-    with pytest.raises(InputError, match="network is a list; expected a Cell"):
+    with pytest.raises(InputError, match="network: expected a Cell, got a list"):
         initialise([], "pytorch", 1)

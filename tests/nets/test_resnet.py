@@ -1,9 +1,5 @@
 """The ResNets are torchvision's, and the blog's differences show where they are, and only there."""
 
-import hashlib
-import json
-
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
@@ -13,7 +9,7 @@ from labkit.migration import load, rule
 from labkit.migration.names import pairs
 from labkit.migration.trace import _forward
 from labkit.nets import resnet as nets
-from labkit.nets.resnet import BLOG, DEPTHS, ResidualBlock, ResidualBlockBase, ResNet, resnet
+from labkit.nets.resnet import BLOG, DEPTHS, ResidualBlock, ResNet, resnet
 from tests.support.migrating import by_rule
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -73,16 +69,6 @@ def test_logits_parameters_and_names_are_those_of_pytorch(depth):
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_the_pytorch_original_has_torchvisions_state_dict(depth):
-    pytest.importorskip("torch")
-    from labkit.nets import torch_resnet
-
-    state = torch_resnet.resnet(depth).state_dict()
-    listed = json.dumps([[name, list(value.shape)] for name, value in state.items()])
-    assert hashlib.sha256(listed.encode()).hexdigest() == TORCHVISION[depth]
-
-
-@pytest.mark.parametrize("depth", DEPTHS)
 def test_the_pytorch_original_is_the_installed_torchvision(depth):
     torch = pytest.importorskip("torch")
     models = pytest.importorskip("torchvision.models")
@@ -96,14 +82,6 @@ def test_the_pytorch_original_is_the_installed_torchvision(depth):
         assert torch.equal(ours(x), theirs(x))
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_functions_by_name_build_the_depth(depth):
-    network = getattr(nets, f"resnet{depth}")(class_num=7)
-    assert network.fc.weight.shape[0] == 7
-    own = {(p.name, p.shape) for p in network.get_parameters()}
-    assert own == {(p.name, p.shape) for p in resnet(depth, 7).get_parameters()}
-
-
 def test_an_unknown_depth_is_refused():
     with pytest.raises(InputError, match="no ResNet-42 here; expected one of .18, 34, 50"):
         resnet(42)
@@ -112,12 +90,6 @@ def test_an_unknown_depth_is_refused():
 
     with pytest.raises(ValueError, match="no ResNet-42"):
         torch_resnet.resnet(42)
-
-
-def test_pooling_is_the_mean_over_positions():
-    x = np.arange(24, dtype=np.float32).reshape(2, 2, 2, 3)
-    came = nets.GlobalAveragePool()(Tensor(x)).asnumpy()
-    np.testing.assert_array_equal(came, x.mean((2, 3), keepdims=True))
 
 
 def test_batch_norms_have_pytorchs_momentum_and_epsilon():
@@ -134,7 +106,7 @@ def test_batch_norms_have_pytorchs_momentum_and_epsilon():
 @pytest.mark.parametrize("length", [0, 3, 5])
 def test_lists_without_four_entries_are_refused(name, length):
     numbers = (LISTS[name] * 2)[:length]
-    with pytest.raises(ValueError, match=f"{name} has {length} entries .*; expected 4"):
+    with pytest.raises(ValueError, match=f"{name}: expected 4 entries"):
         tiny(**{name: numbers})
 
 
@@ -184,28 +156,13 @@ def test_each_difference_shows_first_where_it_is(plain, difference, first):
     assert moved == (expected if difference == BLOG[2] else set())
 
 
-def test_differences_reach_every_stage_and_basic_blocks():
-    x = images(2, 32)
-    same, pad = (outputs(tiny(ResidualBlockBase, d), x) for d in ([BLOG[0]], ()))
-    assert all(same[name].shape == pad[name].shape for name in pad)
-    strided = tiny(ResidualBlockBase, [BLOG[0]])
-    modes = {c.pad_mode for _, c in strided.cells_and_names() if isinstance(c, nn.Conv2d)}
-    assert modes == {"same"}
-    pools = [
-        name
-        for name, cell in tiny(differences=[BLOG[2]]).cells_and_names()
-        if isinstance(cell, nn.MaxPool2d) and name != "maxpool"
-    ]
-    assert pools == [f"layer{number}.0.pool" for number in (2, 3, 4)]
-
-
 def test_same_padding_of_a_stride_1_convolution_is_no_difference():
     x = Tensor(images(2, 16))
-    same, pad = nets._conv3x3(3, 4, 1, BLOG[:1]), nets._conv3x3(3, 4)
+    same, pad = nets._conv(3, 4, 3, 1, BLOG[:1]), nets._conv(3, 4, 3, 1, ())
     pad.weight.set_data(same.weight)
     np.testing.assert_array_equal(same(x).asnumpy(), pad(x).asnumpy())
     # With a stride it is: the samples lie one pixel further down and to the right.
-    same, pad = nets._conv3x3(3, 4, 2, BLOG[:1]), nets._conv3x3(3, 4, 2)
+    same, pad = nets._conv(3, 4, 3, 2, BLOG[:1]), nets._conv(3, 4, 3, 2, ())
     pad.weight.set_data(same.weight)
     assert same(x).shape == pad(x).shape
     assert np.abs(same(x).asnumpy() - pad(x).asnumpy()).max() > 0.1
@@ -218,13 +175,6 @@ def test_the_blogs_resnet50_has_as_many_parameters_under_the_same_names():
     kinds = [type(cell) for _, cell in blog.cells_and_names()]
     assert kinds.count(nn.MaxPool2d) == 4 and blog.maxpool.pad_mode.lower() == "same"
     assert blog.conv1.pad_mode == "same" and ours.conv1.pad_mode == "pad"
-
-
-def test_graph_mode_computes_what_pynative_shows(plain):
-    network = tiny()
-    by_rule(network)
-    came = network.set_train(False)(Tensor(images(2, 32), ms.float32)).asnumpy()
-    np.testing.assert_allclose(came, plain["fc"], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("depth", [18, 50])

@@ -39,20 +39,6 @@ def test_loss_and_gradients_are_those_of_pytorch(conv_bias):
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-9, atol=1e-13, err_msg=name)
 
 
-def test_gradients_are_the_slopes_of_the_loss():
-    parameters = reference.lenet_parameters(2, conv_bias=True)
-    _, gradients, _ = reference.lenet_gradients(parameters, IMAGES, LABELS)
-    for name, gradient in gradients.items():
-        # The entry that matters most: elsewhere the slope may be 0 behind a ReLU.
-        index, ends = np.unravel_index(np.abs(gradient).argmax(), gradient.shape), []
-        for step in (1e-6, -1e-6):
-            moved = parameters | {name: parameters[name].copy()}
-            moved[name][index] += step
-            ends.append(reference.lenet_gradients(moved, IMAGES, LABELS)[0])
-        slope = (ends[0] - ends[1]) / 2e-6
-        assert slope == pytest.approx(gradient[index], rel=1e-5), name
-
-
 @pytest.mark.parametrize("conv_bias", [False, True])
 def test_the_layers_inputs_and_derivatives_make_the_gradients(conv_bias):
     parameters = reference.lenet_parameters(3, conv_bias=conv_bias)
@@ -69,16 +55,6 @@ def test_the_layers_inputs_and_derivatives_make_the_gradients(conv_bias):
         np.testing.assert_allclose(rows.mean(axis=0), expected, rtol=1e-9, atol=1e-14)
 
 
-def test_names_and_shapes_are_those_of_the_cell():
-    from labkit.nets.lenet import LeNet5
-
-    for conv_bias in (False, True):
-        net = LeNet5(num_class=7, num_channel=3, conv_bias=conv_bias)
-        cells = {p.name: p.shape for p in net.trainable_params()}
-        ours = reference.lenet_parameters(0, 7, 3, conv_bias=conv_bias)
-        assert {name: value.shape for name, value in ours.items()} == cells
-
-
 def test_other_images_are_refused():
-    with pytest.raises(InputError, match=r"\(6, 1, 28, 28\) came; expected \(N, C, 32, 32\)"):
+    with pytest.raises(InputError, match=r"\(6, 1, 28, 28\); expected \(N, C, 32, 32\)"):
         reference.lenet_gradients(reference.lenet_parameters(0), IMAGES[:, :, 2:-2, 2:-2], LABELS)

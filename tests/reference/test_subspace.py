@@ -8,7 +8,6 @@ from labkit.algorithms.subspace.search import (
     Constants,
     Memory,
     after_search,
-    descent,
     line_search,
     updated_inverse,
 )
@@ -56,31 +55,6 @@ def test_the_steps_own_inverse_is_the_twins(size):
         )
     alone = Memory(memory.inverse, last, memory.step, False)
     np.testing.assert_array_equal(updated_inverse(alone, last + y, Constants()), memory.inverse)
-
-
-def test_curvature_is_relative():
-    """The angle decides: not the lengths, by which MindSpore's absolute 1e-20 can be passed."""
-    s, y = np.float32([1, 0]), np.float32([0.1, 1])
-    for length in (1e-12, 1.0, 1e12):
-        memory = Memory(np.eye(2, dtype=np.float32), np.zeros(2, np.float32), s, True)
-        cosine = 0.1 / np.sqrt(1.01)
-        low, high = (Constants(curvature=factor * cosine) for factor in (0.99, 1.01))
-        assert (updated_inverse(memory, length * y, low) != np.eye(2)).any()
-        assert (updated_inverse(memory, length * y, high) == np.eye(2)).all()
-
-
-def test_descent():
-    direction, slope = descent(np.diag([2.0, 0.5]), np.array([3.0, -4.0]))
-    np.testing.assert_array_equal(direction, np.float32([-6, 2]))
-    assert slope == -26
-    for inverse, gradient in (
-        (-np.eye(2), np.ones(2)),
-        (np.eye(2), np.zeros(2)),
-        (np.eye(2), np.array([np.nan, 1])),
-        (1e30 * np.eye(2), np.ones(2)),
-    ):
-        direction, slope = descent(inverse, gradient)
-        assert slope == 0 and (direction == 0).all()
 
 
 def test_line_search_takes_the_first_that_is_low_enough():
@@ -149,15 +123,6 @@ def test_the_twins_residual_is_momentum_of_what_lies_outside():
     np.testing.assert_allclose(search.residual, [0, 0, 1, 4])
     np.testing.assert_allclose(weights, [0, 0, -0.1 * (2 + 1), -0.4])
     assert search.failures == 2 and search.pair is None
-
-
-def test_projected_gradient():
-    basis = np.linalg.qr(np.random.default_rng(3).normal(size=(9, 4)))[0].T
-    gradient = np.random.default_rng(4).normal(size=9)
-    came = reference.projected_gradient(basis, gradient)
-    np.testing.assert_allclose(basis @ came, basis @ gradient)
-    np.testing.assert_allclose(reference.projected_gradient(basis, came), came)
-    assert np.abs(came - gradient).max() > 0.1
 
 
 def test_the_twin_refuses_an_unknown_failure():

@@ -5,7 +5,7 @@ import pytest
 
 from labkit import reference
 from labkit.errors import InputError
-from labkit.reference import Layer, Thor, TraceRule, Window
+from labkit.reference import Layer, Thor, TraceRule
 
 
 def batch(seed=0, rows=6, scale=1.0):
@@ -47,17 +47,6 @@ def test_an_update_by_hand():
     after = thor.update(after, gradients, layers)
     velocity = 0.5 * velocity + u + 0.01 * first
     assert after["fc.weight"].item() == pytest.approx(first - 0.1 * velocity, rel=1e-14)
-
-
-def test_what_has_no_factors_takes_the_plain_update():
-    parameters, (gradients, layers) = start(), batch()
-    after = Thor(0.1, 0.3).update(parameters, gradients, layers)
-    np.testing.assert_allclose(after["scale"], parameters["scale"] - 0.1 * gradients["scale"])
-    after = Thor(0.1, 0.3, bias="plain").update(parameters, gradients, layers)
-    np.testing.assert_allclose(after["fc.bias"], parameters["fc.bias"] - 0.1 * gradients["fc.bias"])
-    moved = (parameters["fc.weight"] - after["fc.weight"]) / 0.1
-    expected = direction(0, gradients, 0.3, bias="plain")
-    np.testing.assert_allclose(moved, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_the_bias_is_the_last_column():
@@ -126,14 +115,6 @@ def test_the_trace_rule_refreshes_skips_and_freezes():
     assert thor.frozen == {"fc"}
 
 
-def test_a_changed_damping_is_a_changed_trace():
-    rule = TraceRule(refresh=0.5, freeze=0.01)
-    thor, parameters = Thor(0.1, [1.0, 100.0], frequency=1, trace_rule=rule), start()
-    for damping in (1.0, 100.0):
-        parameters = thor.update(parameters, *batch(0))
-        assert thor.decisions["fc"] == "refresh" and thor.refreshed["fc"][3] == damping
-
-
 def test_weight_decay_comes_after_the_inverses_and_by_name():
     parameters, (gradients, layers) = start(), batch()
     plain = Thor(0.1, 0.3).update(parameters, gradients, layers)
@@ -160,51 +141,6 @@ def test_kl_clipping_shortens_what_has_factors_and_nothing_else():
     u = {name: (parameters[name] - free[name]) / 0.5 for name in ("fc.weight", "fc.bias")}
     moved = sum(0.5**2 * np.sum(u[name] * gradients[name]) for name in u)
     assert ratio == pytest.approx(np.sqrt(1e-3 / moved))
-
-
-def update_in_function_space(damping, mix):
-    """Outputs of a dense layer after one update, with its inputs mixed by an invertible matrix."""
-    gradients, [layer] = batch()
-    weight, inputs = start()["fc.weight"], layer.inputs @ mix.T
-    mixed = {"fc.weight": weight @ np.linalg.inv(mix)}
-    slopes = {"fc.weight": layer.derivatives.T @ inputs}
-    thor = Thor(0.1, damping, bias="plain")
-    after = thor.update(mixed, slopes, [Layer("fc", inputs, layer.derivatives)])
-    return inputs @ after["fc.weight"].T
-
-
-def test_without_damping_an_invertible_change_of_the_inputs_changes_nothing():
-    """Martens and Grosse 2015, section 10: and much damping, the plain gradient, does see it."""
-    mix = np.random.default_rng(3).normal(size=(4, 4)) + 2 * np.eye(4)
-    for damping, same in ((1e-20, True), (1e4, False)):
-        one = update_in_function_space(damping, np.eye(4))
-        other = update_in_function_space(damping, mix)
-        unmoved = update_in_function_space(1e30, np.eye(4))
-        # Of the change that the update makes.
-        error = np.abs(one - other).max() / np.abs(one - unmoved).max()
-        assert (error < 1e-6) == same
-
-
-def test_a_grouped_convolution_is_its_groups_side_by_side():
-    random = np.random.default_rng(5)
-    x, slopes = random.normal(size=(3, 4, 5, 5)), random.normal(size=(3, 6, 5, 5)) / 3
-    weight, bias = random.normal(size=(6, 2, 3, 3)), random.normal(size=6)
-
-    def updated(x, slopes, weight, bias, groups):
-        window = Window((3, 3), padding=(1, 1, 1, 1), groups=groups)
-        _, by_weight, by_bias = reference.convolution_slopes(x, weight, slopes, window)
-        return Thor(0.1, 0.3).update(
-            {"c.weight": weight, "c.bias": bias},
-            {"c.weight": by_weight, "c.bias": by_bias},
-            [Layer("c", x, slopes, window)],
-        )
-
-    whole = updated(x, slopes, weight, bias, 2)
-    for group in range(2):
-        own, out = slice(2 * group, 2 * group + 2), slice(3 * group, 3 * group + 3)
-        alone = updated(x[:, own], slopes[:, out], weight[out], bias[out], 1)
-        for name, value in alone.items():
-            np.testing.assert_allclose(whole[name][out], value, rtol=1e-10, atol=1e-12)
 
 
 POSITIONS = {"conv1": 28 * 28, "conv2": 10 * 10, "fc1": 1, "fc2": 1, "fc3": 1}
@@ -240,14 +176,14 @@ def test_what_cannot_be_trained_with_is_refused():
         (dict(bias="none"), "unknown bias 'none'"),
         (dict(formulas="upstream"), "Did you mean 'upstream_gpu'"),
         (dict(formulas="upstream_gpu"), "expected 'plain'"),
-        (dict(frequency=0), "frequency 0 came; expected at least 1"),
-        (dict(factor_frequency=0), "factor_frequency 0 came; expected at least 1"),
+        (dict(frequency=0), "frequency: expected an integer >= 1"),
+        (dict(factor_frequency=0), "factor_frequency: expected an integer >= 1"),
     ):
         with pytest.raises(InputError, match=message):
             Thor(0.1, 0.3, **options)
     thor, parameters = Thor([0.1], 0.3), start()
     parameters = thor.update(parameters, *batch())
-    with pytest.raises(InputError, match="1 values came for update 1"):
+    with pytest.raises(InputError, match="1 values, none for update 1"):
         thor.update(parameters, *batch())
-    with pytest.raises(InputError, match="damping 0.0 came"):
+    with pytest.raises(InputError, match="damping: expected a number > 0"):
         Thor(0.1, 0.0).update(parameters, *batch())

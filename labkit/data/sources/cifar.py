@@ -13,7 +13,8 @@ from pathlib import PurePosixPath
 import numpy as np
 from PIL import Image
 
-from labkit.data.sources.members import Member, read
+from labkit.data.sources.archives import Member
+from labkit.data.sources.members import read
 from labkit.errors import InputError
 
 SIDE = 32
@@ -33,8 +34,10 @@ class Batch:
 def read_batch(member: Member, records: int, classes: int, label_bytes: int = 1) -> Batch:
     """Read a file that must hold so many ``records`` with labels below ``classes``.
 
-    The label is the last of the ``label_bytes``. Raises ``InputError`` that names the file, and
-    the record of a wrong label.
+    The label is the last of the ``label_bytes``.
+
+    Raises:
+        InputError: when the file has another length, or a label is no class.
     """
     length = label_bytes + PIXELS
     content = read(member, records * length)
@@ -70,12 +73,10 @@ def check_image(content: bytes, label: str) -> None:
     """
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
-            found = (*image.size, image.mode)
-            if found == (SIDE, SIDE, "RGB"):
+            width, height, mode = *image.size, image.mode
+            if (width, height, mode) == (SIDE, SIDE, "RGB"):
                 image.load()
     except Exception as error:  # Pillow raises what the damage happens to lead to
         raise InputError(f"{label} is no whole JPEG or PNG ({error})") from error
-    if found != (SIDE, SIDE, "RGB"):
-        raise InputError(
-            f"{label} is {found[0]} x {found[1]} {found[2]}; expected {SIDE} x {SIDE} RGB"
-        )
+    if (width, height, mode) != (SIDE, SIDE, "RGB"):
+        raise InputError(f"{label} is {width} x {height} {mode}; expected {SIDE} x {SIDE} RGB")

@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from labkit.base.files import whole_file
 from labkit.base.input_files import read_json
+from labkit.data.sources.download import Say
 from labkit.errors import InputError
 
 MANIFEST = "manifest.json"
@@ -21,17 +23,20 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class Record:
-    """What a class folder holds: number of images, their bytes in all, and a checksum.
+    """What a class folder holds.
 
-    sha256  that of `sha256sum * | sha256sum` in the folder (LC_ALL=C).
+    Attributes:
+        images: their number.
+        bytes: of all of them.
+        sha256: that of `sha256sum * | sha256sum` in the folder (LC_ALL=C).
     """
 
     images: int
     bytes: int
     sha256: str
 
-    def __post_init__(self):
-        numbers = all(type(one) is int and one >= 0 for one in (self.images, self.bytes))
+    def __post_init__(self) -> None:
+        numbers = all(type(n) is int and n >= 0 for n in (self.images, self.bytes))
         if not numbers or not isinstance(self.sha256, str):
             raise ValueError(f"a class of {self.images!r} images, {self.bytes!r} bytes")
 
@@ -39,21 +44,25 @@ class Record:
 class ClassFolders:
     """The classes of one data set in ``out``, and the only way to add to them.
 
-    title     of the data set; another one in ``out`` is refused.
-    official  whether the images are the published ones; the two kinds are not mixed.
-    splits    the folders that belong to the data set, such as train and val.
+    Args:
+        out: the image folder.
+        title: of the data set; another one in ``out`` is refused.
+        splits: the folders that belong to the data set, such as train and val.
+        official: whether the images are the published ones; the two kinds are not mixed.
 
-    Raises ``InputError`` where ``out`` holds other data or its manifest cannot be read.
+    Raises:
+        InputError: when ``out`` holds other data or its manifest cannot be read.
     """
 
     def __init__(self, out: Path, title: str, splits: Collection[str], official: bool):
         self.out, self.title, self.official = out, title, official
+        self.splits = tuple(splits)
         self.records: dict[str, Record] = {}
         self.verified: dict[str, list] = {}
-        # Of all classes, also those that were not asked for yet; empty until somebody says them.
+        # Of all classes, also those not asked for yet; empty until they are known.
         self.names: list[str] = []
         self._read()
-        for split in splits:
+        for split in self.splits:
             self._refuse_other(split)
 
     def whole(self, split: str, name: str, content: bool = False) -> bool:
@@ -91,8 +100,9 @@ class ClassFolders:
     def install(self, work: Path, split: str, name: str, record: Record) -> None:
         """Move a class from ``work`` to its place; a damaged one that is there makes way.
 
-        Raises ``InputError`` where that one holds a file of a name that the class does not have: it
-        is somebody's own, and would be removed.
+        Raises:
+            InputError: when that one holds a file of a name that the class does not have: it is
+                somebody's own, and would be removed.
         """
         folder = self.out / split / name
         if folder.is_dir() and (
@@ -104,17 +114,29 @@ class ClassFolders:
             )
         # First the record: a folder without one would be taken for somebody else's.
         self.records[f"{split}/{name}"] = record
-        self._write(work)
+        self._write()
         folder.parent.mkdir(exist_ok=True)
         if folder.exists():
             (work / "replaced" / split).mkdir(parents=True, exist_ok=True)
             os.rename(folder, work / "replaced" / split / name)
         os.rename(work / split / name, folder)
 
-    def remember(self, work: Path, path: Path) -> None:
+    def replace(self, work: Path, split: str, name: str, record: Record, say: Say) -> None:
+        """Install a class; say so where a damaged one makes way."""
+        if (self.out / split / name).exists():
+            say(f"replacing a damaged class: {self.out / split / name}")
+        self.install(work, split, name, record)
+
+    def report(self, say: Say) -> None:
+        """Say how many classes and images each split has, as recorded."""
+        for split in self.splits:
+            classes, images = self.count(split)
+            say(f"  {self.out / split}  {images} images in {classes} classes")
+
+    def remember(self, path: Path) -> None:
         """Record that the archive at ``path`` is verified, so that it need not be read again."""
         self.verified[path.name] = _identity(path)
-        self._write(work)
+        self._write()
 
     def remembers(self, path: Path) -> bool:
         """Whether the archive at ``path`` is the one that was verified, by size and time."""
@@ -122,19 +144,19 @@ class ClassFolders:
 
     def count(self, split: str) -> tuple[int, int]:
         """Return how many classes of ``split`` are recorded, and how many images they have."""
-        found = [one for name, one in self.records.items() if name.startswith(f"{split}/")]
-        return len(found), sum(record.images for record in found)
+        records = [self.records[name] for name in self.records if name.startswith(f"{split}/")]
+        return len(records), sum(record.images for record in records)
 
     def _refuse_other(self, split: str) -> None:
         """Raise ``InputError`` where a split holds what no record knows."""
         folder = self.out / split
         try:
-            found = sorted(os.listdir(folder)) if folder.exists() else []
+            names = sorted(os.listdir(folder)) if folder.exists() else []
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be read ({error}); expected a folder, or nothing"
             ) from error
-        for name in found:
+        for name in names:
             if f"{split}/{name}" not in self.records:
                 raise InputError(
                     f"{folder / name} holds other data, which {MANIFEST} does not record. "
@@ -164,7 +186,7 @@ class ClassFolders:
                 "--out"
             )
 
-    def _write(self, work: Path) -> None:
+    def _write(self) -> None:
         known = {
             "data set": self.title,
             "official": self.official,
@@ -172,8 +194,13 @@ class ClassFolders:
             "names": self.names,
             "classes": {name: asdict(record) for name, record in sorted(self.records.items())},
         }
-        (work / MANIFEST).write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
-        os.replace(work / MANIFEST, self.out / MANIFEST)
+        write_manifest(self.out, known)
+
+
+def write_manifest(folder: Path, known: dict) -> None:
+    """Write what is known of a data set into its folder."""
+    with whole_file(folder / MANIFEST, "the manifest") as fresh:
+        fresh.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 def _called(title: str, official: bool) -> str:
@@ -181,8 +208,8 @@ def _called(title: str, official: bool) -> str:
 
 
 def _identity(path: Path) -> list:
-    found = path.stat()
-    return [str(path.resolve()), found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
 
 
 def _record_of(folder: Path) -> Record:

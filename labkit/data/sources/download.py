@@ -1,14 +1,14 @@
 """Download one file: whole under its name or not at all, continued where it broke off, verified.
 
-What has come lies in `NAME.part`, and `NAME.part.json` says of which version of which address it
-is a part. It is continued with `Range` and `If-Range` (RFC 9110, section 13.1.5), so a server
+The part received lies in `NAME.part`; `NAME.part.json` says of which version of which address it
+is. It is continued with `Range` and `If-Range` (RFC 9110, section 13.1.5), so a server
 whose file has changed meanwhile, or that cannot send ranges, answers with the whole file and the
 download starts anew. A server that names no version (ETag or Last-Modified) is never continued.
 The checksum at the end judges what the server said.
 """
 
+import contextlib
 import errno
-import fcntl
 import hashlib
 import http.client
 import json
@@ -34,6 +34,7 @@ PART = ".part"
 STATE = ".part.json"
 # Where a script keeps what it downloads, in its folder, until the images are made.
 DOWNLOADS = ".download"
+_HEADERS = {"User-Agent": "labkit-data-scripts"}
 
 _CHUNK = 1 << 20
 _BROKEN = (
@@ -61,7 +62,8 @@ class Published:
 def is_address(text: str | os.PathLike) -> bool:
     """Whether ``text`` is the http(s) address of something and not a path.
 
-    Raises ``InputError`` for one that begins as an address and is none.
+    Raises:
+        InputError: when it begins as an address and is none.
     """
     text = str(text)
     if not text.startswith(("http://", "https://")):
@@ -91,46 +93,66 @@ def download(
 ) -> None:
     """Fetch ``address`` to ``target``, which appears whole or not at all.
 
-    limit     refuse more than so many bytes.
-    timeout   seconds without a byte after which an attempt is given up.
-    attempts  how often to try; each continues what is there. ``pause`` seconds before the second,
-              twice as many before each further one.
-    say       takes each line of the report.
+    Args:
+        address: http(s) address.
+        target: path of the file; the part received so far lies beside it.
+        limit: refuse more than so many bytes.
+        timeout: seconds without a byte after which an attempt is given up.
+        attempts: how often to try; each continues what is there.
+        pause: seconds before the second attempt, twice as many before each further one.
+        say: takes each line of the report.
 
-    Raises ``InputError`` for what cannot be downloaded; what has come then stays in `NAME.part`
-    for the next call. Also where another program is downloading to ``target``.
+    Raises:
+        InputError: when it cannot be downloaded; what was received stays for the next call.
     """
     is_address(address)
     say(f"downloading {address}")
-    part = Path(f"{target}{PART}")
+    part, state = Path(f"{target}{PART}"), Path(f"{target}{STATE}")
     with _opened(part) as file:
+        transfer = _Transfer(address, file, state, limit, timeout, say)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another program is downloading to {target}; wait for it") from error
-        except OSError:  # A file system without locks.
-            pass
-        try:
-            _persist(address, file, target, limit, timeout, attempts, pause, say)
+            transfer.persist(attempts, pause)
         except BaseException:
             if not file.seek(0, os.SEEK_END):
-                _remove(part, Path(f"{target}{STATE}"))
+                part.unlink(missing_ok=True)
+                state.unlink(missing_ok=True)
             raise
         # Before the rename: what is still in the buffer would come too late for a killed program.
         file.flush()
         os.replace(part, target)
-    _remove(Path(f"{target}{STATE}"))
+    state.unlink(missing_ok=True)
 
 
-def fetch(published: Published, address: str, folder: Path, say: Say = print, **options) -> Path:
+def fetch(
+    published: Published,
+    address: str,
+    folder: Path,
+    say: Say = print,
+    *,
+    attempts: int = 1,
+    pause: float = 1.0,
+) -> Path:
     """Download a published file into ``folder`` unless it is there; verify it; return its path.
 
-    A file that is not what was published is removed, so that the next call starts anew. Raises
-    ``InputError`` for that, and as ``download`` does, which takes ``options``.
+    ``folder`` is made, and removed if nothing is kept in it. A file that is not what was published
+    is removed, so that the next call starts anew.
+
+    Raises:
+        InputError: when it is not what was published, and as in ``download``.
     """
     target = folder / published.name
-    if not target.exists():
-        download(address, target, limit=published.size, say=say, **options)
+    folder.mkdir(exist_ok=True)
+    try:
+        if not target.exists():
+            limit = published.size
+            download(address, target, limit=limit, attempts=attempts, pause=pause, say=say)
+        return _verified(target, published, say)
+    finally:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _verified(target: Path, published: Published, say: Say) -> Path:
     try:
         verify(target, published, say)
     except InputError as error:
@@ -172,85 +194,100 @@ def _opened(part: Path) -> BinaryIO:
         raise InputError(f"{part} is a link or a pipe; expected a file, or nothing") from error
 
 
-def _persist(address, file, target, limit, timeout, attempts, pause, say) -> None:
-    for attempt in range(1, attempts + 1):
+@dataclass
+class _Transfer:
+    """What is received of ``address`` goes to the end of ``file``; ``state`` is beside it."""
+
+    address: str
+    file: BinaryIO
+    state: Path
+    limit: int
+    timeout: float
+    say: Say
+
+    def persist(self, attempts: int, pause: float) -> None:
+        for attempt in range(1, attempts + 1):
+            try:
+                return self.resume()
+            except _BROKEN as error:
+                passing = True
+                if isinstance(error, urllib.error.HTTPError):
+                    passing = error.code in _PASSING
+                    error.close()
+                if attempt == attempts or not passing:
+                    raise InputError(
+                        f"{self.address} cannot be downloaded ({error}); without network give "
+                        "--source a folder or archive that holds the files"
+                    ) from error
+                self.say(f"{self.address} broke off ({error}); trying again")
+                time.sleep(pause * 2 ** (attempt - 1))
+
+    def resume(self) -> None:
+        """Bring the rest to the end of the file, or all of it where that cannot be."""
+        have = self.file.seek(0, os.SEEK_END)
+        known = _read_state(self.state) if have else {}
+        if known.get("address") != self.address:
+            known = {}
+        if known and known["size"] == str(have):
+            return None
+        ranged = bool(known.get("version"))
         try:
-            return _continue(address, file, Path(f"{target}{STATE}"), limit, timeout, say)
-        except _BROKEN as error:
-            passing = True
-            if isinstance(error, urllib.error.HTTPError):
-                passing = error.code in _PASSING
-                error.close()
-            if attempt == attempts or not passing:
-                raise InputError(
-                    f"{address} cannot be downloaded ({error}); without network give "
-                    "--source a folder or archive that holds the files"
-                ) from error
-            say(f"{address} broke off ({error}); trying again")
-            time.sleep(pause * 2 ** (attempt - 1))
+            answer = self._ask(have, known["version"] if ranged else None)
+        except urllib.error.HTTPError as error:
+            if error.code != 416 or not ranged:
+                raise
+            # The file has become shorter than what is here.
+            error.close()
+            return self._begin_again()
+        with answer:
+            if answer.status != 206:
+                have, known = 0, self._begin(answer)
+            elif not ranged:
+                raise http.client.HTTPException("the server sent a part; expected the whole file")
+            elif not _follows(answer, have, known):
+                return self._begin_again()
+            else:
+                self.say(f"  continued after {have} bytes")
+            have = self._receive(answer, have, known["size"])
+        if known["size"] is not None and known["size"] != str(have):
+            raise http.client.HTTPException(f"received {have} bytes; expected {known['size']}")
+
+    def _ask(self, have: int, version: str | None) -> http.client.HTTPResponse:
+        ranges = {"Range": f"bytes={have}-", "If-Range": version} if version else {}
+        request = urllib.request.Request(self.address, headers=_HEADERS | ranges)
+        return urllib.request.urlopen(request, timeout=self.timeout)
+
+    def _begin_again(self) -> None:
+        self.file.truncate(0)
+        return self.resume()
+
+    def _begin(self, answer: http.client.HTTPResponse) -> dict:
+        """Forget what is here, and note which version of the file begins."""
+        self.file.truncate(0)
+        length = answer.headers.get("Content-Length", "")
+        size = length if length.isdecimal() else None
+        known = {"address": self.address, "version": _version(answer), "size": size}
+        with whole_file(self.state, "the state of the download") as fresh:
+            fresh.write_text(json.dumps(known), encoding="utf-8")
+        return known
+
+    def _receive(self, answer: http.client.HTTPResponse, have: int, size: str | None) -> int:
+        """Append the body of ``answer`` to the file; return how many bytes it has then."""
+        last = time.monotonic()
+        while block := answer.read(_CHUNK):
+            have += len(block)
+            if have > self.limit:
+                self.file.truncate(0)
+                raise InputError(f"{self.address}: more than the {self.limit} bytes expected")
+            self.file.write(block)
+            if time.monotonic() - last > SAY_EVERY:
+                of = f" of {int(size) >> 20}" if size else ""
+                self.say(f"  {have >> 20}{of} MiB")
+                last = time.monotonic()
+        return have
 
 
-def _continue(
-    address: str, file: BinaryIO, state: Path, limit: int, timeout: float, say: Say
-) -> None:
-    """Bring the rest of ``address`` to the end of ``file``, or all of it where that cannot be."""
-    have = file.seek(0, os.SEEK_END)
-    known = _read_state(state) if have else {}
-    if known.get("address") == address and known["size"] == str(have):
-        return
-    headers = {"User-Agent": "labkit-data-scripts"}
-    if known.get("address") == address and known.get("version"):
-        headers |= {"Range": f"bytes={have}-", "If-Range": known["version"]}
-    try:
-        answer = urllib.request.urlopen(
-            urllib.request.Request(address, headers=headers), timeout=timeout
-        )
-    except urllib.error.HTTPError as error:
-        if error.code != 416 or "Range" not in headers:
-            raise
-        error.close()
-        # The file has become shorter than what is here: begin again.
-        file.truncate(0)
-        return _continue(address, file, state, limit, timeout, say)
-    with answer:
-        if answer.status == 206 and "Range" not in headers:
-            raise http.client.HTTPException("a part came; expected the whole file")
-        if answer.status == 206 and not _follows(answer, have, known):
-            file.truncate(0)
-            return _continue(address, file, state, limit, timeout, say)
-        if answer.status == 206:
-            say(f"  continued after {have} bytes")
-        else:
-            file.truncate(0)
-            have = 0
-            promised = answer.headers.get("Content-Length", "")
-            promised = promised if promised.isdecimal() else None
-            known = {"address": address, "version": _version(answer), "size": promised}
-            _write_state(state, known)
-        have = _receive(answer, address, file, have, limit, known["size"], say)
-    if known["size"] is not None and known["size"] != str(have):
-        raise http.client.HTTPException(f"{have} bytes came; expected {known['size']}")
-
-
-def _receive(
-    answer, address: str, file: BinaryIO, have: int, limit: int, size: str | None, say: Say
-) -> int:
-    """Append the body of ``answer`` to ``file``; return how many bytes it has then."""
-    last = time.monotonic()
-    while block := answer.read(_CHUNK):
-        have += len(block)
-        if have > limit:
-            file.truncate(0)
-            raise InputError(f"{address}: more than the {limit} bytes expected")
-        file.write(block)
-        if time.monotonic() - last > SAY_EVERY:
-            of = f" of {int(size) >> 20}" if size else ""
-            say(f"  {have >> 20}{of} MiB")
-            last = time.monotonic()
-    return have
-
-
-def _version(answer) -> str | None:
+def _version(answer: http.client.HTTPResponse) -> str | None:
     """Return what If-Range may hold: a strong ETag, else the date of the last change."""
     tag = answer.headers.get("ETag")
     if tag and not tag.startswith("W/"):
@@ -258,18 +295,13 @@ def _version(answer) -> str | None:
     return answer.headers.get("Last-Modified")
 
 
-def _follows(answer, have: int, known: dict) -> bool:
+def _follows(answer: http.client.HTTPResponse, have: int, known: dict) -> bool:
     """Whether a partial answer continues exactly what is here."""
-    found = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
-    if not found or int(found[1]) != have:
+    place = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", answer.headers.get("Content-Range", ""))
+    if not place or int(place[1]) != have:
         return False
-    same_size = known["size"] is None or found[2] in ("*", known["size"])
+    same_size = known["size"] is None or place[2] in ("*", known["size"])
     return same_size and _version(answer) in (None, known["version"])
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def _read_state(state: Path) -> dict:
@@ -281,8 +313,3 @@ def _read_state(state: Path) -> dict:
     is_right = isinstance(known, dict) and known.keys() == kinds.keys()
     # Another program's file, or a damaged one: the download begins again.
     return known if is_right and all(isinstance(known[n], k) for n, k in kinds.items()) else {}
-
-
-def _write_state(state: Path, known: dict) -> None:
-    with whole_file(state, "the state of the download") as fresh:
-        fresh.write_text(json.dumps(known), encoding="utf-8")

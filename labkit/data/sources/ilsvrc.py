@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from labkit.data.sources.members import Member, opened, read, tar_members
+from labkit.data.sources.archives import Member
+from labkit.data.sources.members import opened, read, tar_members
 from labkit.errors import InputError
 
 MAX_IMAGE = 64 << 20  # bytes
@@ -30,25 +31,27 @@ _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
 def train_classes(members: Iterable[Member], label: str, classes: int) -> dict[str, Member]:
     """Return the inner archive of each class, by wnid.
 
-    Raises ``InputError``, which begins with ``label``, for a member that is not called
-    `nXXXXXXXX.tar`, and for another number of ``classes``.
+    Raises:
+        InputError: when a member is not called `nXXXXXXXX.tar`, or there are more or fewer than
+            ``classes``; the message begins with ``label``.
     """
-    found = {}
+    archives = {}
     for member in members:
         wnid = member.name.removesuffix(".tar")
         if not WNID.fullmatch(wnid) or wnid == member.name:
             raise InputError(f"{label}: member {member.name!r}; expected nXXXXXXXX.tar")
-        found[wnid] = member
-    if len(found) != classes:
-        raise InputError(f"{label} holds {len(found)} classes; expected {classes}")
-    return dict(sorted(found.items()))
+        archives[wnid] = member
+    if len(archives) != classes:
+        raise InputError(f"{label} holds {len(archives)} classes; expected {classes}")
+    return dict(sorted(archives.items()))
 
 
 def train_images(archive: Member) -> Iterator[tuple[str, bytes]]:
     """Yield (file name, content) of the images in the inner archive of a class.
 
-    Raises ``InputError`` for a member that is not called `nXXXXXXXX_N.JPEG` after its class, is no
-    JPEG or PNG, or is cut short.
+    Raises:
+        InputError: when a member is not called `nXXXXXXXX_N.JPEG` after its class, is no JPEG or
+            PNG, or is cut short.
     """
     wnid = archive.name.removesuffix(".tar")
     with archive.open() as stream, tar_members(stream, archive.name) as images:
@@ -63,10 +66,11 @@ def train_images(archive: Member) -> Iterator[tuple[str, bytes]]:
 def val_images(members: Iterable[Member], label: str, images: int) -> list[Member]:
     """Return the validation images in the order of their numbers, 1 to ``images``.
 
-    Raises ``InputError``, which begins with ``label``, for a member with another name, and for
-    numbers that are missing.
+    Raises:
+        InputError: when a member has another name, or a number is missing; the message begins with
+            ``label``.
     """
-    found = {}
+    by_number = {}
     for member in members:
         number = re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", member.name, re.ASCII)
         if not number or not 1 <= int(number[1]) <= images:
@@ -74,11 +78,11 @@ def val_images(members: Iterable[Member], label: str, images: int) -> list[Membe
                 f"{label}: member {member.name!r}; expected ILSVRC2012_val_00000001.JPEG to "
                 f"ILSVRC2012_val_{images:08d}.JPEG"
             )
-        found[int(number[1])] = member
-    missing = next((number for number in range(1, images + 1) if number not in found), None)
+        by_number[int(number[1])] = member
+    missing = next((number for number in range(1, images + 1) if number not in by_number), None)
     if missing:
         raise InputError(f"{label} holds no ILSVRC2012_val_{missing:08d}.JPEG")
-    return [found[number] for number in range(1, images + 1)]
+    return [by_number[number] for number in range(1, images + 1)]
 
 
 def read_image(member: Member) -> bytes:
@@ -92,8 +96,9 @@ def read_image(member: Member) -> bytes:
 def labels_of_devkit(path: str | os.PathLike, images: int, classes: int) -> list[str]:
     """Return the wnid of validation image 1, 2, 3 ... from the development kit.
 
-    Raises ``InputError`` without SciPy, and for a kit that does not give ``images`` labels, as
-    many for each of the ``classes``.
+    Raises:
+        InputError: when SciPy is missing, or the kit does not give ``images`` labels, as many for
+            each of the ``classes``.
     """
     with opened(path, (META, TRUTH)) as members:
         meta, truth = (read(members[name], _MAX_TEXT) for name in (META, TRUTH))
@@ -109,8 +114,9 @@ def labels_of_devkit(path: str | os.PathLike, images: int, classes: int) -> list
 def labels_of_text(path: str | os.PathLike, images: int, classes: int) -> list[str]:
     """Return the wnid of validation image 1, 2, 3 ... from a text file with one a line.
 
-    Raises ``InputError`` for a file that cannot be read or does not give ``images`` wnids, as many
-    for each of the ``classes``.
+    Raises:
+        InputError: when the file cannot be read, or does not give ``images`` wnids, as many for
+            each of the ``classes``.
     """
     try:
         labels = Path(path).read_text(encoding="ascii").split()
@@ -135,9 +141,9 @@ def _wnids(meta: bytes, label: str, classes: int) -> dict[int, str]:
         synsets = loadmat(io.BytesIO(meta), squeeze_me=True)["synsets"]
         # Those with children are groups of classes.
         wnids = {
-            int(one["ILSVRC2012_ID"]): str(one["WNID"])
-            for one in synsets
-            if int(one["num_children"]) == 0
+            int(synset["ILSVRC2012_ID"]): str(synset["WNID"])
+            for synset in synsets
+            if int(synset["num_children"]) == 0
         }
     except Exception as error:  # SciPy's reader fails in many ways on what is no MATLAB file.
         raise InputError(f"{label} cannot be read ({error!r})") from error

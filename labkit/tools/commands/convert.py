@@ -1,9 +1,22 @@
-"""`labkit convert`."""
+"""`labkit convert`: which network is meant, and which way."""
 
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from labkit.base.arguments import wrong
+from labkit.errors import InputError
+
+if TYPE_CHECKING:
+    from mindspore import nn
+
+CHECKPOINT = ".ckpt"
 
 
 def convert(
@@ -31,10 +44,89 @@ def convert(
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """
     from labkit import runtime
-    from labkit.migration import command
 
     runtime.start("CPU")
-    result = command.convert(
-        source, target, network, classes, rename=rename or (), entry=entry, prefix=prefix
-    )
-    print(result)
+    done = convert_weights(source, target, network, classes, rename or (), entry, prefix)
+    print(done)
+
+
+def convert_weights(
+    source: Path,
+    target: Path,
+    network: str,
+    classes: int,
+    rename: Iterable[str] = (),
+    entry: str | None = None,
+    prefix: str = "",
+) -> str:
+    """Convert ``source`` into ``target``, one of them a ``.ckpt``; return what was done, in words.
+
+    Args:
+        source: file of weights.
+        target: file to write; it is not touched where anything does not fit.
+        network: ``resnet50`` and the like, or ``module:function`` of the user's own that returns a
+            Cell; the module is also looked for in the working folder.
+        classes: of a resnet.
+        rename: ``MINDSPORE=PYTORCH`` parts of names.
+        entry: as in ``read_torch``.
+        prefix: as in ``read_torch``.
+
+    Raises:
+        InputError: when anything does not fit.
+    """
+    if (source.suffix == CHECKPOINT) == (target.suffix == CHECKPOINT):
+        raise InputError(
+            f"{source.name} to {target.name}: expected one {CHECKPOINT} (MindSpore) and one .pth "
+            "or .safetensors (PyTorch)"
+        )
+    if source.suffix == CHECKPOINT and (entry or prefix):
+        raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
+    if not target.parent.is_dir():
+        raise InputError(f"{target.parent} is no folder; expected one to write {target.name} into")
+    cell = _build(network, classes)
+    from labkit.migration import weights
+
+    renames = dict(_rename(text) for text in rename)
+    if source.suffix == CHECKPOINT:
+        weights.convert_back(source, target, cell, renames)
+        return f"{target}: written"
+    match = weights.convert_file(source, target, cell, renames, entry=entry, prefix=prefix)
+    return f"{target}: written; {match}"
+
+
+def _build(network: str, classes: int) -> "nn.Cell":
+    """Return the Cell that ``network`` names."""
+    if match := re.fullmatch(r"resnet(\d+)", network):
+        from labkit.nets.resnet import resnet
+
+        return resnet(int(match[1]), classes)
+    module, colon, function = network.partition(":")
+    if not colon:
+        raise wrong("network", network, "resnet18, 34, 50, 101, 152, or module:function")
+    with _working_folder():
+        try:
+            make = getattr(importlib.import_module(module), function)
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"network {network}: {error}") from error
+        return make()
+
+
+@contextmanager
+def _working_folder() -> Iterator[None]:
+    """Let what is inside import from the working folder, after everything that is installed.
+
+    The folder may be a downloaded one: first, or for longer, its torch.py would be PyTorch.
+    """
+    sys.path.append(folder := str(Path.cwd()))
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the module may have taken it away
+            del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+
+
+def _rename(text: str) -> tuple[str, str]:
+    ours, equals, theirs = text.partition("=")
+    if not (equals and ours and theirs):
+        raise wrong("rename", text, "MINDSPORE=PYTORCH")
+    return ours, theirs

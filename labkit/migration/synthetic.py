@@ -1,4 +1,4 @@
-"""Weights and images from a rule: the same numbers on every machine, without a file.
+"""Synthetic weights and images, from a rule: the same numbers on every machine, without a file.
 
 A tensor's numbers follow from its name and shape alone: PCG64 seeded by the SHA-256 of the name,
 24 bits a number, so that NumPy's distributions (which may change) play no part. By PyTorch name:
@@ -24,10 +24,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 
 
-def uniform(name: str, shape: tuple[int, ...], low=0.0, high=1.0) -> np.ndarray:
+def uniform(name: str, shape: tuple[int, ...], low: float = 0.0, high: float = 1.0) -> np.ndarray:
     """Return float32 numbers from low to high that depend on ``name`` and ``shape`` alone.
 
     In 0 .. 1 they are below 1; elsewhere one may be rounded up to ``high``.
@@ -43,7 +43,7 @@ def state(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
     return {name: _tensor(name, tuple(shape), shapes) for name, shape in shapes.items()}
 
 
-def _tensor(name, shape, shapes):
+def _tensor(name: str, shape: tuple[int, ...], shapes: Mapping) -> np.ndarray:
     module, _, last = name.rpartition(".")
     if last == "num_batches_tracked":
         return np.zeros(shape, np.int64)
@@ -68,7 +68,7 @@ def batch(size: int, side: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     layers, and BatchNorm then blows up rounding errors. ``side`` is a multiple of 4.
     """
     if side % 4:
-        raise InputError(f"side is {side}; expected a multiple of 4")
+        raise wrong("side", side, "a multiple of 4")
     blocks = uniform("blocks", (size, 3, 4, 4), -1.5, 1.5)
     images = np.repeat(np.repeat(blocks, side // 4, axis=2), side // 4, axis=3)
     images = images + uniform("noise", images.shape, -0.5, 0.5)

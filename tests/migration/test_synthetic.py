@@ -1,9 +1,6 @@
 """The rule: the same numbers everywhere, with the distributions that it states."""
 
 import hashlib
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -51,38 +48,6 @@ def state():
 
 def test_the_numbers_are_frozen():
     assert checksums(tensors()) == FROZEN
-
-
-def test_another_process_has_the_same_numbers():
-    script = (
-        "import sys; sys.path.insert(0, '.')\n"
-        "from tests.migration.test_rule import checksums, tensors\n"
-        "print(checksums(tensors()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONHASHSEED": "7"},
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(FROZEN)
-
-
-def test_a_tensor_depends_on_its_name_and_shape_alone(state):
-    alone = rule.state({"fc.bias": (4000,)})["fc.bias"]
-    np.testing.assert_array_equal(alone, state["fc.bias"])
-    np.testing.assert_array_equal(rule.uniform("a", (6,)).reshape(2, 3), rule.uniform("a", (2, 3)))
-    assert (rule.uniform("a", (6,)) != rule.uniform("b", (6,))).any()
-
-
-def test_shapes_and_types(state):
-    assert {name: value.shape for name, value in state.items()} == SHAPES
-    kinds = {name: value.dtype for name, value in state.items()}
-    assert kinds.pop("bn.num_batches_tracked") == np.int64
-    assert set(kinds.values()) == {np.dtype(np.float32)}
 
 
 def test_uniform_fills_its_interval_evenly():
@@ -139,5 +104,5 @@ def test_images_are_blocks_under_noise():
 
 
 def test_a_side_that_is_no_multiple_of_4_is_refused():
-    with pytest.raises(InputError, match="side is 30; expected a multiple of 4"):
+    with pytest.raises(InputError, match="side: expected a multiple of 4, got 30"):
         rule.batch(2, 30, 10)

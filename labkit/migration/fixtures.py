@@ -4,8 +4,8 @@ Of each tensor a digest is kept: some of its numbers, and a few sums of all of i
 random signs. What the digest cannot see is an error in few numbers of a large tensor that misses
 the kept ones and is small beside sqrt(size) times the tolerance.
 
-Weights and batch are those of ``labkit.migration.rule``; ``data_scripts/record_steps.py`` made the
-files, in float64, so that they say the same on every machine.
+Weights and batch are those of ``labkit.migration.synthetic``; ``data_scripts/record_steps.py``
+made the files, in float64, so that they say the same on every machine.
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.base.input_files import open_file, parse_json
 from labkit.errors import InputError, refuse_unknown
-from labkit.migration import rule
+from labkit.migration import synthetic
 from labkit.migration.trace import Trace
 
 FOLDER = Path(__file__).parent / "steps"
@@ -27,10 +27,14 @@ _UNPACKED = 64 << 20  # bytes; those of a ResNet-50 are 0.2 MB
 
 @dataclass(frozen=True)
 class Digest:
-    """Of a tensor: its ``shape``, ``largest`` absolute value, ``kept`` numbers, ``sums``.
+    """What is kept of a tensor.
 
-    sums  sum_i s_i x_i / sqrt(n) with signs s_i = +-1: of the size of one number's error where
-          errors are independent of one another
+    Attributes:
+        shape: of the tensor.
+        largest: its largest absolute value.
+        kept: some of its numbers.
+        sums: sum_i s_i x_i / sqrt(n) with signs s_i = +-1: of the size of one number's error where
+            errors are independent of one another.
     """
 
     shape: tuple[int, ...]
@@ -39,33 +43,32 @@ class Digest:
     sums: np.ndarray
 
     @classmethod
-    def of(cls, value) -> "Digest":
+    def of(cls, value: np.ndarray) -> "Digest":
         """Return the digest of an array."""
         value = np.asarray(value, np.float64)
         flat = value.ravel()
         largest = float(np.abs(flat).max(initial=0.0))
         return cls(value.shape, largest, flat[_positions(flat.size)], _sums(flat))
 
-    def distance(self, value) -> float:
-        """Return the largest difference found between an array of this shape and the original."""
+    def distance(self, value: np.ndarray) -> float:
+        """Return the largest difference seen between an array of this shape and the original."""
         other = Digest.of(value)
-        found = [abs(other.largest - self.largest)]
-        found += [float(np.abs(other.kept - self.kept).max(initial=0.0))]
-        off = float(np.abs(other.sums - self.sums).max(initial=0.0))
+        by_number = float(np.abs(other.kept - self.kept).max(initial=0.0))
+        by_sum = float(np.abs(other.sums - self.sums).max(initial=0.0))
         # Equal tensors: float64 sums may be taken in another order on another machine.
-        found += [off if off > 1e-12 * self.largest else 0.0]
-        return max(found)
+        by_sum = by_sum if by_sum > 1e-12 * self.largest else 0.0
+        return max(abs(other.largest - self.largest), by_number, by_sum)
 
 
-def _positions(size):
+def _positions(size: int) -> np.ndarray:
     """Return which numbers are kept: all of a small tensor, else evenly spread with a jitter."""
     if size <= KEPT:
         return np.arange(size)
     step = size / KEPT
-    return (np.arange(KEPT) * step + rule.uniform("positions", (KEPT,)) * step).astype(int)
+    return (np.arange(KEPT) * step + synthetic.uniform("positions", (KEPT,)) * step).astype(int)
 
 
-def _sums(flat):
+def _sums(flat: np.ndarray) -> np.ndarray:
     signs = np.random.PCG64(flat.size).random_raw(flat.size)
     rows = [1.0 - 2.0 * ((signs >> np.uint64(bit)) & np.uint64(1)) for bit in range(20, 20 + SUMS)]
     return np.array([row @ flat for row in rows]) / math.sqrt(max(flat.size, 1))
@@ -113,7 +116,7 @@ def save(name: str, trace: Trace, settings: dict) -> Path:
     return path
 
 
-def _read(name):
+def _read(name: str) -> tuple[dict, np.ndarray]:
     refuse_unknown("recorded step", name, names())
     path = FOLDER / f"{name}.npz"
     try:
@@ -131,7 +134,7 @@ def _read(name):
         raise InputError(f"the recorded step {path} is damaged ({error})") from error
 
 
-def _length(value):
+def _length(value: object) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no length")
     return value

@@ -1,0 +1,263 @@
+"""Each data script in a small world: a little archive is the official one, a little set one's own.
+
+A world has ``script``, the module; ``source``, what the small official data is made from; and
+``prepare(out, ...)``, which hands everything else to the script.
+"""
+
+import dataclasses
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from labkit.data import idx
+from tests.support.data_archives import TRUTH, WNIDS, image, kit, load, published, tar, tree
+
+COUNTS = {"n00000001": 3, "n00000002": 2, "n00000003": 4}
+_RECORDS = {"train": 12, "val": 6}
+_CLASSES = {"cifar10": ("cat", "dog", "ship"), "cifar100": ("apple", "bed", "wolf", "worm")}
+
+
+def quiet(line: str) -> None:
+    """Take a line of a report and keep it to itself."""
+
+
+def cifar_records(label_bytes: int, labels, seed: int) -> tuple[bytes, np.ndarray]:
+    """Return the content of a .bin file and its images (n, 32, 32, 3)."""
+    random = np.random.default_rng(seed)
+    images = random.integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
+    content = b"".join(
+        bytes([7] * (label_bytes - 1) + [label]) + pixels.tobytes()
+        for label, pixels in zip(labels, images, strict=True)
+    )
+    return content, images.transpose(0, 2, 3, 1)
+
+
+class Cifar:
+    """CIFAR-10 of three classes, or CIFAR-100 of four; ``pixels`` by the name of the image."""
+
+    def __init__(self, folder: Path, dataset: str = "cifar10"):
+        self.dataset, self.script = dataset, load("cifar10")
+        self.real, self.classes = self.script.DATASETS[dataset], _CLASSES[dataset]
+        times = 1 if dataset == "cifar10" else 2
+        self.records = {split: count * times for split, count in _RECORDS.items()}
+        self.files: dict[str, bytes] = {}
+        self.pixels: dict[str, np.ndarray] = {}
+        for split, names in self.real.files.items():
+            for name in names:
+                self._add(split, name)
+        self.files[self.real.names] = ("\n".join(self.classes) + "\n\n").encode()
+        folder.mkdir(exist_ok=True)
+        self.source = folder / self.real.archive.name
+        self.be_official(self.packed(self.files))
+
+    def _add(self, split: str, name: str) -> None:
+        seed, count = len(self.files), self.records[split]
+        labels = np.random.default_rng(seed).permutation(np.arange(count) % len(self.classes))
+        self.files[name], images = cifar_records(self.real.label_bytes, labels, seed)
+        for index, label in enumerate(labels):
+            place = f"{split}/{self.classes[label]}/{Path(name).stem}_{index:05d}.png"
+            self.pixels[place] = images[index]
+
+    def packed(self, files: dict[str, bytes]) -> bytes:
+        """Return the archive of these files."""
+        return tar(((f"cifar-batches-bin/{name}", c) for name, c in files.items()), "w:gz")
+
+    def be_official(self, content: bytes, **changes: Any) -> None:
+        """Store ``content`` as the archive, and have the script take it for the official one."""
+        self.content = content
+        self.source.write_bytes(content)
+        self.known = dataclasses.replace(
+            self.real,
+            archive=published(self.real.archive.name, content),
+            records=self.records,
+            classes=self.classes,
+            **changes,
+        )
+        self.script.DATASETS[self.dataset] = self.known
+
+    def prepare(self, out, source=None, say=quiet) -> Path:
+        return self.script.prepare(self.dataset, source or self.source, out, say)
+
+    def own_members(self, each: int = 2) -> list[tuple[str, bytes]]:
+        """Return (name, JPEG) of images of one's own."""
+        return [
+            (f"{split}/{name}/{number}.jpg", image([len(split), index, number]))
+            for split in ("train", "val")
+            for index, name in enumerate(self.classes)
+            for number in range(each)
+        ]
+
+    def own(self, members=None, each: int = 2, name: str = "mine.tar.gz") -> Path:
+        """Store an archive of images of one's own; return its path."""
+        path = self.source.parent / name
+        path.write_bytes(tar(self.own_members(each) if members is None else members, "w:gz"))
+        return path
+
+
+class CifarOwn(Cifar):
+    """The same script, given images of one's own."""
+
+    def __init__(self, folder: Path):
+        super().__init__(folder)
+        self.mine = self.own(each=20)
+
+    def prepare(self, out, source=None, say=quiet) -> Path:
+        return super().prepare(out, source or self.mine, say)
+
+
+class ImageNet:
+    """ImageNet of three classes in three archives, ``contents``."""
+
+    def __init__(self, folder: Path):
+        self.script, self.source = load("imagenet"), folder
+        self.contents = {
+            "train": tar(self.train_members()),
+            "val": tar(self.val_members()),
+            "devkit": kit(),
+        }
+        folder.mkdir(exist_ok=True)
+        for which, content in list(self.contents.items()):
+            self.put(which, content)
+
+    @staticmethod
+    def inner(wnid: str, count: int) -> bytes:
+        """Return the archive of one class."""
+        return tar((f"{wnid}_{n}.JPEG", image(n * 7 + int(wnid[1:]))) for n in range(count))
+
+    def train_members(self) -> list[tuple[str, bytes]]:
+        return [(f"{wnid}.tar", self.inner(wnid, count)) for wnid, count in COUNTS.items()]
+
+    @staticmethod
+    def val_members() -> list[tuple[str, bytes]]:
+        return [(f"ILSVRC2012_val_{n:08d}.JPEG", image(100 + n)) for n in range(1, 7)]
+
+    @property
+    def known(self):
+        """The data set with these archives as the official ones."""
+        real = self.script.ILSVRC2012
+        described = {
+            which: published(getattr(real, which).name, content)
+            for which, content in self.contents.items()
+        }
+        numbers = {"classes": 3, "train_images": 9, "val_images": 6, "per_class": (2, 4)}
+        return dataclasses.replace(real, **described, **numbers)
+
+    def path(self, which: str) -> Path:
+        return self.source / getattr(self.script.ILSVRC2012, which).name
+
+    def put(self, which: str, content: bytes) -> None:
+        self.contents[which] = content
+        self.path(which).write_bytes(content)
+
+    def prepare(self, out, source=None, say=quiet, **options) -> Path:
+        options = {"known": self.known, "say": say} | options
+        return self.script.prepare(source or self.source, out, **options)
+
+    @staticmethod
+    def expected() -> dict[str, bytes]:
+        """Return the images without the script: by the names of the archives and the truth."""
+        files = {}
+        for wnid, count in COUNTS.items():
+            for n in range(count):
+                files[f"train/{wnid}/{wnid}_{n}.JPEG"] = image(n * 7 + int(wnid[1:]))
+        for n, label in enumerate(TRUTH, 1):
+            name = f"ILSVRC2012_val_{n:08d}.JPEG"
+            files[f"val/{WNIDS[label - 1]}/{name}"] = image(100 + n)
+        return files
+
+
+class Mnist:
+    """MNIST of 40 and 20 images; ``served`` makes them the official ones."""
+
+    def __init__(self, folder: Path):
+        self.script, self.source = load("mnist"), folder
+        write_mnist(folder)
+
+    def be_official(self, address: str) -> None:
+        """Take the small files for the official ones, published at ``address``."""
+        sums = tuple(tree_sums(self.source)[name] for name in self.script.FILES)
+        known = self.script.DATASETS["mnist"]
+        self.script.DATASETS["mnist"] = dataclasses.replace(
+            known, sources={"download": address}, sums=sums
+        )
+
+    def prepare(self, out, source=None, say=quiet) -> Path:
+        return self.script.prepare("mnist", source or self.source, out, say)
+
+    def installed(self) -> dict[str, bytes]:
+        """Return what the folder must hold then."""
+        files = tree(self.source)
+        return {f"{folder}/{name}": files[name] for name, folder in self.script.FILES.items()}
+
+
+class ColorDigits:
+    """Colour digits: 20 and 10 of them, drawn from the bundled MNIST."""
+
+    def __init__(self, folder: Path):
+        self.script, self.source = load("color_digits"), None
+
+    def prepare(self, out, source=None, say=quiet, **options) -> Path:
+        return self.script.prepare(**({"train": 20, "val": 10, "out": out, "say": say} | options))
+
+
+WORLDS = {
+    "cifar10": Cifar,
+    "own images": CifarOwn,
+    "imagenet": ImageNet,
+    "mnist": Mnist,
+    "color digits": ColorDigits,
+}
+
+
+def write_mnist(folder: Path, seed: int = 0, suffix: str = "") -> Path:
+    """Store a small set of MNIST's structure, all in one folder; return the folder."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for prefix, count in (("train", 40), ("t10k", 20)):
+        images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
+        labels = random.integers(0, 10, count, dtype=np.uint8)
+        idx.write_idx(folder / f"{prefix}-images-idx3-ubyte{suffix}", images)
+        idx.write_idx(folder / f"{prefix}-labels-idx1-ubyte{suffix}", labels)
+    return folder
+
+
+def tree_sums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of every file below ``folder``, but for temporary ones."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in tree(folder).items()}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    """Return when each file and folder was last written."""
+    return {path: path.stat().st_mtime_ns for path in (folder, *folder.rglob("*"))}
+
+
+def killed(place: Any, point: str, count: int, call: Callable[[], Any]) -> None:
+    """Run ``call`` in a child process, which is killed at the ``count``-th call of a function.
+
+    Args:
+        place: module or class of the function.
+        point: its name.
+        count: at which call the child is killed, before the function does anything.
+        call: what the child runs.
+    """
+    child = os.fork()
+    if not child:
+        real, calls = getattr(place, point), []
+
+        def counted(*arguments, **options):
+            calls.append(1)
+            if len(calls) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*arguments, **options)
+
+        try:
+            setattr(place, point, counted)
+            call()
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL, "the call came to its end, or failed"
