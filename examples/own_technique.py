@@ -61,8 +61,8 @@ def main(folder):
     labkit.start()
     points = np.random.default_rng(1).uniform(-1, 1, (3000, 2)).astype(np.float32)
     labels = (np.square(points).sum(1) < 0.6).astype(np.int32)
-    rows = [ds.NumpySlicesDataset((points[part], labels[part]), ["points", "label"]).batch(16)
-            for part in (slice(2000), slice(2000, None))]
+    parts = [(points[:2000], labels[:2000]), (points[2000:], labels[2000:])]
+    rows = [ds.NumpySlicesDataset(part, ["points", "label"]).batch(16) for part in parts]
     network = nn.SequentialCell(nn.Dense(2, 32), nn.ReLU(), nn.Dense(32, 2))
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     optimizer = nn.Momentum(network.trainable_params(), learning_rate=0.2, momentum=0.9)

@@ -73,7 +73,7 @@ def test_a_number_that_no_float_can_hold_is_no_learning_rate(tmp_path):
     path = tmp_path / "settings.yaml"
     for value in ("1" + "0" * 400, "-1" + "0" * 400):
         path.write_text(f"lr: {value}\n")
-        with pytest.raises(InputError, match="^lr is -?inf|^lr is .*expected a finite number"):
+        with pytest.raises(InputError, match="^lr: expected a finite number"):
             settings.read(Config, path)
 
 
