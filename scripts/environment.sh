@@ -215,8 +215,8 @@ forget_old_name() {
 
 case ${1:-} in
 python) find_python; exit ;;
-base) project_spec=. stamps=base ;;
-test) project_spec='.[test]' stamps='base test' ;;
+base) project_spec='.[labs]' stamps=base ;;
+test) project_spec='.[labs,test]' stamps='base test' ;;
 remove) remove; exit ;;
 *) echo "usage: environment.sh base|test|python|remove; came: ${1:-nothing}" >&2 && exit 2 ;;
 esac

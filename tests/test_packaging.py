@@ -45,6 +45,10 @@ def required(extra=None):
     return {canonicalize_name(requirement.name): requirement for requirement in parsed}
 
 
+def all_required():
+    return {**required(), **required("labs"), **required("test")}
+
+
 def conda():
     return yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
 
@@ -60,7 +64,7 @@ def test_constraints_are_exact_sorted_and_without_local_suffix():
 def test_every_requirement_is_pinned_to_a_version_it_allows():
     pins = constraints()
     build = {r.name: r for r in map(Requirement, PROJECT["build-system"]["requires"])}
-    for name, requirement in {**required(), **required("test"), **build}.items():
+    for name, requirement in {**all_required(), **build}.items():
         assert requirement.specifier.contains(pins[name]), f"{requirement} against {pins[name]}"
 
 
@@ -77,8 +81,9 @@ def test_the_conda_environment_has_the_same_pins():
     *conda_lines, pip = conda()["dependencies"]
     options, pins = pip["pip"][:2], pip["pip"][2:]
     # constraints.txt holds what the named packages bring along to the same versions too.
-    assert options == ["-c constraints.txt", "-e ."]
-    assert pins == [f"{name}=={constraints()[name]}" for name in sorted(required())]
+    assert options == ["-c constraints.txt", "-e .[labs]"]
+    named = {**required(), **required("labs")}
+    assert pins == [f"{name}=={constraints()[name]}" for name in sorted(named)]
     python = next(line for line in conda_lines if line.startswith("python="))
     supported = PROJECT["project"]["requires-python"]
     assert Requirement(f"python{supported}").specifier.contains(python.partition("=")[2])
@@ -93,8 +98,7 @@ def test_two_pythons_are_supported_and_no_other(minor):
 
 
 def test_what_is_installed_is_what_is_pinned():
-    wanted = {**required(), **required("test")}
-    names = installed._closure([str(requirement) for requirement in wanted.values()])
+    names = installed._closure([str(wanted) for wanted in all_required().values()])
     assert {"mindspore", "torch", "tornado"} <= names
     pins = constraints()
     ours = [name for name in names if not name.startswith(CUDA)]

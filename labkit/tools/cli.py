@@ -6,8 +6,14 @@ What a command needs is imported when it is called: `labkit --help` answers at o
 import sys
 from typing import Annotated, Any
 
-import typer
-from typer.core import TyperGroup
+try:
+    import typer
+    from typer.core import TyperGroup
+except ModuleNotFoundError as missing:
+    raise SystemExit(
+        f"labkit: {missing}. The command needs the extra labs: in the clone, "
+        "pip install -c constraints.txt -e '.[labs]'"
+    ) from None
 
 from labkit.base.printable import printable
 from labkit.errors import InputError

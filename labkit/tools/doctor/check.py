@@ -4,7 +4,9 @@ import sys
 from dataclasses import dataclass
 from typing import NamedTuple
 
-INSTALL = f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e ."
+INSTALL = (
+    f"install the pinned versions: {sys.executable} -m pip install -c constraints.txt -e '.[labs]'"
+)
 
 
 class Finding(NamedTuple):

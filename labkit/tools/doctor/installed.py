@@ -58,7 +58,8 @@ def packages(root: Path) -> Finding:
         project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     except FileNotFoundError as error:
         return Finding(True, f"nothing to compare with: no {error.filename}")
-    needed = sorted(_closure(project["dependencies"]))
+    extras = project.get("optional-dependencies", {})
+    needed = sorted(_closure([*project["dependencies"], *extras.get("labs", [])]))
     wrong = [text for text in (_differs(name, pins) for name in needed) if text]
     if wrong:
         more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
