@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import is_integer, names_checked
@@ -218,6 +219,10 @@ class AccumulatedStep(Step):
     @property
     def micro_batches(self) -> int:
         return integer_of(self.group_size) * self.update.turns
+
+    def schedules(self) -> dict[str, Callable | np.ndarray]:
+        own = {"micro_steps": self.micro_steps} if callable(self.micro_steps) else {}
+        return own | self.update.schedules()
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
         updates, done = 0, integer_of(self.updates)

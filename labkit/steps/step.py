@@ -8,11 +8,12 @@ when it is called behind an ``if``. Every method here that assigns returns a val
 uses it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.errors import InputError
@@ -190,6 +191,10 @@ class Step(nn.Cell):
     def updates_ahead(self, epochs: Iterable[int]) -> int:
         """Return the most updates that epochs of so many micro-batches each make from here."""
         return sum(epochs)
+
+    def schedules(self) -> dict[str, Callable | np.ndarray]:
+        """Return, by name, the functions and arrays of the number of updates that it was given."""
+        return self.update.schedules()
 
     def check_length(self, updates: int) -> None:
         """Raise ``InputError`` where an array of rates or damping ends within ``updates`` more.

@@ -18,9 +18,10 @@ A technique that needs nothing but averaged gradients defines ``construct`` alon
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.errors import InputError
@@ -129,6 +130,10 @@ class UpdateStage(nn.Cell):
 
     def protect(self, parameters: tuple[Parameter, ...]) -> None:
         """Know ``parameters`` that a forward pass assigns, for a stage that makes some itself."""
+
+    def schedules(self) -> dict[str, Callable | np.ndarray]:
+        """Return, by name, what the stage was given by update: functions, or arrays (updates,)."""
+        return {}
 
     def check_length(self, updates: int) -> None:
         """Raise ``InputError`` where a schedule of the stage ends before ``updates`` are made."""

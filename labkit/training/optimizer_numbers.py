@@ -94,23 +94,9 @@ def texts(optimizer: nn.Optimizer) -> dict[str, str]:
 
 
 def functions(step: Step) -> dict[str, str]:
-    """Return the ``fingerprint`` of each function of the number of updates that a step has.
-
-    micro_steps and, of THOR, damping and how often factors and inverses are made anew.
-    """
-    # THOR's schedules are reached by the names of their attributes; a step without them has none.
-    schedules = {
-        name: getattr(step.update, attribute, None)
-        for name, attribute in (
-            ("damping", "schedule"),
-            ("frequency", "frequency"),
-            ("factor_frequency", "factor_frequency"),
-        )
-    }
-    by_name = {name: getattr(value, "function", None) for name, value in schedules.items()}
-    micro_steps = getattr(step, "micro_steps", None)
-    by_name["micro_steps"] = micro_steps if callable(micro_steps) else None
-    return {name: fingerprint(value) for name, value in by_name.items() if value is not None}
+    """Return the ``fingerprint`` of each function of the number of updates that a step has."""
+    schedules = step.schedules().items()
+    return {name: fingerprint(function) for name, function in schedules if callable(function)}
 
 
 def own_parameters(optimizer: nn.Optimizer) -> dict[str, Parameter]:
@@ -179,10 +165,9 @@ def keep_own(
 
 
 def damping_array(step: Step) -> np.ndarray | None:
-    """Return THOR's array of damping, (updates,) float64; None where there is none."""
-    schedule = getattr(step.update, "schedule", None)
-    values = getattr(schedule, "values", None)
-    return None if values is None or schedule.constant else values.astype(np.float64)
+    """Return an update stage's array of damping, (updates,) float64; None where there is none."""
+    values = step.schedules().get("damping")
+    return values.astype(np.float64) if isinstance(values, np.ndarray) else None
 
 
 def damping_digest(values: np.ndarray) -> str:

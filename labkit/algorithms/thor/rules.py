@@ -100,6 +100,13 @@ class Damping:
                 raise InputError(f"damping: expected shape () or (updates,), got {values.shape}")
             self.constant = values.ndim == 0
 
+    @property
+    def by_update(self) -> Callable[[int], float] | np.ndarray | None:
+        """The function, or the array (updates,); None for a constant."""
+        if self.function is not None:
+            return self.function
+        return None if self.constant else self.values
+
     def check_length(self, updates: int) -> None:
         """Raise ``InputError`` where an array ends before ``updates`` are made."""
         if self.function is None and not self.constant:

@@ -200,6 +200,14 @@ class ThorUpdate(UpdateStage):
 
     # --- between graphs ------------------------------------------------------------------------
 
+    def schedules(self) -> dict[str, Callable | np.ndarray]:
+        given = {
+            "damping": self.schedule.by_update,
+            "frequency": self.frequency.function,
+            "factor_frequency": self.factor_frequency.function,
+        }
+        return {name: schedule for name, schedule in given.items() if schedule is not None}
+
     def check_length(self, updates: int) -> None:
         self.schedule.check_length(updates)
 
