@@ -16,6 +16,8 @@ _BYTES = 512 << 20
 # are 0.45 million rows of 8 columns.
 _CELLS = 6_000_000
 _LONGEST_LINE = 1 << 16
+# Columns of a search in the subspace, as they were called up to 0.1.0.
+_OLD_SEARCH, _SEARCH = ("trials", "rate", "failed_searches"), {"rate": "step_size"}
 _NO_FLOAT = 10**300  # of a larger integer a figure can make no float
 
 
@@ -156,6 +158,8 @@ def _parsed(path: Path, file: BinaryIO) -> Iterator[tuple[int, dict | Exception]
         cells = _cells(line.removesuffix(b"\r").decode(errors="replace"))
         if names is None:
             names = cells
+            if set(_OLD_SEARCH) <= set(names):
+                names = [_SEARCH.get(name, name) for name in names]
             if len(set(names)) < len(names) or not all(name.isprintable() for name in names):
                 yield number, ValueError(f"{line[:80]!r} as names of columns")
                 return

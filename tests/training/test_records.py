@@ -180,3 +180,14 @@ def test_the_size_and_the_number_of_cells_are_limited(tmp_path, monkeypatch, rea
     os.truncate(path, (512 << 20) + 1)
     with pytest.raises(InputError, match="has 536870913 bytes; expected at most 536870912"):
         read(path)
+
+
+def test_a_search_of_before_is_read_under_its_new_name(tmp_path):
+    """``rate`` of a search stood beside ``learning_rate``; a column ``rate`` alone is another one."""
+    path = tmp_path / "records.csv"
+    path.write_text("update,trials,rate,failed_searches\n1,2,0.55,0\n")
+    assert read_records(path).rows == [
+        {"update": 1, "trials": 2, "step_size": 0.55, "failed_searches": 0}
+    ]
+    path.write_text("update,rate\n1,0.5\n")
+    assert read_records(path).rows == [{"update": 1, "rate": 0.5}]

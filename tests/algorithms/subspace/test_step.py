@@ -116,7 +116,9 @@ class TestTwin:
             if step.searches and twin.updates > done:
                 search, last = twin.search, step.last_search
                 assert (last.trials, last.failures) == (search.made, search.failures)
-                assert last.rate == pytest.approx(search.rate) and last.accepted == (last.rate > 0)
+                assert last.step_size == pytest.approx(search.rate) and last.accepted == (
+                    last.step_size > 0
+                )
                 failed += not last.accepted
             call += 1
         assert int(step.dropped.asnumpy()) == len(nan)
