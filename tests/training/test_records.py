@@ -183,7 +183,7 @@ def test_the_size_and_the_number_of_cells_are_limited(tmp_path, monkeypatch, rea
 
 
 def test_a_search_of_before_is_read_under_its_new_name(tmp_path):
-    """``rate`` of a search stood beside ``learning_rate``; a column ``rate`` alone is another one."""
+    """A search had the column ``rate``; one of that name alone is somebody else's."""
     path = tmp_path / "records.csv"
     path.write_text("update,trials,rate,failed_searches\n1,2,0.55,0\n")
     assert read_records(path).rows == [
