@@ -8,6 +8,7 @@ from mindspore import nn
 from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.options import Options
+from labkit.labs.compare import parameter_values
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 from tests.support.step_cells import INPUTS, OUTPUTS, momentum, rows, tensors
@@ -116,3 +117,32 @@ def same(values, others):
     """Whether two of the above are equal to the bit."""
     assert values and values.keys() == others.keys()
     return all(np.array_equal(values[name], others[name]) for name in values)
+
+
+def cross_entropy():
+    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+
+def three_updates(step, network, twin, parameters, batches, gradients_of):
+    """Yield {name: (what moved here, what moved in float64)} of one refresh and two cached steps.
+
+    The twin goes on from its own parameters.
+    """
+    for batch in batches:
+        before = parameter_values(network)
+        step(*tensors(*batch))
+        after = parameter_values(network)
+        gradients, layers = gradients_of(parameters, *batch)
+        new = twin.update(parameters, gradients, layers)
+        yield {
+            name: (after[name].astype(np.float64) - before[name], new[name] - parameters[name])
+            for name in parameters
+        }
+        parameters = new
+
+
+def error(moved):
+    """Return the largest error of a tensor over its largest update, and the tensor's name."""
+    return max(
+        (np.abs(move - due).max() / np.abs(due).max(), n) for n, (move, due) in moved.items()
+    )

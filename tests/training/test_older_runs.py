@@ -94,11 +94,12 @@ def test_its_lab_is_reported_and_compared(older, tmp_path, capsys):
     from labkit.tools.cli import app
 
     run = older / "run"
+    page = tmp_path / "page.html"
     shutil.copytree(run, tmp_path / "again")
-    for command in (["compare", run, tmp_path / "again"], ["report", run, "--out", tmp_path / "page.html"]):
+    for command in (["compare", run, tmp_path / "again"], ["report", run, "--out", page]):
         with pytest.raises(SystemExit) as end:
             app([str(word) for word in command])
         assert end.value.code == 0, capsys.readouterr()
     assert "no differences" in capsys.readouterr().out
-    page = (tmp_path / "page.html").read_text()
-    assert "01_gradient_accumulation" in page and "passed" in page
+    text = page.read_text()
+    assert "01_gradient_accumulation" in text and "passed" in text

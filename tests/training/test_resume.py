@@ -133,7 +133,7 @@ def assert_remembers(name, whole):
         assert update.refreshes.asnumpy().min() < whole.rows[-1]["update"] / 3
         assert update.damping.asnumpy() != np.float32(0.3)
     if name == "subspace":
-        failed = sum(row["rate"] == 0 for row in whole.rows)
+        failed = sum(row["step_size"] == 0 for row in whole.rows)
         assert final["step.subspace.failures"] == failed == whole.rows[-1]["failed_searches"] > 0
         assert whole.rows[-1]["trials"] == final["step.subspace.trials"]
         assert all(1 <= row["trials"] <= 2 for row in whole.rows)

@@ -11,6 +11,7 @@ from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, Tra
 from labkit.algorithms.thor.rules import Damping
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.forward_state import running_statistics
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
 from tests.support.step_cells import assert_close, rows, tensors
@@ -223,6 +224,32 @@ class TestLevenbergMarquardt:
             call(step, update)
             assert np.isfinite(step.update.adaptation.rho)
         assert int(network.calls.asnumpy()) == 2
+
+    def test_running_statistics_see_each_batch_once(self):
+        """The loss after the update is another forward pass, which leaves no trace."""
+        statistics = []
+        for rule in (None, LevenbergMarquardt()):
+            random = np.random.default_rng(1)
+            layers = nn.Dense(3, 4), nn.BatchNorm1d(4), nn.Dense(4, 2)
+            for layer in layers[::2]:
+                for parameter in layer.get_parameters():
+                    set_state(parameter, random.normal(size=parameter.shape).astype(np.float32))
+            network = nn.SequentialCell(*layers)
+            loss_net = LossNet(network, nn.MSELoss())
+            step = ThorStep(loss_net, optimizer(network), 0.1, frequency=1, adapt_damping=rule)
+            call(step, 0)
+            call(step, 1)
+            statistics.append([p.asnumpy().copy() for p in running_statistics(network)])
+            if rule is not None:
+                # Also where the step asked for the loss on its own.
+                inputs, targets = tensors(*rows(8, 7))
+                step.update.adaptation._loss(step, (inputs, targets))
+                for kept, now in zip(statistics[1], running_statistics(network), strict=True):
+                    np.testing.assert_array_equal(now.asnumpy(), kept)
+        # The first update's damping is the same, and the second batch's statistics follow it.
+        for one, other in zip(*statistics, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+            assert np.abs(one).max() > 0
 
     def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self):
         """As ``step.last_loss`` is; by rows, 4 and 4, it was 1.0 above instead of 1.6."""

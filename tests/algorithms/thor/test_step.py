@@ -427,6 +427,16 @@ def test_factors_are_those_of_float32(float32, scale, once):
     assert np.abs(float32["2.g_factor"]).max() < 1e-3
 
 
+@pytest.mark.parametrize("exponent", [16, 66, 120])
+def test_scaled_float32_is_float32(float32, exponent, once):
+    """Up to the largest that a dynamic scale grows to; with its square G left float32 at 2**66."""
+    dynamic = DynamicLossScale(2.0**16)
+    step, _, _ = trained(once, scale=2.0**exponent, loss_scale=dynamic)
+    assert step.last_update.number == 1
+    for name, factor in factors(step.update).items():
+        np.testing.assert_allclose(factor, float32[name], rtol=1e-6, err_msg=name)
+
+
 def test_a_training_is_that_of_float32(once):
     """Three updates, the second one between refreshes."""
     _, plain, losses = trained(once, 3)

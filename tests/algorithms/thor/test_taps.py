@@ -344,6 +344,19 @@ class Twice(nn.Cell):
         return self.dense(ops.tanh(self.dense(x)))
 
 
+class TwiceOnMaps(nn.Cell):
+    """(N, 2, 5, 5) -> (N, 2 (25 + 9)): one convolution on a map and on a part of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 3, pad_mode="same", has_bias=True)
+
+    def construct(self, x):
+        whole_map, part = self.conv(x), self.conv(x[:, :, 1:4, 1:4])
+        rows = x.shape[0]
+        return ops.concat((whole_map.reshape(rows, -1), part.reshape(rows, -1)), 1)
+
+
 class TestUsedTwice:
     """A layer used twice in one forward pass has the positions of both."""
 
@@ -360,6 +373,21 @@ class TestUsedTwice:
         assert factors[2] == 2
         layer = network.dense
         result = updated(network, x, c, compiled=compiled)
+        assert_factors(result.layer(), *factors, 128)
+        _check_moved(result, layer, factors, 1, True, 128)
+
+    def test_convolution_on_maps_of_two_sizes(self):
+        network, x, c = fill(TwiceOnMaps()), normal((6, 2, 5, 5)), normal((6, 68), 1)
+        around = reference.Window((3, 3), padding=(1, 1, 1, 1))
+        patches = [reference.patches(part, **vars(around)) for part in (x, x[:, :, 1:4, 1:4])]
+        patches = np.concatenate(patches, axis=3)
+        slopes = np.concatenate([c[:, :50].reshape(6, 2, 25), c[:, 50:].reshape(6, 2, 9)], 2) / 6.0
+        factors = reference.kronecker_factors(
+            patches, slopes[:, :, None], homogeneous=True, layout="patches"
+        )
+        assert factors[2] == 34
+        layer = network.conv
+        result = updated(network, x, c)
         assert_factors(result.layer(), *factors, 128)
         _check_moved(result, layer, factors, 1, True, 128)
 

@@ -1,4 +1,4 @@
-"""Whole updates against float64: every variant on a small network, LeNet and a small ResNet.
+"""Whole updates against float64: every variant on a small network, and LeNet.
 
 And when an update refreshes: by its number, and on accumulated gradients.
 """
@@ -25,7 +25,6 @@ from tests.support.step_cells import (
     rows,
     snapshot,
     split,
-    tensors,
 )
 from tests.support.thor_cells import (
     DAMPING,
@@ -33,6 +32,8 @@ from tests.support.thor_cells import (
     SECOND,
     Twin,
     call,
+    cross_entropy,
+    error,
     factors,
     gradients,
     inverses,
@@ -40,6 +41,7 @@ from tests.support.thor_cells import (
     optimizer,
     same,
     thor_step,
+    three_updates,
     values,
 )
 from tests.support.tolerances import TOLERANCE
@@ -192,35 +194,6 @@ class TestWhenItRefreshes:
 
 # Of the largest error in a tensor, over the largest update of that tensor.
 BOUND = 5e-4
-
-
-def cross_entropy():
-    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-
-
-def three_updates(step, network, twin, parameters, batches, gradients_of):
-    """Yield {name: (what moved here, what moved in float64)} of one refresh and two cached steps.
-
-    The twin goes on from its own parameters.
-    """
-    for batch in batches:
-        before = parameter_values(network)
-        step(*tensors(*batch))
-        after = parameter_values(network)
-        gradients, layers = gradients_of(parameters, *batch)
-        new = twin.update(parameters, gradients, layers)
-        yield {
-            name: (after[name].astype(np.float64) - before[name], new[name] - parameters[name])
-            for name in parameters
-        }
-        parameters = new
-
-
-def error(moved):
-    """Return the largest error of a tensor over its largest update, and the tensor's name."""
-    return max(
-        (np.abs(move - due).max() / np.abs(due).max(), n) for n, (move, due) in moved.items()
-    )
 
 
 def lenet(seed):
@@ -406,3 +379,17 @@ def test_dropped_micro_batches(accumulated, whole):
     assert int(step.dropped.asnumpy()) == 5
     expected = [joined(*parts[:2]), joined(*parts[2:])]
     assert_same_training((network, step), whole(expected, frequency=1))
+
+
+def test_dropped_groups(accumulated, whole):
+    """drop_group forgets the sums of the factors as well; the next group starts anew."""
+    parts = [rows(4, seed) for seed in range(4)]
+    broken = (parts[0][0] * np.float32(np.nan), parts[0][1])
+    network, step = accumulated(2, frequency=1, nonfinite="drop_group")
+    before = snapshot(step.update)
+    for arrays in (parts[0], broken):
+        step(*split(arrays, [4])[0])
+    assert_bit_equal(snapshot(step.update), before)
+    for arrays in parts[2:]:
+        step(*split(arrays, [4])[0])
+    assert_same_training((network, step), whole([joined(*parts[2:])], frequency=1))

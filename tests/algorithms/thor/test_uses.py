@@ -358,6 +358,38 @@ def test_the_update_is_that_of_rows_first(time_first, flat, compiled):
             assert off(values[name], value) <= bound, name
 
 
+class Encoder(nn.Cell):
+    """MindSpore's own attention and LSTM, in either order of axes."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+        self.between = nn.Dense(4, 4, activation="tanh")
+        self.lstm = nn.LSTM(4, 4, batch_first=batch_first)
+        self.head = nn.Dense(4, CLASSES)
+        self.time = 1 if batch_first else 0
+
+    def construct(self, x):
+        x = self.between(self.attention(x, x, x)[0])
+        return ops.mean(self.head(self.lstm(x)[0]), self.time)
+
+
+def test_mindspores_own_layers_in_both_orders():
+    x, labels = normal((ROWS, TIMES, 4)), sequences()[1]
+    first, second = fill(Encoder(True)), Encoder(False)
+    for copy, parameter in zip(second.get_parameters(), first.get_parameters(), strict=True):
+        set_state(copy, parameter.asnumpy())
+    skip = ("attention.out_proj",)
+    expected = first_update(first, x, labels, skip=skip)
+    x = np.ascontiguousarray(x.swapaxes(0, 1))
+    others = first_update(second, x, labels, skip=skip, batch_axis=1)
+    assert expected[0]["thor.head.positions"][0] == TIMES
+    for values, due, bound in zip(others, expected, (1e-5, 1e-3), strict=True):
+        assert values.keys() == due.keys()
+        for name, value in due.items():
+            assert off(values[name], value) <= bound, name
+
+
 class Token(nn.Cell):
     """One more position for the whole batch, and a layer that sees the batch's mean."""
 
