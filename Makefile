@@ -20,17 +20,13 @@ BIN := "$${VENV:-.venv}"/bin
 
 PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(ALL),,-m 'not slow') \
     --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300
-# Each part in new processes, the fourth all that is left: a graph that MindSpore compiles takes the longer
-# the more it has compiled before. After half an hour tests took 2.7 times as long as in a new process.
-# The fifth, ranks, needs all cores: in the others a process computes on one (tests/conftest.py).
-ALGORITHMS := tests/algorithms/adasum tests/algorithms/subspace tests/algorithms/test_plain.py tests/recipes tests/nets
-NOT_RANKS := --ignore-glob=*on_ranks.py
-# pytest collects a file that is given by name also where a pattern tells it to ignore it.
-ONE_PROCESS := $(filter-out %on_ranks.py,$(wildcard tests/test_*.py))
-PARTS := "$(ONE_PROCESS)" "tests/algorithms/thor $(NOT_RANKS)" "$(ALGORITHMS) $(NOT_RANKS)" \
-    "tests notebooks --ignore-glob=tests/test_*.py --ignore=tests/algorithms/thor $(addprefix --ignore=,$(ALGORITHMS)) \
-    $(NOT_RANKS)" \
-    $(if $(ALL),"tests/test_*on_ranks.py tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py")
+# Each part in new processes: a graph that MindSpore compiles takes the longer the more it has compiled
+# before; after half an hour tests took 2.7 times as long as in a new process. The third is what the first
+# two leave; the last, of several ranks, needs all cores: in the others a process computes on one.
+STEPS := tests/steps tests/training tests/base
+ALGORITHMS := tests/algorithms tests/recipes tests/upstream
+PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STEPS) $(ALGORITHMS))"
+RANKS := tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -44,8 +40,9 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 
 test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too
 	@$(ENVIRONMENT) test
-	@status=5; for part in $(PARTS); do \
-	    LABKIT_PRESET=smoke $(PYTEST) $$part $(ARGS); code=$$?; \
+	@status=5; for part in $(PARTS) $(if $(ALL),"$(RANKS)"); do \
+	    case $$part in *on_ranks*) ranks= ;; *) ranks='--ignore-glob=*on_ranks.py' ;; esac; \
+	    LABKIT_PRESET=smoke $(PYTEST) $$part $$ranks $(ARGS); code=$$?; \
 	    case $$code in 5) ;; 2) exit 2 ;; *) [ $$status -eq 1 ] || status=$$((code ? 1 : 0)) ;; esac; \
 	done; exit $$status
 

@@ -28,7 +28,7 @@ MUTANTS = {
         right="return loss * weight, loss, weight",
         wrong="return loss, loss, weight",
         notebook="01_gradient_accumulation",
-        test="tests/test_accumulation.py::TestUnevenMicroBatches",
+        test="tests/steps/test_accumulation.py::TestUnevenMicroBatches",
     ),
     # PyTorch's number taken for MindSpore's, which says the opposite.
     "migration, BatchNorm's momentum": Mutant(

@@ -19,6 +19,7 @@ from labkit.errors import InputError
 from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
 from tests.support.step_cells import assert_bit_equal, momentum, snapshot, tensors
 from tests.support.thor_layers import DIRECTION, FACTOR, fill, normal, off
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-LABKIT = Path(__file__).parents[1] / "labkit"
+LABKIT = Path(__file__).parents[2] / "labkit"
 # Each room may import those on the floors below it, and none beside it.
 FLOORS = (
     ("tools", "demos"),

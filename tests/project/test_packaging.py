@@ -21,7 +21,7 @@ import labkit
 from labkit.tools.doctor import installed
 from tests.browser import chromium
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PIN = re.compile(r"([a-z0-9]+(?:-[a-z0-9]+)*)==([0-9][0-9a-z.]*)")
 # The CUDA build of PyTorch fixes the versions of these itself.

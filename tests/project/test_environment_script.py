@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[1] / "scripts" / "environment.sh"
+SCRIPT = Path(__file__).parents[2] / "scripts" / "environment.sh"
 TOOLS = "sh dirname cat cksum tr ls rm rmdir mkdir cp kill sleep".split()
 FAKE = """#!/bin/sh
 case "$*" in

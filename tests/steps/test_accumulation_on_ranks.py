@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 def ranks(root, tmp_path_factory):
     """What both ranks found; fails where one of them fails, hangs or stays behind."""
     out = tmp_path_factory.mktemp("ranks")
-    code, logs = msrun(out, root / "tests" / "on_ranks.py", out, root=root)
+    code, logs = msrun(out, root / "tests" / "support" / "on_ranks.py", out, root=root)
     assert code == 0, logs
     return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)]
 
