@@ -135,11 +135,10 @@ class Frequency:
 
     def __init__(self, name: str, frequency: int | Callable[[int], int]) -> None:
         self.name = name
-        self.frequency = frequency if callable(frequency) else integer(name, frequency)
+        self.function = frequency if callable(frequency) else None
+        self.constant = 0 if callable(frequency) else integer(name, frequency)
 
     def is_due(self, update: int, last: int) -> bool:
         """Return whether ``update`` is to refresh; ``last`` is the one that did, < 0 for none."""
-        every = self.frequency
-        if callable(every):
-            every = integer(self.name, every(update))
+        every = integer(self.name, self.function(update)) if self.function else self.constant
         return last < 0 or update - last >= every
