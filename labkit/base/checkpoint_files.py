@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -289,10 +290,10 @@ def _unexpected(entries: Mapping[str, _Entry], expected: Mapping) -> dict[str, U
     return unread
 
 
-def _value(file: BinaryIO, entry: _Entry) -> str | ms.Parameter:
+def _value(file: BufferedReader, entry: _Entry) -> str | ms.Parameter:
     """Return the text or the Parameter of a checked entry."""
     data = np.empty(entry.size, np.uint8)
-    left = memoryview(data)
+    left = data.data
     for part in entry.slices:
         file.seek(part.start)
         if file.readinto(left[: part.length]) != part.length:
@@ -301,7 +302,7 @@ def _value(file: BinaryIO, entry: _Entry) -> str | ms.Parameter:
     if entry.kind == _TEXT:
         try:
             # NumPy's text has four bytes a character, and zeros at its end.
-            return str(data, "utf-32-le", "surrogatepass").rstrip("\0")
+            return str(data.data, "utf-32-le", "surrogatepass").rstrip("\0")
         except UnicodeDecodeError as error:
             raise _Malformed(f"{entry.name!r} is no text") from error
     if entry.kind == "Bool" and data.max() > 1:

@@ -8,7 +8,8 @@ import json
 import os
 import stat
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
 
 from labkit.errors import InputError
 
@@ -19,7 +20,7 @@ _VALUES = 2_000_000
 _DEEPEST = 100
 
 
-def open_file(path: str | os.PathLike) -> BinaryIO:
+def open_file(path: str | os.PathLike) -> BufferedReader:
     """Open a regular file for reading bytes, without waiting.
 
     Raises:

@@ -151,12 +151,12 @@ def _is_held(handle: int, folder: Path, say: Callable[[str], None]) -> bool:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            named = _read(handle, patience=0.2) or {}
+            owner = _read(handle, patience=0.2) or {}
             # A child that its owner was just starting lets go as soon as it runs.
-            if has_ended(named) and time.monotonic() < until:
+            if has_ended(owner) and time.monotonic() < until:
                 time.sleep(0.05)
                 continue
-            raise InputError(_in_use(folder, named)) from None
+            raise InputError(_in_use(folder, owner)) from None
         except OSError as error:
             if error.errno not in _WITHOUT_LOCKS:
                 raise

@@ -9,12 +9,12 @@ Every fault raises ``InputError`` with the file, what is wrong and what was expe
 
 import contextlib
 import gzip
+import io
 import math
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -99,7 +99,8 @@ def check_pair(
             f"{images_path}: images of {shape[1]} x {shape[2]}; expected {size[0]} x {size[1]}"
         )
     _same_length(images_path, shape[0], labels_path, len(read_labels(labels_path, classes)))
-    return shape
+    count, rows, columns = shape
+    return count, rows, columns
 
 
 def write_idx(path: str | os.PathLike, array: np.ndarray) -> Path:
@@ -133,7 +134,7 @@ def _read(path: Path, magic: int) -> np.ndarray:
             shape = _header(file, path, magic)
             wanted = math.prod(shape)
             content = np.empty(wanted, np.uint8)
-            had = _fill(file, memoryview(content))
+            had = _fill(file, content.data)
             # One byte more than promised shows bytes too many without reading all of them.
             more = had == wanted and file.read(1)
     except _GZIP_FAULTS as error:
@@ -147,7 +148,7 @@ def _read(path: Path, magic: int) -> np.ndarray:
     return content.reshape(shape)
 
 
-def _fill(file: BinaryIO, content: memoryview) -> int:
+def _fill(file: io.BufferedIOBase, content: memoryview) -> int:
     """Read until ``content`` is full or the file ends; return the bytes read.
 
     Into its place: what ``read`` returns is there twice for a moment, as parts and as a whole.
@@ -166,7 +167,7 @@ def _checked_shape(path: Path, magic: int) -> tuple[int, ...]:
         raise _unreadable(path, error) from error
 
 
-def _checked_size(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
+def _checked_size(file: io.BufferedIOBase, path: Path, magic: int) -> tuple[int, ...]:
     shape = _header(file, path, magic)
     size = os.fstat(file.fileno()).st_size - file.tell()
     if size != math.prod(shape):
@@ -174,7 +175,7 @@ def _checked_size(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
     return shape
 
 
-def _header(file: BinaryIO, path: Path, magic: int) -> tuple[int, ...]:
+def _header(file: io.BufferedIOBase, path: Path, magic: int) -> tuple[int, ...]:
     size = 4 * (1 + _DIMENSIONS[magic])
     raw = file.read(size)
     number = int.from_bytes(raw[:4], "big")
@@ -223,7 +224,7 @@ def _is_gzip(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[BinaryIO]:
+def _open(path: Path) -> Iterator[io.BufferedIOBase]:
     with open_file(path) as file:
         if _is_gzip(path):
             with gzip.open(file, "rb") as unzipped:

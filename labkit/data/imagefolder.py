@@ -21,6 +21,7 @@ The order is a function of the seed (`labkit.runtime.start`) alone; random crops
 of the seed and of num_parallel_workers. `dataset.set_init_step` resumes both exactly.
 """
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,7 +173,8 @@ def create_datasets(
     if not isinstance(folder, str | os.PathLike):
         raise wrong("folder", folder, "the path of a folder")
     names = check_same_classes(Path(folder) / train, Path(folder) / val)
-    shared = dict(
+    create = functools.partial(
+        create_dataset,
         batch_size=batch_size,
         rank_size=rank_size,
         rank_id=rank_id,
@@ -183,20 +185,18 @@ def create_datasets(
         num_parallel_workers=num_parallel_workers,
         check=check,
     )
-    train_set = create_dataset(
+    train_set = create(
         Path(folder) / train,
         do_train=True,
         augment=augment,
         backend="mindspore" if augment else backend,
         repeat_size=repeat_size,
-        **shared,
     )
-    val_set = create_dataset(
+    val_set = create(
         Path(folder) / val,
         do_train=False,
         backend=backend,
         cache_session_id=cache_session_id,
-        **shared,
     )
     return train_set, val_set, names
 

@@ -109,7 +109,7 @@ def create_eval_dataset(
     batch_size: int | None = None,
     num_parallel_workers: int = 1,
     *,
-    usage: str = "test",
+    usage: str | None = "test",
     images: int | None = None,
     rescale: str = "correct",
 ) -> ds.Dataset:

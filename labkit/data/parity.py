@@ -72,7 +72,8 @@ def pillow_decode(path: str | os.PathLike) -> np.ndarray:
 
 def pillow_resize(pixels: np.ndarray, length: int | None) -> np.ndarray:
     """Resize (H, W, 3) uint8 so that the shorter side is ``length``; None: leave it."""
-    rows, columns = resized_shape(*pixels.shape[:2], length)
+    rows, columns = pixels.shape[:2]
+    rows, columns = resized_shape(rows, columns, length)
     image = Image.fromarray(pixels).resize((columns, rows), Image.Resampling.BILINEAR)
     return np.asarray(image)
 
@@ -99,8 +100,8 @@ def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
 def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
     """Return ToTensor and Normalize of (H, W, 3) uint8: (3, H, W) float32, (x / 255 - m) / s."""
     scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
-    mean, std = (np.asarray(value, np.float32)[:, None, None] for value in (mean, std))
-    return (scaled - mean) / std
+    means, deviations = (np.asarray(value, np.float32)[:, None, None] for value in (mean, std))
+    return (scaled - means) / deviations
 
 
 def exact_bilinear(pixels: np.ndarray, shape: tuple[int, int], *, antialias: bool) -> np.ndarray:
@@ -209,7 +210,8 @@ def _one_image(
     resized, shrunk = pillow_resize(decoded, length), decoded
     for resize in resizes:
         shrunk = resize(decoded)
-    shape = resized.shape[:2]
+    rows, columns = resized.shape[:2]
+    shape = (rows, columns)
     sharp = exact_bilinear(decoded, shape, antialias=False)
     smooth = exact_bilinear(decoded, shape, antialias=True)
     cropped = centre_crop(resized, image_size)

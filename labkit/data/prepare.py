@@ -38,8 +38,8 @@ def prepare(
             such checkout, and in the script's own words.
     """
     refuse_unknown("data set", name, _NAMES)
-    options = {"size": size, "train": train, "val": val, "seed": seed}
-    options = {option: value for option, value in options.items() if value is not None}
+    given = {"size": size, "train": train, "val": val, "seed": seed}
+    options = {option: value for option, value in given.items() if value is not None}
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)

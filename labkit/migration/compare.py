@@ -135,7 +135,7 @@ def _stage(stage: str, came: Trace, reference: Trace, tolerance: float) -> Itera
 
 def _difference(value: object, expected: object, floor: float, slack: float) -> tuple[float, str]:
     value = np.asarray(value)
-    shape = expected.shape if isinstance(expected, Digest) else np.shape(expected)
+    shape = expected.shape if isinstance(expected, Digest) else np.asarray(expected).shape
     if value.shape != shape:
         hint = ": transposed?" if value.shape == shape[::-1] else ""
         return np.inf, f"shape {value.shape}, expected {shape}{hint}"

@@ -106,7 +106,7 @@ def save(name: str, trace: Trace, settings: dict) -> Path:
     tensors, arrays = [], []
     for stage, values in trace.stages.items():
         for tensor, value in values.items():
-            digest = Digest.of(value)
+            digest = Digest.of(np.asarray(value))
             tensors.append([stage, tensor, list(digest.shape), digest.largest])
             arrays += [digest.kept, digest.sums]
     header = {"origin": trace.origin, "settings": settings, "tensors": tensors}

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from mindspore import nn
+from mindspore import Parameter, nn
 from mindspore.nn.layer.normalization import _BatchNorm, _InstanceNorm
 
 from labkit.errors import InputError, nearest
@@ -69,7 +69,7 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
     """
     renames = dict(renames or {})
     unused, paired = set(renames), []
-    parameters = {}
+    parameters: dict[str, Parameter] = {}
     for path, cell in _places(network):
         _refuse_other_function(path, cell)
         for attribute, parameter in cell._params.items():

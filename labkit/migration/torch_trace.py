@@ -29,7 +29,8 @@ def torch_trace(
     batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
     before = _values(module)
     module.train()
-    forward, handles = {}, []
+    forward: dict[str, np.ndarray] = {}
+    handles = []
     for name, part in module.named_modules():
         if name:
             handles.append(part.register_forward_hook(_recorder(forward, name)))

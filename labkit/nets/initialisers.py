@@ -163,7 +163,7 @@ def _rules_of(cell: nn.Cell, scheme: tuple) -> Iterator[tuple[Parameter, Rule, S
             for attribute, rule in rules.items():
                 parameter = getattr(cell, attribute, None)
                 if isinstance(parameter, Parameter):
-                    yield parameter, rule, getattr(weight, "shape", None)
+                    yield parameter, rule, getattr(weight, "shape", ())
             return
 
 

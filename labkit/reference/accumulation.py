@@ -29,8 +29,11 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
         )
     return [
         sum(
-            w * np.asarray(g[leaf], dtype=np.float64)
-            for w, g in zip(weights, gradients, strict=True)
+            (
+                w * np.asarray(g[leaf], dtype=np.float64)
+                for w, g in zip(weights, gradients, strict=True)
+            ),
+            np.zeros(()),
         )
         / sum(weights)
         for leaf in range(len(gradients[0]))

@@ -44,7 +44,7 @@ def adasum_triple(vectors: Sequence[ArrayLike], counts: Sequence[int] = (1, 1, 1
         adasum_pair(adasum_pair(b, c, j, k), a, j + k, i),
         adasum_pair(adasum_pair(c, a, k, i), b, k + i, j),
     )
-    return sum(orders) / 3
+    return sum(orders, np.zeros(())) / 3
 
 
 def adasum_tree(vectors: Sequence[ArrayLike]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -35,12 +36,12 @@ def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair
 
     ceil(size / stride) positions an axis; the odd zero goes to the bottom and to the right.
     """
-    around = []
+    totals = []
     for length, k, s, d in zip(size, kernel, stride, dilation, strict=True):
         positions = -(-length // s)
-        total = max((positions - 1) * s + (k - 1) * d + 1 - length, 0)
-        around += [total // 2, total - total // 2]
-    return tuple(around)
+        totals.append(max((positions - 1) * s + (k - 1) * d + 1 - length, 0))
+    rows, columns = totals
+    return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 
 def map_size(size: Pair, window: Window) -> Pair:
@@ -50,7 +51,13 @@ def map_size(size: Pair, window: Window) -> Pair:
     spans = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilation, strict=True)]
     if padded[0] < spans[0] or padded[1] < spans[1]:
         raise InputError(f"a map of {padded}, padding included; expected at least {spans}")
-    return tuple((p - s) // t + 1 for p, s, t in zip(padded, spans, window.stride, strict=True))
+    height, width = ((p - s) // t + 1 for p, s, t in zip(padded, spans, window.stride, strict=True))
+    return height, width
+
+
+def _map_of(shape: Sequence[int], window: Window) -> Pair:
+    height, width = shape[2:]
+    return map_size((height, width), window)
 
 
 def patches(
@@ -65,15 +72,15 @@ def patches(
 
     T counts the positions row by row; a patch is ordered by channel, then kernel row and column.
     """
-    window = Window(tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups)
+    window = Window(kernel, stride, padding, dilation, groups)
     rows, channels = x.shape[:2]
     if channels % groups:
         raise InputError(f"{channels} channels; expected a multiple of {groups} groups")
-    height, width = map_size(x.shape[2:], window)
+    height, width = _map_of(x.shape, window)
     padded = _pad(np.asarray(x, dtype=np.float64), padding)
     columns = np.zeros((rows, channels, *kernel, height, width))
     for i, j in np.ndindex(*kernel):
-        columns[:, :, i, j] = padded[(..., *_seen_by(i, j, window, height, width))]
+        columns[:, :, i, j] = padded[_seen_by(i, j, window, height, width)]
     return columns.reshape(rows, groups, -1, height * width)
 
 
@@ -82,12 +89,12 @@ def sum_of_patches(columns: np.ndarray, shape: Sequence[int], window: Window) ->
 
     columns (N, groups, C/groups kh kw, T), ``shape`` (N, C, H, W) of the result
     """
-    height, width = map_size(shape[2:], window)
+    height, width = _map_of(shape, window)
     top, _, left, _ = window.padding
     padded = _pad(np.zeros(shape), window.padding)
     columns = columns.reshape(*shape[:2], *window.kernel, height, width)
     for i, j in np.ndindex(*window.kernel):
-        padded[(..., *_seen_by(i, j, window, height, width))] += columns[:, :, i, j]
+        padded[_seen_by(i, j, window, height, width)] += columns[:, :, i, j]
     return padded[:, :, top : top + shape[2], left : left + shape[3]]
 
 
@@ -101,7 +108,7 @@ def convolve(
     columns = patches(x, **vars(window))
     matrix = weight.reshape(window.groups, weight.shape[0] // window.groups, -1)
     y = np.einsum("gop,ngpt->ngot", matrix, columns)
-    y = y.reshape(len(x), len(weight), *map_size(x.shape[2:], window))
+    y = y.reshape(len(x), len(weight), *_map_of(x.shape, window))
     return y if bias is None else y + bias[:, None, None]
 
 
@@ -122,11 +129,11 @@ def _pad(x: np.ndarray, padding: Sides) -> np.ndarray:
     return np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
 
 
-def _seen_by(i: int, j: int, window: Window, height: int, width: int) -> list[slice]:
-    """Return the slices of the pixels under entry (i, j) of the kernel, for all positions."""
-    slices = []
+def _seen_by(i: int, j: int, window: Window, height: int, width: int) -> tuple[Any, ...]:
+    """Return the index of the pixels under entry (i, j) of the kernel, for all positions."""
+    index: tuple[Any, ...] = (...,)
     for entry, d, s, count in zip(
         (i, j), window.dilation, window.stride, (height, width), strict=True
     ):
-        slices.append(slice(entry * d, entry * d + (count - 1) * s + 1, s))
-    return slices
+        index += (slice(entry * d, entry * d + (count - 1) * s + 1, s),)
+    return index

@@ -52,7 +52,8 @@ def lenet_gradients(
         outputs[name] = x @ parameters[f"{name}.weight"].T + parameters[f"{name}.bias"]
         x = np.maximum(outputs[name], 0.0)
     loss, slope = cross_entropy(outputs["fc3"], labels)
-    gradients, layers = {}, []
+    gradients: Parameters = {}
+    layers: list[Layer] = []
     for name in reversed(_DENSE):
         if name != "fc3":
             slope = slope * (outputs[name] > 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.errors import InputError
+from labkit.reference.kronecker import Positions
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,16 @@ def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np
 
 
 def trace_of_fisher(
-    a_factor: np.ndarray, g_factor: np.ndarray, positions: int, damping: float
+    a_factor: np.ndarray, g_factor: np.ndarray, positions: Positions, damping: float
 ) -> float:
-    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G."""
+    """Return tr(T G (x) A + damping I) = sum over groups of T tr A tr G + damping dim A dim G.
+
+    Of two T, upstream's, A's.
+    """
+    count = positions[0] if isinstance(positions, tuple) else positions
     trace = 0.0
     for a, g in zip(a_factor, g_factor, strict=True):
-        trace += positions * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
+        trace += count * np.trace(a) * np.trace(g) + damping * len(a) * len(g)
     return float(trace)
 
 

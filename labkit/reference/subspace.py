@@ -65,8 +65,8 @@ class ProjectedBFGS:
     made: int = 0
     rate: float = 0.0
     failures: int = 0
-    inverse: np.ndarray = field(default=None)
-    residual: np.ndarray = field(default=None)
+    inverse: np.ndarray = field(init=False)
+    residual: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
         refuse_unknown("failure", self.failure, ("reset", "rollback"))

@@ -200,8 +200,9 @@ def _at(value: ByUpdate, update: int) -> float:
     """Return a number, the update's entry of a sequence, or what a function says of it."""
     if callable(value):
         return float(value(update))
-    if np.ndim(value) == 0:
-        return float(value)
-    if update >= len(value):
-        raise InputError(f"{len(value)} values, none for update {update}; expected one an update")
-    return float(value[update])
+    values = np.asarray(value)
+    if values.ndim == 0:
+        return float(values)
+    if update >= len(values):
+        raise InputError(f"{len(values)} values, none for update {update}; expected one an update")
+    return float(values[update])

@@ -38,7 +38,8 @@ def upstream_factors(
     if window.groups != 1:
         raise InputError(f"{window.groups} groups; expected 1: upstream's only")
     rows, outputs = derivatives.shape[:2]
-    around = same_padding(inputs.shape[2:], window.kernel, window.stride)
+    height, width = inputs.shape[2:]
+    around = same_padding((height, width), window.kernel, window.stride)
     columns = patches(inputs, window.kernel, window.stride, around)[:, 0].mean(axis=0)
     slopes = derivatives.reshape(rows, outputs, -1).mean(axis=0)
     a_factor = columns @ columns.T / columns.shape[1]

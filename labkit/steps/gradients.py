@@ -132,7 +132,8 @@ class GradientStage(nn.Cell):
         self.map = ops.HyperMap()
 
     def _set_ranks(self, rank_group: str | None) -> None:
-        self.ranks, self.all_reduce = 1, None
+        self.ranks: int = 1
+        self.all_reduce: ops.AllReduce | None = None
         if GlobalComm.INITED and rank_group != "":
             group = rank_group or GlobalComm.WORLD_COMM_GROUP
             self.ranks = get_group_size(group)

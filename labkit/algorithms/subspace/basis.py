@@ -221,14 +221,18 @@ def basis_from(
     # As the first rank sees it: a slower one may find the file that the first has just made, load
     # it, and leave the first waiting for it in basis_of.
     there = bool(gather([float(there)])[0, 0])
-    if snapshots is None and not there:
-        raise InputError(
-            f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
-            f"pca_mat_path {path} is no file; expected the folder of the first stage's "
-            "snapshots, or a basis"
-        )
     if not there:
+        if snapshots is None:
+            raise InputError(
+                f"dim_reduce needs weights to make its basis of: weight_load_dir is None, and "
+                f"pca_mat_path {path} is no file; expected the folder of the first stage's "
+                "snapshots, or a basis"
+            )
         return basis_of(path or Path(snapshots) / _NAME, snapshots, parameters, components, report)
+    if path is None:
+        raise InputError(
+            "pca_mat_path is None on this rank, and a basis on the first; expected one"
+        )
     basis = Basis.load(path, parameters)
     if len(basis.matrix) != components:
         raise InputError(

@@ -93,7 +93,7 @@ def _described(about: Any) -> tuple[dict[str, Any], tuple[int, ...], str]:
     """Return the arguments of ``Basis``, the matrix's shape and SHA-256, each of its type."""
     if about["format"] != _FORMAT:
         raise ValueError(f"its format is {about['format']!r}; expected {_FORMAT!r}")
-    basis = {
+    basis: dict[str, Any] = {
         "parameters": [(_is(str, name), _shape(shape)) for name, shape in about["parameters"]],
         "variance": [float(_is(int | float, value)) for value in _is(list, about["variance"])],
         "total_variance": float(_is(int | float, about["total_variance"])),
@@ -121,7 +121,8 @@ def _header(path: str | os.PathLike) -> _Header:
         # np.save takes another version for headers of more than 64 kB alone.
         if (version := np.lib.format.read_magic(file)) != (1, 0):
             raise ValueError(f"a .npy file of version {version}; expected (1, 0)")
-        return _Header(*np.lib.format.read_array_header_1_0(file), file.tell())
+        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+        return _Header(shape, fortran, dtype, file.tell())
 
 
 def _is(kind: Any, value: Any) -> Any:

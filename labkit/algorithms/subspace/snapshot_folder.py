@@ -12,9 +12,10 @@ import math
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -103,7 +104,7 @@ class SnapshotFolder:
 
     def _fill(self, index: int, place: int, part: np.ndarray) -> None:
         """Read a part at its place in a file, in as many goes as the system takes (2 GB each)."""
-        left = memoryview(part).cast("B") if part.size else b""
+        left = part.data.cast("B") if part.size else memoryview(b"")
         while len(left):
             count = os.preadv(self._files[index], [left], place)
             if not count:
@@ -166,7 +167,7 @@ class SnapshotFolder:
             raise InputError(f"the snapshot {path} is damaged: its weights have another SHA-256")
         return {"name": path.name, "bytes": size, "sha256": digest}
 
-    def _weights_digest(self, file: BinaryIO, index: int) -> str:
+    def _weights_digest(self, file: FileIO, index: int) -> str:
         """Return what ``snapshots.weights_digest`` does, without the arrays in memory."""
         digest, part = hashlib.sha256(), memoryview(bytearray(_HASHED))
         tensors = zip(self.names, self.shapes, self._places[index], strict=True)

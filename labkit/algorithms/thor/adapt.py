@@ -35,7 +35,7 @@ class Adaptation:
         self.parameters = update.optimizer.parameters
         self.model = _Model(update)
         self.loss_net = loss_net
-        self.before = None
+        self.before: list[np.ndarray] = []
         self.rho = float("nan")
 
     def remember(self) -> None:
@@ -59,7 +59,7 @@ class Adaptation:
         with unchanged(self.loss_net):
             values = step.gradient.objective.construct(*batch)
             loss, weight = (float(value.asnumpy()) for value in values)
-        if step.gradient.ranks == 1:
+        if step.gradient.all_reduce is None:  # one rank
             return loss
         # As step.last_loss is averaged: by what each rank's loss is a mean over, not by rows.
         sums = step.gradient.all_reduce(Tensor([loss * weight, weight], ms.float32)).asnumpy()

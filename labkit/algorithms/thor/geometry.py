@@ -73,7 +73,8 @@ def padding(
         top, bottom, left, right = pad
         return ((top, bottom), (left, right))
     sizes = zip((height, width), kernel, stride, dilation, strict=True)
-    return tuple(_same(*axis) for axis in sizes)
+    vertical, horizontal = (_same(*axis) for axis in sizes)
+    return vertical, horizontal
 
 
 def _same(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, int]:
@@ -83,7 +84,7 @@ def _same(length: int, kernel: int, stride: int, dilation: int) -> tuple[int, in
     return total // 2, total - total // 2
 
 
-def kind_of(layer: nn.Cell) -> type:
+def kind_of(layer: nn.Cell) -> type[nn.Cell]:
     """Return which of MindSpore's layers with factors ``layer`` is, or is derived of."""
     return next(kind for kind in (nn.Dense, mint.nn.Linear, nn.Conv2d) if isinstance(layer, kind))
 
@@ -223,7 +224,7 @@ def _check_skip(skip: Sequence[nn.Cell | str], names: list[str], loss_net: nn.Ce
 
 def _owners(loss_net: nn.Cell) -> dict[int, list[str]]:
     """Return id of a Parameter -> paths of the Cells that hold it, each place once."""
-    owners = {}
+    owners: dict[int, list[str]] = {}
     for path, cell in _all_places(loss_net):
         values = list(cell._params.values())
         for name, value in vars(cell).items():

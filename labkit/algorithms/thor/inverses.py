@@ -27,11 +27,12 @@ class Inverses:
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
         joined = GlobalComm.INITED
-        self.ranks, self.rank = (get_group_size(), get_rank()) if joined else (1, 0)
+        self.ranks: int = get_group_size() if joined else 1
+        self.rank: int = get_rank() if joined else 0
         self.layers, self.damping_split = list(layers), damping_split
         self.owners = share_out([layer.cost for layer in layers], self.ranks)
         self.exchange = _Exchange(self.layers, self.owners, self.rank) if self.ranks > 1 else None
-        self.inversions = {}
+        self.inversions: dict[tuple[int, ...], Inversion] = {}
 
     def make(self, due: Sequence[int], damping: float) -> dict[int, int]:
         """Make the inverses of the layers numbered ``due``; return layer -> tries but the first.
@@ -56,7 +57,8 @@ class Inverses:
 
     def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
         """Invert layers; return how many tries each took, TRIES + 1 where none was enough."""
-        tries, left = {}, numbers
+        tries: dict[int, int] = {}
+        left = numbers
         for attempt in range(1, TRIES + 1):
             if not left:
                 return tries
@@ -102,14 +104,15 @@ class _Exchange(nn.Cell):
         self.all_reduce = ops.AllReduce()
 
     def construct(self, tries: Tensor) -> Tensor:
-        inverses, values = (), (tries,)
+        inverses: tuple = ()
+        values: tuple = (tries,)
         for i in range(len(self.layers)):
             layer, mine = self.layers[i], self.mine[i]
             # x + 0 + 0 is x: the ranks' copies are equal to the bit.
             inverses += (layer.a_inverse, layer.g_inverse)
             values += (layer.a_inverse * mine, layer.g_inverse * mine)
         sums = summed_in_order(self.all_reduce, values)
-        done = ()
+        done: tuple = ()
         for i in range(len(inverses)):
             done += (ops.assign(inverses[i], sums[i + 1]),)
         return ops.depend(sums[0], done)

@@ -1,6 +1,6 @@
 """The options of ``ThorUpdate``, checked, and the losses for which THOR's factors are right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 from mindspore import mint, nn
@@ -72,7 +72,7 @@ class Options:
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
     adapt_damping: LevenbergMarquardt | None = None
-    skip: tuple[nn.Cell | str, ...] | list[nn.Cell | str] = ()
+    skip: Sequence[nn.Cell | str] = ()
     formulas: str = "thor"
     loss: str = "known"
     nan: str = "stop"

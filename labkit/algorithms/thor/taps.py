@@ -19,12 +19,14 @@ G_sum: its square would leave the range of float32 from 2^64 on.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import Blocks, Convolution, Dense, Place, geometry_of, padding
+from labkit.errors import InputError
 
 
 class Tap(nn.Cell):
@@ -44,7 +46,7 @@ class Tap(nn.Cell):
         self.homogeneous = geometry.homogeneous
         self.groups = geometry.groups
         self.is_convolution = isinstance(geometry, Convolution)
-        if self.is_convolution:
+        if isinstance(geometry, Convolution):
             self.pad_mode, self.pad = geometry.pad_mode, geometry.pad
             self.kernel, self.stride = geometry.kernel, geometry.stride
             self.dilation = geometry.dilation
@@ -119,7 +121,7 @@ class Tap(nn.Cell):
 
 
 @ops.constexpr
-def _padding(*arguments: object) -> tuple[tuple[int, int], tuple[int, int]]:
+def _padding(*arguments: Any) -> tuple[tuple[int, int], tuple[int, int]]:
     return padding(*arguments)
 
 
@@ -140,7 +142,7 @@ class Tapped(nn.Cell):
 
     taps_thor = True
     # While a training is looked at operator by operator: (call, x) -> what stands for the call.
-    watch = None
+    watch: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor] | None = None
 
     def __init__(self, layer: nn.Cell, tap: Tap, buffers: tuple[Parameter, ...]) -> None:
         super().__init__(auto_prefix=False)
@@ -176,7 +178,7 @@ class Tapped(nn.Cell):
             self.layer.activation_flag = True
         return self.layer
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -201,6 +203,8 @@ def tap_layers(
     layers = []
     for place in places:
         geometry = geometry_of(place.layer, homogeneous=place.bias is not None, split=split)
+        if geometry is None:
+            raise InputError(f"layer {place.name!r} can have no factors")
         layers.append(LayerCurvature(place.name, geometry))
     for place, layer in zip(places, layers, strict=True):
         buffers = (layer.a_factor, layer.positions, layer.g_factor)
@@ -208,9 +212,18 @@ def tap_layers(
     return layers
 
 
-def tapped_cells(places: Sequence[Place]) -> list[Tapped | None]:
-    """Return the cell with the tap at each place; None where it was taken away."""
-    return [_tap_at(place)[2] for place in places]
+def tapped_cells(places: Sequence[Place]) -> list[Tapped]:
+    """Return the cell with the tap at each place; raise ``InputError`` where it was taken away."""
+    cells = []
+    for place in places:
+        _, _, cell = _tap_at(place)
+        if cell is None:
+            raise InputError(
+                f"the tap of layer {place.name!r} was taken away (release()); expected a new "
+                "ThorUpdate"
+            )
+        cells.append(cell)
+    return cells
 
 
 def release_layers(places: Sequence[Place]) -> None:

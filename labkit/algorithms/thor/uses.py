@@ -162,11 +162,12 @@ def _observe_part(
     rows = batch_rows(batch, stage.objective.batch_axis)
     if rows < 2:
         return
-    part, shapes = _part(rows), [[] for _ in places]
-    batch = [_cut(tensor, rows, part, stage.objective.batch_axis or 0) for tensor in batch]
+    part, axis = _part(rows), stage.objective.batch_axis or 0
+    shapes: list[list[Shape]] = [[] for _ in places]
+    first = [_cut(tensor, rows, part, axis) for tensor in batch]
     try:
         with _watched(places, shapes, own):
-            stage.loss_net(*batch).asnumpy()  # operators run behind Python's back: wait for them
+            stage.loss_net(*first).asnumpy()  # operators run behind Python's back: wait for them
     except Exception:  # a network of a fixed number of rows, which takes the whole batch
         return
     for use, fewer in zip(uses, shapes, strict=True):
@@ -180,7 +181,7 @@ def _part(rows: int) -> int:
 
 def _cut(tensor: Tensor, rows: int, part: int, axis: int) -> Tensor:
     """Return a tensor of the batch for its first rows; as it is where no axis counts them."""
-    shape = getattr(tensor, "shape", ())
+    shape: Shape = getattr(tensor, "shape", ())
     if len(shape) == 1 and shape[0] % rows == 0:
         return tensor[: shape[0] // rows * part]
     for number in (axis, 0):
@@ -210,11 +211,13 @@ def _watched(
     """Let every layer note its inputs' shapes, and put copies for its Parameters in its calls."""
     cells = tapped_cells(places)
     taps = [cell.tap for cell in cells]
+    watches = []
     for place, cell, inputs, parameters in zip(places, cells, shapes, own, strict=True):
-        cell.watch = _Watch(place.layer, inputs, parameters)
-        object.__setattr__(cell, "tap", cell.watch.passed)
+        watch = cell.watch = _Watch(place.layer, inputs, parameters)
+        object.__setattr__(cell, "tap", watch.passed)
+        watches.append(watch)
     try:
-        yield [cell.watch for cell in cells]
+        yield watches
     finally:
         for cell, tap in zip(cells, taps, strict=True):
             cell.watch = None
@@ -242,7 +245,8 @@ class _Watch:
 
     def __init__(self, layer: nn.Cell, inputs: list[Shape], parameters: list[Parameter]) -> None:
         self.layer, self.inputs = layer, inputs
-        self.kind, self.calls = kind_of(layer), []
+        self.kind = kind_of(layer)
+        self.calls: list[tuple[Tensor, Tensor | None]] = []
         self.copies = {id(p): Parameter(p.clone(), name=p.name) for p in parameters}
 
     def __call__(self, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, cast
 
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
@@ -36,7 +36,24 @@ _RATIO = 20
 # A name or a header of a member; and the directory of a .zip, which is read at once.
 _HEADER = 1 << 20
 _DIRECTORY = 32 << 20
-_COMPRESSIONS = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+
+
+class Stream(Protocol):
+    """What is read here: a file, or what unpacks one on the way."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+    def seek(self, place: int, whence: int = 0, /) -> int: ...
+    def tell(self) -> int: ...
+    def close(self) -> None: ...
+    def seekable(self) -> bool: ...
+    def readable(self) -> bool: ...
+
+
+_COMPRESSIONS: dict[bytes, Callable[[BinaryIO], AbstractContextManager[Stream]]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+}
 _DAMAGED = (
     EOFError,
     gzip.BadGzipFile,
@@ -68,7 +85,7 @@ class Member:
     """
 
     name: str
-    open: Callable[[], AbstractContextManager[BinaryIO]]
+    open: Callable[[], AbstractContextManager[Stream]]
     size: int | None = None
     is_file: bool = True
 
@@ -85,7 +102,7 @@ def archive_members(stack: contextlib.ExitStack, path: Path) -> list[Member]:
     else:
         limited = _unpacked_tar(stack, file)
         try:
-            archive = tarfile.open(fileobj=limited, mode="r:")
+            archive = open_tar(limited)
         except tarfile.ReadError as error:
             raise InputError(
                 f"{path} is not a whole archive; expected a folder, .zip or .tar"
@@ -113,14 +130,14 @@ class Limited:
     largest  bytes that may be read at once; None where members are read, whose readers have limits
     """
 
-    def __init__(self, stream: BinaryIO, end: int | None = None, largest: int | None = _HEADER):
+    def __init__(self, stream: Stream, end: int | None = None, largest: int | None = _HEADER):
         self._stream, self._end, self.largest = stream, end, largest
         self.tell, self.close = stream.tell, stream.close
         self.seekable, self.readable = stream.seekable, stream.readable
 
     def read(self, count: int = -1) -> bytes:
         if self._end is not None:
-            self._check(self._stream.tell() + max(count, 0))
+            _check(self._stream.tell() + max(count, 0), self._end)
         if self.largest is None or 0 <= count <= self.largest:
             return self._stream.read(count)
         # zipfile reads the end of the file, wherever it takes that to begin.
@@ -131,12 +148,19 @@ class Limited:
 
     def seek(self, place: int, whence: int = os.SEEK_SET) -> int:
         if self._end is not None and whence == os.SEEK_SET:
-            self._check(place)
+            _check(place, self._end)
         return self._stream.seek(place, whence)
 
-    def _check(self, place: int) -> None:
-        if place > self._end + CHUNK:
-            raise InputError(f"the archive unpacks to more than {self._end} bytes; unpack it first")
+
+def _check(place: int, end: int) -> None:
+    if place > end + CHUNK:
+        raise InputError(f"the archive unpacks to more than {end} bytes; unpack it first")
+
+
+def open_tar(limited: Limited) -> tarfile.TarFile:
+    """Return the uncompressed .tar in a stream, to be read."""
+    # What is only read needs no write(), which tarfile's types ask for.
+    return tarfile.open(fileobj=cast(BinaryIO, limited), mode="r:")
 
 
 @contextlib.contextmanager
@@ -196,10 +220,17 @@ def members_of_tar(archive: tarfile.TarFile) -> list[Member]:
             raise InputError(f"more than {MAX_MEMBERS} members")
         if not info.isdir():
             is_file = info.isreg() and not info.issparse()
-            stream = functools.partial(archive.extractfile, info)
+            stream = functools.partial(_extracted, archive, info)
             members.append(Member(info.name, stream, info.size, is_file))
     _check_end(archive)
     return members
+
+
+def _extracted(archive: tarfile.TarFile, info: tarfile.TarInfo) -> AbstractContextManager[Stream]:
+    stream = archive.extractfile(info)
+    if stream is None:
+        raise InputError(f"member {info.name!r} is no file")
+    return stream
 
 
 def _check_end(archive: tarfile.TarFile) -> None:

@@ -7,10 +7,10 @@ plain file is refused. Nothing here writes except ``unpack``, to the path of the
 """
 
 import contextlib
+import functools
 import gzip
 import hashlib
 import os
-import tarfile
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -20,10 +20,12 @@ from labkit.data.sources.archives import (
     CHUNK,
     Limited,
     Member,
+    Stream,
     archive_members,
     damage,
     members_of_tar,
     named,
+    open_tar,
 )
 from labkit.errors import InputError
 
@@ -65,7 +67,7 @@ def listed(path: str | os.PathLike) -> Iterator[list[Member]]:
 
 
 @contextlib.contextmanager
-def tar_members(stream: BinaryIO, label: str) -> Iterator[list[Member]]:
+def tar_members(stream: Stream, label: str) -> Iterator[list[Member]]:
     """Give the files of an uncompressed .tar that lies in ``stream``, as ``listed`` does.
 
     It may be a .tar inside another: nothing is written. ``label`` is its name in error messages.
@@ -73,7 +75,7 @@ def tar_members(stream: BinaryIO, label: str) -> Iterator[list[Member]]:
     with contextlib.ExitStack() as stack:
         with named(label), damage(f"{label}: the archive is"):
             limited = Limited(stream)
-            archive = stack.enter_context(tarfile.open(fileobj=limited, mode="r:"))
+            archive = stack.enter_context(open_tar(limited))
             members = _plain(members_of_tar(archive))
             limited.largest = None
         yield members
@@ -125,10 +127,14 @@ def _members(path: Path) -> Iterator[list[Member]]:
 
 def _folder_members(folder: Path) -> list[Member]:
     return [
-        Member(str(path), lambda path=path: open(path, "rb"), path.stat().st_size)
+        Member(str(path), functools.partial(_of_folder, path), path.stat().st_size)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
+
+
+def _of_folder(path: Path) -> BinaryIO:
+    return open(path, "rb")
 
 
 def _plain(members: Iterable[Member]) -> list[Member]:
@@ -157,7 +163,7 @@ def _unzipped(member: Member) -> Member:
         return member
 
     @contextlib.contextmanager
-    def unzipping() -> Iterator[BinaryIO]:
+    def unzipping() -> Iterator[Stream]:
         # Closing a GzipFile does not close the stream below it.
         with member.open() as stream, gzip.open(stream) as unzipped:
             yield unzipped
