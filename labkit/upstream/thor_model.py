@@ -70,7 +70,7 @@ class ConvertModelUtils:
             InputError: when the parts do not fit together; the network is left alone then.
         """
         optimizer = _checked(model, network, loss_fn, optimizer)
-        settings = optimizer.thor
+        settings: ThorSettings = optimizer.thor
         refuse_unknown("amp_level", amp_level, PRECISION)
         flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
         scale, nonfinite = loss_scale_of(loss_scale_manager, settings.loss_scale)
