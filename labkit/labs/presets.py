@@ -250,9 +250,10 @@ def _text(name: str, value: object) -> None:
 
 
 # More data workers than cores are no error: the pipeline fits them.
-_COUNTS = ("epochs", "start_epoch", "second_epochs", "batch_size", "second_batch_size")
-_COUNTS += ("micro_steps", "workers", "frequency", "evaluate_every", "saves_per_epoch", "trials")
-_POSITIVE = ("learning_rate", "mean_learning_rate", "momentum_learning_rate")
+_COUNTS: tuple[str, ...] = ("epochs", "start_epoch", "second_epochs", "batch_size")
+_COUNTS += ("second_batch_size", "micro_steps", "workers", "frequency", "evaluate_every")
+_COUNTS += ("saves_per_epoch", "trials")
+_POSITIVE: tuple[str, ...] = ("learning_rate", "mean_learning_rate", "momentum_learning_rate")
 _POSITIVE += ("damping", "thor_epochs", "momentum_epochs")
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_COUNTS, integer),

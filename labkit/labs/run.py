@@ -112,7 +112,7 @@ class Run:
             refuse_unknown("headline metric", name, metrics)
         device = getattr(self.runtime, "device", None)
         record = describe(self.lab, self.preset, self.parameters, device)
-        if is_dataclass(self.runtime):
+        if is_dataclass(self.runtime) and not isinstance(self.runtime, type):
             record["runtime"] = plain(asdict(self.runtime), "runtime")
         record["seconds"] = round(time.monotonic() - self.started, 3)
         record["metrics"] = plain(dict(metrics), "metrics")

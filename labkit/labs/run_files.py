@@ -111,7 +111,8 @@ def usable(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
     Every key that is returned has the type that labkit gives it; null counts as no key.
     """
-    results, problems = {}, []
+    results: dict[str, Any] = {}
+    problems: list[str] = []
     for name, value in content.items():
         kind = _KINDS.get(name)
         if value is None or kind is None:

@@ -17,7 +17,7 @@ from labkit.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
-    from mindspore import Parameter, nn
+    from mindspore import Parameter, Tensor, nn
 
 # Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
@@ -180,11 +180,11 @@ def _gatherer() -> nn.Cell:
     from mindspore import nn, ops
 
     class Gather(nn.Cell):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.gather = ops.AllGather()
 
-        def construct(self, values):
+        def construct(self, values: Tensor) -> Tensor:
             return self.gather(values)
 
     return Gather()

@@ -1,13 +1,16 @@
 """The errors of ranks that did not end well: who, why, the last lines, where the log is."""
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 from labkit.errors import WorkerFailed, WorkersTimedOut
 from labkit.ranks import msrun, rank_logs
 from labkit.ranks.msrun import Name
 from labkit.ranks.plan import Plan
 
+Error = TypeVar("Error", bound=WorkerFailed)
 _LINES = 20  # of the log of the one that failed; shared out among several
 
 
@@ -26,14 +29,17 @@ class Failures:
         """Return the error that names who failed by itself, not who failed because of it."""
         job, failed = self._job, self._job.failed()
         logs = {name: job.log(name) for name in job.pids}
-        name, code = failed[0], job.codes[failed[0]]
+        name = failed[0]
+        # Of those that have failed it is known, and not 0.
+        code = job.codes[name] or 0
         if lost := self._lost_elsewhere(name, code, logs):
             return lost
         if name == msrun.SCHEDULER or code > 0:
             name = rank_logs.first_cause(failed, logs, last=msrun.SCHEDULER)
         if name != failed[0]:  # what has ended it may be msrun, because of the other one
-            code = job.codes.get(name)
-            code = code if code is not None and code > 0 else None
+            own = job.codes.get(name)
+            positive = own if own is not None and own > 0 else None
+            return self._error(name, _cause(positive, rank_logs.last_error(logs[name])), positive)
         return self._error(name, _cause(code, rank_logs.last_error(logs[name])), code)
 
     def absent(self, ranks: list[int]) -> WorkerFailed:
@@ -84,21 +90,22 @@ class Failures:
 
     def _error(self, name: Name, cause: str, code: int | None) -> WorkerFailed:
         tail = rank_logs.tail(self._job.log(name), _LINES)
-        is_rank = name in self._plan.ranks
-        who = f"rank {name} of {self._ranks()}" if is_rank else name
+        ranks = [rank for rank in self._plan.ranks if rank == name]
+        who = f"rank {name} of {self._ranks()}" if ranks else name
         where = f"log: {self._job.path(name)}"
         return WorkerFailed(
             f"{who} {cause}\n{_shown(name, tail)}{self._where(where)}",
-            ranks=(name,) if is_rank else (),
+            ranks=ranks,
             exit_code=code if code is not None and code >= 0 else None,
             signal=_signal(-code) if code is not None and code < 0 else None,
             tail=tail,
-            **self._left(),
+            logs=self._kept_logs(),
+            output=self._output(),
         )
 
     def _several(
-        self, kind: type[WorkerFailed], message: str, ranks: list[int], logs: bool = True
-    ) -> WorkerFailed:
+        self, kind: type[Error], message: str, ranks: list[int], logs: bool = True
+    ) -> Error:
         lines = max(_LINES // max(len(ranks), 1), 5)
         tails = {rank: rank_logs.tail(self._job.log(rank), lines) for rank in ranks if logs}
         shown = "".join(_shown(rank, tail) for rank, tail in tails.items())
@@ -107,15 +114,16 @@ class Failures:
             f"{message}\n{shown}{self._where(where)}",
             ranks=ranks,
             tail="\n".join(tails.values()),
-            **self._left(),
+            logs=self._kept_logs(),
+            output=self._output(),
         )
 
-    def _left(self) -> dict[str, dict]:
+    def _kept_logs(self) -> dict[int, Path]:
         paths = {rank: self._job.path(rank) for rank in self._plan.ranks}
-        return {
-            "logs": {rank: path for rank, path in paths.items() if self._kept and path.exists()},
-            "output": {rank: self._job.log(rank) for rank in self._plan.ranks},
-        }
+        return {rank: path for rank, path in paths.items() if self._kept and path.exists()}
+
+    def _output(self) -> dict[int, str]:
+        return {rank: self._job.log(rank) for rank in self._plan.ranks}
 
     def _ranks(self) -> int:
         return self._plan.nodes * self._plan.workers
@@ -139,7 +147,7 @@ def _shown(name: Name, tail: str) -> str:
     return f"  last lines of {who}:\n{indented}" if tail else f"  {who} has written nothing\n"
 
 
-def _named(ranks: Iterable[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

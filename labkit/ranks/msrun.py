@@ -37,7 +37,7 @@ class Job:
     """
 
     def __init__(
-        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float]
+        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float | None]
     ) -> None:
         self.process = process
         self.pids: dict[Name, int] = {}
@@ -149,7 +149,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
         *(("--node_rank", plan.node_rank) if plan.nodes > 1 else ()),
         *(_PROGRAM, *plan.command),
     ]
-    sessions: dict[int, float] = {}
+    sessions: dict[int, float | None] = {}
     with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
         process = subprocess.Popen(
             [str(part) for part in command],

@@ -110,15 +110,15 @@ def _command(script: object, args: Sequence[object], cwd: Path) -> tuple[str, ..
         if isinstance(part, bool) or not isinstance(part, str | os.PathLike | Real):
             name = f"argument {position}" if position else "script"
             raise wrong(name, part, "a text, a path or a number")
-    args = tuple(map(str, args))
+    texts = tuple(map(str, args))
     if script == "-m":
-        if not args:
+        if not texts:
             raise InputError("-m: expected the name of a module as the first argument")
-        return (script, *args)
+        return ("-m", *texts)
     path = cwd / str(script)
     if not path.is_file():
         raise InputError(f"there is no script {path}; expected a Python file, or -m and a module")
-    return (str(path), *args)
+    return (str(path), *texts)
 
 
 def _beside_python(name: str) -> Path:

@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import IO, AnyStr
 
 import psutil
 
@@ -31,7 +32,9 @@ _START = 30.0  # seconds for it
 
 
 @contextlib.contextmanager
-def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[dict[str, str]]:
+def guarded(
+    sessions: Mapping[int, float | None] = MappingProxyType({}),
+) -> Iterator[dict[str, str]]:
     """Give the variables to start processes with, and end every one of them when it is left.
 
     Ended by SIGKILL: the processes themselves, their descendants, whatever carries the mark. What
@@ -53,7 +56,8 @@ def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[di
         start_new_session=True,
         env=child_environment(),
     )
-    lives = _is_ready(guard)
+    lifeline, output = pipes(guard)
+    lives = _is_ready(output)
     if not lives:
         _warn("did not start")
     try:
@@ -65,14 +69,21 @@ def guarded(sessions: Mapping[int, float] = MappingProxyType({})) -> Iterator[di
             if lives and guard.poll() is not None:
                 _warn("ended before the call did")
             with contextlib.suppress(BrokenPipeError):
-                guard.stdin.close()
-            guard.stdout.close()
+                lifeline.close()
+            output.close()
             guard.wait()
 
 
-def _is_ready(guard: subprocess.Popen) -> bool:
-    readable, _, _ = select.select([guard.stdout], [], [], _START)
-    return bool(readable) and os.read(guard.stdout.fileno(), len(_READY)) == _READY
+def pipes(process: subprocess.Popen[AnyStr]) -> tuple[IO[AnyStr], IO[AnyStr]]:
+    """Return the standard input and output of a process that was started with a pipe for each."""
+    if process.stdin is None or process.stdout is None:
+        raise ValueError("a process without pipes; expected stdin=PIPE and stdout=PIPE")
+    return process.stdin, process.stdout
+
+
+def _is_ready(output: IO[bytes]) -> bool:
+    readable, _, _ = select.select([output], [], [], _START)
+    return bool(readable) and os.read(output.fileno(), len(_READY)) == _READY
 
 
 def _warn(what: str) -> None:
@@ -84,7 +95,7 @@ def _warn(what: str) -> None:
     )
 
 
-def end(mark: str, sessions: Mapping[int, float] = MappingProxyType({})) -> None:
+def end(mark: str, sessions: Mapping[int, float | None] = MappingProxyType({})) -> None:
     """End all processes of a mark, until none is left; ``RuntimeError`` where one cannot be."""
     until = time.monotonic() + _PATIENCE
     empty = 0
@@ -124,7 +135,7 @@ def python_path(before: str | None) -> str:
     return os.pathsep.join([*own, *filter(None, (before or "").split(os.pathsep))])
 
 
-def _family(mark: str, sessions: Mapping[int, float]) -> set[int]:
+def _family(mark: str, sessions: Mapping[int, float | None]) -> set[int]:
     """Pids that live: with the mark, in one of the sessions, and the descendants of both."""
     # A leader created at another time is a stranger with the number of one that is long gone.
     own = {number for number, time in sessions.items() if created(number) in (None, time)}

@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+Who = TypeVar("Who", bound=int | str)
 
 # What MindSpore writes for its own developers, and what Python's fault handler adds.
 _NOISE = re.compile(
@@ -57,7 +60,7 @@ def lost_ranks(scheduler: str) -> list[int]:
     return sorted({int(rank) for rank in _LOST.findall(scheduler)})
 
 
-def first_cause(ended: Sequence[object], logs: Mapping[object, str], last: object) -> object:
+def first_cause(ended: Sequence[Who], logs: Mapping[Who, str], last: Who) -> Who:
     """Return who failed by itself, of those that ended badly.
 
     Usually the first to end; where its error speaks of another one being gone, the first with an

@@ -20,13 +20,13 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 _MASKED = re.compile(r"(\d{1,3}|\*)(\.(\d{1,3}|\*)){3}")
 
 
-def problems(table: object, masked: bool = False) -> list[str]:
+def problems(table: Any, masked: bool = False) -> list[str]:
     """Return what is wrong with a table, read from JSON; an empty list where nothing is."""
     # Values can be looked at only where keys and kinds are right.
     return _form_problems(table) or list(_value_problems(table, masked))
 
 
-def _form_problems(table: object) -> list[str]:
+def _form_problems(table: Any) -> list[str]:
     """Sentences about keys and kinds of values; where there are none, values can be looked at."""
     problems = list(_key_problems("the table", table, _TOP))
     if problems:

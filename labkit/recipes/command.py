@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from labkit import runtime
 from labkit.base.signals import ended_by_sigterm
@@ -50,7 +50,7 @@ def _run(recipe: Recipe, options: argparse.Namespace) -> None:
 
 
 def _parser(recipe: Recipe) -> argparse.ArgumentParser:
-    form = {
+    form: dict[str, Any] = {
         "epilog": f"settings, for --set and --config:\n{settings.overview(recipe.named)}",
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }

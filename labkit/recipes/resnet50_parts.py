@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.recipes.config import MixedConfig, TrainingConfig
 
@@ -37,14 +38,17 @@ def datasets(
 
     root, train_folder, val_folder = folders(dataset_path)
     share = (config.batch_size, ranks, rank)
-    options = dict(image_size=config.image_size, num_parallel_workers=config.num_parallel_workers)
+    options: dict[str, Any] = {
+        "image_size": config.image_size,
+        "num_parallel_workers": config.num_parallel_workers,
+    }
     if only_evaluate:
         val_set = imagefolder.create_dataset(val_folder, *share, do_train=False, **options)
         return None, val_set, imagefolder.classes(val_folder)
     if train_folder == root:
         train_set = imagefolder.create_dataset(root, *share, augment=config.augment, **options)
         return train_set, None, imagefolder.classes(root)
-    options |= dict(val=val_folder.name, augment=config.augment)
+    options |= {"val": val_folder.name, "augment": config.augment}
     return imagefolder.create_datasets(root, *share, **options)
 
 
@@ -85,9 +89,15 @@ def build_network(config: TrainingConfig) -> nn.Cell:
     from labkit.nets import resnet
     from labkit.nets.initialisers import initialise
 
-    network = resnet.resnet(config.depth, config.class_num)
+    network = resnet.resnet(config.depth, _class_num(config))
     initialise(network, config.initialiser, config.seed)
     return network
+
+
+def _class_num(config: TrainingConfig) -> int:
+    if config.class_num is None:
+        raise wrong("class_num", None, "the number that with_classes puts in its place")
+    return config.class_num
 
 
 def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
@@ -96,7 +106,7 @@ def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
 
     return CrossEntropySmooth(
         smooth_factor=config.label_smooth_factor,
-        num_classes=config.class_num,
+        num_classes=_class_num(config),
         convention=config.label_smooth_convention,
     )
 
@@ -120,7 +130,7 @@ def make_step(
     from labkit.steps.plain import PlainStep
 
     loss_net = LossNet(network, build_loss(config))
-    options = {"update": None if make_update is None else make_update(loss_net)}
+    options: dict[str, Any] = {"update": None if make_update is None else make_update(loss_net)}
     if isinstance(config, MixedConfig):
         options |= {"precision": config.precision, "loss_scale": config.loss_scale}
     if config.micro_steps > 1:

@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from labkit.base import arguments
 from labkit.base.files import whole_file
 from labkit.base.yaml_values import read_yaml
 from labkit.errors import InputError, nearest
 
-Settings = TypeVar("Settings")
-_INDENTED = {"initial_indent": " " * 6, "subsequent_indent": " " * 6}
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Settings = TypeVar("Settings", bound="DataclassInstance")
+_INDENT = " " * 6
 _FLAGS = {"true": True, "false": False}
 
 
@@ -182,7 +185,8 @@ def overview(named: Mapping[str, Any]) -> str:
     text = []
     for each in fields(kind):
         text.append(f"  {_headline(each, named)}")
-        text += textwrap.wrap(_rule(kind, each.name).meaning, 94, **_INDENTED)
+        meaning = _rule(kind, each.name).meaning
+        text += textwrap.wrap(meaning, 94, initial_indent=_INDENT, subsequent_indent=_INDENT)
     return "\n".join(text)
 
 
@@ -219,7 +223,9 @@ def _is_optional(each: Field) -> bool:
 
 
 def _kind(each: Field) -> type:
-    return get_args(each.type)[0] if _is_optional(each) else each.type
+    # A class, not its name: the modules of settings evaluate their annotations.
+    annotated: Any = each.type
+    return get_args(annotated)[0] if _is_optional(each) else annotated
 
 
 def _from_text(each: Field, text: str) -> Any:

@@ -16,7 +16,7 @@ from rich.text import Text
 from labkit.base.printable import printable
 from labkit.errors import InputError
 from labkit.tools.running.events import Event, Say
-from labkit.tools.running.execution import CAUSES
+from labkit.tools.running.execution import CAUSES, Failure
 from labkit.tools.running.runner import Outcome
 
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
@@ -139,15 +139,17 @@ def outcomes(done: Sequence[Outcome]) -> None:
     line("")
     table(("lab", "status", "device", "seconds", "headline", "notebook"), map(_row, done))
     for outcome in done:
+        failure = outcome.failure
+        if failure is None:
+            continue
         if outcome.refused:
-            text = f"labkit: {outcome.lab.name}: {outcome.failure.message}"
+            text = f"labkit: {outcome.lab.name}: {failure.message}"
             print(printable(text), file=sys.stderr)
-        elif outcome.failure:
-            print(printable("\n".join(_why(outcome))), file=sys.stderr)
+        else:
+            print(printable("\n".join(_why(outcome, failure))), file=sys.stderr)
 
 
-def _why(outcome: Outcome) -> Iterable[str]:
-    failure = outcome.failure
+def _why(outcome: Outcome, failure: Failure) -> Iterable[str]:
     where = _where(failure.cell)
     if failure.cause == "exception":
         reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")

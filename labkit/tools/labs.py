@@ -108,7 +108,7 @@ def _pick_one(labs: Sequence[Lab], name: str) -> Lab:
 
 
 def _read_lab(path: Path) -> Lab:
-    number, short_name = _NOTEBOOK.fullmatch(path.name).groups()
+    number, short_name = path.stem.split("_", 1)
     cells = files.read(path)["cells"]
     card = next((cell["source"] for cell in cells if cell["cell_type"] == "markdown"), "")
     title, minutes = _TITLE.search(card), _MINUTES.search(card)

@@ -85,5 +85,5 @@ class Checkpointer(Callback):
             if run.writes:
                 # The rows first: a checkpoint on the disk whose rows are not there has lost them.
                 run.records.sync()
-                folder = run.folder / CHECKPOINTS
+                folder = run.own_folder / CHECKPOINTS
                 checkpoint.save(run.step, run.position(), folder, self._keep, others)

@@ -16,7 +16,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from labkit.base import checkpoint_files
-from labkit.base.checkpoint_files import DamagedCheckpoint
+from labkit.base.checkpoint_files import DamagedCheckpoint, Unread
 from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
@@ -158,7 +158,7 @@ def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint")
         set_state(parameter, values[name])
 
 
-def _check(name: str, value: object, expected: ms.Parameter, origin: object) -> None:
+def _check(name: str, value: str | Tensor | Unread, expected: ms.Parameter, origin: object) -> None:
     if isinstance(value, str):
         raise InputError(f"{origin} is of another network: {name} is a text")
     if value.shape != expected.shape or value.dtype != expected.dtype:

@@ -148,7 +148,7 @@ class MeanLoss(_Mean):
     def update(self, *inputs: Tensor) -> None:
         loss, labels = float(inputs[0].asnumpy()), inputs[2].asnumpy()
         known = labels[self.counts(labels)]
-        weight = len(known)
+        weight: float = len(known)
         if self.mean.class_weights is not None:
             weight = float(self.mean.class_weights.astype(np.float64)[known].sum())
         if weight:

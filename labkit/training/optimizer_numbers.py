@@ -105,7 +105,7 @@ def own_parameters(optimizer: nn.Optimizer) -> dict[str, Parameter]:
     Rates, momentum, and what counts: updates, powers of beta.
     """
     weights = {id(parameter) for parameter in optimizer.parameters}
-    parameters = {}
+    parameters: dict[str, Parameter] = {}
     for _, cell in optimizer.cells_and_names():
         for name, value in vars(cell).items():
             if isinstance(value, ParameterTuple) and name != "learning_rate":

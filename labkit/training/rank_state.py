@@ -55,8 +55,8 @@ def writers(folder: str | os.PathLike | None, write: bool | None) -> list[int | 
             )
     for rank in insisting + willing:
         chosen.setdefault(rows[rank][:32], rank)
-    first = min(chosen.values(), default=None)
-    return [chosen.get(row[:64], chosen.get(row[:32])) if any(row[:32]) else first for row in rows]
+    lowest = min(chosen.values(), default=None)
+    return [chosen.get(row[:64], chosen.get(row[:32])) if any(row[:32]) else lowest for row in rows]
 
 
 def of_others(step: nn.Cell, writer_of: Sequence[int | None]) -> dict[str, Tensor]:
@@ -65,14 +65,18 @@ def of_others(step: nn.Cell, writer_of: Sequence[int | None]) -> dict[str, Tenso
     Call it on every rank, with its ``writers``; those that do not write get an empty dict.
     """
     rank, ranks = cluster.rank_and_size()
-    readers = [other for other in range(ranks) if writer_of[other] not in (None, other)]
+    readers = {
+        other: writer
+        for other, writer in enumerate(writer_of)
+        if writer is not None and writer != other
+    }
     if not readers:
         return {}
     parameters = list(step.get_parameters())
     arrays = [parameter.asnumpy() for parameter in parameters]
-    digests = b"".join(hashlib.sha256(array.tobytes()).digest() for array in arrays)
-    digests = cluster.gather_bytes(digests).reshape(ranks, len(arrays), 32)
-    differ = {r: (digests[r] != digests[writer_of[r]]).any(axis=1) for r in readers}
+    own_digests = b"".join(hashlib.sha256(array.tobytes()).digest() for array in arrays)
+    digests = cluster.gather_bytes(own_digests).reshape(ranks, len(arrays), 32)
+    differ = {r: (digests[r] != digests[w]).any(axis=1) for r, w in readers.items()}
     sizes = np.array([array.nbytes for array in arrays])
     length = max(int(sizes[differ[reader]].sum()) for reader in readers)
     own = b""
@@ -80,8 +84,8 @@ def of_others(step: nn.Cell, writer_of: Sequence[int | None]) -> dict[str, Tenso
         own = b"".join(arrays[index].tobytes() for index in np.flatnonzero(differ[rank]))
     gathered = _gathered(own.ljust(length, b"\0"))
     values = {}
-    for reader in readers:
-        if writer_of[reader] != rank:
+    for reader, writer in readers.items():
+        if writer != rank:
             continue
         start = 0
         for index in np.flatnonzero(differ[reader]):

@@ -40,7 +40,7 @@ class Records:
             raise wrong("columns of a row", list(row), str(list(self.rows[0])))
         self.rows.append(row)
         if self.path is not None:
-            self._write(row)
+            self._write(self.path, row)
 
     def column(self, name: str) -> list:
         """Return one column, in order."""
@@ -89,13 +89,13 @@ class Records:
             self._file.close()
             self._file = None
 
-    def _write(self, row: dict) -> None:
+    def _write(self, path: Path, row: dict) -> None:
         if self._file is None:
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = open(self.path, "a", newline="", buffering=1, opener=no_link)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = open(path, "a", newline="", buffering=1, opener=no_link)
             except OSError as error:
-                raise InputError(f"cannot write the records {self.path}: {error}") from error
+                raise InputError(f"cannot write the records {path}: {error}") from error
         writer = csv.DictWriter(self._file, list(row), lineterminator="\n")
         if len(self.rows) == 1:
             writer.writeheader()

@@ -95,7 +95,9 @@ def counting_from(values: dict, step: Step) -> Iterator[None]:
             if parameter.size != 1 or parameter.dtype not in (ms.int32, ms.int64):
                 continue
             # Another shape or type is of another network, which is said when it is loaded.
-            if getattr(value, "shape", None) == parameter.shape and value.dtype == parameter.dtype:
+            if value is None or getattr(value, "shape", None) != parameter.shape:
+                continue
+            if value.dtype == parameter.dtype:
                 own.append((parameter, parameter.asnumpy().copy()))
                 set_state(parameter, value)
         if hasattr(step, "group_size"):

@@ -46,27 +46,34 @@ class Run:
         """Settle which rank writes the folder; the others read."""
         self.writers = rank_state.writers(self.folder, write)
         self.writes = self.folder is not None and self.writers[self._rank] == self._rank
-        self.records = Records(self.folder / RECORDS if self.writes else None)
+        self.records = Records(self.own_folder / RECORDS if self.writes else None)
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder, of a training that writes or resumes: without one it does neither."""
+        if self.folder is None:
+            raise ValueError("this training has no folder")
+        return self.folder
 
     def begin(self, resuming: bool | str, held: ExitStack) -> None:
         """Take the folder, until ``held`` lets it go, and what an earlier training left there."""
         if not resuming:
             self._check_schedules(0)
         if self.writes:
-            make_folder(self.folder)
-            held.enter_context(locked(self.folder, "a training"))
-            remove_unfinished(self.folder)
+            make_folder(self.own_folder)
+            held.enter_context(locked(self.own_folder, "a training"))
+            remove_unfinished(self.own_folder)
         if resuming:
             self._resume(take_new=resuming == NEW_SETTINGS)
         elif self.folder is not None:
-            self._refuse_earlier()
+            self._refuse_earlier(self.folder)
 
     def keep_rows(self) -> None:
         """Keep the rows up to the checkpoint that was taken up, if one was."""
         if self.resumed_from is None:
             return
         count = self.resumed_from.records
-        self.records.rows = rows_before(self.folder, self.step, count, self.writes)
+        self.records.rows = rows_before(self.own_folder, self.step, count, self.writes)
         self.records.keep_first(count)
         print(f"labkit: resumed after micro-batch {self.micro_batches}", flush=True)
 
@@ -89,10 +96,10 @@ class Run:
             ranks=self._ranks,
         )
 
-    def _refuse_earlier(self) -> None:
-        if checkpoint.checkpoints(self.folder / CHECKPOINTS) or (self.folder / RECORDS).exists():
+    def _refuse_earlier(self, folder: Path) -> None:
+        if checkpoint.checkpoints(folder / CHECKPOINTS) or (folder / RECORDS).exists():
             raise InputError(
-                f"{self.folder} holds an earlier training; give resume=True to continue it, or "
+                f"{folder} holds an earlier training; give resume=True to continue it, or "
                 "another folder"
             )
 
@@ -113,11 +120,12 @@ class Run:
             with resume.counting_from(values, self.step):
                 self._check_schedules(position.micro_batches)
 
-        position = checkpoint.load_latest(self.step, self.folder / CHECKPOINTS, accept)
+        folder = self.own_folder
+        position = checkpoint.load_latest(self.step, folder / CHECKPOINTS, accept)
         if position is None:
             self._check_schedules(0)
-            if self.writes and (self.folder / RECORDS).exists():
-                print(f"labkit: no checkpoint in {self.folder}; starting anew", flush=True)
+            if self.writes and (folder / RECORDS).exists():
+                print(f"labkit: no checkpoint in {folder}; starting anew", flush=True)
                 self.records.remove_file()
             return
         take_over(self.step, position.settings)

@@ -154,7 +154,7 @@ class GradientAccumulation:
         self._loss_net = LossNet(network, loss_fn)
         self._optimizer = optimizer
         self._reduction, self._tail = reduction, tail
-        self._step = None
+        self._step: AccumulatedStep | None = None
         if (reduction, tail) == ("mean", "flush"):
             warnings.warn(
                 "unlike the tutorial's GradientAccumulation, this one averages gradients over "
@@ -183,8 +183,9 @@ class GradientAccumulation:
         mini_steps = integer("mini_steps", mini_steps)
         integer("epoch", epoch)
         make_folder(Path(path).parent)
-        if self._step is None:
-            self._step = AccumulatedStep(
+        step = self._step
+        if step is None:
+            step = self._step = AccumulatedStep(
                 self._loss_net,
                 self._optimizer,
                 mini_steps,
@@ -192,14 +193,14 @@ class GradientAccumulation:
                 tail=self._tail,
                 nonfinite="propagate",
             )
-        set_state(self._step.group_size, mini_steps)
+        set_state(step.group_size, mini_steps)
         last_loss_only = self._reduction == "sum"
-        callbacks = [EndOfEpoch(self._step), _PrintUpdates(self._step, last_loss_only)]
-        train(self._step, train_dataset, epoch, callbacks)
-        if not float(self._step.weight_sum.asnumpy()):
-            for buffer in self._step.gradient_sum:  # holds what is used up; the tutorial's is zero
+        callbacks = [EndOfEpoch(step), _PrintUpdates(step, last_loss_only)]
+        train(step, train_dataset, epoch, callbacks)
+        if not float(step.weight_sum.asnumpy()):
+            for buffer in step.gradient_sum:  # holds what is used up; the tutorial's is zero
                 set_state(buffer, np.zeros(buffer.shape, np.float32))
-        checkpoint.write(self._step, path)
+        checkpoint.write(step, path)
 
 
 class _PrintUpdates(Callback):

@@ -191,7 +191,7 @@ def _checked_settings(section: str, content: Mapping[Any, Any]) -> dict[str, Any
     return checked
 
 
-def _unknown_setting(section: str, name: object, known: Collection[str]) -> str:
+def _unknown_setting(section: str, name: Any, known: Collection[str]) -> str:
     names = [*known, *(old for old, new in OLD_NAMES.items() if new in known)]
     elsewhere = [other for other, keys in SECTIONS.items() if OLD_NAMES.get(name, name) in keys]
     if elsewhere:
@@ -225,15 +225,16 @@ def _functions(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[list[s
         return wanted, [
             f"mode 'manual' is the dictionary alone: {_and(beside)} of {level} stay off"
         ]
-    wanted = {"auto": LEVELS[level], "enable_all": FUNCTIONS, "disable_all": ()}[mode]
+    by_mode = {"auto": LEVELS[level], "enable_all": FUNCTIONS, "disable_all": ()}
+    of_mode = by_mode[mode]
     for name, value in asked.items():
-        if value != (name in wanted):
+        if value != (name in of_mode):
             whose = f"boost_level {level!r}" if mode == "auto" else "the mode"
             raise InputError(
                 f"{name} of boost is {value}, and mode {mode!r} takes what {whose} says, "
                 f"{not value}; expected mode 'manual'"
             )
-    return list(wanted), []
+    return list(of_mode), []
 
 
 def _refusal(level: str, mode: str, wanted: Collection[str], lacking: Collection[str]) -> str:
@@ -253,7 +254,8 @@ def _values(
     sections: Mapping[str, Mapping[str, Any]], on: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """(the settings of the functions that are on, texts of those without effect)."""
-    values, unused = {}, []
+    values: dict[str, Any] = {}
+    unused: list[str] = []
     for section, settings in sections.items():
         for name, value in settings.items():
             function = _OF_COMMON[name] if section == "common" else section

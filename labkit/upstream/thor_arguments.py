@@ -1,6 +1,7 @@
 """The arguments of ``thor`` and ``convert_to_thor_model``, checked and in labkit's own forms."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from mindspore import Tensor, amp, nn
@@ -33,7 +34,7 @@ def at_update(rate: OfUpdate, update: int) -> float:
     return number(f"learning_rate at update {update}", value, at_least=0)
 
 
-def schedule(name: str, value: object, zero: bool) -> float | np.ndarray | OfUpdate:
+def schedule(name: str, value: Any, zero: bool) -> float | np.ndarray | OfUpdate:
     """Return a float, a float32 array (N,) or the function itself; its values are positive.
 
     Args:
@@ -92,7 +93,9 @@ def loss_scale_of(manager: object, of_thor: float) -> tuple[Scale, str]:
         manager: None, or a loss scale manager of ``mindspore.amp``.
         of_thor: ``loss_scale`` of the optimizer.
     """
-    nonfinite, right = "drop_micro", (1.0,)
+    scale: Scale
+    right: tuple[float, ...] = (1.0,)
+    nonfinite = "drop_micro"
     if isinstance(manager, amp.DynamicLossScaleManager):
         value = manager.get_loss_scale()
         scale = DynamicLossScale(float(value), float(manager.scale_factor), manager.scale_window)

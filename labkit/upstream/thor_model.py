@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from mindspore import nn
 from mindspore.dataset import Dataset
@@ -30,7 +30,7 @@ from labkit.training.fit import EndOfEpoch
 from labkit.upstream.thor_arguments import OfUpdate, at_update, loss_scale_of
 from labkit.upstream.thor_optimizer import ThorOptimizer, ThorSettings
 
-Callbacks = Callback | Sequence[Callback] | None
+Callbacks: TypeAlias = Callback | Sequence[Callback] | None
 
 
 class ConvertModelUtils:
@@ -69,7 +69,8 @@ class ConvertModelUtils:
         Raises:
             InputError: when the parts do not fit together; the network is left alone then.
         """
-        settings = _settings(model, network, loss_fn, optimizer)
+        optimizer = _checked(model, network, loss_fn, optimizer)
+        settings: ThorSettings = optimizer.thor
         refuse_unknown("amp_level", amp_level, PRECISION)
         flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
         scale, nonfinite = loss_scale_of(loss_scale_manager, settings.loss_scale)
@@ -85,8 +86,14 @@ class ConvertModelUtils:
         loss_net = LossNet(network, loss_fn)
         update = ThorUpdate(loss_net, optimizer, settings.damping, **vars(settings.options))
         try:
-            options = dict(precision=amp_level, loss_scale=scale, nonfinite=nonfinite)
-            step = PlainStep(loss_net, optimizer, update=update, **options)
+            step = PlainStep(
+                loss_net,
+                optimizer,
+                update=update,
+                precision=amp_level,
+                loss_scale=scale,
+                nonfinite=nonfinite,
+            )
         except InputError:
             update.release()
             raise
@@ -220,8 +227,8 @@ class _FollowRate(Callback):
         set_state(self._step.optimizer.learning_rate, at_update(self._rate, update))
 
 
-def _settings(model: object, network: object, loss_fn: object, optimizer: object) -> ThorSettings:
-    """The ``ThorSettings``; ``InputError`` for parts that do not belong together."""
+def _checked(model: object, network: object, loss_fn: object, optimizer: object) -> ThorOptimizer:
+    """The optimizer; ``InputError`` for parts that do not belong together."""
     if not (model is None or isinstance(model, Model)):
         raise InputError(f"model is a {type(model).__name__}; expected a Model, or None")
     if not isinstance(optimizer, ThorOptimizer):
@@ -238,7 +245,7 @@ def _settings(model: object, network: object, loss_fn: object, optimizer: object
         raise InputError("this optimizer belongs to a converted model; expected a new one")
     if not callable(loss_fn):
         raise InputError(f"loss_fn is {loss_fn!r}; expected a loss function, such as nn.LossBase")
-    return optimizer.thor
+    return optimizer
 
 
 def _evaluation(

@@ -136,7 +136,7 @@ def thor(
     trace_rule: TraceRule | None = None,
     kl_clip: float | None = None,
     adapt_damping: LevenbergMarquardt | None = None,
-    skip: Sequence[nn.Cell | str] = (),
+    skip: tuple[nn.Cell | str, ...] | list[nn.Cell | str] = (),
     formulas: str = "thor",
     loss: str = "known",
     nan: str = "stop",

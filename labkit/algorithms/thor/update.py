@@ -31,7 +31,7 @@ from labkit.steps.nonfinite import first_nonfinite
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.update import Summary, UpdateStage
 
-DampingSchedule = float | Sequence[float] | Callable[[int], float]
+DampingSchedule = float | Sequence[float] | np.ndarray | Callable[[int], float]
 
 
 class ThorUpdate(UpdateStage):

@@ -10,7 +10,9 @@ from labkit.labs.exercises.check import Exercise
 
 def mean_gradient(gradients: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
     """Mean over samples: each micro-batch counts as often as it has samples."""
-    return sum(n * g for g, n in zip(gradients, sizes, strict=True)) / sum(sizes)
+    total = np.zeros_like(gradients[0])
+    weighed = (n * g for g, n in zip(gradients, sizes, strict=True))
+    return sum(weighed, start=total) / sum(sizes)
 
 
 def normalise(pixels: np.ndarray) -> np.ndarray:

@@ -160,8 +160,9 @@ def _form(answer: Any, expected: Any, rtol: float) -> str:
     ):
         return "rows and columns have changed places"
     dtype = answer.dtype if isinstance(answer, np.ndarray | np.generic) else np.dtype(float)
-    if dtype in (np.float16, np.float32) and _close(numbers, right, 20 * np.finfo(dtype).eps):
-        return f"right, but only to the digits of {dtype}: where does it lose the others?"
+    for short in (np.float16, np.float32):
+        if dtype == short and _close(numbers, right, 20 * float(np.finfo(short).eps)):
+            return f"right, but only to the digits of {dtype}: where does it lose the others?"
     whole = (numbers == np.round(numbers)).all() and not (right == np.round(right)).all()
     if whole and np.abs(numbers - right).max() < 1:
         return "whole numbers only: was something rounded, or divided with `//`?"

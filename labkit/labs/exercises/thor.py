@@ -21,7 +21,8 @@ def patch_factor(patches: np.ndarray) -> np.ndarray:
 def unscaled_factor(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
     """G = N^2 sum d d^T / N of the mean loss' derivatives, which are times the loss scale."""
     own = len(derivatives) * derivatives / loss_scale  # of each row's loss
-    return sum(np.outer(d, d) for d in own) / len(derivatives)
+    total = np.zeros((derivatives.shape[1],) * 2)
+    return sum((np.outer(d, d) for d in own), start=total) / len(derivatives)
 
 
 def block_inverse(factor: np.ndarray, damping: float, split: int) -> np.ndarray:

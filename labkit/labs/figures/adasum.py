@@ -35,7 +35,7 @@ def two_vectors(angle: float = 60.0, ratio: float = 1.5) -> Figure:
         _arrow(plane, vector, color, name, 2.0)
     for name, vector in _combined(a, b).items():
         plane.plot(*zip((0, 0), vector, strict=True), color=COLORS[name], linewidth=1.2, zorder=1)
-        _mark(plane, *vector, name, label=NAMES[name])
+        _mark(plane, vector[0], vector[1], name, label=NAMES[name])
     plane.set(xlim=(-2.3, 3.3), ylim=(-0.5, 2.7), xlabel="first coordinate")
     plane.set(ylabel="second coordinate", title=f"{angle:.0f}° apart, |b| = {ratio:.2g} |a|")
     plane.set_aspect("equal")
@@ -45,7 +45,7 @@ def two_vectors(angle: float = 60.0, ratio: float = 1.5) -> Figure:
     for name in MARKS:
         sizes = [np.linalg.norm(vectors[name]) for vectors in combined]
         lengths.plot(angles, sizes, color=COLORS[name], label=NAMES[name])
-        _mark(lengths, angle, np.linalg.norm(_combined(a, b)[name]), name)
+        _mark(lengths, angle, float(np.linalg.norm(_combined(a, b)[name])), name)
     lengths.axvline(angle, color="grey", linewidth=0.8, linestyle="--", zorder=0)
     lengths.set(xlabel="angle between a and b (degrees)", ylabel="length (of a is 1)")
     lengths.set(xticks=range(0, 181, 45), ylim=(-0.1, 3.1), title="Length of the result")
@@ -64,7 +64,7 @@ def _combined(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
 
 def _arrow(axis: Axes, vector: np.ndarray, color: str, label: str, width: float) -> None:
     style = {"arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
-    axis.annotate("", vector, (0, 0), arrowprops=style, zorder=2)
+    axis.annotate("", (vector[0], vector[1]), (0, 0), arrowprops=style, zorder=2)
     axis.plot([], [], color=color, linewidth=width, label=label)
 
 

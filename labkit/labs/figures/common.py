@@ -55,7 +55,7 @@ def errors(accuracies: Iterable[float | None]) -> np.ndarray:
 
 def mean_and_seeds(
     axis: Axes,
-    values: Mapping[float, Sequence[float]],
+    values: Mapping[float, Sequence[float] | np.ndarray],
     color: str,
     label: str | None = None,
     *,
@@ -99,9 +99,9 @@ def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
 
 def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
     """Return the running mean over ``window`` values, shorter at the ends."""
-    values = np.asarray(values, dtype=float)
-    kernel = np.ones(min(window, len(values)))
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones_like(values), kernel, "same")
+    row = np.asarray(values, dtype=float)
+    kernel = np.ones(min(window, len(row)))
+    return np.convolve(row, kernel, "same") / np.convolve(np.ones_like(row), kernel, "same")
 
 
 def training_curve(records: Records, title: str = "Training") -> Figure:

@@ -83,8 +83,9 @@ def path(
     figure, axis = plots.axes(width=7.2, height=4.4)
     levels = np.geomspace(losses.min(), losses.max(), 22)
     drawn = axis.contourf(first, second, losses, levels=levels, cmap="Greys_r", norm="log")
-    points = np.asarray(points)
-    axis.plot(*points.T, ".-", color=plots.BLUE, linewidth=1, markersize=5, label="snapshots")
+    axis.plot(
+        *np.asarray(points).T, ".-", color=plots.BLUE, linewidth=1, markersize=5, label="snapshots"
+    )
     kinds = (("o", plots.ORANGE), ("D", plots.RED), ("s", plots.GREEN), ("^", plots.PURPLE))
     for (label, (x, y)), (mark, color) in zip(marks.items(), kinds, strict=False):
         axis.plot([x], [y], mark, color=color, markersize=9, markeredgecolor="white", label=label)
@@ -178,9 +179,9 @@ def race(
         label, color, style, mark = METHODS[method]
         error = plots.errors([start, *right])
         axis.plot([0, *epochs], error, style, marker=mark, markersize=4, color=color, label=label)
-    for method, right in flat.items():
+    for method, accuracy in flat.items():
         label, color, style, _ = METHODS[method]
-        axis.axhline(100 - 100 * right, linestyle=style, color=color, label=label, linewidth=1.2)
+        axis.axhline(100 - 100 * accuracy, linestyle=style, color=color, label=label, linewidth=1.2)
     axis.set(xlabel="epochs of stage two", title=title)
     plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)

@@ -24,9 +24,10 @@ def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
 def mean_steps(steps: Iterable[int | None]) -> float | None:
     """Return the mean over trainings; None where one of them never got there, or there is none."""
     steps = list(steps)
-    if not steps or None in steps:
+    known = [step for step in steps if step is not None]
+    if not known or len(known) < len(steps):
         return None
-    return sum(steps) / len(steps)
+    return sum(known) / len(known)
 
 
 def compare(

@@ -76,16 +76,15 @@ OneLab = Annotated[
     str,
     typer.Argument(metavar="LAB", help="Number or name, as in `labkit list`.", autocompletion=labs),
 ]
-Preset = Annotated[
-    str | None,
-    typer.Option(
-        envvar="LABKIT_PRESET", help="smoke, lab or paper.", autocompletion=_among(PRESETS)
-    ),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="auto, Ascend, GPU or CPU.", autocompletion=_among(_DEVICES)),
-]
+_PRESET = typer.Option(
+    envvar="LABKIT_PRESET", help="smoke, lab or paper.", autocompletion=_among(PRESETS)
+)
+_DEVICE = typer.Option(help="auto, Ascend, GPU or CPU.", autocompletion=_among(_DEVICES))
+Preset = Annotated[str | None, _PRESET]
+Device = Annotated[str | None, _DEVICE]
+# Of a command that has a default of its own.
+PresetOrDefault = Annotated[str, _PRESET]
+DeviceOrDefault = Annotated[str, _DEVICE]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(

@@ -52,9 +52,9 @@ def make(
             held = ", ".join(map(str, known))
             raise InputError(f"{hccn} has no address_{missing[0]}; it has {held}")
         device_ip = [known[number] for number in numbers]
-    table = rank_table.make(server, device_ip, numbers)
-    held = [device["device_id"] for device in table["server_list"][0]["device"]]
-    _write(table, out or Path(f"hccl_{len(held)}p_{''.join(held)}_{server}.json"))
+    table = rank_table.make(server, device_ip or (), numbers)
+    ids = [device["device_id"] for device in table["server_list"][0]["device"]]
+    _write(table, out or Path(f"hccl_{len(ids)}p_{''.join(ids)}_{server}.json"))
 
 
 @app.command()

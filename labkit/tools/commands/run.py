@@ -48,7 +48,8 @@ def run(
     if resume is not None and out is not None:
         raise InputError("--resume goes on in the folder of its run; --out came as well")
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
-    if ctx.get_parameter_source("preset").name == "ENVIRONMENT" and resume is not None:
+    source = ctx.get_parameter_source("preset")
+    if source is not None and source.name == "ENVIRONMENT" and resume is not None:
         preset = None  # the shell's is for new runs
     wanted = _request(labs, preset, device, parameter, resume)
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory)

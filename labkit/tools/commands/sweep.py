@@ -21,8 +21,8 @@ def sweep(
             autocompletion=options.parameters,
         ),
     ] = None,
-    preset: options.Preset = "lab",
-    device: options.Device = "auto",
+    preset: options.PresetOrDefault = "lab",
+    device: options.DeviceOrDefault = "auto",
     jobs: Annotated[
         int | None,
         typer.Option(help="Runs at once, each on its own core; as many as there are if not given."),

@@ -44,6 +44,8 @@ def data(root: Path) -> Finding:
 
 def _load(program: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("labkit_data_scripts_mnist", program)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{program} is no Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

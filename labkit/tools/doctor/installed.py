@@ -45,7 +45,7 @@ def checkout(root: Path) -> Finding:
 def _old_name() -> str | None:
     """Return the version of an installed distribution labkit; a build's leftovers are none."""
     for distribution in metadata.distributions(name="labkit"):
-        place = Path(distribution.locate_file("")).resolve()
+        place = Path(str(distribution.locate_file(""))).resolve()
         if place != Path(labkit.__file__).resolve().parents[1]:
             return distribution.version
     return None

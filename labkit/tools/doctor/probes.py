@@ -5,7 +5,10 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mindspore import nn
 
 # A 64 -> 64 convolution of 3x3 on (8, 64, 32, 32), and the matrix product with as many
 # multiplications: 8 * 32 * 32 rows, 64 * 3 * 3 inner, 64 columns.
@@ -76,7 +79,7 @@ def convolution(started: bool = True) -> dict[str, Any]:
     return {**seconds, "onednn": os.environ.get("ONEDNN_MAX_CPU_ISA")}
 
 
-def _product() -> Callable[..., Any]:
+def _product() -> "nn.Cell":
     """Return the matrix product as a cell, which is compiled."""
     from mindspore import Tensor, nn, ops
 
@@ -87,7 +90,7 @@ def _product() -> Callable[..., Any]:
     return Product()
 
 
-def _backward(layer: Callable[..., Any]) -> Callable[..., Any]:
+def _backward(layer: "nn.Cell") -> "nn.Cell":
     """Return the gradient of a layer's weights as a cell."""
     from mindspore import ParameterTuple, Tensor, nn, ops
 

@@ -54,12 +54,12 @@ def compare(left: RunFolder, right: RunFolder) -> list[Difference]:
             theirs = dict.fromkeys(ours, second)
     differences = []
     for key in dict.fromkeys([*ours, *theirs]):
-        labs = ours.get(key), theirs.get(key)
-        if all(labs):
-            differences += _compare_labs(key, *labs)
+        own, other = ours.get(key), theirs.get(key)
+        if own and other:
+            differences += _compare_labs(key, own, other)
         else:
-            values = [lab.status if lab else NOTHING for lab in labs]
-            differences.append(Difference(key, "run", "lab", *values))
+            was, now = (lab.status if lab else NOTHING for lab in (own, other))
+            differences.append(Difference(key, "run", "lab", was, now))
     return differences
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote, unquote
 
 from labkit.base.input_files import parse_json, read_text
@@ -22,7 +22,6 @@ from labkit.tools.reports.maths import Budget, mathml
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
-    from nbconvert import HTMLExporter
 
 # Of an output in several forms the first that is there is shown. No widget and no JavaScript: both
 # need a page that loads programs.
@@ -57,6 +56,16 @@ _STYLE = re.compile(
     r"vertical-align|white-space|(?:max-|min-)?(?:width|height)|(?:margin|padding)(?:-[a-z]+)?)"
     r"\s*:\s*(?:[#\w\s.%-]+|rgba?\([\d\s.,%]+\))\s*\Z"
 )
+
+
+class _Exporter(Protocol):
+    """nbconvert's HTMLExporter that formats markdown as far as ``markdown_left`` letters go."""
+
+    markdown_left: int
+
+    def from_notebook_node(self, nb: Any) -> tuple[str, Any]:
+        """Return the notebook as HTML, and nbconvert's resources."""
+        ...
 
 
 def convert(notebook: Path) -> tuple[str, str]:
@@ -100,7 +109,7 @@ def highlight_css() -> tuple[str, str]:
 
 
 @cache
-def _exporter() -> "HTMLExporter":
+def _exporter() -> _Exporter:
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -163,7 +172,7 @@ def _as_written(markdown: str) -> str:
 
 def _clean(body: str, folder: Path) -> str:
     """Leave what is harmless, convert formulas, lead relative links from ``folder``."""
-    from bs4 import BeautifulSoup
+    from bs4 import BeautifulSoup, NavigableString
 
     soup = BeautifulSoup(_whole_tags(body), "html.parser")
     _drop_all_but_text(soup)
@@ -171,9 +180,11 @@ def _clean(body: str, folder: Path) -> str:
     for tag in soup.find_all(True):
         _drop_attributes(tag)
         # Two headings with the same words have the same id.
-        if "id" in tag.attrs and tag["id"] in ids:
-            del tag.attrs["id"]
-        ids.add(tag.get("id"))
+        if "id" in tag.attrs:
+            name = str(tag["id"])
+            if name in ids:
+                del tag.attrs["id"]
+            ids.add(name)
         if tag.name == "a":
             _point(tag, folder)
     for image in soup.select("img"):
@@ -182,11 +193,12 @@ def _clean(body: str, folder: Path) -> str:
             image.replace_with(f"[picture: {image['alt']}]")
     budget = Budget()
     for formula in soup.select("span.maths"):
-        if formula.string is None:  # not as marked: with tags inside
+        text = formula.string
+        if not isinstance(text, NavigableString):  # not as marked: with tags inside
             continue
-        if html := mathml(formula.string, "display" in formula["class"], budget):
+        if html := mathml(text, "display" in formula["class"], budget):
             # In its place in the tag: replacing the tag takes as long as its parent has children.
-            formula.string.replace_with(BeautifulSoup(html, "html.parser"))
+            text.replace_with(BeautifulSoup(html, "html.parser"))
         else:
             formula.name = "code"
     return str(soup)
@@ -210,7 +222,7 @@ def _whole_tags(html: str) -> str:
 
 def _drop_all_but_text(soup: "BeautifulSoup") -> None:
     """Leave tags of ``_TAGS`` and text: no comments, declarations, instructions, other tags."""
-    from bs4.element import NavigableString, PreformattedString
+    from bs4.element import NavigableString, PreformattedString, Tag
 
     depth = {id(soup): 0}
     for node in list(soup.descendants):
@@ -223,7 +235,9 @@ def _drop_all_but_text(soup: "BeautifulSoup") -> None:
         elif isinstance(node, NavigableString):
             if type(node) is not NavigableString:  # of a script: written without escapes
                 node.replace_with(NavigableString(node))
-        elif node.name in _EMPTIED or "anchor-link" in node.get("class", ()):
+        elif not isinstance(node, Tag):
+            continue
+        elif node.name in _EMPTIED or "anchor-link" in (node.get("class") or ()):
             node.extract()
         elif node.name not in _TAGS:
             node.name = "span"

@@ -60,7 +60,7 @@ def load(folder: Path | None = None) -> dict[str, Any]:
 
 def stored(results: Mapping[str, Any], folder: Path | None = None) -> Mapping[str, Any] | None:
     """Return the stored run of the lab and preset of a results.json, or None."""
-    return load(folder).get(results.get("preset"), {}).get(results.get("lab"))
+    return load(folder).get(results.get("preset", ""), {}).get(results.get("lab", ""))
 
 
 def against_reference(results: Mapping[str, Any], folder: Path | None = None) -> list[Row]:
@@ -122,7 +122,7 @@ def is_within(value: Any, reference: Any, kind: str, amount: float | None) -> bo
     """
     if kind in ("equal", "none"):
         return kind == "none" or value == reference
-    if not is_number(value):
+    if amount is None or not is_number(value):
         return False
     if kind == "at most":
         return value <= amount

@@ -80,8 +80,9 @@ def inputs(lab: LabRun) -> dict[str, str]:
 def what_ran(runs: Iterable[RunFolder]) -> Table:
     """Return a row for every lab of every run: status, device, machine, git, time."""
     head = ("run", "lab", "status", "device", "preset", "started", "seconds", "peak MB")
-    head += ("platform", "git")
-    return Table(head, [_ran(lab) for run in runs for lab in run.labs], statuses=(2,))
+    return Table(
+        (*head, "platform", "git"), [_ran(lab) for run in runs for lab in run.labs], statuses=(2,)
+    )
 
 
 def headline(labs: Sequence[LabRun]) -> Headline:

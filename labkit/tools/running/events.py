@@ -115,8 +115,13 @@ class Progress:
     def _report(self) -> None:
         while not self._stop.wait(self._every):
             seconds = time.monotonic() - self._started
-            values = {"cell": self.cell, "cells": self._cells, "seconds": round(seconds, 1)}
-            values |= {"section": self._section, "last": self.last}
+            values = {
+                "cell": self.cell,
+                "cells": self._cells,
+                "seconds": round(seconds, 1),
+                "section": self._section,
+                "last": self.last,
+            }
             text = f"{self._lab}: cell {self.cell}/{self._cells}, {seconds:.0f} s"
             # What a cell that takes minutes has printed last says more than its number.
             doing = self._section if self._silent else self.last

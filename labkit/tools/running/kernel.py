@@ -46,9 +46,11 @@ def own_kernel(
             # Else the kernel warns that others on this machine could listen.
             return "auto" if zmq.has("curve") else "disabled"
 
-        async def start_kernel(self, **options: Any) -> None:
+        # The class above it is typed as the one that blocks.
+        async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
             with log.open("wb") as file:
                 await super().start_kernel(stdout=file, stderr=subprocess.STDOUT, **options)
-            started(self.provisioner.process)
+            provisioner: Any = self.provisioner  # a LocalProvisioner, by default
+            started(provisioner.process)
 
     return OwnKernelManager

@@ -220,7 +220,9 @@ def prepare_data(request: Request, say: Say) -> None:
     theirs may be anybody's.
     """
     project = own_checkout()
-    for name in _DATA_SETS if project else ():
+    if project is None:
+        return
+    for name in _DATA_SETS:
         script = project / "data_scripts" / f"{name}.py"
         if not script.exists() or not any(mentions(lab, name) for lab in request.labs):
             continue

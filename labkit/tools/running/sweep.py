@@ -23,7 +23,7 @@ from labkit.base.files import refuse_links
 from labkit.base.locks import locked
 from labkit.errors import InputError
 from labkit.labs.run_files import RESULTS, RUN, SWEEP, SWEEP_RUNS, now, read_json, write_json
-from labkit.ranks.processes import child_environment, guarded, module_command
+from labkit.ranks.processes import child_environment, guarded, module_command, pipes
 from labkit.tools.running import folders, grid, record, runner
 from labkit.tools.running.events import Event, Say
 from labkit.tools.running.request import Request
@@ -89,8 +89,13 @@ def sweep(
     check_jobs(jobs)
     with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
         runner.prepare_data(first, say)
-        about = {"lab": lab, "preset": first.preset, "device": first.device}
-        about |= {"grid": dict(axes), "updated": now()}
+        about = {
+            "lab": lab,
+            "preset": first.preset,
+            "device": first.device,
+            "grid": dict(axes),
+            "updated": now(),
+        }
         write_json(folder / SWEEP, about)
         return _run_all(requests, folder / SWEEP_RUNS, jobs, say, limits)
 
@@ -208,9 +213,10 @@ class _Children:
             if child is None:
                 return
             with child:
-                child.stdin.write(json.dumps(job))
-                child.stdin.close()
-                for line in child.stdout:
+                wanted, events = pipes(child)
+                wanted.write(json.dumps(job))
+                wanted.close()
+                for line in events:
                     self._pass_on(line, name)
             errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LONGEST_ERROR))
             reason = errors.read().decode(errors="replace").strip()
@@ -220,7 +226,7 @@ class _Children:
         if reason and child.returncode not in (0, 1):
             self._say(Event("output", f"{name}: {reason}", values={"text": reason}))
 
-    def _start(self, mark: Mapping[str, str], errors: IO[bytes]) -> subprocess.Popen | None:
+    def _start(self, mark: Mapping[str, str], errors: IO[bytes]) -> subprocess.Popen[str] | None:
         """Start the process of a run; None where the sweep has been stopped."""
         with self._lock:
             if self._stopped:
@@ -231,7 +237,7 @@ class _Children:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=child_environment() | mark,
+                env={**child_environment(), **mark},
                 start_new_session=True,  # Ctrl-C is for this process, which then asks them to end
             )
             self._alive.add(child)

@@ -59,8 +59,8 @@ def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) 
     written = [place]
     passed = [row for row in rows if row.results.get("status") == "passed"]
     for name in columns[len(rows[0].parameters) + len(_OWN) :] + ["seconds"]:
-        values = [(row.parameters, _value(row, name)) for row in passed]
-        values = [(where, value) for where, value in values if value is not None]
+        with_none = [(row.parameters, _value(row, name)) for row in passed]
+        values = [(where, value) for where, value in with_none if value is not None]
         if not values:
             continue
         target = folder / FIGURES / f"{_file_name(name)}.png"

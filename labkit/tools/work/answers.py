@@ -74,21 +74,21 @@ def exercises(cells: Iterable[Cell]) -> list[Exercise]:
         imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         module = next((name for name in imports if name.startswith(_SOURCE_OF_CHECK)), module)
         if module and any(isinstance(node, ast.Raise) for node in nodes):
-            asked += [Exercise(call.args[0].value, module) for call in _checks(nodes)]
+            asked += [Exercise(name, module) for name, _ in _checks(nodes)]
     return asked
 
 
 def find(cells: list[Cell], name: str) -> Answer:
     """Return what ``cells`` hold as the answer to the exercise ``name``; nothing is executed."""
     checks = [
-        (number, call)
+        (number, attempt)
         for number, cell in enumerate(cells)
-        for call in _checks(cell.nodes())
-        if call.args[0].value == name
+        for checked, attempt in _checks(cell.nodes())
+        if checked == name
     ]
     answer = Answer(name, attempt=name)
     try:
-        answer.attempt = ast.unparse(checks[-1][1].args[1]) if checks else name
+        answer.attempt = ast.unparse(checks[-1][1]) if checks else name
     except RecursionError:
         answer.problem = "what its check is given is nested too deep to be read"
         return answer
@@ -199,14 +199,14 @@ def _used(source: str) -> Iterator[str]:
     return names(symtable.symtable(source, "cell", "exec"))
 
 
-def _checks(nodes: Iterable[ast.AST]) -> Iterator[ast.Call]:
-    """Yield the calls ``check("name", attempt)``, also ``module.check``."""
+def _checks(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield (name, attempt) of the calls ``check("name", attempt)``, also ``module.check``."""
     for node in nodes:
         if isinstance(node, ast.Call) and len(node.args) == 2:
             called = getattr(node.func, "id", getattr(node.func, "attr", None))
-            first = node.args[0]
+            first, attempt = node.args
             if called == "check" and isinstance(first, ast.Constant) and type(first.value) is str:
-                yield node
+                yield first.value, attempt
 
 
 def _parse(source: str) -> Cell:

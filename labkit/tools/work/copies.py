@@ -149,12 +149,11 @@ def _keep(path: Path) -> str:
 
 def _beside(path: Path, theirs: dict[str, Any]) -> str:
     """Put the project's notebook beside the copy, once; return what to say of it."""
-    for place in _numbered(path.with_name(f"{path.stem}.project.ipynb")):
-        if not os.path.lexists(place):
-            notebook_files.write(place, theirs)
-        elif not _is(place, theirs):
-            continue
-        return f"the project's notebook is beside it: {place.name}"
+    wanted = _numbered(path.with_name(f"{path.stem}.project.ipynb"))
+    place = next(each for each in wanted if not os.path.lexists(each) or _is(each, theirs))
+    if not os.path.lexists(place):
+        notebook_files.write(place, theirs)
+    return f"the project's notebook is beside it: {place.name}"
 
 
 def _is(path: Path, notebook: Mapping[str, Any]) -> bool:

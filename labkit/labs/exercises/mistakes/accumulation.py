@@ -72,7 +72,7 @@ HINTS = {
     "clipped_update": (
         (lambda gradients, sizes, norm: mean_gradient([_clip(g, norm) for g in gradients], sizes),
          "each micro-batch was clipped on its own: which gradient does the optimizer see?"),
-        (lambda gradients, sizes, norm: _clip(sum(gradients), norm),
+        (lambda gradients, sizes, norm: _clip(np.sum(gradients, axis=0), norm),
          "the sum was clipped, so the limit depends on the number of micro-batches"),
         (_always_scaled, "a gradient shorter than the limit was made longer"),
         (lambda gradients, sizes, norm: mean_gradient(gradients, sizes),
@@ -80,7 +80,7 @@ HINTS = {
         (lambda gradients, sizes, norm: np.clip(mean_gradient(gradients, sizes), -norm, norm),
          "each number was clipped by itself: what is the limit a limit of?"),
         (_without_root, "compared with the square of the length: is there a root missing?"),
-        (lambda gradients, sizes, norm: _clip(sum(gradients) / len(gradients), norm),
+        (lambda gradients, sizes, norm: _clip(np.mean(gradients, axis=0), norm),
          "clipped well; is the mean right if the sizes differ?"),
     ),
     "token_loss": (

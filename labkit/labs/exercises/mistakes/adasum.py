@@ -41,7 +41,7 @@ def _mean_of_pairs(vectors: np.ndarray) -> np.ndarray:
 
 def _equal_layers(a: np.ndarray, b: np.ndarray, sizes: list) -> np.ndarray:
     ends = np.linspace(0, len(a), len(sizes) + 1).astype(int)
-    return adasum_by_layer(a, b, np.diff(ends))
+    return adasum_by_layer(a, b, np.diff(ends).tolist())
 
 
 def _last_forgotten(a: np.ndarray, b: np.ndarray, sizes: list) -> np.ndarray:

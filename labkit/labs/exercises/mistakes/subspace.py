@@ -1,6 +1,7 @@
 """Mistakes that learners make in lab 05, dimension reduction."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,14 +40,14 @@ def _last(s: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _bound_of_a_whole_step(
-    losses: np.ndarray, loss: float, slope: float, rho: float, sigma: float
+    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
 ) -> float:
     below = [m for m, trial in enumerate(losses) if trial < loss + sigma * slope]
     return rho ** below[0] if below else 0.0
 
 
 def _number_of_the_trial(
-    losses: np.ndarray, loss: float, slope: float, rho: float, sigma: float
+    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
 ) -> float:
     step = line_search(losses, loss, slope, rho, sigma)
     return round(math.log(step) / math.log(rho)) if step else 0.0
