@@ -15,6 +15,9 @@ class InputError(ValueError):
     files of others: whatever it is, the message is one line of at most 1000 letters that a
     terminal can show. Lines are joined, what cannot be printed is escaped, the middle of a longer
     one is left out.
+
+    Args:
+        message: what is wrong.
     """
 
     def __init__(self, message: object = "") -> None:
@@ -63,6 +66,15 @@ class WorkerFailed(RuntimeError):
         tail: The last lines of its log.
         logs: Rank -> path of its log, where a folder for logs was given.
         output: Rank -> all it has written.
+
+    Args:
+        message: what happened, and where.
+        ranks: as above, as are the others.
+        exit_code: of the process.
+        signal: that ended it.
+        tail: of its log.
+        logs: of all ranks.
+        output: of all ranks.
     """
 
     def __init__(
@@ -87,4 +99,14 @@ class WorkerFailed(RuntimeError):
 
 
 class WorkersTimedOut(WorkerFailed, TimeoutError):
-    """Ranks that had not ended when the time was up; ``tail`` ends with where each one was."""
+    """Ranks that had not ended when the time was up; ``tail`` ends with where each one was.
+
+    Args:
+        message: as in ``WorkerFailed``, as are the others.
+        ranks: that had not ended.
+        exit_code: None.
+        signal: None.
+        tail: of the logs.
+        logs: of all ranks.
+        output: of all ranks.
+    """

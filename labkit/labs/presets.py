@@ -167,9 +167,9 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
     """Return the settings of a lab; a named value, if not None, replaces the preset's.
 
     Args:
-        lab: as in ``LABS``
-        preset: one of ``PRESETS``
-        **named: values by the names of the lab's settings
+        lab: as in ``LABS``.
+        preset: one of ``PRESETS``.
+        **named: values by the names of the lab's settings.
 
     Raises:
         InputError: when a lab, preset or setting is unknown, or the lab cannot run with a value.

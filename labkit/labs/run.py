@@ -22,7 +22,16 @@ _OPENED: set[Path] = set()
 
 @dataclass(frozen=True)
 class Run:
-    """One execution of one lab and the folder it writes to; made by ``Run.open``."""
+    """One execution of one lab and the folder it writes to; made by ``Run.open``.
+
+    Attributes:
+        lab: name of the lab.
+        preset: smoke, lab or paper.
+        parameters: that the lab runs with, by name.
+        runtime: what ``labkit.start`` returned.
+        folder: the run folder.
+        started: when, in seconds of ``time.monotonic``.
+    """
 
     lab: str
     preset: str

@@ -272,27 +272,47 @@ def resnet(
 
 
 def resnet18(class_num: int = 1000) -> ResNet:
-    """ResNet-18; 11 689 512 parameters with 1000 classes."""
+    """ResNet-18; 11 689 512 parameters with 1000 classes.
+
+    Args:
+        class_num: width of the logits.
+    """
     return resnet(18, class_num)
 
 
 def resnet34(class_num: int = 1000) -> ResNet:
-    """ResNet-34; 21 797 672 parameters with 1000 classes."""
+    """ResNet-34; 21 797 672 parameters with 1000 classes.
+
+    Args:
+        class_num: width of the logits.
+    """
     return resnet(34, class_num)
 
 
 def resnet50(class_num: int = 1000) -> ResNet:
-    """ResNet-50; 25 557 032 parameters with 1000 classes."""
+    """ResNet-50; 25 557 032 parameters with 1000 classes.
+
+    Args:
+        class_num: width of the logits.
+    """
     return resnet(50, class_num)
 
 
 def resnet101(class_num: int = 1000) -> ResNet:
-    """ResNet-101; 44 549 160 parameters with 1000 classes."""
+    """ResNet-101; 44 549 160 parameters with 1000 classes.
+
+    Args:
+        class_num: width of the logits.
+    """
     return resnet(101, class_num)
 
 
 def resnet152(class_num: int = 1000) -> ResNet:
-    """ResNet-152; 60 192 808 parameters with 1000 classes."""
+    """ResNet-152; 60 192 808 parameters with 1000 classes.
+
+    Args:
+        class_num: width of the logits.
+    """
     return resnet(152, class_num)
 
 

@@ -150,7 +150,11 @@ class UpdateStage(nn.Cell):
 
 
 class PlainUpdate(UpdateStage):
-    """Update stage that hands the averaged gradients to any ``nn.Optimizer``."""
+    """Update stage that hands the averaged gradients to the optimizer.
+
+    Args:
+        optimizer: any ``nn.Optimizer``.
+    """
 
 
 def check_stage(update: object, step: nn.Cell, has_buffer: bool, rank_group: str | None) -> None:

@@ -93,7 +93,16 @@ class TrainForwardBackward(nn.Cell):
 
 
 class TrainOptim(nn.Cell):
-    """Update from ``grad_sum``: its mean over samples, or the plain sum."""
+    """Update from ``grad_sum``: its mean over samples, or the plain sum.
+
+    Args:
+        optimizer: any ``nn.Optimizer``.
+        grad_sum: what ``TrainForwardBackward`` has added up.
+        reduction: ``mean`` or ``sum``, as of ``TrainForwardBackward``.
+
+    Raises:
+        InputError: for another reduction.
+    """
 
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
@@ -115,7 +124,12 @@ class TrainOptim(nn.Cell):
 
 
 class TrainClear(nn.Cell):
-    """Set ``grad_sum`` to ``zeros``, a ParameterTuple of the same shapes."""
+    """Set ``grad_sum`` to ``zeros``.
+
+    Args:
+        grad_sum: what ``TrainForwardBackward`` has added up.
+        zeros: of the same shapes.
+    """
 
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
