@@ -55,7 +55,7 @@ def test_pythons_own_is_one():
 
 def test_a_single_image_cannot_be_divided():
     (note,) = notes(RuntimeError("out of memory"), batch_size=1, micro_steps=4)
-    assert "smaller image_size or depth" in note and "--set" not in note
+    assert "reduce image_size or depth" in note and "--set" not in note
 
 
 def test_other_errors_pass_as_they_are():
