@@ -142,8 +142,8 @@ class GradientStage(nn.Cell):
     def _add_extras(self, parameters: Sequence, constant: Sequence, quadratic: Sequence) -> None:
         if self.objective.over == "tokens":
             raise InputError(
-                "normalise='tokens' came to an update stage that looks at single rows (THOR's "
-                "factors); expected samples or steps"
+                "normalise: expected samples or steps with an update stage that looks at single "
+                "rows (THOR's factors), got 'tokens'"
             )
         everything = ParameterTuple((*parameters, *constant, *quadratic))
         self.constant_end = self.count + len(constant)

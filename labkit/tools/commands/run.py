@@ -46,7 +46,7 @@ def run(
     from labkit.tools.running import runner
 
     if resume is not None and out is not None:
-        raise InputError("--resume goes on in the folder of its run; --out came as well")
+        raise InputError("--resume goes on in the folder of its run: expected no --out beside it")
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
     source = ctx.get_parameter_source("preset")
     if source is not None and source.name == "ENVIRONMENT" and resume is not None:
