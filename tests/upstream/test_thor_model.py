@@ -493,7 +493,7 @@ class TestRefusals:
                 dict(loss_fn=nn.SoftmaxCrossEntropyWithLogits(sparse=True)),
                 "reduction 'none'; expected 'mean'",
             ),
-            (dict(loss_fn=nn.L1Loss()), "a loss of class L1Loss came"),
+            (dict(loss_fn=nn.L1Loss()), "got a loss of class L1Loss"),
         ],
     )
     def test_what_does_not_fit(self, changed, message):

@@ -112,8 +112,8 @@ class TestMaking:
         ("components", "words"),
         [
             (N, "holds 10 snapshots; 10 components need at least 11"),
-            (0, "components is 0; expected an integer >= 1"),
-            (True, "components is True"),
+            (0, "components: expected an integer >= 1, got 0"),
+            (True, "components: expected an integer >= 1, got True"),
         ],
     )
     def test_refusals(self, folder, components, words):
