@@ -244,10 +244,13 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            (lambda pairs: pairs[::-1], r"it has conv.weight \(3, 2, 2\) where scale \(\) is"),
-            (lambda pairs: pairs[:-1], "of 4 parameters; expected 3"),
-            (lambda pairs: [*pairs, ("more", (1,))], "of 4 parameters; expected 5"),
-            (lambda pairs: [("conv.weight", (12,)), *pairs[1:]], r"where conv.weight \(12,\) is"),
+            (lambda pairs: pairs[::-1], r"expected scale \(\), got conv.weight \(3, 2, 2\)"),
+            (lambda pairs: pairs[:-1], "expected 3 parameters, got 4"),
+            (lambda pairs: [*pairs, ("more", (1,))], "expected 5 parameters, got 4"),
+            (
+                lambda pairs: [("conv.weight", (12,)), *pairs[1:]],
+                r"expected conv.weight \(12,\), got",
+            ),
         ],
     )
     def test_of_another_network_or_order(self, saved, change, words):
