@@ -132,8 +132,8 @@ def _release_graphs(but=frozenset()):
 def _compiled_cells():
     from mindspore.nn import Cell
 
-    # By type: a weak proxy among the objects may be one of nothing. A step that refused its arguments
-    # is a Cell without any attribute.
+    # By type: a weak proxy among the objects may be one of nothing. A step that has refused its
+    # arguments is a Cell without any attribute.
     cells = [o for o in gc.get_objects() if issubclass(type(o), Cell)]
     return [cell for cell in cells if getattr(cell, "compile_cache", None)]
 
