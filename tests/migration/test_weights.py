@@ -420,7 +420,6 @@ def test_without_pytorch_pth_files_are_refused_and_safetensors_are_not(tmp_path,
 def test_nothing_but_pth_files_needs_pytorch():
     script = """
         import sys
-import textwrap
         sys.modules["torch"] = None
         import labkit
         labkit.start("CPU")

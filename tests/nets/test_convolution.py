@@ -103,7 +103,7 @@ def test_larger_maps_and_kernels_do_not(case):
 
 
 def test_an_even_kernel_is_refused():
-    with pytest.raises(InputError, match="kernel is 2; expected an odd number"):
+    with pytest.raises(InputError, match="kernel: expected an odd number"):
         PaddedConv2d(1, 1, 2)
 
 

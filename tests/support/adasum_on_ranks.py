@@ -141,7 +141,7 @@ def one_is_unsure(rank):
 
 
 def _unsure(self, rows, present=None):
-    layers, _, weights, sound = self.found(rows)
+    layers, _, weights, sound = self.from_products(rows)
     return self.weighted(layers, weights), sound.logical_and(sound.logical_not())
 
 
