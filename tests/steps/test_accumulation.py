@@ -358,7 +358,7 @@ def test_every_sequence_is_that_of_the_reference(cells, events, sizes, tail, non
     restore(step, state)
     micro_steps = sizes[0] if len(sizes) == 1 else lambda updates: sizes[updates % len(sizes)]
     # What the constructor does with these two, without compiling the step again.
-    step.tail, step.schedule = tail, micro_steps if callable(micro_steps) else None
+    step.tail, step.micro_steps = tail, micro_steps
     set_state(step.group_size, sizes[0])
     twin = Twin(state, 0.02, micro_steps=micro_steps, tail=tail, **options)
     for call, event in enumerate(events):
@@ -436,7 +436,8 @@ class TestTails:
         for call in range(2):
             step(*tensors(*rows(4, seed=call)))
         before = snapshot(step)
-        for step.tail in ("flush", "drop", "carry"):
+        for tail in ("flush", "drop", "carry"):
+            step.tail = tail
             step.end_epoch()
             assert_bit_equal(snapshot(step), before)
 
@@ -528,7 +529,7 @@ class TestNonfinite:
     def run(self, cells, nonfinite, bad, groups=1):
         step, network, state, _ = cells[nonfinite, "mean"]
         restore(step, state)
-        step.schedule = None
+        step.micro_steps = 3
         set_state(step.group_size, 3)
         before = parameter_values(network)
         inputs, targets = rows(4)
@@ -644,12 +645,12 @@ class TestBadInput:
     @pytest.mark.parametrize("micro_steps", [0, -1, 2.5, True, "4", None, 4.0, np.nan])
     def test_micro_steps(self, micro_steps):
         for value in (micro_steps, lambda updates: micro_steps):
-            with pytest.raises(InputError, match="micro_steps is .*expected an integer >= 1"):
+            with pytest.raises(InputError, match="micro_steps: expected an integer >= 1"):
                 build(value)
 
     def test_a_schedule_that_goes_wrong_later(self):
         _, step = build(lambda updates: 1 - updates)
-        with pytest.raises(InputError, match="micro_steps is 0; expected"):
+        with pytest.raises(InputError, match="micro_steps: expected"):
             step(*tensors(*rows(2)))
 
     def test_an_unknown_tail(self):
@@ -660,7 +661,7 @@ class TestBadInput:
 def test_no_group_is_longer_than_micro_steps(cells):
     """Whatever the length of an epoch: the count is the group's own."""
     step, _, state, _ = cells["drop_micro", "mean"]
-    step.schedule, step.tail = None, "flush"
+    step.micro_steps, step.tail = 4, "flush"
     for length, expected in ((3, [3, 3, 3]), (4, [4, 4, 4]), (5, [4, 1, 4, 1, 4, 1])):
         restore(step, state)
         set_state(step.group_size, 4)

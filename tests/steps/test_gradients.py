@@ -731,7 +731,9 @@ class TestExtras:
         assert not bool(cell(*tensors(inputs * np.float32(np.nan), targets))[1][3])
 
     def test_they_need_rows(self):
-        with pytest.raises(InputError, match="tokens.*single rows.*expected samples or steps"):
+        with pytest.raises(
+            InputError, match="expected samples or steps .* single rows .* got 'tokens'"
+        ):
             WithExtras(normalise="tokens")
 
 

@@ -385,7 +385,7 @@ def three(runtime):
 
     def anew(tail="flush"):
         restore(step, fresh)
-        step.tail, step.schedule = tail, None
+        step.tail = tail
         return net, step
 
     return anew
@@ -541,7 +541,7 @@ class TestUpdatesAhead:
         """From any point of a team, over epochs of any lengths."""
         step = steps(workers, tail)
         if size == "by update":
-            step.schedule = by_update
+            step.micro_steps = by_update
         set_state(step.group_size, 1 if size == "by update" else size)
         feed(step, range(before))
         start = step.last_update.number
