@@ -732,7 +732,7 @@ class TestExtras:
 
     def test_they_need_rows(self):
         with pytest.raises(
-            InputError, match="expected samples or steps .* single rows .* got 'tokens'"
+            InputError, match="expected samples .* single rows .* got 'tokens'"
         ):
             WithExtras(normalise="tokens")
 
