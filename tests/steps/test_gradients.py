@@ -731,9 +731,7 @@ class TestExtras:
         assert not bool(cell(*tensors(inputs * np.float32(np.nan), targets))[1][3])
 
     def test_they_need_rows(self):
-        with pytest.raises(
-            InputError, match="expected samples .* single rows .* got 'tokens'"
-        ):
+        with pytest.raises(InputError, match="expected samples .* single rows .* got 'tokens'"):
             WithExtras(normalise="tokens")
 
 
