@@ -4,7 +4,6 @@ The form is HCCL's 1.0, as the tutorials print it for 8 devices of one server an
 value is a text. ``RANK_TABLE_FILE`` in the environment points a program to it.
 """
 
-import json
 import os
 import re
 from collections import Counter
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.base.arguments import wrong
-from labkit.base.files import whole_file
+from labkit.base.files import write_json
 from labkit.base.input_files import parse_json, read_text
 from labkit.errors import InputError
 from labkit.ranks.rank_table_rules import RESERVE, STATUS, VERSION, problems
@@ -130,8 +129,7 @@ def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: {path.parent} is no folder")
-    with whole_file(path, "the rank table") as temporary:
-        temporary.write_text(json.dumps(table, indent=4) + "\n", encoding="utf-8")
+    write_json(path, table, "the rank table", indent=4)
     return path
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.base.files import write_json
 from labkit.base.input_files import read_json
 from labkit.errors import InputError
 from labkit.recipes import settings
@@ -28,7 +29,7 @@ def description(config: TrainingConfig, classes: Sequence[str], folder: Path) ->
     class Describe(Callback):
         def on_train_begin(self, run_context: RunContext) -> None:
             settings.write(config, folder / CONFIG)
-            settings.write_json(list(classes), folder / CLASSES)
+            write_json(folder / CLASSES, list(classes), "the classes")
 
     return Describe()
 

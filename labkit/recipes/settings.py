@@ -5,7 +5,6 @@ subclass may state another default alone, ``batch_size: int = 32``; meaning and 
 The dataclass calls ``check(self)`` in its ``__post_init__``. No MindSpore.
 """
 
-import json
 import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +14,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from labkit.base import arguments
-from labkit.base.files import whole_file
+from labkit.base.files import write_json
 from labkit.base.yaml_values import read_yaml
 from labkit.errors import InputError, nearest
 
@@ -159,13 +158,7 @@ def read(
 
 def write(settings: Any, path: Path) -> None:
     """Write settings as JSON that ``read`` takes; complete, or not at all."""
-    write_json(asdict(settings), path)
-
-
-def write_json(content: Any, path: Path) -> None:
-    """Write a JSON file whole, or not at all."""
-    with whole_file(path, "the settings") as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+    write_json(path, asdict(settings), "the settings")
 
 
 def lines(settings: Any) -> str:

@@ -82,7 +82,7 @@ class Step(nn.Cell):
                 f"the optimizer has loss_scale={optimizer.loss_scale} and would unscale a second "
                 "time; give loss_scale to the step and leave the optimizer's at 1"
             )
-        check_stage(update, self, has_buffer, options.rank_group)
+        check_stage(update, self, optimizer, has_buffer, options.rank_group)
         if update.chooses_ranks:
             options = replace(options, rank_group=update.rank_group)
         self.optimizer, self.update = optimizer, update

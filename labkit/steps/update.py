@@ -157,12 +157,22 @@ class PlainUpdate(UpdateStage):
     """
 
 
-def check_stage(update: object, step: nn.Cell, has_buffer: bool, rank_group: str | None) -> None:
+def check_stage(
+    update: object,
+    step: nn.Cell,
+    optimizer: nn.Optimizer,
+    has_buffer: bool,
+    rank_group: str | None,
+) -> None:
     """Raise ``InputError`` for what is no update stage, or one that ``step`` cannot hold."""
     kind = type(step).__name__
     if not isinstance(update, UpdateStage):
         raise InputError(f"update of {kind}: expected an UpdateStage, got {update!r}")
     name = type(update).__name__
+    if update.optimizer is not optimizer:
+        raise InputError(f"{name}: expected the optimizer of the {kind}, got another one")
+    if hasattr(update, "record"):
+        raise InputError(f"{name} belongs to another step: expected a stage for each")
     if update.needs_buffer and not has_buffer:
         raise InputError(f"{name} holds groups of micro-batches: expected an AccumulatedStep")
     if update.chooses_ranks and rank_group is not None:

@@ -150,14 +150,15 @@ def writers():
     from labkit.labs.run import Run
     from labkit.migration.files import write_torch
     from labkit.ranks import rank_table
-    from labkit.recipes.settings import write_json as write_settings
+    from labkit.recipes import settings
+    from labkit.recipes.resnet50_config import Config
 
     table = rank_table.make("10.0.0.1", ["192.1.27.6"])
     result = stored.Stored({"command": "x"}, [{"run": 1}], {})
     run = {"lab": "a", "preset": "b", "parameters": {}, "runtime": None, "started": 0.0}
     return {
         "a.json": lambda path: write_json(path, [1], "the file"),
-        "config.json": partial(write_settings, [1]),
+        "config.json": partial(settings.write, Config()),
         "table.json": partial(rank_table.write, table),
         "w.safetensors": lambda path: write_torch(path, {"w": np.zeros(2)}),
         "thor_race.json": lambda path: stored.write("thor_race", result, path.parent),

@@ -20,7 +20,7 @@ from labkit.steps.modes import modes
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state, state
 from labkit.steps.step import running_statistics, trainable_batch_norms
-from labkit.steps.update import UpdateStage
+from labkit.steps.update import PlainUpdate, UpdateStage
 from tests.support.step_cells import (
     INPUTS,
     OUTPUTS,
@@ -1102,6 +1102,18 @@ class TestUpdateStageWithExtras:
         for step in (PlainStep, AccumulatedStep):
             with pytest.raises(InputError, match="expected an UpdateStage"):
                 step(loss_net, momentum(network), update=update)
+
+    def test_a_stage_is_of_one_optimizer_and_of_one_step(self):
+        """Gradients of one optimizer's parameters would move those of another."""
+        network, loss_net = regression()
+        sgd, other = momentum(network), momentum(linear(seed=1))
+        for step in (PlainStep, AccumulatedStep):
+            with pytest.raises(InputError, match="expected the optimizer of the .*, got another"):
+                step(loss_net, sgd, update=PlainUpdate(other))
+        stage = PlainUpdate(sgd)
+        PlainStep(loss_net, sgd, update=stage)
+        with pytest.raises(InputError, match="PlainUpdate belongs to another step"):
+            PlainStep(loss_net, sgd, update=stage)
 
     def test_a_plain_step_has_no_buffer_for_workers(self):
         network, loss_net = regression()

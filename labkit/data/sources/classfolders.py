@@ -7,13 +7,12 @@ else's and never touched.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from labkit.base.files import whole_file
+from labkit.base.files import write_json
 from labkit.base.input_files import read_json
 from labkit.data.sources.download import Say
 from labkit.errors import InputError
@@ -199,8 +198,7 @@ class ClassFolders:
 
 def write_manifest(folder: Path, known: dict) -> None:
     """Write what is known of a data set into its folder."""
-    with whole_file(folder / MANIFEST, "the manifest") as fresh:
-        fresh.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / MANIFEST, known, "the manifest")
 
 
 def _called(title: str, official: bool) -> str:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import hashlib
 import http.client
-import json
 import os
 import re
 import ssl
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from labkit.base.files import no_link, whole_file
+from labkit.base.files import no_link, write_json
 from labkit.base.input_files import read_json
 from labkit.errors import InputError
 
@@ -267,8 +266,7 @@ class _Transfer:
         length = answer.headers.get("Content-Length", "")
         size = length if length.isdecimal() else None
         known = {"address": self.address, "version": _version(answer), "size": size}
-        with whole_file(self.state, "the state of the download") as fresh:
-            fresh.write_text(json.dumps(known), encoding="utf-8")
+        write_json(self.state, known, "the state of the download", indent=None)
         return known
 
     def _receive(self, answer: http.client.HTTPResponse, have: int, size: str | None) -> int:

@@ -6,13 +6,12 @@ sweep (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
 
 import csv
 import os
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from labkit.base.files import refuse_links
+from labkit.base.files import natural_order, refuse_links
 from labkit.base.input_files import open_file, read_text, usable_name
 from labkit.errors import InputError
 from labkit.labs.run_files import (
@@ -253,13 +252,7 @@ def _folders(place: Path) -> Iterable[Path]:
         paths = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:
         return []
-    return sorted(paths, key=_natural)
-
-
-def _natural(path: Path) -> list:
-    """Return what sorts seed=2 before seed=10."""
-    parts = re.split(r"(\d+)", path.name)
-    return [int(part) if number % 2 else part for number, part in enumerate(parts)]
+    return sorted(paths, key=natural_order)
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
