@@ -71,7 +71,7 @@ def run(case, ranks, rank=None):
         found[f"{case}/weights/{number}"] = flat(network)
         last = step.last_update
         found[f"{case}/last/{number}"] = np.array([last.number, last.loss, last.images])
-        if step.searches:
+        if step.update.searches:
             search = step.last_search
             found[f"{case}/search/{number}"] = np.array(
                 [search.trials, search.rate, search.failures]
