@@ -105,7 +105,7 @@ def test_what_another_process_is_writing_is_left(tmp_path):
         {"pid": 0},  # of a labkit that did not note its process
         {"pid": os.getpid(), "boot": None, "space": None},  # as in a sandbox without /proc
     ],
-    ids=str,
+    ids=["host", "container", "no process", "no /proc"],
 )
 def test_where_nobody_can_tell_who_is_alive_a_day_decides(tmp_path, changed):
     changed = {"pid": DEAD, **changed}
