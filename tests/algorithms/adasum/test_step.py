@@ -385,7 +385,7 @@ def three(runtime):
 
     def anew(tail="flush"):
         restore(step, fresh)
-        step.tail = tail
+        step.tail, step.micro_steps = tail, 1
         return net, step
 
     return anew
@@ -513,7 +513,7 @@ def steps(three):
         if workers == 3:
             return three(tail)[1]
         restore(two, fresh)
-        two.tail, two.schedule = tail, None
+        two.tail, two.micro_steps = tail, 1
         return two
 
     return anew
