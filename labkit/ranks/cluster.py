@@ -70,13 +70,7 @@ def gather(values: Iterable[float]) -> np.ndarray:
     values = np.ascontiguousarray(values, np.float64)
     if values.ndim != 1 or not values.size:
         raise InputError(f"values have shape {values.shape}; expected (n,), n >= 1")
-    _, ranks = rank_and_size()
-    if ranks == 1:
-        return values[None]
-    # Byte by byte in float32: the CPU's collectives take no float64 and no integers.
-    carried = np.frombuffer(values.tobytes(), np.uint8).astype(np.float32)
-    gathered = _all_gather(carried).astype(np.uint8)
-    return np.frombuffer(gathered.tobytes(), np.float64).reshape(ranks, values.size)
+    return np.ascontiguousarray(gather_bytes(values.tobytes())).view(np.float64)
 
 
 def agree(**values: object) -> None:
@@ -88,7 +82,7 @@ def agree(**values: object) -> None:
     if ranks == 1:
         return
     digests = [hashlib.sha256(str(value).encode()).digest() for value in values.values()]
-    gathered = gather(list(b"".join(digests)))
+    gathered = gather_bytes(b"".join(digests))
     for index, (name, value) in enumerate(values.items()):
         part = gathered[:, 32 * index : 32 * (index + 1)]
         others = [other for other in range(ranks) if (part[other] != part[0]).any()]
@@ -132,9 +126,12 @@ def gather_bytes(data: bytes) -> np.ndarray:
     _, ranks = rank_and_size()
     if ranks == 1:
         return own[None]
-    # Two bytes in a float32, which holds all integers to 2^24: as in ``gather``.
+    from mindspore import Tensor
+
+    # The CPU's collectives take no integers and no float64: two bytes in a float32, which holds
+    # all integers to 2^24.
     pairs = np.append(own, np.zeros(len(own) % 2, np.uint8)).view(np.uint16)
-    gathered = _all_gather(pairs.astype(np.float32)).astype(np.uint16)
+    gathered = _gatherer()(Tensor(pairs.astype(np.float32))).asnumpy().astype(np.uint16)
     return gathered.view(np.uint8).reshape(ranks, 2 * len(pairs))[:, : len(own)]
 
 
@@ -166,12 +163,6 @@ def digest(cell: nn.Cell) -> str:
     for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):
         digest.update(parameter.name.encode() + parameter.asnumpy().tobytes())
     return digest.hexdigest()
-
-
-def _all_gather(values: np.ndarray) -> np.ndarray:
-    from mindspore import Tensor
-
-    return _gatherer()(Tensor(values)).asnumpy()
 
 
 @functools.cache

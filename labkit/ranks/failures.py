@@ -1,17 +1,36 @@
 """The errors of ranks that did not end well: who, why, the last lines, where the log is."""
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from labkit.errors import WorkerFailed, WorkersTimedOut
-from labkit.ranks import msrun, rank_logs
+from labkit.ranks import msrun
 from labkit.ranks.msrun import Name
 from labkit.ranks.plan import Plan
 
 Error = TypeVar("Error", bound=WorkerFailed)
+Who = TypeVar("Who", bound=int | str)
 _LINES = 20  # of the log of the one that failed; shared out among several
+# What MindSpore writes for its own developers, and what Python's fault handler adds.
+_NOISE = re.compile(
+    r"\s*$|\[(DEBUG|INFO|WARNING)\]|-{10,}$|- C\+\+ Call Stack|mindspore/ccsrc/\S+:\d+ "
+    r"|Extension modules: |Thread 0x\w+ \(most recent call first\):$|  <no Python frame>"
+)
+_TRACEBACK = "Traceback (most recent call last):"
+# The words of an error that a rank or the scheduler has only because another rank is gone.
+_ECHO = re.compile(
+    r"time[d-]? ?out|heartbeat|reconnect|abnormal compute graph node|broken pipe|peer"
+    r"|connect\w* .*(refused|reset|lost|closed|fail)|(lost|fail\w*) .*connect",
+    re.IGNORECASE,
+)
+
+# MindSpore's error on the ranks that have joined, when others have not in time.
+_ALONE = "Failed to initialize distributed job cluster because some processes"
+_JOINING = re.compile(r'management\.py", line \d+ in init$', re.MULTILINE)
+_LOST = re.compile(r"The node: (\d+) is timed out")  # in the scheduler's log
 
 
 class Failures:
@@ -23,7 +42,7 @@ class Failures:
     def somebody_is_absent(self) -> bool:
         """Return whether who failed first did so because another one did not join in time."""
         failed = self._job.failed()
-        return bool(failed) and rank_logs.is_alone(self._job.log(failed[0]))
+        return bool(failed) and is_alone(self._job.log(failed[0]))
 
     def first_cause(self) -> WorkerFailed:
         """Return the error that names who failed by itself, not who failed because of it."""
@@ -35,18 +54,18 @@ class Failures:
         if lost := self._lost_elsewhere(name, code, logs):
             return lost
         if name == msrun.SCHEDULER or code > 0:
-            name = rank_logs.first_cause(failed, logs, last=msrun.SCHEDULER)
-        if name != failed[0]:  # what has ended it may be msrun, because of the other one
-            own = job.codes.get(name)
-            positive = own if own is not None and own > 0 else None
-            return self._error(name, _cause(positive, rank_logs.last_error(logs[name])), positive)
-        return self._error(name, _cause(code, rank_logs.last_error(logs[name])), code)
+            name = culprit(failed, logs, last=msrun.SCHEDULER)
+        if name == failed[0]:
+            return self._error(name, code)
+        own = job.codes.get(name)
+        # A signal may have come from msrun, because of the rank that ended first.
+        return self._error(name, own if own is not None and own > 0 else None)
 
     def absent(self, ranks: list[int]) -> WorkerFailed:
         """Return the error for ranks that ran, and had not joined the others in time."""
         seconds = self._plan.cluster_timeout
         # The others may not have noticed yet, and were still waiting for them.
-        ranks = [rank for rank in ranks if not rank_logs.joins(self._job.log(rank))] or ranks
+        ranks = [rank for rank in ranks if not joins(self._job.log(rank))] or ranks
         return self._several(
             WorkerFailed,
             f"{_named(ranks)} of {self._ranks()} had not joined the others in {seconds} s",
@@ -66,39 +85,37 @@ class Failures:
 
     def msrun(self) -> WorkerFailed:
         """Return the error for an msrun that has ended while its ranks had not."""
-        code = self._job.process.returncode
-        return self._error(
-            "msrun", _cause(code, rank_logs.last_error(self._job.log("msrun"))), code
-        )
+        return self._error("msrun", self._job.process.returncode)
 
     def _lost_elsewhere(
         self, name: Name, code: int, logs: Mapping[Name, str]
     ) -> WorkerFailed | None:
         """The error for a rank of another node, where this node's end because it is gone."""
-        echo = name == msrun.SCHEDULER or code == -signal.SIGTERM or rank_logs.is_echo(logs[name])
+        echo = name == msrun.SCHEDULER or code == -signal.SIGTERM or is_echo(logs[name])
         if self._plan.nodes == 1 or not echo:
             return None
-        lost = rank_logs.lost_ranks(logs.get(msrun.SCHEDULER, ""))
+        lost = lost_ranks(logs.get(msrun.SCHEDULER, ""))
         lost = [rank for rank in lost if rank not in self._plan.ranks]
         if lost:
             message = f"{_named(lost)} of {self._ranks()}, on another node, is gone"
             return self._several(WorkerFailed, f"{message}: the call there says why", lost, False)
         if code == -signal.SIGTERM:
-            cause = f"{_cause(code, None)}: MindSpore does that when a rank of another node is gone"
-            return self._error(name, cause, code)
+            more = ": MindSpore does that when a rank of another node is gone"
+            return self._error(name, code, more)
         return None
 
-    def _error(self, name: Name, cause: str, code: int | None) -> WorkerFailed:
-        tail = rank_logs.tail(self._job.log(name), _LINES)
+    def _error(self, name: Name, code: int | None, more: str = "") -> WorkerFailed:
+        log = self._job.log(name)
+        lines = tail(log, _LINES)
         ranks = [rank for rank in self._plan.ranks if rank == name]
         who = f"rank {name} of {self._ranks()}" if ranks else name
-        where = f"log: {self._job.path(name)}"
+        where = self._where(f"log: {self._job.path(name)}")
         return WorkerFailed(
-            f"{who} {cause}\n{_shown(name, tail)}{self._where(where)}",
+            f"{who} {_cause(code, last_error(log))}{more}\n{_shown(name, lines)}{where}",
             ranks=ranks,
             exit_code=code if code is not None and code >= 0 else None,
             signal=_signal(-code) if code is not None and code < 0 else None,
-            tail=tail,
+            tail=lines,
             logs=self._kept_logs(),
             output=self._output(),
         )
@@ -107,8 +124,8 @@ class Failures:
         self, kind: type[Error], message: str, ranks: list[int], logs: bool = True
     ) -> Error:
         lines = max(_LINES // max(len(ranks), 1), 5)
-        tails = {rank: rank_logs.tail(self._job.log(rank), lines) for rank in ranks if logs}
-        shown = "".join(_shown(rank, tail) for rank, tail in tails.items())
+        tails = {rank: tail(self._job.log(rank), lines) for rank in ranks if logs}
+        shown = "".join(_shown(rank, text) for rank, text in tails.items())
         where = f"logs: {self._job.path('msrun').parent}"
         return kind(
             f"{message}\n{shown}{self._where(where)}",
@@ -141,10 +158,10 @@ def _cause(code: int | None, error: str | None) -> str:
     return ("failed" + (f": {error}" if error else "")) + (f" (exit code {code})" if code else "")
 
 
-def _shown(name: Name, tail: str) -> str:
+def _shown(name: Name, lines: str) -> str:
     who = f"rank {name}" if isinstance(name, int) else name
-    indented = "".join(f"    {line}\n" for line in tail.splitlines())
-    return f"  last lines of {who}:\n{indented}" if tail else f"  {who} has written nothing\n"
+    indented = "".join(f"    {line}\n" for line in lines.splitlines())
+    return f"  last lines of {who}:\n{indented}" if lines else f"  {who} has written nothing\n"
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -156,3 +173,60 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
+
+
+# ---- what a log says
+
+
+def tail(log: str, lines: int = 20) -> str:
+    """Return the last lines of a log, without MindSpore's notes and C++ call stacks."""
+    return "\n".join([line for line in log.splitlines() if not _NOISE.match(line)][-lines:])
+
+
+def last_error(log: str) -> str | None:
+    """Return the line ``Name: message`` of the last traceback in a log; None without one."""
+    _, traceback, after = log.rpartition(f"{_TRACEBACK}\n")
+    if not traceback:
+        return None
+    # The first line that is not indented. A traceback cut off in the middle has none.
+    return next((line for line in after.splitlines() if line and not line[0].isspace()), None)
+
+
+def is_echo(log: str) -> bool:
+    """Return whether the last error of a log is one that a rank has because another is gone."""
+    error = last_error(log)
+    return error is not None and _ECHO.search(error) is not None
+
+
+def is_alone(log: str) -> bool:
+    """Return whether the last error of a log is that not all have joined in time."""
+    return _ALONE in (last_error(log) or "")
+
+
+def joins(log: str) -> bool:
+    """Return whether a log that ends with where its rank was shows it waiting for the others."""
+    return is_alone(log) or _JOINING.search(log) is not None
+
+
+def lost_ranks(scheduler: str) -> list[int]:
+    """Return the ranks that the scheduler has heard no more of, by its log."""
+    return sorted({int(rank) for rank in _LOST.findall(scheduler)})
+
+
+def culprit(ended: Sequence[Who], logs: Mapping[Who, str], last: Who) -> Who:
+    """Return who failed by itself, of those that ended badly.
+
+    Usually the first to end; where its error speaks of another one being gone, the first with an
+    error that does not. A rank may take seconds from its error to its end, in which the others
+    may fail, and end, before it.
+
+    Args:
+        ended: names of what has failed, in the order in which they ended.
+        logs: log of every one that was started, also of those that still run.
+        last: name whose own error counts only where nobody else has one (the scheduler).
+    """
+    own = [name for name in logs if last_error(logs[name]) and not is_echo(logs[name])]
+    own.sort(key=lambda name: (name == last, ended.index(name) if name in ended else len(ended)))
+    first = ended[0]
+    only_echo = first == last or is_echo(logs.get(first, ""))
+    return own[0] if only_echo and own else first

@@ -4,19 +4,26 @@ The form is HCCL's 1.0, as the tutorials print it for 8 devices of one server an
 value is a text. ``RANK_TABLE_FILE`` in the environment points a program to it.
 """
 
+import ipaddress
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from labkit.base.arguments import wrong
 from labkit.base.files import write_json
 from labkit.base.input_files import parse_json, read_text
-from labkit.errors import InputError
-from labkit.ranks.rank_table_rules import RESERVE, STATUS, VERSION, problems
+from labkit.errors import InputError, nearest
 
+_VERSION, _STATUS, _RESERVE = "1.0", "completed", "reserve"
+_TOP = ("version", "server_count", "server_list", "status")
+_SERVER, _OPTIONAL = ("server_id", "device"), ("host_nic_ip",)
+_DEVICE = ("device_id", "device_ip", "rank_id")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+# An address of which parts are starred out, as published tables have it: 10.*.*.*
+_MASKED = re.compile(r"(\d{1,3}|\*)(\.(\d{1,3}|\*)){3}")
 # Of 1024 servers with 8 devices each: 1 MB, 2 s.
 _BYTES = 2 << 20
 _SHOWN = 5
@@ -61,7 +68,7 @@ def make(
         {"device_id": str(number), "device_ip": address, "rank_id": str(rank)}
         for rank, (number, address) in enumerate(zip(device_ids, device_ips, strict=True))
     ]
-    table = _table([{"server_id": server, "device": device, "host_nic_ip": RESERVE}])
+    table = _table([{"server_id": server, "device": device, "host_nic_ip": _RESERVE}])
     return check(table, source=f"the table of {server}")
 
 
@@ -103,8 +110,10 @@ def check(table: Any, source: str = "this", masked: bool = False) -> dict[str, A
     Raises:
         RankTableError: when something is wrong with it.
     """
-    if sentences := problems(table, masked):
-        raise RankTableError(source, sentences)
+    # Values can be looked at only where keys and kinds are right.
+    problems = list(_form_problems(table)) or list(_value_problems(table, masked))
+    if problems:
+        raise RankTableError(source, problems)
     return table
 
 
@@ -159,10 +168,10 @@ def read_addresses(path: str | os.PathLike) -> dict[int, str]:
 
 def _table(servers: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "version": VERSION,
+        "version": _VERSION,
         "server_count": str(len(servers)),
         "server_list": servers,
-        "status": STATUS,
+        "status": _STATUS,
     }
 
 
@@ -172,3 +181,118 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         name = Counter(names).most_common(1)[0][0]
         raise ValueError(f"{name!r} is there twice in one object")
     return dict(pairs)
+
+
+def _form_problems(table: Any) -> Iterator[str]:
+    """Sentences about keys and kinds of values."""
+    top = list(_key_problems("the table", table, _TOP))
+    yield from top
+    if top:
+        return
+    servers = table["server_list"]
+    if not isinstance(servers, list) or not servers:
+        yield f"server_list is {_short(servers)}; expected a list of servers"
+        return
+    for at, server in enumerate(servers):
+        name = f"server_list[{at}]"
+        own = list(_key_problems(name, server, _SERVER, _OPTIONAL))
+        yield from own
+        if own:
+            continue
+        devices = server["device"]
+        if not isinstance(devices, list) or not devices:
+            yield f"{name}: device is {_short(devices)}; expected a list of devices"
+            continue
+        for number, device in enumerate(devices):
+            yield from _key_problems(f"{name}.device[{number}]", device, _DEVICE)
+
+
+def _key_problems(
+    name: str, value: object, required: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[str]:
+    """Sentences about one object: keys that lack or are too many, values that are no texts."""
+    if not isinstance(value, Mapping):
+        yield f"{name} is {_short(value)}; expected an object with {', '.join(required)}"
+        return
+    known = (*required, *optional)
+    for key in required:
+        if key not in value:
+            yield f"{name} has no {key}"
+    for key, held in value.items():
+        if key not in known:
+            yield f"{name} has {key!r}; expected one of: {', '.join(known)}.{nearest(key, known)}"
+        elif key not in ("server_list", "device") and not isinstance(held, str):
+            yield f"{name}: {key} is {_short(held)}; expected a text, in quotation marks"
+
+
+def _value_problems(table: Mapping[str, Any], masked: bool) -> Iterator[str]:
+    """Sentences about the values of a table of the right form."""
+    servers = table["server_list"]
+    for key, expected in (("version", _VERSION), ("status", _STATUS)):
+        if table[key] != expected:
+            yield f"{key} is {table[key]!r}; expected {expected!r}"
+    if table["server_count"] != str(len(servers)):
+        yield f"server_count is {table['server_count']!r}, and server_list has {len(servers)}"
+    for at, server in enumerate(servers):
+        yield from _server_problems(f"server_list[{at}]", server, masked)
+    devices = [device for server in servers for device in server["device"]]
+    numbers = [device["rank_id"] for device in devices]
+    known = [server["server_id"] for server in servers if not _is_masked(server["server_id"])]
+    yield from _twice("server_id", known)
+    yield from _twice("device_ip", [device["device_ip"] for device in devices])
+    yield from _twice("rank_id", numbers)
+    ranks = {int(rank) for rank in numbers if _NUMBER.fullmatch(rank)}
+    if missing := sorted(set(range(len(numbers))) - ranks):
+        yield (
+            f"rank_id {', '.join(map(str, missing))} is missing; expected 0 to {len(numbers) - 1}, "
+            f"one for each of {len(numbers)} devices"
+        )
+
+
+def _server_problems(name: str, server: Mapping[str, Any], masked: bool) -> Iterator[str]:
+    if not (masked and _is_masked(server["server_id"])):
+        yield from _address_problems(f"{name}: server_id", server["server_id"])
+    if server.get("host_nic_ip", _RESERVE) != _RESERVE:
+        yield from _address_problems(f"{name}: host_nic_ip", server["host_nic_ip"])
+    for number, device in enumerate(server["device"]):
+        yield from _address_problems(f"{name}.device[{number}]: device_ip", device["device_ip"])
+        for key in ("device_id", "rank_id"):
+            if not _NUMBER.fullmatch(device[key]):
+                yield f"{name}.device[{number}]: {key} is {device[key]!r}; expected a number"
+    yield from _twice(f"{name}: device_id", [device["device_id"] for device in server["device"]])
+
+
+def _address_problems(name: str, text: str) -> Iterator[str]:
+    if _is_masked(text):
+        yield f"{name} is {text!r}, starred out; expected the server's own address"
+        return
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        yield f"{name} is {text!r}; expected an IP address"
+        return
+    if address.is_unspecified or address.is_multicast:
+        yield f"{name} is {text}; expected the address of one machine"
+
+
+def _twice(name: str, values: Iterable[str]) -> Iterator[str]:
+    for value, count in Counter(map(_plain, values)).items():
+        if count > 1:
+            yield f"{name} {value} is there {count} times; expected once"
+
+
+def _plain(value: str) -> str:
+    """Return an address in its shortest spelling, of which IPv6 has several; else the text."""
+    try:
+        return str(ipaddress.ip_address(value))
+    except ValueError:
+        return value
+
+
+def _is_masked(text: str) -> bool:
+    return "*" in text and _MASKED.fullmatch(text) is not None
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

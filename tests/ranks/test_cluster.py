@@ -126,16 +126,16 @@ def test_what_the_first_rank_holds_is_taken_in_its_own_type(monkeypatch, runtime
 
     def parameters(mean, count):
         values = Tensor(np.array(mean, np.float32)), Tensor(count, ms.int64)
-        return [Parameter(one, name=str(place)) for place, one in enumerate(values)]
+        return [Parameter(value, name=str(place)) for place, value in enumerate(values)]
 
     theirs, own = parameters([0.1, 0.2], 2**24 + 1), parameters([7.0, 8.0], 3)
-    values = np.concatenate([one.asnumpy().ravel() for one in theirs])
+    values = np.concatenate([value.asnumpy().ravel() for value in theirs])
     monkeypatch.setattr(cluster, "rank_and_size", lambda: (1, 2))
     monkeypatch.setattr(cluster, "gather", lambda sent: np.stack([values, sent]))
     cluster.take_from_first(own)
-    for came, expected in zip(own, theirs, strict=True):
-        assert came.dtype == expected.dtype and came.shape == expected.shape
-        np.testing.assert_array_equal(came.asnumpy(), expected.asnumpy())
+    for actual, expected in zip(own, theirs, strict=True):
+        assert actual.dtype == expected.dtype and actual.shape == expected.shape
+        np.testing.assert_array_equal(actual.asnumpy(), expected.asnumpy())
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ import pytest
 
 import labkit
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
+from labkit.ranks import failures, processes
 from labkit.ranks import plan as launch_plan
-from labkit.ranks import processes, rank_logs
-from labkit.ranks.failures import Failures
+from labkit.ranks.failures import Failures, culprit
 from labkit.ranks.launch import launch
 from labkit.ranks.msrun import SCHEDULER
 from tests.support.living import is_alive
@@ -50,8 +50,8 @@ class Sum(nn.Cell):
 
 cell = Sum()
 for call in range(int(sys.argv[1])):
-    found = cell(Tensor(np.full(3, started.rank + 1, np.float32))).asnumpy()
-    print("sum", found[0], "of rank", started.rank, flush=True)
+    total = cell(Tensor(np.full(3, started.rank + 1, np.float32))).asnumpy()
+    print("sum", total[0], "of rank", started.rank, flush=True)
     time.sleep(0.01)
 """
 
@@ -74,28 +74,35 @@ def program(tmp_path):
 
 def about(folder):
     """Pids of the processes whose command line or working folder is in ``folder``."""
-    found = []
+    result = []
     for process in psutil.process_iter():
         try:
             if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
                 continue
             if str(folder) in " ".join([process.cwd(), *process.cmdline()]):
-                found.append(process.pid)
+                result.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return result
 
 
 def wait_for(condition, seconds=60):
     until = time.monotonic() + seconds
-    while not (found := condition()):
+    while not (result := condition()):
         assert time.monotonic() < until, "not in time"
         time.sleep(0.05)
-    return found
+    return result
 
 
 def text(path):
     return path.read_text() if path.exists() else ""
+
+
+def failure(script, *args, kind=WorkerFailed, **options):
+    """Launch two ranks, which must fail; return the error and its text."""
+    with pytest.raises(kind) as caught:
+        launch(script, *args, **({"workers": 2, "timeout": TIMEOUT} | options))
+    return caught.value, str(caught.value)
 
 
 def in_thread(call, *args, **options):
@@ -157,9 +164,7 @@ class TestEnds:
             "    raise ValueError('my own mistake')\n"
             "print('all is well here'); time.sleep(60)"
         )
-        with pytest.raises(WorkerFailed) as caught:
-            launch(program(code), workers=2, timeout=TIMEOUT)
-        error, said = caught.value, str(caught.value)
+        error, said = failure(program(code))
         assert said.startswith("rank 1 of 2 failed: ValueError: my own mistake (exit code 1)\n")
         assert "    raise ValueError('my own mistake')" in said and "begins as 1" in said
         assert "well here" not in said and "noise" not in said and "no log is kept" in said
@@ -176,23 +181,22 @@ class TestEnds:
             "import atexit; atexit.register(time.sleep, 30)\n"
             "raise KeyError('the cause')"
         )
-        with pytest.raises(WorkerFailed) as caught:
-            launch(program(code), workers=2, timeout=TIMEOUT, log_dir=tmp_path / "log")
+        error, said = failure(program(code), log_dir=tmp_path / "log")
         # No exit code: msrun has ended it, because of rank 0.
-        assert str(caught.value).startswith("rank 1 of 2 failed: KeyError: 'the cause'\n")
-        assert (caught.value.exit_code, caught.value.signal) == (None, None)
-        assert "was lost" not in str(caught.value) and caught.value.rank == 1
-        assert f"log: {tmp_path / 'log' / 'worker_1.log'}" in str(caught.value)
+        assert said.startswith("rank 1 of 2 failed: KeyError: 'the cause'\n")
+        assert (error.exit_code, error.signal) == (None, None)
+        assert "was lost" not in said and error.rank == 1
+        assert f"log: {tmp_path / 'log' / 'worker_1.log'}" in said
 
     def test_a_rank_that_hangs_shows_where(self, program, tmp_path, monkeypatch):
         monkeypatch.delenv("PYTHONFAULTHANDLER", raising=False)
         code = "def stuck():\n    time.sleep(600)\nif rank == 1: stuck()"
         began = time.monotonic()
-        with pytest.raises(WorkersTimedOut) as caught:
-            launch(program(code), workers=2, timeout=8, log_dir=tmp_path / "log")
+        error, said = failure(
+            program(code), kind=WorkersTimedOut, timeout=8, log_dir=tmp_path / "log"
+        )
         assert 8 <= time.monotonic() - began < 14
-        assert isinstance(caught.value, TimeoutError) and caught.value.ranks == (1,)
-        said = str(caught.value)
+        assert isinstance(error, TimeoutError) and error.ranks == (1,)
         assert said.startswith("not ended after 8 s: rank 1 of 2 still ran, 0 had ended\n")
         assert "line 8 in stuck" in said and "begins as 0" not in said
 
@@ -210,18 +214,15 @@ class TestEnds:
             "raise RuntimeError('Failed to initialize distributed job cluster because some '\n"
             "                   'processes in the cluster are not successfully spawned.')"
         )
-        with pytest.raises(WorkerFailed) as caught:
-            launch(program(code), workers=2, timeout=TIMEOUT, cluster_timeout=7)
-        said = str(caught.value)
+        error, said = failure(program(code), cluster_timeout=7)
         assert said.startswith("rank 1 of 2 had not joined the others in 7 s\n")
-        assert "line 8 in load" in said and "initialize" not in said and caught.value.rank == 1
+        assert "line 8 in load" in said and "initialize" not in said and error.rank == 1
 
     def test_an_exit_code_without_a_word_and_a_module(self, program, tmp_path):
         program("print('before'); sys.exit(3 * rank)")
-        with pytest.raises(WorkerFailed) as caught:
-            launch("-m", "program", workers=2, timeout=TIMEOUT, cwd=tmp_path)
-        assert str(caught.value).startswith("rank 1 of 2 failed (exit code 3)\n")
-        assert caught.value.exit_code == 3 and "    before\n" in str(caught.value)
+        error, said = failure("-m", "program", cwd=tmp_path)
+        assert said.startswith("rank 1 of 2 failed (exit code 3)\n")
+        assert error.exit_code == 3 and "    before\n" in said
 
 
 class TestProcesses:
@@ -237,14 +238,12 @@ class TestProcesses:
             "    os.kill(os.getpid(), signal.SIGKILL)\n"
             "time.sleep(600)"
         )
-        with pytest.raises(WorkerFailed) as caught:
-            launch(program(code), workers=2, timeout=TIMEOUT, cwd=tmp_path)
-        assert str(caught.value).startswith("rank 1 of 2 was ended by SIGKILL: from outside, or")
-        assert (caught.value.signal, caught.value.exit_code) == ("SIGKILL", None)
-        assert caught.value.tail == "begins as 1"  # not lost in a buffer
+        error, said = failure(program(code), cwd=tmp_path)
+        assert said.startswith("rank 1 of 2 was ended by SIGKILL: from outside, or")
+        assert (error.signal, error.exit_code) == ("SIGKILL", None)
+        assert error.tail == "begins as 1"  # not lost in a buffer
         children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        assert len(children) == 2
-        assert not any(map(is_alive, children))
+        assert len(children) == 2 and not any(map(is_alive, children))
 
     @pytest.mark.slow
     def test_a_rank_killed_while_the_other_waits_in_a_collective(self, program, tmp_path):
@@ -290,17 +289,16 @@ class TestProcesses:
             "    os.kill(os.getppid(), signal.SIGKILL)\n"
             "time.sleep(600)"
         )
-        with pytest.raises(WorkerFailed, match="^msrun was ended by SIGKILL") as caught:
-            launch(program(code), workers=2, timeout=TIMEOUT)
-        assert caught.value.rank is None
+        error, said = failure(program(code))
+        assert said.startswith("msrun was ended by SIGKILL") and error.rank is None
 
     def test_what_another_call_has_started_is_left_alone(self):
-        with processes.guarded() as one, processes.guarded() as other:
-            assert one != other
+        with processes.guarded() as first, processes.guarded() as other:
+            assert first != other
             nap = [sys.executable, "-c", "import time; time.sleep(600)"]
-            mine = subprocess.Popen(nap, env=os.environ | one)
+            mine = subprocess.Popen(nap, env=os.environ | first)
             theirs = subprocess.Popen(nap, env=os.environ | other)
-            processes.end(one[processes.MARK])
+            processes.end(first[processes.MARK])
             assert mine.wait(5) == -signal.SIGKILL and theirs.poll() is None
         assert theirs.wait(5) == -signal.SIGKILL
 
@@ -445,8 +443,6 @@ def test_what_cannot_be_started(case, tmp_path, monkeypatch):
 
 
 def test_a_port_that_is_taken(tmp_path):
-    import socket
-
     (tmp_path / "a.py").write_text("")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         master = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -468,22 +464,20 @@ def test_a_master_by_name_and_by_ipv6():
     assert launch_plan._address("[::1]:8118") == ("::1", 8118)
 
 
-class TestHeldPort:
-    def test_nobody_else_can_take_it(self):
-        with launch_plan.held_port() as port, socket.socket() as other:
-            with pytest.raises(OSError, match="in use"):
-                other.bind(("127.0.0.1", port))
-        with socket.socket() as other:
+def test_a_held_port_is_taken_by_nobody_but_a_server_that_reuses_addresses():
+    """As MindSpore's scheduler does."""
+    with launch_plan.held_port() as port, socket.socket() as other, socket.socket() as server:
+        with pytest.raises(OSError, match="in use"):
             other.bind(("127.0.0.1", port))
-
-    def test_a_server_that_reuses_addresses_can(self):
-        """As MindSpore's scheduler does; every test that starts ranks shows that it can."""
-        with launch_plan.held_port() as port, socket.socket() as server:
-            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            server.bind(("127.0.0.1", port))
-            server.listen()
-            with socket.create_connection(("127.0.0.1", port), timeout=10):
-                pass
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", port), timeout=10):
+            pass
+    with launch_plan.held_port() as port:
+        pass
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
 
 
 def test_what_steps_and_runtime_load_is_no_process_supervisor():
@@ -542,16 +536,16 @@ class TestLogs:
     OWN = "Traceback (most recent call last):\n  File\nValueError: mine\n"
 
     def test_the_last_error(self):
-        assert rank_logs.last_error("all is well") is None
-        assert rank_logs.last_error("Traceback (most recent call last):\n  cut") is None
+        assert failures.last_error("all is well") is None
+        assert failures.last_error("Traceback (most recent call last):\n  cut") is None
         log = self.LOST.format("first") + "text\n" + self.OWN + "after\n"
-        assert rank_logs.last_error(log) == "ValueError: mine"
+        assert failures.last_error(log) == "ValueError: mine"
 
     def test_a_rank_that_waits_for_the_others(self):
         waits = '  File "/lib/mindspore/communication/management.py", line 210 in init\n  File\n'
-        assert rank_logs.joins("Fatal Python error: Aborted\n" + waits)
-        assert not rank_logs.joins(self.OWN)
-        assert rank_logs.lost_ranks("The node: 3 is timed out\nThe node: 1 is timed out") == [1, 3]
+        assert failures.joins("Fatal Python error: Aborted\n" + waits)
+        assert not failures.joins(self.OWN)
+        assert failures.lost_ranks("The node: 3 is timed out\nThe node: 1 is timed out") == [1, 3]
 
     def test_the_tail_leaves_mindspores_notes_out(self):
         log = (
@@ -559,8 +553,8 @@ class TestLogs:
             f"- C++ Call Stack: (For framework developers)\n{'-' * 52}\n"
             "mindspore/ccsrc/cluster/init.cc:37 Initialize\n[ERROR] kept too\n"
         )
-        assert rank_logs.tail(log) == "kept\n[ERROR] kept too"
-        assert rank_logs.tail("a\nb\nc\n", lines=2) == "b\nc"
+        assert failures.tail(log) == "kept\n[ERROR] kept too"
+        assert failures.tail("a\nb\nc\n", lines=2) == "b\nc"
 
     @pytest.mark.parametrize(
         "echo",
@@ -573,23 +567,21 @@ class TestLogs:
     )
     def test_an_echo_gives_way_to_a_cause(self, echo):
         lost = self.LOST.format(echo)
-        first = rank_logs.first_cause
-        assert first([0], {"s": "", 0: lost, 1: self.OWN}, last="s") == 1
-        assert first([0, 1], {"s": "", 0: lost, 1: ""}, last="s") == 0
-        assert first(["s", 0], {"s": lost, 0: lost, 1: self.OWN}, last="s") == 1
+        assert culprit([0], {"s": "", 0: lost, 1: self.OWN}, last="s") == 1
+        assert culprit([0, 1], {"s": "", 0: lost, 1: ""}, last="s") == 0
+        assert culprit(["s", 0], {"s": lost, 0: lost, 1: self.OWN}, last="s") == 1
 
     def test_the_first_to_end_and_the_scheduler_last(self):
-        first = rank_logs.first_cause
-        assert first([1, 0], {"s": "", 0: self.OWN, 1: self.OWN}, last="s") == 1
-        assert first(["s", 1], {"s": self.OWN, 0: "", 1: self.OWN}, last="s") == 1
-        assert first(["s"], {"s": self.OWN, 0: "", 1: ""}, last="s") == "s"
-        assert first([1], {"s": "", 0: self.OWN, 1: ""}, last="s") == 1
+        assert culprit([1, 0], {"s": "", 0: self.OWN, 1: self.OWN}, last="s") == 1
+        assert culprit(["s", 1], {"s": self.OWN, 0: "", 1: self.OWN}, last="s") == 1
+        assert culprit(["s"], {"s": self.OWN, 0: "", 1: ""}, last="s") == "s"
+        assert culprit([1], {"s": "", 0: self.OWN, 1: ""}, last="s") == 1
 
 
 def environment(pid):
     """Variables of a rank, not of the scheduler; nothing of a process that is gone."""
     try:
-        found = psutil.Process(pid).environ()
+        result = psutil.Process(pid).environ()
     except psutil.Error:
         return {}
-    return found if found.get("MS_ROLE") == "MS_WORKER" else {}
+    return result if result.get("MS_ROLE") == "MS_WORKER" else {}
