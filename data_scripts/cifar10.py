@@ -21,25 +21,19 @@ pickle can execute any code.
 import os
 import shutil
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
-from labkit.data.sources import cifar, command
-from labkit.data.sources.archives import Member
+from labkit.data.sources import cifar
+from labkit.data.sources.cifar import Dataset
 from labkit.data.sources.classfolders import ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.sources.members import listed, read
-from labkit.data.sources.staging import refuse_full, staging
+from labkit.data.sources.members import listed
+from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent
 SPLITS = ("train", "val")
 ATTEMPTS = 5
-MAX_IMAGE = 1 << 16  # bytes; of an image of one's own
-MAX_OWN = 1 << 30  # bytes; of all of them: they are held in memory
 
 _CIFAR100 = (
     "apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus "
@@ -51,37 +45,6 @@ _CIFAR100 = (
     "snail snake spider squirrel streetcar sunflower sweet_pepper table tank telephone television "
     "tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
 )
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """A data set: its official archive, and what the files in it must hold.
-
-    Attributes:
-        title: its name in messages.
-        folder: where it goes, under `datasets`.
-        address: of its publisher.
-        archive: the file there.
-        files: names of the record files of each split.
-        records: in each of them, by split.
-        names: the file in which the archive says its classes.
-        classes: in the order of the labels.
-        label_bytes: before the 3072 bytes of an image; the last of them is the label.
-    """
-
-    title: str
-    folder: str
-    address: str
-    archive: Published
-    files: dict[str, tuple[str, ...]]
-    records: dict[str, int]
-    names: str
-    classes: tuple[str, ...] = field(repr=False)
-    label_bytes: int = 1
-
-    def per_class(self, split: str) -> int:
-        """Return how many images of ``split`` each class has."""
-        return len(self.files[split]) * self.records[split] // len(self.classes)
 
 
 DATASETS = {
@@ -124,10 +87,6 @@ DATASETS = {
         label_bytes=2,  # coarse, fine
     ),
 }
-
-
-# (split, class) -> (file name, content) of each image.
-Images = dict[tuple[str, str], Iterable[tuple[str, bytes]]]
 
 
 def prepare(
@@ -213,11 +172,11 @@ def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say:
         archive = Path(where)
         verify(archive, known.archive, say)
     with listed(archive) as members:
-        images = _from_records(known, members, str(archive))
+        images = cifar.images_of_records(known, members, str(archive))
     for (split, name), made in images.items():
         if not folders.whole(split, name, content=True):
             record = folders.stage(work, split, name, made)
-            folders.replace(work, split, name, record, say)
+            folders.install(work, split, name, record, say)
     shutil.rmtree(out / DOWNLOADS, ignore_errors=True)
 
 
@@ -227,7 +186,7 @@ def _copy(
     """Take images of the user's own: all are checked before the first appears in its place."""
     with listed(where) as members:
         refuse_full(folders.out, sum(member.size for member in members), len(members))
-        make = _from_records if form == "records" else _from_images
+        make = cifar.images_of_records if form == "records" else cifar.images_of_files
         images = make(known, members, where)
         staged = {key: folders.stage(work, *key, made) for key, made in images.items()}
     for (split, name), record in staged.items():
@@ -257,74 +216,13 @@ def _refuse_full(known: Dataset, folders: ClassFolders, more: int) -> None:
     refuse_full(folders.out, missing * cifar.MAX_PNG + more, missing)
 
 
-# ---- the binary version: records of label bytes and 3 x 32 x 32 pixel bytes
-
-
-def _from_records(known: Dataset, members: list[Member], where: str) -> Images:
-    """Return the images of every class as PNG, read from the .bin files among ``members``."""
-    by_name = {PurePosixPath(member.name).name: member for member in members}
-    wanted = [name for files in known.files.values() for name in files]
-    missing = [name for name in (*wanted, known.names) if name not in by_name]
-    if missing:
-        raise InputError(f"{where} holds no {', '.join(missing)}; expected {known.archive.name}")
-    names = tuple(read(by_name[known.names], MAX_IMAGE).decode("utf-8", "replace").split())
-    if names != known.classes:
-        raise InputError(f"{where}: {known.names} names other classes than {known.title} has")
-    images = {}
-    for split, files in known.files.items():
-        batches = [
-            cifar.read_batch(
-                by_name[file], known.records[split], len(names), label_bytes=known.label_bytes
-            )
-            for file in files
-        ]
-        counts = sum(np.bincount(batch.labels, minlength=len(names)) for batch in batches)
-        for label, name in enumerate(names):
-            if counts[label] != known.per_class(split):
-                raise InputError(
-                    f"{where}: {counts[label]} images of {name} in {split}; expected "
-                    f"{known.per_class(split)}"
-                )
-            images[split, name] = cifar.as_png(batches, label)
-    return images
-
-
-# ---- images of one's own: [ANY/]train/CLASS/IMAGE and [ANY/]val/CLASS/IMAGE
-
-
-def _from_images(known: Dataset, members: list[Member], where: str) -> Images:
-    """Return the images of every class as they are, after looking at each."""
-    size = sum(member.size for member in members)
-    if size > MAX_OWN:
-        raise InputError(f"{where}: {size} bytes of images; expected at most {MAX_OWN}")
-    images = {(split, name): [] for split in SPLITS for name in known.classes}
-    roots = set()
-    for member in members:
-        *root, split, name, file = ("", "", *PurePosixPath(member.name).parts)
-        roots.add(tuple(root))
-        if (split, name) not in images or len(roots) > 1:
-            hint = nearest(name, known.classes) if split in SPLITS else ""
-            raise InputError(
-                f"{where}: member {member.name!r}; expected train/CLASS/IMAGE or val/CLASS/IMAGE "
-                f"with the {len(known.classes)} classes of {known.title}.{hint}"
-            )
-        content = read(member, MAX_IMAGE)
-        cifar.check_image(content, f"{where}: member {member.name!r}")
-        images[split, name].append((file, content))
-    empty = ["/".join(key) for key, files in images.items() if not files]
-    if empty:
-        raise InputError(f"{where} holds no images of {', '.join(empty)}")
-    return images
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = command.parser(__doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--dataset", default="cifar10", help=" or ".join(DATASETS))
     parser.add_argument("--source", help="download, an address, an archive or a folder")
     parser.add_argument("--out", help="folder to write to")
-    chosen = parser.parse_args(arguments)
-    return command.exit_code(__file__, lambda: prepare(chosen.dataset, chosen.source, chosen.out))
+    return exit_code(__file__, prepare, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -36,9 +36,8 @@ from labkit.base.arguments import integer, wrong
 from labkit.base.input_files import read_json
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
-from labkit.data.sources import command
 from labkit.data.sources.classfolders import MANIFEST, write_manifest
-from labkit.data.sources.staging import staging
+from labkit.data.sources.script import exit_code, new_parser, staging
 from labkit.errors import InputError
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -234,14 +233,13 @@ def _is_there(out: Path, wanted: dict) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = command.parser(__doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--size", type=int, default=32, help="side of an image in pixels")
     parser.add_argument("--train", type=int, default=6000, help="training images")
     parser.add_argument("--val", type=int, default=1000, help="validation images")
     parser.add_argument("--seed", type=int, default=1, help="of colours, texture and places")
     parser.add_argument("--out", help="folder to write to")
-    options = vars(parser.parse_args(arguments))
-    return command.exit_code(__file__, lambda: prepare(**options))
+    return exit_code(__file__, prepare, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

@@ -30,68 +30,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.data.sources import command, ilsvrc
+from labkit.data.sources import ilsvrc
 from labkit.data.sources.archives import Member
 from labkit.data.sources.classfolders import MANIFEST, ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
+from labkit.data.sources.ilsvrc import ILSVRC2012, Dataset
 from labkit.data.sources.members import tar_members
-from labkit.data.sources.staging import refuse_full, staging
+from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent
 SPLITS = ("train", "val")
 ATTEMPTS = 10
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """The official archives, and what they must hold.
-
-    per_class  fewest and most training images of a class. The validation images are spread evenly.
-    """
-
-    title: str
-    folder: str
-    train: Published
-    val: Published
-    devkit: Published
-    classes: int
-    train_images: int
-    val_images: int
-    per_class: tuple[int, int]
-
-    def images(self, split: str) -> tuple[int, int]:
-        """Return the fewest and the most images that a class of ``split`` has."""
-        return self.per_class if split == "train" else (self.val_images // self.classes,) * 2
-
-
-ILSVRC2012 = Dataset(
-    title="ImageNet ILSVRC2012",
-    folder="ImageNet",
-    train=Published(
-        "ILSVRC2012_img_train.tar",
-        147_897_477_120,
-        {
-            "sha256": "b08200a27a8e34218a0e58fde36b0fe8f73bc377f4acea2d91602057c3ca45bb",
-            "md5": "1d675b47d978889d74fa0da5fadfb00e",
-        },
-    ),
-    val=Published(
-        "ILSVRC2012_img_val.tar",
-        6_744_924_160,
-        {
-            "sha256": "c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
-            "md5": "29b22e2961454d5413ddabcf34fc5622",
-        },
-    ),
-    devkit=Published(
-        "ILSVRC2012_devkit_t12.tar.gz", 2_568_145, {"md5": "fa75699e90414af021442c21a62c3abf"}
-    ),
-    classes=1000,
-    train_images=1_281_167,
-    val_images=50_000,
-    per_class=(732, 1300),
-)
 
 
 @dataclass(frozen=True)
@@ -319,7 +269,7 @@ class _Job:
             raise InputError(
                 f"{wnid} has {record.images} images in {split}; expected {least} to {most}"
             )
-        self.target.replace(self.work, folder, wnid, record, self.say)
+        self.target.install(self.work, folder, wnid, record, self.say)
         return record.images
 
 
@@ -333,7 +283,7 @@ def _check_total(known: Dataset, request: Request, target: ClassFolders) -> None
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = command.parser(__doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--source", help="folder that holds the archives, or its address")
     parser.add_argument("--out", help="folder to write to")
     parser.add_argument("--only", help="train or val")
@@ -341,9 +291,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, help="so many classes, in alphabetical order")
     parser.add_argument("--labels", help="text file with the class of each validation image")
     parser.add_argument("--folders", nargs=2, default=SPLITS, help="instead of train and val")
-    options = vars(parser.parse_args(arguments))
-    options["classes"] = [wnid for wnid in options["classes"].split(",") if wnid]
-    return command.exit_code(__file__, lambda: prepare(**options))
+    options = parser.parse_args(arguments)
+    options.classes = [wnid for wnid in options.classes.split(",") if wnid]
+    return exit_code(__file__, prepare, options)
 
 
 if __name__ == "__main__":

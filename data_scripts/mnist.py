@@ -20,10 +20,9 @@ from pathlib import Path, PurePosixPath
 
 from labkit.base.input_files import open_file
 from labkit.data import idx
-from labkit.data.sources import command
 from labkit.data.sources.download import Say, download, is_address
 from labkit.data.sources.members import opened, unpack
-from labkit.data.sources.staging import staging
+from labkit.data.sources.script import exit_code, new_parser, staging
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -35,7 +34,6 @@ FILES = {
     "t10k-labels-idx1-ubyte": "test",
 }
 ARCHIVES = (".zip", ".tar", ".tgz", ".tar.gz", ".tar.xz", ".tar.bz2")
-TIMEOUT = 30.0  # seconds without a byte
 MAX_DOWNLOAD = 64 << 20  # bytes; the largest official file, gzipped, has 26 421 880
 
 
@@ -233,17 +231,16 @@ def _download(address: str, folder: Path, say: Say) -> Path:
 
 
 def _fetch(address: str, target: Path, say: Say) -> None:
-    download(address, target, limit=MAX_DOWNLOAD, timeout=TIMEOUT, say=say)
+    download(address, target, limit=MAX_DOWNLOAD, say=say)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 2 for bad input with its message on stderr."""
-    parser = command.parser(__doc__)
+    parser = new_parser(__doc__)
     parser.add_argument("--dataset", default="mnist", help=" or ".join(DATASETS))
     parser.add_argument("--source", help="bundled, download, debian, a folder, archive or address")
     parser.add_argument("--out", help="folder to write to")
-    chosen = parser.parse_args(arguments)
-    return command.exit_code(__file__, lambda: prepare(chosen.dataset, chosen.source, chosen.out))
+    return exit_code(__file__, prepare, parser.parse_args(arguments))
 
 
 if __name__ == "__main__":

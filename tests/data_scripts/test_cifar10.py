@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from labkit.data.sources import cifar
 from labkit.errors import InputError
 from tests.support.data_archives import image, load, serve, special, tar, tree
 from tests.support.data_worlds import Cifar, cifar_records
@@ -198,7 +199,7 @@ def test_what_cannot_be_a_source_is_refused(small, tmp_path, monkeypatch):
     refused(small, tmp_path / "absent", out, "absent is not there; expected download")
     members = [(n, c) for n, c in small.own_members() if not n.startswith("val/dog")]
     refused(small, small.own(members), out, "holds no images of val/dog")
-    monkeypatch.setattr(small.script, "MAX_OWN", 1000)
+    monkeypatch.setattr(cifar, "MAX_OWN", 1000)
     refused(small, small.own(), out, "bytes of images; expected at most 1000")
 
 

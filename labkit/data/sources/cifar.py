@@ -1,25 +1,63 @@
-"""The binary version of CIFAR: files of records, each of label bytes and 3 x 32 x 32 pixel bytes.
+"""The images of CIFAR by class: out of the records of the binary version, or files of one's own.
 
-CIFAR-10 has one label byte, CIFAR-100 two: the coarse label, then the fine one. The pixels are the
-red, the green and the blue plane, each row by row.
+A record is its label bytes, then 3 x 32 x 32 pixel bytes. CIFAR-10 has one label byte, CIFAR-100
+two: the coarse label, then the fine one. The pixels are the red, the green and the blue plane, each
+row by row.
 Source: A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html, "Binary version".
 """
 
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 import numpy as np
 from PIL import Image
 
 from labkit.data.sources.archives import Member
+from labkit.data.sources.download import Published
 from labkit.data.sources.members import read
-from labkit.errors import InputError
+from labkit.errors import InputError, nearest
 
 SIDE = 32
 PIXELS = 3 * SIDE * SIDE
 MAX_PNG = 3200  # bytes; an image of pure noise makes 3172
+MAX_IMAGE = 1 << 16  # bytes; of an image of one's own
+MAX_OWN = 1 << 30  # bytes; of all of them: they are held in memory
+
+# (split, class) -> (file name, content) of each image.
+Images = dict[tuple[str, str], Iterable[tuple[str, bytes]]]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set: its official archive, and what the files in it must hold.
+
+    Attributes:
+        title: its name in messages.
+        folder: where it goes, under `datasets`.
+        address: of its publisher.
+        archive: the file there.
+        files: names of the record files of each split.
+        records: in each of them, by split.
+        names: the file in which the archive says its classes.
+        classes: in the order of the labels.
+        label_bytes: before the 3072 bytes of an image; the last of them is the label.
+    """
+
+    title: str
+    folder: str
+    address: str
+    archive: Published
+    files: dict[str, tuple[str, ...]]
+    records: dict[str, int]
+    names: str
+    classes: tuple[str, ...] = field(repr=False)
+    label_bytes: int = 1
+
+    def per_class(self, split: str) -> int:
+        """Return how many images of ``split`` each class has."""
+        return len(self.files[split]) * self.records[split] // len(self.classes)
 
 
 @dataclass(frozen=True)
@@ -29,6 +67,61 @@ class Batch:
     name: str
     labels: np.ndarray
     images: np.ndarray
+
+
+def images_of_records(known: Dataset, members: list[Member], where: str) -> Images:
+    """Return the images of every class as PNG, read from the .bin files among ``members``."""
+    by_name = {PurePosixPath(member.name).name: member for member in members}
+    wanted = [name for files in known.files.values() for name in files]
+    missing = [name for name in (*wanted, known.names) if name not in by_name]
+    if missing:
+        raise InputError(f"{where} holds no {', '.join(missing)}; expected {known.archive.name}")
+    names = tuple(read(by_name[known.names], MAX_IMAGE).decode("utf-8", "replace").split())
+    if names != known.classes:
+        raise InputError(f"{where}: {known.names} names other classes than {known.title} has")
+    images: Images = {}
+    for split, files in known.files.items():
+        batches = [
+            read_batch(by_name[file], known.records[split], len(names), known.label_bytes)
+            for file in files
+        ]
+        labels = np.concatenate([batch.labels for batch in batches])
+        counts = np.bincount(labels, minlength=len(names))
+        for label, name in enumerate(names):
+            if counts[label] != known.per_class(split):
+                raise InputError(
+                    f"{where}: {counts[label]} images of {name} in {split}; expected "
+                    f"{known.per_class(split)}"
+                )
+            images[split, name] = as_png(batches, label)
+    return images
+
+
+def images_of_files(known: Dataset, members: list[Member], where: str) -> Images:
+    """Return the images of every class as they are, after looking at each."""
+    size = sum(member.size or 0 for member in members)
+    if size > MAX_OWN:
+        raise InputError(f"{where}: {size} bytes of images; expected at most {MAX_OWN}")
+    images: dict[tuple[str, str], list[tuple[str, bytes]]] = {
+        (split, name): [] for split in known.files for name in known.classes
+    }
+    roots = set()
+    for member in members:
+        *root, split, name, file = ("", "", *PurePosixPath(member.name).parts)
+        roots.add(tuple(root))
+        if (split, name) not in images or len(roots) > 1:
+            hint = nearest(name, known.classes) if split in known.files else ""
+            raise InputError(
+                f"{where}: member {member.name!r}; expected train/CLASS/IMAGE or val/CLASS/IMAGE "
+                f"with the {len(known.classes)} classes of {known.title}.{hint}"
+            )
+        content = read(member, MAX_IMAGE)
+        check_image(content, f"{where}: member {member.name!r}")
+        images[split, name].append((file, content))
+    empty = ["/".join(key) for key, files in images.items() if not files]
+    if empty:
+        raise InputError(f"{where} holds no images of {', '.join(empty)}")
+    return dict(images)
 
 
 def read_batch(member: Member, records: int, classes: int, label_bytes: int = 1) -> Batch:

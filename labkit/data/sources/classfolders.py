@@ -96,14 +96,18 @@ class ClassFolders:
             lines[file], size = hashlib.sha256(content).hexdigest(), size + len(content)
         return Record(len(lines), size, _digest(lines))
 
-    def install(self, work: Path, split: str, name: str, record: Record) -> None:
-        """Move a class from ``work`` to its place; a damaged one that is there makes way.
+    def install(
+        self, work: Path, split: str, name: str, record: Record, say: Say | None = None
+    ) -> None:
+        """Move a class from ``work`` to its place; a damaged one makes way, which ``say`` hears.
 
         Raises:
             InputError: when that one holds a file of a name that the class does not have: it is
                 somebody's own, and would be removed.
         """
         folder = self.out / split / name
+        if say and folder.exists():
+            say(f"replacing a damaged class: {folder}")
         if folder.is_dir() and (
             own := set(os.listdir(folder)) - set(os.listdir(work / split / name))
         ):
@@ -119,12 +123,6 @@ class ClassFolders:
             (work / "replaced" / split).mkdir(parents=True, exist_ok=True)
             os.rename(folder, work / "replaced" / split / name)
         os.rename(work / split / name, folder)
-
-    def replace(self, work: Path, split: str, name: str, record: Record, say: Say) -> None:
-        """Install a class; say so where a damaged one makes way."""
-        if (self.out / split / name).exists():
-            say(f"replacing a damaged class: {self.out / split / name}")
-        self.install(work, split, name, record)
 
     def report(self, say: Say) -> None:
         """Say how many classes and images each split has, as recorded."""

@@ -27,7 +27,7 @@ from labkit.base.files import no_link, write_json
 from labkit.base.input_files import read_json
 from labkit.errors import InputError
 
-TIMEOUT = 30.0  # seconds without a byte
+TIMEOUT = 30.0  # seconds without a byte after which an attempt is given up
 SAY_EVERY = 10.0  # seconds between two lines of progress
 PART = ".part"
 STATE = ".part.json"
@@ -36,6 +36,7 @@ DOWNLOADS = ".download"
 _HEADERS = {"User-Agent": "labkit-data-scripts"}
 
 _CHUNK = 1 << 20
+# The system's other errors, such as a full disk, are no reason to try again.
 _BROKEN = (
     urllib.error.URLError,
     http.client.HTTPException,
@@ -85,7 +86,6 @@ def download(
     target: Path,
     *,
     limit: int,
-    timeout: float = TIMEOUT,
     attempts: int = 1,
     pause: float = 1.0,
     say: Say = print,
@@ -96,7 +96,6 @@ def download(
         address: http(s) address.
         target: path of the file; the part received so far lies beside it.
         limit: refuse more than so many bytes.
-        timeout: seconds without a byte after which an attempt is given up.
         attempts: how often to try; each continues what is there.
         pause: seconds before the second attempt, twice as many before each further one.
         say: takes each line of the report.
@@ -108,7 +107,7 @@ def download(
     say(f"downloading {address}")
     part, state = Path(f"{target}{PART}"), Path(f"{target}{STATE}")
     with _opened(part) as file:
-        transfer = _Transfer(address, file, state, limit, timeout, say)
+        transfer = _Transfer(address, file, state, limit, say)
         try:
             transfer.persist(attempts, pause)
         except BaseException:
@@ -123,13 +122,7 @@ def download(
 
 
 def fetch(
-    published: Published,
-    address: str,
-    folder: Path,
-    say: Say = print,
-    *,
-    attempts: int = 1,
-    pause: float = 1.0,
+    published: Published, address: str, folder: Path, say: Say = print, attempts: int = 1
 ) -> Path:
     """Download a published file into ``folder`` unless it is there; verify it; return its path.
 
@@ -143,21 +136,16 @@ def fetch(
     folder.mkdir(exist_ok=True)
     try:
         if not target.exists():
-            limit = published.size
-            download(address, target, limit=limit, attempts=attempts, pause=pause, say=say)
-        return _verified(target, published, say)
+            download(address, target, limit=published.size, attempts=attempts, say=say)
+        try:
+            verify(target, published, say)
+        except InputError as error:
+            target.unlink()
+            raise InputError(f"{error}. It is removed; the next call starts anew") from error
+        return target
     finally:
         with contextlib.suppress(OSError):
             folder.rmdir()
-
-
-def _verified(target: Path, published: Published, say: Say) -> Path:
-    try:
-        verify(target, published, say)
-    except InputError as error:
-        target.unlink()
-        raise InputError(f"{error}. It is removed; the next call starts anew") from error
-    return target
 
 
 def verify(path: Path, published: Published, say: Say = print) -> None:
@@ -201,7 +189,6 @@ class _Transfer:
     file: BinaryIO
     state: Path
     limit: int
-    timeout: float
     say: Say
 
     def persist(self, attempts: int, pause: float) -> None:
@@ -254,7 +241,7 @@ class _Transfer:
     def _ask(self, have: int, version: str | None) -> http.client.HTTPResponse:
         ranges = {"Range": f"bytes={have}-", "If-Range": version} if version else {}
         request = urllib.request.Request(self.address, headers=_HEADERS | ranges)
-        return urllib.request.urlopen(request, timeout=self.timeout)
+        return urllib.request.urlopen(request, timeout=TIMEOUT)
 
     def _begin_again(self) -> None:
         self.file.truncate(0)

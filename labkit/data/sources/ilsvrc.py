@@ -12,9 +12,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.data.sources.archives import Member
+from labkit.data.sources.download import Published
 from labkit.data.sources.members import opened, read, tar_members
 from labkit.errors import InputError
 
@@ -26,6 +28,66 @@ WNID = re.compile(r"n\d{8}", re.ASCII)
 _MAX_TEXT = 16 << 20  # bytes
 # JPEG; and PNG, which n02105855_2933.JPEG is.
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The official archives, and what they must hold.
+
+    Attributes:
+        title: name of the data set in messages.
+        folder: where it goes, under `datasets`.
+        train: archive of the training images.
+        val: archive of the validation images, which are spread evenly over the classes.
+        devkit: development kit, with the class of each validation image.
+        classes: number of classes.
+        train_images: number of training images.
+        val_images: number of validation images.
+        per_class: fewest and most training images of a class.
+    """
+
+    title: str
+    folder: str
+    train: Published
+    val: Published
+    devkit: Published
+    classes: int
+    train_images: int
+    val_images: int
+    per_class: tuple[int, int]
+
+    def images(self, split: str) -> tuple[int, int]:
+        """Return the fewest and the most images that a class of ``split`` has."""
+        return self.per_class if split == "train" else (self.val_images // self.classes,) * 2
+
+
+ILSVRC2012 = Dataset(
+    title="ImageNet ILSVRC2012",
+    folder="ImageNet",
+    train=Published(
+        "ILSVRC2012_img_train.tar",
+        147_897_477_120,
+        {
+            "sha256": "b08200a27a8e34218a0e58fde36b0fe8f73bc377f4acea2d91602057c3ca45bb",
+            "md5": "1d675b47d978889d74fa0da5fadfb00e",
+        },
+    ),
+    val=Published(
+        "ILSVRC2012_img_val.tar",
+        6_744_924_160,
+        {
+            "sha256": "c7e06a6c0baccf06d8dbeb6577d71efff84673a5dbdd50633ab44f8ea0456ae0",
+            "md5": "29b22e2961454d5413ddabcf34fc5622",
+        },
+    ),
+    devkit=Published(
+        "ILSVRC2012_devkit_t12.tar.gz", 2_568_145, {"md5": "fa75699e90414af021442c21a62c3abf"}
+    ),
+    classes=1000,
+    train_images=1_281_167,
+    val_images=50_000,
+    per_class=(732, 1300),
+)
 
 
 def train_classes(members: Iterable[Member], label: str, classes: int) -> dict[str, Member]:

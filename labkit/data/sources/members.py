@@ -14,8 +14,8 @@ import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
+from labkit.base.input_files import open_file
 from labkit.data.sources.archives import (
     CHUNK,
     Limited,
@@ -127,14 +127,10 @@ def _members(path: Path) -> Iterator[list[Member]]:
 
 def _folder_members(folder: Path) -> list[Member]:
     return [
-        Member(str(path), functools.partial(_of_folder, path), path.stat().st_size)
+        Member(str(path), functools.partial(open_file, path), path.stat().st_size)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
-
-
-def _of_folder(path: Path) -> BinaryIO:
-    return open(path, "rb")
 
 
 def _plain(members: Iterable[Member]) -> list[Member]:

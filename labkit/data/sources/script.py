@@ -1,8 +1,10 @@
-"""A temporary folder beside the final place: files are made there, checked, and then renamed."""
+"""What the data scripts share: the command, a folder to make files in, and room on the disk."""
 
+import argparse
 import contextlib
 import os
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from labkit.base.files import remove_unfinished, scratch_folder
@@ -10,6 +12,23 @@ from labkit.base.locks import locked
 from labkit.errors import InputError
 
 _BLOCK = 4096  # bytes that a file system gives out at once
+
+
+def new_parser(description: str) -> argparse.ArgumentParser:
+    """Return a parser that shows ``description``, a script's own docstring, as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def exit_code(script: str, prepare: Callable[..., Path], options: argparse.Namespace) -> int:
+    """Call ``prepare``; return 0, or 2 for bad input with its message on stderr."""
+    try:
+        prepare(**vars(options))
+    except InputError as error:
+        print(f"{Path(script).name}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from types import SimpleNamespace as Namespace
 
 import pytest
 
-from labkit.data.sources.staging import refuse_full, staging
+from labkit.data.sources.script import refuse_full, staging
 from labkit.errors import InputError
 
 
@@ -70,8 +70,8 @@ def test_alone_means_alone(tmp_path):
         pass
 
 
-def disk(monkeypatch, **found):
-    values = {"f_bavail": 10, "f_frsize": 1000, "f_files": 100, "f_favail": 3} | found
+def disk(monkeypatch, **changes):
+    values = {"f_bavail": 10, "f_frsize": 1000, "f_files": 100, "f_favail": 3} | changes
     asked = []
     monkeypatch.setattr(os, "statvfs", lambda path: asked.append(path) or Namespace(**values))
     return asked
