@@ -1,23 +1,22 @@
 """Reading MindSpore's ``.ckpt`` files without MindSpore's reader.
 
-``ms.load_checkpoint`` copies the bytes of a tensor into memory of the size that its shape says,
-without a look at how many there are (2.10): 64 bytes for an int32 scalar corrupt the heap, 4096 end
-the process with SIGSEGV, and 8 bytes for a (300, 400) float32 are taken for a whole tensor. Here
-the file is parsed, and every length compared with its shape, before anything is made of it.
+``ms.load_checkpoint`` (2.10) copies a tensor's bytes into memory of the size that its shape says:
+64 bytes for an int32 scalar corrupt the heap, 4096 end the process with SIGSEGV, and 8 bytes for a
+(300, 400) float32 are taken for a whole tensor. Here every length is first compared with its shape.
 
 The format is the message ``Checkpoint`` of mindspore/train/checkpoint.proto: values of a name and a
-tensor (shape, type, bytes), of which ``save_checkpoint`` writes those above 512 MB in slices with
-the same name and shape, followed where it was asked for by ``crc_num`` and a CRC-32.
+tensor (shape, type, bytes). Those above 512 MB come in slices with the same name and shape; at the
+end are, where it was asked for, ``crc_num`` and a CRC-32.
 """
 
 import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import mindspore as ms
 import numpy as np
@@ -58,9 +57,8 @@ class Unread:
 
     def asnumpy(self) -> NoReturn:
         """Raise ``InputError``: there are no numbers."""
-        raise InputError(
-            f"the checkpoint is of another network: {self.name} is {self.dtype} {self.shape}"
-        )
+        what = f"{self.name} is {self.dtype} {self.shape}"
+        raise InputError(f"the checkpoint is of another network: {what}")
 
 
 def read(
@@ -68,16 +66,14 @@ def read(
 ) -> dict[str, Any]:
     """Return the values of a ``.ckpt`` file by name: Parameters, and texts as ``str``.
 
-    A CRC that is there is verified. Equal to what ``ms.load_checkpoint`` returns for what
-    ``ms.save_checkpoint`` writes, but for tensors of 4-bit integers, map tensors and encrypted
-    files: these are refused.
+    A CRC that is there is verified. Equal to what ``ms.load_checkpoint`` returns; refused are
+    tensors of 4-bit integers, map tensors and encrypted files.
 
     Args:
         path: The file.
         need_crc: Refuse a file that does not end with a CRC, as one that has been cut.
         expected: Name -> (type, shape) of the tensors that are needed; None: all. Of others the
-            smallest are read, up to 64 MB; the rest are ``Unread``: on the disk, GB of them may
-            be a hole of a few kB.
+            smallest are read, up to 64 MB; the rest, which may be GB of a hole, are ``Unread``.
 
     Raises:
         DamagedCheckpoint: For a file that is not such a one to its last byte.
@@ -102,8 +98,7 @@ class _Malformed(Exception):
     """What is wrong with a file, in words."""
 
 
-@dataclass(frozen=True)
-class _Span:
+class _Span(NamedTuple):
     """A text or message of a file: where it begins, and its bytes."""
 
     start: int
@@ -117,7 +112,7 @@ class _Entry:
     name: str
     kind: str
     shape: tuple[int, ...]
-    slices: list[_Span] = field(default_factory=list)
+    slices: list[_Span]
 
     @property
     def size(self) -> int:
@@ -125,7 +120,6 @@ class _Entry:
 
 
 def _parse(file: BinaryIO, need_crc: bool) -> dict[str, _Entry]:
-    """Return name -> ``_Entry`` of an open file, all of them checked."""
     end = os.fstat(file.fileno()).st_size
     if end > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise _Malformed(f"it has {end} bytes, more than this machine's memory")
@@ -168,10 +162,9 @@ def _without_crc(file: BinaryIO, end: int, need_crc: bool) -> int:
         return end
     end -= _CRC_BYTES
     file.seek(0)
-    checksum, left = 0, end
-    while left:
-        chunk = _exactly(file, min(left, _CHUNK))
-        checksum, left = zlib.crc32(chunk, checksum), left - len(chunk)
+    checksum = 0
+    for start in range(0, end, _CHUNK):
+        checksum = zlib.crc32(_exactly(file, min(end - start, _CHUNK)), checksum)
     if checksum != int.from_bytes(tail[len(_CRC) :], "big"):
         raise _Malformed("its CRC does not fit")
     return end
@@ -215,7 +208,6 @@ def _varint(file: BinaryIO, place: int, end: int) -> tuple[int, int]:
 
 
 def _text(file: BinaryIO, content: object) -> str:
-    """Return a field that is a name."""
     if not isinstance(content, _Span):
         raise _Malformed("expected a name, not a number")
     if content.length > _LONGEST_NAME:
@@ -231,7 +223,6 @@ def _text(file: BinaryIO, content: object) -> str:
 
 
 def _entry(file: BinaryIO, message: object) -> _Entry:
-    """Return the ``_Entry`` of one ``Checkpoint.Value``."""
     parts: dict[int, int | _Span] = {}
     for number, content in _fields(file, message):
         if number == 3:
@@ -261,25 +252,23 @@ def _check_size(entry: _Entry) -> None:
     """Raise ``_Malformed`` unless type, shape and number of bytes belong together."""
     if entry.kind == _TEXT:
         fits = entry.shape == (0,) and 0 < entry.size <= _LONGEST_TEXT and entry.size % 4 == 0
-        if not fits or len(entry.slices) > 1:
-            raise _Malformed(f"{entry.name!r} is a text of {entry.size} bytes")
-        return
+        if fits and len(entry.slices) == 1:
+            return
+        raise _Malformed(f"{entry.name!r} is a text of {entry.size} bytes")
     if entry.kind not in _KINDS:
-        known = ", ".join(_KINDS)
-        raise _Malformed(f"{entry.name!r} is of type {entry.kind!r}; expected one of {known}")
+        expected = f"expected one of {', '.join(_KINDS)}"
+        raise _Malformed(f"{entry.name!r} is of type {entry.kind!r}; {expected}")
     if entry.shape == (0,):  # how old versions of MindSpore write a scalar
         entry.shape = ()
     if not all(0 < length < 1 << 63 for length in entry.shape):
         raise _Malformed(f"{entry.name!r} has the shape {entry.shape}")
-    expected = math.prod(entry.shape) * np.dtype(_KINDS[entry.kind]).itemsize
-    if entry.size != expected:
-        raise _Malformed(
-            f"{entry.name!r} has {entry.size} bytes; {entry.kind} {entry.shape} needs {expected}"
-        )
+    needed = math.prod(entry.shape) * np.dtype(_KINDS[entry.kind]).itemsize
+    if entry.size != needed:
+        what = f"{entry.kind} {entry.shape} needs {needed}"
+        raise _Malformed(f"{entry.name!r} has {entry.size} bytes; {what}")
 
 
 def _unexpected(entries: Mapping[str, _Entry], expected: Mapping) -> dict[str, Unread]:
-    """Return name -> ``Unread`` of the tensors that are not read."""
     unread, spare = {}, _SPARE
     for entry in sorted(entries.values(), key=lambda entry: entry.size):
         kind, shape = expected.get(entry.name, (None, None))
@@ -291,7 +280,6 @@ def _unexpected(entries: Mapping[str, _Entry], expected: Mapping) -> dict[str, U
 
 
 def _value(file: BufferedReader, entry: _Entry) -> str | ms.Parameter:
-    """Return the text or the Parameter of a checked entry."""
     data = np.empty(entry.size, np.uint8)
     left = data.data
     for part in entry.slices:
