@@ -6,7 +6,7 @@ Writes ``labkit/migration/steps/resnet18.npz`` and ``resnet50.npz``. In float64:
 then the same on every machine, to more digits than float32 has.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -75,9 +75,9 @@ def losses(
     return values
 
 
-def main() -> None:
-    """Record all."""
-    for depth in (18, 50):
+def main(depths: Sequence[int] = (18, 50)) -> None:
+    """Record the steps of these networks."""
+    for depth in depths:
         settings = {**SETTINGS, "depth": depth, "losses": losses(*build(depth))}
         path = recorded.save(f"resnet{depth}", torch_trace(*build(depth)), settings)
         print(f"{path.name}: {path.stat().st_size} bytes")

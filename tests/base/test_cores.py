@@ -14,15 +14,15 @@ ROOT = Path(__file__).parents[2]
 def test_the_cores_it_is_pinned_to(monkeypatch):
     assert usable_cores() == sorted(os.sched_getaffinity(0))
     program = "from labkit.base.cores import usable_cores; print(usable_cores())"
-    one = usable_cores()[-1]
+    core = usable_cores()[-1]
     done = subprocess.run(
-        ["taskset", "-c", str(one), sys.executable, "-c", program],
+        ["taskset", "-c", str(core), sys.executable, "-c", program],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == f"[{one}]\n"
+    assert done.stdout == f"[{core}]\n"
 
 
 def test_all_of_the_machine_where_the_system_does_not_say(monkeypatch):

@@ -68,8 +68,8 @@ def test_json_within_the_limits_is_what_the_standard_library_reads():
 
 
 def test_half_a_letter_becomes_the_replacement_character():
-    found = parse_json('{"\\ud800": ["a\\udfffb", "\\ud83d\\ude00", "\\\\ud800"]}')
-    assert found == {"\ufffd": ["a\ufffdb", "😀", "\\ud800"]}
+    value = parse_json('{"\\ud800": ["a\\udfffb", "\\ud83d\\ude00", "\\\\ud800"]}')
+    assert value == {"\ufffd": ["a\ufffdb", "😀", "\\ud800"]}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "\0", "x" * 256, "é" * 128, "\ud800", 1])

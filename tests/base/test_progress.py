@@ -38,26 +38,12 @@ def test_headless_lines_come_at_most_every_five_seconds_and_at_the_end(clock, ca
     assert lines[-1] == "training 100/100 at 100 90 s"
 
 
-def test_a_fast_run_says_one_line(clock, capsys):
-    with Progress("training", 50, headless=True) as display:
-        for _ in range(50):
-            display.advance("done")
-    assert capsys.readouterr().out == "training 50/50 done 0 s\n"
-
-
-def test_text_is_made_only_when_shown(clock, capsys):
+def test_a_fast_run_says_one_line_whose_text_is_made_only_then(clock, capsys):
     made = []
-    with Progress("training", 10, headless=True) as display:
+    with Progress("training", 50, done=40, headless=True) as display:  # a resumed run
         for _ in range(10):
-            display.advance(lambda: made.append(1) or "now")
-    assert made == [1]
-
-
-def test_a_resumed_run_counts_on(capsys):
-    with Progress("training", 10, done=8, headless=True) as display:
-        display.advance()
-        display.advance()
-    assert capsys.readouterr().out.startswith("training 10/10 ")
+            display.advance(lambda: made.append(1) or "done")
+    assert capsys.readouterr().out == "training 50/50 done 0 s\n" and made == [1]
 
 
 def test_a_bar_stands_on_one_line_and_prints_nothing(clock, capsys):
@@ -112,15 +98,17 @@ def draw(height):
 interactive.show(draw, "a bar", height=interactive.Slider("height", 0, 2, 0.5, 1))"""
 
 
-@pytest.mark.parametrize("session", [None, "notebooks/a.ipynb"])
-def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch, session):
-    """Not `labkit run`, which says so itself; also from a cell of a notebook in JupyterLab."""
-    for name in ("LABKIT_HEADLESS", "LABKIT_RUN", "JPY_SESSION_NAME"):
+@pytest.fixture
+def session(monkeypatch):
+    """The environment of a program that a cell of a notebook in JupyterLab has started."""
+    for name in ("LABKIT_HEADLESS", "LABKIT_RUN"):
         monkeypatch.delenv(name, raising=False)
-    if session:
-        monkeypatch.setenv("JPY_SESSION_NAME", session)
-    root = Path(progress.__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", str(root))
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/a.ipynb")
+    monkeypatch.setenv("PYTHONPATH", str(Path(progress.__file__).parents[2]))
+
+
+def test_plain_papermill_stores_lines_and_no_widget(tmp_path, session):
+    """Not `labkit run`, which says so itself."""
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "P", "language": "python"}
     nbformat.write(notebook, tmp_path / "in.ipynb")
@@ -134,17 +122,13 @@ def test_plain_papermill_stores_lines_and_no_widget(tmp_path, monkeypatch, sessi
     assert said == "training 3/3 loss 0.5 0 s\nfront end False\n"
 
 
-def test_where_a_person_can_answer_it_is_a_bar(tmp_path, monkeypatch):
+def test_where_a_person_can_answer_it_is_a_bar(session):
     """A kernel with a session's name, asked as JupyterLab asks: input is allowed."""
-    for name in ("LABKIT_HEADLESS", "LABKIT_RUN"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/a.ipynb")
-    monkeypatch.setenv("PYTHONPATH", str(Path(progress.__file__).parents[2]))
     shown = []
     with jupyter_client.run_kernel(kernel_name="python3") as client:
         client.execute_interactive(
             CELL, allow_stdin=True, timeout=60, output_hook=lambda m: shown.append(m["content"])
         )
     data = [content.get("data", {}) for content in shown]
-    assert sum("application/vnd.jupyter.widget-view+json" in one for one in data) == 2
+    assert sum("application/vnd.jupyter.widget-view+json" in bundle for bundle in data) == 2
     assert "front end True" in "".join(content.get("text", "") for content in shown)

@@ -1,4 +1,7 @@
-"""Readers of data sets: IDX files, gzipped or not, .tar and .zip archives, recorded .npz steps."""
+"""Readers of data sets: IDX files, gzipped or not, .tar and .zip archives, recorded .npz steps.
+
+What unpacks to far more than it holds is in tests/data/test_members.py and test_idx.py.
+"""
 
 # ruff: noqa: E501 (tables of odd values)
 
@@ -20,7 +23,6 @@ from tests.campaigns.mutate import EDGES, Tree, damaged, dumps, json_like
 from tests.campaigns.reader import Reader, with_special
 
 NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
-_BOMB = 300 << 20
 
 
 @functools.cache
@@ -35,26 +37,14 @@ def _idx(count: int = 12, side: int = 4) -> dict[str, bytes]:
 
 def _odd_idx(rule) -> dict[str, bytes]:
     """IDX files whose headers say something else than what follows."""
-    found = dict(_idx())
+    files = dict(_idx())
     name = rule.choice(NAMES)
-    content = bytearray(found[name])
+    content = bytearray(files[name])
     for _ in range(rule.choice((1, 2))):
         at = 4 * rule.randrange(4 if name is NAMES[0] else 2)
         content[at : at + 4] = struct.pack(">I", rule.choice((*EDGES, 10, 28, 960_000_000)) % 2**32)
-    found[name] = bytes(content)
-    return found
-
-
-@functools.cache
-def _many_labels() -> bytes:
-    """A file of 50 million labels, none of which can be: 49 kB."""
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=9) as file:
-        count = 50_000_000
-        file.write(struct.pack(">2I", 2049, count))
-        for _ in range(count // 1_000_000):
-            file.write(b"\xff" * 1_000_000)
-    return packed.getvalue()
+    files[name] = bytes(content)
+    return files
 
 
 def _make_idx(rule: random.Random) -> Tree:
@@ -71,9 +61,7 @@ def _make_gz(rule: random.Random) -> Tree:
     tree: Tree = {f"{name}.gz": gzip.compress(content, mtime=0) for name, content in files.items()}
     name = f"{rule.choice(NAMES)}.gz"
     act = rule.random()
-    if act < 0.001:
-        tree[f"{NAMES[1]}.gz"] = _many_labels()
-    elif act < 0.1:
+    if act < 0.1:
         tree[name] += rule.choice((tree[name], b"\0" * 512, b"garbage", tree[name][:20]))
     elif act < 0.3:
         tree[name] = gzip.compress(damaged(rule, gzip.decompress(tree[name])), mtime=0)
@@ -98,7 +86,7 @@ def _odd_header(rule, block: bytes) -> bytes:
     """A tar header with some fields changed, and a checksum that is right."""
     fields = ((0, 100), (100, 8), (108, 8), (124, 12), (136, 12), (156, 1), (157, 100), (257, 8),
               (329, 8), (345, 155), (386, 12), (482, 1), (483, 12))  # fmt: skip
-    found = bytearray(block)
+    changed = bytearray(block)
     for _ in range(rule.choice((1, 1, 2, 3))):
         start, width = rule.choice(fields)
         value = rule.choice((
@@ -107,10 +95,10 @@ def _odd_header(rule, block: bytes) -> bytes:
             b"../../outside/x" + bytes(max(0, width - 15)), b"/etc/passwd" + bytes(max(0, width - 11)),
             rule.choice(b"01234567ALKxgSNDMVXZ").to_bytes() + bytes(width - 1), b"\xff\xfe\n" + bytes(width),
         ))  # fmt: skip
-        found[start : start + width] = value[:width]
-    found[148:156] = b" " * 8
-    found[148:156] = b"%06o\0 " % sum(found[:512])
-    return bytes(found)
+        changed[start : start + width] = value[:width]
+    changed[148:156] = b" " * 8
+    changed[148:156] = b"%06o\0 " % sum(changed[:512])
+    return bytes(changed)
 
 
 def _pax(rule) -> bytes:
@@ -141,32 +129,12 @@ def _gnu_sparse(rule) -> bytes:
     return _odd_header(rule, bytes(block)) + bytes(512)
 
 
-@functools.cache
-def _tar_bomb(kind: str) -> bytes:
-    """A gzipped tar: of one long name, of a member or of empty members that fill 300 MB."""
-    packed = io.BytesIO()
-    with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=6) as file:
-        if kind == "members":
-            member = _header("a/b", 0)
-            for _ in range(_BOMB // 512 // 1000):
-                file.write(member * 1000)
-        else:
-            file.write(_header("x", _BOMB, {"name": b"L", "pax": b"x"}.get(kind, b"0")))
-            for _ in range(_BOMB >> 20):
-                file.write(b"9" * (1 << 20))
-            file.write(_header("y", 1) + _padded(b"1"))
-        file.write(bytes(1024))
-    return packed.getvalue()
-
-
 def _make_tar(rule: random.Random) -> Tree:
     files = _odd_idx(rule) if rule.random() < 0.05 else _idx()
     parts = []
     for name, content in files.items():
         parts += [_header(f"data/{name}", len(content)), _padded(content)]
     act = rule.random()
-    if act < 0.002:
-        return {"archive.tar.gz": _tar_bomb(rule.choice(("name", "pax", "member", "members")))}
     if act < 0.35:
         at = 2 * rule.randrange(len(parts) // 2)
         parts[at] = _odd_header(rule, parts[at])
@@ -174,17 +142,13 @@ def _make_tar(rule: random.Random) -> Tree:
         parts.insert(2 * rule.randrange(len(parts) // 2), _pax(rule))
     elif act < 0.65:
         size = rule.choice((5, 300, 5000, 2**31, 2**33 - 1))
-        name = _header("././@LongLink", size, rule.choice((b"L", b"K"))) + _padded(
-            b"n" * min(size, 6000)
-        )
+        name = _header("././@LongLink", size, rule.choice((b"L", b"K")))
+        name += _padded(b"n" * min(size, 6000))
         parts.insert(2 * rule.randrange(len(parts) // 2), name)
     elif act < 0.75:
         parts.insert(2 * rule.randrange(len(parts) // 2), _gnu_sparse(rule))
     elif act < 0.85:
-        kind, name = (
-            rule.choice((b"1", b"2", b"3", b"4", b"6", b"5")),
-            rule.choice((*NAMES, "../x", "/x")),
-        )
+        kind, name = rule.choice(b"123465").to_bytes(), rule.choice((*NAMES, "../x", "/x"))
         link = rule.choice(("../../outside/x", "/etc/passwd", NAMES[0], name))
         parts.insert(0, _header(name, 0, kind, linkname=link))
     content = b"".join(parts) + bytes(1024)
@@ -195,23 +159,12 @@ def _make_tar(rule: random.Random) -> Tree:
 
 def _packed(rule, content: bytes) -> Tree:
     kind = rule.choice(("", "", "gz", "xz", "bz2"))
-    pack = {"": bytes, "gz": lambda one: gzip.compress(one, 1, mtime=0), "bz2": bz2.compress,
-            "xz": lambda one: lzma.compress(one, preset=0)}[kind]  # fmt: skip
+    pack = {"": bytes, "gz": lambda content: gzip.compress(content, 1, mtime=0), "bz2": bz2.compress,
+            "xz": lambda content: lzma.compress(content, preset=0)}[kind]  # fmt: skip
     content = pack(content)
     if rule.random() < 0.15:
         content = damaged(rule, content)
     return {f"archive.tar{'.' + kind if kind else ''}": content}
-
-
-@functools.cache
-def _zip_bomb(kind: int) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", kind) as archive:
-        for name in NAMES:
-            with archive.open(zipfile.ZipInfo(name), "w", force_zip64=True) as file:
-                for _ in range(_BOMB >> 20):
-                    file.write(bytes(1 << 20))
-    return packed.getvalue()
 
 
 @functools.cache
@@ -230,8 +183,6 @@ def _make_zip(rule: random.Random) -> Tree:
     prefix = rule.choice(("data/", "data/", "", "../../outside/", "/", "a\\b/", "a//./b/"))
     content = _zip(rule.choice(kinds), rule.random() < 0.3, prefix)
     act = rule.random()
-    if act < 0.001:
-        return {"archive.zip": _zip_bomb(rule.choice(kinds))}
     if act < 0.6:
         content = _odd_zip(rule, bytearray(content))
     elif act < 0.95:
@@ -282,11 +233,8 @@ def odd_npy(rule: random.Random) -> bytes:
 @functools.cache
 def _recorded() -> dict[str, bytes]:
     packed = {}
-    header = {
-        "origin": "PyTorch",
-        "settings": {"depth": 18},
-        "tensors": [["loss", "loss", [], 1.0], ["weights", "a", [2, 3], 1.0]],
-    }
+    tensors = [["loss", "loss", [], 1.0], ["weights", "a", [2, 3], 1.0]]
+    header = {"origin": "PyTorch", "settings": {"depth": 18}, "tensors": tensors}
     values = {"header": np.array(json.dumps(header)), "numbers": np.ones(1 + 6 + 2 * 4)}
     for name, value in values.items():
         file = io.BytesIO()
@@ -309,14 +257,10 @@ def _make_npz(rule: random.Random) -> Tree:
     if act < 0.3:
         files[rule.choice(sorted(files))] = odd_npy(rule)
     elif act < 0.6:
-        header = {
-            "origin": "x",
-            "settings": {},
-            "tensors": [["loss", "loss", [], 1.0], ["a", "b", [2], 1.0]],
-        }
+        tensors = [["loss", "loss", [], 1.0], ["a", "b", [2], 1.0]]
+        header = {"origin": "x", "settings": {}, "tensors": tensors}
         file = io.BytesIO()
-        text = dumps(json_like(rule, header)).decode()
-        np.save(file, np.array(text))
+        np.save(file, np.array(dumps(json_like(rule, header)).decode()))
         files["header"] = file.getvalue()
     content = _npz(files)
     if act >= 0.8:
@@ -347,16 +291,16 @@ def _named_members(folder: Path, out: Path):
     from labkit.data.sources.members import opened, unpack
 
     place = next(iter(sorted(folder.glob("archive*"))), folder)
-    with opened(place, NAMES) as found:
-        return [unpack(found[name], out / name, 1 << 28) for name in NAMES]
+    with opened(place, NAMES) as members:
+        return [unpack(members[name], out / name, 1 << 28) for name in NAMES]
 
 
 def _all_members(folder: Path, _out: Path):
     from labkit.data.sources.members import listed, read
 
     place = next(iter(sorted(folder.glob("archive*"))), folder)
-    with listed(place) as found:
-        return [read(member, 1 << 20) for member in found]
+    with listed(place) as members:
+        return [read(member, 1 << 20) for member in members]
 
 
 def _recorded_step(folder: Path, _out: Path):

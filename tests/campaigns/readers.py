@@ -162,8 +162,8 @@ class Campaign:
 
         tree = self._make(random.Random(f"{self.tally.reader} {number}"))
         folder, out = place / "input", place / "out"
-        for one in (folder, out):
-            one.mkdir()
+        for path in (folder, out):
+            path.mkdir()
         write(tree, folder)
         before = _outside(base, place)
         answer = child.ask(folder, out)
@@ -174,8 +174,8 @@ class Campaign:
             answer |= {"kind": "failure", "text": f"took {took}: {answer['text']}"}
             child.end()
         self._count(number, answer)
-        for one in (folder, out):
-            shutil.rmtree(one, ignore_errors=True)
+        for path in (folder, out):
+            shutil.rmtree(path, ignore_errors=True)
 
     def _count(self, number, answer):
         tally = self.tally
@@ -190,14 +190,14 @@ class Campaign:
 
 def _outside(base: Path, place: Path) -> set:
     """Return what is beside the input's own folders: names, sizes, times."""
-    found = {(one.name, "") for one in os.scandir(place)}
-    for one in (base, base / "outside"):
-        for entry in os.scandir(one):
+    seen = {(path.name, "") for path in os.scandir(place)}
+    for path in (base, base / "outside"):
+        for entry in os.scandir(path):
             # A folder's time changes with the names in it.
             own = entry.name in ("work", "home")
             size = None if own else entry.stat(follow_symlinks=False)
-            found.add((entry.path, size and (size.st_size, size.st_mtime_ns)))
-    return found
+            seen.add((entry.path, size and (size.st_size, size.st_mtime_ns)))
+    return seen
 
 
 def campaign(
@@ -222,8 +222,8 @@ def campaign(
         return itertools.count(seed) if count is None else range(seed, seed + count)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(lambda one: one.run(numbers(), time.monotonic() + share), campaigns))
-    return [one.tally for one in campaigns]
+        list(pool.map(lambda each: each.run(numbers(), time.monotonic() + share), campaigns))
+    return [each.tally for each in campaigns]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -241,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=1, help="readers at a time")
     given = parser.parse_args(arguments)
     minutes = 20.0 if given.minutes is None and given.count is None else given.minutes
-    found = campaign(
+    tallies = campaign(
         given.reader or READERS,
         seed=given.seed,
         count=given.count,
@@ -250,8 +250,8 @@ def main(arguments: list[str] | None = None) -> int:
         say=lambda text: print(text, flush=True),
     )
     print(f"{'reader':12} {'inputs':>7} {'result':>7} {'refused':>7} {'failure':>7}  worst (seed)")
-    print("\n".join(tally.line() for tally in found))
-    return 1 if any(tally.failures for tally in found) else 0
+    print("\n".join(tally.line() for tally in tallies))
+    return 1 if any(tally.failures for tally in tallies) else 0
 
 
 if __name__ == "__main__":

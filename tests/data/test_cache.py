@@ -34,8 +34,8 @@ for rank in range(2):
     ranks = dict(rank_size=2, rank_id=rank)
     plain, filled = images(**ranks), images(cache_session_id=session, **ranks)
     again = images(cache_session_id=session, **ranks)
-    for one in (filled, again):
-        assert len(one) == len(plain) == 2 and all(map(np.array_equal, plain, one))
+    for cached in (filled, again):
+        assert len(cached) == len(plain) == 2 and all(map(np.array_equal, plain, cached))
     print("EQUAL", rank)
 # Only the cache can know the images of files that are no images any more.
 # The last row of a pass may come too late for it (seen once in four runs): the next one adds it.
@@ -59,6 +59,7 @@ def cached(folder, session, port) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SERVER.exists(), reason="MindSpore's dataset-cache is not installed")
 def test_evaluation_comes_out_of_the_dataset_cache(tmp_path):
     numbered(tmp_path / "root", COUNTS)

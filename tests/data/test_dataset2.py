@@ -47,11 +47,9 @@ def ranks(monkeypatch, rank, size):
 
 
 def test_the_arguments_are_the_tutorials():
-    assert str(inspect.signature(create_dataset2)).startswith("(dataset_path: ")
-    found = [
-        (one.name, one.default) for one in inspect.signature(create_dataset2).parameters.values()
-    ]
-    assert found[1:] == [
+    parameters = inspect.signature(create_dataset2).parameters
+    assert [(name, parameter.default) for name, parameter in parameters.items()] == [
+        ("dataset_path", inspect.Parameter.empty),
         ("do_train", inspect.Parameter.empty),
         ("repeat_num", 1),
         ("batch_size", 32),
@@ -65,16 +63,16 @@ def test_the_arguments_are_the_tutorials():
 
 
 def test_training_is_that_of_create_dataset(pictures):
-    came = batches(create_dataset2(pictures, True, 2, 5, "CPU"))
+    actual = batches(create_dataset2(pictures, True, 2, 5, "CPU"))
     ms.set_seed(1)
     expected = batches(
         imagefolder.create_dataset(pictures, 5, repeat_size=2, num_parallel_workers=8)
     )
-    assert len(came) == len(expected) == 4
-    for one, other in zip(came, expected, strict=True):
-        assert one[0].shape == (5, 3, 224, 224) and one[1].dtype == np.int32
-        np.testing.assert_array_equal(one[0], other[0])
-        np.testing.assert_array_equal(one[1], other[1])
+    assert len(actual) == len(expected) == 4
+    for batch, other in zip(actual, expected, strict=True):
+        assert batch[0].shape == (5, 3, 224, 224) and batch[1].dtype == np.int32
+        np.testing.assert_array_equal(batch[0], other[0])
+        np.testing.assert_array_equal(batch[1], other[1])
 
 
 @pytest.mark.parametrize(
@@ -83,18 +81,15 @@ def test_training_is_that_of_create_dataset(pictures):
 )
 def test_who_shares_the_images(pictures, monkeypatch, target, distribute, parts):
     ranks(monkeypatch, 1, 2)
-    found = batches(create_dataset2(pictures, False, 1, 4, target, distribute))
-    labels = np.concatenate([labels for _, labels in found]).tolist()
+    pairs = batches(create_dataset2(pictures, False, 1, 4, target, distribute))
+    labels = np.concatenate([labels for _, labels in pairs]).tolist()
     assert labels == ([1] * 6 if parts == 2 else [0] * 6 + [1] * 6)
 
 
-@pytest.mark.parametrize(("target", "distribute"), [("CPU", True), ("Ascend", True)])
-def test_distribute_without_other_ranks_is_refused(pictures, target, distribute):
-    with pytest.raises(InputError, match=r"labkit.start\(distribute=True\) before"):
-        create_dataset2(pictures, True, target=target, distribute=distribute)
-
-
 def test_ranks_that_have_not_met_are_refused(pictures, monkeypatch):
+    for target in ("CPU", "Ascend"):
+        with pytest.raises(InputError, match=r"labkit.start\(distribute=True\) before"):
+            create_dataset2(pictures, True, target=target, distribute=True)
     monkeypatch.setenv("RANK_SIZE", "8")
     with pytest.raises(InputError, match="8 ranks were started, and this one has joined no other"):
         create_dataset2(pictures, True)
@@ -102,11 +97,11 @@ def test_ranks_that_have_not_met_are_refused(pictures, monkeypatch):
 
 
 def test_the_cache_is_for_evaluation(pictures, monkeypatch):
-    came = []
+    actual = []
     create = imagefolder.create_dataset
 
     def record(*given, cache_session_id, **options):
-        came.append(cache_session_id)
+        actual.append(cache_session_id)
         return create(*given, **options)
 
     monkeypatch.setattr(dataset2.imagefolder, "create_dataset", record)
@@ -114,7 +109,7 @@ def test_the_cache_is_for_evaluation(pictures, monkeypatch):
     create_dataset2(pictures, True, enable_cache=True, **shared)
     create_dataset2(pictures, False, enable_cache=False, **shared)
     create_dataset2(pictures, False, enable_cache=True, **shared)
-    assert came == [None, None, 1456416665]
+    assert actual == [None, None, 1456416665]
 
 
 @pytest.mark.parametrize("session", [None, 0, ""])
@@ -131,8 +126,6 @@ def test_a_cache_without_session_says_what_the_tutorial_says(pictures, session):
         (dict(distribute="no"), "distribute: expected True or False"),
         (dict(enable_cache=1), "enable_cache: expected True or False"),
         (dict(do_train=False, enable_cache=True, cache_session_id="x"), "cache_session_id: exp"),
-        (dict(batch_size=13), "batch_size 13 is larger than the data: 12 images"),
-        (dict(repeat_num=0), "repeat_size: expected an integer >= 1"),
     ],
 )
 def test_what_is_refused(pictures, given, message):

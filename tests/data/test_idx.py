@@ -49,8 +49,8 @@ def test_bytes_on_disk_are_those_of_the_format(tmp_path):
 
 
 def test_equal_arrays_give_equal_gzip_files(tmp_path):
-    one, two = (idx.write_idx(tmp_path / name, LABELS) for name in ("a.gz", "b.gz"))
-    assert one.read_bytes() == two.read_bytes()
+    first, second = (idx.write_idx(tmp_path / name, LABELS) for name in ("a.gz", "b.gz"))
+    assert first.read_bytes() == second.read_bytes()
 
 
 BROKEN_IMAGES = {

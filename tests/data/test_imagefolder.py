@@ -63,12 +63,12 @@ def batches(dataset, epochs=1):
 
 def numbers(dataset, epochs=1):
     """Return the numbers of the images, batch by batch; their labels are checked."""
-    found = []
+    collected = []
     for images, labels in batches(dataset, epochs):
         number = np.rint((images[:, 0, 3, 3] * STD[0] + MEAN[0]) * 255).astype(int)
         np.testing.assert_array_equal(labels, LABELS[number])
-        found.append(number.tolist())
-    return found
+        collected.append(number.tolist())
+    return collected
 
 
 def flat(lists):
@@ -89,7 +89,7 @@ def test_without_augmentation_training_images_are_the_evaluations(pictures):
     evaluated = batches(create_dataset(pictures, 24, do_train=False))
     assert not np.array_equal(plain[0][0], evaluated[0][0])
     order = lambda images: np.lexsort(images[:, :, 100, 100].T)  # noqa: E731
-    first, second = (one[0][0][order(one[0][0])] for one in (plain, evaluated))
+    first, second = (item[0][0][order(item[0][0])] for item in (plain, evaluated))
     np.testing.assert_array_equal(first, second)
     assert create_dataset(pictures, 5, augment=False).get_dataset_size() == 4
 
@@ -101,7 +101,7 @@ def test_augmented_images_are_the_operations_of_the_seeds(pictures):
     assert not np.array_equal(np.sort(first[0].sum((1, 2, 3))), np.sort(second[0].sum((1, 2, 3))))
     ms.set_seed(1)
     expected = ds.ImageFolderDataset(str(pictures), shuffle=True, num_parallel_workers=1)
-    mean, std = (np.array(one) * 255 for one in (MEAN, STD))
+    mean, std = (np.array(item) * 255 for item in (MEAN, STD))
     operations = [
         vision.RandomCropDecodeResize(224, scale=(0.08, 1.0), ratio=(0.75, 1.333)),
         vision.RandomHorizontalFlip(0.5),
@@ -114,7 +114,7 @@ def test_augmented_images_are_the_operations_of_the_seeds(pictures):
 
 def test_evaluation_is_the_operations_of_the_seeds(pictures):
     expected = ds.ImageFolderDataset(str(pictures), shuffle=False)
-    mean, std = (np.array(one) * 255 for one in (MEAN, STD))
+    mean, std = (np.array(item) * 255 for item in (MEAN, STD))
     operations = [
         vision.Decode(),
         vision.Resize(256),
@@ -122,9 +122,9 @@ def test_evaluation_is_the_operations_of_the_seeds(pictures):
         vision.Normalize(mean.tolist(), std.tolist()),
         vision.HWC2CHW(),
     ]
-    images = [one[0] for one in batches(expected.map(operations, "image"))]
-    came = batches(create_dataset(pictures, 24, do_train=False))[0][0]
-    np.testing.assert_array_equal(came, np.stack(images))
+    images = [item[0] for item in batches(expected.map(operations, "image"))]
+    actual = batches(create_dataset(pictures, 24, do_train=False))[0][0]
+    np.testing.assert_array_equal(actual, np.stack(images))
 
 
 @pytest.mark.parametrize(
@@ -176,12 +176,12 @@ def test_every_usable_kind_becomes_three_channels(tmp_path, name, backend):
     else:
         expected = np.asarray(Image.open(tmp_path / "a" / name).convert("RGB"))
     expected = expected[4:44, 12:52].astype(int)
-    came = (images[0].transpose(1, 2, 0) * STD + MEAN) * 255
+    actual = (images[0].transpose(1, 2, 0) * STD + MEAN) * 255
     # Pillow converts CMYK in whole numbers, MindSpore in another way: 1 grey level measured.
     limit = 1.0 if name in ("cmyk.jpg", "ycck.jpg") and backend == "mindspore" else 0.0
-    assert np.abs(came - expected).max() <= limit + 255 * FLOAT32
+    assert np.abs(actual - expected).max() <= limit + 255 * FLOAT32
     if "gray" in name:
-        assert np.ptp(came, axis=2).max() < 1e-3
+        assert np.ptp(actual, axis=2).max() < 1e-3
 
 
 def test_a_file_that_cannot_be_decoded_is_named_then(tmp_path, monkeypatch):
@@ -213,7 +213,7 @@ def test_mindspores_own_shards_would_show_one_image_twice(folder):
     shown = []
     for rank in range(4):
         dataset = ds.ImageFolderDataset(str(folder), shuffle=False, num_shards=4, shard_id=rank)
-        shown += [int(np.ravel(vision.Decode()(one[0]))[0]) for one in batches(dataset)]
+        shown += [int(np.ravel(vision.Decode()(item[0]))[0]) for item in batches(dataset)]
     assert len(shown) == 24 and sorted(set(shown)) == list(range(COUNT)) and shown.count(0) == 2
 
 
@@ -234,7 +234,7 @@ def test_training_shards_are_disjoint_of_one_size_and_change(folder, ranks):
         dataset = create_dataset(folder, 1, ranks, rank, augment=False, **SMALL)
         assert dataset.get_dataset_size() == share
         shown.append(flat(numbers(dataset, epochs=4)))
-    epochs = [flat([one[e * share : (e + 1) * share] for one in shown]) for e in range(4)]
+    epochs = [flat([item[e * share : (e + 1) * share] for item in shown]) for e in range(4)]
     assert all(len(epoch) == len(set(epoch)) == share * ranks for epoch in epochs)
     # Who is left out changes: after four epochs all have been seen.
     assert set(flat(epochs)) == set(range(COUNT))
@@ -259,10 +259,10 @@ def test_resume_at_any_step_is_the_tail_of_the_whole(pictures, ranks, step):
         dataset = create_dataset(pictures, 4 // ranks, ranks, ranks - 1, image_size=24)
         dataset.set_init_step(start)
         iterator = dataset.create_tuple_iterator(num_epochs=2, output_numpy=True)
-        found = []
-        while len(found) < 12 - start:
-            found += [(images.tobytes(), labels.tolist()) for images, labels in iterator]
-        return found
+        collected = []
+        while len(collected) < 12 - start:
+            collected += [(images.tobytes(), labels.tolist()) for images, labels in iterator]
+        return collected
 
     whole = epochs_of_batches(0)
     assert len(whole) == 12 and len({images for images, _ in whole}) == 12
@@ -383,6 +383,7 @@ def test_images_too_small_on_one_side_are_refused_without_resize(tmp_path):
 # ---- real photographs
 
 
+@pytest.mark.slow  # 12 000 files are unpacked
 def test_real_photographs_through_training_and_evaluation(cifar10_jpeg):
     train, val, names = create_datasets(cifar10_jpeg, 64, image_size=32)
     assert (train.get_dataset_size(), val.get_dataset_size()) == (156, 32)
@@ -391,5 +392,5 @@ def test_real_photographs_through_training_and_evaluation(cifar10_jpeg):
         counts += np.bincount(labels, minlength=10)
         assert images.shape[1:] == (3, 32, 32)
     assert counts.tolist() == [200] * 10 and names[3] == "cat"
-    images, labels = batches(train)[0]
+    images, labels = next(train.create_tuple_iterator(num_epochs=1, output_numpy=True))
     assert images.shape == (64, 3, 32, 32) and len(set(labels.tolist())) > 5

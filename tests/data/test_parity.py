@@ -52,12 +52,12 @@ def large(tmp_path_factory) -> list[Path]:
 
 
 def rows(paths, **options):
-    found = preprocessing_differences(paths, **options)
-    assert [row.stage for row in found] == STAGES
-    for row in found:
+    by_stage = preprocessing_differences(paths, **options)
+    assert [row.stage for row in by_stage] == STAGES
+    for row in by_stage:
         assert 0 <= row.mean <= row.largest
         assert row.limit is None or row.largest <= row.limit, row
-    return {row.stage: row for row in found}
+    return {row.stage: row for row in by_stage}
 
 
 # ---- the reference itself, against PyTorch
@@ -72,15 +72,15 @@ def test_exact_bilinear_is_pytorchs_with_and_without_antialiasing():
             expected = torch.nn.functional.interpolate(
                 tensor, size=shape, mode="bilinear", antialias=antialias, align_corners=False
             )
-            came = exact_bilinear(pixels, shape, antialias=antialias)
-            np.testing.assert_allclose(came, expected[0].permute(1, 2, 0).numpy(), atol=1e-9)
+            actual = exact_bilinear(pixels, shape, antialias=antialias)
+            np.testing.assert_allclose(actual, expected[0].permute(1, 2, 0).numpy(), atol=1e-9)
 
 
 def test_normalise_is_pytorchs_to_the_bit():
     torch = pytest.importorskip("torch")
     pixels = np.asarray(photograph(20, 30))
     tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy()).to(torch.float32).div(255)
-    mean, std = (torch.tensor(one)[:, None, None] for one in (MEAN, STD))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     expected = tensor.sub(mean).div(std).numpy()
     np.testing.assert_array_equal(parity.normalise(pixels, MEAN, STD), expected)
 
@@ -121,39 +121,39 @@ def test_pillow_preprocess_is_the_four_steps(large):
     image = Image.open(large[0]).convert("RGB").resize((341, 256), Image.Resampling.BILINEAR)
     image = np.asarray(image.crop((58, 16, 58 + 224, 16 + 224)))
     expected = (image / 255 - MEAN) / STD
-    came = pillow_preprocess(large[0])
-    assert came.shape == (3, 224, 224) and came.dtype == np.float32
-    np.testing.assert_allclose(came, expected.transpose(2, 0, 1), atol=2e-6)
+    actual = pillow_preprocess(large[0])
+    assert actual.shape == (3, 224, 224) and actual.dtype == np.float32
+    np.testing.assert_allclose(actual, expected.transpose(2, 0, 1), atol=2e-6)
 
 
 # ---- the differences
 
 
 def test_shrinking_differs_by_the_antialiasing_and_the_crops_offset(large):
-    found = rows(large)
-    assert found["decode"].largest == 0
-    assert 10 < found["resize"].largest < 255
-    explained = [found[stage].largest for stage in STAGES[2:5]]
-    assert found["resize"].largest <= sum(explained)
+    by_stage = rows(large)
+    assert by_stage["decode"].largest == 0
+    assert 10 < by_stage["resize"].largest < 255
+    explained = [by_stage[stage].largest for stage in STAGES[2:5]]
+    assert by_stage["resize"].largest <= sum(explained)
     # The two roundings explain less than 2 grey levels of it.
-    assert found["resize: antialiasing alone"].largest > found["resize"].largest - 2
-    assert found["crop: offset"].largest == 1 and found["crop"].largest > 0
-    assert 0.1 < found["whole"].largest <= found["whole"].limit
+    assert by_stage["resize: antialiasing alone"].largest > by_stage["resize"].largest - 2
+    assert by_stage["crop: offset"].largest == 1 and by_stage["crop"].largest > 0
+    assert 0.1 < by_stage["whole"].largest <= by_stage["whole"].limit
 
 
 def test_where_nothing_is_shrunk_no_antialiasing_is_needed(tmp_path):
     store(tmp_path, {"small.png": encode(photograph(60, 80), "PNG")})
-    found = rows([tmp_path / "small.png"])
-    assert found["resize: antialiasing alone"].largest < 1e-9
+    by_stage = rows([tmp_path / "small.png"])
+    assert by_stage["resize: antialiasing alone"].largest < 1e-9
     # One grey level of two roundings, in normalised units.
-    assert 0 < found["resize"].largest <= 1
-    assert found["whole"].largest <= 1 / 255 / min(STD) + parity.NORMALISE_LIMIT
+    assert 0 < by_stage["resize"].largest <= 1
+    assert by_stage["whole"].largest <= 1 / 255 / min(STD) + parity.NORMALISE_LIMIT
 
 
 def test_without_resize_the_two_are_equal_but_for_float32(large):
-    found = rows(large, image_size=224, resize=None)
-    assert found["resize"].largest == 0
-    assert found["normalise"].largest > 0
+    by_stage = rows(large, image_size=224, resize=None)
+    assert by_stage["resize"].largest == 0
+    assert by_stage["normalise"].largest > 0
     even = rows([large[3]], image_size=224, resize=None)
     assert even["crop"].largest == 0
     assert even["whole"].largest <= parity.NORMALISE_LIMIT
@@ -172,11 +172,11 @@ def test_the_pipeline_has_the_differences_that_the_rows_say(large, backend):
 
 
 def test_options_reach_both_sides(large):
-    found = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
-    assert found[STAGES[-1]].largest <= found[STAGES[-1]].limit
+    by_stage = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.1, 0.2, 0.3))
+    assert by_stage[STAGES[-1]].largest <= by_stage[STAGES[-1]].limit
     # The same grey levels count twice as much in units of half the size.
     double = rows(large, image_size=64, resize=80, mean=(0.5, 0.4, 0.3), std=(0.05, 0.1, 0.15))
-    assert double["whole"].mean == pytest.approx(2 * found["whole"].mean, rel=1e-4)
+    assert double["whole"].mean == pytest.approx(2 * by_stage["whole"].mean, rel=1e-4)
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path, large):

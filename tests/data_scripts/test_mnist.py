@@ -118,29 +118,21 @@ def test_official_files_from_a_folder_bring_no_warning(script, mnist, tmp_path):
         script.prepare("fashion-mnist", source=mnist, out=tmp_path / "fashion")
 
 
-def labels_file(values) -> bytes:
-    return b"\0\0\x08\x01" + len(values).to_bytes(4, "big") + bytes(values)
-
-
 TEST_LABELS = "t10k-labels-idx1-ubyte"
-BAD_FILES = {
-    "magic number": (
-        "train-images-idx3-ubyte",
-        labels_file([1] * 40),
-        "train-images-idx3-ubyte: magic number 2049.*expected 2051",
-    ),
-    "label": (TEST_LABELS, labels_file([1] * 19 + [10]), "label 10 at position 19.*expected 0 to"),
-    "length": ("train-labels-idx1-ubyte", labels_file([1] * 39), "40 images.*39 labels"),
-    "missing": (TEST_LABELS, None, "holds no t10k-labels-idx1-ubyte"),
-}
 
 
-@pytest.mark.parametrize("fault", BAD_FILES)
-def test_a_bad_source_is_refused_and_nothing_is_written(small, tmp_path, fault):
-    name, content, message = BAD_FILES[fault]
-    (small.source / name).unlink()
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        # One fault of a file: data/test_idx.py has the others.
+        (b"\0\0\x08\x01\0\0\0\x13" + bytes(19), "20 images.*19 labels"),
+        (None, "holds no t10k-labels-idx1-ubyte"),
+    ],
+)
+def test_a_bad_source_is_refused_and_nothing_is_written(small, tmp_path, content, message):
+    (small.source / TEST_LABELS).unlink()
     if content is not None:
-        (small.source / name).write_bytes(content)
+        (small.source / TEST_LABELS).write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
         small.prepare(tmp_path / "new" / "out")
     assert str(small.source) in str(caught.value) and ".part-" not in str(caught.value)
@@ -184,7 +176,8 @@ def test_mirrors_and_archives_are_taken_by_their_address(small, server, tmp_path
 @pytest.mark.parametrize("fault", ["checksum", "missing", "limit"])
 def test_a_bad_download_is_refused(small, server, tmp_path, monkeypatch, fault):
     message = "t10k-labels-idx1-ubyte: SHA-256 .*; expected"
-    server.files[f"{TEST_LABELS}.gz"] = gzip.compress(labels_file([3] * 20))
+    content = b"\0\0\x08\x01\0\0\0\x14" + bytes([3] * 20)
+    server.files[f"{TEST_LABELS}.gz"] = gzip.compress(content)
     if fault == "missing":
         del server.files[f"{TEST_LABELS}.gz"]
         message = "cannot be downloaded .*404.* give --source a folder"

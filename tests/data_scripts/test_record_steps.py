@@ -25,22 +25,15 @@ def script():
     return module
 
 
-@pytest.fixture(scope="module")
-def main(script, tmp_path_factory):
-    """What ``main`` writes and prints, without the ten steps: a folder."""
-    folder = tmp_path_factory.mktemp("recorded") / "steps"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recorded, "FOLDER", folder)
-        patch.setattr(script, "losses", lambda module, *_: [float(len(list(module.modules())))])
-        script.main()
-    return folder
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
-def test_shipped_steps_are_what_the_script_records(main, monkeypatch, name):
+@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
+def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch, depth):
+    """All but the ten losses, which take longest."""
+    name = f"resnet{depth}"
     shipped, shipped_settings = recorded.load(name), recorded.settings(name)
-    monkeypatch.setattr(recorded, "FOLDER", main)
-    assert recorded.names() == ["resnet18", "resnet50"]
+    assert script.main.__defaults__ == ((18, 50),) and recorded.names() == ["resnet18", "resnet50"]
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
+    monkeypatch.setattr(script, "losses", lambda *_: [0.0])
+    script.main([depth])
     today, settings = recorded.load(name), recorded.settings(name)
     losses = shipped_settings.pop("losses")
     assert len(losses) == 10 and len(settings.pop("losses")) == 1
@@ -49,10 +42,10 @@ def test_shipped_steps_are_what_the_script_records(main, monkeypatch, name):
     for stage, tensors in shipped.stages.items():
         assert list(today.stages[stage]) == list(tensors) and tensors
         for tensor, expected in tensors.items():
-            came = today.stages[stage][tensor]
-            assert came.shape == expected.shape
-            numbers = [(came.kept, expected.kept), (came.sums, expected.sums)]
-            numbers += [(came.largest, expected.largest)]
+            actual = today.stages[stage][tensor]
+            assert actual.shape == expected.shape
+            numbers = [(actual.kept, expected.kept), (actual.sums, expected.sums)]
+            numbers += [(actual.largest, expected.largest)]
             off = max(np.abs(np.subtract(*pair)).max(initial=0) for pair in numbers)
             assert off <= SAME * expected.largest, (stage, tensor)
 
@@ -62,9 +55,9 @@ def test_shipped_losses_are_those_of_the_script(script, monkeypatch, depth):
     """The first two; all ten are held against MindSpore in tests/migration/test_trace.py."""
     rates = script.SETTINGS["learning_rates_of_losses"][:2]
     monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
-    came = script.losses(*script.build(depth))
+    actual = script.losses(*script.build(depth))
     expected = recorded.settings(f"resnet{depth}")["losses"][:2]
-    np.testing.assert_allclose(came, expected, rtol=SAME)
+    np.testing.assert_allclose(actual, expected, rtol=SAME)
     assert abs(expected[0] - expected[1]) > 1e-5
 
 
@@ -108,31 +101,31 @@ def test_each_loss_is_of_its_learning_rate(script, monkeypatch):
         gradients = torch.autograd.grad(loss, weights)
         speeds = [0.9 * v + g for v, g in zip(speeds, gradients, strict=True)]
         weights = [(w - rate * v).detach() for w, v in zip(weights, speeds, strict=True)]
-    came = script.losses(module, loss_fn, optimizer, images, labels)
-    assert module.training and came == pytest.approx(expected, rel=1e-12)
+    actual = script.losses(module, loss_fn, optimizer, images, labels)
+    assert module.training and actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_a_trace_in_pytorch_is_the_step_by_hand(script):
     module, loss_fn, optimizer, images, labels = script.build(18)
     for parameter in module.parameters():
         parameter.grad = torch.ones_like(parameter)  # left over from somewhere
-    found = torch_trace(module, loss_fn, optimizer, images, labels)
+    trace = torch_trace(module, loss_fn, optimizer, images, labels)
     other, loss_fn, optimizer, images, labels = script.build(18)
     other.train()
     loss = loss_fn(other(torch.from_numpy(images).double()), torch.from_numpy(labels).long())
     loss.backward()
-    assert float(found.stages["loss"]["loss"]) == loss.item()
+    assert float(trace.stages["loss"]["loss"]) == loss.item()
     rate, decay = script.SETTINGS["learning_rates"][0], script.SETTINGS["weight_decay"]
     for name, parameter in other.named_parameters():
         gradient = parameter.grad.numpy()
-        np.testing.assert_array_equal(found.stages["gradients"][name], gradient)
-        before = found.stages["weights"][name]
+        np.testing.assert_array_equal(trace.stages["gradients"][name], gradient)
+        before = trace.stages["weights"][name]
         step = -rate * (gradient + (decay * before if parameter.ndim > 1 else 0))
-        np.testing.assert_allclose(found.stages["update"][name], step, rtol=1e-6, atol=1e-14)
-    for name, value in found.stages["statistics"].items():
+        np.testing.assert_allclose(trace.stages["update"][name], step, rtol=1e-6, atol=1e-14)
+    for name, value in trace.stages["statistics"].items():
         np.testing.assert_array_equal(value, other.state_dict()[name].numpy())
     # In the order of the calls, before a ReLU works in place: values of both signs.
-    forward = found.stages["forward"]
+    forward = trace.stages["forward"]
     assert list(forward)[:4] == ["conv1", "bn1", "relu", "maxpool"]
     assert forward["bn1"].min() < 0 == forward["relu"].min()
     assert "layer1.0.relu#2" in forward

@@ -129,5 +129,5 @@ def numbered(root: Path, counts: dict[str, int]) -> Path:
             files[f"{index:04d}.png"] = encode(flat, "PNG")
             number += 1
         # Not in order, so that none comes from the file system.
-        store(root / name, dict(sorted(files.items(), key=lambda one: one[0][::-1])))
+        store(root / name, dict(sorted(files.items(), key=lambda item: item[0][::-1])))
     return root
