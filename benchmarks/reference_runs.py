@@ -13,7 +13,6 @@ one. Entries of labs and presets that no RUN is of stay as they are.
 """
 
 import argparse
-import json
 import os
 import sys
 from datetime import date
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from _lab_tolerances import ANY_SEED, TOLERANCES
 
-from labkit.base.files import whole_file
+from labkit.base.files import write_json
 from labkit.errors import InputError
 from labkit.tools.reports import reference
 from labkit.tools.reports.read import LabRun, read_all
@@ -42,8 +41,7 @@ def main(arguments=None) -> int:
         kept = reference.load(options.out) if place.exists() else {}
         merged = {**kept, **{name: {**kept.get(name, {}), **labs} for name, labs in made.items()}}
         ordered = {name: dict(sorted(merged[name].items())) for name in sorted(merged)}
-        with whole_file(place, "the stored runs") as temporary:
-            temporary.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        write_json(place, ordered, "the stored runs")
     except InputError as error:
         print(f"reference_runs: {error}", file=sys.stderr)
         return 2

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from labkit.tools.reports import curves
-from labkit.tools.reports.curves import Line, panel, points, ticks
-from labkit.tools.reports.text_chart import chart
+from labkit.tools.reports.curves import Line, chart, panel, points, ticks
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 
