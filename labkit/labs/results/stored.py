@@ -54,6 +54,14 @@ class Stored:
         return [row for row in self.rows if all(row[n] == value for n, value in fields.items())]
 
 
+def by_seed(rows: Iterable[dict], setting: object, name: str) -> list[dict]:
+    """Return rows of one ``setting`` of result ``name``, by seed; ``InputError`` if none is."""
+    ordered = sorted(rows, key=lambda row: row["seed"])
+    if not ordered:
+        raise InputError(f"{setting} was not raced; {name}.csv lists what was")
+    return ordered
+
+
 def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
     """Return a stored result.
 

@@ -115,12 +115,14 @@ def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -
 def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return what the page says of one lab, in all its runs."""
     inputs = {lab.label: tables.inputs(lab) for lab in labs if lab.results.get("parameters")}
+    headline = tables.headline(labs)
     return {
         "name": name,
         "labs": labs,
         "inputs": tables.facts(inputs),
         "compared": len(inputs),
-        "headline": tables.headline(labs),
+        "headline": headline,
+        "within": Counter(row.within for rows in headline.values() for _, row in rows),
         "metrics": tables.all_metrics(labs),
         "curves": _curves(labs, numbers),
         "figures": _figures(labs),

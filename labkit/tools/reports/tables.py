@@ -32,17 +32,6 @@ class Facts:
     equal: Table | None
 
 
-@dataclass(frozen=True)
-class Headline:
-    """The headline metrics of one lab: metric -> its (run's label, row against the stored run)."""
-
-    metrics: dict[str, list[tuple[str, Row]]]
-
-    def count(self, within: bool | None) -> int:
-        """Return how many values are within (True), outside (False) or not compared (None)."""
-        return sum(row.within is within for rows in self.metrics.values() for _, row in rows)
-
-
 def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
     """Separate what differs from what is equal; ``columns`` is run -> fact -> value."""
     names = dict.fromkeys(name for values in columns.values() for name in values)
@@ -85,13 +74,13 @@ def what_ran(runs: Iterable[RunFolder]) -> Table:
     )
 
 
-def headline(labs: Sequence[LabRun]) -> Headline:
-    """Hold the headline metrics of several runs of one lab against the stored run."""
+def headline(labs: Sequence[LabRun]) -> dict[str, list[tuple[str, Row]]]:
+    """Return headline metric -> (run's label, row against the stored run) of one lab's runs."""
     metrics: dict[str, list[tuple[str, Row]]] = {}
     for lab in labs:
         for row in against_reference({**lab.results, "status": lab.status}):
             metrics.setdefault(row.metric, []).append((lab.label, row))
-    return Headline(metrics)
+    return metrics
 
 
 def all_metrics(labs: Sequence[LabRun]) -> Table | None:

@@ -95,15 +95,15 @@ def cells_of(texts):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The pages of the corpus, ten texts a notebook."""
+    """The pages of the corpus, 40 texts a notebook."""
     root = tmp_path_factory.mktemp("hostile")
-    for number, start in enumerate(range(0, len(CORPUS), 10)):
+    for number, start in enumerate(range(0, len(CORPUS), 40)):
         folder = root / "run" / f"lab-{number:02}"
         folder.mkdir(parents=True)
-        folders.write_notebook(folder, *cells_of(CORPUS[start : start + 10]))
+        folders.write_notebook(folder, *cells_of(CORPUS[start : start + 40]))
     written = page.write([root / "run"], root / "out.html")
     pages = sorted((root / "out_notebooks").glob("*.html"))
-    assert len(CORPUS) >= 100 and len(pages) == -(-len(CORPUS) // 10)
+    assert len(CORPUS) >= 100 and len(pages) == -(-len(CORPUS) // 40)
     return [written, *pages]
 
 
