@@ -193,11 +193,9 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
 
 
 def _check_batch(settings: Settings, name: str) -> None:
-    if settings[name] > settings["train_images"]:
-        raise InputError(
-            f"{name} {settings[name]} is larger than the data: "
-            f"train_images {settings['train_images']}"
-        )
+    batch, images = settings[name], settings["train_images"]
+    if batch > images:
+        raise InputError(f"{name} {batch} is larger than the data: train_images {images}")
 
 
 def _check_updates(settings: Settings) -> None:
@@ -223,20 +221,18 @@ def _check_stages(settings: Settings) -> None:
             f"{components} components need at least {components + 1}"
         )
     _check_batch(settings, "second_batch_size")
-    second = settings["second_epochs"] * (settings["train_images"] // settings["second_batch_size"])
+    epochs, batch = settings["second_epochs"], settings["second_batch_size"]
+    second = epochs * (settings["train_images"] // batch)
     if second < _SUBSPACE_UPDATES:
         raise InputError(
-            f"second_epochs {settings['second_epochs']} in batches of "
-            f"{settings['second_batch_size']} are {second} updates; expected {_SUBSPACE_UPDATES}"
+            f"second_epochs {epochs} in batches of {batch} are {second} updates; "
+            f"expected {_SUBSPACE_UPDATES}"
         )
 
 
-def _one_of(*values: float) -> Callable[[str, object], None]:
-    def check(name: str, value: object) -> None:
-        if value not in values:
-            raise wrong(name, value, f"one of {', '.join(map(str, values))}")
-
-    return check
+def _one_of(values: tuple[float, ...], name: str, value: object) -> None:
+    if value not in values:
+        raise wrong(name, value, f"one of {', '.join(map(str, values))}")
 
 
 def _image_size(name: str, value: object) -> None:
@@ -250,11 +246,10 @@ def _text(name: str, value: object) -> None:
 
 
 # More data workers than cores are no error: the pipeline fits them.
-_COUNTS: tuple[str, ...] = ("epochs", "start_epoch", "second_epochs", "batch_size")
-_COUNTS += ("second_batch_size", "micro_steps", "workers", "frequency", "evaluate_every")
-_COUNTS += ("saves_per_epoch", "trials")
-_POSITIVE: tuple[str, ...] = ("learning_rate", "mean_learning_rate", "momentum_learning_rate")
-_POSITIVE += ("damping", "thor_epochs", "momentum_epochs")
+_COUNTS = """epochs start_epoch second_epochs batch_size second_batch_size micro_steps workers
+    frequency evaluate_every saves_per_epoch trials""".split()
+_POSITIVE = """learning_rate mean_learning_rate momentum_learning_rate damping thor_epochs
+    momentum_epochs""".split()
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_COUNTS, integer),
     **dict.fromkeys(_POSITIVE, partial(number, above=0)),
@@ -265,8 +260,8 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "components": partial(integer, at_least=2),  # two span the plane that a path is drawn in
     "warmup_epochs": partial(integer, at_least=0),
     "seed": lambda name, value: seed(value, name),
-    "width": _one_of(0.25, 0.5, 1, 2),
-    "depth": _one_of(18, 34, 50, 101, 152),
+    "width": partial(_one_of, (0.25, 0.5, 1, 2)),
+    "depth": partial(_one_of, (18, 34, 50, 101, 152)),
     "image_size": _image_size,
     "data": _text,  # a folder with train/ and val/; empty: the colour digits, made offline
 }

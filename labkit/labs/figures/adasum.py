@@ -178,7 +178,8 @@ def _over_settings(
         )  # fmt: skip
     axis.set(xscale="log", xlabel=xlabel, title=title)
     ticks = sorted({setting for by_setting in accuracies.values() for setting in by_setting})
-    plots.label_ticks(axis, ticks, "x", fontsize=8)
+    plots.label_ticks(axis, ticks, "x")
+    axis.tick_params(axis="x", labelsize=8)
     plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure, axis
