@@ -18,7 +18,8 @@ from _trainings import at_end
 from _trainings import check as check_table
 
 from labkit.labs.results import Stored
-from labkit.labs.results.subspace_race import LARGE_BATCH, rounded, setting_of
+from labkit.labs.results.stored import rounded
+from labkit.labs.results.subspace_race import LARGE_BATCH, setting_of
 
 STAGES = ("compare", "sweep", "more")
 # Of what an update is timed; stage one and the other controls have the step of same_rate.

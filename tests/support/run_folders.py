@@ -124,7 +124,7 @@ def write_sweep(folder: Path, seeds=(1, 2)) -> Path:
     return folder
 
 
-def stored(folder: Path, amount=0.005, **changes) -> Path:
+def stored(folder: Path, **changes) -> Path:
     """Write a labs.json that knows the lab at preset smoke; return its folder."""
     entry = {
         "parameters": dict(PARAMETERS),
@@ -133,7 +133,7 @@ def stored(folder: Path, amount=0.005, **changes) -> Path:
             "test accuracy": {
                 "value": 0.982,
                 "kind": "absolute",
-                "amount": amount,
+                "amount": 0.005,
                 "reason": "spread of four seeds",
             }
         },

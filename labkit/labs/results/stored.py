@@ -62,6 +62,11 @@ def by_seed(rows: Iterable[dict], setting: object, name: str) -> list[dict]:
     return ordered
 
 
+def rounded(rate: float) -> float:
+    """Return a learning rate to six digits, as the tables hold it."""
+    return float(f"{rate:.6g}")
+
+
 def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
     """Return a stored result.
 

@@ -42,7 +42,7 @@ from typing import Any
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.results import stored as files
-from labkit.labs.results.stored import Stored, by_seed
+from labkit.labs.results.stored import Stored, by_seed, rounded
 
 NAME = "subspace_race"
 METHODS = (
@@ -104,11 +104,6 @@ def setting_of(
         if fields[name] is None:
             raise InputError(f"{method} has no {name}")
     return fields | changes
-
-
-def rounded(rate: float) -> float:
-    """Return a rate to six digits, as the table holds it."""
-    return float(f"{rate:.6g}")
 
 
 def rows_of(

@@ -63,12 +63,12 @@ def load(folder: Path | None = None) -> dict[str, Any]:
         ) from error
 
 
-def stored(results: Mapping[str, Any], folder: Path | None = None) -> Mapping[str, Any] | None:
+def stored(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the stored run of the lab and preset of a results.json, or None."""
-    return load(folder).get(results.get("preset", ""), {}).get(results.get("lab", ""))
+    return load().get(results.get("preset", ""), {}).get(results.get("lab", ""))
 
 
-def against_reference(results: Mapping[str, Any], folder: Path | None = None) -> list[Row]:
+def against_reference(results: Mapping[str, Any]) -> list[Row]:
     """Compare the headline metrics of a results.json with the stored run of its lab and preset.
 
     Where a parameter differs from the stored run's, nothing is compared, and the verdict names it;
@@ -76,7 +76,6 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
 
     Args:
         results: as read from the file; what has not passed has no metrics and gives no rows.
-        folder: where labs.json is; None: the one that came with labkit.
 
     Returns:
         A row for each stored metric and each headline metric that is not stored.
@@ -86,7 +85,7 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
     """
     if results.get("status", "passed") != "passed":
         return []
-    metrics, entry = results.get("metrics") or {}, stored(results, folder)
+    metrics, entry = results.get("metrics") or {}, stored(results)
     headline = [name for name in results.get("headline") or () if name in metrics]
     if entry is None:
         lab, preset = results.get("lab"), results.get("preset")

@@ -15,9 +15,11 @@ from tests.support import run_folders as folders
 SEED_7 = {"parameters": {**folders.PARAMETERS, "seed": 7}}
 
 
-def rows(tmp_path, amount=0.005, entry=(), **changes):
-    place = folders.stored(tmp_path / "stored", amount, **dict(entry))
-    return reference.against_reference(folders.results(**changes), place)
+def rows(tmp_path, entry=(), **changes):
+    with pytest.MonkeyPatch.context() as patch:
+        place = folders.stored(tmp_path / "stored", **dict(entry))
+        patch.setattr(reference, "FOLDER", place)
+        return reference.against_reference(folders.results(**changes))
 
 
 def metric(value, kind):
