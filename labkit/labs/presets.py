@@ -1,4 +1,4 @@
-"""The settings of every lab at every preset: one table, so that no notebook repeats a number.
+"""The settings of every lab at every preset, so that no notebook repeats a number.
 
 ``smoke`` is for tests (under 30 s a notebook), ``lab`` gives the numbers the text speaks of (under
 4 minutes on two cores), ``paper`` is the source document's own full-scale setting.
@@ -15,146 +15,100 @@ PRESETS = ("smoke", "lab", "paper")
 Settings = dict[str, Any]
 
 
-def _presets(lab: Settings, smoke: Settings, paper: Settings) -> dict[str, Settings]:
-    """The settings by preset; ``smoke`` and ``paper`` say what is not as in ``lab``."""
-    return {"smoke": lab | smoke, "lab": lab, "paper": lab | paper}
+def _presets(**settings: Any) -> dict[str, Settings]:
+    """Return preset -> setting -> value of a table: a tuple where the presets differ."""
+    return {
+        preset: {
+            name: value[column] if isinstance(value, tuple) else value
+            for name, value in settings.items()
+        }
+        for column, preset in enumerate(PRESETS)
+    }
 
 
 LABS = {
-    "00_start_here": _presets({}, {}, {}),
+    "00_start_here": _presets(),
     # The source document trains on all 60 000 images in every setting, so `lab` and `paper` agree.
     "01_gradient_accumulation": _presets(
-        lab={
-            "epochs": 3,
-            "batch_size": 32,
-            "micro_steps": 4,
-            "learning_rate": 0.01,
-            "momentum": 0.9,
-            "train_images": 60_000,
-            "seed": 1,
-            "workers": 1,
-        },
-        smoke={"epochs": 1, "train_images": 2_080},
-        paper={},
+        epochs=(1, 3, 3),
+        batch_size=32,
+        micro_steps=4,
+        learning_rate=0.01,
+        momentum=0.9,
+        train_images=(2_080, 60_000, 60_000),
+        seed=1,
+        workers=1,
     ),
     # Half a ResNet-18 on small images: what two cores train in two minutes. `paper` is the source
     # document's ResNet-50, as labkit/recipes/resnet50_config.py trains it.
     "02_resnet50_migration": _presets(
-        lab={
-            "depth": 18,
-            "width": 0.5,
-            "image_size": 64,
-            "train_images": 9_000,
-            "val_images": 1_000,
-            "epochs": 3,
-            "batch_size": 32,
-            "learning_rate": 0.05,
-            "warmup_epochs": 1,
-            "momentum": 0.9,
-            "weight_decay": 1e-4,
-            "smoothing": 0.1,
-            "data": "",
-            "seed": 1,
-            "workers": 1,
-        },
-        smoke={"train_images": 200, "val_images": 160, "image_size": 32, "epochs": 1},
-        paper={
-            "depth": 50,
-            "width": 1.0,
-            "image_size": 224,
-            "epochs": 90,
-            "batch_size": 256,
-            "learning_rate": 0.256,
-            "momentum": 0.875,
-            "weight_decay": 1 / 32768,
-            "workers": 8,
-        },
+        depth=(18, 18, 50),
+        width=(0.5, 0.5, 1.0),
+        image_size=(32, 64, 224),
+        train_images=(200, 9_000, 9_000),
+        val_images=(160, 1_000, 1_000),
+        epochs=(1, 3, 90),
+        batch_size=(32, 32, 256),
+        learning_rate=(0.05, 0.05, 0.256),
+        warmup_epochs=1,
+        momentum=(0.9, 0.9, 0.875),
+        weight_decay=(1e-4, 1e-4, 1 / 32768),
+        smoothing=0.1,
+        data="",
+        seed=1,
+        workers=(1, 1, 8),
     ),
-    # Learning rates, damping, epochs: what benchmarks/thor_race.py found on a validation split,
+    # Learning rates, damping, epochs: what benchmarks/thor_race.py measured on a validation split,
     # with the same budget for both optimizers. `paper` is the source document's ResNet-50 on 8
     # devices, as labkit/recipes/thor_config.py trains it ("ascend"); the race is then `lab`'s.
     "03_thor": _presets(
-        lab={
-            "learning_rate": 1.2,
-            "damping": 3.0,
-            "frequency": 10,
-            "thor_epochs": 2,
-            "momentum_learning_rate": 0.06,
-            "momentum_epochs": 2,
-            "momentum": 0.9,
-            "weight_decay": 5e-4,
-            "batch_size": 128,
-            "train_images": 60_000,
-            "evaluate_every": 39,
-            "data": "",
-            "seed": 1,
-        },
-        smoke={"thor_epochs": 1, "momentum_epochs": 1, "train_images": 2_560, "evaluate_every": 10},
-        paper={
-            "learning_rate": 0.05803,
-            "damping": 0.03,
-            "frequency": 834,
-            "thor_epochs": 45,
-            "batch_size": 32,
-        },
+        learning_rate=(1.2, 1.2, 0.05803),
+        damping=(3.0, 3.0, 0.03),
+        frequency=(10, 10, 834),
+        thor_epochs=(1, 2, 45),
+        momentum_learning_rate=0.06,
+        momentum_epochs=(1, 2, 2),
+        momentum=0.9,
+        weight_decay=5e-4,
+        batch_size=(128, 128, 32),
+        train_images=(2_560, 60_000, 60_000),
+        evaluate_every=(10, 39, 39),
+        data="",
+        seed=1,
     ),
-    # The single worker's learning rate and the mean's own: what benchmarks/adasum_race.py found.
+    # The single worker's learning rate and the mean's own: of benchmarks/adasum_race.py.
     # `paper` is the source document's ResNet-50 on two servers, as labkit/recipes/adasum_config.py
     # trains it on one device; the race is then that of `lab`.
     "04_adasum": _presets(
-        lab={
-            "workers": 16,
-            "learning_rate": 0.03,
-            "mean_learning_rate": 0.06,
-            "momentum": 0.9,
-            "batch_size": 32,
-            "epochs": 2,
-            "train_images": 60_000,
-            "evaluate_every": 26,
-            "data": "",
-            "seed": 1,
-        },
-        smoke={"workers": 4, "epochs": 1, "train_images": 1_280, "evaluate_every": 5},
-        paper={"workers": 2, "learning_rate": 0.8, "batch_size": 256, "epochs": 90},
+        workers=(4, 16, 2),
+        learning_rate=(0.03, 0.03, 0.8),
+        mean_learning_rate=0.06,
+        momentum=0.9,
+        batch_size=(32, 32, 256),
+        epochs=(1, 2, 90),
+        train_images=(1_280, 60_000, 60_000),
+        evaluate_every=(5, 26, 26),
+        data="",
+        seed=1,
     ),
     # The two stages on 5 000 images, as benchmarks/subspace_race.py trains them: small batches at a
     # learning rate that is never lowered, so that the end is noisy. `paper` is the source
     # document's ResNet-50 on 8 devices, as labkit/recipes/subspace_config.py trains it; the race is
     # then that of `lab`.
     "05_dimension_reduction": _presets(
-        lab={
-            "train_images": 5_000,
-            "batch_size": 8,
-            "learning_rate": 0.01,
-            "momentum": 0.9,
-            "epochs": 6,
-            "start_epoch": 2,
-            "saves_per_epoch": 8,
-            "components": 32,
-            "trials": 20,
-            "second_batch_size": 250,
-            "second_epochs": 2,
-            "data": "",
-            "seed": 1,
-        },
-        smoke={
-            "train_images": 800,
-            "epochs": 2,
-            "start_epoch": 1,
-            "saves_per_epoch": 6,
-            "components": 4,
-            "trials": 5,
-            "second_batch_size": 100,
-            "second_epochs": 1,
-        },
-        paper={
-            "batch_size": 256,
-            "learning_rate": 0.8,
-            "epochs": 70,
-            "start_epoch": 31,
-            "saves_per_epoch": 1,
-            "second_batch_size": 256,
-        },
+        train_images=(800, 5_000, 5_000),
+        batch_size=(8, 8, 256),
+        learning_rate=(0.01, 0.01, 0.8),
+        momentum=0.9,
+        epochs=(2, 6, 70),
+        start_epoch=(1, 2, 31),
+        saves_per_epoch=(6, 8, 1),
+        components=(4, 32, 32),
+        trials=(5, 20, 20),
+        second_batch_size=(100, 250, 256),
+        second_epochs=(1, 2, 2),
+        data="",
+        seed=1,
     ),
 }
 

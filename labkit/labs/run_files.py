@@ -25,29 +25,14 @@ RUN, RESULTS, RECORDS = "run.json", "results.json", "records.csv"
 SWEEP, SWEEP_TABLE, SWEEP_RUNS = "sweep.json", "sweep.csv", "runs"
 LOG, KERNEL_LOG, FIGURES = "log.txt", "kernel.log", "figures"
 STATUSES = ("passed", "failed", "running", "interrupted")
-_NUMBER = (int, float)
-# Every key of results.json that is used again, and what it must be to be used.
+# Every key of results.json that is used again, by what it must be to be used.
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "lab": str,
-    "preset": str,
-    "parameters": dict,
-    "device": str,
-    "versions": dict,
-    "git": str,
-    "runtime": dict,
-    "inputs": dict,
-    "started": str,
-    "seconds": _NUMBER,
-    "total_seconds": _NUMBER,
-    "peak_memory_mb": _NUMBER,
-    "metrics": dict,
+    **dict.fromkeys(("lab", "preset", "device", "git", "started", "notebook"), str),
+    **dict.fromkeys(("parameters", "versions", "runtime", "inputs", "metrics", "error"), dict),
+    **dict.fromkeys(("seconds", "total_seconds", "peak_memory_mb", "pid_created"), (int, float)),
+    **dict.fromkeys(("status", "host"), str),
     "headline": list,
-    "notebook": str,
-    "status": str,
-    "error": dict,
-    "host": str,
     "pid": int,
-    "pid_created": _NUMBER,
 }
 
 
