@@ -41,6 +41,7 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
     try:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)
+        os.stat(path.parent)  # names the folder where it is gone
         with scratch_folder(path.parent) as scratch:
             temporary = scratch / f"part{path.suffix}"
             yield temporary
