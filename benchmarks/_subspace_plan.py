@@ -49,12 +49,12 @@ def _compare(setting, noise=0.0):
     own = _SETTINGS[setting]
     rate, ratio = own["learning_rate"], LARGE_BATCH / own["batch"]
     large = (rate, rounded(rate * ratio**0.5), rounded(rate * ratio))
-    found = [{"method": name} for name in ("stage_one", "same_rate", "tenth", "to_zero")]
-    found += [{"method": "large_batch", "learning_rate": one} for one in large]
-    found += [{"method": "average"}]
-    found += [{"method": "projected_sgd", "learning_rate": one} for one in (rate, 0.1, 1.0)]
-    found += [{"method": "projected_bfgs"}]
-    return [{"setting": setting, "noise": noise} | one for one in found]
+    changes = [{"method": name} for name in ("stage_one", "same_rate", "tenth", "to_zero")]
+    changes += [{"method": "large_batch", "learning_rate": each} for each in large]
+    changes += [{"method": "average"}]
+    changes += [{"method": "projected_sgd", "learning_rate": each} for each in (rate, 0.1, 1.0)]
+    changes += [{"method": "projected_bfgs"}]
+    return [{"setting": setting, "noise": noise} | change for change in changes]
 
 
 def _search(**changes):

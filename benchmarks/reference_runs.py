@@ -55,9 +55,9 @@ def show(stored: dict[str, dict]) -> None:
     """Print a row for every stored metric."""
     for preset, labs in stored.items():
         for lab, entry in labs.items():
-            for metric, one in entry["metrics"].items():
-                tolerance = reference.tolerance_text(one)
-                print(f"{preset:6}{lab:25}{metric:54}{one['value']!s:24}{tolerance}")
+            for metric, row in entry["metrics"].items():
+                tolerance = reference.tolerance_text(row)
+                print(f"{preset:6}{lab:25}{metric:54}{row['value']!s:24}{tolerance}")
 
 
 def entries(labs: list[LabRun]) -> dict[str, dict[str, dict]]:
@@ -109,11 +109,11 @@ def _metric(where: str, metric: str, tolerance: tuple, runs: list[LabRun]) -> di
     kind, amount, reason = tolerance
     values = [[_seed(run), run.results["metrics"].get(metric)] for run in runs]
     stored = values[0][1]
-    outside = [one for one in values if not reference.is_within(one[1], stored, kind, amount)]
+    outside = [pair for pair in values if not reference.is_within(pair[1], stored, kind, amount)]
     if outside:
         raise InputError(f"{where}: {kind} {amount} around {stored} does not cover {outside}")
-    found = {"value": stored, "kind": kind, "amount": amount, "reason": reason}
-    return found | {"measured": values}
+    row = {"value": stored, "kind": kind, "amount": amount, "reason": reason}
+    return row | {"measured": values}
 
 
 def _seed(run: LabRun):
