@@ -62,8 +62,7 @@ def main():
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
     """Train everything that is planned, take the times of updates, and return the race."""
     from _race import images_for
-    from _subspace_times import kept_ms
-    from _subspace_training import train
+    from _subspace_training import kept_ms, train
 
     plan, folder = PLANS[option], work / "stage_one"
     if anew:
