@@ -77,7 +77,6 @@ def test_under_a_server_it_is_sliders_and_a_picture(monkeypatch, shown, draw):
     assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
     assert (height.value, width.value) == (1.5, 2) and 'alt="a bar"' in picture.value
     assert "max-width: 100%" in picture.value  # else JupyterLab cuts its right side off
-
     monkeypatch.setenv("LABKIT_RUN", "runs/x")  # a run of labkit is headless even under a server
     assert not interactive.has_front_end()
 
