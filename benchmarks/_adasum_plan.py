@@ -19,6 +19,7 @@ from _trainings import check as check_table
 from labkit.errors import InputError
 from labkit.labs.results import Stored
 from labkit.labs.results.adasum_race import WORKERS, setting_of
+from labkit.labs.results.stored import rounded
 
 BATCH, MNIST_IMAGES = 32, 60_000
 SEEDS = (1, 2, 3)
@@ -88,7 +89,7 @@ def changed(single: Mapping[str, float], multiple: float = 1, **changes) -> dict
         **changes: arguments of ``setting_of``
     """
     rate = single[changes.get("optimizer", "Momentum")] * multiple
-    return setting_of(float(f"{rate:.6g}"), **changes)
+    return setting_of(rounded(rate), **changes)
 
 
 def planned(plan: Mapping, single: Mapping[str, float]) -> list[tuple[str, dict, int]]:

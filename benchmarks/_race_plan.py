@@ -1,5 +1,7 @@
 """What the race of THOR against Momentum trains: its grids, its sweeps, and the same in small."""
 
+from labkit.labs.results.stored import rounded
+
 TUNING_SEED, SEEDS = 100, (1, 2, 3)
 TARGETS = (0.98, 0.985, 0.99)
 FREQUENCY = 10
@@ -54,7 +56,7 @@ def sweeps(tuned: dict, varied: dict) -> list[tuple[str, object, dict]]:
             setting = tuned | {"damping" if name == IN_PROPORTION else name: value}
             if name == IN_PROPORTION:
                 rate = tuned["learning_rate"] * value / tuned["damping"]
-                setting["learning_rate"] = float(f"{rate:.6g}")
+                setting["learning_rate"] = rounded(rate)
             trainings.append((name, value, setting))
     return trainings
 

@@ -18,7 +18,8 @@ from _trainings import at_end
 from _trainings import check as check_table
 
 from labkit.labs.results import Stored
-from labkit.labs.results.subspace_race import LARGE_BATCH, rounded, setting_of
+from labkit.labs.results.stored import rounded
+from labkit.labs.results.subspace_race import LARGE_BATCH, setting_of
 
 STAGES = ("compare", "sweep", "more")
 # Of what an update is timed; stage one and the other controls have the step of same_rate.
@@ -48,12 +49,12 @@ def _compare(setting, noise=0.0):
     own = _SETTINGS[setting]
     rate, ratio = own["learning_rate"], LARGE_BATCH / own["batch"]
     large = (rate, rounded(rate * ratio**0.5), rounded(rate * ratio))
-    found = [{"method": name} for name in ("stage_one", "same_rate", "tenth", "to_zero")]
-    found += [{"method": "large_batch", "learning_rate": one} for one in large]
-    found += [{"method": "average"}]
-    found += [{"method": "projected_sgd", "learning_rate": one} for one in (rate, 0.1, 1.0)]
-    found += [{"method": "projected_bfgs"}]
-    return [{"setting": setting, "noise": noise} | one for one in found]
+    changes = [{"method": name} for name in ("stage_one", "same_rate", "tenth", "to_zero")]
+    changes += [{"method": "large_batch", "learning_rate": each} for each in large]
+    changes += [{"method": "average"}]
+    changes += [{"method": "projected_sgd", "learning_rate": each} for each in (rate, 0.1, 1.0)]
+    changes += [{"method": "projected_bfgs"}]
+    return [{"setting": setting, "noise": noise} | change for change in changes]
 
 
 def _search(**changes):

@@ -1,9 +1,13 @@
-"""One training of the two-stage race: stage one with its snapshots, or what may follow it."""
+"""One training of the two-stage race: stage one with its snapshots, or what may follow it.
+
+And how long the updates of every kind take, in turns, in one process.
+"""
 
 import functools
 import hashlib
 import json
 import math
+import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +15,16 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 from _race import Images, batches, judge, run
+from _subspace_plan import TIMED
 from _subspace_start import Start, moments_of, with_noise
+from _trainings import load_json
 from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace.shares import Share
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import load_snapshot, write_snapshot
+from labkit.labs.results.subspace_race import setting_of
 from labkit.nets.lenet import LeNet5
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
@@ -225,3 +232,41 @@ def _second(data, total, seed, batch):
 
 def _judged(total, points):
     return {round(total * number / points) for number in range(1, points + 1)}
+
+
+def kept_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float]]:
+    """Return ``update_ms``, kept in ``folder`` from an earlier call with the same stages one."""
+    path, of = folder / "times.json", {name: plan[name] for name in ("settings", "rounds")}
+    kept = load_json(path)
+    if kept is None or kept["of"] != of:
+        kept = {"of": of, "times": update_ms(plan, data, folder)}
+        path.write_text(json.dumps(kept))
+    return kept["times"]
+
+
+def update_ms(plan: dict, data: Images, folder: Path) -> dict[str, dict[str, float]]:
+    """Return setting -> method of ``TIMED`` -> milliseconds of an update.
+
+    The median over the plan's rounds, each of which makes every training of two epochs once, of the
+    first seed and without noise. What others do on the machine then falls on all alike. ``folder``
+    is that of the stages one.
+    """
+    planned = {(c.get("setting", "batch 8"), c["method"]) for c in plan["compare"]}
+    settings = [
+        setting_of(plan, method, setting)
+        for setting in plan["settings"]
+        for method in TIMED
+        if (setting, method) in planned
+    ]
+    rounds = {}
+    for _ in range(plan["rounds"]):
+        for setting in settings:
+            stage_one = plan["settings"][setting["setting"]]
+            limits = {"stage_one": stage_one, "epochs": plan["epochs"], "points": plan["epochs"]}
+            outcome = train(setting, data, plan["seeds"][0], folder=folder, **limits)
+            ms = outcome["seconds"] / outcome["curve"][-1]["update"] * 1e3
+            rounds.setdefault((setting["setting"], setting["method"]), []).append(ms)
+    times = {name: {} for name in plan["settings"]}
+    for (setting, method), taken in rounds.items():
+        times[setting][method] = round(statistics.median(taken), 3)
+    return times

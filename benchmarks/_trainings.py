@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from labkit.base.files import whole_file
+from labkit.base.files import write_json
 from labkit.base.project import version
 from labkit.errors import InputError
 from labkit.labs.results import Stored
@@ -78,8 +78,7 @@ class Trainings:
             begin = time.perf_counter()
             outcome = self._train(setting, self._part(part), seed, **limits)
             outcome["busy_seconds"] = time.perf_counter() - begin
-            with whole_file(path, "the training") as temporary:
-                temporary.write_text(json.dumps(outcome))
+            write_json(path, outcome, "the training", indent=None)
         run = len(self.rows) + 1
         row = self._row_of(run, stage, setting, seed, outcome, **columns)
         self.rows.append(row)

@@ -93,14 +93,17 @@ def _summary(row):
 
 
 def show(stored: results.Stored) -> None:
-    """Print the rates found, the race, and whether it shows what is required."""
+    """Print the tuned rates, the race, and whether it shows what is required."""
     print(f"\nlearning rates: single worker {stored.head['single']}, tuned {stored.head['tuned']}")
     print("\ntest accuracy in %\n")
     names = ("workers", "reduction", "optimizer", "on", "scope", "learning_rate")
-    found = {}
+    by_setting = {}
     for row in stored.select(stage="race"):
-        found.setdefault(tuple(row[name] for name in names), []).append(row["last_accuracy"])
-    rows = [[*("-" if x is None else f"{x}" for x in key), *percents(found[key])] for key in found]
+        by_setting.setdefault(tuple(row[name] for name in names), []).append(row["last_accuracy"])
+    rows = [
+        [*("-" if value is None else f"{value}" for value in setting), *percents(accuracies)]
+        for setting, accuracies in by_setting.items()
+    ]
     print_table([*names, "mean", "by seed"], rows)
     _show_required(stored)
 
@@ -108,7 +111,7 @@ def show(stored: results.Stored) -> None:
 def _show_required(stored):
     adasum = statistics.mean(race.accuracies(stored))
     means = race.by_rate(stored, "mean")
-    most = max(statistics.mean(found) for found in means.values())
+    most = max(map(statistics.mean, means.values()))
     least = statistics.mean(race.accuracies(stored, "sum"))
     rows = [
         ["Adasum", adasum, f"at least {ADASUM}", verdict(adasum >= ADASUM)],

@@ -13,7 +13,6 @@ one. Entries of labs and presets that no RUN is of stay as they are.
 """
 
 import argparse
-import json
 import os
 import sys
 from datetime import date
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from _lab_tolerances import ANY_SEED, TOLERANCES
 
-from labkit.base.files import whole_file
+from labkit.base.files import write_json
 from labkit.errors import InputError
 from labkit.tools.reports import reference
 from labkit.tools.reports.read import LabRun, read_all
@@ -42,8 +41,7 @@ def main(arguments=None) -> int:
         kept = reference.load(options.out) if place.exists() else {}
         merged = {**kept, **{name: {**kept.get(name, {}), **labs} for name, labs in made.items()}}
         ordered = {name: dict(sorted(merged[name].items())) for name in sorted(merged)}
-        with whole_file(place, "the stored runs") as temporary:
-            temporary.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        write_json(place, ordered, "the stored runs")
     except InputError as error:
         print(f"reference_runs: {error}", file=sys.stderr)
         return 2
@@ -57,9 +55,9 @@ def show(stored: dict[str, dict]) -> None:
     """Print a row for every stored metric."""
     for preset, labs in stored.items():
         for lab, entry in labs.items():
-            for metric, one in entry["metrics"].items():
-                tolerance = reference.tolerance_text(one)
-                print(f"{preset:6}{lab:25}{metric:54}{one['value']!s:24}{tolerance}")
+            for metric, row in entry["metrics"].items():
+                tolerance = reference.tolerance_text(row)
+                print(f"{preset:6}{lab:25}{metric:54}{row['value']!s:24}{tolerance}")
 
 
 def entries(labs: list[LabRun]) -> dict[str, dict[str, dict]]:
@@ -111,11 +109,11 @@ def _metric(where: str, metric: str, tolerance: tuple, runs: list[LabRun]) -> di
     kind, amount, reason = tolerance
     values = [[_seed(run), run.results["metrics"].get(metric)] for run in runs]
     stored = values[0][1]
-    outside = [one for one in values if not reference.is_within(one[1], stored, kind, amount)]
+    outside = [pair for pair in values if not reference.is_within(pair[1], stored, kind, amount)]
     if outside:
         raise InputError(f"{where}: {kind} {amount} around {stored} does not cover {outside}")
-    found = {"value": stored, "kind": kind, "amount": amount, "reason": reason}
-    return found | {"measured": values}
+    row = {"value": stored, "kind": kind, "amount": amount, "reason": reason}
+    return row | {"measured": values}
 
 
 def _seed(run: LabRun):

@@ -62,8 +62,7 @@ def main():
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
     """Train everything that is planned, take the times of updates, and return the race."""
     from _race import images_for
-    from _subspace_times import kept_ms
-    from _subspace_training import train
+    from _subspace_training import kept_ms, train
 
     plan, folder = PLANS[option], work / "stage_one"
     if anew:
@@ -73,8 +72,8 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
     )
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
     for stage, setting, seed in planned(plan):
-        one = plan["settings"][setting["setting"]]
-        trainings.add(stage, setting, seed, "test", limits | {"stage_one": one})
+        stage_one = plan["settings"][setting["setting"]]
+        trainings.add(stage, setting, seed, "test", limits | {"stage_one": stage_one})
     images = images_for(data, "test", **plan["images"])
     times = kept_ms(plan, images, folder)
     for row in trainings.rows:
@@ -121,7 +120,7 @@ def _show_gains(stored):
     print("\ngain over the end of stage one, batch 8, after one epoch of stage two; in points\n")
     methods = [change["method"] for change in stored.head["plan"]["more"]]
     if methods:
-        rows = [[one, *_gain(stored, one, more=True)] for one in methods if one != "stage_one"]
+        rows = [[name, *_gain(stored, name, more=True)] for name in methods if name != "stage_one"]
         print_table(["more seeds", "mean", "by seed"], rows)
         print()
     mean, by_seed = _gain(stored, "projected_bfgs")
@@ -131,8 +130,8 @@ def _show_gains(stored):
 
 
 def _gain(stored, method, **which):
-    found = race.gains(stored, method, 1, **which)
-    mean, *by_seed = (f"{100 * one:+.2f}" for one in (statistics.mean(found), *found))
+    gains = race.gains(stored, method, 1, **which)
+    mean, *by_seed = (f"{100 * gain:+.2f}" for gain in (statistics.mean(gains), *gains))
     return [mean, " ".join(by_seed)]
 
 
@@ -144,11 +143,11 @@ def draw(stored: results.Stored, path: Path) -> None:
     from labkit.labs.figures import subspace as subspace_plots
 
     panels = {}
-    for setting, noise in {(one["setting"], one["noise"]): None for one in stored.rows}:
+    for setting, noise in {(row["setting"], row["noise"]): None for row in stored.rows}:
         best = {}
         for line in race.compared(stored, setting, noise):
-            found = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
-            best[line["method"]] = max(found, key=statistics.mean)
+            rates = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
+            best[line["method"]] = max(rates, key=statistics.mean)
         panels[setting + (f"\n{noise:.0%} random labels" if noise else "")] = best
     subspace_plots.by_method(panels).savefig(path, dpi=110)
 
@@ -157,28 +156,26 @@ def _show_compared(lines):
     rows = []
     for line in lines:
         # Where there is but one accuracy, it is that at the end.
-        one = line["one_epoch"] if line["method"] not in ("stage_one", "average") else None
+        early = line["one_epoch"] if line["method"] not in ("stage_one", "average") else None
         name = " ".join(str(line[n]) for n in ("batch", "learning_rate") if line[n] is not None)
         numbers = [f"{statistics.mean(line[n]):.3f}" for n in ("loss", "seconds")]
-        columns = [*percents(one), *percents(line["two_epochs"])]
+        columns = [*percents(early), *percents(line["two_epochs"])]
         rows.append([line["method"], name, *columns, *numbers])
     header = ["", "batch, rate", "one epoch", "by seed", "two", "by seed", "loss", "seconds"]
     print_table(header, rows)
 
 
 def _show_sweep(stored):
-    found = {}
-    for row in stored.select(stage="sweep"):
-        key = {name: row[name] for name in ("setting", *race.SEARCH)} | {"batch": row["batch"]}
-        found[tuple(key.items())] = key
-    rows = []
-    for key in found.values():
+    names, rows = ("setting", *race.SEARCH, "batch"), []
+    swept = stored.select(stage="sweep")
+    for values in dict.fromkeys(tuple(row[name] for name in names) for row in swept):
+        key = dict(zip(names, values, strict=True))
         what = {name: value for name, value in key.items() if value != _usual(name)}
         searches = race.searches(stored, **key)
         accuracies = (race.accuracies(stored, "projected_bfgs", n, **key) for n in (1, 2))
         failed = f"{statistics.mean(searches['failed']):.1%}"
         trials = f"{statistics.mean(searches['trials']):.2f}"
-        columns = [text for found in accuracies for text in percents(found)]
+        columns = [text for by_seed in accuracies for text in percents(by_seed)]
         rows.append([" ".join(f"{n}={v}" for n, v in what.items()), *columns, failed, trials])
     if rows:
         print("\nprojected BFGS, changed in one thing; test accuracy in %\n")

@@ -75,8 +75,8 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
 def _kept(trainings):
     """Return the curves that are stored: those of the tuning are too many."""
     rows = [row for row in trainings.rows if row["stage"] != "tune"]
-    found = {row["run"]: trainings.curves[row["run"]] for row in rows}
-    return {run: curve for run, curve in found.items() if curve}
+    curves = {row["run"]: trainings.curves[row["run"]] for row in rows}
+    return {run: curve for run, curve in curves.items() if curve}
 
 
 def _limits(plan, updates=None, stop_at=None):
@@ -137,24 +137,24 @@ def times(tuned: dict, plan: dict, data: Path) -> dict:
     from _race import images_for
 
     images = images_for(data, "validation", **plan["images"])
-    found = {}
+    by_net = {}
     for net, by_optimizer in tuned.items():
         won = {optimizer: settings[0] for optimizer, settings in by_optimizer.items()}
         if net == plan["sweep_net"]:
             won["THOR, refresh"] = won["THOR"] | {"frequency": 1}
             won["THOR, cached"] = won["THOR"] | {"frequency": 10**6}
-        found[net] = _in_turns(won, images, plan["rounds"], plan["turn"])
-    return found
+        by_net[net] = _in_turns(won, images, plan["rounds"], plan["turn"])
+    return by_net
 
 
 def _in_turns(settings, images, rounds, turn):
-    calls, found, taken = {}, {}, {name: [] for name in settings}
+    calls, timed, taken = {}, {}, {name: [] for name in settings}
     for name, setting in settings.items():
         calls[name] = _caller(setting, images, (rounds + 1) * turn)
         begin = time.perf_counter()
         calls[name]()
         calls[name]()
-        found[name] = {"compile_seconds": round(time.perf_counter() - begin, 2)}
+        timed[name] = {"compile_seconds": round(time.perf_counter() - begin, 2)}
     for _ in range(rounds):
         for name, call in calls.items():
             begin = time.perf_counter()
@@ -162,9 +162,9 @@ def _in_turns(settings, images, rounds, turn):
                 call()
             taken[name].append((time.perf_counter() - begin) / turn * 1e3)
     for name, turns in taken.items():
-        found[name]["ms"] = round(statistics.median(turns), 3)
-        found[name]["turns"] = [round(turn, 3) for turn in turns]
-    return found
+        timed[name]["ms"] = round(statistics.median(turns), 3)
+        timed[name]["turns"] = [round(turn, 3) for turn in turns]
+    return timed
 
 
 def _caller(setting, images, updates):

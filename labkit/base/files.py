@@ -23,22 +23,25 @@ _STALE_SECONDS = 24 * 3600.0
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iterator[Path]:
     """Give a temporary path to write to; on leaving, sync the file and rename it to ``path``.
 
     Left by an exception, nothing is renamed and the temporary file is removed; ``path`` is then as
-    it was. Its folder is made if it is not there.
+    it was.
 
     Args:
         path: Where the file will be.
         what: What the file is, for the message: ``cannot write {what} {path}``.
+        parents: Make its folder if it is not there.
 
     Raises:
         InputError: Where the system refuses.
     """
     path = Path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        os.stat(path.parent)  # names the folder where it is gone
         with scratch_folder(path.parent) as scratch:
             temporary = scratch / f"part{path.suffix}"
             yield temporary
@@ -50,6 +53,17 @@ def whole_file(path: str | os.PathLike, what: str) -> Iterator[Path]:
         raise InputError(f"cannot write {what} {path}: {error}") from error
 
 
+def write_text(path: str | os.PathLike, text: str, what: str, parents: bool = True) -> None:
+    """Write a text file in UTF-8, complete or not at all; arguments as in ``whole_file``.
+
+    Raises:
+        InputError: Where the system refuses.
+    """
+    with whole_file(path, what, parents) as temporary:
+        # Half of a pair of surrogates (a path that is no UTF-8) is spelled as JSON does.
+        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
 def write_json(
     path: str | os.PathLike,
     value: Any,
@@ -57,6 +71,7 @@ def write_json(
     *,
     indent: int | None = 1,
     allow_nan: bool = True,
+    parents: bool = True,
 ) -> None:
     """Write ``value`` as a JSON file in UTF-8, complete or not at all; see ``whole_file``.
 
@@ -66,15 +81,14 @@ def write_json(
         what: What the file is, for the message.
         indent: Spaces of each level; None for one line.
         allow_nan: Write NaN and infinity, which strict readers of JSON refuse.
+        parents: Make its folder if it is not there.
 
     Raises:
         InputError: Where the system refuses.
         ValueError: For NaN and infinity that are not allowed; ``path`` is then as it was.
     """
     text = json.dumps(value, indent=indent, allow_nan=allow_nan, ensure_ascii=False) + "\n"
-    with whole_file(path, what) as temporary:
-        # Half of a pair of surrogates (a path that is no UTF-8) is spelled as JSON does.
-        temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_text(path, text, what, parents)
 
 
 @contextmanager

@@ -20,32 +20,32 @@ def parameter_values(network: Cell) -> dict[str, np.ndarray]:
 
 
 def largest_differences(
-    came: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
+    actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]
 ) -> dict[str, float]:
     """Return the largest absolute difference of each parameter, by name.
 
     Args:
-        came: name -> array
+        actual: name -> array
         expected: name -> array
 
     Raises:
         InputError: when both are empty, or do not hold the same names and shapes: a comparison of
             nothing would always agree.
     """
-    if not expected or came.keys() != expected.keys():
-        raise InputError(f"{sorted(came)} cannot be compared with {sorted(expected)}")
+    if not expected or actual.keys() != expected.keys():
+        raise InputError(f"{sorted(actual)} cannot be compared with {sorted(expected)}")
     for name in expected:
-        if came[name].shape != expected[name].shape:
-            raise wrong(name, came[name].shape, f"the shape {expected[name].shape}")
+        if actual[name].shape != expected[name].shape:
+            raise wrong(name, actual[name].shape, f"the shape {expected[name].shape}")
     return {
-        name: float(np.abs(came[name].astype(np.float64) - expected[name]).max())
+        name: float(np.abs(actual[name].astype(np.float64) - expected[name]).max())
         for name in expected
     }
 
 
-def relative_error(came: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
-    """Return |came - expected| / |expected| over all parameters together (Euclidean norms)."""
-    largest_differences(came, expected)
-    off = sum(((came[n].astype(np.float64) - expected[n]) ** 2).sum() for n in expected)
+def relative_error(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> float:
+    """Return |actual - expected| / |expected| over all parameters together (Euclidean norms)."""
+    largest_differences(actual, expected)
+    off = sum(((actual[n].astype(np.float64) - expected[n]) ** 2).sum() for n in expected)
     size = sum((expected[n].astype(np.float64) ** 2).sum() for n in expected)
     return float(np.sqrt(off / size))

@@ -1,4 +1,4 @@
-"""The settings of every lab at every preset: one table, so that no notebook repeats a number.
+"""The settings of every lab at every preset, so that no notebook repeats a number.
 
 ``smoke`` is for tests (under 30 s a notebook), ``lab`` gives the numbers the text speaks of (under
 4 minutes on two cores), ``paper`` is the source document's own full-scale setting.
@@ -15,146 +15,100 @@ PRESETS = ("smoke", "lab", "paper")
 Settings = dict[str, Any]
 
 
-def _presets(lab: Settings, smoke: Settings, paper: Settings) -> dict[str, Settings]:
-    """The settings by preset; ``smoke`` and ``paper`` say what is not as in ``lab``."""
-    return {"smoke": lab | smoke, "lab": lab, "paper": lab | paper}
+def _presets(**settings: Any) -> dict[str, Settings]:
+    """Return preset -> setting -> value of a table: a tuple where the presets differ."""
+    return {
+        preset: {
+            name: value[column] if isinstance(value, tuple) else value
+            for name, value in settings.items()
+        }
+        for column, preset in enumerate(PRESETS)
+    }
 
 
 LABS = {
-    "00_start_here": _presets({}, {}, {}),
+    "00_start_here": _presets(),
     # The source document trains on all 60 000 images in every setting, so `lab` and `paper` agree.
     "01_gradient_accumulation": _presets(
-        lab={
-            "epochs": 3,
-            "batch_size": 32,
-            "micro_steps": 4,
-            "learning_rate": 0.01,
-            "momentum": 0.9,
-            "train_images": 60_000,
-            "seed": 1,
-            "workers": 1,
-        },
-        smoke={"epochs": 1, "train_images": 2_080},
-        paper={},
+        epochs=(1, 3, 3),
+        batch_size=32,
+        micro_steps=4,
+        learning_rate=0.01,
+        momentum=0.9,
+        train_images=(2_080, 60_000, 60_000),
+        seed=1,
+        workers=1,
     ),
     # Half a ResNet-18 on small images: what two cores train in two minutes. `paper` is the source
     # document's ResNet-50, as labkit/recipes/resnet50_config.py trains it.
     "02_resnet50_migration": _presets(
-        lab={
-            "depth": 18,
-            "width": 0.5,
-            "image_size": 64,
-            "train_images": 9_000,
-            "val_images": 1_000,
-            "epochs": 3,
-            "batch_size": 32,
-            "learning_rate": 0.05,
-            "warmup_epochs": 1,
-            "momentum": 0.9,
-            "weight_decay": 1e-4,
-            "smoothing": 0.1,
-            "data": "",
-            "seed": 1,
-            "workers": 1,
-        },
-        smoke={"train_images": 200, "val_images": 160, "image_size": 32, "epochs": 1},
-        paper={
-            "depth": 50,
-            "width": 1.0,
-            "image_size": 224,
-            "epochs": 90,
-            "batch_size": 256,
-            "learning_rate": 0.256,
-            "momentum": 0.875,
-            "weight_decay": 1 / 32768,
-            "workers": 8,
-        },
+        depth=(18, 18, 50),
+        width=(0.5, 0.5, 1.0),
+        image_size=(32, 64, 224),
+        train_images=(200, 9_000, 9_000),
+        val_images=(160, 1_000, 1_000),
+        epochs=(1, 3, 90),
+        batch_size=(32, 32, 256),
+        learning_rate=(0.05, 0.05, 0.256),
+        warmup_epochs=1,
+        momentum=(0.9, 0.9, 0.875),
+        weight_decay=(1e-4, 1e-4, 1 / 32768),
+        smoothing=0.1,
+        data="",
+        seed=1,
+        workers=(1, 1, 8),
     ),
-    # Learning rates, damping, epochs: what benchmarks/thor_race.py found on a validation split,
+    # Learning rates, damping, epochs: what benchmarks/thor_race.py measured on a validation split,
     # with the same budget for both optimizers. `paper` is the source document's ResNet-50 on 8
     # devices, as labkit/recipes/thor_config.py trains it ("ascend"); the race is then `lab`'s.
     "03_thor": _presets(
-        lab={
-            "learning_rate": 1.2,
-            "damping": 3.0,
-            "frequency": 10,
-            "thor_epochs": 2,
-            "momentum_learning_rate": 0.06,
-            "momentum_epochs": 2,
-            "momentum": 0.9,
-            "weight_decay": 5e-4,
-            "batch_size": 128,
-            "train_images": 60_000,
-            "evaluate_every": 39,
-            "data": "",
-            "seed": 1,
-        },
-        smoke={"thor_epochs": 1, "momentum_epochs": 1, "train_images": 2_560, "evaluate_every": 10},
-        paper={
-            "learning_rate": 0.05803,
-            "damping": 0.03,
-            "frequency": 834,
-            "thor_epochs": 45,
-            "batch_size": 32,
-        },
+        learning_rate=(1.2, 1.2, 0.05803),
+        damping=(3.0, 3.0, 0.03),
+        frequency=(10, 10, 834),
+        thor_epochs=(1, 2, 45),
+        momentum_learning_rate=0.06,
+        momentum_epochs=(1, 2, 2),
+        momentum=0.9,
+        weight_decay=5e-4,
+        batch_size=(128, 128, 32),
+        train_images=(2_560, 60_000, 60_000),
+        evaluate_every=(10, 39, 39),
+        data="",
+        seed=1,
     ),
-    # The single worker's learning rate and the mean's own: what benchmarks/adasum_race.py found.
+    # The single worker's learning rate and the mean's own: of benchmarks/adasum_race.py.
     # `paper` is the source document's ResNet-50 on two servers, as labkit/recipes/adasum_config.py
     # trains it on one device; the race is then that of `lab`.
     "04_adasum": _presets(
-        lab={
-            "workers": 16,
-            "learning_rate": 0.03,
-            "mean_learning_rate": 0.06,
-            "momentum": 0.9,
-            "batch_size": 32,
-            "epochs": 2,
-            "train_images": 60_000,
-            "evaluate_every": 26,
-            "data": "",
-            "seed": 1,
-        },
-        smoke={"workers": 4, "epochs": 1, "train_images": 1_280, "evaluate_every": 5},
-        paper={"workers": 2, "learning_rate": 0.8, "batch_size": 256, "epochs": 90},
+        workers=(4, 16, 2),
+        learning_rate=(0.03, 0.03, 0.8),
+        mean_learning_rate=0.06,
+        momentum=0.9,
+        batch_size=(32, 32, 256),
+        epochs=(1, 2, 90),
+        train_images=(1_280, 60_000, 60_000),
+        evaluate_every=(5, 26, 26),
+        data="",
+        seed=1,
     ),
     # The two stages on 5 000 images, as benchmarks/subspace_race.py trains them: small batches at a
     # learning rate that is never lowered, so that the end is noisy. `paper` is the source
     # document's ResNet-50 on 8 devices, as labkit/recipes/subspace_config.py trains it; the race is
     # then that of `lab`.
     "05_dimension_reduction": _presets(
-        lab={
-            "train_images": 5_000,
-            "batch_size": 8,
-            "learning_rate": 0.01,
-            "momentum": 0.9,
-            "epochs": 6,
-            "start_epoch": 2,
-            "saves_per_epoch": 8,
-            "components": 32,
-            "trials": 20,
-            "second_batch_size": 250,
-            "second_epochs": 2,
-            "data": "",
-            "seed": 1,
-        },
-        smoke={
-            "train_images": 800,
-            "epochs": 2,
-            "start_epoch": 1,
-            "saves_per_epoch": 6,
-            "components": 4,
-            "trials": 5,
-            "second_batch_size": 100,
-            "second_epochs": 1,
-        },
-        paper={
-            "batch_size": 256,
-            "learning_rate": 0.8,
-            "epochs": 70,
-            "start_epoch": 31,
-            "saves_per_epoch": 1,
-            "second_batch_size": 256,
-        },
+        train_images=(800, 5_000, 5_000),
+        batch_size=(8, 8, 256),
+        learning_rate=(0.01, 0.01, 0.8),
+        momentum=0.9,
+        epochs=(2, 6, 70),
+        start_epoch=(1, 2, 31),
+        saves_per_epoch=(6, 8, 1),
+        components=(4, 32, 32),
+        trials=(5, 20, 20),
+        second_batch_size=(100, 250, 256),
+        second_epochs=(1, 2, 2),
+        data="",
+        seed=1,
     ),
 }
 
@@ -193,11 +147,9 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
 
 
 def _check_batch(settings: Settings, name: str) -> None:
-    if settings[name] > settings["train_images"]:
-        raise InputError(
-            f"{name} {settings[name]} is larger than the data: "
-            f"train_images {settings['train_images']}"
-        )
+    batch, images = settings[name], settings["train_images"]
+    if batch > images:
+        raise InputError(f"{name} {batch} is larger than the data: train_images {images}")
 
 
 def _check_updates(settings: Settings) -> None:
@@ -223,20 +175,18 @@ def _check_stages(settings: Settings) -> None:
             f"{components} components need at least {components + 1}"
         )
     _check_batch(settings, "second_batch_size")
-    second = settings["second_epochs"] * (settings["train_images"] // settings["second_batch_size"])
+    epochs, batch = settings["second_epochs"], settings["second_batch_size"]
+    second = epochs * (settings["train_images"] // batch)
     if second < _SUBSPACE_UPDATES:
         raise InputError(
-            f"second_epochs {settings['second_epochs']} in batches of "
-            f"{settings['second_batch_size']} are {second} updates; expected {_SUBSPACE_UPDATES}"
+            f"second_epochs {epochs} in batches of {batch} are {second} updates; "
+            f"expected {_SUBSPACE_UPDATES}"
         )
 
 
-def _one_of(*values: float) -> Callable[[str, object], None]:
-    def check(name: str, value: object) -> None:
-        if value not in values:
-            raise wrong(name, value, f"one of {', '.join(map(str, values))}")
-
-    return check
+def _one_of(values: tuple[float, ...], name: str, value: object) -> None:
+    if value not in values:
+        raise wrong(name, value, f"one of {', '.join(map(str, values))}")
 
 
 def _image_size(name: str, value: object) -> None:
@@ -250,11 +200,10 @@ def _text(name: str, value: object) -> None:
 
 
 # More data workers than cores are no error: the pipeline fits them.
-_COUNTS: tuple[str, ...] = ("epochs", "start_epoch", "second_epochs", "batch_size")
-_COUNTS += ("second_batch_size", "micro_steps", "workers", "frequency", "evaluate_every")
-_COUNTS += ("saves_per_epoch", "trials")
-_POSITIVE: tuple[str, ...] = ("learning_rate", "mean_learning_rate", "momentum_learning_rate")
-_POSITIVE += ("damping", "thor_epochs", "momentum_epochs")
+_COUNTS = """epochs start_epoch second_epochs batch_size second_batch_size micro_steps workers
+    frequency evaluate_every saves_per_epoch trials""".split()
+_POSITIVE = """learning_rate mean_learning_rate momentum_learning_rate damping thor_epochs
+    momentum_epochs""".split()
 _CHECKS: dict[str, Callable[[str, Any], object]] = {
     **dict.fromkeys(_COUNTS, integer),
     **dict.fromkeys(_POSITIVE, partial(number, above=0)),
@@ -265,8 +214,8 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "components": partial(integer, at_least=2),  # two span the plane that a path is drawn in
     "warmup_epochs": partial(integer, at_least=0),
     "seed": lambda name, value: seed(value, name),
-    "width": _one_of(0.25, 0.5, 1, 2),
-    "depth": _one_of(18, 34, 50, 101, 152),
+    "width": partial(_one_of, (0.25, 0.5, 1, 2)),
+    "depth": partial(_one_of, (18, 34, 50, 101, 152)),
     "image_size": _image_size,
     "data": _text,  # a folder with train/ and val/; empty: the colour digits, made offline
 }

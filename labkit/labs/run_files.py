@@ -13,41 +13,26 @@ import math
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.base import input_files, locks
-from labkit.base.files import whole_file
+from labkit.base import files, input_files, locks
 from labkit.errors import InputError
 
 RUN, RESULTS, RECORDS = "run.json", "results.json", "records.csv"
 SWEEP, SWEEP_TABLE, SWEEP_RUNS = "sweep.json", "sweep.csv", "runs"
 LOG, KERNEL_LOG, FIGURES = "log.txt", "kernel.log", "figures"
 STATUSES = ("passed", "failed", "running", "interrupted")
-_NUMBER = (int, float)
-# Every key of results.json that is used again, and what it must be to be used.
+# Every key of results.json that is used again, by what it must be to be used.
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "lab": str,
-    "preset": str,
-    "parameters": dict,
-    "device": str,
-    "versions": dict,
-    "git": str,
-    "runtime": dict,
-    "inputs": dict,
-    "started": str,
-    "seconds": _NUMBER,
-    "total_seconds": _NUMBER,
-    "peak_memory_mb": _NUMBER,
-    "metrics": dict,
+    **dict.fromkeys(("lab", "preset", "device", "git", "started", "notebook"), str),
+    **dict.fromkeys(("parameters", "versions", "runtime", "inputs", "metrics", "error"), dict),
+    **dict.fromkeys(("seconds", "total_seconds", "peak_memory_mb", "pid_created"), (int, float)),
+    **dict.fromkeys(("status", "host"), str),
     "headline": list,
-    "notebook": str,
-    "status": str,
-    "error": dict,
-    "host": str,
     "pid": int,
-    "pid_created": _NUMBER,
 }
 
 
@@ -69,34 +54,40 @@ def read_json(path: Path) -> tuple[dict[str, Any], list[str]]:
     return content, []
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file of a run, whole or not at all, into a folder that must be there.
+def write_json(path: Path, record: Mapping[str, Any]) -> None:
+    """Write run.json, sweep.json or results.json, whole or not at all, into a folder that is there.
+
+    Raises:
+        InputError: when it cannot be written.
+    """
+    # Of a lab that has removed its folder nothing could be found in a new one.
+    files.write_json(path, record, "the file", indent=2, allow_nan=False, parents=False)
+
+
+def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
+    """Write results.json into ``folder`` and return its path.
 
     Raises:
         OSError: when the folder is gone, or the file cannot be written.
     """
-    # Of a lab that has removed its folder nothing could be found in a new one.
-    os.stat(path.parent)
+    with _system_errors():
+        write_json(folder / RESULTS, record)
+    return folder / RESULTS
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file of a run, as ``write_results`` writes its own."""
+    with _system_errors():
+        files.write_text(path, text, "the file", parents=False)
+
+
+@contextmanager
+def _system_errors() -> Iterator[None]:
+    """Raise the system's own error where a file cannot be written: a full disk ends one lab."""
     try:
-        with whole_file(path, "the file") as temporary:
-            # A path that is no UTF-8 has letters that cannot be written: spelled as JSON does.
-            temporary.write_text(text, encoding="utf-8", errors="backslashreplace")
+        yield
     except InputError as error:
         raise (error.__cause__ or error) from None
-
-
-def write_json(path: Path, record: Mapping[str, Any]) -> None:
-    """Write an object as a JSON file; ``InputError`` where it cannot be written."""
-    try:
-        write_text(path, _as_text(record))
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error}") from error
-
-
-def write_results(folder: Path, record: Mapping[str, Any]) -> Path:
-    """Write results.json into ``folder`` and return its path; errors as in ``write_text``."""
-    write_text(folder / RESULTS, _as_text(record))
-    return folder / RESULTS
 
 
 def read_results(folder: Path) -> tuple[dict[str, Any], list[str]]:
@@ -209,10 +200,6 @@ def last_lines(path: Path, count: int, limit: int = 20_000) -> list[str]:
 def last_state(line: str) -> str:
     """Return what a terminal shows of a line that redraws itself with carriage returns."""
     return line.rstrip("\r").rsplit("\r", 1)[-1]
-
-
-def _as_text(record: Mapping[str, Any]) -> str:
-    return json.dumps(record, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _short(value: Any) -> str:

@@ -20,15 +20,15 @@ def program():
 
 def test_every_failure_is_counted_with_its_notebook(program, tmp_path, capsys):
     (tmp_path / "report.xml").write_text(REPORT)
-    found = program.read(tmp_path / "report.xml")
-    assert found["cells"] == 3
-    assert found["spent"] == {"00_start_here": 1.5, "03_thor": 2.0}
-    failed = [(one["notebook"], one["cell"], one["text"]) for one in found["failures"]]
+    report = program.read(tmp_path / "report.xml")
+    assert report["cells"] == 3
+    assert report["spent"] == {"00_start_here": 1.5, "03_thor": 2.0}
+    failed = [(row["notebook"], row["cell"], row["text"]) for row in report["failures"]]
     assert failed == [
         ("00_start_here", "Cell 1", "Cell 1 differs"),
         ("03_thor", "Cell 0", "no kernel"),
     ]
-    assert program.show([found]) == 1
+    assert program.show([report]) == 1
     printed = capsys.readouterr().out
     assert "00_start_here, Cell 1:\nCell 1 differs" in printed
 

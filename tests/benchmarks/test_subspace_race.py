@@ -42,7 +42,7 @@ def started(data, tmp_path_factory):
     start = Start(tmp_path_factory.mktemp("race") / "one")
     outcome = training.train_stage_one(SMALL, data, 3, start, 1)
     _, step, _ = training.plain(8, 3 * PER_EPOCH)
-    return start, {one.name: one.asnumpy().copy() for one in step.get_parameters()}, outcome
+    return start, {p.name: p.asnumpy().copy() for p in step.get_parameters()}, outcome
 
 
 @pytest.mark.parametrize("name", ["all", "required", "quick"])
@@ -53,10 +53,10 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
     plan = PLANS[name]
     trainings = planned(plan)
     assert trainings and len({repr(training) for training in trainings}) == len(trainings)
-    for one in plan["settings"].values():
-        moments = moments_of(one, plan["images"]["train"] // one["batch"])
+    for stage_one in plan["settings"].values():
+        moments = moments_of(stage_one, plan["images"]["train"] // stage_one["batch"])
         assert len(set(moments)) == 40
-        assert moments[-1] == one["epochs"] * (plan["images"]["train"] // one["batch"])
+        assert moments[-1] == stage_one["epochs"] * (plan["images"]["train"] // stage_one["batch"])
     # Points fall on the end of the first epoch.
     assert plan["points"] % plan["epochs"] == 0
 
@@ -71,8 +71,8 @@ def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
     step = PlainStep(LossNet(net, loss_fn()), nn.SGD(net.trainable_params(), 0.01))
     words = {"start_epoch": 2, "saves_per_epoch": 4}
     fit(step, dataset(), 3, progress=None, callbacks=[Snapshots(net, tmp_path / "s", **words)])
-    found = [int(path.name[5:14]) for path in sorted((tmp_path / "s").iterdir())]
-    assert found == moments_of(words | {"epochs": 3}, 11)
+    saved = [int(path.name[5:14]) for path in sorted((tmp_path / "s").iterdir())]
+    assert saved == moments_of(words | {"epochs": 3}, 11)
 
 
 def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
@@ -84,14 +84,14 @@ def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
     network = LeNet5()
     assert len(SnapshotFolder(start.snapshots, network)) == len(moments_of(SMALL, PER_EPOCH)) == 3
     load_snapshot(network, start.snapshots)
-    for one in network.trainable_params():
-        np.testing.assert_array_equal(one.asnumpy(), end[one.name])
+    for parameter in network.trainable_params():
+        np.testing.assert_array_equal(parameter.asnumpy(), end[parameter.name])
     # The other folder goes from the initial weights to the end.
     names = [path.name for path in SnapshotFolder(start.whole, network).paths]
     assert names[0] == "step-000000000.safetensors" and len(names) == 3
     assert names[-1] == f"step-{2 * PER_EPOCH:09d}.safetensors"
     load_snapshot(network, start.whole, "first")
-    moved = [np.abs(one.asnumpy() - end[one.name]).max() for one in network.trainable_params()]
+    moved = [np.abs(p.asnumpy() - end[p.name]).max() for p in network.trainable_params()]
     assert min(moved) > 0
 
 
@@ -103,18 +103,20 @@ def test_controls_go_on_with_weights_and_moments(data, started):
     setting = {"batch": 8, "learning_rate": 0.05, "method": "same_rate"}
     outcome = training.go_on(setting, data, 3, start, SMALL, 1, 1)
     network, step, _ = training.plain(8, 3 * PER_EPOCH)
-    found = {one.name: one.asnumpy().copy() for one in step.get_parameters()}
+    values = {p.name: p.asnumpy().copy() for p in step.get_parameters()}
     assert [point["update"] for point in outcome["curve"]] == [PER_EPOCH]
     other = LeNet5()
     optimizer = nn.Momentum(other.trainable_params(), 0.05, training.MOMENTUM)
-    for one in (*other.trainable_params(), *optimizer.moments):
-        set_state(one, end[one.name])
+    for parameter in (*other.trainable_params(), *optimizer.moments):
+        set_state(parameter, end[parameter.name])
     plain = nn.TrainOneStepCell(training._loss_net(other), optimizer).set_train()
     for rows in training._second(data, PER_EPOCH, 3, 8):
         plain(Tensor(data.images[rows]), Tensor(data.labels[rows]))
-    for one in other.trainable_params():
-        np.testing.assert_allclose(found[one.name], one.asnumpy(), rtol=1e-5, atol=1e-6)
-        assert np.abs(found[one.name] - end[one.name]).max() > 1e-3
+    for parameter in other.trainable_params():
+        np.testing.assert_allclose(
+            values[parameter.name], parameter.asnumpy(), rtol=1e-5, atol=1e-6
+        )
+        assert np.abs(values[parameter.name] - end[parameter.name]).max() > 1e-3
     assert training.go_on(setting, data, 3, start, SMALL, 1, 1)["curve"] == outcome["curve"]
 
 
@@ -138,14 +140,14 @@ def test_the_average_is_that_of_the_snapshots(data, started):
     (point,) = training.average(start, data)["curve"]
     network = LeNet5()
     with SnapshotFolder(start.snapshots, network) as folder:
-        found = [folder.load(number) for number in range(3)]
-    for one in network.trainable_params():
-        set_state(one, sum(each[one.name] for each in found) / np.float32(3))
+        snapshots = [folder.load(number) for number in range(3)]
+    for parameter in network.trainable_params():
+        set_state(parameter, sum(each[parameter.name] for each in snapshots) / np.float32(3))
     accuracy, loss = training.judge(network, data)
     assert point["accuracy"] == accuracy and abs(point["loss"] - loss) < 1e-6
 
 
-def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(data, started):
+def test_a_search_starts_where_it_is_asked_to_with_nothing_of_the_one_before(data, started):
     """Two searches in one compiled step: the second finds what it would have found alone."""
     import _subspace_training as training
 
@@ -157,7 +159,7 @@ def test_a_search_starts_where_it_is_told_with_nothing_of_the_one_before(data, s
         for name in ("last", "first", "initial", "last")
     )
     assert first["curve"] == others[-1]["curve"]
-    assert len({str(one["curve"]) for one in (first, *others[:-1])}) == 3
+    assert len({str(outcome["curve"]) for outcome in (first, *others[:-1])}) == 3
     assert first["searches"] == 3 and first["trials_made"] >= 3 - first["failed_searches"]
     network, step, values = training.subspace(15, 2, "bfgs", 1.0, 0.0, _options(setting))
     training._restore(step, values)
@@ -172,11 +174,11 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
     from _subspace_start import with_noise
 
     big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
-    found = with_noise(big, 0.6)
-    assert not found[50:].any() and not big.labels.any()
+    labels = with_noise(big, 0.6)
+    assert not labels[50:].any() and not big.labels.any()
     # 30 labels are drawn from ten classes: of those 27 are not 0 on average.
-    assert 20 <= (found != 0).sum() <= 30
-    np.testing.assert_array_equal(with_noise(big, 0.6), found)
+    assert 20 <= (labels != 0).sum() <= 30
+    np.testing.assert_array_equal(with_noise(big, 0.6), labels)
     np.testing.assert_array_equal(with_noise(data, 0.0), data.labels)
 
 

@@ -50,12 +50,15 @@ def test_accumulation_adds_at_most_1_1_copies_of_25_million_weights():
     assert 0 < accumulated - plain < 1.1 * copy
 
 
-@pytest.mark.parametrize("micro_batch", [0, 5, 64])
-def test_micro_batches_must_make_up_the_batch(micro_batch):
-    with pytest.raises(InputError, match="not made of"):
-        memory.peak_memory_mb("lenet", 32, micro_batch)
-
-
-def test_an_unknown_network_is_refused_by_name():
-    with pytest.raises(InputError, match="Did you mean 'lenet'"):
-        memory.peak_memory_mb("lenet5", 32)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lenet", 32, 0), "not made of"),
+        (("lenet", 32, 5), "not made of"),
+        (("lenet", 32, 64), "not made of"),
+        (("lenet5", 32), "Did you mean 'lenet'"),
+    ],
+)
+def test_batches_and_networks_that_are_refused(arguments, message):
+    with pytest.raises(InputError, match=message):
+        memory.peak_memory_mb(*arguments)

@@ -39,12 +39,12 @@ class Reader(HTMLParser):
 
 def check(text) -> Reader:
     """Assert what holds for every page that is written, and return what it holds."""
-    found = Reader(text)
-    assert all(one.startswith("data:image/png;base64,") for one in found.loads)
-    assert not {"script", "link", "iframe", "object", "base"} & set(found.tags)
-    assert len(found.ids) == len(set(found.ids))
-    assert all(image.get("alt") for image in found.images)
-    inside = {link[1:] for link in found.links if link.startswith("#")}
-    assert inside <= set(found.ids)
+    page = Reader(text)
+    assert all(uri.startswith("data:image/png;base64,") for uri in page.loads)
+    assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
+    assert len(page.ids) == len(set(page.ids))
+    assert all(image.get("alt") for image in page.images)
+    inside = {link[1:] for link in page.links if link.startswith("#")}
+    assert inside <= set(page.ids)
     assert "default-src 'none'" in text and "@import" not in text and "url(" not in text
-    return found
+    return page

@@ -13,7 +13,7 @@ METRICS = {"test accuracy": 0.98, "updates": 4, "training seconds": 2.5}
 
 def results(**changes) -> dict:
     """A results.json that has passed; a key set to None is left out."""
-    found = {
+    record = {
         "lab": LAB,
         "preset": "smoke",
         "parameters": dict(PARAMETERS),
@@ -30,7 +30,7 @@ def results(**changes) -> dict:
         "status": "passed",
         **changes,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def png() -> bytes:
@@ -67,13 +67,25 @@ def code(source: str, *outputs: dict) -> dict:
     return {"cell_type": "code", "source": source, "outputs": list(outputs)}
 
 
+def write_notebook(folder: Path, *cells: dict, name: str = "n") -> Path:
+    """Write a notebook of these cells into a folder; return its path."""
+    path = folder / f"{name}.ipynb"
+    path.write_text(json.dumps(notebook(*cells)))
+    return path
+
+
+def display(kind: str, data: str, metadata: dict | None = None) -> dict:
+    """An output of a cell in one form."""
+    return {"output_type": "display_data", "data": {kind: data}, "metadata": metadata or {}}
+
+
 def write_lab(folder: Path, rows=4, log=None, **changes) -> Path:
     """Write a lab's folder: results, records, a notebook, a figure, a log."""
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results(**changes)))
     write_records(folder / "records.csv", rows)
     cells = markdown("# 01 · Sums\n\nThe mean is $\\frac1n$."), code("print(1)")
-    (folder / f"{LAB}.ipynb").write_text(json.dumps(notebook(*cells)))
+    write_notebook(folder, *cells, name=LAB)
     (folder / "figures").mkdir()
     (folder / "figures" / "training.png").write_bytes(png())
     (folder / "log.txt").write_text(log or "preset smoke\nmnist 4/4 loss 0.2500 1 s\n")
@@ -112,7 +124,7 @@ def write_sweep(folder: Path, seeds=(1, 2)) -> Path:
     return folder
 
 
-def stored(folder: Path, amount=0.005, **changes) -> Path:
+def stored(folder: Path, **changes) -> Path:
     """Write a labs.json that knows the lab at preset smoke; return its folder."""
     entry = {
         "parameters": dict(PARAMETERS),
@@ -121,7 +133,7 @@ def stored(folder: Path, amount=0.005, **changes) -> Path:
             "test accuracy": {
                 "value": 0.982,
                 "kind": "absolute",
-                "amount": amount,
+                "amount": 0.005,
                 "reason": "spread of four seeds",
             }
         },

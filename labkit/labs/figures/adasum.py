@@ -77,15 +77,15 @@ def _mark(axis: Axes, x: float, y: float, name: str, label: str | None = None) -
     )  # fmt: skip
 
 
-def step_lengths(found: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:
+def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:
     """Length of N workers' Adasum, over N, between the mean's 1 and the sum's N.
 
     Args:
-        found: label -> lengths, in units of one worker's vector, for each number in ``workers``
+        lengths: label -> lengths, in units of one worker's vector, for each number in ``workers``
         workers: numbers of workers
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
-    for (label, values), color in zip(found.items(), plots.PALETTE, strict=False):
+    for (label, values), color in zip(lengths.items(), plots.PALETTE, strict=False):
         axis.plot(workers, values, ".-", color=color, label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
@@ -139,29 +139,29 @@ def race(curves: Mapping[str, tuple[str, Sequence[float], Sequence[float]]], tit
 
 
 def over_rates(
-    found: Mapping[str, Mapping[float, Sequence[float | None]]],
+    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]],
     single: float | None = None,
     title: str = "",
 ) -> Figure:
     """Test error over the learning rate.
 
     Args:
-        found: reduction -> {learning rate: accuracies 0 .. 1 by seed}; a training that failed
-            is None
+        accuracies: reduction -> {learning rate: accuracies 0 .. 1 by seed}; a training that
+            failed is None
         single: the single worker's learning rate, marked
         title: of the figure
     """
-    figure, axis = _over_settings(found, "learning rate", title)
+    figure, axis = _over_settings(accuracies, "learning rate", title)
     if single is not None:
         axis.axvline(single, color="grey", linewidth=0.8, linestyle="--", zorder=0)
     return figure
 
 
 def over_workers(
-    found: Mapping[str, Mapping[float, Sequence[float | None]]], title: str = ""
+    accuracies: Mapping[str, Mapping[float, Sequence[float | None]]], title: str = ""
 ) -> Figure:
-    """Test error over the number of workers; ``found`` as in ``over_rates``, by workers."""
-    return _over_settings(found, "workers", title)[0]
+    """Test error over the number of workers; as ``over_rates``, by workers."""
+    return _over_settings(accuracies, "workers", title)[0]
 
 
 def _over_settings(
@@ -178,7 +178,8 @@ def _over_settings(
         )  # fmt: skip
     axis.set(xscale="log", xlabel=xlabel, title=title)
     ticks = sorted({setting for by_setting in accuracies.values() for setting in by_setting})
-    plots.label_ticks(axis, ticks, "x", fontsize=8)
+    plots.label_ticks(axis, ticks, "x")
+    axis.tick_params(axis="x", labelsize=8)
     plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure, axis

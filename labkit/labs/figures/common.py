@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +29,8 @@ def axes(
     Args:
         rows: of axes
         columns: of axes
-        width: of one of the axes, inches
-        height: of one of the axes, inches
+        width: of each of them, inches
+        height: of each of them, inches
     """
     from matplotlib import pyplot
 
@@ -82,11 +84,11 @@ def mean_and_seeds(
     axis.plot(*zip(*dots, strict=True), mark, color=color, markersize=size, alpha=alpha)
 
 
-def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y", **options: Any) -> None:
+def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
     """Set ticks with plain numbers at them, and none between; the limits grow to hold them."""
     ticks = list(ticks)
     set_ticks = axis.set_xticks if which == "x" else axis.set_yticks
-    set_ticks(ticks, [f"{tick:g}" for tick in ticks], **options)
+    set_ticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
 
 
@@ -125,9 +127,10 @@ def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figu
     """
     rows = -(-len(images) // columns)
     figure, grid = axes(rows, columns, width=0.8, height=0.95)
-    for axis in np.atleast_1d(grid).ravel():
+    cells = np.atleast_1d(grid).ravel()
+    for axis in cells:
         axis.set_axis_off()
-    for axis, image, label in zip(np.atleast_1d(grid).ravel(), images, labels, strict=False):
+    for axis, image, label in zip(cells, images, labels, strict=False):
         axis.imshow(image, cmap="gray_r")
         axis.set_title(str(label), fontsize=9)
     return figure
@@ -189,9 +192,9 @@ def race(
     """
     figure, both = axes(1, 2)
     for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE, GREEN), strict=False):
-        for number, (updates, seconds, right) in enumerate(trainings):
-            for axis, x in zip(both, (updates, seconds), strict=True):
-                label = None if number else name
+        for number, (*scales, right) in enumerate(trainings):
+            label = None if number else name
+            for axis, x in zip(both, scales, strict=True):
                 axis.plot(x, errors(right), color=color, label=label, linewidth=1.2)
     for axis, what in zip(both, ("updates", "seconds of training"), strict=True):
         if goal is not None:
@@ -284,8 +287,6 @@ def decisions(
 
 def png(figure: Figure) -> bytes:
     """Return ``figure`` as the bytes of a small PNG, and close it."""
-    import io
-
     from matplotlib import pyplot
     from PIL import Image
 
@@ -306,8 +307,6 @@ def show(figure: Figure, alt: str) -> None:
         alt: what is to be seen: alternative text of the picture, and its form where only text is
             shown
     """
-    import base64
-
     from IPython import display
 
     data = {"image/png": base64.b64encode(png(figure)).decode(), "text/plain": alt}

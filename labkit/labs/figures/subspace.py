@@ -106,15 +106,15 @@ def _nice(low: float, high: float) -> np.ndarray:
     return every[(every >= low) & (every <= high)]
 
 
-def reconstruction(found: Mapping[str, Mapping[int, float]], title: str) -> Figure:
+def reconstruction(residuals: Mapping[str, Mapping[int, float]], title: str) -> Figure:
     """What K components leave of vectors, over K.
 
     Args:
-        found: label -> {K: |what is left| / |vector|}
+        residuals: label -> {K: |what is left| / |vector|}
         title: of the figure
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
-    for number, (label, left) in enumerate(found.items()):
+    for number, (label, left) in enumerate(residuals.items()):
         counts = sorted(left)
         values = [100 * left[count] for count in counts]
         axis.plot(counts, values, ".-", color=plots.PALETTE[number], label=label)

@@ -3,9 +3,9 @@
 import os
 from typing import Any
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import refuse_unknown
 from labkit.labs.results import stored as files
-from labkit.labs.results.stored import Stored
+from labkit.labs.results.stored import Stored, by_seed
 
 NAME = "adasum_race"
 REDUCTIONS = ("adasum", "mean", "sum")
@@ -65,10 +65,8 @@ def accuracies(
     if learning_rate is None:
         learning_rate = stored.head["single"].get(optimizer)
     setting = setting_of(learning_rate, workers, reduction, optimizer, on, scope)
-    rows = stored.select(stage="race", **setting)
-    if not rows:
-        raise InputError(f"{setting} was not raced; {NAME}.csv lists what was")
-    return [row["last_accuracy"] for row in sorted(rows, key=lambda row: row["seed"])]
+    rows = by_seed(stored.select(stage="race", **setting), setting, NAME)
+    return [row["last_accuracy"] for row in rows]
 
 
 def by_rate(stored: Stored, reduction: str) -> dict[float, list[float]]:

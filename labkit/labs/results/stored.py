@@ -11,14 +11,15 @@ The programs prove that a table is what its plan says; here it is only read.
 """
 
 import csv
+import io
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from labkit.base.files import whole_file
+from labkit.base.files import write_json, write_text
 from labkit.errors import InputError, refuse_unknown
 
 FOLDER = Path(__file__).resolve().parent
@@ -51,6 +52,19 @@ class Stored:
         for name in fields:
             refuse_unknown("field", name, self.rows[0])
         return [row for row in self.rows if all(row[n] == value for n, value in fields.items())]
+
+
+def by_seed(rows: Iterable[dict], setting: object, name: str) -> list[dict]:
+    """Return rows of one ``setting`` of result ``name``, by seed; ``InputError`` if none is."""
+    ordered = sorted(rows, key=lambda row: row["seed"])
+    if not ordered:
+        raise InputError(f"{setting} was not raced; {name}.csv lists what was")
+    return ordered
+
+
+def rounded(rate: float) -> float:
+    """Return a learning rate to six digits, as the tables hold it."""
+    return float(f"{rate:.6g}")
 
 
 def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
@@ -88,26 +102,19 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
 def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
     """Write the three files of ``name`` into ``folder``; each appears whole or not at all."""
     refuse_unknown("stored result", name, CURVES)
-    folder = Path(folder)
+    folder, what = Path(folder), "the stored result"
     points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
-    _replace(folder / f"{name}.csv", lambda file: _write_csv(file, stored.rows, stored.rows[0]))
-    _replace(folder / f"{name}_curves.csv", lambda file: _write_csv(file, points, CURVES[name]))
-    head = json.dumps(stored.head, indent=1) + "\n"
-    _replace(folder / f"{name}.json", lambda file: file.write(head))
+    write_text(folder / f"{name}.csv", _as_csv(stored.rows, stored.rows[0]), what)
+    write_text(folder / f"{name}_curves.csv", _as_csv(points, CURVES[name]), what)
+    write_json(folder / f"{name}.json", stored.head, what)
 
 
-def _replace(path: Path, write_to: Callable[[TextIO], object]) -> None:
-    with (
-        whole_file(path, "the stored result") as temporary,
-        temporary.open("w", encoding="utf-8", newline="") as file,
-    ):
-        write_to(file)
-
-
-def _write_csv(file: TextIO, rows: list[dict], names: Any) -> None:
+def _as_csv(rows: list[dict], names: Iterable[str]) -> str:
+    file = io.StringIO()
     writer = csv.DictWriter(file, list(names), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
+    return file.getvalue()
 
 
 def _read_csv(path: Path) -> list[dict]:

@@ -42,7 +42,7 @@ from typing import Any
 from labkit.base.arguments import wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.labs.results import stored as files
-from labkit.labs.results.stored import Stored
+from labkit.labs.results.stored import Stored, by_seed, rounded
 
 NAME = "subspace_race"
 METHODS = (
@@ -106,11 +106,6 @@ def setting_of(
     return fields | changes
 
 
-def rounded(rate: float) -> float:
-    """Return a rate to six digits, as the table holds it."""
-    return float(f"{rate:.6g}")
-
-
 def rows_of(
     stored: Stored,
     method: str,
@@ -127,9 +122,7 @@ def rows_of(
     """
     wanted = setting_of(stored.head["plan"], method, setting, noise, **changes)
     rows = [row for row in stored.select(**wanted) if more or row["stage"] != "more"]
-    if not rows:
-        raise InputError(f"{wanted} was not raced; {NAME}.csv lists what was")
-    return sorted(rows, key=lambda row: row["seed"])
+    return by_seed(rows, wanted, NAME)
 
 
 def accuracies(stored: Stored, method: str, epochs: int = 2, **which: Any) -> list[float]:
@@ -166,26 +159,22 @@ def compared(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> li
         dicts of method, batch, learning_rate, and by seed one_epoch and two_epochs (accuracies),
         loss (at the end) and seconds.
     """
+    rows = stored.select(stage="compare", setting=setting, noise=noise)
     groups: dict[tuple, list[dict]] = {}
-    for row in stored.select(stage="compare", setting=setting, noise=noise):
+    for row in by_seed(rows, f"{setting!r} with noise {noise!r}", NAME):
         groups.setdefault((row["method"], row["batch"], row["learning_rate"]), []).append(row)
-    if not groups:
-        raise InputError(f"{setting!r} with noise {noise!r} was not raced; {NAME}.csv lists it")
-    lines = []
-    for (method, batch, rate), rows in groups.items():
-        rows = sorted(rows, key=lambda row: row["seed"])
-        lines.append(
-            {
-                "method": method,
-                "batch": batch,
-                "learning_rate": rate,
-                "one_epoch": _accuracies(rows, 1),
-                "two_epochs": _accuracies(rows, 2),
-                "loss": [row["last_loss"] for row in rows],
-                "seconds": [row["seconds"] for row in rows],
-            }
-        )
-    return lines
+    return [
+        {
+            "method": method,
+            "batch": batch,
+            "learning_rate": rate,
+            "one_epoch": _accuracies(group, 1),
+            "two_epochs": _accuracies(group, 2),
+            "loss": [row["last_loss"] for row in group],
+            "seconds": [row["seconds"] for row in group],
+        }
+        for (method, batch, rate), group in groups.items()
+    ]
 
 
 def by(

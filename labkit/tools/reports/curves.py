@@ -1,7 +1,8 @@
-"""Curves of several runs over each other, as SVG that takes its colours from the page.
+"""Curves of records: several runs over each other as SVG, and one as text for a terminal.
 
-One panel is one column of records.csv over updates or over seconds. Text in a panel is text and
-its size is that of a phone's screen, on which the panel is as wide as it was drawn.
+A panel is one column of records.csv over updates or over seconds. It takes its colours from the
+page, and the size of its text is that of a phone's screen, on which it is as wide as it was drawn.
+A chart of text is plain ASCII: any terminal and any log can show it.
 """
 
 import math
@@ -10,16 +11,16 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup, escape
 
-WIDTH, HEIGHT = 340, 220
+_WIDTH, _HEIGHT = 340, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 8, 34
 # A phone draws 340 points side by side; more only make the page larger.
 _POINTS = 400
 _WINDOW = 25
 # Lines of one panel that can still be told apart: seven colours, four ways to dash.
-COLOURS, DASHES = 7, ("", "6 3", "2 3", "8 3 2 3")
-MOST = COLOURS * len(DASHES)
-X_NAMES = ("update", "step", "epoch")
-_NOT_DRAWN = ("images", "seconds", *X_NAMES)
+_COLOURS, _DASHES = 7, ("", "6 3", "2 3", "8 3 2 3")
+MOST = _COLOURS * len(_DASHES)
+_X_NAMES = ("update", "step", "epoch")
+_NOT_DRAWN = ("images", "seconds", *_X_NAMES)
 _UNITS = {
     "loss": "nats",
     "training_loss": "nats",
@@ -27,7 +28,8 @@ _UNITS = {
     "accuracy": "0 to 1",
     "peak_memory_mb": "MB",
 }
-_FIRST = ("loss", "training_loss", "accuracy")
+FIRST = ("loss", "training_loss", "accuracy")
+_LABEL = 10  # letters before the axis of a chart of text
 
 Point = tuple[float, float]
 
@@ -60,16 +62,16 @@ class Panel:
 def columns(rows: Sequence[Mapping]) -> list[str]:
     """Return the columns of records that are drawn, loss and accuracy first."""
     names = [name for name in rows[0] if name not in _NOT_DRAWN] if rows else []
-    return sorted(names, key=lambda name: (name not in _FIRST, names.index(name)))
+    return sorted(names, key=lambda name: (name not in FIRST, names.index(name)))
 
 
 def points(rows: Sequence[Mapping], x: str, y: str) -> list[Point]:
     """Return (x, y) of each row that has both; "update" is the row's number where no column is."""
-    if x == "update" and rows and x not in rows[0]:
-        x = next((name for name in X_NAMES if name in rows[0]), "")
-        pairs = [(row.get(x, number), row.get(y)) for number, row in enumerate(rows, start=1)]
-    else:
-        pairs = [(row.get(x), row.get(y)) for row in rows]
+    counts = x == "update" and bool(rows) and x not in rows[0]
+    if counts:
+        x = next((name for name in _X_NAMES if name in rows[0]), "")
+    numbered = enumerate(rows, start=1)
+    pairs = [(row.get(x, number if counts else None), row.get(y)) for number, row in numbered]
     return [(float(a), float(b)) for a, b in pairs if a is not None and b is not None]
 
 
@@ -94,12 +96,17 @@ def is_drawn(value: float) -> bool:
     return abs(value) < 1e300
 
 
-def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
-    """Return round numbers from ``low`` to ``high``, about ``wanted`` of them.
+def look(number: int) -> tuple[int, str]:
+    """Return the colour and the dashes of line ``number``."""
+    return number % _COLOURS, _DASHES[number // _COLOURS % len(_DASHES)]
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Return about six round numbers from ``low`` to ``high``.
 
     Where the two are too near each other for a float to divide what is between, only ``low``.
     """
-    raw = (high - low) / wanted
+    raw = (high - low) / 6
     if not raw > 0 or not math.isfinite(raw) or high + raw == high or low - raw == low:
         return [low]
     size = 10.0 ** math.floor(math.log10(raw))
@@ -107,6 +114,39 @@ def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)] or [low]
+
+
+def chart(curve: Sequence[Point], title: str, x: str, width: int = 72, height: int = 10) -> str:
+    """Return a curve as text: ``height`` lines of at most ``width`` letters, and its axes.
+
+    Each column shows the mean of the points that fall into it. Points that are not finite are left
+    out, and their number is said. Positive values over more than two decades get a logarithmic
+    axis, which the title says.
+    """
+    finite = [(a, b) for a, b in curve if is_drawn(a) and is_drawn(b)]
+    lost = len(curve) - len(finite)
+    note = f", {lost} not finite" if lost else ""
+    if not finite:
+        return f"{title}: no numbers yet{note}"
+    columns = max(10, width - _LABEL - 2)
+    means = _means(finite, columns)
+    values = list(means.values())
+    logarithmic = min(values) > 0 and max(values) > 100 * min(values)
+    note = f", logarithmic{note}" if logarithmic else note
+    scaled = {column: math.log10(b) if logarithmic else b for column, b in means.items()}
+    low, high = min(scaled.values()), max(scaled.values())
+    grid = [[" "] * columns for _ in range(height)]
+    for column, value in scaled.items():
+        # Halves: the span of two huge numbers would be an infinity.
+        part = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+        grid[height - 1 - round(part * (height - 1))][column] = "*"
+    labels = {0: max(values), height - 1: min(values)} if high > low else {height // 2: values[0]}
+    lines = [f"{title}{note}"]
+    for number, row in enumerate(grid):
+        label = f"{labels[number]:.4g}" if number in labels else ""
+        lines.append(f"{label:>{_LABEL}} |{''.join(row)}".rstrip())
+    lines.append(" " * _LABEL + " +" + "-" * columns)
+    return "\n".join([*lines, _foot(finite, x, columns)])
 
 
 def _smooth(curve: Sequence[Point], y: str) -> Sequence[Point]:
@@ -143,17 +183,16 @@ def _draw(
 ) -> Markup:
     xs = [a for line in lines for a, _ in line.points if is_drawn(a)]
     names = ", ".join(line.label for line in lines)
-    alt = f"{with_unit(y)} over {with_unit(x)}: {names}"
-    parts = [
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}">'
-    ]
-    if not xs or not heights:
-        parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT / 2}" class="middle">no numbers</text>')
-        return Markup("".join([*parts, "</svg>"]))
-    across = _Axis(min(xs), max(xs), _LEFT, WIDTH - _RIGHT, False)
-    up = _Axis(min(heights), max(heights), HEIGHT - _BOTTOM, _TOP, logarithmic)
-    parts += _frame(across, up, x)
-    parts += [_path(line, across, up) for line in lines]
+    alt = escape(f"{with_unit(y)} over {with_unit(x)}: {names}")
+    parts = [f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{alt}">']
+    if xs and heights:
+        across = _Axis(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, False)
+        up = _Axis(min(heights), max(heights), _HEIGHT - _BOTTOM, _TOP, logarithmic)
+        parts += _frame(across, up, x)
+        parts += [_path(line, across, up) for line in lines]
+    else:
+        middle = f'x="{_WIDTH / 2}" y="{_HEIGHT / 2}" class="middle"'
+        parts.append(f"<text {middle}>no numbers</text>")
     return Markup("".join([*parts, "</svg>"]))
 
 
@@ -191,21 +230,21 @@ def _frame(across: _Axis, up: _Axis, x: str) -> list[str]:
     for value in up.ticks():
         place = up.place(value)
         parts.append(
-            f'<path class="grid" d="M{_LEFT} {place:.1f}H{WIDTH - _RIGHT}"/>'
+            f'<path class="grid" d="M{_LEFT} {place:.1f}H{_WIDTH - _RIGHT}"/>'
             f'<text class="end" x="{_LEFT - 5}" y="{place + 4:.1f}">{_tick(value)}</text>'
         )
     for value in across.ticks():
         place = across.place(value)
         # The last number must not hang over the edge of the picture.
-        anchor = "end" if place > WIDTH - _RIGHT - 14 else "middle"
+        anchor = "end" if place > _WIDTH - _RIGHT - 14 else "middle"
         parts.append(
-            f'<path class="grid" d="M{place:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/>'
-            f'<text class="{anchor}" x="{place:.1f}" y="{HEIGHT - _BOTTOM + 14}">'
+            f'<path class="grid" d="M{place:.1f} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
+            f'<text class="{anchor}" x="{place:.1f}" y="{_HEIGHT - _BOTTOM + 14}">'
             f"{_tick(value)}</text>"
         )
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    middle = (_LEFT + _WIDTH - _RIGHT) / 2
     parts.append(
-        f'<text class="middle" x="{middle}" y="{HEIGHT - 4}">{escape(with_unit(x))}</text>'
+        f'<text class="middle" x="{middle}" y="{_HEIGHT - 4}">{escape(with_unit(x))}</text>'
     )
     return parts
 
@@ -218,13 +257,30 @@ def _path(line: Line, across: _Axis, up: _Axis) -> str:
             continue
         drawn.append(f"{pen}{across.place(a):.1f} {up.place(b):.1f}")
         pen = "L"
-    dash = DASHES[line.number // COLOURS % len(DASHES)]
+    colour, dash = look(line.number)
     dashes = f' stroke-dasharray="{dash}"' if dash else ""
     name = f"<title>{escape(line.label)}</title>"
-    return f'<path class="line c{line.number % COLOURS}"{dashes} d="{"".join(drawn)}">{name}</path>'
+    return f'<path class="line c{colour}"{dashes} d="{"".join(drawn)}">{name}</path>'
 
 
 def _tick(value: float) -> str:
     if value and not 1e-3 <= abs(value) < 1e5:
         return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")
     return f"{value:.6g}"
+
+
+def _means(curve: Sequence[Point], columns: int) -> dict[int, float]:
+    """Return column -> mean of its points; x from left to right over all columns."""
+    xs = [a for a, _ in curve]
+    low, span = min(xs), max(xs) - min(xs)
+    cells: dict[int, list[float]] = {}
+    for a, b in curve:
+        column = round((a - low) / span * (columns - 1)) if 0 < span < math.inf else 0
+        cells.setdefault(column, []).append(b)
+    return {column: math.fsum(b / len(all_) for b in all_) for column, all_ in cells.items()}
+
+
+def _foot(curve: Sequence[Point], x: str, columns: int) -> str:
+    first, last = f"{min(a for a, _ in curve):g}", f"{max(a for a, _ in curve):g}"
+    middle = x.center(max(0, columns - len(first) - len(last)))
+    return " " * (_LABEL + 2) + f"{first}{middle}{last}"

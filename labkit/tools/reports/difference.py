@@ -22,7 +22,7 @@ NOTHING = "(none)"
 
 @dataclass(frozen=True)
 class Difference:
-    """One thing that two runs have differently.
+    """One difference between two runs.
 
     Attributes:
         lab: which lab, or which run of a sweep.
@@ -91,25 +91,19 @@ def is_time(metric: str) -> bool:
 
 def _compare_labs(key: str, left: LabRun, right: LabRun) -> list[Difference]:
     sides = [{**lab.results, "status": lab.status} for lab in (left, right)]
-    differences = [
-        Difference(key, "run", name, ours, theirs) for name, ours, theirs in _differing(sides, _RUN)
-    ]
     tolerances = _tolerances(left, right)
+    differences = [_difference(key, "run", *values) for values in _differing(sides, _RUN)]
     for group in _GROUPS:
-        values = [side.get(group, {}) for side in sides]
-        for name, ours, theirs in _differing(values):
+        for name, ours, theirs in _differing([side.get(group, {}) for side in sides]):
             if (group, name) in _REPEATED:
                 continue
-            if group == "metrics" and not is_time(name):
-                within = _within(tolerances.get(name), ours, theirs)
-                difference = _difference(key, group, name, ours, theirs, within)
-            else:
-                kind = "times" if group == "metrics" else group
-                difference = _difference(key, kind, name, ours, theirs)
-            differences.append(difference)
-    for name, ours, theirs in _differing(sides, _TIMES):
-        differences.append(_difference(key, "times", name, ours, theirs))
-    return differences
+            kind = "times" if group == "metrics" and is_time(name) else group
+            within = None
+            if kind == "metrics" and name in tolerances:
+                within = _within(tolerances[name], ours, theirs)
+            differences.append(_difference(key, kind, name, ours, theirs, within))
+    times = [_difference(key, "times", *values) for values in _differing(sides, _TIMES)]
+    return differences + times
 
 
 def _differing(
@@ -132,18 +126,19 @@ def _difference(
     return Difference(key, group, name, left, right, change, within)
 
 
-def _within(known: Mapping[str, Any] | None, left: Any, right: Any) -> bool | None:
-    if known is None or known["kind"] == "none":
+def _within(known: Mapping[str, Any], left: Any, right: Any) -> bool | None:
+    kind, amount = known["kind"], known.get("amount")
+    if kind == "none":
         return None
-    if known["kind"] == "at most":
-        return all(is_within(value, None, "at most", known["amount"]) for value in (left, right))
-    return is_within(right, left, known["kind"], known.get("amount"))
+    if kind == "at most":
+        return all(is_within(value, None, kind, amount) for value in (left, right))
+    return is_within(right, left, kind, amount)
 
 
 def _tolerances(left: LabRun, right: LabRun) -> Mapping[str, Any]:
     """Return the stored metrics with their tolerances, where these are made for both runs."""
     entry = stored(left.results)
-    if entry is None or stored(right.results) is not entry:
+    if entry is None or stored(right.results) != entry:
         return {}
     return {} if any(why_not(lab.results, entry) for lab in (left, right)) else entry["metrics"]
 

@@ -19,7 +19,6 @@ from labkit.labs.run import opened_here
 from labkit.labs.run_files import KERNEL_LOG, LOG, last_lines, other_host
 from labkit.tools.reports import curves
 from labkit.tools.reports.read import LabRun, RunFolder, read
-from labkit.tools.reports.text_chart import chart
 
 # A run without results.json, or between two labs, counts as going for so long after its last
 # written file. Preparing data and starting a kernel have taken up to 40 s on two busy cores.
@@ -72,7 +71,7 @@ def as_text(current: Look, width: int = 80) -> str:
     names = [name for name in curves.columns(current.rows) if name in ("loss", "accuracy")]
     for name in names or curves.columns(current.rows)[:1]:
         points = curves.points(current.rows, "update", name)
-        parts.append(chart(points, curves.with_unit(name), "update", width))
+        parts.append(curves.chart(points, curves.with_unit(name), "update", width))
     if not current.rows:
         parts.append("no records yet" if current.status == "running" else "no records")
     if current.last:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from labkit.base.input_files import parse_json, read_text
@@ -58,16 +58,6 @@ _STYLE = re.compile(
 )
 
 
-class _Exporter(Protocol):
-    """nbconvert's HTMLExporter that formats markdown as far as ``markdown_left`` letters go."""
-
-    markdown_left: int
-
-    def from_notebook_node(self, nb: Any) -> tuple[str, Any]:
-        """Return the notebook as HTML, and nbconvert's resources."""
-        ...
-
-
 def convert(notebook: Path) -> tuple[str, str]:
     """Return the notebook's title and its cells as HTML for ``notebook.html.j2``.
 
@@ -93,7 +83,8 @@ def convert(notebook: Path) -> tuple[str, str]:
             body = _clean(body, notebook.parent.resolve())
     # nbformat and nbconvert raise what the damage happens to lead to: KeyError, AttributeError.
     except Exception as error:
-        raise InputError(f"{notebook.name} cannot be converted: {_first_line(error)}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{notebook.name} cannot be converted: {reason}") from error
     return _title(read, notebook), body
 
 
@@ -109,7 +100,7 @@ def highlight_css() -> tuple[str, str]:
 
 
 @cache
-def _exporter() -> _Exporter:
+def _exporter() -> Any:
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -133,10 +124,8 @@ def _exporter() -> _Exporter:
 
         @pass_context
         def markdown2html(self, context: Mapping[str, Any], source: str) -> str:
-            if (
-                len(source) > min(_LONGEST, self.markdown_left)
-                or source.count("[") > _MOST_BRACKETS
-            ):
+            longest = min(_LONGEST, self.markdown_left)
+            if len(source) > longest or source.count("[") > _MOST_BRACKETS:
                 return _as_written(source)
             self.markdown_left -= len(source)
             attachments = context.get("cell", {}).get("attachments", {})
@@ -264,12 +253,12 @@ def _point(link: "Tag", folder: Path) -> None:
     target = str(link.get("href", ""))
     if target.startswith(("http://", "https://", "#")) or not target:
         return
-    path, _, fragment = target.partition("#")
+    path, hash_sign, fragment = target.partition("#")
     file = None if ":" in path.split("/", 1)[0] else _file(unquote(path), folder)
     if file is None:
         del link.attrs["href"]
-        return
-    link["href"] = f"file://{quote(str(file))}" + (f"#{fragment}" if fragment else "")
+    else:
+        link["href"] = f"file://{quote(str(file))}{hash_sign if fragment else ''}{fragment}"
 
 
 def _file(path: str, folder: Path) -> Path | None:
@@ -283,10 +272,6 @@ def _file(path: str, folder: Path) -> Path | None:
         except (OSError, ValueError, RuntimeError):  # a name too long, a zero, links in a circle
             return None
     return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _title(content: Any, notebook: Path) -> str:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.base.files import whole_file
+from labkit.base.files import write_text
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 from labkit.tools.reports import curves, notebook_page, tables
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 MOST_NOTEBOOKS = 24
 _HERE = Path(__file__).resolve().parent
 _NO_LETTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
-_SUFFIXES = (".html", ".htm")
 _TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # where report.html.j2 has it
 _Curve = tuple[str, int, list[dict]]  # label, number of its colour, rows of records
 
@@ -63,7 +62,7 @@ def write(
     """
     runs = read_all(folders)
     out = Path(out) if out else (runs[0].folder if len(runs) == 1 else Path.cwd()) / "report.html"
-    if out.suffix.lower() not in _SUFFIXES:
+    if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"cannot write the report to {out}: expected a name that ends in .html")
     if out.is_dir():
         raise InputError(f"cannot write the report to {out}: it is a folder")
@@ -71,7 +70,7 @@ def write(
         raise InputError(f"cannot write the report to {out}: it is no report of labkit; give --out")
     out = out.absolute()
     links = _write_notebooks(runs, out) if notebooks else {}
-    _write_text(out, render(runs, links), "the report")
+    write_text(out, _letters(render(runs, links)), "the report")
     return out
 
 
@@ -116,12 +115,14 @@ def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -
 def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return what the page says of one lab, in all its runs."""
     inputs = {lab.label: tables.inputs(lab) for lab in labs if lab.results.get("parameters")}
+    headline = tables.headline(labs)
     return {
         "name": name,
         "labs": labs,
         "inputs": tables.facts(inputs),
         "compared": len(inputs),
-        "headline": tables.headline(labs),
+        "headline": headline,
+        "within": Counter(row.within for rows in headline.values() for _, row in rows),
         "metrics": tables.all_metrics(labs),
         "curves": _curves(labs, numbers),
         "figures": _figures(labs),
@@ -160,7 +161,7 @@ def _curves(labs: Sequence[LabRun], numbers: Mapping[str, int]) -> list[dict[str
 def _pictures_of(group: str, lines: Sequence[_Curve]) -> dict[str, Any]:
     drawn = lines[: curves.MOST]
     names = list(dict.fromkeys(name for *_, rows in drawn for name in curves.columns(rows)))
-    first = [name for name in names if name in ("loss", "training_loss", "accuracy")]
+    first = [name for name in names if name in curves.FIRST]
     panels = [_panel(drawn, x, y) for y in first for x in ("update", "seconds")]
     rest = [_panel(drawn, "update", y) for y in names if y not in first]
     return {
@@ -234,15 +235,14 @@ def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
         page = _template("notebook.html.j2").render(
             title=title, body=body, lab=lab, back=out.name, light=light, dark=dark
         )
-        _write_text(folder / f"{name}.html", page, "the notebook's page")
+        write_text(folder / f"{name}.html", _letters(page), "the notebook's page")
         links[notebook] = f"{folder.name}/{name}.html"
     return links
 
 
-def _write_text(path: Path, text: str, what: str) -> None:
-    with whole_file(path, what) as temporary:
-        # Half of a pair of surrogates, out of a damaged file, is no letter of any encoding.
-        temporary.write_text(_NO_LETTER.sub("\ufffd", text), encoding="utf-8")
+def _letters(text: str) -> str:
+    # Half of a pair of surrogates, out of a damaged file, is no letter of any encoding.
+    return _NO_LETTER.sub("\ufffd", text)
 
 
 @cache
@@ -258,10 +258,5 @@ def _template(name: str) -> "jinja2.Template":
     )
     environment.filters["shown"] = tables.text
     environment.globals["unit"] = curves.with_unit
-    environment.globals["line_classes"] = _line_classes
+    environment.globals["line_classes"] = curves.look
     return environment.get_template(name)
-
-
-def _line_classes(number: int) -> tuple[int, str]:
-    """Return the colour and the dashes of run ``number``."""
-    return number % curves.COLOURS, curves.DASHES[number // curves.COLOURS % len(curves.DASHES)]

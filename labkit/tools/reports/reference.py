@@ -14,7 +14,7 @@ beside the stored value and not judged, where seeds differ so that no amount wou
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +32,43 @@ class Row:
 
     Attributes:
         metric: its name.
-        value: the run's.
-        reference: the stored one.
+        value: the run's; None where it has none.
+        verdict: in words: "within", "outside by 0.003", "not compared: ...".
+        reference: the stored value.
         tolerance: as a table shows it.
         within: whether it is inside the tolerance; None where it cannot be compared.
-        verdict: the same in words: "within", "outside by 0.003", "not compared: ...".
         by: value minus stored value; None where one of them is no number.
         reason: why the tolerance is what it is.
     """
 
     metric: str
     value: Any
-    reference: Any
-    tolerance: str
-    within: bool | None
     verdict: str
-    by: float | None
-    reason: str
+    reference: Any = None
+    tolerance: str = ""
+    within: bool | None = None
+    by: float | None = None
+    reason: str = ""
 
 
 def load(folder: Path | None = None) -> dict[str, Any]:
     """Return all that is stored: preset -> lab -> entry. ``InputError`` if it cannot be read."""
     path = Path(folder or FOLDER) / NAME
-    # By its time as well: a program that renews the file reads the new one.
-    return _load(path, path.stat().st_mtime_ns if path.exists() else 0)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"the stored runs in {path} cannot be read ({error}); "
+            "benchmarks/reference_runs.py makes them"
+        ) from error
 
 
-def stored(results: Mapping[str, Any], folder: Path | None = None) -> Mapping[str, Any] | None:
+def stored(results: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the stored run of the lab and preset of a results.json, or None."""
-    return load(folder).get(results.get("preset", ""), {}).get(results.get("lab", ""))
+    return load().get(results.get("preset", ""), {}).get(results.get("lab", ""))
 
 
-def against_reference(results: Mapping[str, Any], folder: Path | None = None) -> list[Row]:
+def against_reference(results: Mapping[str, Any]) -> list[Row]:
     """Compare the headline metrics of a results.json with the stored run of its lab and preset.
 
     Where a parameter differs from the stored run's, nothing is compared, and the verdict names it;
@@ -71,7 +76,6 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
 
     Args:
         results: as read from the file; what has not passed has no metrics and gives no rows.
-        folder: where labs.json is; None: the one that came with labkit.
 
     Returns:
         A row for each stored metric and each headline metric that is not stored.
@@ -81,19 +85,19 @@ def against_reference(results: Mapping[str, Any], folder: Path | None = None) ->
     """
     if results.get("status", "passed") != "passed":
         return []
-    metrics, entry = results.get("metrics") or {}, stored(results, folder)
+    metrics, entry = results.get("metrics") or {}, stored(results)
     headline = [name for name in results.get("headline") or () if name in metrics]
     if entry is None:
         lab, preset = results.get("lab"), results.get("preset")
         why = f"not compared: no stored run of {lab} at preset {preset}"
-        return [_not_stored(name, metrics[name], why) for name in headline]
+        return [Row(name, metrics[name], why) for name in headline]
     why = why_not(results, entry)
     rows = [
         _judged(name, metrics.get(name, _MISSING), known, why)
         for name, known in entry["metrics"].items()
     ]
     others = [name for name in headline if name not in entry["metrics"]]
-    return rows + [_not_stored(name, metrics[name], "not compared: not stored") for name in others]
+    return rows + [Row(name, metrics[name], "not compared: not stored") for name in others]
 
 
 def why_not(results: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
@@ -146,18 +150,16 @@ def tolerance_text(known: Mapping[str, Any]) -> str:
 def _judged(metric: str, value: Any, known: Mapping[str, Any], why: str) -> Row:
     """Compare a metric with its stored entry; ``why`` says why not to, if so."""
     reference, kind, amount = known["value"], known["kind"], known.get("amount")
-    within, by = None, None
+    tolerance, reason = tolerance_text(known), known["reason"]
+    row = partial(Row, metric, reference=reference, tolerance=tolerance, reason=reason)
     if value is _MISSING:
-        value, within, verdict = None, False, "outside: the run has no such metric"
-    elif why or kind == "none":
-        verdict = why or "not compared: no tolerance"
-    else:
-        within = is_within(value, reference, kind, amount)
-        by = value - reference if is_number(value) and is_number(reference) else None
-        verdict = "within" if within else f"outside{_beyond(value, by, kind, amount)}"
-    return Row(
-        metric, value, reference, tolerance_text(known), within, verdict, by, known["reason"]
-    )
+        return row(None, "outside: the run has no such metric", within=False)
+    if why or kind == "none":
+        return row(value, why or "not compared: no tolerance")
+    by = value - reference if is_number(value) and is_number(reference) else None
+    within = is_within(value, reference, kind, amount)
+    verdict = "within" if within else f"outside{_beyond(value, by, kind, amount)}"
+    return row(value, verdict, within=within, by=by)
 
 
 def _beyond(value: Any, by: float | None, kind: str, amount: float | None) -> str:
@@ -165,18 +167,3 @@ def _beyond(value: Any, by: float | None, kind: str, amount: float | None) -> st
     if kind == "at most" and is_number(value):
         return f" by {value - amount:.3g}"
     return "" if by is None else f" by {abs(by) - (amount or 0):.3g}"
-
-
-def _not_stored(metric: str, value: Any, verdict: str) -> Row:
-    return Row(metric, value, None, "", None, verdict, None, "")
-
-
-@cache
-def _load(path: Path, changed: int) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"the stored runs in {path} cannot be read ({error}); "
-            "benchmarks/reference_runs.py makes them"
-        ) from error

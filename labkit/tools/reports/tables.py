@@ -32,17 +32,6 @@ class Facts:
     equal: Table | None
 
 
-@dataclass(frozen=True)
-class Headline:
-    """The headline metrics of one lab: metric -> its (run's label, row against the stored run)."""
-
-    metrics: dict[str, list[tuple[str, Row]]]
-
-    def count(self, within: bool | None) -> int:
-        """Return how many values are within (True), outside (False) or not compared (None)."""
-        return sum(row.within is within for rows in self.metrics.values() for _, row in rows)
-
-
 def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
     """Separate what differs from what is equal; ``columns`` is run -> fact -> value."""
     names = dict.fromkeys(name for values in columns.values() for name in values)
@@ -60,10 +49,16 @@ def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
 def surroundings(run: RunFolder) -> dict[str, str]:
     """Return preset, device, git, versions and runtime of a RUN; joined where its labs differ."""
     values: dict[str, set[str]] = {}
-    for lab in run.labs:
-        for name, value in _surroundings(lab.results):
+    for results in (lab.results for lab in run.labs):
+        texts: dict[str, str] = {n: text(results[n]) for n in ("preset", "device") if n in results}
+        if "git" in results:
+            texts["git"] = _revision(results["git"])
+        texts |= {name: text(value) for name, value in results.get("versions", {}).items()}
+        runtime = results.get("runtime", {})
+        texts |= {f"runtime: {name}": text(runtime[name]) for name in _RUNTIME if name in runtime}
+        for name, value in texts.items():
             values.setdefault(name, set()).add(value)
-    return {name: ", ".join(sorted(texts)) for name, texts in values.items()}
+    return {name: ", ".join(sorted(different)) for name, different in values.items()}
 
 
 def inputs(lab: LabRun) -> dict[str, str]:
@@ -85,13 +80,13 @@ def what_ran(runs: Iterable[RunFolder]) -> Table:
     )
 
 
-def headline(labs: Sequence[LabRun]) -> Headline:
-    """Hold the headline metrics of several runs of one lab against the stored run."""
+def headline(labs: Sequence[LabRun]) -> dict[str, list[tuple[str, Row]]]:
+    """Return headline metric -> (run's label, row against the stored run) of one lab's runs."""
     metrics: dict[str, list[tuple[str, Row]]] = {}
     for lab in labs:
         for row in against_reference({**lab.results, "status": lab.status}):
             metrics.setdefault(row.metric, []).append((lab.label, row))
-    return Headline(metrics)
+    return metrics
 
 
 def all_metrics(labs: Sequence[LabRun]) -> Table | None:
@@ -137,19 +132,6 @@ def _turned(labels: Sequence[str], facts: Mapping[str, Sequence[str]]) -> Table:
         return Table(("", *labels), [(name, *values) for name, values in facts.items()])
     rows = [(label, *values) for label, *values in zip(labels, *facts.values(), strict=True)]
     return Table(("run", *facts), rows)
-
-
-def _surroundings(results: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for name in ("preset", "device"):
-        if name in results:
-            yield name, text(results[name])
-    if "git" in results:
-        yield "git", _revision(results["git"])
-    for name, value in results.get("versions", {}).items():
-        yield name, text(value)
-    for name in _RUNTIME:
-        if name in results.get("runtime", {}):
-            yield f"runtime: {name}", text(results["runtime"][name])
 
 
 def _ran(lab: LabRun) -> tuple[str, ...]:

@@ -27,11 +27,14 @@ def agg():
 
 @pytest.fixture
 def shown(monkeypatch):
-    found = []
+    """What is displayed, as (data, options), without a server and outside `labkit run`."""
+    displayed = []
     monkeypatch.setattr(
-        "IPython.display.display", lambda data, **options: found.append((data, options))
+        "IPython.display.display", lambda data, **options: displayed.append((data, options))
     )
-    return found
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.delenv("LABKIT_RUN", raising=False)
+    return displayed
 
 
 @pytest.fixture
@@ -56,13 +59,7 @@ def pixels(widget):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L"))
 
 
-def headless(monkeypatch):
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    monkeypatch.delenv("LABKIT_RUN", raising=False)
-
-
-def test_headless_it_is_one_picture_at_the_start_values(monkeypatch, shown, draw, drawn):
-    headless(monkeypatch)
+def test_headless_it_is_one_picture_at_the_start_values(shown, draw, drawn):
     saved = []
     interactive.show(draw, "a bar", save=saved.append, **SLIDERS)
     ((data, options),) = shown
@@ -72,7 +69,7 @@ def test_headless_it_is_one_picture_at_the_start_values(monkeypatch, shown, draw
 
 
 def test_under_a_server_it_is_sliders_and_a_picture(monkeypatch, shown, draw):
-    headless(monkeypatch)
+    assert not interactive.has_front_end()
     monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/04_adasum.ipynb")
     interactive.show(draw, "a bar", **SLIDERS)
     ((box, _),) = shown
@@ -80,33 +77,23 @@ def test_under_a_server_it_is_sliders_and_a_picture(monkeypatch, shown, draw):
     assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
     assert (height.value, width.value) == (1.5, 2) and 'alt="a bar"' in picture.value
     assert "max-width: 100%" in picture.value  # else JupyterLab cuts its right side off
-
-
-def test_a_run_of_labkit_is_headless_even_under_a_server(monkeypatch):
-    headless(monkeypatch)
-    assert not interactive.has_front_end()
-    monkeypatch.setenv("JPY_SESSION_NAME", "x.ipynb")
-    assert interactive.has_front_end()
-    monkeypatch.setenv("LABKIT_RUN", "runs/x")
+    monkeypatch.setenv("LABKIT_RUN", "runs/x")  # a run of labkit is headless even under a server
     assert not interactive.has_front_end()
 
 
-def test_a_moved_slider_redraws_the_picture_with_its_value(draw, drawn):
+def test_a_moved_slider_redraws_the_picture_and_its_text_is_no_markup(draw, drawn):
     height, width, picture = interactive.widget(draw, "a bar", **SLIDERS).children
     before = pixels(picture)
     height.value = 0.5
     assert drawn[-1] == (0.5, 2)
     # A lower bar is less ink.
     assert pixels(picture).mean() > before.mean() + 1
-
-
-def test_an_alternative_text_is_no_markup(draw):
     picture = interactive.widget(draw, 'a "bar" <b>', **SLIDERS).children[-1]
     assert 'alt="a &quot;bar&quot; &lt;b&gt;"' in picture.value
 
 
 @pytest.mark.parametrize(
-    ("sliders", "said"),
+    ("sliders", "message"),
     [
         ({}, "sliders: expected one for each argument"),
         ({"height": Slider("h", 0, 1, 0.1, 2)}, "slider height: expected low <= start"),
@@ -114,6 +101,6 @@ def test_an_alternative_text_is_no_markup(draw):
         ({"height": Slider("h", 0, 1, 0, 1)}, "step > 0"),
     ],
 )
-def test_sliders_that_cannot_be_moved_are_refused(sliders, said, draw):
-    with pytest.raises(InputError, match=said):
+def test_sliders_that_cannot_be_moved_are_refused(sliders, message, draw):
+    with pytest.raises(InputError, match=message):
         interactive.show(draw, "a bar", **sliders)

@@ -12,15 +12,12 @@ from tests.support import run_folders as folders
 
 
 def compare(tmp_path, left, right):
-    runs = [folders.write_run(tmp_path / name, **one) for name, one in (("a", left), ("b", right))]
+    sides = {"a": left, "b": right}
+    runs = [folders.write_run(tmp_path / name, **changes) for name, changes in sides.items()]
     return difference.compare(*read_all(runs))
 
 
-def test_equal_runs_have_no_difference(tmp_path):
-    assert compare(tmp_path, {}, {"started": "2026-01-02T09:00:00"}) == []
-
-
-def test_every_kind_of_difference_is_found(tmp_path, monkeypatch):
+def test_every_kind_of_difference_is_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(reference, "FOLDER", folders.stored(tmp_path / "stored"))
     changes = {
         "parameters": {**folders.PARAMETERS, "seed": 2},
@@ -29,9 +26,11 @@ def test_every_kind_of_difference_is_found(tmp_path, monkeypatch):
         "inputs": {"notebook": "aa", "data": {"mnist": "bb"}},
         "git": "fedc",
         "seconds": 11.0,
+        "started": "2026-01-02T09:00:00",
     }
-    found = {(one.group, one.name): one for one in compare(tmp_path, {}, changes)}
-    assert set(found) == {
+    differences = compare(tmp_path, {}, changes)
+    by_name = {(row.group, row.name): row for row in differences}
+    assert set(by_name) == {
         ("run", "git"),
         ("parameters", "seed"),
         ("versions", "python"),
@@ -41,43 +40,38 @@ def test_every_kind_of_difference_is_found(tmp_path, monkeypatch):
         ("times", "training seconds"),
         ("times", "seconds"),
     }
-    accuracy = found["metrics", "test accuracy"]
+    accuracy = by_name["metrics", "test accuracy"]
     assert accuracy.change == pytest.approx(0.003) and accuracy.within is True
-    assert found["inputs", "notebook"].left == difference.NOTHING
-    assert len(difference.counting(found.values())) == 6
+    assert by_name["inputs", "notebook"].left == difference.NOTHING
+    assert len(difference.counting(differences)) == 6
 
 
-def test_the_tolerance_is_said_only_where_it_is_made_for_both(tmp_path, monkeypatch):
+def test_the_tolerance_is_given_only_where_it_is_made_for_both(tmp_path, monkeypatch):
     monkeypatch.setattr(reference, "FOLDER", folders.stored(tmp_path / "stored", any_seed=False))
     metrics = {**folders.METRICS, "test accuracy": 0.97}
-    (found,) = compare(tmp_path / "1", {}, {"metrics": metrics})
-    assert found.within is False
+    (row,) = compare(tmp_path / "1", {}, {"metrics": metrics})
+    assert row.within is False
     other = {"metrics": metrics, "parameters": {**folders.PARAMETERS, "seed": 2}}
-    found = compare(tmp_path / "2", {}, other)
-    assert [one.within for one in found if one.group == "metrics"] == [None]
+    rows = compare(tmp_path / "2", {}, other)
+    assert [row.within for row in rows if row.group == "metrics"] == [None]
 
 
-def test_a_lab_that_only_one_run_has_and_one_that_failed(tmp_path):
-    left, right = {"labs": ("01_a", "02_b")}, {"labs": ("01_a",), "status": "failed"}
-    found = [(one.lab, one.name, one.left, one.right) for one in compare(tmp_path, left, right)]
-    assert ("02_b", "lab", "passed", difference.NOTHING) in found
-    assert ("01_a", "status", "passed", "failed") in found
-
-
-def test_a_number_is_not_the_text_of_it(tmp_path):
-    one = {"parameters": {"seed": "1"}}
-    (found,) = compare(tmp_path, {"parameters": {"seed": 1}}, one)
-    assert (found.name, found.change) == ("seed", None)
+def test_a_lab_that_only_one_run_has_one_that_failed_and_a_number_as_text(tmp_path):
+    left = {"labs": ("01_a", "02_b"), "parameters": {"seed": 1}}
+    right = {"labs": ("01_a",), "status": "failed", "parameters": {"seed": "1"}}
+    rows = compare(tmp_path, left, right)
+    values = {(row.lab, row.name): (row.left, row.right) for row in rows}
+    assert values["02_b", "lab"] == ("passed", difference.NOTHING)
+    assert values["01_a", "status"] == ("passed", "failed")
+    assert values["01_a", "seed"] == (1, "1") and all(row.change is None for row in rows)
 
 
 def test_sweeps_are_compared_run_by_run(tmp_path):
     left = folders.write_sweep(tmp_path / "a", seeds=(1, 2))
     right = folders.write_sweep(tmp_path / "b", seeds=(2, 3))
-    found = difference.compare(*read_all([left, right]))
-    assert {(one.lab, one.left) for one in found} == {
-        ("seed=1", "passed"),
-        ("seed=3", difference.NOTHING),
-    }
+    rows = difference.compare(*read_all([left, right]))
+    expected = {("seed=1", "passed"), ("seed=3", difference.NOTHING)}
+    assert {(row.lab, row.left) for row in rows} == expected
 
 
 @pytest.mark.parametrize("name", ["training seconds", "THOR: ms an update", "mean: ms"])
@@ -95,28 +89,19 @@ def test_the_command_prints_differences_and_says_where_there_are_none(tmp_path):
     same = call(*runs)
     assert same.exit_code == 0 and same.output.startswith("no differences\n")
     assert "+1" in same.output
-    runs.append(folders.write_run(tmp_path / "c", device="GPU"))
-    other = call(runs[0], runs[2])
+    gpu = folders.write_run(tmp_path / "c", device="GPU")
+    other = call(runs[0], gpu)
     assert other.exit_code == 1 and "device" in other.output and "GPU" in other.output
-    told = json.loads(call(runs[0], runs[2], "--json").stdout)
-    assert [one["name"] for one in told["differences"]] == ["device"] and told["times"] == []
+    record = json.loads(call(runs[0], gpu, "--json").stdout)
+    assert [row["name"] for row in record["differences"]] == ["device"] and record["times"] == []
+    assert call(runs[0], tmp_path / "gone").exit_code == 2
+    assert call(runs[0], runs[0]).exit_code == 2
 
 
 def test_json_has_no_nan(tmp_path):
-    damaged = folders.results(metrics={"loss": float("nan"), "rate": float("inf")})
     runs = [folders.write_run(tmp_path / name) for name in ("a", "b")]
-    (place,) = runs[0].rglob("results.json")
-    place.write_text(json.dumps(damaged))
-
-    def refuse(name):
-        raise AssertionError(name)
-
-    told = json.loads(call(*runs, "--json").stdout, parse_constant=refuse)
-    found = {one["name"]: one["left"] for one in told["differences"]}
-    assert (found["loss"], found["rate"]) == ("nan", "inf")
-
-
-def test_the_command_refuses_what_is_no_run(tmp_path):
-    run = folders.write_run(tmp_path / "a")
-    assert call(run, tmp_path / "gone").exit_code == 2
-    assert call(run, run).exit_code == 2
+    damaged = folders.results(metrics={"loss": float("nan"), "rate": float("inf")})
+    (runs[0] / folders.LAB / "results.json").write_text(json.dumps(damaged))
+    record = json.loads(call(*runs, "--json").stdout, parse_constant=pytest.fail)
+    values = {row["name"]: row["left"] for row in record["differences"]}
+    assert (values["loss"], values["rate"]) == ("nan", "inf")

@@ -1,7 +1,6 @@
 """Notebooks made to harm who looks at their page: nothing runs, loads or redirects, none hangs."""
 
 import itertools
-import json
 import re
 import time
 
@@ -11,7 +10,7 @@ from labkit.errors import InputError
 from labkit.tools.reports import maths, notebook_page, page
 from tests.browser import chromium
 from tests.support import run_folders as folders
-from tests.support.run_folders import code, markdown
+from tests.support.run_folders import code, display, markdown
 
 LIVE = (
     '<meta http-equiv="refresh" content="0;url=http://evil.test/r">',
@@ -87,41 +86,36 @@ CORPUS = [
 ] + [*SINGLE]  # fmt: skip
 
 
-def notebook(cells):
-    """A run whose notebook has each cell as markdown, as an output of HTML, and as markdown's."""
-    outputs = [
-        {"output_type": "display_data", "metadata": {}, "data": {kind: text}}
-        for text in cells
-        for kind in ("text/html", "text/markdown")
-    ]
-    return folders.notebook(*map(markdown, cells), *(code("show()", one) for one in outputs))
+def cells_of(texts):
+    """Each text as markdown, as an output of HTML, and as one of markdown."""
+    kinds = ("text/html", "text/markdown")
+    outputs = [display(kind, text) for text in texts for kind in kinds]
+    return *map(markdown, texts), *(code("show()", output) for output in outputs)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The pages of the corpus, ten texts a notebook."""
+    """The pages of the corpus, 40 texts a notebook."""
     root = tmp_path_factory.mktemp("hostile")
-    for number, start in enumerate(range(0, len(CORPUS), 10)):
+    for number, start in enumerate(range(0, len(CORPUS), 40)):
         folder = root / "run" / f"lab-{number:02}"
         folder.mkdir(parents=True)
-        path = folder / "n.ipynb"
-        path.write_text(json.dumps(notebook(CORPUS[start : start + 10])))
+        folders.write_notebook(folder, *cells_of(CORPUS[start : start + 40]))
     written = page.write([root / "run"], root / "out.html")
     pages = sorted((root / "out_notebooks").glob("*.html"))
-    assert len(CORPUS) >= 100 and len(pages) == -(-len(CORPUS) // 10)
+    assert len(CORPUS) >= 100 and len(pages) == -(-len(CORPUS) // 40)
     return [written, *pages]
 
 
 def test_only_tags_of_the_list_are_on_the_pages(written):
     """Whatever the parser: no tag but these, so that no "<" can begin anything else."""
-    from labkit.tools.reports.notebook_page import _TAGS
-
+    allowed = notebook_page._TAGS | maths._TAGS | {"main"}
     for path in written[1:]:
         body = path.read_text().partition("<main")[2].partition("</main>")[0]
         assert body.count("<div") > 20
-        for found in re.finditer(r"<(.{0,40})", body, re.DOTALL):
-            tag = re.match(r"/?([a-z0-9]+)(?=[\s/>])", found[1])
-            assert tag and tag[1] in _TAGS | maths._TAGS | {"main"}, found[0]
+        for start in re.finditer(r"<(.{0,40})", body, re.DOTALL):
+            tag = re.match(r"/?([a-z0-9]+)(?=[\s/>])", start[1])
+            assert tag and tag[1] in allowed, start[0]
         for tag in re.findall(r"<[a-z][^<>]*>", body):
             bare = re.sub(r'"[^"]*"', '""', tag)
             assert not re.search(r"\bon\w+=|srcset|action|ping|background=|poster", bare), tag
@@ -137,7 +131,7 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
         pytest.skip(why)
     seen: list[str] = []
     with playwright.sync_playwright() as driver:
-        one = driver.chromium.launch(executable_path=path, args=chromium.arguments())
+        browser = driver.chromium.launch(executable_path=path, args=chromium.arguments())
         for file, policy in itertools.product(written, (True, False)):
             target = file
             if not policy:
@@ -145,7 +139,7 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
                 text, count = re.subn(r"<meta http-equiv=[^>]*>", "", file.read_text(), count=1)
                 assert count == 1
                 target.write_text(text)
-            tab = one.new_page()
+            tab = browser.new_page()
             asked = []
             tab.on("request", lambda request, asked=asked: asked.append(request.url))
             tab.on("dialog", lambda dialog: seen.append(dialog.message))  # noqa: B023
@@ -156,11 +150,11 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
             assert tab.url == target.as_uri() and tab.title() != "ran"
             live = tab.eval_on_selector_all(
                 "script, iframe, form, meta[http-equiv=refresh], object, embed, link, base",
-                "all => all.map(one => one.outerHTML)",
+                "all => all.map(element => element.outerHTML)",
             )
             assert live == []
             tab.close()
-        one.close()
+        browser.close()
     assert seen == []
 
 
@@ -170,10 +164,8 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
 )
 def test_what_a_parser_is_quadratic_in_is_read_at_once(text, tmp_path):
     """40 s with html.parser alone."""
-    from labkit.tools.reports.notebook_page import _clean
-
     began = time.process_time()
-    _clean(f'<div class="text_cell_render">{text}</div>', tmp_path)
+    notebook_page._clean(f'<div class="text_cell_render">{text}</div>', tmp_path)
     assert time.process_time() - began < 10
 
 
@@ -191,8 +183,7 @@ def test_what_a_parser_is_quadratic_in_is_read_at_once(text, tmp_path):
 @pytest.mark.parametrize("place", ["cell", "output"])
 def test_markdown_that_takes_too_long_is_shown_as_it_is_written(text, place, tmp_path):
     """64 kB of "![](" took the formatter 16 s."""
-    output = {"output_type": "display_data", "data": {"text/markdown": text}, "metadata": {}}
-    cell = markdown(text) if place == "cell" else code("show()", output)
+    cell = markdown(text) if place == "cell" else code("show()", display("text/markdown", text))
     began = time.process_time()
     body = convert(tmp_path, cell, markdown("*soft*"))
     assert time.process_time() - began < 10
@@ -213,14 +204,10 @@ def test_a_page_formats_no_more_markdown_than_its_budget(tmp_path):
 
 
 def convert(folder, *cells):
-    path = folder / "n.ipynb"
-    path.write_text(json.dumps(folders.notebook(*cells)))
-    return notebook_page.convert(path)[1]
+    return notebook_page.convert(folders.write_notebook(folder, *cells))[1]
 
 
 def test_html_that_is_nested_too_deep_is_refused(tmp_path):
-    from labkit.tools.reports.notebook_page import _clean
-
-    _clean("<b>" * 250 + "x", tmp_path)
+    notebook_page._clean("<b>" * 250 + "x", tmp_path)
     with pytest.raises(InputError, match="nested more than 256 deep"):
-        _clean("<b>" * 300 + "x", tmp_path)
+        notebook_page._clean("<b>" * 300 + "x", tmp_path)

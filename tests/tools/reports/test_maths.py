@@ -1,6 +1,5 @@
 """TeX to MathML: what is converted, what stays TeX, and that a hostile formula is only text."""
 
-import json
 import re
 import time
 
@@ -8,6 +7,7 @@ import pytest
 
 from labkit.tools.reports import notebook_page
 from labkit.tools.reports.maths import _ATTRIBUTES, _TAGS, Budget, mathml
+from tests.support import run_folders as folders
 
 
 def test_a_formula_is_an_element_of_its_kind():
@@ -71,31 +71,22 @@ def test_every_formula_of_the_notebooks_is_converted(root):
     for path in sorted((root / "notebooks").glob("*.ipynb")):
         _, body = notebook_page.convert(path)
         count += body.count("<math ")
-        assert '<code class="maths' not in body and "$" not in _text_outside_code(body), path
+        outside_code = re.sub(r"<(pre|code)\b.*?</\1>|<[^>]*>", "", body, flags=re.DOTALL)
+        assert '<code class="maths' not in body and "$" not in outside_code, path
     assert count > 200
-
-
-def _text_outside_code(html):
-    return re.sub(r"<(pre|code)\b.*?</\1>|<[^>]*>", "", html, flags=re.DOTALL)
 
 
 def test_only_formulas_of_markdown_are_converted(tmp_path):
     cells = [
-        {"source": r"`$a$` and <b>$b$</b>, $$c$$, \\(d\\) <math><mi>e</mi></math>"},
-        {"source": "    $f$\n\n\\begin{align}g\\end{align}\n\n$$\\left(<b>$$\n"},
+        folders.markdown(r"`$a$` and <b>$b$</b>, $$c$$, \\(d\\) <math><mi>e</mi></math>"),
+        folders.markdown("    $f$\n\n\\begin{align}g\\end{align}\n\n$$\\left(<b>$$\n"),
+        folders.code(
+            "1",
+            folders.display("text/latex", r"$\displaystyle h$"),
+            folders.display("text/latex", "no formula: $i$"),
+        ),
     ]
-    outputs = [r"$\displaystyle h$", "no formula: $i$"]
-    for number, cell in enumerate(cells):
-        cell |= {"cell_type": "markdown", "id": f"m{number}", "metadata": {}}
-    shown = [
-        {"output_type": "display_data", "data": {"text/latex": text}, "metadata": {}}
-        for text in outputs
-    ]
-    code = {"cell_type": "code", "id": "c", "metadata": {}, "execution_count": 1, "source": "1"}
-    notebook = {"cells": [*cells, code | {"outputs": shown}], "metadata": {}}
-    path = tmp_path / "n.ipynb"
-    path.write_text(json.dumps(notebook | {"nbformat": 4, "nbformat_minor": 5}))
-    _, body = notebook_page.convert(path)
+    _, body = notebook_page.convert(folders.write_notebook(tmp_path, *cells))
     formulas = re.findall(r'<math display="(\w+)">(.*?)</math>', body)
     letters = [(kind, re.search(r"<mi>(.)</mi>", text)[1]) for kind, text in formulas]
     assert letters == [

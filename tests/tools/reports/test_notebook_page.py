@@ -1,7 +1,6 @@
 """An executed notebook as a page: nothing runs in it and nothing is loaded."""
 
 import base64
-import json
 import re
 
 import pytest
@@ -9,17 +8,11 @@ import pytest
 from labkit.errors import InputError
 from labkit.tools.reports import notebook_page
 from tests.support import run_folders as folders
-from tests.support.run_folders import code, markdown
+from tests.support.run_folders import code, display, markdown
 
 
 def convert(tmp_path, *cells):
-    path = tmp_path / "n.ipynb"
-    path.write_text(json.dumps(folders.notebook(*cells)))
-    return notebook_page.convert(path)
-
-
-def output(kind, data, metadata=None):
-    return {"output_type": "display_data", "data": {kind: data}, "metadata": metadata or {}}
+    return notebook_page.convert(folders.write_notebook(tmp_path, *cells))
 
 
 def test_relative_links_lead_to_files_that_are_there(tmp_path):
@@ -41,7 +34,7 @@ def test_text_code_output_picture_and_error_are_shown(tmp_path):
         tmp_path,
         markdown("# The *title*\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n$x^2$"),
         code("print('<b>')", {"output_type": "stream", "name": "stdout", "text": "<b>\n"}),
-        code("plot()", output("image/png", picture, {"image/png": {"alt": "a white point"}})),
+        code("plot()", display("image/png", picture, {"image/png": {"alt": "a white point"}})),
         code("1 / 0", {"output_type": "error", "ename": "ZeroDivisionError", "evalue": "by zero",
                        "traceback": ["\x1b[31mZeroDivisionError\x1b[0m: by zero"]}),
     )  # fmt: skip
@@ -60,9 +53,9 @@ def test_nothing_runs_and_nothing_is_loaded(tmp_path, caplog, recwarn):
     _, body = convert(
         tmp_path,
         markdown(f"text {evil}"),
-        code("show()", output("text/html", evil)),
-        code("js()", output("application/javascript", "x()")),
-        code("w()", output("application/vnd.jupyter.widget-view+json", {"model_id": "1"})),
+        code("show()", display("text/html", evil)),
+        code("js()", display("application/javascript", "x()")),
+        code("w()", display("application/vnd.jupyter.widget-view+json", {"model_id": "1"})),
     )
     for bad in ("x()", "a.org", "javascript", "<script", "<style", "<iframe", "<link"):
         assert bad not in body, bad

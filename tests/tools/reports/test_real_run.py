@@ -51,16 +51,16 @@ def test_its_report_has_its_numbers_its_curve_and_its_notebook(executed):
     done = CliRunner().invoke(cli.app, ["report", str(executed)])
     assert done.exit_code == 0, done.output
     out = Path(done.stdout.strip())
-    found = check(out.read_text())
-    assert "1 passed" in found.text and "last loss" in found.text and "0.125" in found.text
-    assert "loss (nats) over update" in found.text and "loss (nats) over time (s)" in found.text
-    (link,) = [link for link in found.links if not link.startswith("#")]
+    report = check(out.read_text())
+    assert "1 passed" in report.text and "last loss" in report.text and "0.125" in report.text
+    assert "loss (nats) over update" in report.text and "loss (nats) over time (s)" in report.text
+    (link,) = [link for link in report.links if not link.startswith("#")]
     assert "the end running" in check((out.parent / link).read_text()).text
 
 
 def test_in_a_notebook_without_a_browser_the_figure_of_attach_is_there(executed):
     cells = json.loads((executed / "01_sums" / "01_sums.ipynb").read_text())["cells"]
-    kinds = [kind for one in cells[-1]["outputs"] for kind in one.get("data", ())]
+    kinds = [kind for output in cells[-1]["outputs"] for kind in output.get("data", ())]
     assert kinds.count("image/png") == 1
 
 
