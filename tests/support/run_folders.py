@@ -13,7 +13,7 @@ METRICS = {"test accuracy": 0.98, "updates": 4, "training seconds": 2.5}
 
 def results(**changes) -> dict:
     """A results.json that has passed; a key set to None is left out."""
-    found = {
+    record = {
         "lab": LAB,
         "preset": "smoke",
         "parameters": dict(PARAMETERS),
@@ -30,7 +30,7 @@ def results(**changes) -> dict:
         "status": "passed",
         **changes,
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in record.items() if value is not None}
 
 
 def png() -> bytes:
