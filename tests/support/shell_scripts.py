@@ -51,7 +51,7 @@ def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environme
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         # Where the tests run in the background SIGINT is ignored, which a shell cannot undo.
-        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
     wait_until((folder / "started").exists)
     if by:
