@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ _KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language"
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
 _START_TIMEOUT = 180
 _SILENT = logging.NullHandler()  # keeps off stderr what the Failure says
+_IMPORTING = threading.Lock()  # a thread of a sweep must not see half a module
 _LOG_LINES = 10  # of a failed kernel that are kept
 # Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
 _PORT_TAKEN, _STARTS = "Address already in use", 3
@@ -85,6 +87,8 @@ def execute(
     Returns:
         How it ended.
     """
+    with _IMPORTING:
+        import_module("papermill")
     for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel by traitlets' logger
         logging.getLogger(name).addHandler(_SILENT)
     log = output.with_name(KERNEL_LOG)

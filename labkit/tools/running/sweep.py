@@ -9,7 +9,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -123,7 +122,6 @@ def _run_all(
     stop = threading.Event()
     cells: dict[str, str] = {}  # run -> how far it is
     total, rows = len(requests), {}
-    import_module("papermill")  # not by several threads at once
     with ThreadPoolExecutor(jobs, initializer=pin) as pool:
         try:
             numbers = {
