@@ -31,12 +31,12 @@ find_python() {
     seen=
     if [ -n "${PYTHON:-}" ]; then set -- "$PYTHON"; else set -- python3 python3.12 python3.11; fi
     for name in "$@"; do
-        if found=$(probe "$name"); then
+        if seen_as=$(probe "$name"); then
             echo "$name"
             return
         fi
         seen="$seen
-  $name: $found"
+  $name: $seen_as"
     done
     echo "labkit needs Python 3.11 or 3.12 with venv; looked at:$seen" >&2
     echo "Install one of them, or name it: make run PYTHON=/path/to/python3.12" >&2

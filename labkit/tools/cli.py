@@ -17,20 +17,7 @@ except ModuleNotFoundError as missing:
 
 from labkit.base.printable import printable
 from labkit.errors import InputError
-from labkit.tools.commands import (
-    attach,
-    compare,
-    convert,
-    doctor,
-    lab,
-    list_labs,
-    progress,
-    ranktable,
-    report,
-    run,
-    sweep,
-    work,
-)
+from labkit.tools.commands import convert, doctor, notebooks, ranktable, reports, runs
 
 
 class _Commands(TyperGroup):
@@ -78,17 +65,20 @@ def _main(
     pass
 
 
-app.command("list")(list_labs.list_labs)
-app.command("run")(run.run)
-app.command("sweep")(sweep.sweep)
-app.command("report")(report.report)
-app.command("compare")(compare.compare)
-app.command("attach")(attach.attach)
-app.command("lab")(lab.lab)
-app.command("work")(work.work)
-app.command("progress")(progress.progress)
-app.command("convert")(convert.convert)
-app.command("doctor")(doctor.doctor)
+for name, command in (
+    ("list", notebooks.list_labs),
+    ("run", runs.run),
+    ("sweep", runs.sweep),
+    ("report", reports.report),
+    ("compare", reports.compare),
+    ("attach", reports.attach),
+    ("lab", notebooks.lab),
+    ("work", notebooks.work),
+    ("progress", notebooks.progress),
+    ("convert", convert.convert),
+    ("doctor", doctor.doctor),
+):
+    app.command(name)(command)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -15,9 +15,11 @@ from rich.text import Text
 
 from labkit.base.printable import printable
 from labkit.errors import InputError
-from labkit.tools.running.events import Event, Say
-from labkit.tools.running.execution import CAUSES, Failure
-from labkit.tools.running.runner import Outcome
+from labkit.tools.running.events import CAUSES, Event, Say
+
+if TYPE_CHECKING:
+    from labkit.tools.running.runner import Outcome
+    from labkit.tools.running.sweep import Row
 
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
 _LOG_LINES = 5  # of a failed lab's log, below the closing table
@@ -33,7 +35,11 @@ def line(text: str) -> None:
     except BrokenPipeError:
         # The reader has gone (| head): what is under way is worth more than its lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("labkit: nobody reads standard output any more; going on", file=sys.stderr)
+        _complain("nobody reads standard output any more; going on")
+
+
+def _complain(text: str) -> None:
+    print(printable(f"labkit: {text}"), file=sys.stderr)
 
 
 def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> Say:
@@ -59,20 +65,53 @@ def reporter(*, quiet: bool = False, verbose: bool = False, as_json: bool = Fals
     return say
 
 
-def closing(done: Sequence[Outcome], folder: Path, *, as_json: bool, code: int) -> None:
+def closing(done: Sequence["Outcome"], folder: Path, *, as_json: bool, code: int) -> None:
     """Print how a run ended: the table of its labs, why some stopped, how to go on."""
     if as_json:
         by_lab = {outcome.lab.name: outcome.results["status"] for outcome in done}
-        values = {"exit_code": code, "labs": by_lab, "folder": str(folder)}
-        _finished(values)
+        reporter(as_json=True)(_finished(code, labs=by_lab, folder=str(folder)))
     elif done:
         outcomes(done)
     if code in (1, 130):
-        print(f"labkit: go on with: labkit run --resume {near(folder)}", file=sys.stderr)
+        _complain(f"go on with: labkit run --resume {near(folder)}")
 
 
-def _finished(values: dict[str, Any]) -> None:
-    line(json.dumps(Event("finished", "", None, values).as_json(), ensure_ascii=False))
+def _finished(code: int, **values: Any) -> Event:
+    return Event("finished", "", None, {"exit_code": code, **values})
+
+
+def outcomes(done: Sequence["Outcome"]) -> None:
+    """Print the closing table of a run, and on stderr why a lab stopped."""
+    line("")
+    rows = [
+        (
+            outcome.lab.name,
+            _status(outcome.results, outcome.skipped),
+            outcome.results.get("device") or "-",
+            *_seconds_and_headline(outcome.results),
+            near(outcome.notebook),
+        )
+        for outcome in done
+    ]
+    table(("lab", "status", "device", "seconds", "headline", "notebook"), rows)
+    for outcome in done:
+        _explain(outcome)
+
+
+def _explain(outcome: "Outcome") -> None:
+    name, failure = outcome.lab.name, outcome.failure
+    if failure is None:
+        return
+    if outcome.refused:
+        _complain(f"{name}: {failure.message}")
+        return
+    log: Iterable[str] = ()
+    reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
+    if failure.cause != "exception":
+        reason = CAUSES[failure.cause]
+        log = (failure.message, *(f"| {text}" for text in failure.log[-_LOG_LINES:]))
+    lines = (f"{name} failed {_where(failure.cell)}: {reason}", *log)
+    _complain("\n    ".join([*lines, f"{near(outcome.notebook)} shows where"]))
 
 
 def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: object) -> Event:
@@ -81,38 +120,52 @@ def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: obje
     shape = " x ".join(f"{len(values)} {name}" for name, values in axes.items())
     at_once = f"{jobs} at once, each on its own core" if jobs > 1 else "one after the other"
     text = f"sweep: {lab}, {shape} = {runs} runs, {at_once}{limits}"
-    values = {"runs": runs, "jobs": jobs, "grid": dict(axes)}
-    return Event("sweep", text, lab, values)
+    return Event("sweep", text, lab, {"runs": runs, "jobs": jobs, "grid": dict(axes)})
 
 
-def sweep_ends(rows: Sequence, files: Sequence[Path], *, as_json: bool) -> None:
-    """Print the table of a sweep, why runs failed, and what was written."""
+def sweep_ends(rows: Sequence["Row"], files: Sequence[Path], *, as_json: bool) -> int:
+    """Print the table of a sweep, why runs failed, what was written; return the exit code."""
     failed = [row for row in rows if row.results.get("status") != "passed"]
+    code = 1 if failed else 0
     if as_json:
-        values = {"exit_code": 1 if failed else 0, "files": [str(path) for path in files]}
-        _finished(values)
+        reporter(as_json=True)(_finished(code, files=list(map(str, files))))
     else:
         line("")
-        names = list(rows[0].parameters)
-        table((*names, "status", "seconds", "headline"), map(_sweep_row, rows))
+        table((*rows[0].parameters, "status", "seconds", "headline"), map(_sweep_row, rows))
         figures = sorted({near(path.parent) for path in files[1:]})
         line(f"table: {near(files[0])}")
         line(f"figures: {len(files) - 1} in {', '.join(figures) or 'none'}")
     for row in failed:
         error = row.results.get("error", {})
         reason = f"{error.get('name')}: {error.get('message')}".splitlines()[0]
-        where = _where(error.get("cell"))
-        text = printable(f"labkit: {near(row.folder)} failed {where}: {reason}")
-        print(text, file=sys.stderr)
+        _complain(f"{near(row.folder)} failed {_where(error.get('cell'))}: {reason}")
+    return code
 
 
-def _sweep_row(row: Any) -> tuple[str, ...]:
-    results = row.results
-    return (
-        *(str(value) for value in row.parameters.values()),
-        "passed before" if row.skipped else results.get("status", "failed"),
-        f"{results.get('total_seconds', 0):.1f}",
-        (headline(results) if results.get("headline") else "") or "-",
+def _sweep_row(row: "Row") -> tuple[str, ...]:
+    values = map(str, row.parameters.values())
+    return (*values, _status(row.results, row.skipped), *_seconds_and_headline(row.results))
+
+
+def _status(results: Mapping[str, Any], skipped: bool) -> str:
+    return "passed before" if skipped else results.get("status", "failed")
+
+
+def _seconds_and_headline(results: Mapping[str, Any]) -> tuple[str, str]:
+    shown = headline(results) if results.get("headline") else ""
+    return f"{results.get('total_seconds', 0):.1f}", shown or "-"
+
+
+def _where(cell: int | None) -> str:
+    return f"in cell {cell}" if cell else "before its first cell"
+
+
+def headline(results: Mapping[str, Any]) -> str:
+    """Return the headline metrics of a results.json as one line: ``test accuracy 0.9812``."""
+    values = [(name, results["metrics"][name]) for name in results["headline"]]
+    return ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values
     )
 
 
@@ -132,59 +185,6 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     for row in (head, *rows):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         line("  ".join(cells).rstrip())
-
-
-def outcomes(done: Sequence[Outcome]) -> None:
-    """Print the closing table of a run, and on stderr why a lab stopped."""
-    line("")
-    table(("lab", "status", "device", "seconds", "headline", "notebook"), map(_row, done))
-    for outcome in done:
-        failure = outcome.failure
-        if failure is None:
-            continue
-        if outcome.refused:
-            text = f"labkit: {outcome.lab.name}: {failure.message}"
-            print(printable(text), file=sys.stderr)
-        else:
-            print(printable("\n".join(_why(outcome, failure))), file=sys.stderr)
-
-
-def _why(outcome: Outcome, failure: Failure) -> Iterable[str]:
-    where = _where(failure.cell)
-    if failure.cause == "exception":
-        reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
-        yield f"labkit: {outcome.lab.name} failed {where}: {reason}"
-    else:
-        yield f"labkit: {outcome.lab.name} failed {where}: {CAUSES[failure.cause]}"
-        yield f"    {failure.message}"
-        yield from (f"    | {text}" for text in failure.log[-_LOG_LINES:])
-    yield f"    {near(outcome.notebook)} shows where"
-
-
-def _where(cell: int | None) -> str:
-    return f"in cell {cell}" if cell else "before its first cell"
-
-
-def headline(results: Mapping[str, Any]) -> str:
-    """Return the headline metrics of a results.json as one line: ``test accuracy 0.9812``."""
-    metrics = results["metrics"]
-    return ", ".join(f"{name} {_number(metrics[name])}" for name in results["headline"])
-
-
-def _row(outcome: Outcome) -> tuple[str, ...]:
-    results = outcome.results
-    return (
-        outcome.lab.name,
-        "passed before" if outcome.skipped else results["status"],
-        results.get("device") or "-",
-        f"{results['total_seconds']:.1f}",
-        headline(results) or "-",
-        near(outcome.notebook),
-    )
-
-
-def _number(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def near(path: Path) -> str:

@@ -158,7 +158,7 @@ def _run(folder: Path) -> Path:
 def _compare(folder: Path, out: Path):
     import typer
 
-    from labkit.tools.commands.compare import compare
+    from labkit.tools.commands.reports import compare
 
     good = out / "good"
     good.mkdir()
@@ -181,7 +181,7 @@ def _attach(folder: Path, _out: Path):
 
 def _settled(folder: Path, _out: Path):
     from labkit.tools.running.execution import Execution
-    from labkit.tools.running.record import completed, settled
+    from labkit.tools.running.folders import completed, settled
 
     completed(_run(folder), made.results(), Execution(None, 1.0), 1.0)
     return settled(_run(folder))
@@ -201,7 +201,7 @@ def _resume(folder: Path, _out: Path):
     )
     folders.write_run(folder, wanted)
     for lab in wanted.labs:
-        runner.passed_before(lab, wanted, folder, lambda event: None)
+        runner.passed_before(lab, wanted, folder / lab.name, lambda event: None)
 
 
 def _again(folder: Path, _out: Path):
@@ -247,10 +247,14 @@ def _labs(folder: Path, _out: Path):
 def _manifest(folder: Path, _out: Path):
     from labkit.data.sources.classfolders import ClassFolders
 
-    found = ClassFolders(folder, "x", ["train"], False)
-    found.remembers(folder / "manifest.json")
-    found.count("train")
-    return found.whole("train", "0"), found.whole("train", "0", content=True), sorted(found.names)
+    folders = ClassFolders(folder, "x", ["train"], False)
+    folders.remembers(folder / "manifest.json")
+    folders.count("train")
+    return (
+        folders.whole("train", "0"),
+        folders.whole("train", "0", content=True),
+        sorted(folders.names),
+    )
 
 
 def _recipe(folder: Path, _out: Path):

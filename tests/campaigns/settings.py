@@ -162,10 +162,10 @@ def _parameters(lab: str):
 
 
 def _grid(folder: Path, _out: Path):
-    from labkit.tools.running import grid
+    from labkit.tools.running import request
 
-    points = grid.points(grid.parse(json.loads((folder / "values").read_bytes())))
-    return [grid.folder_name(point) for point in points[:100]]
+    points = request.points(request.parse_grid(json.loads((folder / "values").read_bytes())))
+    return [request.folder_name(point) for point in points[:100]]
 
 
 READERS = {

@@ -163,18 +163,16 @@ def test_nothing_behind_a_link_goes(checkout, name):
 @pytest.mark.parametrize(
     "venv", ["", ".venv", "my envs/lab", 'it\'s "mine"', "-rf", "a/../b", ".v/"]
 )
-@pytest.mark.parametrize("how", ["environment", "argument"])
-def test_distclean_takes_the_environment_that_was_made(checkout, venv, how):
+def test_distclean_takes_the_environment_that_was_made(checkout, venv):
+    """Named in the environment, and then, made anew, by an argument of make."""
     (checkout / "a").mkdir()
-    environment(checkout, venv)
     place = checkout / (venv or ".venv")
-    assert (place / "pyvenv.cfg").exists()
-    if how == "environment":
-        make(checkout, "distclean", VENV=venv)
-    else:
-        make(checkout, "distclean", f"VENV={venv}")
-    assert_cleaned(checkout)
-    assert not place.exists()
+    for arguments, variables in (((), {"VENV": venv}), ((f"VENV={venv}",), {})):
+        environment(checkout, venv)
+        assert (place / "pyvenv.cfg").exists()
+        make(checkout, "distclean", *arguments, **variables)
+        assert not place.exists()
+        assert_cleaned(checkout)
 
 
 @needs_make

@@ -42,8 +42,8 @@ class Project:
         (self.folder / "pyproject.toml").write_text("[project]\n")
         (self.folder / "constraints.txt").write_text("numpy==1.26.4\n")
         for tool in TOOLS:
-            if found := shutil.which(tool):
-                (self.bin / tool).symlink_to(found)
+            if path := shutil.which(tool):
+                (self.bin / tool).symlink_to(path)
 
     def python(self, name, version, *, venv=True):
         text = FAKE.format(shown=version, version=version, without_venv=0 if venv else 1)

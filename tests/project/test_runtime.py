@@ -130,8 +130,8 @@ class TestDevice:
         assert lines[1].startswith("labkit: GPU (asked for)")
 
     def test_the_cpu_is_always_there_and_last(self):
-        found = available_devices()
-        assert found[-1] == "CPU" and set(found) <= {"Ascend", "GPU", "CPU"}
+        devices = available_devices()
+        assert devices[-1] == "CPU" and set(devices) <= {"Ascend", "GPU", "CPU"}
 
 
 class TestSeed:

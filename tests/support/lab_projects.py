@@ -18,13 +18,20 @@ print("half a", end=" ")
 print("line\\n    bar 1%\\r    bar 2%\\nthe end", end="")"""
 
 
-def write_labs(project, labs):
+def write_labs(project, labs, **options):
+    """Write a project of labs, name -> sources of its cells; options as in ``write_lab``."""
     (project / "notebooks").mkdir(parents=True)
     (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
     for name, sources in labs.items():
-        card = f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), [here](#here)"
-        cells = [new_markdown_cell(card), new_code_cell(PARAMETERS)]
-        cells[1].metadata["tags"] = ["parameters"]
-        cells += [new_code_cell(source) for source in sources]
-        # No kernelspec and no language: papermill alone would refuse such a notebook.
-        nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")
+        write_lab(project, name, *sources, **options)
+
+
+def write_lab(project, name, *sources, parameters=(PARAMETERS,), card=""):
+    """Write one lab: its card, the cells tagged ``parameters``, and those of ``sources``."""
+    card = card or f"# {name[:2]} · {name[3:]}\n\n[The project](../pyproject.toml), [here](#here)"
+    tagged = [new_code_cell(source) for source in parameters]
+    for cell in tagged:
+        cell.metadata["tags"] = ["parameters"]
+    cells = [new_markdown_cell(card), *tagged, *map(new_code_cell, sources)]
+    # No kernelspec and no language: papermill alone would refuse such a notebook.
+    nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,32 +16,17 @@ from labkit.tools.labs import find_labs
 from labkit.tools.running import runner
 from labkit.tools.running.execution import Failure
 from labkit.tools.running.watch import Limits
+from tests.support.lab_projects import ROOT, write_lab, write_labs
 from tests.support.living import is_alive
 from tests.support.shell_scripts import wait_until
 
-ROOT = Path(cli.__file__).resolve().parents[2]
-PARAMETERS = 'preset = "lab"\ndevice = "auto"\nepochs = None'
-
-
-def write_lab(project, name, source, parameters=PARAMETERS):
-    cells = [
-        {"cell_type": "markdown", "metadata": {}, "source": f"# {name[:2]} · The {name[3:]}"},
-        {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": parameters},
-        {"cell_type": "code", "metadata": {}, "source": source},
-    ]
-    for number, cell in enumerate(cells):
-        cell |= {"id": f"cell-{number}"}
-        if cell["cell_type"] == "code":
-            cell |= {"execution_count": None, "outputs": []}
-    notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-    (project / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook))
+LAB = {"card": "# 01 · The sums", "parameters": ['preset = "lab"\ndevice = "auto"\nepochs = None']}
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    write_lab(tmp_path, "01_sums", "from labkit.errors import InputError\nraise InputError('bad!')")
+    source = "from labkit.errors import InputError\nraise InputError('bad!')"
+    write_labs(tmp_path, {"01_sums": [source]}, **LAB)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     for name in ("LABKIT_PRESET", "LABKIT_RUN"):
@@ -63,9 +47,9 @@ def start(*arguments):
 
 def outcome(project, failure=None, **results):
     (lab,) = find_labs(project)
-    found = {"status": "failed" if failure else "passed", "device": "CPU", "total_seconds": 3.14}
-    found |= {"metrics": {}, "headline": []} | results
-    return runner.Outcome(lab, found, project / "out" / "01_sums.ipynb", failure)
+    status = "failed" if failure else "passed"
+    results = {"status": status, "device": "CPU", "total_seconds": 3.14, "metrics": {}, **results}
+    return runner.Outcome(lab, results, project / "out" / "01_sums.ipynb", failure)
 
 
 def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
@@ -84,7 +68,7 @@ def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
 
 
 def test_list_shows_the_labs_as_plain_columns(project):
-    write_lab(project, "02_second_order", "")
+    write_lab(project, "02_second_order", card="# 02 · The second_order")
     done = call("list")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
@@ -128,18 +112,12 @@ def test_the_help_of_every_command_shows_an_example(words, monkeypatch):
     ],
 )
 def test_a_shell_completes(project, line, expected):
-    write_lab(project, "02_more", "1", parameters="preset = device = None\nerror_rate = 1")
+    write_lab(project, "02_more", parameters=["preset = device = None\nerror_rate = 1"])
     words = f"labkit {line}"
-    variables = {
-        "_LABKIT_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
-    code = "from labkit.tools.cli import app; app(prog_name='labkit')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | variables, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == expected, done.stderr
+    asked = {"_LABKIT_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    asked["COMP_CWORD"] = str(len(words.split()) - 1)
+    done = CliRunner().invoke(cli.app, [], env=asked, prog_name="labkit")
+    assert done.exit_code == 0 and done.stdout.strip() == expected, done.output
 
 
 def test_version():
@@ -195,7 +173,7 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
         "worker = subprocess.Popen(sleep, start_new_session=True)\n"
         "open('pid', 'w').write(f'{os.getpid()} {worker.pid}.')\ntime.sleep(100)"
     )
-    write_lab(project, "01_sums", source)
+    write_lab(project, "01_sums", source, **LAB)
     pid = project / "notebooks" / "pid"
     with start("run", "--out", "out") as process:
         wait_until(lambda: pid.exists() and pid.read_text().endswith("."))

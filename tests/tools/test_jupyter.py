@@ -15,16 +15,12 @@ from traitlets.config import Config
 from typer.testing import CliRunner
 
 from labkit.tools import cli, jupyter
+from tests.support.lab_projects import write_labs
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    for name in ("00_start", "01_sums"):
-        cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": f"# {name}"}
-        notebook = {"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
-        (tmp_path / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook))
+    write_labs(tmp_path, {"00_start": [], "01_sums": []})
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LABKIT_PRESET", raising=False)
     return tmp_path

@@ -1,31 +1,18 @@
 """Labs are found, named and read; a notebook that cannot be one is refused with the reason."""
 
-import json
-
 import pytest
 
 from labkit.errors import InputError
 from labkit.tools import labs
+from tests.support.lab_projects import write_lab, write_labs
 
 PARAMETERS = 'preset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"\nepochs = None\n'
 
 
-def write(folder, name, card, *sources, tagged=1):
-    cells = [{"cell_type": "markdown", "metadata": {}, "source": card}]
-    for index, source in enumerate(sources):
-        tags = ["parameters"] if index < tagged else []
-        cells.append({"cell_type": "code", "metadata": {"tags": tags}, "source": source})
-    notebook = {"cells": cells, "nbformat": 4, "nbformat_minor": 5}
-    (folder / "notebooks" / f"{name}.ipynb").write_text(json.dumps(notebook))
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    write(tmp_path, "02_thor", "# 02 · THOR", PARAMETERS)
-    write(tmp_path, "01_accumulation", "# 01 · Sums\n\n*about 3 minutes*", PARAMETERS, "MNIST()")
-    write(tmp_path, "scratch", "# Mine", PARAMETERS)
+    write_labs(tmp_path, {"02_thor": [], "scratch": []})
+    write_lab(tmp_path, "01_accumulation", "MNIST()", card="# 01 · Sums\n\n*about 3 minutes*")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -69,7 +56,7 @@ def test_labs_answer_to_each_of_their_names_and_come_once_in_the_order_given(
 )
 def test_an_unknown_or_ambiguous_name_is_refused(project, name, said):
     if name == "1":
-        write(project, "01_other", "# 01 · Other", PARAMETERS)
+        write_lab(project, "01_other")
     with pytest.raises(InputError, match=said):
         labs.chosen([name])
 
@@ -82,22 +69,22 @@ def test_no_labs_at_all_is_an_error(tmp_path):
 def test_parameter_names_come_from_the_syntax_tree(project):
     # Two "=" in a line: papermill's own line reader leaves such a parameter out.
     source = PARAMETERS + "check: bool = 1 == 1\nsizes = [\n    1,\n]\nx.y = 3\n# z = 1\n"
-    write(project, "01_accumulation", "# 01 · Sums", source)
+    write_lab(project, "01_accumulation", parameters=[source])
     names = labs.parameter_names(labs.find_labs(project)[0])
     assert names == ("preset", "device", "epochs", "check", "sizes")
 
 
 @pytest.mark.parametrize(
-    ("sources", "tagged", "said"),
+    ("parameters", "said"),
     [
-        ([PARAMETERS], 0, "has 0 cells tagged 'parameters'"),
-        ([PARAMETERS, PARAMETERS], 2, "has 2 cells tagged 'parameters'"),
-        (["epochs = 3"], 1, "does not set preset and device"),
-        (["%time epochs = 3"], 1, "not plain Python"),
+        ([], "has 0 cells tagged 'parameters'"),
+        ([PARAMETERS, PARAMETERS], "has 2 cells tagged 'parameters'"),
+        (["epochs = 3"], "does not set preset and device"),
+        (["%time epochs = 3"], "not plain Python"),
     ],
 )
-def test_a_notebook_without_its_parameters_is_refused(project, sources, tagged, said):
-    write(project, "01_accumulation", "# 01 · Sums", *sources, tagged=tagged)
+def test_a_notebook_without_its_parameters_is_refused(project, parameters, said):
+    write_lab(project, "01_accumulation", PARAMETERS, parameters=parameters)
     with pytest.raises(InputError, match=said):
         labs.parameter_names(labs.find_labs(project)[0])
 

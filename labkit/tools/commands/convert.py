@@ -3,7 +3,7 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,37 +43,6 @@ def convert(
 
     Example: labkit convert resnet50.pth resnet50.ckpt --network resnet50
     """
-    from labkit import runtime
-
-    runtime.start("CPU")
-    done = convert_weights(source, target, network, classes, rename or (), entry, prefix)
-    print(done)
-
-
-def convert_weights(
-    source: Path,
-    target: Path,
-    network: str,
-    classes: int,
-    rename: Iterable[str] = (),
-    entry: str | None = None,
-    prefix: str = "",
-) -> str:
-    """Convert ``source`` into ``target``, one of them a ``.ckpt``; return what was done, in words.
-
-    Args:
-        source: file of weights.
-        target: file to write; it is not touched where anything does not fit.
-        network: ``resnet50`` and the like, or ``module:function`` of the user's own that returns a
-            Cell; the module is also looked for in the working folder.
-        classes: of a resnet.
-        rename: ``MINDSPORE=PYTORCH`` parts of names.
-        entry: as in ``read_torch``.
-        prefix: as in ``read_torch``.
-
-    Raises:
-        InputError: when anything does not fit.
-    """
     if (source.suffix == CHECKPOINT) == (target.suffix == CHECKPOINT):
         raise InputError(
             f"{source.name} to {target.name}: expected one {CHECKPOINT} (MindSpore) and one .pth "
@@ -83,15 +52,19 @@ def convert_weights(
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     if not target.parent.is_dir():
         raise InputError(f"{target.parent} is no folder; expected one to write {target.name} into")
-    cell = _build(network, classes)
+    renames = dict(_rename(text) for text in rename or ())
+    from labkit import runtime
+
+    runtime.start("CPU")
     from labkit.migration import weights
 
-    renames = dict(_rename(text) for text in rename)
+    cell = _build(network, classes)
     if source.suffix == CHECKPOINT:
         weights.convert_back(source, target, cell, renames)
-        return f"{target}: written"
-    match = weights.convert_file(source, target, cell, renames, entry=entry, prefix=prefix)
-    return f"{target}: written; {match}"
+        print(f"{target}: written")
+    else:
+        match = weights.convert_file(source, target, cell, renames, entry=entry, prefix=prefix)
+        print(f"{target}: written; {match}")
 
 
 def _build(network: str, classes: int) -> "nn.Cell":

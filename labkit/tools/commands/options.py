@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from labkit.errors import InputError
 from labkit.labs.presets import PRESETS
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ def labs(incomplete: str) -> list[str]:
 
 def parameters(incomplete: str) -> list[str]:
     """Return the parameters of the labs that the line names, or of all, that begin so."""
-    from labkit.errors import InputError
     from labkit.tools.labs import parameter_names
 
     named = [lab for word in _words() for lab in _labs_of(word)]
@@ -51,7 +51,6 @@ def _words() -> list[str]:
 
 def _labs_of(*words: str) -> Sequence["Lab"]:
     """Return the labs that ``words`` name, all without one; none outside a project."""
-    from labkit.errors import InputError
     from labkit.tools.labs import chosen
 
     try:

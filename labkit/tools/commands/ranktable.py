@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from labkit.errors import InputError
+from labkit.ranks import rank_table
 
 app = typer.Typer(
     help="Rank tables: the file that names an Ascend cluster's servers, devices and ranks.",
@@ -39,8 +40,6 @@ def make(
 
     Example: labkit ranktable make 10.155.111.140 192.1.27.6 192.2.27.6 --out two.json
     """
-    from labkit.ranks import rank_table
-
     if (hccn is None) == (not device_ip):
         raise InputError("expected the devices' addresses, or --hccn with a file that has them")
     numbers = None if devices is None else _numbers(devices)
@@ -66,8 +65,6 @@ def merge(
 
     Example: labkit ranktable merge node0.json node1.json --out rank_table_16pcs.json
     """
-    from labkit.ranks import rank_table
-
     table = rank_table.merge(*map(rank_table.read, files))
     servers, devices = rank_table.size(table)
     _write(table, out or Path(f"hccl_{servers}s_{devices}p.json"))
@@ -84,8 +81,6 @@ def check(
 
     Example: labkit ranktable check rank_table_8pcs.json
     """
-    from labkit.ranks import rank_table
-
     bad = 0
     for path in files:
         try:
@@ -102,14 +97,10 @@ def check(
 
 
 def _write(table: dict, path: Path) -> None:
-    from labkit.ranks import rank_table
-
     print(_line(rank_table.write(table, path), table))
 
 
 def _line(path: Path, table: dict) -> str:
-    from labkit.ranks import rank_table
-
     servers, devices = rank_table.size(table)
     counts = f"{_count(servers, 'server')}, {_count(devices, 'device')}"
     return f"{path}: {counts}, ranks 0 to {devices - 1}"

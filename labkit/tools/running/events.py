@@ -47,6 +47,13 @@ class Event:
 
 
 Say = Callable[[Event], None]
+# Why a lab failed, in words; an exception has a name of its own.
+CAUSES = {
+    "died": "its kernel died",
+    "memory": "out of memory",
+    "timeout": "out of time",
+    "interrupted": "stopped from outside",
+}
 _LONGEST = 120  # characters of a printed line that progress repeats
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -72,7 +79,7 @@ class Progress:
         self._lab, self._cells, self._say, self._every = lab, cells, say, every
         self._started = time.monotonic()
         self._partial = ""
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._report, daemon=True)
 
     def __enter__(self) -> "Progress":
@@ -80,7 +87,7 @@ class Progress:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop.set()
+        self._over.set()
         self._thread.join()
         self._end_line()
 
@@ -113,19 +120,14 @@ class Progress:
             self._say(Event("output", f"    {line}", self._lab, {"text": line}))
 
     def _report(self) -> None:
-        while not self._stop.wait(self._every):
+        while not self._over.wait(self._every):
             seconds = time.monotonic() - self._started
-            values = {
-                "cell": self.cell,
-                "cells": self._cells,
-                "seconds": round(seconds, 1),
-                "section": self._section,
-                "last": self.last,
-            }
+            at = {"cell": self.cell, "cells": self._cells, "seconds": round(seconds, 1)}
             text = f"{self._lab}: cell {self.cell}/{self._cells}, {seconds:.0f} s"
             # What a cell that takes minutes has printed last says more than its number.
             doing = self._section if self._silent else self.last
             text += f" · {doing}" if doing else ""
+            values = {**at, "section": self._section, "last": self.last}
             self._say(Event("progress", text, self._lab, values))
 
 

@@ -2,8 +2,11 @@
 
 import logging
 import math
+import subprocess
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +14,18 @@ from labkit.labs.run_files import KERNEL_LOG, last_lines, write_text
 from labkit.ranks.processes import MARK, guarded
 from labkit.tools.notebooks.links import relinked
 from labkit.tools.running.events import Event, Progress, Say, is_executed, merge_streams
-from labkit.tools.running.kernel import NAME, own_kernel
 from labkit.tools.running.watch import Limits, Watch
 
+_KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
 # Two busy cores need up to 20 s for a kernel; papermill's own limit of 60 s leaves little room.
 _START_TIMEOUT = 180
+_SILENT = logging.NullHandler()  # keeps off stderr what the Failure says
+_IMPORTING = threading.Lock()  # a thread of a sweep must not see half a module
 _LOG_LINES = 10  # of a failed kernel that are kept
 # Jupyter finds free ports, lets go of them, and the kernel takes them: in between, another may.
 _PORT_TAKEN, _STARTS = "Address already in use", 3
 # What a kernel may write when Jupyter ends it, after the failure that is looked for.
 _ON_STOPPING = "KeyboardInterrupt caught in kernel."
-# In words; an exception has a name of its own.
-CAUSES = {
-    "died": "its kernel died",
-    "memory": "out of memory",
-    "timeout": "out of time",
-    "interrupted": "stopped from outside",
-}
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,9 @@ class Failure:
     log: tuple[str, ...] = ()
 
 
+INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
+
+
 @dataclass(frozen=True)
 class Execution:
     """How a notebook's execution ended: ``failure`` or None, and its largest memory in bytes."""
@@ -66,6 +67,7 @@ def execute(
     environment: Mapping[str, str],
     say: Say,
     limits: Limits = Limits(),  # noqa: B008 (immutable)
+    stop: threading.Event | None = None,
 ) -> Execution:
     """Execute a notebook; the kernel works in its folder, as in JupyterLab.
 
@@ -80,29 +82,95 @@ def execute(
         environment: added to the kernel's variables.
         say: takes an ``Event``.
         limits: of time and memory.
+        stop: once it is set, the kernel is ended, and the notebook was interrupted.
 
     Returns:
         How it ended.
     """
-    _silence_papermill()
+    with _IMPORTING:
+        import_module("papermill")
+    for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel by traitlets' logger
+        logging.getLogger(name).addHandler(_SILENT)
     log = output.with_name(KERNEL_LOG)
-    for attempt in range(_STARTS):
-        cells = _prepare(source, output)
-        progress = Progress(source.stem, cells + 1, say)
-        with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits) as watch, progress:
-            manager = own_kernel({**environment, **mark}, log, watch.kernel_started)
+    for start in range(_STARTS):
+        if start:
+            text = f"{source.stem}: another program took the kernel's port; starting it again"
+            say(Event("output", text, source.stem, {"text": text}))
+        progress = Progress(source.stem, _prepare(source, output) + 1, say)
+        with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits, stop) as watch, progress:
+            manager = _own_kernel({**environment, **mark}, log, watch)
             error = _papermill(source, output, parameters, progress, manager, limits)
-            if error is not None and type(error).__name__ == "DeadKernelError":
+            if type(error).__name__ == "DeadKernelError":
                 watch.kernel_died()
         if error is None and watch.cause is None:
             log.unlink(missing_ok=True)
             return Execution(None, watch.peak)
         if progress.cell or not any(_PORT_TAKEN in line for line in _log_lines(log)):
             break
-        if attempt + 1 < _STARTS:
-            text = f"{source.stem}: another program took the kernel's port; starting it again"
-            say(Event("output", text, source.stem, {"text": text}))
     return Execution(_failure(error, watch, progress, log), watch.peak)
+
+
+def _prepare(source: Path, output: Path) -> int:
+    """Copy the notebook with the metadata that papermill needs; return how many cells will run.
+
+    Its links lead where they led: the executed copy is read and run again in its own folder.
+    """
+    import nbformat
+
+    notebook = nbformat.read(source, as_version=4)
+    notebook.metadata["kernelspec"] = dict(_KERNEL)
+    notebook.metadata.setdefault("language_info", {"name": "python"})
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = relinked(cell.source, source.parent, output.parent, with_labs=False)
+    write_text(output, nbformat.writes(notebook))
+    return sum(is_executed(cell) for cell in notebook.cells)
+
+
+def _own_kernel(environment: Mapping[str, str], log: Path, watch: Watch) -> type:
+    """Return a kernel manager class whose kernels run this interpreter.
+
+    Jupyter looks a kernel up by name in the folders of JUPYTER_PATH first, and in the user's first
+    where the environment belongs to somebody else: another environment's "python3" can stand before
+    this one's, and the notebook would run with other packages.
+
+    Args:
+        environment: added to the kernels' variables.
+        log: file for what their processes write.
+        watch: gets each kernel's process at once, also while the kernel is still getting ready.
+    """
+    import zmq
+    from ipykernel.kernelspec import get_kernel_dict
+    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+    from traitlets import default
+
+    # Jupyter fills $NAME in these values.
+    literal = {name: value.replace("$", "$$") for name, value in environment.items()}
+    arguments = {"python_arguments": ["-Xfrozen_modules=off"]}  # else the debugger warns on stderr
+
+    class OwnKernelSpecManager(KernelSpecManager):
+        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+            return KernelSpec(**get_kernel_dict(**arguments), env=literal)
+
+    class OwnKernelManager(AsyncKernelManager):
+        @default("kernel_spec_manager")
+        def _own_interpreter(self) -> KernelSpecManager:
+            return OwnKernelSpecManager()
+
+        @default("transport_encryption")
+        def _encrypted(self) -> str:
+            # Else the kernel warns that others on this machine could listen.
+            return "auto" if zmq.has("curve") else "disabled"
+
+        # The class above it is typed as the one that blocks.
+        async def start_kernel(self, **options: Any) -> None:  # type: ignore[override]
+            with log.open("wb") as file:
+                await super().start_kernel(stdout=file, stderr=subprocess.STDOUT, **options)
+            provisioner: Any = self.provisioner  # a LocalProvisioner, by default
+            watch.kernel_started(provisioner.process)
+
+    return OwnKernelManager
 
 
 def _papermill(
@@ -125,17 +193,18 @@ def _papermill(
     papermill_io.register(str(output), Whole())
     # papermill fills {name} in paths with parameters: a brace in a folder's name is doubled.
     path = str(output).replace("{", "{{").replace("}", "}}")
+    cell_seconds = math.inf if limits.cell_seconds is None else limits.cell_seconds
     try:
         papermill.execute_notebook(
             path,
             path,
             dict(parameters),
-            kernel_name=NAME,
-            language="python",
+            kernel_name=_KERNEL["name"],
+            language=_KERNEL["language"],
             progress_bar=False,
             stdout_file=progress,
             start_timeout=_START_TIMEOUT,
-            execution_timeout=_whole_seconds(limits.cell_seconds),
+            execution_timeout=None if math.isinf(cell_seconds) else math.ceil(cell_seconds),
             on_cell_start=progress.cell_started,
             on_cell_executed=merge_streams,
             kernel_manager_class=manager,
@@ -146,11 +215,6 @@ def _papermill(
     except Exception as error:
         return error
     return _left_early(output)
-
-
-def _whole_seconds(limit: float | None) -> int | None:
-    """Return a cell's limit as papermill takes it; None is no limit."""
-    return None if limit is None or math.isinf(limit) else math.ceil(limit)
 
 
 def _left_early(output: Path) -> SystemExit | None:
@@ -164,47 +228,20 @@ def _left_early(output: Path) -> SystemExit | None:
 
 
 def _failure(error: BaseException | None, watch: Watch, progress: Progress, log: Path) -> Failure:
+    if watch.cause == "interrupted":
+        return INTERRUPTED
     if error is None:  # a cell has caught the KeyboardInterrupt of its time limit
         error = KeyboardInterrupt()
     name = getattr(error, "ename", type(error).__name__)
     message = getattr(error, "evalue", str(error))
-    cause = watch.cause or ("timeout" if name == "CellTimeoutError" else "exception")
+    cause = "exception"
     if watch.cause is not None:
-        message = watch.reason
+        cause, message = watch.cause, watch.reason
     elif name == "CellTimeoutError":
-        message = message.splitlines()[0]
+        cause, message = "timeout", message.splitlines()[0]
     lines = _log_lines(log)[-_LOG_LINES:] or ([progress.last] if progress.last else [])
     return Failure(name, message, progress.cell or None, cause, tuple(lines))
 
 
 def _log_lines(log: Path) -> list[str]:
     return [line for line in last_lines(log, 200) if not line.endswith(_ON_STOPPING)]
-
-
-def _prepare(source: Path, output: Path) -> int:
-    """Copy the notebook with the metadata that papermill needs; return how many cells will run.
-
-    Its links lead where they led: the executed copy is read and run again in its own folder.
-    """
-    import nbformat
-
-    notebook = nbformat.read(source, as_version=4)
-    notebook.metadata["kernelspec"] = {
-        "name": NAME,
-        "display_name": "Python 3 (ipykernel)",
-        "language": "python",
-    }
-    notebook.metadata.setdefault("language_info", {"name": "python"})
-    for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = relinked(cell.source, source.parent, output.parent, with_labs=False)
-    write_text(output, nbformat.writes(notebook))
-    return sum(is_executed(cell) for cell in notebook.cells)
-
-
-def _silence_papermill() -> None:
-    """Keep papermill's own lines off stderr: what they say is in the ``Failure``."""
-    for name in ("papermill", "traitlets"):  # nbclient logs a dead kernel by traitlets' logger
-        logger = logging.getLogger(name)
-        if not logger.handlers:
-            logger.addHandler(logging.NullHandler())

@@ -1,7 +1,9 @@
 """Execution of checked labs one after the other, each into its own folder: `labkit run`."""
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,15 +17,15 @@ from labkit.base.project import own_checkout
 from labkit.errors import InputError
 from labkit.labs.run import new_folder
 from labkit.labs.run_files import LOG, read_results, write_results
+from labkit.ranks.processes import python_path
 from labkit.tools.labs import Lab, mentions
-from labkit.tools.running import digests, folders, record
-from labkit.tools.running.events import Event, Say
-from labkit.tools.running.execution import CAUSES, Execution, Failure, execute
+from labkit.tools.running import digests, folders
+from labkit.tools.running.events import CAUSES, Event, Say
+from labkit.tools.running.execution import INTERRUPTED, Execution, Failure, execute
 from labkit.tools.running.request import Request
 from labkit.tools.running.watch import Limits
 
-# Bundled with the project, so that preparing it needs no network.
-_DATA_SETS = ("mnist",)
+_DATA = "mnist"  # bundled with the project, so that preparing it needs no network
 
 
 @dataclass(frozen=True)
@@ -50,20 +52,11 @@ class Outcome:
         return self.failure is not None and self.failure.name == "InputError"
 
 
-@dataclass(frozen=True)
-class Job:
-    """A run whose folder is there and whose data are prepared; made by ``prepared``."""
-
-    request: Request
-    folder: Path
-    resumed: bool
-
-
 @contextmanager
 def prepared(
     request: Request, out: Path | None = None, *, resume: Path | None = None, say: Say
-) -> Iterator[Job]:
-    """Check where the labs may be written to, prepare their data, make the folder.
+) -> Iterator[Path]:
+    """Check where the labs may be written to, prepare their data, make the folder and give it.
 
     As long as the context lasts, no other run can use the folder.
 
@@ -92,16 +85,7 @@ def prepared(
     folder = folder.resolve()
     with locked(folder, "a run", lambda text: say(Event("output", text, values={"text": text}))):
         folders.write_run(folder, request)
-        yield Job(request, folder, resumed=resume is not None)
-
-
-def run_labs(job: Job, say: Say, limits: Limits) -> Iterator[Outcome]:
-    """Execute the labs of a prepared run, one after the other; give what became of each."""
-    for lab in job.request.labs:
-        if job.resumed and (outcome := passed_before(lab, job.request, job.folder, say)):
-            yield outcome
-        else:
-            yield run_lab(lab, job.request, job.folder / lab.name, say, limits)
+        yield folder
 
 
 def run(
@@ -112,8 +96,8 @@ def run(
     limits: Limits = Limits(),  # noqa: B008 (immutable)
 ) -> list[Outcome]:
     """Prepare a run and execute all its labs; arguments and errors as in ``prepared``."""
-    with prepared(request, out, say=say) as job:
-        return list(run_labs(job, say, limits))
+    with prepared(request, out, say=say) as folder:
+        return [run_lab(lab, request, folder / lab.name, say, limits) for lab in request.labs]
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:
@@ -124,14 +108,20 @@ def exit_code(outcomes: Iterable[Outcome]) -> int:
     return 2 if all(outcome.refused for outcome in failed) else 1
 
 
-def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) -> Outcome:
+def run_lab(
+    lab: Lab,
+    request: Request,
+    folder: Path,
+    say: Say,
+    limits: Limits,
+    stop: threading.Event | None = None,
+) -> Outcome:
     """Execute one lab into ``folder``, where trainings of an earlier execution are continued.
 
     A disk that is full, or a folder that vanishes, is this lab's failure: the others may fit.
     """
-    notebook = folder / lab.path.name
-    before = record.begun(lab, request)
-    ending = Execution(record.INTERRUPTED, 0.0)
+    before = folders.begun(lab, request)
+    ending = Execution(INTERRUPTED, 0.0)
     started = time.monotonic()
 
     def say_and_log(event: Event) -> None:
@@ -146,20 +136,20 @@ def run_lab(lab: Lab, request: Request, folder: Path, say: Say, limits: Limits) 
         text = f"{lab.name}: preset {request.preset}, device {request.device}{limits}"
         values = {"preset": request.preset, "device": request.device, "folder": str(folder)}
         say_and_log(Event("started", text, lab.name, values))
-        ending = _execute(lab, request, folder, notebook, say_and_log, limits)
+        ending = _execute(lab, request, folder, say_and_log, limits, stop)
     except OSError as error:
-        ending = Execution(record.unwritable(error), 0.0)
+        ending = Execution(folders.unwritable(error), 0.0)
     finally:
         # Ctrl-C passes through here: the folder must say that it holds no whole run.
-        done = record.completed(folder, before, ending, time.monotonic() - started)
+        done = folders.completed(folder, before, ending, time.monotonic() - started)
         for problem in done.problems:
             say_and_log(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
         say_and_log(_ended(lab, done.results))
-    return Outcome(lab, done.results, notebook, done.failure)
+    return Outcome(lab, done.results, folder / lab.path.name, done.failure)
 
 
 def _execute(
-    lab: Lab, request: Request, folder: Path, notebook: Path, say: Say, limits: Limits
+    lab: Lab, request: Request, folder: Path, say: Say, limits: Limits, stop: threading.Event | None
 ) -> Execution:
     parameters = {"preset": request.preset, "device": request.device, **request.of(lab)}
     environment = {
@@ -169,14 +159,15 @@ def _execute(
         "LABKIT_HEADLESS": "1",
         # A user's MPLBACKEND=Agg would leave the figures out of the executed notebook.
         "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+        "PYTHONPATH": python_path(os.environ.get("PYTHONPATH")),
     }
-    return execute(lab.path, notebook, parameters, environment, say, limits)
+    notebook = folder / lab.path.name
+    return execute(lab.path, notebook, parameters, environment, say, limits, stop)
 
 
 def _ended(lab: Lab, results: Mapping[str, Any]) -> Event:
-    error = results.get("error")
     how = "passed"
-    if error:
+    if error := results.get("error"):
         why = CAUSES.get(error["cause"], error["name"])
         where = f" in cell {error['cell']}" if error["cell"] else ""
         how = f"{results['status']}{where} ({why})"
@@ -185,52 +176,46 @@ def _ended(lab: Lab, results: Mapping[str, Any]) -> Event:
     return Event("ended", text, lab.name, {key: results[key] for key in keys if key in results})
 
 
-def passed_before(
-    lab: Lab, request: Request, out: Path, say: Say, name: str | None = None
-) -> Outcome | None:
-    """Return the outcome of a lab that has passed in ``out/name`` with the same inputs, or None.
+def passed_before(lab: Lab, request: Request, folder: Path, say: Say) -> Outcome | None:
+    """Return the outcome of a lab that has passed in ``folder`` with the same inputs, or None.
 
-    What was made from other inputs is moved out of the way, to ``out/replaced``. ``name`` is the
-    lab's unless given.
+    What was made from other inputs is moved out of the way, to ``replaced`` beside it.
     """
-    name = name or lab.name
-    folder = out / name
     if not folder.exists():
         return None
     results, _ = read_results(folder)
-    different = digests.changed(results.get("inputs", {}), record.inputs_of(lab, request))
+    different = digests.changed(results.get("inputs", {}), folders.inputs_of(lab, request))
     if different:
-        aside = folders.set_aside(out, name)
-        text = f"{name}: changed: {', '.join(different)}; the old run is in {aside}"
+        aside = folders.set_aside(folder)
+        text = f"{folder.name}: changed: {', '.join(different)}; the old run is in {aside}"
         say(Event("replaced", text, lab.name, {"changed": different, "folder": str(aside)}))
         return None
     notebook = folder / lab.path.name
     whole = results.get("status") == "passed" and "total_seconds" in results
     if not whole or not notebook.exists():
         return None
-    text = f"{name}: passed before with the same inputs, not executed again"
+    text = f"{folder.name}: passed before with the same inputs, not executed again"
     say(Event("skipped", text, lab.name, {"folder": str(folder)}))
     return Outcome(lab, results, notebook, None, skipped=True)
 
 
 def prepare_data(request: Request, say: Say) -> None:
-    """Prepare the bundled data that the labs name; errors as in ``prepare``.
+    """Prepare the bundled data that the labs name; errors as in ``prepared``.
 
-    By the scripts of the checkout that this labkit is imported from, whichever project's labs run:
+    By the script of the checkout that this labkit is imported from, whichever project's labs run:
     theirs may be anybody's.
     """
     project = own_checkout()
-    if project is None:
+    if project is None or not any(mentions(lab, _DATA) for lab in request.labs):
         return
-    for name in _DATA_SETS:
-        script = project / "data_scripts" / f"{name}.py"
-        if not script.exists() or not any(mentions(lab, name) for lab in request.labs):
-            continue
-        text = f"data: preparing {name} with {script.relative_to(project)}"
-        say(Event("data", text, values={"name": name}))
-        command = [sys.executable, str(script)]
-        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
-        if done.returncode == 2:
-            raise InputError(done.stderr.strip() or f"{name} cannot be prepared")
-        if done.returncode:
-            raise RuntimeError(f"{script} exited with {done.returncode}:\n{done.stderr.strip()}")
+    script = project / "data_scripts" / f"{_DATA}.py"
+    if not script.exists():
+        return
+    text = f"data: preparing {_DATA} with {script.relative_to(project)}"
+    say(Event("data", text, values={"name": _DATA}))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
+    if done.returncode == 2:
+        raise InputError(done.stderr.strip() or f"{_DATA} cannot be prepared")
+    if done.returncode:
+        raise RuntimeError(f"{script} exited with {done.returncode}:\n{done.stderr.strip()}")

@@ -1,20 +1,30 @@
-"""The results of a sweep: sweep.csv, a row a run, and a figure of every metric."""
+"""The results of a sweep: sweep.csv, a row a run, and a figure of every metric. No MindSpore."""
 
 import csv
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from labkit.base.arguments import is_number
 from labkit.base.files import whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 from labkit.labs.run_files import FIGURES, SWEEP_TABLE
-from labkit.tools.running import grid
+from labkit.tools.running.request import text
 from labkit.tools.running.sweep import Row
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Grid = Mapping[str, Sequence[Any]]
+SEED = "seed"
 _LONGEST_HEADER = 1 << 16  # bytes
 _OWN = ("status", "cause", "seconds", "peak_memory_mb")
+_MARKS = "osD^vP*"
+# A metric that ends so, or is called so, has the unit.
+_UNITS = {"seconds": "s", "accuracy": "fraction", "loss": "nats", "mb": "MB"}
+_UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -24,29 +34,30 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
     empty cells where it has no metric.
     """
     parameters = list(dict.fromkeys(name for row in rows for name in row.parameters))
-    numbers = [_numbers(row.results.get("metrics", {})) for row in rows]
-    metrics = dict.fromkeys(name for values in numbers for name in values)
-    # A lab may call a metric like a parameter.
-    titles = {
-        name: f"{name} (metric)" if name in (*parameters, *_OWN) else name for name in metrics
-    }
-    written = []
-    for row, values in zip(rows, numbers, strict=True):
-        line = {name: grid.text(row.parameters[name]) for name in row.parameters}
+    titles: dict[str, str] = {}
+    lines = []
+    for row in rows:
+        line: dict[str, Any] = {name: text(row.parameters[name]) for name in row.parameters}
         line |= {
             "status": row.results.get("status", "failed"),
             "cause": row.results.get("error", {}).get("cause", ""),
             "seconds": row.results.get("total_seconds", ""),
             "peak_memory_mb": row.results.get("peak_memory_mb", ""),
         }
-        written.append(line | {titles[name]: value for name, value in values.items()})
-    return [*parameters, *_OWN, *titles.values()], written
+        for name, value in row.results.get("metrics", {}).items():
+            if value in ("nan", "inf", "-inf"):  # as results.json spells them
+                value = float(value)
+            if isinstance(value, bool | int | float):
+                # A lab may call a metric like a parameter.
+                taken = name in (*parameters, *_OWN)
+                line[titles.setdefault(name, f"{name} (metric)" if taken else name)] = value
+        lines.append(line)
+    return [*parameters, *_OWN, *titles.values()], lines
 
 
-def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) -> list[Path]:
+def write(rows: Sequence[Row], axes: Grid, folder: Path) -> list[Path]:
     """Write sweep.csv and the figures into ``folder``; return their paths, the table first."""
     from labkit.labs.figures.common import png
-    from labkit.tools.running import sweep_plots
 
     columns, lines = table(rows)
     place = folder / SWEEP_TABLE
@@ -57,55 +68,120 @@ def write(rows: Sequence[Row], axes: Mapping[str, Sequence[Any]], folder: Path) 
             writer.writeheader()
             writer.writerows(lines)
     written = [place]
-    passed = [row for row in rows if row.results.get("status") == "passed"]
-    for name in columns[len(rows[0].parameters) + len(_OWN) :] + ["seconds"]:
-        with_none = [(row.parameters, _value(row, name)) for row in passed]
-        values = [(where, value) for where, value in with_none if value is not None]
+    for name in [*columns[len(rows[0].parameters) + len(_OWN) :], "seconds"]:
+        values = [
+            (row.parameters, float(line[name]))
+            for row, line in zip(rows, lines, strict=True)
+            if line["status"] == "passed" and _is_drawn(line.get(name))
+        ]
         if not values:
             continue
         target = folder / FIGURES / f"{_file_name(name)}.png"
         with whole_file(target, "the figure") as temporary:
-            temporary.write_bytes(png(sweep_plots.metric(name, values, axes)))
+            temporary.write_bytes(png(figure(name, values, axes)))
         written.append(target)
-    for name in before:
-        path = folder / FIGURES / f"{name}.png"
+    for path in (folder / FIGURES / f"{_file_name(name)}.png" for name in before):
         if path not in written:  # of a metric that the table no longer has
             path.unlink(missing_ok=True)
     return written
 
 
 def _drawn_before(place: Path) -> list[str]:
-    """Return what the figures of the table at ``place`` are called, where there is one.
+    """Return the columns of the table at ``place``, where there is one.
 
-    Other figures are not the sweep's, and stay.
+    Other figures than theirs are not the sweep's, and stay.
     """
     try:
         with open_file(place) as file:
             header = file.readline(_LONGEST_HEADER).decode("utf-8", "replace")
-        columns = next(csv.reader([header]), [])
+        return next(csv.reader([header]), [])
     except (OSError, InputError, csv.Error):
         return []
-    return [_file_name(name) for name in columns]
 
 
-def _value(row: Row, name: str) -> float | None:
-    if name == "seconds":
-        value = row.results.get("total_seconds")
-    else:
-        value = _numbers(row.results.get("metrics", {})).get(name.removesuffix(" (metric)"))
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float | int | bool]:
-    """Return the metrics that are one number each; "nan" and "inf" are results.json's texts."""
-    numbers = {}
-    for name, value in metrics.items():
-        if value in ("nan", "inf", "-inf"):
-            value = float(value)
-        if isinstance(value, bool | int | float):
-            numbers[name] = value
-    return numbers
+def _is_drawn(value: Any) -> bool:
+    return is_number(value) or isinstance(value, bool)
 
 
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_") or "metric"
+
+
+def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: Grid) -> "Figure":
+    """Draw one metric over the first parameter of a sweep.
+
+    Runs that differ in their seed alone are one dot each, their mean a line, and a band from the
+    smallest to the largest; each combination of the other parameters has a colour of its own.
+
+    Args:
+        name: of the metric.
+        values: (parameters, value) of each run that has it.
+        axes: the grid; its first parameter is the horizontal axis.
+    """
+    from labkit.labs.figures import common as plots
+
+    first, *others = axes
+    several = [other for other in others if other != SEED and len(axes[other]) > 1]
+    where, ticks = _places(axes[first])
+    # Combination -> place on the axis -> values.
+    groups: dict[tuple, dict[float, list[float]]] = {}
+    for parameters, value in values:
+        dots = groups.setdefault(tuple(parameters[other] for other in several), {})
+        dots.setdefault(where[_index(axes[first], parameters[first])], []).append(value)
+    drawn, axis = plots.axes(width=6.4 if len(groups) > 1 else 5.2, height=3.6)
+    for number, (group, dots) in enumerate(groups.items()):
+        label = ", ".join(f"{key} {_short(x)}" for key, x in zip(several, group, strict=True))
+        color, mark = plots.PALETTE[number % len(plots.PALETTE)], _MARKS[number % len(_MARKS)]
+        plots.mean_and_seeds(axis, dots, color, label or None, mark=mark, size=5, alpha=0.7)
+        if any(len(seeds) > 1 for seeds in dots.values()):
+            low, high = ([end(dots[x]) for x in sorted(dots)] for end in (min, max))
+            axis.fill_between(sorted(dots), low, high, color=color, alpha=0.15, linewidth=0)
+    if ticks is not None:
+        _set_ticks(axis, where, ticks, [_short(value) for value in axes[first]])
+    axis.set(xlabel=_labelled(first), ylabel=_labelled(name))
+    axis.set_title(_title(axes, first), fontsize=9)
+    if several:
+        axis.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return drawn
+
+
+def _places(values: Sequence[Any]) -> tuple[list[float], str | None]:
+    """Return where the values of the first parameter lie, and the scale; None: no ticks at them."""
+    if not all(map(is_number, values)):
+        return list(range(len(values))), "linear"
+    numbers = [float(value) for value in values]
+    # 1, 2, 4, 8 and 0.001, 0.01, 0.1 are steps by a factor: equal distances show them best.
+    geometric = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
+    return numbers, "log" if geometric else ("linear" if len(numbers) <= 8 else None)
+
+
+def _index(values: Sequence[Any], value: Any) -> int:
+    # 1, 1.0 and True are three values.
+    return [(type(known), known) for known in values].index((type(value), value))
+
+
+def _set_ticks(axis: "Axes", where: Sequence[float], scale: str, labels: Sequence[str]) -> None:
+    axis.set_xscale(scale)
+    axis.set_xticks(where, labels, minor=False)
+    axis.minorticks_off()
+    if max(map(len, labels)) > 6:
+        axis.tick_params(axis="x", rotation=30)
+
+
+def _labelled(name: str) -> str:
+    words = name.lower().replace("_", " ")
+    unit = next((unit for word, unit in _UNITS.items() if f" {words}".endswith(f" {word}")), "")
+    shown = name if len(name) <= 40 else name.replace(", ", ",\n", 1)
+    return f"{shown} ({unit})" if unit else shown
+
+
+def _title(axes: Grid, first: str) -> str:
+    fixed = [f"{k} {_short(v[0])}" for k, v in axes.items() if k != first and len(v) == 1]
+    seeds = len(axes.get(SEED, ())) if first != SEED else 0
+    if seeds > 1:
+        fixed.append(f"{seeds} seeds: dots; line: mean; band: smallest to largest")
+    return ", ".join(fixed)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

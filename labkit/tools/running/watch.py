@@ -48,13 +48,14 @@ class Limits:
 
     def __str__(self) -> str:
         """What they are, as the end of a sentence; empty where there is none."""
-        parts = [
-            f"{self.seconds:g} s" if self.seconds is not None else "",
-            f"{self.cell_seconds:g} s a cell" if self.cell_seconds is not None else "",
-            f"{self.memory / GB:.3g} GB" if self.memory is not None else "",
-        ]
-        named = ", ".join(part for part in parts if part)
-        return f", at most {named}" if named else ""
+        parts = []
+        if self.seconds is not None:
+            parts.append(f"{self.seconds:g} s")
+        if self.cell_seconds is not None:
+            parts.append(f"{self.cell_seconds:g} s a cell")
+        if self.memory is not None:
+            parts.append(f"{self.memory / GB:.3g} GB")
+        return f", at most {', '.join(parts)}" if parts else ""
 
 
 def free_memory() -> float:
@@ -74,21 +75,24 @@ class Watch:
     Args:
         mark: of the processes, from ``ranks.processes.guarded``.
         limits: ``cell_seconds`` is not looked at here, papermill keeps it.
+        stop: once it is set, the kernel is ended.
 
     Attributes:
-        cause: why the kernel was stopped, or died: None, "timeout", "memory" or "died".
+        cause: why the kernel was stopped, or died: None, "timeout", "memory", "interrupted" or
+            "died".
         reason: the same in words.
         peak: the largest memory held, in bytes.
     """
 
-    def __init__(self, mark: str, limits: Limits) -> None:
+    def __init__(self, mark: str, limits: Limits, stop: threading.Event | None = None) -> None:
         self.cause: str | None = None
         self.reason = ""
         self.peak = 0.0
         self._mark, self._limits = mark, limits
+        self._stop = stop or threading.Event()
         self._kernel: subprocess.Popen | None = None
         self._kills = _out_of_memory_kills()
-        self._stop = threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> "Watch":
@@ -96,7 +100,7 @@ class Watch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._stop.set()
+        self._over.set()
         self._thread.join()
 
     def kernel_started(self, kernel: subprocess.Popen) -> None:
@@ -105,51 +109,52 @@ class Watch:
 
     def kernel_died(self) -> None:
         """Find out how the kernel ended that Jupyter has lost."""
-        self._stop.set()
-        self._thread.join()
+        self.__exit__()
         if self.cause is not None or self._kernel is None:
             return
-        code = self._kernel.poll()
         self.cause = "died"
-        if code is not None and code < 0:
+        code = self._kernel.poll()
+        if code is None:
+            self.reason = "the kernel does not answer any more"
+        elif code >= 0:
+            self.reason = f"the kernel's process exited with code {code}"
+        else:
             name = signal.Signals(-code).name
             self.reason = f"the kernel was ended by {name}"
             if name == "SIGKILL" and _out_of_memory_kills() > self._kills:
                 self.cause = "memory"
-                self.reason += (
-                    f", by the system for want of memory; it held {self.peak / GB:.1f} GB"
-                )
-        elif code is not None:
-            self.reason = f"the kernel's process exited with code {code}"
-        else:
-            self.reason = "the kernel does not answer any more"
+                held = f"it held {self.peak / GB:.1f} GB"
+                self.reason += f", by the system for want of memory; {held}"
 
     def _look(self) -> None:
         began = time.monotonic()
         asked = None  # to stop, when
-        while not self._stop.wait(_EVERY):
+        while not self._over.wait(_EVERY):
             if self._kernel is None:
                 continue
             self.peak = max(self.peak, held := memory_of(self._kernel.pid))
-            seconds = time.monotonic() - began
-            if asked is not None:
-                if time.monotonic() - asked > _GRACE:
-                    processes.end(self._mark)
-                    return
+            now = time.monotonic()
+            if self._stop.is_set():
+                self._end("interrupted", "stopped from outside")
+            elif asked is not None:
+                if now - asked > _GRACE:
+                    self._end("timeout", self.reason)
             elif self._limits.memory is not None and held > self._limits.memory:
                 limit = self._limits.memory / GB
-                self._stopped("memory", f"it held {held / GB:.1f} GB; at most {limit:.3g} GB")
-                processes.end(self._mark)
-                return
-            elif self._limits.seconds is not None and seconds > self._limits.seconds:
-                self._stopped("timeout", f"it took longer than {self._limits.seconds:g} s")
-                asked = time.monotonic()
+                self._end("memory", f"it held {held / GB:.1f} GB; at most {limit:.3g} GB")
+            elif self._limits.seconds is not None and now - began > self._limits.seconds:
+                self.cause = "timeout"
+                self.reason = f"it took longer than {self._limits.seconds:g} s"
+                asked = now
                 # The cell's traceback then shows where it was; code that does not listen is ended.
                 with contextlib.suppress(ProcessLookupError):
                     self._kernel.send_signal(signal.SIGINT)
 
-    def _stopped(self, cause: str, reason: str) -> None:
+    def _end(self, cause: str, reason: str) -> None:
+        """End the kernel and its processes, and the watch."""
         self.cause, self.reason = cause, reason
+        self._over.set()
+        processes.end(self._mark)
 
 
 def memory_of(pid: int) -> float:

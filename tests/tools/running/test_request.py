@@ -1,24 +1,18 @@
 """Everything a user can get wrong about a run is refused before anything is created."""
 
-import json
-
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from labkit.errors import InputError
 from labkit.tools.running import request
+from tests.support.lab_projects import write_lab, write_labs
 
 
 @pytest.fixture
 def project(tmp_path):
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    (tmp_path / "notebooks").mkdir()
-    for name, source in (
-        ("01_sums", "preset = device = epochs = rate = None"),
-        ("02_thor", "preset = device = epochs = damping = None"),
-    ):
-        cell = {"cell_type": "code", "metadata": {"tags": ["parameters"]}, "source": source}
-        text = json.dumps({"cells": [cell], "nbformat": 4, "nbformat_minor": 5})
-        (tmp_path / "notebooks" / f"{name}.ipynb").write_text(text)
+    write_labs(tmp_path, {"01_sums": []}, parameters=["preset = device = epochs = rate = None"])
+    write_lab(tmp_path, "02_thor", parameters=["preset = device = epochs = damping = None"])
     return tmp_path
 
 
@@ -61,15 +55,11 @@ def test_unreadable_parameters_are_refused(texts, said):
 
 def test_a_right_request_is_returned_whole_and_creates_nothing(project):
     before = sorted(project.rglob("*"))
-    checked = request.check(
-        ["sums"], preset="smoke", device="CPU", parameters=["epochs=2"], start=project
-    )
-    assert [lab.name for lab in checked.labs] == ["01_sums"]
-    assert (checked.preset, checked.device, checked.of(checked.labs[0])) == (
-        "smoke",
-        "CPU",
-        {"epochs": 2},
-    )
+    asked = {"preset": "smoke", "device": "CPU", "parameters": ["epochs=2"]}
+    checked = request.check(["sums"], **asked, start=project)
+    (lab,) = checked.labs
+    assert (lab.name, checked.of(lab)) == ("01_sums", {"epochs": 2})
+    assert (checked.preset, checked.device) == ("smoke", "CPU")
     assert checked.project == project.resolve()
     assert sorted(project.rglob("*")) == before
 
@@ -98,7 +88,64 @@ def test_a_preset_that_a_lab_does_not_have_is_refused(project, monkeypatch):
 
 def test_a_device_that_is_not_here_is_refused(project, monkeypatch):
     monkeypatch.setattr(request, "available_devices", lambda: ("CPU",))
-    with pytest.raises(
-        InputError, match="GPU was asked for and is not here; MindSpore can use: CPU"
-    ):
+    message = "GPU was asked for and is not here; MindSpore can use: CPU"
+    with pytest.raises(InputError, match=message):
         request.check(device="GPU", start=project)
+
+
+def test_values_of_a_grid_are_yaml_between_commas():
+    texts = ["micro_steps=1,2,4", "rate=1e-3,0.1", "tail=drop,flush", "sizes=[1, 2],[3]", "seed=7"]
+    assert request.parse_grid(texts) == {
+        "micro_steps": [1, 2, 4],
+        "rate": [0.001, 0.1],
+        "tail": ["drop", "flush"],
+        "sizes": [[1, 2], [3]],
+        "seed": [7],
+    }
+
+
+def test_values_of_other_kinds_are_others():
+    values = request.parse_grid(["x=1,true,1.0"])["x"]
+    assert [type(value) for value in values] == [int, bool, float]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([], "at least one parameter"),
+        (["seed="], "has no value"),
+        (["seed=1,2,1"], "the value 1 was given twice"),
+        (["seed=[1"], "cannot be read"),
+    ],
+)
+def test_what_is_no_grid_is_refused(texts, said):
+    with pytest.raises(InputError, match=said):
+        request.parse_grid(texts)
+
+
+def test_the_last_parameter_changes_fastest():
+    points = request.points({"a": [1, 2], "b": ["x", "y"]})
+    assert [tuple(point.values()) for point in points] == [(1, "x"), (1, "y"), (2, "x"), (2, "y")]
+
+
+def test_a_folders_name_is_readable_and_does_not_depend_on_the_order():
+    for point in ({"seed": 1, "rate": 0.1}, {"rate": 0.1, "seed": 1}):
+        assert request.folder_name(point) == "rate=0.1,seed=1"
+
+
+VALUES = st.one_of(
+    st.integers(), st.floats(allow_nan=False), st.booleans(), st.none(), st.text(max_size=200)
+)
+
+
+@given(VALUES, VALUES)
+def test_two_values_never_share_a_folder(left, right):
+    names = [request.folder_name({"x": value}) for value in (left, right)]
+    assert (names[0] == names[1]) == (type(left) is type(right) and repr(left) == repr(right))
+    for name in names:
+        assert "/" not in name and len(name) <= 120 and name.isprintable()
+
+
+@given(st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans()))
+def test_a_value_is_read_as_it_is_written(value):
+    assert request.parse_grid([f"x={request.text(value)}"]) == {"x": [value]}

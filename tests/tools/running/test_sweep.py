@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
@@ -14,6 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from labkit.base.locks import locked
+from labkit.errors import InputError
 from labkit.labs.run_files import write_json
 from labkit.tools import cli
 from labkit.tools.running import sweep, sweep_table
@@ -44,6 +44,9 @@ def project(tmp_path_factory):
     write_labs(project, {"01_lab": [LAB]})
     path = project / "notebooks" / "01_lab.ipynb"
     path.write_text(path.read_text().replace("sizes = None", "seed = 1"))
+    # Whoever executes what lies in the working folder makes the file "ran".
+    for name in ("signal", "torch", "psutil", "labkit"):
+        (project / f"{name}.py").write_text(f"open({str(project / 'ran')!r}, 'w')\n")
     return project
 
 
@@ -112,36 +115,50 @@ def test_every_metric_has_a_figure(swept):
         assert image.size[0] > 300 and len(image.getcolors(100_000)) > 2
 
 
-def test_a_repeated_sweep_executes_nothing_that_passed(swept):
+def test_only_what_is_new_or_has_other_inputs_is_executed(swept):
     folder, _ = swept
+
+    def executed(run):
+        return (folder / "runs" / run / "executed").read_text()
+
     done = call("-p", "seed=1,2", "-p", "rate=1,2", "--json")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.exit_code == 0
-    assert [one["status"] for one in events if one["event"] == "run"] == ["passed before"] * 4
-    for run in ("rate=1,seed=1", "rate=2,seed=2"):
-        assert (folder / "runs" / run / "executed").read_text() == "x"
+    runs = [event["status"] for event in events if event["event"] == "run"]
+    assert runs == ["passed before"] * 4
+    assert executed("rate=1,seed=1") == executed("rate=2,seed=2") == "x"
     assert len(rows_of(folder)) == 4
     assert events[-1]["files"][0] == str(folder / "sweep.csv")
-
-
-def test_a_further_seed_runs_alone(swept):
-    folder, _ = swept
+    # A further seed runs alone.
     done = call("-p", "rate=1", "-p", "seed=1,3", "-q")
     assert done.exit_code == 0
     assert [row["accuracy"] for row in rows_of(folder)] == ["0.11", "0.13"]
-    assert (folder / "runs" / "rate=1,seed=1" / "executed").read_text() == "x"
+    assert executed("rate=1,seed=1") == "x"
     assert done.stdout.splitlines()[1].split()[:3] == ["rate", "seed", "status"]
+    # What was made from other inputs is kept.
+    done = call("-p", "rate=1", "-p", "seed=1", "--device", "CPU")
+    assert done.exit_code == 0 and "rate=1,seed=1: changed: parameters" in done.stdout
+    assert executed("rate=1,seed=1") == executed("replaced/rate=1,seed=1-1") == "x"
 
 
-def test_other_inputs_are_run_again_and_the_old_run_is_kept(project, tmp_path):
-    assert call("-p", "rate=1", "--out", str(tmp_path)).exit_code == 0
-    again = call("-p", "rate=1", "--out", str(tmp_path), "--device", "CPU")
-    assert "rate=1: changed: parameters" in again.stdout
-    assert (tmp_path / "runs" / "replaced" / "rate=1-1" / "executed").exists()
+def test_no_module_of_the_working_folder_was_executed(swept, project):
+    assert not (project / "ran").exists()
+
+
+def test_a_run_that_cannot_begin_has_failed_and_the_others_go_on(project, tmp_path, monkeypatch):
+    def broken(lab, request, folder, say, limits, stop):
+        raise InputError("no notebook any more")
+
+    monkeypatch.setattr(sweep.runner, "run_lab", broken)
+    done = call("-p", "rate=1,2", "--out", str(tmp_path), "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    said = {event["text"] for event in events if event["event"] == "output"}
+    assert done.exit_code == 1 and said == {"no notebook any more"}
+    assert [(row["status"], row["cause"]) for row in rows_of(tmp_path)] == [("failed", "died")] * 2
 
 
 def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
-    command = [sys.executable, "-m", "labkit.tools.cli", "sweep", "01", "--preset", "smoke"]
+    command = [sys.executable, "-P", "-m", "labkit.tools.cli", "sweep", "01", "--preset", "smoke"]
     command += ["--jobs", "1", "-p", "rate=1,5,2", "--out", str(tmp_path)]
     waits = project / "notebooks" / "waits"
     with subprocess.Popen(
@@ -232,32 +249,3 @@ def test_the_jobs_fit_cores_and_memory():
     assert sweep.usable_jobs(1, 1e12) == 1
     assert sweep.usable_jobs(100, 2.5e9) == 1
     assert sweep.usable_jobs(100, 0) == 1
-
-
-def test_a_run_that_complains_at_length_stops_nobody(monkeypatch):
-    """More on standard error than a pipe holds, 64 KB, and then its end."""
-    program = "import sys; sys.stderr.write('x' * 300_000 + ' the cause'); sys.exit(3)"
-    popen = subprocess.Popen
-    replaced = [sys.executable, "-c", program]
-    monkeypatch.setattr(sweep.subprocess, "Popen", lambda _, **how: popen(replaced, **how))
-    events = []
-    children = sweep._Children(events.append, limits=None)
-    thread = threading.Thread(target=children._child, args=({}, "rate-1", {}), daemon=True)
-    thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert [event.kind for event in events] == ["output"]
-    assert events[0].text.startswith("rate-1: xxx") and events[0].text.endswith(" the cause")
-    assert len(events[0].text) < 21_000
-
-
-def test_no_module_of_the_working_folder_is_executed(project, tmp_path, monkeypatch):
-    for name in ("signal", "torch", "psutil", "labkit"):
-        (project / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    try:
-        done = call("-p", "rate=1", "--out", str(tmp_path / "sweep"))
-    finally:
-        for name in ("signal", "torch", "psutil", "labkit"):
-            (project / f"{name}.py").unlink()
-    assert done.exit_code == 0, done.stderr
-    assert not (tmp_path / "ran").exists()

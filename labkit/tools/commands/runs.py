@@ -1,4 +1,4 @@
-"""`labkit run`."""
+"""`labkit run` and `labkit sweep`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,15 +54,17 @@ def run(
     wanted = _request(labs, preset, device, parameter, resume)
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory)
     outcomes: list[runner.Outcome] = []
-    with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as job:
+    with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as folder:
         try:
-            for outcome in runner.run_labs(job, say, limits):
-                outcomes.append(outcome)
+            for lab in wanted.labs:
+                place = folder / lab.name
+                before = runner.passed_before(lab, wanted, place, say) if resume else None
+                outcomes.append(before or runner.run_lab(lab, wanted, place, say, limits))
         except KeyboardInterrupt:
-            console.closing(outcomes, job.folder, as_json=as_json, code=130)
+            console.closing(outcomes, folder, as_json=as_json, code=130)
             raise
     code = runner.exit_code(outcomes)
-    console.closing(outcomes, job.folder, as_json=as_json, code=code)
+    console.closing(outcomes, folder, as_json=as_json, code=code)
     raise typer.Exit(code)
 
 
@@ -87,3 +89,58 @@ def _request(
         parameters=named,
         before=before["parameters"],
     )
+
+
+def sweep(
+    lab: options.OneLab,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-p",
+            "--parameter",
+            metavar="NAME=VALUE,VALUE",
+            help="Values that one takes; may be repeated. The first is the figures' axis.",
+            autocompletion=options.parameters,
+        ),
+    ] = None,
+    preset: options.PresetOrDefault = "lab",
+    device: options.DeviceOrDefault = "auto",
+    jobs: Annotated[
+        int | None,
+        typer.Option(help="Runs at once, each on its own core; as many as there are if not given."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the sweep; runs/sweeps/<lab>-<preset> if not given."),
+    ] = None,
+    timeout: options.Timeout = None,
+    cell_timeout: options.CellTimeout = None,
+    memory: options.Memory = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    as_json: options.Json = False,
+) -> None:
+    """Run one lab over a grid of parameters; write one table, and a figure of every metric.
+
+    What has passed before with the same inputs is not run again. Exit codes: 0 all passed, 1 a run
+    failed, 2 bad input, 130 Ctrl-C (the same command goes on).
+
+    Example: labkit sweep 01 -p micro_steps=1,2,4,8 -p seed=1,2 --preset smoke
+    """
+    from labkit.tools import console
+    from labkit.tools.running import request, sweep, sweep_table
+    from labkit.tools.running.watch import free_memory
+
+    say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
+    axes = request.parse_grid(parameter or ())
+    requests = request.of_grid(lab, axes, preset=preset, device=device)
+    jobs = sweep.usable_jobs(len(requests), free_memory()) if jobs is None else jobs
+    sweep.check_jobs(jobs)
+    project, name = requests[0].project, requests[0].labs[0].name
+    folder = out or project / "runs" / "sweeps" / f"{name}-{preset}"
+    limits = options.limits(preset, timeout, cell_timeout, memory, jobs)
+    say(console.sweep_begins(name, axes, jobs, limits))
+    with ended_by_sigterm():
+        rows = sweep.sweep(requests, axes, folder, jobs=jobs, say=say, limits=limits)
+    files = sweep_table.write(rows, axes, folder)
+    raise typer.Exit(console.sweep_ends(rows, files, as_json=as_json))

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from labkit.errors import InputError
-from labkit.tools.running import folders, record, request, runner
+from labkit.tools.running import folders, request, runner
 from labkit.tools.running.execution import Execution
 from tests.support.lab_projects import write_labs
 
@@ -23,7 +23,7 @@ def passed(tmp_path):
     folder = tmp_path / "out" / lab.name
     folder.mkdir(parents=True)
     (folder / lab.path.name).write_text("{}")
-    write(folder, {**WHOLE, "inputs": record.inputs_of(lab, checked)})
+    write(folder, {**WHOLE, "inputs": folders.inputs_of(lab, checked)})
     return checked, folder
 
 
@@ -36,7 +36,7 @@ def read(folder):
 
 
 def passed_before(checked, folder):
-    return runner.passed_before(checked.labs[0], checked, folder.parent, lambda event: None)
+    return runner.passed_before(checked.labs[0], checked, folder, lambda event: None)
 
 
 def test_what_has_passed_counts_as_it_is(passed):
@@ -68,21 +68,21 @@ def test_what_has_no_inputs_is_moved_away(passed):
 
 def test_a_lab_whose_runner_was_killed_has_failed(tmp_path):
     write(tmp_path, {"status": "running", "metrics": {"a": 1}, "seconds": None})
-    results = record.settled(tmp_path)
+    results = folders.settled(tmp_path)
     assert (results["status"], results["error"]["cause"]) == ("failed", "died")
     assert results["metrics"] == {"a": 1}
-    assert read(tmp_path) == results == record.settled(tmp_path)
+    assert read(tmp_path) == results == folders.settled(tmp_path)
 
 
 def test_a_lab_whose_folder_has_vanished_has_failed(tmp_path):
-    results = record.settled(tmp_path / "gone")
+    results = folders.settled(tmp_path / "gone")
     assert (results["status"], results["metrics"]) == ("failed", {})
     assert not (tmp_path / "gone").exists()
 
 
 def test_the_runners_process_is_not_in_the_results_of_a_lab_that_is_over(tmp_path):
     before = {"status": "running", "pid": 3, "pid_created": 0.5, "lab": "01_one"}
-    done = record.completed(tmp_path, before, Execution(None, 2e6), 1.23456)
+    done = folders.completed(tmp_path, before, Execution(None, 2e6), 1.23456)
     expected = {"lab": "01_one", "status": "passed", "total_seconds": 1.235, "peak_memory_mb": 2.0}
     assert read(tmp_path) == done.results == expected
 
@@ -94,8 +94,8 @@ def test_results_are_written_over_where_there_is_no_room_for_new_ones(tmp_path, 
     before = {"status": "running", "lab": "01_one", "versions": {"python": "x" * 500}}
     write(tmp_path, before)
     size = (tmp_path / "results.json").stat().st_size
-    monkeypatch.setattr(record, "write_results", full)
-    done = record.completed(tmp_path, before, Execution(None, 2e6), 1.0)
+    monkeypatch.setattr(folders, "write_results", full)
+    done = folders.completed(tmp_path, before, Execution(None, 2e6), 1.0)
     assert done.failure.name == "OSError" and "No space left" in done.failure.message
     kept = read(tmp_path)
     assert (kept["status"], kept["lab"]) == ("failed", "01_one") and "versions" not in kept

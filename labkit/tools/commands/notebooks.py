@@ -1,0 +1,207 @@
+"""`labkit list`, `labkit lab`, `labkit work` and `labkit progress`: notebooks and their copies."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from labkit.errors import InputError, refuse_unknown
+from labkit.tools.commands import options
+
+if TYPE_CHECKING:
+    from labkit.tools.work.marks import LabMarks
+
+_STATES = {
+    "copied": "copied",
+    "unchanged": "there already",
+    "behind": "there already, and older than the project's",
+    "updated": "updated",
+    "left": "left as it is",
+}
+
+
+def list_labs() -> None:
+    """Show the labs: number, title, presets, and the minutes their header card states.
+
+    Example: labkit list
+    """
+    from labkit.base.project import find_project
+    from labkit.tools import console
+    from labkit.tools.labs import find_labs
+
+    rows = [
+        (lab.number, lab.name, lab.title, " ".join(lab.presets), lab.minutes)
+        for lab in find_labs(find_project())
+    ]
+    console.table(("number", "lab", "title", "presets", "minutes"), rows)
+
+
+def lab(
+    notebook: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[LAB|NOTEBOOK] [-- OPTION...]",
+            help="Number or name of a lab, or a notebook's path; options for JupyterLab itself.",
+            autocompletion=options.labs,
+        ),
+    ] = None,
+    folder: options.Folder = None,
+    committed: Annotated[
+        bool, typer.Option("--committed", help="Open the project's own notebooks, no copies.")
+    ] = False,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="First port to try; 8888 if not given.")
+    ] = None,
+    browser: Annotated[bool, typer.Option(help="Open a browser, where there is one.")] = True,
+) -> None:
+    """Open JupyterLab on your own copies of the notebooks; it makes those that are not there yet.
+
+    On this machine only, behind a token, and with this environment's kernel, whatever kernels and
+    settings the user has elsewhere. A port that is taken is no fault: the next one is used. An
+    executed notebook of a run can be opened by its path.
+
+    Example: labkit lab 01
+    """
+    from labkit.labs import presets
+    from labkit.tools import jupyter
+
+    refuse_unknown("preset", os.environ.get("LABKIT_PRESET", "lab"), presets.PRESETS)
+    more = [word for word in notebook or () if word.startswith("-")]
+    named = [word for word in notebook or () if not word.startswith("-")]
+    if len(named) > 1:
+        raise InputError(f"expected one lab or notebook, got {' '.join(named)}")
+    root, place = _choose(named[0] if named else None, folder, committed)
+    command = jupyter.command(root, place, port=port, browser=browser, more=more)
+    sys.stdout.flush()
+    os.execve(command[0], command, jupyter.environment(os.environ))
+
+
+def _choose(name: str | None, folder: Path | None, committed: bool) -> tuple[Path, Path]:
+    """Return the folder that JupyterLab shows, and the notebook in it to open."""
+    from labkit.base.project import find_project
+    from labkit.tools.labs import chosen
+
+    if name is not None and name.endswith(".ipynb"):
+        if folder is not None or committed:
+            raise InputError(f"{name} is a notebook's path: --folder and --committed choose a lab")
+        project = find_project()
+        place = Path(name).resolve()
+        if not place.is_file():
+            raise InputError(f"there is no notebook {place}")
+    else:
+        project, labs = chosen([name or "0"])
+        if len(labs) != 1:
+            raise InputError(f"expected one lab, got {name}")
+        place = labs[0].path if committed else _copy(project, folder, labs[0].path.name)
+    return (project if project in place.parents else place.parent), place
+
+
+def _copy(project: Path, folder: Path | None, name: str) -> Path:
+    """Return the copy called ``name``; copies that are not there yet are made, and spoken of."""
+    from labkit.tools.labs import find_labs
+    from labkit.tools.work import copies
+
+    place = copies.work_folder(project, folder)
+    for copy in copies.make(project, place, find_labs(project)):
+        if copy.state == "copied":
+            print(f"{copy.path}: your own copy, made now")
+        elif copy.state == "behind":
+            print(f"{copy.path}: older than the project's; `labkit work --update` merges")
+    return place / name
+
+
+def work(
+    labs: options.Labs = None,
+    folder: options.Folder = None,
+    update: Annotated[
+        bool, typer.Option("--update", help="Merge what changed in the project into the copies.")
+    ] = False,
+) -> None:
+    """Make your own copies of the notebooks, without outputs; what you wrote is never overwritten.
+
+    Answers and parameters belong there: no other command writes to these files. When the
+    project's notebooks have changed, --update merges them in cell by cell, after a backup; close
+    them in JupyterLab first, or choose Revert when it says that a file has changed.
+
+    Example: labkit work 01 04
+    """
+    from labkit.tools import console
+    from labkit.tools.labs import chosen
+    from labkit.tools.work import copies
+
+    project, wanted = chosen(labs or ())
+    made = copies.make(project, copies.work_folder(project, folder), wanted, update=update)
+    for copy in made:
+        console.line(f"{console.near(copy.path)}: {_STATES[copy.state]}")
+        for note in copy.notes:
+            console.line(f"    {note}")
+    if any(copy.state == "behind" for copy in made):
+        console.line("`labkit work --update` merges the changes; your own cells stay as they are")
+
+
+def progress(
+    labs: options.Labs = None,
+    folder: options.Folder = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the check of one answer may take.")
+    ] = 10.0,
+    as_json: options.Json = False,
+) -> None:
+    """Show which exercises pass in your copies of the notebooks; no training is run.
+
+    Of a notebook only the functions of the answers, and what these need, are executed, each in a
+    process of its own that ends in time. labkit writes nothing. This is no sandbox: an answer runs
+    with your rights and can call itself passed, so look at your own copies, not at a stranger's.
+
+    Example: labkit progress 01
+    """
+    from labkit.tools import console
+    from labkit.tools.labs import chosen
+    from labkit.tools.work import copies, marks
+
+    project, wanted = chosen(labs or ())
+    # Looking writes nothing, so any folder will do, the project's own notebooks too.
+    place = project / copies.FOLDER if folder is None else folder
+    if not place.is_dir():
+        raise InputError(f"no copies of the notebooks in {place}: `labkit work` makes them")
+    results = marks.look(place, wanted, timeout)
+    if as_json:
+        for result in results:
+            console.line(_json(result))
+        return
+    for result in results:
+        for text in _lines(result):
+            console.line(text)
+    passed = sum(result.passed for result in results)
+    console.line(f"{passed} of {sum(len(result.marks) for result in results)} exercises passed")
+
+
+def _json(result: "LabMarks") -> str:
+    record = {
+        "lab": result.lab.name,
+        "notebook": str(result.path),
+        "problem": result.problem,
+        "passed": result.passed,
+        "count": len(result.marks),
+        "exercises": [asdict(mark) for mark in result.marks],
+    }
+    return json.dumps(record, ensure_ascii=False)
+
+
+def _lines(result: "LabMarks") -> Iterator[str]:
+    """Yield what is printed of one lab: how many pass, then each exercise with its notes."""
+    head = f"{result.lab.name}: {result.passed} of {len(result.marks)} passed"
+    if result.problem:
+        yield f"{head} ({result.problem})"
+        return
+    yield head
+    width = max(len(mark.name) for mark in result.marks)
+    for mark in result.marks:
+        message = "" if mark.state == "passed" else mark.message
+        yield f"    {mark.name:{width}}  {mark.state:13}  {message}".rstrip()
+        yield from (" " * (width + 21) + note for note in mark.notes)
