@@ -8,7 +8,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.tools.notebooks import refresh as notebooks
 from labkit.tools.notebooks.refresh import main, refresh, why_stale
-from labkit.tools.notebooks.rules import COMPARED, output_faults, source_faults
+from labkit.tools.notebooks.rules import COMPARED, output_faults
+from tests.support.notebook_form import source_faults
 
 PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
 PNG = (
