@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from tests.browser import chromium
 from tests.browser.page import LabPage
 from tests.browser.server import ROOT, Server
+from tests.support import chromium
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +24,17 @@ def browser():
     if path is None:
         pytest.skip(why)
     with playwright.sync_playwright() as driver:
-        one = driver.chromium.launch(executable_path=path, args=chromium.arguments())
-        yield one
-        one.close()
+        chrome = driver.chromium.launch(executable_path=path, args=chromium.arguments())
+        yield chrome
+        chrome.close()
 
 
 @pytest.fixture(scope="module")
 def server(kept, tmp_path_factory):
     """JupyterLab over copies of the notebooks; in the project, whose data sets they find."""
     committed = {path: path.read_bytes() for path in (ROOT / "notebooks").glob("*.ipynb")}
-    with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as one:
-        yield one
+    with Server(kept / "work", tmp_path_factory.mktemp("user"), kept / "server.log") as lab_server:
+        yield lab_server
     assert {path: path.read_bytes() for path in committed} == committed
 
 

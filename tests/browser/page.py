@@ -8,8 +8,8 @@ _STATE = """() => {
   const dialog = document.querySelector('.jp-Dialog');
   const kernel = document.querySelector('.jp-Notebook-ExecutionIndicator');
   return {
-    running: prompts.filter(one => one.textContent.includes('*')).length,
-    run: prompts.filter(one => /\\d/.test(one.textContent)).length,
+    running: prompts.filter(box => box.textContent.includes('*')).length,
+    run: prompts.filter(box => /\\d/.test(box.textContent)).length,
     kernel: (document.querySelector('.jp-Toolbar-kernelName') || {}).textContent || '',
     status: kernel ? kernel.getAttribute('data-status') : '',
     dialog: dialog ? dialog.textContent : '',
@@ -17,15 +17,15 @@ _STATE = """() => {
 }"""
 _OUTPUTS = """kind => [...document.querySelectorAll(
     `.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.${kind}"]`
-  )].map(one => one.textContent)"""
-_PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(one => ({
-    alt: one.alt, width: one.naturalWidth,
-    right: one.getBoundingClientRect().right,
-    edge: one.closest('.jp-OutputArea-output').getBoundingClientRect().right,
+  )].map(box => box.textContent)"""
+_PICTURES = """() => [...document.querySelectorAll('.jp-OutputArea-output img')].map(box => ({
+    alt: box.alt, width: box.naturalWidth,
+    right: box.getBoundingClientRect().right,
+    edge: box.closest('.jp-OutputArea-output').getBoundingClientRect().right,
   }))"""
 _CUT = """() => [...document.querySelectorAll('.jp-OutputArea-output, .jp-RenderedMarkdown')]
-    .filter(one => one.scrollWidth > one.clientWidth + 1)
-    .map(one => `${one.scrollWidth} > ${one.clientWidth}: ${one.textContent.slice(0, 200)}`)"""
+    .filter(box => box.scrollWidth > box.clientWidth + 1)
+    .map(box => `${box.scrollWidth} > ${box.clientWidth}: ${box.textContent.slice(0, 200)}`)"""
 
 
 class LabPage:
@@ -119,8 +119,8 @@ class LabPage:
         self.page.wait_for_timeout(1000)  # the notebook takes the new height
         place = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
         total, room = self.page.evaluate(
-            f"() => {{const one = document.querySelector('{place}'); "
-            "return [one.scrollHeight, one.clientHeight]}"
+            f"() => {{const box = document.querySelector('{place}'); "
+            "return [box.scrollHeight, box.clientHeight]}"
         )
         for number, top in enumerate(range(0, total, room)):
             self.page.evaluate(f"top => {{document.querySelector('{place}').scrollTop = top}}", top)

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"(http://127\.0\.0\.1:(\d+))/lab\S*\?token=(\w+)")
 class Server:
     """Runs `labkit lab` over the copies in ``folder``; a context manager.
 
-    The port that it is told to try is taken. ``user`` is a folder for the user's Jupyter settings:
+    The port that it is to try first is taken. ``user`` is a folder for the user's Jupyter settings:
     JUPYTER_PATH has another "python3" kernel, which does not start, and the token is empty.
     """
 
@@ -76,7 +76,7 @@ class Server:
         """Return the process of the only kernel that runs."""
         (kernel,) = self.ask("kernels")
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(one for one in children if kernel["id"] in " ".join(one.cmdline()))
+        return next(child for child in children if kernel["id"] in " ".join(child.cmdline()))
 
     def shut_kernels_down(self) -> None:
         """End all kernels: six notebooks at once would take 6 GB."""

@@ -92,7 +92,7 @@ def move_the_slider(lab):
     assert lab.images()[-1]["width"] > 0 and lab.errors() == []
 
 
-def test_an_exercise_is_told_what_is_wrong_and_passes_when_right(lab, server):
+def test_an_exercise_says_what_is_wrong_and_passes_when_right(lab, server):
     lab.open(place(server, "01_gradient_accumulation"))
     cell = lab.cell("def mean_gradient(gradients, sizes)")
     source = (

@@ -72,8 +72,8 @@ def first_failure(path, project):
         assert len(failed) == 1, error
         return failed[0].source, error.ename
     finally:
-        came = Path(notebook.cells[0].outputs[0].text.strip())
-        assert came.parent == project / "labkit", f"the kernel imported labkit from {came}"
+        imported = Path(notebook.cells[0].outputs[0].text.strip())
+        assert imported.parent == project / "labkit", f"the kernel imported {imported}"
     return None
 
 

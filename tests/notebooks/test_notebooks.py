@@ -24,16 +24,12 @@ def test_notebooks_are_numbered_in_reading_order():
 
 
 @each_notebook
-def test_source_keeps_the_rules(path):
+def test_source_sections_proofs_and_the_header_card_keep_the_form(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
-    assert rules.source_faults(notebook) == []
+    assert notebook_form.source_faults(notebook) == []
+    assert notebook_form.form_faults(notebook) == []
     assert notebook.cells[0].source.startswith(f"# {path.stem[:2]} · ")
-
-
-@each_notebook
-def test_sections_proofs_and_the_header_card_keep_the_form(path):
-    assert notebook_form.form_faults(nbformat.read(path, as_version=4)) == []
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +50,15 @@ def test_every_link_leads_somewhere(path, root, committed):
 
 
 @each_notebook
-def test_outputs_can_be_committed(path):
-    assert rules.output_faults(nbformat.read(path, as_version=4)) == []
-    assert path.stat().st_size <= rules.MAX_BYTES
-
-
-@each_notebook
-def test_outputs_are_those_of_the_lab_preset(path):
+def test_outputs_are_those_of_the_lab_preset_and_can_be_committed(path):
     """Whether they are up to date is for `make notebooks`: it takes minutes, and may wait."""
     notebook = nbformat.read(path, as_version=4)
     stamp = notebook.metadata.get("labkit", {})
     assert stamp.get("preset") == "lab", "not executed by `make notebooks`"
     assert stamp["outputs"] == rules.output_digest(notebook), "outputs edited: `make notebooks`"
-
-
-@each_notebook
-def test_some_output_is_compared(path):
-    cells = nbformat.read(path, as_version=4).cells
-    assert any(rules.COMPARED in rules.tags(cell) for cell in cells)
+    assert rules.output_faults(notebook) == []
+    assert path.stat().st_size <= rules.MAX_BYTES
+    assert any(rules.COMPARED in rules.tags(cell) for cell in notebook.cells)
 
 
 @each_notebook

@@ -19,7 +19,7 @@ from packaging.version import Version
 
 import labkit
 from labkit.tools.doctor import installed
-from tests.browser import chromium
+from tests.support import chromium
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

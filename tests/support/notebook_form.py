@@ -1,6 +1,6 @@
-"""The form of a lab's notebook: its header card, its sections in order, its proofs, its links.
+"""What a lab's notebook must hold: cells and metadata, header card, sections, proofs, links.
 
-``labkit.tools.notebooks.rules`` looks at cells one by one; this module at the notebook as a whole.
+``labkit.tools.notebooks.rules`` looks at its outputs, before they are written back.
 """
 
 import ast
@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
 
-from labkit.tools.notebooks.rules import COMPARED, compared_text, tags
+from labkit.tools.notebooks.rules import COMPARED, NO_ALT, PATH, compared_text, tags
+
+MAX_CELL_LINES = 20
 
 CARD = ("You will be able to", "You need to know", "Takes", "Data")
 SECTIONS = (
@@ -37,6 +39,7 @@ BY_SUBJECT = {
 }
 PROVEN = ("With labkit", "Compare")  # the sections in which something must be asserted
 
+_TITLE = re.compile(r"# (\d\d) · \S")
 _SECTION = re.compile(r"^## (\d+) · (.+?)\s*$", re.MULTILINE)
 _HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -56,6 +59,43 @@ class _Section:
     cells: Sequence[Mapping]
 
 
+def source_faults(notebook: Mapping) -> list[str]:
+    """Return what is wrong with the part of a notebook that a person writes; empty if nothing."""
+    cells, metadata = notebook["cells"], notebook["metadata"]
+    faults = []
+    first = cells[0] if cells else {"cell_type": "none", "source": ""}
+    if first["cell_type"] != "markdown" or not _TITLE.match(first["source"]):
+        faults.append("the first cell is not markdown that begins with '# NN · Title'")
+    # papermill stops without these two.
+    for key in ("kernelspec", "language_info"):
+        if metadata.get(key, {}).get("name") is None:
+            faults.append(f"the notebook's metadata has no {key} with a name")
+    if metadata.get("kernelspec", {}).get("name") not in (None, "python3"):
+        faults.append(f"the kernel is {metadata['kernelspec']['name']!r}; expected 'python3'")
+    tagged = sum("parameters" in tags(cell) for cell in cells)
+    if tagged != 1:
+        # With none, papermill puts its own first, and the notebook's defaults overwrite it.
+        faults.append(f"{tagged} cells are tagged 'parameters'; expected exactly one")
+    identifiers = [cell.get("id") for cell in cells]
+    if None in identifiers or len(set(identifiers)) != len(identifiers):
+        faults.append("the cells do not each have an id of their own (notebook format 4.5)")
+    for number, cell in enumerate(cells):
+        faults += [f"cell {number}: {fault}" for fault in _cell_source_faults(cell)]
+    return faults
+
+
+def _cell_source_faults(cell: Mapping) -> Iterator[str]:
+    source = cell["source"]
+    if match := PATH.search(source):
+        yield f"a path of one machine: {match[0]}"
+    if cell["cell_type"] == "code":
+        lines = len(source.splitlines())
+        if lines > MAX_CELL_LINES:
+            yield f"{lines} lines of code; expected at most {MAX_CELL_LINES}"
+    elif match := NO_ALT.search(source):
+        yield f"a picture without alternative text: {match[0][:60]}"
+
+
 def form_faults(notebook: Mapping) -> list[str]:
     """Return what is wrong with a notebook's header card, sections and proofs; empty if nothing."""
     cells = notebook["cells"]
@@ -73,7 +113,7 @@ def form_faults(notebook: Mapping) -> list[str]:
         if cell["cell_type"] == "code":
             faults += [f"cell {number}: {fault}" for fault in _proof_faults(cell, cells)]
     for section in sections:
-        wanted = next((one for one in PROVEN if _fits(lab, one, section.name)), None)
+        wanted = next((name for name in PROVEN if _fits(lab, name, section.name)), None)
         if wanted and lab != "00" and not any(map(_asserts, section.cells)):
             faults.append(f"section {section.name!r} asserts nothing; {wanted!r} is a proof")
         if section.name == "What we learned":
@@ -114,14 +154,14 @@ def _sections(cells: Sequence[Mapping]) -> list[_Section]:
 def _order_faults(lab: str, names: list[str]) -> Iterator[str]:
     after = -1
     for section in INTRODUCTION if lab == "00" else SECTIONS:
-        found = [i for i, name in enumerate(names) if _fits(lab, section, name)]
+        places = [i for i, name in enumerate(names) if _fits(lab, section, name)]
         expected = BY_SUBJECT.get((lab, section), section)
-        if len(found) != 1:
-            yield f"{len(found)} sections are called {expected!r}; expected exactly one"
-        elif found[0] < after:
+        if len(places) != 1:
+            yield f"{len(places)} sections are called {expected!r}; expected exactly one"
+        elif places[0] < after:
             yield f"section {expected!r} comes before {names[after]!r}; expected after it"
         else:
-            after = found[0]
+            after = places[0]
 
 
 def _fits(lab: str, section: str, name: str) -> bool:
@@ -139,22 +179,22 @@ def _asserts(cell: Mapping) -> list[ast.Assert]:
 def _tree(cell: Mapping) -> ast.AST:
     lines = cell["source"].splitlines()
     # IPython's own lines are no Python: %matplotlib, !ls.
-    return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", one) else one for one in lines))
+    return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", line) else line for line in lines))
 
 
 def _proof_faults(cell: Mapping, cells: Sequence[Mapping]) -> Iterator[str]:
     """What makes an assertion worthless: not executed, always true, in a function nobody calls."""
-    found = _asserts(cell)
-    if found and cell.get("execution_count") is None:
+    assertions = _asserts(cell)
+    if assertions and cell.get("execution_count") is None:
         yield "it asserts something and was not executed"
-    for node in found:
+    for node in assertions:
         if isinstance(node.test, ast.Constant | ast.Tuple | ast.List | ast.JoinedStr):
             yield f"this assertion cannot fail: {ast.unparse(node)[:60]}"
     for function in ast.walk(_tree(cell)):
         if isinstance(function, ast.FunctionDef) and not _called(function.name, cells):
             if any(isinstance(node, ast.Assert) for node in ast.walk(function)):
                 yield f"{function.name} asserts something, and nothing calls it"
-    if not found and _TRUTH.search(compared_text(cell)) and not _passed_on(cell):
+    if not assertions and _TRUTH.search(compared_text(cell)) and not _passed_on(cell):
         yield "it prints True or False, and asserts nothing"
     first = cell["source"].split("\n", 1)[0]
     if COMPARED in tags(cell) and first not in ("# exact", "# ±"):
@@ -187,7 +227,7 @@ def _unproven_numbers(section: Sequence[Mapping], cells: Sequence[Mapping]) -> I
         if cell["cell_type"] == "markdown":
             text = _MATHS.sub("", _SECTION.sub("", _without_code(cell["source"])))
             for written, value in _numbers(_CODE.sub("", text)):
-                if not any(abs(value - one) <= 1e-9 * abs(value) for one in proven):
+                if not any(abs(value - number) <= 1e-9 * abs(value) for number in proven):
                     yield f"'What we learned' says {written}; no assertion or compared line does"
 
 
@@ -199,7 +239,7 @@ def _numbers(text: str) -> Iterator[tuple[str, float]]:
 
 def _links(source: str) -> list[str]:
     text = _CODE.sub("", _without_code(source))
-    return [one or other for one, other in _LINK.findall(text)]
+    return [markdown or html for markdown, html in _LINK.findall(text)]
 
 
 def _link_fault(
@@ -234,8 +274,8 @@ def _anchors(notebook: Mapping | None, path: Path) -> set[str]:
         cells = (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
         text = "\n\n".join(cell["source"] for cell in cells)
     headings = _HEADING.findall(_without_code(text))
-    github = {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
-    return github | {one.replace(" ", "-") for one in headings}
+    github = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return github | {heading.replace(" ", "-") for heading in headings}
 
 
 def _without_code(source: str) -> str:

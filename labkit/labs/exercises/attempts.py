@@ -55,8 +55,15 @@ def call(function: Callable, case: tuple, names: list[str], seconds: float = SEC
         return Attempt(fault=fault, printed=output.getvalue(), endless=True)
     except (Exception, SystemExit) as error:  # the learner's code may raise anything
         return Attempt(fault=_raised(function, error), printed=output.getvalue())
-    changed = [n for n, a, b in zip(names, arguments, case, strict=False) if not _same(a, b)]
-    return Attempt(answer, _fault(answer, changed, output.getvalue()), output.getvalue())
+    printed = output.getvalue()
+    for name, argument, before in zip(names, arguments, case, strict=False):
+        if not _same(argument, before):
+            fault = (
+                f"it changes its argument `{name}`, and so the caller's data: "
+                "work on a copy, or make a new array"
+            )
+            return Attempt(answer, fault, printed)
+    return Attempt(answer, _fault(answer, printed), printed)
 
 
 def refusal(function: Any, names: list[str]) -> str:
@@ -83,14 +90,11 @@ def row(answer: Any) -> np.ndarray:
 
 def _part(part: Any, answer: Any) -> np.ndarray:
     if not isinstance(part, numbers.Number | np.ndarray | np.generic | list | tuple):
-        returned = f"it returned a {_kind(answer)}"
-        if part is not answer:
-            returned += f" with a {_kind(part)} in it"
+        inside = "" if part is answer else f" with a {_kind(part)} in it"
+        expected = "numbers"
         if hasattr(part, "asnumpy") or hasattr(part, "numpy"):
-            raise TypeError(
-                f"{returned}; expected NumPy arrays or numbers: convert it before it is returned"
-            )
-        raise TypeError(f"{returned}; expected numbers")
+            expected = "NumPy arrays or numbers: convert it before it is returned"
+        raise TypeError(f"it returned a {_kind(answer)}{inside}; expected {expected}")
     try:
         array = np.asarray(part)
     except ValueError:
@@ -101,12 +105,7 @@ def _part(part: Any, answer: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def _fault(answer: Any, changed: list[str], printed: str) -> str:
-    if changed:
-        return (
-            f"it changes its argument `{changed[0]}`, and so the caller's data: "
-            "work on a copy, or make a new array"
-        )
+def _fault(answer: Any, printed: str) -> str:
     if answer is None and printed:
         return "it printed something and returned None: is there a `print` for a `return`?"
     if answer is None:

@@ -79,26 +79,25 @@ def check(
     if calls[-1].unsolved:
         print(f"{name}: not attempted yet")
         return False
-    expected = exercise.answers(exercise.spec)
+    expected = [attempts.row(answer) for answer in exercise.answers(exercise.spec)]
     right = [
-        _agrees(call, answer, exercise.rtol)
-        for call, answer in zip(calls, expected, strict=False)  # an endless one is the last
+        _agrees(call, numbers, exercise.rtol)
+        for call, numbers in zip(calls, expected, strict=False)  # an endless one is the last
     ]
     if all(right):
         print(f"{name}: passed ({len(right)} of {len(right)} public checks)")
         _show_printed(calls[0].printed)
         return True
     first = right.index(False)
-    complaint = (
-        calls[first].fault
-        or _unlike(calls[first].answer, expected[first])
-        or _hint(exercise, hints.get(name, ()), calls, first)
-        or _form(calls[first].answer, expected[first], exercise.rtol)
-        or _size_of_error(calls[first].answer, expected[first])
-    )
+    complaint = calls[first].fault or _complaint(exercise, hints.get(name, ()), calls, first)
     print(f"{name}: {sum(right)} of {len(exercise.cases)} public checks passed; {complaint}")
     _show_printed(calls[first].printed)
     return False
+
+
+def draw(seed: int, *shape: int) -> np.ndarray:
+    """Return standard normal numbers for the cases of an exercise."""
+    return np.random.default_rng(seed).normal(size=shape)
 
 
 def _tried(attempt: Callable, cases: Sequence[tuple], names: list[str]) -> list[Attempt]:
@@ -118,14 +117,26 @@ def _show_printed(printed: str) -> None:
         print(f"    and {len(lines) - _SHOWN_LINES} lines more")
 
 
-def _unlike(answer: Any, expected: Any) -> str:
-    """Return why the numbers of ``answer`` cannot be compared; empty if they can."""
-    answered, right = attempts.row(answer), attempts.row(expected)
-    if answered.shape != right.shape:
-        return f"it returned {answered.size} numbers; expected {right.size}"
-    if not np.isfinite(answered).all():
+def _complaint(exercise: Exercise, hints: Hints, calls: list[Attempt], first: int) -> str:
+    """Return what is wrong with the numbers of ``calls[first]``, the first that does not agree."""
+    answer = calls[first].answer
+    right_answer = exercise.answers(exercise.spec)[first]
+    numbers, right = attempts.row(answer), attempts.row(right_answer)
+    if numbers.shape != right.shape:
+        return f"it returned {numbers.size} numbers; expected {right.size}"
+    if not np.isfinite(numbers).all():
         return "it returned numbers that are not finite"
-    return ""
+    hint = _hint(exercise, hints, calls, first)
+    if hint or not numbers.any():
+        return hint or "it returned zeros only"
+    in_parts = isinstance(answer, list | tuple) or (isinstance(answer, np.ndarray) and answer.ndim)
+    if in_parts and isinstance(right_answer, list | tuple):
+        if _close(attempts.row(answer[::-1]), right, exercise.rtol):
+            return "the parts are right, and their order is not"
+    if isinstance(answer, np.ndarray) and answer.ndim == 2:
+        if _close(answer.T.ravel(), right, exercise.rtol):
+            return "rows and columns have changed places"
+    return _rounded(answer, numbers, right) or _size_of_error(numbers, right)
 
 
 def _hint(exercise: Exercise, hints: Hints, calls: list[Attempt], first: int) -> str:
@@ -134,31 +145,18 @@ def _hint(exercise: Exercise, hints: Hints, calls: list[Attempt], first: int) ->
     Two mistakes may look alike in one case, and only one of them in all.
     """
     best, most = "", 0
-    for wrong, hint in hints:
+    for mistake, hint in hints:
         with np.errstate(all="ignore"):  # a mistake may divide by zero in some cases
-            answers = exercise.answers(wrong)
+            answers = exercise.answers(mistake)
         pairs = zip(calls, answers, strict=False)
-        agrees = [_agrees(call, answer, exercise.rtol) for call, answer in pairs]
+        agrees = [_agrees(call, attempts.row(answer), exercise.rtol) for call, answer in pairs]
         if agrees[first] and sum(agrees) > most:
             best, most = hint, sum(agrees)
     return best
 
 
-def _form(answer: Any, expected: Any, rtol: float) -> str:
-    """Return what is wrong with the form of the right numbers, in any exercise; else empty."""
-    numbers, right = attempts.row(answer), attempts.row(expected)
-    if not numbers.any():
-        return "it returned zeros only"
-    several = isinstance(answer, list | tuple) or (isinstance(answer, np.ndarray) and answer.ndim)
-    if several and isinstance(expected, list | tuple):
-        if _close(attempts.row(answer[::-1]), right, rtol):
-            return "the parts are right, and their order is not"
-    if (
-        isinstance(answer, np.ndarray)
-        and answer.ndim == 2
-        and _close(answer.T.ravel(), right, rtol)
-    ):
-        return "rows and columns have changed places"
+def _rounded(answer: Any, numbers: np.ndarray, right: np.ndarray) -> str:
+    """Return which digits of the right numbers are lost; empty if that is not what is wrong."""
     dtype = answer.dtype if isinstance(answer, np.ndarray | np.generic) else np.dtype(float)
     for short in (np.float16, np.float32):
         if dtype == short and _close(numbers, right, 20 * float(np.finfo(short).eps)):
@@ -169,8 +167,7 @@ def _form(answer: Any, expected: Any, rtol: float) -> str:
     return ""
 
 
-def _size_of_error(answer: Any, expected: Any) -> str:
-    numbers, right = attempts.row(answer), attempts.row(expected)
+def _size_of_error(numbers: np.ndarray, right: np.ndarray) -> str:
     ratio = np.dot(numbers, right) / max(np.dot(right, right), _TINY)
     if _close(numbers, ratio * right, 1e-6) and ratio != 0:
         other_way = "; which sign should it have?" if ratio < 0 else ""
@@ -179,8 +176,8 @@ def _size_of_error(answer: Any, expected: Any) -> str:
     return f"it is off by {off:.2g} of the largest expected number"
 
 
-def _agrees(call: Attempt, answer: Any, rtol: float) -> bool:
-    return not call.fault and _close(attempts.row(call.answer), attempts.row(answer), rtol)
+def _agrees(call: Attempt, expected: np.ndarray, rtol: float) -> bool:
+    return not call.fault and _close(attempts.row(call.answer), expected, rtol)
 
 
 def _close(numbers: np.ndarray, expected: np.ndarray, rtol: float) -> bool:

@@ -1,4 +1,4 @@
-"""Exercises of lab 02, migration: specifications, slow and plain, and public cases."""
+"""Exercises of lab 02, migration: plain specifications, cases, learners' mistakes."""
 
 import math
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from labkit.labs.exercises import check as checks
-from labkit.labs.exercises.check import Exercise
+from labkit.labs.exercises.check import Exercise, draw
 
 
 def same_padding(size: int, kernel: int, stride: int) -> list[int]:
@@ -39,12 +39,8 @@ def learning_rate(update: int, updates: int, warmup: int, rate: float) -> float:
     return rate * (1 + math.cos(math.pi * (update - warmup) / (updates - warmup))) / 2
 
 
-def _values(seed: int, count: int) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=count)
-
-
 _PADDINGS = [(64, 7, 2), (32, 3, 2), (32, 3, 1), (33, 3, 2), (32, 1, 2), (7, 2, 2)]
-_VARIANCES = [(1.0, _values(0, 8), 0.1), (0.5, _values(1, 5), 0.3), (2.0, _values(2, 64), 0.01)]
+_VARIANCES = [(1.0, draw(0, 8), 0.1), (0.5, draw(1, 5), 0.3), (2.0, draw(2, 64), 0.01)]
 _PIXELS = np.array([[0.0, 128.0, 255.0], [10.0, 20.0, 30.0]])
 _MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 _RATES = [(update, 100, 10, 0.4) for update in (0, 4, 9, 10, 55, 99)] + [(0, 10, 1, 0.1)]
@@ -58,8 +54,107 @@ EXERCISES = (
 )
 
 
+# Mistakes that learners make.
+
+
+def _halves(total: int) -> list[int]:
+    return [total // 2, total - total // 2]
+
+
+def _label_at(label: int, classes: int, at_label: float, elsewhere: float) -> np.ndarray:
+    targets = np.full(classes, elsewhere)
+    targets[label] = at_label
+    return targets
+
+
+def _after_warmup(rate_at: Callable) -> Callable:
+    """A schedule whose warm-up is right, and then ``rate_at(update, updates, warmup, rate)``."""
+    return lambda i, n, warmup, rate: (learning_rate if i < warmup else rate_at)(i, n, warmup, rate)
+
+
+def _cosine(part: float) -> float:
+    return (1 + math.cos(math.pi * part)) / 2
+
+
+HINTS = {
+    "same_padding": (
+        (lambda size, kernel, stride: [(kernel - 1) // 2] * 2,
+         "that is PyTorch's, which is the same for every size"),
+        (lambda *case: same_padding(*case)[::-1],
+         "an odd number of rows: on which side does MindSpore put the extra?"),
+        (lambda *case: [sum(same_padding(*case))] * 2,
+         "what both sides need together was put on each side"),
+        (lambda size, kernel, stride: _halves(
+            max((size // stride - 1) * stride + kernel - size, 0)),
+         "the last rows are in no window: how many outputs are there to be?"),
+        (lambda size, kernel, stride: _halves(max(-(-size // stride) * stride + kernel - size, 0)),
+         "one stride too far: how many strides lie between n windows?"),
+        (lambda size, kernel, stride: _halves((-(-size // stride) - 1) * stride + kernel - size),
+         "padding below 0: what if the kernel is shorter than the stride?"),
+    ),
+    "running_variance": (
+        (lambda old, values, momentum: running_variance(old, values, 1 - momentum),
+         "that is MindSpore's momentum: whose weight is PyTorch's?"),
+        (lambda old, values, momentum: (1 - momentum) * old + momentum * np.var(values),
+         "the running statistics take the unbiased variance: divided by what?"),
+        (lambda old, values, momentum: momentum * old + (1 - momentum) * np.var(values),
+         "both the momentum and the variance are the other framework's or the biased one"),
+        (lambda old, values, momentum: (1 - momentum) * old + momentum * np.std(values, ddof=1),
+         "a deviation was mixed with a variance: is a square missing?"),
+        (lambda old, values, momentum: np.var(values, ddof=1),
+         "that is this batch's variance: what has become of the old one?"),
+        (lambda old, values, momentum: old, "nothing of the batch is in it"),
+        (lambda old, values, momentum: (1 - momentum) * old + momentum * np.mean(values),
+         "the mean of the values was taken for their variance"),
+    ),
+    "smooth_targets": (
+        (lambda label, classes, e: _label_at(label, classes, 1 - e, e / (classes - 1)),
+         "that is CrossEntropySmooth of the document, not PyTorch's"),
+        (lambda label, classes, e: _label_at(label, classes, 1 - e, e / classes),
+         "they sum to less than 1: who else has a share of e?"),
+        (lambda label, classes, e: _label_at(label, classes, 1.0, 0.0),
+         "there is no smoothing in them"),
+        (lambda label, classes, e: _label_at(label, classes, 1.0, 0.0) + e / classes,
+         "they sum to more than 1: was anything taken from the label?"),
+        (lambda label, classes, e: _label_at(label, classes, 1.0, e),
+         "every class got the whole of e: among how many is it shared?"),
+        (lambda label, classes, e: _label_at(label, classes, e, 0.0) + (1 - e) / classes,
+         "the label is hardly ahead: which part is e, and which is the rest?"),
+    ),
+    "preprocess": (
+        (lambda pixels, mean, std: (pixels - mean) / std,
+         "the constants are for pixels from 0 to 1, and these go to 255"),
+        (lambda pixels, mean, std: (pixels / 255 - mean) * std,
+         "the spread has become smaller: which way does a deviation rescale?"),
+        (lambda pixels, mean, std: (pixels - 255 * mean) / std,
+         "the mean fits pixels to 255 now: does the deviation?"),
+        (lambda pixels, mean, std: (pixels - mean) / (255 * std),
+         "the deviation fits pixels to 255 now: does the mean?"),
+        (lambda pixels, mean, std: (pixels // 255 - mean) / std,
+         "only two grey values are left: which division was that?"),
+        (lambda pixels, mean, std: pixels / 255, "from 0 to 1 now: what are `mean` and `std` for?"),
+        (lambda pixels, mean, std: (pixels - np.mean(pixels)) / np.std(pixels),
+         "this image's own mean and deviation: are they the data set's?"),
+    ),
+    "learning_rate": (
+        (lambda i, n, warmup, rate: rate * _cosine(min(i, warmup) / warmup),
+         "that is the document's: no warm-up, and the floor after `warmup`"),
+        (lambda i, n, warmup, rate: (
+            rate * i / warmup if i < warmup else learning_rate(i, n, warmup, rate)),
+         "the first update has the rate 0 and does nothing"),
+        (_after_warmup(lambda i, n, warmup, rate: rate * _cosine(i / n)),
+         "after the warm-up it jumps: where does the cosine begin?"),
+        (_after_warmup(lambda i, n, warmup, rate: rate * _cosine((i - warmup) / n)),
+         "it does not reach 0: how many updates has the cosine?"),
+        (_after_warmup(lambda i, n, warmup, rate: rate), "after the warm-up it stays where it is"),
+        (_after_warmup(lambda i, n, warmup, rate: 2 * learning_rate(i, n, warmup, rate)),
+         "after the warm-up it jumps to twice the rate"),
+        (_after_warmup(lambda i, n, warmup, rate: rate * (n - i) / (n - warmup)),
+         "it comes down in a straight line"),
+    ),
+}  # fmt: skip
+
+
 def check(name: str, attempt: Callable) -> bool:
     """Check ``attempt`` at the exercise ``name`` of lab 02; see ``check.check``."""
-    from labkit.labs.exercises.mistakes.migration import HINTS  # made of the functions above
-
     return checks.check(EXERCISES, name, attempt, HINTS)

@@ -2,31 +2,39 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from labkit.base.project import project_root
 from labkit.errors import refuse_unknown
-from labkit.tools.doctor import data, environment, installed, machine, measured
+from labkit.tools.doctor import installed, machine, measured
 from labkit.tools.doctor.check import INSTALL, Finding
-from labkit.tools.doctor.check import Check as Check
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finished check: its name, whether it passed, what was found, and the remedy."""
+
+    name: str
+    ok: bool
+    found: str
+    remedy: str
 
 
 class Row(NamedTuple):
-    """A check: its name, what looks at the project's folder, and the remedy."""
+    """A check: its name, the function that looks, the remedy, and what must be measured for it.
+
+    ``look`` is given the project's folder, or ``measured.start``'s answers to the ``probes``.
+    """
 
     name: str
-    look: Callable[[Path], Finding]
+    look: Callable[[Any], Finding]
     remedy: str
-
-    @property
-    def key(self) -> str:
-        """The name as it is typed: ``temp-folder``."""
-        return self.name.lower().replace(" ", "-")
+    probes: tuple[str, ...] = ()
 
 
-_QUICK = (
+_TABLE = (
     Row("Platform", machine.platform, machine.OTHER_PLATFORM.format("on such a machine")),
     Row(
         "Python",
@@ -37,7 +45,7 @@ _QUICK = (
     Row("Packages", installed.packages, INSTALL),
     Row("msrun", installed.msrun, f"it comes with MindSpore: {INSTALL}"),
     Row("Kernel", installed.kernel, INSTALL),
-    Row("Environment", environment.environment, "unset what is named"),
+    Row("Environment", installed.environment, "unset what is named"),
     Row(
         "Disk",
         machine.disk,
@@ -73,20 +81,19 @@ _QUICK = (
         "close old JupyterLab servers (jupyter server list; jupyter server stop PORT), or: "
         "make lab ARGS=--ServerApp.port=PORT",
     ),
-    Row("Data", data.data, "git checkout -- data_scripts brings the bundled files back"),
-)
-# In processes of their own, which start before the quick ones are looked at.
-_MEASURED = (
-    Row("NumPy", measured.numpy, INSTALL),
-    Row("Devices", measured.devices, INSTALL),
+    Row("Data", machine.data, "git checkout -- data_scripts brings the bundled files back"),
+    Row("NumPy", measured.numpy, INSTALL, (measured.ARITHMETIC,)),
+    Row("Devices", measured.devices, INSTALL, (measured.DEVICES,)),
     Row(
         "Convolution",
         measured.convolution,
         "take ONEDNN_MAX_CPU_ISA out of the environment (unset ONEDNN_MAX_CPU_ISA), or set it to "
         "AVX2, before the first convolution (labkit.start does so where it is not set)",
+        (measured.CONVOLUTION, measured.WITHOUT_START),
     ),
 )
-_ROWS = {row.key: row for row in (*_QUICK, *_MEASURED)}
+# By the name as it is typed: temp-folder.
+_ROWS = {row.name.lower().replace(" ", "-"): row for row in _TABLE}
 
 
 def run(root: Path | None = None) -> list[Check]:
@@ -108,14 +115,10 @@ def checks(root: Path | None = None, names: Sequence[str] = ()) -> list[Callable
     """
     for name in names:
         refuse_unknown("check", name, known())
-    root = root or project_root() or Path.cwd()
-    pool = ThreadPoolExecutor(len(_MEASURED))
-    calls: list[Callable[[], Check]] = []
-    for row in (_ROWS[key] for key in (dict.fromkeys(names) if names else _ROWS)):
-        look = functools.partial(_look, row, root)
-        calls.append(pool.submit(look).result if row in _MEASURED else look)
-    pool.shutdown(wait=False)
-    return calls
+    rows = [_ROWS[name] for name in (dict.fromkeys(names) if names else _ROWS)]
+    folder = root or project_root() or Path.cwd()
+    answers = measured.start([probe for row in rows for probe in row.probes])
+    return [functools.partial(_look, row, answers if row.probes else folder) for row in rows]
 
 
 def known() -> list[str]:
@@ -123,10 +126,10 @@ def known() -> list[str]:
     return list(_ROWS)
 
 
-def _look(row: Row, root: Path) -> Check:
+def _look(row: Row, place: Any) -> Check:
     """Return the finished check; one that cannot be made (a package is missing) has failed."""
     try:
-        finding = row.look(root)
+        finding = row.look(place)
     except Exception as error:  # whatever a broken installation raises
         finding = Finding(False, f"cannot be looked at: {type(error).__name__}: {error}", INSTALL)
     return Check(row.name, finding.ok, finding.found, finding.remedy or row.remedy)

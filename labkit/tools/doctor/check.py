@@ -1,7 +1,6 @@
-"""What a check of the doctor returns, and what becomes of it."""
+"""What a check of the doctor returns, and the remedy of most."""
 
 import sys
-from dataclasses import dataclass
 from typing import NamedTuple
 
 INSTALL = (
@@ -15,13 +14,3 @@ class Finding(NamedTuple):
     ok: bool
     found: str
     remedy: str = ""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One finished check: its name, whether it passed, what was found, and the remedy."""
-
-    name: str
-    ok: bool
-    found: str
-    remedy: str

@@ -1,19 +1,57 @@
-"""Checks of what is installed: Python, labkit itself, packages, msrun, the notebooks' kernel."""
+"""Checks of what is installed: Python, labkit, packages, the kernel; and of its variables."""
 
 import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata, util
 from pathlib import Path
 
 import labkit
+from labkit.labs.presets import PRESETS
 from labkit.labs.run import installed_version
 from labkit.tools.doctor.check import INSTALL, Finding
 
 _PYTHONS = ((3, 11), (3, 12))
 _MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
+# What draws into the notebook. ipykernel names "module://matplotlib_inline.backend_inline".
+_BACKENDS = ("inline", "ipympl", "nbagg", "notebook", "widget")
+_LEVELS = ("0", "1", "2", "3", "4")
+_NO_LEVEL = "MindSpore refuses to be imported: the level is 0 to 4"
+# variable: (whether a value is all right, what happens otherwise; seen with MindSpore 2.10.0)
+_RULES: Mapping[str, tuple[Callable[[str], bool], str]] = {
+    "PYTHONOPTIMIZE": (
+        lambda value: value == "0",
+        "Python leaves out every assert, and with them the labs' proofs",
+    ),
+    "PYTHONIOENCODING": (
+        lambda value: value.lower().replace("-", "").startswith(("utf8", ":")),
+        "Python cannot print the characters of the labs' lines",
+    ),
+    "MPLBACKEND": (
+        lambda value: value.lower() in _BACKENDS or value.startswith("module://"),
+        "JupyterLab shows no figures",
+    ),
+    "GLOG_v": (_LEVELS.__contains__, _NO_LEVEL),
+    "GLOG_stderrthreshold": (_LEVELS.__contains__, _NO_LEVEL),
+    "MINDSPORE_DUMP_CONFIG": (
+        os.path.isfile,
+        "MindSpore looks for that file in every computation, and stops",
+    ),
+    "MS_SIMULATION_LEVEL": (
+        lambda value: False,
+        "MindSpore simulates: nothing is computed",
+    ),
+    "MS_DEV_PRECOMPILE_ONLY": (
+        lambda value: value == "0",
+        "MindSpore compiles only: nothing is computed",
+    ),
+    "LABKIT_PRESET": (
+        lambda value: value in PRESETS,
+        f"no preset of that name: {', '.join(PRESETS)}",
+    ),
+}
 
 
 def python(root: Path) -> Finding:
@@ -35,11 +73,11 @@ def checkout(root: Path) -> Finding:
     here = (root / "labkit").resolve()
     if imported == here or not (here / "__init__.py").exists():
         return Finding(True, f"{imported}")
-    found = f"{imported} is imported; the notebooks here belong to {here}"
+    mismatch = f"{imported} is imported; the notebooks here belong to {here}"
     for path in filter(None, (os.environ.get("PYTHONPATH") or "").split(os.pathsep)):
         if Path(path).resolve() == imported.parent:
-            return Finding(False, found, f"take {path} out of PYTHONPATH (unset PYTHONPATH)")
-    return Finding(False, found, f"in {root}: {INSTALL}")
+            return Finding(False, mismatch, f"take {path} out of PYTHONPATH (unset PYTHONPATH)")
+    return Finding(False, mismatch, f"in {root}: {INSTALL}")
 
 
 def _old_name() -> str | None:
@@ -120,8 +158,8 @@ def _normal(name: str) -> str:
 def msrun(root: Path) -> Finding:
     """Check that MindSpore's launcher is there: beside this Python, or on PATH."""
     beside = Path(sys.executable).parent / "msrun"
-    found = str(beside) if beside.is_file() else shutil.which("msrun")
-    return Finding(found is not None, found or "not found")
+    place = str(beside) if beside.is_file() else shutil.which("msrun")
+    return Finding(place is not None, place or "not found")
 
 
 def kernel(root: Path) -> Finding:
@@ -141,8 +179,25 @@ def kernel(root: Path) -> Finding:
     # jupyter_client puts its own Python where one of these stands.
     if program in ("python", "python3", f"python{_MINOR}"):
         return Finding(True, f"python3 starts {sys.executable}")
-    found = f"python3 starts {program}"
+    starts = f"python3 starts {program}"
     if Path(program).parent.resolve() == Path(sys.executable).parent.resolve():
-        return Finding(True, found)
-    found += f", another environment than {sys.executable}: {place} says so"
-    return Finding(False, found, remedy)
+        return Finding(True, starts)
+    other = f"{starts}, another environment than {sys.executable}: {place} says so"
+    return Finding(False, other, remedy)
+
+
+def faults() -> dict[str, str]:
+    """Return what each variable that is set to a wrong value breaks: variable -> consequence."""
+    return {
+        name: reason
+        for name, (is_right, reason) in _RULES.items()
+        if os.environ.get(name) and not is_right(os.environ[name])
+    }
+
+
+def environment(root: Path) -> Finding:
+    """Check the variables that are known to break something."""
+    if not (broken := faults()):
+        return Finding(True, "no variable that breaks something")
+    listed = "; ".join(f"{name}={os.environ[name]}: {why}" for name, why in broken.items())
+    return Finding(False, listed, f"unset {' '.join(broken)}")

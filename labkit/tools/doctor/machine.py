@@ -1,12 +1,18 @@
-"""Checks of the machine: platform, disk, memory, folders, loopback, ports."""
+"""Checks of the machine: platform, disk, memory, folders, loopback, ports, data files."""
 
+import gzip
+import hashlib
+import importlib.util
 import os
 import platform as system
 import shutil
 import socket
 import tempfile
+import zlib
 from pathlib import Path
+from types import ModuleType
 
+from labkit.base.project import own_checkout
 from labkit.tools.doctor.check import Finding
 
 _GIB = 2**30
@@ -41,9 +47,9 @@ def platform(root: Path) -> Finding:
     name, processor = system.system(), system.machine()
     if name == "Linux" and processor in _PROCESSORS:
         return Finding(True, f"{name} on {processor}")
-    found = f"{name} on {processor}; expected Linux on {' or '.join(_PROCESSORS)}"
     remedy = OTHER_PLATFORM.format(_INSTEAD[name]) if name in _INSTEAD else ""
-    return Finding(False, found, remedy)
+    expected = f"Linux on {' or '.join(_PROCESSORS)}"
+    return Finding(False, f"{name} on {processor}; expected {expected}", remedy)
 
 
 def disk(root: Path) -> Finding:
@@ -65,9 +71,9 @@ def memory(root: Path) -> Finding:
     free = psutil.virtual_memory().available / _GIB
     inside = _left_in_container()
     if inside is not None and inside < free:
-        found = f"{inside:.1f} GiB are left of what this container may have"
+        left = f"{inside:.1f} GiB are left of what this container may have"
         remedy = f"give the container more memory; {FREE_MEMORY:g} GiB are needed"
-        return Finding(inside >= FREE_MEMORY, found, remedy)
+        return Finding(inside >= FREE_MEMORY, left, remedy)
     return Finding(free >= FREE_MEMORY, f"{free:.1f} GiB free")
 
 
@@ -94,7 +100,10 @@ def temporary(root: Path) -> Finding:
     """Check that what TMPDIR, TEMP and TMP name can be written to, and what Python chose."""
     for variable in ("TMPDIR", "TEMP", "TMP"):
         place = os.environ.get(variable)
-        if place and (reason := refuses(Path(place)) or _missing(Path(place))):
+        if not place:
+            continue
+        reason = refuses(Path(place)) or ("" if Path(place).is_dir() else "no such folder")
+        if reason:
             # Python goes on to the next place without a word; compilers and shells do not.
             remedy = f"unset {variable}, or set it to a folder that can be written to"
             return Finding(False, f"{variable}={place}: {reason}", remedy)
@@ -104,10 +113,6 @@ def temporary(root: Path) -> Finding:
         return Finding(False, f"none: {error.strerror}")
     reason = refuses(Path(place))
     return Finding(not reason, f"{place}: {reason or 'writable'}")
-
-
-def _missing(place: Path) -> str:
-    return "" if place.is_dir() else "no such folder"
 
 
 def refuses(folder: Path) -> str:
@@ -137,7 +142,7 @@ def loopback(root: Path) -> Finding:
 
 
 def msrun_port(root: Path) -> Finding:
-    """Check that the port that msrun takes unless told otherwise is free."""
+    """Check that msrun's default port is free."""
     if reason := _taken(MSRUN_PORT):
         return Finding(False, f"{MSRUN_PORT} cannot be used: {reason}")
     return Finding(True, f"{MSRUN_PORT} is free")
@@ -160,3 +165,55 @@ def _taken(number: int) -> str:
             return ""
     except OSError as error:
         return error.strerror or str(error)
+
+
+def data(root: Path) -> Finding:
+    """Check MNIST and Fashion-MNIST in the checkout ``root`` against their official SHA-256.
+
+    These are in data_scripts/mnist.py, of the checkout that this labkit is imported from: that of
+    ``root`` may be anybody's, and is not executed.
+    """
+    own = own_checkout()
+    program = own / "data_scripts" / "mnist.py" if own else None
+    if program is None or not program.exists():
+        return Finding(True, "nothing to compare with: labkit is not from a checkout")
+    if not (root / "data_scripts").is_dir():
+        return Finding(True, f"nothing to look at: no {root / 'data_scripts'}")
+    mnist = _load(program)
+    bundled = root / "data_scripts" / "bundled" / "mnist"
+    digests = mnist.DATASETS["mnist"].sha256
+    faults = [_fault(bundled / f"{file}.gz", digest) for file, digest in digests.items()]
+    if any(faults):
+        remedy = f"git checkout -- {bundled} brings the bundled files back"
+        return Finding(False, "; ".join(filter(None, faults)), remedy)
+    count = len(faults)
+    for dataset in mnist.DATASETS.values():
+        folder = root / "datasets" / dataset.folder
+        for file, digest in dataset.sha256.items():
+            path = folder / mnist.FILES[file] / file
+            if path.exists():
+                count += 1
+                if fault := _fault(path, digest):
+                    return Finding(False, fault, f"rm -r '{folder}': the labs prepare it again")
+    return Finding(True, f"{count} files as published")
+
+
+def _load(program: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("labkit_data_scripts_mnist", program)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{program} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _fault(path: Path, expected: str) -> str:
+    """Return what is wrong with a file, unpacked if it is gzip; empty if nothing."""
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except (OSError, EOFError, zlib.error) as error:
+        return f"{path} is damaged: {error}"
+    return "" if digest == expected else f"{path} is damaged: its SHA-256 begins {digest[:12]}"

@@ -1,19 +1,28 @@
-"""Checks that compute with MindSpore: each in a process of its own, which may crash or hang."""
+"""Checks that compute with MindSpore, in processes of their own, which may crash or hang."""
 
 import importlib.util
 import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from labkit.labs.run import installed_version
 from labkit.tools.doctor import probes
 from labkit.tools.doctor.check import INSTALL, Finding
-from labkit.tools.doctor.environment import faults
+from labkit.tools.doctor.installed import faults
 
-_SECONDS = 60.0
+Answers = Callable[[str], Any]
+# Calls of functions of ``probes``, in the order in which one process makes them: what is asked
+# first is known even where a later one crashes.
+DEVICES, ARITHMETIC, CONVOLUTION = "devices()", "arithmetic()", "convolution()"
+# By a second process, at the same time: what ``labkit.start`` sets cannot be taken back.
+WITHOUT_START = "convolution(started=False)"
+
+_SECONDS = 120.0  # for all calls of a process; on a busy machine an import alone took 80
 # Measured with 8 images: 0.7-1.6 with the fast kernel, 60-260 with the slow one, two processes at
 # once on two cores; 10 allows for a busy machine.
 _SLOWEST_CONVOLUTION = 10.0
@@ -21,77 +30,99 @@ _SLOWEST_CONVOLUTION = 10.0
 _GPU = "MindSpore 2.10.0's GPU plugins are for CUDA 11.1 and 11.6, and no other"
 
 
+def start(calls: Collection[str]) -> Answers:
+    """Start to measure; return a function that waits for the answer to one of ``calls``.
+
+    An import of MindSpore takes 3 s of a core, so at most two processes answer all. The function
+    returned raises ``RuntimeError`` with what the call raised, or why there is no answer.
+    """
+    pool = ThreadPoolExecutor(2)
+    pending: dict[str, Future] = {}
+    for process, without in (
+        ((DEVICES, ARITHMETIC, CONVOLUTION), ()),
+        ((WITHOUT_START,), ("ONEDNN_MAX_CPU_ISA",)),
+    ):
+        if wanted := [call for call in process if call in calls]:
+            pending |= dict.fromkeys(wanted, pool.submit(ask, wanted, without))
+    pool.shutdown(wait=False)
+
+    def answer(call: str) -> Any:
+        reply = pending[call].result()[call]
+        if "error" in reply:
+            raise RuntimeError(reply["error"])
+        return reply["answer"]
+
+    return answer
+
+
 def ask(
-    function: str, *arguments: object, without: tuple[str, ...] = (), seconds: float = _SECONDS
-) -> Any:
-    """Return what a function of ``probes`` returns in a fresh Python process.
+    calls: Sequence[str], without: Sequence[str] = (), seconds: float = _SECONDS
+) -> dict[str, dict[str, Any]]:
+    """Return what ``calls`` of functions of ``probes`` give in one fresh Python process.
 
     Args:
-        function: its name
-        arguments: for the function
+        calls: made in this order
         without: variables to take away; those that the check of the environment names go as well,
             since what they break would be said of the packages too
         seconds: how long it may take
 
-    Raises:
-        RuntimeError: with the exception that it raised, or why there is no answer
+    Returns:
+        Each call with {"answer": its result}, or {"error": what it raised or why there is none}.
     """
     from labkit.ranks.processes import child_environment  # here: psutil may be missing
 
-    call = f"probes.report(lambda: probes.{function}(*{arguments!r}))"
     gone = {*faults(), *without}
     environment = {name: text for name, text in child_environment().items() if name not in gone}
+    program = "from labkit.tools.doctor import probes\n"
+    program += "\n".join(f"probes.report({call!r}, lambda: probes.{call})" for call in calls)
     # A compiler that fails leaves files in its working folder.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             done = subprocess.run(
-                [sys.executable, "-P", "-c", f"from labkit.tools.doctor import probes; {call}"],
+                [sys.executable, "-P", "-c", program],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
-                text=True,
                 timeout=seconds,
                 check=False,
             )
+            output, silent = done.stdout, f"the process ended with exit code {done.returncode}"
         except subprocess.TimeoutExpired as error:
-            raise RuntimeError(f"no answer within {seconds:.0f} s") from error
-    lines = [line for line in done.stdout.splitlines() if line.startswith(probes.MARK)]
-    if not lines:
-        raise RuntimeError(f"the process ended with exit code {done.returncode}")
-    answer = json.loads(lines[-1].removeprefix(probes.MARK))
-    if "error" in answer:
-        raise RuntimeError(answer["error"])
-    return answer["answer"]
+            output, silent = error.stdout or b"", f"no answer within {seconds:.0f} s"
+    printed = output.decode(errors="replace").splitlines()
+    lines = [line for line in printed if line.startswith(probes.MARK)]
+    replies = dict(json.loads(line.removeprefix(probes.MARK)) for line in lines)
+    return {call: replies.get(call, {"error": silent}) for call in calls}
 
 
-def numpy(root: Path) -> Finding:
+def numpy(answers: Answers) -> Finding:
     """Check the NumPy that MindSpore gets, and that it can add 1 and 1 with it."""
     version = installed_version("numpy")
     try:
-        answer = ask("arithmetic")
+        answer = answers(ARITHMETIC)
     except RuntimeError as error:
-        found = f"numpy {version or 'none'} is installed; Tensor(1.0) + 1 fails: {error}"
-        return Finding(False, found)
+        fault = f"numpy {version or 'none'} is installed; Tensor(1.0) + 1 fails: {error}"
+        return Finding(False, fault)
     total = f"Tensor(1.0) + 1 = {answer['sum']:g}"
     if answer["numpy"] != version:
-        found = f"numpy {answer['numpy']} comes from {answer['place']}; {total}"
-        return Finding(False, found, "take that folder out of PYTHONPATH: unset PYTHONPATH")
+        stranger = f"numpy {answer['numpy']} comes from {answer['place']}; {total}"
+        return Finding(False, stranger, "take that folder out of PYTHONPATH: unset PYTHONPATH")
     ok = answer["numpy"].startswith("1.") and answer["sum"] == 2.0
     return Finding(ok, f"numpy {answer['numpy']}, MindSpore {answer['mindspore']}; {total}")
 
 
-def devices(root: Path) -> Finding:
+def devices(answers: Answers) -> Finding:
     """List the device plugins that came with MindSpore and the devices that can really be used."""
     try:
-        usable = ask("devices")
+        usable = answers(DEVICES)
     except RuntimeError as error:
         return Finding(False, f"cannot be asked: {error}")
-    found = (
+    listed = (
         f"plugins: {', '.join(plugins()) or 'none'} ({_GPU}); "
         f"can be used: {', '.join(usable) or 'none'}"
     )
-    return Finding("CPU" in usable, found)
+    return Finding("CPU" in usable, listed)
 
 
 def plugins() -> list[str]:
@@ -103,24 +134,23 @@ def plugins() -> list[str]:
     return sorted(path.name for path in folder.glob("libmindspore_*.so*"))
 
 
-def convolution(root: Path) -> Finding:
+def convolution(answers: Answers) -> Finding:
     """Time a convolution against a matrix product of the same arithmetic, as `start` sets things.
 
     Beside it, the same as MindSpore is installed says whether this machine needs the workaround.
     """
     try:
-        ours = ask("convolution")
-        theirs = ask("convolution", False, without=("ONEDNN_MAX_CPU_ISA",))
+        ours, theirs = answers(CONVOLUTION), answers(WITHOUT_START)
     except RuntimeError as error:
         return Finding(False, f"cannot be measured: {error}", INSTALL)
     ratio = ours["convolution"] / ours["matmul"]
     without = theirs["convolution"] / theirs["matmul"]
     need = "needs" if without > _SLOWEST_CONVOLUTION else "does not need"
-    found = (
+    figures = (
         f"{1000 * ours['convolution']:.1f} ms, matrix product {1000 * ours['matmul']:.1f} ms, "
         f"ratio {ratio:.1f} (at most {_SLOWEST_CONVOLUTION:g}), "
         f"backward {1000 * ours['backward']:.0f} ms, "
         f"ONEDNN_MAX_CPU_ISA={ours['onednn'] or 'not set'}; "
         f"without the variable ratio {without:.1f}: this machine {need} the workaround"
     )
-    return Finding(ratio <= _SLOWEST_CONVOLUTION, found)
+    return Finding(ratio <= _SLOWEST_CONVOLUTION, figures)

@@ -5,10 +5,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mindspore import nn
+from typing import Any
 
 # A 64 -> 64 convolution of 3x3 on (8, 64, 32, 32), and the matrix product with as many
 # multiplications: 8 * 32 * 32 rows, 64 * 3 * 3 inner, 64 columns.
@@ -16,17 +13,21 @@ _IMAGES, _CHANNELS, _SIDE = 8, 64, 32
 MARK = "probe: "  # before the answer, among what MindSpore prints
 
 
-def report(probe: Callable[[], Any]) -> None:
-    """Print what ``probe`` returns or raises; a process may still crash when it ends."""
+def report(call: str, probe: Callable[[], Any]) -> None:
+    """Print what ``probe`` returns or raises as the answer to ``call``, at once."""
     try:
         answer = {"answer": probe()}
     except Exception as error:  # whatever a broken installation raises
         answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    print(f"\n{MARK}{json.dumps(answer)}", flush=True)
+    print(f"\n{MARK}{json.dumps([call, answer])}", flush=True)
 
 
 def arithmetic() -> dict[str, Any]:
     """Return 1 + 1 as MindSpore computes it (with numpy 2: SystemError), and the versions."""
+    from labkit import runtime
+
+    runtime.start("CPU")  # here, for the convolution that may follow: see there
+
     import mindspore
     import numpy
 
@@ -63,48 +64,20 @@ def convolution(started: bool = True) -> dict[str, Any]:
         mindspore.set_context(mode=mindspore.GRAPH_MODE)
         mindspore.set_device("CPU")
     random = np.random.default_rng(1)
-    shapes = [(_IMAGES, _CHANNELS, _SIDE, _SIDE), (_IMAGES * _SIDE**2, _CHANNELS * 9)]
-    images, left, right = (
+    images, rows = (
         Tensor(random.standard_normal(shape, dtype=np.float32))
-        for shape in (*shapes, (_CHANNELS * 9, _CHANNELS))
+        for shape in ((_IMAGES, _CHANNELS, _SIDE, _SIDE), (_IMAGES * _SIDE**2, _CHANNELS * 9))
     )
-    layer, product = nn.Conv2d(_CHANNELS, _CHANNELS, 3, pad_mode="same"), _product()
+    layer = nn.Conv2d(_CHANNELS, _CHANNELS, 3, pad_mode="same")
+    product = nn.Dense(_CHANNELS * 9, _CHANNELS, has_bias=False)
     seconds = {
         "convolution": _seconds(lambda: layer(images)),
-        "matmul": _seconds(lambda: product(left, right)),
+        "matmul": _seconds(lambda: product(rows)),
     }
     if started:
-        backward = _backward(layer)
-        seconds["backward"] = _seconds(lambda: backward(images), repeat=1)
+        backward = nn.ForwardValueAndGrad(layer, layer.trainable_params(), get_by_list=True)
+        seconds["backward"] = _seconds(lambda: backward(images)[1][0], repeat=1)
     return {**seconds, "onednn": os.environ.get("ONEDNN_MAX_CPU_ISA")}
-
-
-def _product() -> "nn.Cell":
-    """Return the matrix product as a cell, which is compiled."""
-    from mindspore import Tensor, nn, ops
-
-    class Product(nn.Cell):
-        def construct(self, left: Tensor, right: Tensor) -> Tensor:
-            return ops.matmul(left, right)
-
-    return Product()
-
-
-def _backward(layer: "nn.Cell") -> "nn.Cell":
-    """Return the gradient of a layer's weights as a cell."""
-    from mindspore import ParameterTuple, Tensor, nn, ops
-
-    class Backward(nn.Cell):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-            self.weights = ParameterTuple(layer.trainable_params())
-            self.gradient = ops.GradOperation(get_by_list=True)
-
-        def construct(self, images: Tensor) -> Tensor:
-            return self.gradient(self.layer, self.weights)(images)[0]
-
-    return Backward()
 
 
 def _seconds(compute: Callable[[], Any], repeat: int = 5) -> float:

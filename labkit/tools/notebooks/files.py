@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,9 @@ from typing import Any
 from labkit.base import input_files
 from labkit.base.files import whole_file
 from labkit.errors import InputError
+
+# A relative link of markdown; never an address, a place on the same page or an absolute path.
+_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -34,7 +39,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, notebook: Mapping[str, Any]) -> None:
     """Write ``notebook`` to ``path``, whole or not at all; raises ``InputError`` if refused."""
-    cells = [cell | {"source": _lines(cell["source"])} for cell in notebook["cells"]]
+    # As nbformat splits it, so that JupyterLab's next save shows no difference.
+    cells = [
+        cell | {"source": cell["source"].splitlines(keepends=True)} for cell in notebook["cells"]
+    ]
     text = json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False, sort_keys=True)
     with whole_file(path, "the notebook") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8", newline="\n")
@@ -51,6 +59,20 @@ def digest(cell: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _lines(source: str) -> list[str]:
-    # As nbformat splits it, so that JupyterLab's next save shows no difference.
-    return source.splitlines(keepends=True)
+def relinked(text: str, source: Path, folder: Path, *, with_labs: bool) -> str:
+    """Return markdown of a notebook with its relative links as they are from another folder.
+
+    Args:
+        text: markdown
+        source: folder of the notebook
+        folder: where the text is put
+        with_labs: the notebooks beside it are put there as well: links to them stay
+    """
+
+    def moved(match: re.Match) -> str:
+        target = (source / match[2]).resolve()
+        if with_labs and target.parent == source.resolve() and target.suffix == ".ipynb":
+            return match[0]
+        return match[1] + Path(os.path.relpath(target, folder.resolve())).as_posix()
+
+    return _LINK.sub(moved, text)

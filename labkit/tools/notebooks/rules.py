@@ -1,7 +1,4 @@
-"""What a committed notebook must hold: checks on its source and on its outputs, and its digests.
-
-Used by ``labkit.tools.notebooks.refresh`` before it writes, and by the tests on what is committed.
-"""
+"""What the outputs of a committed notebook must keep to, and the digests of a notebook."""
 
 import hashlib
 import json
@@ -13,12 +10,10 @@ from labkit.tools.notebooks.files import tags
 
 COMPARED = "nbval-check-output"
 MAX_BYTES = 500_000
-MAX_CELL_LINES = 20
 
-_TITLE = re.compile(r"# (\d\d) · \S")
-_NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"'])[^>]*>")
+NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"'])[^>]*>")
 # Only folders in which a person's or an installation's own files lie; never the path of a URL.
-_PATH = re.compile(
+PATH = re.compile(
     r"(?:(?<![\w.:/])|(?<=file://))"
     r"/(?:home|root|Users|tmp|var|opt|mnt|media|srv|usr|work|workspace|private)/[\w.+@-]+"
     r"|\b[A-Za-z]:\\\w"
@@ -28,31 +23,6 @@ _UNSTABLE = re.compile(
     r"\d+(?:\.\d+)?\s*(?:[µun]s|ms|s|secs?|seconds?|min|minutes?|h|hours?|it/s|[KMG]i?B)\b"
     r"|\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d|\d\.\d{5,}|0x[0-9a-f]{6,}"
 )
-
-
-def source_faults(notebook: Mapping) -> list[str]:
-    """Return what is wrong with the part of a notebook that a person writes; empty if nothing."""
-    cells, metadata = notebook["cells"], notebook["metadata"]
-    faults = []
-    first = cells[0] if cells else {"cell_type": "none", "source": ""}
-    if first["cell_type"] != "markdown" or not _TITLE.match(first["source"]):
-        faults.append("the first cell is not markdown that begins with '# NN · Title'")
-    # papermill stops without these two.
-    for key in ("kernelspec", "language_info"):
-        if metadata.get(key, {}).get("name") is None:
-            faults.append(f"the notebook's metadata has no {key} with a name")
-    if metadata.get("kernelspec", {}).get("name") not in (None, "python3"):
-        faults.append(f"the kernel is {metadata['kernelspec']['name']!r}; expected 'python3'")
-    tagged = sum("parameters" in tags(cell) for cell in cells)
-    if tagged != 1:
-        # With none, papermill puts its own first, and the notebook's defaults overwrite it.
-        faults.append(f"{tagged} cells are tagged 'parameters'; expected exactly one")
-    identifiers = [cell.get("id") for cell in cells]
-    if None in identifiers or len(set(identifiers)) != len(identifiers):
-        faults.append("the cells do not each have an id of their own (notebook format 4.5)")
-    for number, cell in enumerate(cells):
-        faults += [f"cell {number}: {fault}" for fault in _cell_source_faults(cell)]
-    return faults
 
 
 def output_faults(notebook: Mapping, places: Iterable[Path] = ()) -> list[str]:
@@ -101,18 +71,6 @@ def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
     return _digest(contents)
 
 
-def _cell_source_faults(cell: Mapping) -> Iterator[str]:
-    source = cell["source"]
-    if match := _PATH.search(source):
-        yield f"a path of one machine: {match[0]}"
-    if cell["cell_type"] == "code":
-        lines = len(source.splitlines())
-        if lines > MAX_CELL_LINES:
-            yield f"{lines} lines of code; expected at most {MAX_CELL_LINES}"
-    elif match := _NO_ALT.search(source):
-        yield f"a picture without alternative text: {match[0][:60]}"
-
-
 def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
     if cell["source"].strip() and cell.get("execution_count") is None:
         yield "not executed"
@@ -124,11 +82,11 @@ def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
             if not str(about.get("alt", "")).strip():
                 yield "a PNG without alternative text; expected metadata['image/png']['alt']"
     for kind, text in _texts(cell):
-        match = _PATH.search(text)
+        match = PATH.search(text)
         path = match[0] if match else next((place for place in literal if place in text), None)
         if path:
             yield f"a path of this machine: {path}"
-        if kind == "text/html" and (match := _NO_ALT.search(text)):
+        if kind == "text/html" and (match := NO_ALT.search(text)):
             yield f"a picture without alternative text: {match[0][:60]}"
         if COMPARED in tags(cell) and (match := _UNSTABLE.search(text)):
             yield f"compared (tag {COMPARED}), but this differs between runs: {match[0]!r}"

@@ -28,6 +28,7 @@ class Answer:
 
     Attributes:
         name: of the exercise
+        module: of its check
         code: statements that bind what ``attempt`` needs
         attempt: the expression that is checked, mostly the function's name
         problem: why there is nothing to check; else empty
@@ -35,6 +36,7 @@ class Answer:
     """
 
     name: str
+    module: str
     code: str = ""
     attempt: str = ""
     problem: str = ""
@@ -78,15 +80,16 @@ def exercises(cells: Iterable[Cell]) -> list[Exercise]:
     return asked
 
 
-def find(cells: list[Cell], name: str) -> Answer:
-    """Return what ``cells`` hold as the answer to the exercise ``name``; nothing is executed."""
+def find(cells: list[Cell], exercise: Exercise) -> Answer:
+    """Return what ``cells`` hold as the answer to ``exercise``; nothing is executed."""
+    name = exercise.name
     checks = [
         (number, attempt)
         for number, cell in enumerate(cells)
         for checked, attempt in _checks(cell.nodes())
         if checked == name
     ]
-    answer = Answer(name, attempt=name)
+    answer = Answer(name, exercise.module, attempt=name)
     try:
         answer.attempt = ast.unparse(checks[-1][1]) if checks else name
     except RecursionError:

@@ -15,8 +15,7 @@ from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.tools.labs import Lab
 from labkit.tools.notebooks import files as notebook_files
-from labkit.tools.notebooks.files import digest
-from labkit.tools.notebooks.links import relinked
+from labkit.tools.notebooks.files import digest, relinked
 from labkit.tools.work import merging
 
 FOLDER = "work"

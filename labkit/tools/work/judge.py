@@ -6,9 +6,9 @@ remove their files, and, written to deceive, call itself passed. Look at your ow
 
     python -m labkit.tools.work.judge < request.json
 
-The request: {"folder", "seconds", "answers": [{"name", "module", "code", "attempt"}]}. For each
-answer, in order, one JSON object a line: {"name", "state", "message"}. Only Linux has what this
-rests on.
+The request: {"folder", "seconds", "answers": [{"name", "module", "code", "attempt", ...}]}. For
+each answer, in order, one JSON object a line: {"state", "message"}. Only Linux has what this rests
+on.
 """
 
 import contextlib
@@ -50,8 +50,7 @@ def main() -> None:
     sys.path.insert(0, request["folder"])
     for answer in answers:
         state, message = judge(answer, request["seconds"])
-        verdict = {"name": answer["name"], "state": state, "message": message}
-        print(json.dumps(verdict), flush=True)
+        print(json.dumps({"state": state, "message": message}), flush=True)
 
 
 def judge(answer: dict, seconds: float) -> tuple[str, str]:

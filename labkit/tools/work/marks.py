@@ -3,8 +3,8 @@
 import json
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from labkit.errors import InputError
@@ -12,8 +12,6 @@ from labkit.ranks.processes import child_environment, guarded, module_command
 from labkit.tools.labs import Lab
 from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers
-
-_Task = tuple[Lab, answers.Exercise]
 
 
 @dataclass(frozen=True)
@@ -56,27 +54,26 @@ def look(folder: Path, labs: Sequence[Lab], seconds: float = 10.0) -> list[LabMa
         InputError: if an answer ends the judge
         RuntimeError: if the judge itself fails
     """
-    asked = {lab: answers.exercises(_cells(lab.path)) for lab in labs}
-    asked = {lab: exercises for lab, exercises in asked.items() if exercises}
-    held: dict[_Task, answers.Answer] = {}
-    problems: dict[Lab, str] = {}
-    for lab, exercises in asked.items():
+    held: dict[Lab, list[answers.Answer]] = {}
+    results = {}
+    for lab in labs:
+        path = folder / lab.path.name
+        if not (exercises := answers.exercises(_cells(lab.path))):
+            continue
         try:
-            cells = _copy(folder / lab.path.name)
+            cells = _copy(path)
         except InputError as error:
-            problems[lab] = str(error)
+            unknown = tuple(Mark(each.name, "not attempted") for each in exercises)
+            results[lab] = LabMarks(lab, path, unknown, str(error))
         else:
-            held |= {(lab, each): answers.find(cells, each.name) for each in exercises}
-    verdicts = _judge(folder, held, seconds)
-    return [
-        LabMarks(
-            lab,
-            folder / lab.path.name,
-            tuple(_mark((lab, each), held, verdicts) for each in exercises),
-            problems.get(lab, ""),
-        )
-        for lab, exercises in asked.items()
-    ]
+            held[lab] = [answers.find(cells, each) for each in exercises]
+            results[lab] = LabMarks(lab, path, ())  # in its place; the marks are still to come
+    to_judge = [answer for each in held.values() for answer in each if not answer.problem]
+    verdicts = iter(_judge(folder, to_judge, seconds))
+    for lab, each in held.items():
+        marks = tuple(_mark(answer, verdicts) for answer in each)
+        results[lab] = LabMarks(lab, results[lab].path, marks)
+    return list(results.values())
 
 
 def _copy(path: Path) -> list[answers.Cell]:
@@ -89,37 +86,21 @@ def _cells(path: Path) -> list[answers.Cell]:
     return answers.code_cells(notebook_files.read(path))
 
 
-def _mark(
-    task: _Task, held: Mapping[_Task, answers.Answer], verdicts: Mapping[_Task, Mapping[str, str]]
-) -> Mark:
-    name = task[1].name
-    if task not in held:
-        return Mark(name, "not attempted")
-    answer = held[task]
+def _mark(answer: answers.Answer, verdicts: Iterator[Mapping[str, str]]) -> Mark:
+    """Return the mark of ``answer``; where it could be judged, by the next one of ``verdicts``."""
     if answer.problem:
-        return Mark(name, "error", answer.problem, tuple(answer.notes))
-    verdict = verdicts[task]
+        return Mark(answer.name, "error", answer.problem, tuple(answer.notes))
+    verdict = next(verdicts)
     # Why a name is missing helps who has no verdict to be glad about.
     notes = [] if verdict["state"] == "not attempted" else answer.notes
-    return Mark(name, verdict["state"], verdict["message"], tuple(notes))
+    return Mark(answer.name, verdict["state"], verdict["message"], tuple(notes))
 
 
-def _judge(
-    folder: Path, held: Mapping[_Task, answers.Answer], seconds: float
-) -> dict[_Task, Mapping[str, str]]:
-    """Return the verdict on every answer that can be executed."""
-    tasks = [task for task, answer in held.items() if not answer.problem]
-    if not tasks:
-        return {}
-    requests = [
-        {
-            "name": exercise.name,
-            "module": exercise.module,
-            "code": held[lab, exercise].code,
-            "attempt": held[lab, exercise].attempt,
-        }
-        for lab, exercise in tasks
-    ]
+def _judge(folder: Path, held: Sequence[answers.Answer], seconds: float) -> list[Mapping[str, str]]:
+    """Return the verdicts on the answers ``held``, in their order."""
+    if not held:
+        return []
+    requests = [asdict(answer) for answer in held]
     request = {"folder": str(folder.resolve()), "seconds": seconds, "answers": requests}
     # An answer may end the judge, who would else end what the answer has started.
     with guarded() as mark:
@@ -133,11 +114,11 @@ def _judge(
         )
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        last = min(done.stdout.count("\n"), len(requests) - 1)
+        last = min(done.stdout.count("\n"), len(held) - 1)
         raise InputError(
             f"the process that judges was ended by {name}, with the answer to "
-            f"{requests[last]['name']}: does the answer end processes?"
+            f"{held[last].name}: does the answer end processes?"
         )
     if done.returncode:
         raise RuntimeError(f"the judge exited with {done.returncode}:\n{done.stderr.strip()}")
-    return dict(zip(tasks, map(json.loads, done.stdout.splitlines()), strict=True))
+    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -187,23 +187,20 @@ def test_arrays_in_a_list_are_looked_after_too(capsys):
 
 @pytest.mark.parametrize("attempt", [_endless, _stubborn])
 def test_a_loop_without_end_is_stopped(attempt, capsys, monkeypatch):
-    monkeypatch.setattr(attempts, "call", _with_half_a_second(attempts.call))
+    call = attempts.call
+    monkeypatch.setattr(attempts, "call", lambda *arguments: call(*arguments, seconds=0.5))
     before = signal.getsignal(signal.SIGALRM)
     assert "0 of 3 public checks passed; it had not ended after 0.5 s" in said(attempt, capsys)
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
 
 
-def _with_half_a_second(call):
-    return lambda function, case, names: call(function, case, names, 0.5)
-
-
 def test_a_check_in_another_thread_works_without_a_limit(capsys):
-    found = []
-    thread = threading.Thread(target=lambda: found.append(said(squared, capsys)))
+    lines = []
+    thread = threading.Thread(target=lambda: lines.append(said(squared, capsys)))
     thread.start()
     thread.join()
-    assert found == ["passed (3 of 3 public checks)\n"]
+    assert lines == ["passed (3 of 3 public checks)\n"]
 
 
 def test_what_it_prints_is_shown_once_and_not_in_the_way(capsys):
@@ -221,8 +218,8 @@ def test_float32_passes_and_a_tensor_is_named(runtime, capsys):
     from mindspore import Tensor
 
     assert "passed" in said(lambda rows, scale: np.float32(scale * rows**2), capsys)
-    told = said(lambda rows, scale: Tensor(scale * rows**2), capsys)
-    assert "it returned a mindspore Tensor; expected NumPy arrays or numbers: convert it" in told
+    refused = said(lambda rows, scale: Tensor(scale * rows**2), capsys)
+    assert "it returned a mindspore Tensor; expected NumPy arrays or numbers: convert" in refused
 
 
 def test_an_unsolved_exercise_is_no_error(capsys):

@@ -1,7 +1,7 @@
 """Each exercise solved rightly, by a function of its name, and wrongly in the ways learners do.
 
-``WRONG`` of a lab: (exercise, wrong function, a part of the hint that it is to get). They are
-written without looking at the mistakes in labkit.
+``WRONG`` of a lab: (exercise, wrong function, a part of the hint that it is to get). Written
+without looking at labkit's HINTS; answers that are these' own functions to the letter are left out.
 """
 
 import importlib

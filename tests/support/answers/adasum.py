@@ -129,8 +129,6 @@ def _by_own_largest(parts):
 
 
 WRONG = [
-    ("adasum_pair", lambda a, b: (a + b) / 2, "the mean, whatever"),
-    ("adasum_pair", lambda a, b: a + b, "the sum, whatever"),
     ("adasum_pair", lambda a, b: _divided(
         a, b, 2 * np.linalg.norm(a), 2 * np.linalg.norm(b)), "or by its square"),
     ("adasum_pair", lambda a, b: _divided(a, b, a @ a, b @ b), "parallel vectors cancel"),
@@ -141,7 +139,6 @@ WRONG = [
     ("adasum_all", _first_level, "only the first level"),
     ("adasum_all", _halves(np.mean), "inside the halves it is a mean"),
     ("adasum_all", _halves(np.sum), "inside the halves it is a sum"),
-    ("adasum_by_layer", lambda a, b, sizes: adasum_pair(a, b), "one angle for all layers"),
     ("adasum_by_layer", _each_number, "a layer is a whole vector"),
     ("adasum_by_layer", _even, "not all of one size"),
     ("adasum_by_layer", _without_last, "what about the last layer"),
@@ -156,10 +153,6 @@ WRONG = [
     ("coefficient_from_parts", _by_own_largest, "a unit of its own"),
     ("coefficient_from_parts", lambda parts: 1 - sum(
         a @ b / (a @ a) for a, b in parts) / 2, "added before dividing"),
-    ("coefficient_from_parts", lambda parts: coefficient_from_parts(
-        parts[:1]), "only the first rank"),
-    ("coefficient_from_parts", lambda parts: coefficient_from_parts(
-        [(b, a) for a, b in parts]), "coefficient of b"),
     ("bytes_received", lambda r, n: (4 * r * n, 8 * n * (r - 1) / r), "already has"),
     ("bytes_received", lambda r, n: (n * (r - 1), 2 * n * (r - 1) / r), "how many bytes"),
     ("bytes_received", lambda r, n: (4 * n * (r - 1), 4 * n * (r - 1) / r), "goes round twice"),

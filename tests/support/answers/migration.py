@@ -47,16 +47,11 @@ def _after_warmup(rate_at):
 
 
 WRONG = [
-    ("same_padding", lambda size, kernel, stride: [(kernel - 1) // 2] * 2, "that is PyTorch's"),
-    ("same_padding", lambda *case: same_padding(*case)[::-1], "on which side"),
-    ("same_padding", lambda *case: [sum(same_padding(*case))] * 2, "was put on each side"),
     ("same_padding", _padded(lambda size, stride: size // stride), "in no window"),
     ("same_padding", _padded(lambda size, stride: 1 + -(-size // stride)), "one stride too far"),
     ("same_padding", _padded(lambda size, stride: -(-size // stride), -99), "below 0"),
-    ("running_variance", lambda old, v, m: running_variance(old, v, 1 - m), "whose weight"),
     ("running_variance", lambda old, v, m: (1 - m) * old + m * v.var(), "divided by what"),
     ("running_variance", lambda old, v, m: m * old + (1 - m) * v.var(), "both"),
-    ("running_variance", lambda old, v, m: old, "nothing of the batch"),
     ("running_variance", lambda old, v, m: old + m * (np.std(v, ddof=1) - old), "a square"),
     ("running_variance", lambda old, v, m: v.var(ddof=1), "become of the old one"),
     ("running_variance", lambda old, v, m: old + m * (v.mean() - old), "for their variance"),
@@ -69,17 +64,11 @@ WRONG = [
     ("smooth_targets", lambda label, n, e: np.eye(n)[label] * (1 - e) + e, "the whole of e"),
     ("smooth_targets", lambda label, n, e: np.where(
         np.arange(n) == label, e, 0) + (1 - e) / n, "hardly ahead"),
-    ("preprocess", lambda pixels, mean, std: (pixels - mean) / std, "these go to 255"),
-    ("preprocess", lambda pixels, mean, std: (pixels / 255 - mean) * std, "become smaller"),
     ("preprocess", lambda pixels, mean, std: (pixels - mean * 255) / std, "does the deviation"),
     ("preprocess", lambda pixels, mean, std: (pixels - mean) / std / 255, "does the mean"),
-    ("preprocess", lambda pixels, mean, std: pixels / 255, "what are `mean` and `std` for"),
     ("preprocess", lambda pixels, mean, std: (pixels - pixels.mean()) / pixels.std(), "own mean"),
-    ("preprocess", lambda pixels, mean, std: (pixels // 255 - mean) / std, "two grey values"),
     ("learning_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
-    ("learning_rate", lambda i, n, w, rate: rate * i / w if i < w else learning_rate(
-        i, n, w, rate), "does nothing"),
     ("learning_rate", lambda i, n, w, rate: learning_rate(i, n, w, rate) if i < w else (
         rate / 2 * (1 + math.cos(math.pi * i / n))), "where does the cosine begin"),
     ("learning_rate", _after_warmup(lambda i, n, w, rate: rate / 2 * (

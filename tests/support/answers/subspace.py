@@ -28,8 +28,8 @@ def bfgs(inverse, s, y):
 
 def line_search(losses, loss, slope, rho, sigma):
     rate = 1.0
-    for came in losses:
-        if came < loss + sigma * rate * slope:
+    for trial in losses:
+        if trial < loss + sigma * rate * slope:
             return rate
         rate *= rho
     return 0.0
@@ -81,19 +81,12 @@ def _dfp(inverse, s, y):
     return inverse + np.outer(s, s) / (s @ y) - np.outer(v, v) / (v @ y)
 
 
-def _first_below(bound, rho):
-    def attempt(losses, loss, slope, _, sigma):
-        for m, came in enumerate(losses):
-            if came < bound(loss, slope, sigma, rho**m):
-                return rho**m
-        return 0.0
-
-    return attempt
-
-
 def _search(bound):
     def attempt(losses, loss, slope, rho, sigma):
-        return _first_below(bound, rho)(losses, loss, slope, rho, sigma)
+        for m, trial in enumerate(losses):
+            if trial < bound(loss, slope, sigma, rho**m):
+                return rho**m
+        return 0.0
 
     return attempt
 
@@ -103,15 +96,15 @@ def _argmin(losses, loss, slope, rho, sigma):
 
 
 def _m(losses, loss, slope, rho, sigma):
-    for m, came in enumerate(losses):
-        if came < loss + sigma * rho**m * slope:
+    for m, trial in enumerate(losses):
+        if trial < loss + sigma * rho**m * slope:
             return m
     return 0
 
 
 def _always(losses, loss, slope, rho, sigma):
-    for came, rate in zip(losses, rho ** np.arange(len(losses)), strict=True):
-        if came < loss + sigma * rate * slope:
+    for trial, rate in zip(losses, rho ** np.arange(len(losses)), strict=True):
+        if trial < loss + sigma * rate * slope:
             break
     return rate
 
@@ -140,7 +133,6 @@ WRONG = [
     ("bfgs", lambda b, s, y: _two_sided(b, s, y, _left(s, y)), "which pairs are let in"),
     ("bfgs", _direct, "or its inverse"),
     ("bfgs", _dfp, "DFP"),
-    ("bfgs", lambda b, s, y: _left(s, y) @ b @ _left(s, y).T, "what has become of s"),
     ("bfgs", lambda b, s, y: _left(s, y) @ b + np.outer(s, s) / (y @ s), "not symmetric"),
     ("bfgs", lambda b, s, y: _two_sided(b, s, y, _left(y, s)), "in which order"),
     ("line_search", _search(lambda loss, slope, sigma, rate: loss), "any decrease"),
@@ -162,8 +154,6 @@ WRONG = [
         lambda new, old, part, alpha: alpha * old), "of the update before"),
     ("residual_update", _residual(
         lambda old, g, inside, gamma: old + (1 - gamma) * (g - inside)), "weigh both"),
-    ("first_and_count", lambda k, n, i: (i * (k // n), k // n), "nobody's"),
-    ("first_and_count", lambda k, n, i: (i * -(-k // n), -(-k // n)), "not there"),
     ("first_and_count", lambda k, n, i: (
         i * (k // n), k // n + (k % n if i == n - 1 else 0)), "has room for"),
     ("first_and_count", lambda k, n, i: (

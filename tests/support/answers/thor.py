@@ -64,8 +64,6 @@ def _now(a, g, t, damping):
 
 WRONG = [
     ("patch_factor", lambda p: p.mean(0) @ p.mean(0).T / p.shape[2], "forgets the batch"),
-    ("patch_factor", lambda p: patch_factor(p) * p.shape[2], "what about the positions"),
-    ("patch_factor", lambda p: patch_factor(p) * len(p), "what about the rows"),
     ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "no number of samples"),
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d / s, "is quadratic"),
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d, "still in it"),
@@ -82,7 +80,6 @@ WRONG = [
         a * len(a), g * len(g), t, damping), "over what"),
     ("pi_damping", lambda a, g, t, damping: pi_damping(
         a * np.trace(a) / len(a), g * np.trace(g) / len(g), t, damping), "pi squared"),
-    ("pi_damping", lambda a, g, t, damping: pi_damping(a, g, 1, damping), "T are missing"),
     ("pi_damping", lambda a, g, t, damping: [(damping / t) ** 0.5] * 2, "where is pi"),
     ("refreshes_and_mean_time", lambda n, f, r, c: (n // f, c + (r - c) * (n // f) / n), "too"),
     ("refreshes_and_mean_time", lambda n, f, r, c: (
@@ -91,8 +88,6 @@ WRONG = [
         math.ceil(n / f), c + r * math.ceil(n / f) / n), "not on top"),
     ("refreshes_and_mean_time", lambda n, f, r, c: (
         math.ceil(n / f), c + (r - c) / f), "in the long run"),
-    ("trace_decision", lambda *case: (
-        trace_decision(*case)[0], -trace_decision(*case)[1]), "the one to freeze"),
     ("trace_decision", _trace(lambda a, g, t, d, last: _now(a, g, t, d) / last - 1), "falls"),
     ("trace_decision", _trace(lambda a, g, t, d, last: abs(_now(a, g, t, d) - last)), "relative"),
     ("trace_decision", _trace(

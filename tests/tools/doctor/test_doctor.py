@@ -17,28 +17,25 @@ from labkit.errors import InputError
 from labkit.runtime import needs_onednn_workaround
 from labkit.tools import doctor
 from labkit.tools.cli import app
-from labkit.tools.doctor import environment, installed, machine, measured
+from labkit.tools.doctor import installed, machine, measured
 
 GIB = 2**30
+CONVOLVED = {"convolution": 0.02, "matmul": 0.02, "backward": 0.1, "onednn": "AVX2"}
 ANSWERS = {
-    "arithmetic": {"sum": 2.0, "numpy": "1.26.4", "mindspore": "2.10.0", "place": "/site-packages"},
-    "devices": ["CPU"],
-    "convolution": {"convolution": 0.02, "matmul": 0.02, "backward": 0.1, "onednn": "AVX2"},
-}
+    measured.ARITHMETIC: {
+        "sum": 2.0, "numpy": "1.26.4", "mindspore": "2.10.0", "place": "/site-packages",
+    },
+    measured.DEVICES: ["CPU"],
+    measured.CONVOLUTION: CONVOLVED,
+    measured.WITHOUT_START: CONVOLVED,
+}  # fmt: skip
 
 
 @pytest.fixture
 def answers(monkeypatch):
     """What the processes that measure answer, without any; a test may change it."""
-    changed = {name: value for name, value in ANSWERS.items()}
-
-    def ask(function, *arguments, without=()):
-        answer = changed["bare" if without and "bare" in changed else function]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(measured, "ask", ask)
+    changed = {call: {"answer": answer} for call, answer in ANSWERS.items()}
+    monkeypatch.setattr(measured, "ask", lambda calls, _: {call: changed[call] for call in calls})
     monkeypatch.setattr(measured, "installed_version", lambda _: "1.26.4")
     return changed
 
@@ -49,11 +46,11 @@ def look(name, root=None):
 
 
 def test_every_check_names_what_it_found_and_a_remedy(answers, tmp_path):
-    found = doctor.run(tmp_path)
-    assert len({check.name for check in found}) == len(found) == len(doctor.known()) == 18
-    assert all(check.found and check.remedy for check in found)
-    assert [check.name.lower().replace(" ", "-") for check in found] == doctor.known()
-    assert max(len(check.name) for check in found) <= 12
+    results = doctor.run(tmp_path)
+    assert len({check.name for check in results}) == len(results) == len(doctor.known()) == 18
+    assert all(check.found and check.remedy for check in results)
+    assert [check.name.lower().replace(" ", "-") for check in results] == doctor.known()
+    assert max(len(check.name) for check in results) <= 12
     assert not any(tmp_path.iterdir())
 
 
@@ -64,11 +61,23 @@ def test_only_what_is_asked_for_is_checked(tmp_path):
         doctor.checks(tmp_path, ["kernal"])
 
 
-def test_measurements_run_before_anybody_waits_for_them(monkeypatch, tmp_path):
-    asked = threading.Event()
-    monkeypatch.setattr(measured, "ask", lambda *_: asked.set() or ["CPU"])
-    doctor.checks(tmp_path, ["disk", "devices"])
-    assert asked.wait(30)
+def test_two_processes_answer_all_before_anybody_waits_for_them(monkeypatch, tmp_path):
+    asked = threading.Barrier(3)  # both measure at the same time, and nobody has called a check
+
+    def ask(calls, without):
+        asked.wait(30)
+        return {call: {"answer": (tuple(calls), without)} for call in calls}
+
+    monkeypatch.setattr(measured, "ask", ask)
+    answer = measured.start(list(ANSWERS))
+    asked.wait(30)
+    first = ((measured.DEVICES, measured.ARITHMETIC, measured.CONVOLUTION), ())
+    assert [answer(call) for call in first[0]] == [first] * 3
+    assert answer(measured.WITHOUT_START)[1] == ("ONEDNN_MAX_CPU_ISA",)
+    monkeypatch.setattr(
+        measured, "ask", lambda calls, _: {call: {"answer": [*calls]} for call in calls}
+    )
+    assert measured.start([measured.DEVICES])(measured.DEVICES) == [measured.DEVICES]
 
 
 def test_the_folders_are_those_of_the_project_around(monkeypatch, tmp_path):
@@ -182,10 +191,10 @@ def test_a_temporary_folder_that_does_not_work_is_named(monkeypatch, tmp_path):
 
 def test_a_taken_port_is_seen(monkeypatch):
     with socket.socket() as taken, socket.socket() as other:
-        for one in (taken, other):
-            one.bind(("127.0.0.1", 0))
+        taken.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
         taken.listen()
-        number, free = (one.getsockname()[1] for one in (taken, other))
+        number, free = taken.getsockname()[1], other.getsockname()[1]
         other.close()
         monkeypatch.setattr(machine, "MSRUN_PORT", number)
         monkeypatch.setattr(machine, "JUPYTER_PORTS", [number, number])
@@ -227,9 +236,9 @@ def test_packages_are_compared_through_all_that_they_need(tmp_path, root):
     pyproject = (root / "pyproject.toml").read_text()
     wanting = pyproject.replace('"nbclient",', '"nbclient", "no-such-package",')
     (tmp_path / "pyproject.toml").write_text(wanting)
-    found = look("packages", tmp_path).found
-    assert "tornado is " in found
-    assert "no-such-package is not installed; expected any version" in found
+    check = look("packages", tmp_path)
+    assert "tornado is " in check.found
+    assert "no-such-package is not installed; expected any version" in check.found
 
 
 def test_the_labkit_of_the_checkout_is_the_one_imported(root, tmp_path, monkeypatch):
@@ -280,7 +289,7 @@ def test_a_kernel_that_cannot_be_read_is_named(monkeypatch, tmp_path, text):
     ],
 )
 def test_a_variable_that_breaks_something_is_named(name, bad, good, monkeypatch):
-    for other in environment.faults():
+    for other in installed.faults():
         monkeypatch.delenv(other)
     monkeypatch.setenv(name, good)
     assert look("environment").ok
@@ -304,27 +313,28 @@ def test_damaged_data_files_are_named(root, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said", "remedy"),
+    ("call", "changed", "said", "remedy"),
     [
-        ("numpy", {"numpy": "2.2.6"}, r"numpy 2.2.6, Mind", "pip install -c constraints.txt"),
-        ("numpy", {"numpy": "1.26.3"}, "1.26.3 comes from /site-packages", "unset PYTHONPATH"),
-        ("numpy", {"sum": 3.0}, r"Tensor(1.0) + 1 = 3", "pip install"),
-        ("convolution", {"convolution": 0.21}, "ratio 10.5", "ONEDNN_MAX_CPU_ISA"),
+        (measured.ARITHMETIC, {"numpy": "2.2.6"}, "numpy 2.2.6, Mind", "pip install -c const"),
+        (measured.ARITHMETIC, {"numpy": "1.26.3"}, "1.26.3 comes from /site", "unset PYTHONPATH"),
+        (measured.ARITHMETIC, {"sum": 3.0}, "Tensor(1.0) + 1 = 3", "pip install"),
+        (measured.CONVOLUTION, {"convolution": 0.21}, "ratio 10.5", "ONEDNN_MAX_CPU_ISA"),
     ],
 )
-def test_a_measurement_out_of_bounds_fails(answers, monkeypatch, name, changed, said, remedy):
+def test_a_measurement_out_of_bounds_fails(answers, monkeypatch, call, changed, said, remedy):
+    name = "numpy" if call == measured.ARITHMETIC else "convolution"
+    assert look(name).ok
     if changed.get("numpy") == "2.2.6":  # installed so: it fails even if the addition works
         monkeypatch.setattr(measured, "installed_version", lambda _: "2.2.6")
-    assert name == "numpy" and changed.get("numpy") == "2.2.6" or look(name).ok
-    probe = "arithmetic" if name == "numpy" else name
-    answers[probe] = ANSWERS[probe] | changed
+    answers[call] = {"answer": ANSWERS[call] | changed}
     check = look(name)
     assert not check.ok and said in check.found and remedy in check.remedy
 
 
 def test_the_workaround_is_needed_where_convolutions_are_slow_without_it(answers):
-    answers["bare"] = ANSWERS["convolution"] | {"convolution": 2.0}
-    answers["convolution"] = ANSWERS["convolution"] | {"convolution": 0.19}
+    assert "this machine does not need the workaround" in look("convolution").found
+    answers[measured.WITHOUT_START] = {"answer": CONVOLVED | {"convolution": 2.0}}
+    answers[measured.CONVOLUTION] = {"answer": CONVOLVED | {"convolution": 0.19}}
     check = look("convolution")
     assert check.ok and "ratio 100.0: this machine needs the workaround" in check.found
 
@@ -333,51 +343,44 @@ def test_the_gpus_that_mindspore_serves_are_said(answers):
     assert "GPU plugins are for CUDA 11.1 and 11.6" in look("devices").found
     versions = {name.partition("_gpu.so.")[2] for name in measured.plugins() if "_gpu.so" in name}
     assert versions == {"11.1", "11.6"}
-    answers["devices"] = []
+    answers[measured.DEVICES] = {"answer": []}
     assert not look("devices").ok
 
 
 @pytest.mark.parametrize("name", ["numpy", "devices", "convolution"])
 def test_a_crash_of_a_process_is_a_failed_check(answers, name):
-    answers.update(dict.fromkeys(ANSWERS, RuntimeError("SystemError: with an exception set")))
+    answers.update(dict.fromkeys(ANSWERS, {"error": "SystemError: with an exception set"}))
     check = look(name)
     assert not check.ok and "SystemError" in check.found and "pip install" in check.remedy
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (("os.abort",), "exit code -6"),
-        (("os._exit", 3), "exit code 3"),
-        (("os.listdir", "/nowhere"), "^FileNotFoundError: .*'/nowhere'$"),
-        (("time.sleep", 100), "no answer within 2 s"),
-    ],
-)
-def test_a_process_that_dies_raises_or_hangs_says_which(call, said):
-    assert measured.ask("os.path.join", "a", "b") == "a/b"
-    with pytest.raises(RuntimeError, match=said):
-        measured.ask(*call, seconds=2 if "sleep" in call[0] else 60)
-
-
-def test_a_process_is_without_what_would_break_it(monkeypatch):
+def test_a_process_that_dies_raises_or_hangs_says_which(monkeypatch):
+    """Each call is answered as soon as it ends: what comes before a crash or a hang is known."""
     for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B"):
         monkeypatch.setenv(name, "1")
-    kept = [
-        measured.ask("os.getenv", name, without=("LABKIT_B",))
-        for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B")
-    ]
-    assert kept == [None, "1", None]  # the first is said by the check of the environment
+    # The first is said by the check of the environment, and would break what is measured.
+    variables = [f"os.getenv({name!r})" for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B")]
+    raising = "os.listdir('/nowhere')"
+    replies = measured.ask([*variables, raising, "os.abort()", "devices()"], ["LABKIT_B"])
+    assert [replies[call]["answer"] for call in variables] == [None, "1", None]
+    assert replies[raising]["error"].startswith("FileNotFoundError: ")
+    ended = {"error": "the process ended with exit code -6"}
+    assert replies["os.abort()"] == replies["devices()"] == ended
+    (reply,) = measured.ask(["os._exit(3)"]).values()
+    assert reply == {"error": "the process ended with exit code 3"}
+    replies = measured.ask(["os.sep", "time.sleep(100)"], seconds=8)
+    assert replies["time.sleep(100)"] == {"error": "no answer within 8 s"}
 
 
 @pytest.mark.slow
 def test_this_machine_is_healthy(monkeypatch):
     """Real measurements: the pinned packages add, and convolve at the speed of a product."""
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
-    for check in doctor.checks(names=["numpy", "devices", "convolution"]):
-        found = check()
-        assert found.ok, found
-    needs = needs_onednn_workaround(ANSWERS["arithmetic"]["mindspore"])
-    assert f"this machine {'needs' if needs else 'does not need'} the workaround" in found.found
+    for look_now in doctor.checks(names=["numpy", "devices", "convolution"]):
+        check = look_now()
+        assert check.ok, check
+    needs = needs_onednn_workaround(ANSWERS[measured.ARITHMETIC]["mindspore"])
+    assert f"this machine {'needs' if needs else 'does not need'} the workaround" in check.found
     assert "libmindspore_ops_cpu.so" in measured.plugins()
 
 

@@ -1,4 +1,4 @@
-"""Each rule about a notebook's form finds its fault, and lets alone what only looks like one."""
+"""Each rule about a notebook's source and form finds its fault, and nothing else."""
 
 from pathlib import Path, PurePosixPath
 
@@ -8,7 +8,14 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit.tools.notebooks.rules import COMPARED
 from tests.support import notebook_form
-from tests.support.notebook_form import CARD, INTRODUCTION, SECTIONS, form_faults, link_faults
+from tests.support.notebook_form import (
+    CARD,
+    INTRODUCTION,
+    SECTIONS,
+    form_faults,
+    link_faults,
+    source_faults,
+)
 
 CARD_TEXT = "\n".join(f"| **{row}** | something |" for row in CARD)
 
@@ -21,7 +28,11 @@ def lab(number="03", sections=SECTIONS):
         cells.append(proof())
         if section == "What we learned":
             cells.append(new_markdown_cell("It agrees to 1 %, for `k = 77` and $n = 78$."))
-    return new_notebook(cells=cells)
+    cells[2].metadata["tags"].append("parameters")
+    made = new_notebook(cells=cells)
+    made.metadata["kernelspec"] = {"name": "python3"}
+    made.metadata["language_info"] = {"name": "python"}
+    return made
 
 
 def proof(
@@ -51,8 +62,34 @@ def swap(notebook, first, second):
 
 
 def test_a_good_notebook_has_no_fault():
-    assert form_faults(lab()) == []
+    assert source_faults(lab()) == form_faults(lab()) == []
     assert form_faults(lab("00", ("Question", "Parameters", *INTRODUCTION[2:]))) == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda n: n.metadata.pop("kernelspec"), "no kernelspec"),
+        (lambda n: n.metadata.pop("language_info"), "no language_info"),
+        (lambda n: n.metadata["kernelspec"].update(name="my-env"), "'my-env'"),
+        (lambda n: n.cells[2].metadata.update(tags=[]), "0 cells are tagged"),
+        (lambda n: n.cells[4].metadata.tags.append("parameters"), "2 cells are tagged"),
+        (lambda n: n.cells[0].update(source="# Adasum"), "'# NN · Title'"),
+        (lambda n: n.cells.pop(0), "'# NN · Title'"),
+        (lambda n: n.cells[2].update(id=n.cells[1].id), "an id of their own"),
+        (lambda n: n.cells[2].pop("id"), "an id of their own"),
+        (lambda n: n.cells[2].update(source="x = 1\n" * 21), "cell 2: 21 lines"),
+        (lambda n: n.cells[2].update(source='open("/home/ann/x")'), "cell 2: a path of one"),
+        (lambda n: n.cells.append(new_markdown_cell("in `/home/ann/x`")), ": a path of one"),
+        (lambda n: n.cells.append(new_markdown_cell("![](a.png)")), ": a picture"),
+        (lambda n: n.cells.append(new_markdown_cell('<img src="a">')), ": a picture"),
+    ],
+)
+def test_a_fault_of_the_source_is_found(spoil, said):
+    notebook = lab()
+    spoil(notebook)
+    (fault,) = source_faults(notebook)
+    assert said in fault
 
 
 @pytest.mark.parametrize(
@@ -111,12 +148,16 @@ def test_a_fault_of_a_proof_is_found(section, parts, said):
         proof("# exact\n%time x = 1\nassert x", "1"),
         new_markdown_cell("```\n## 1 · Question\n```"),
         new_markdown_cell("### A part of a section"),
+        new_code_cell("x = 1\n" * 20),
+        new_code_cell("a / tmp / b"),
+        new_markdown_cell("![a curve](a.png) and <img src='a' alt='a curve'>"),
+        new_markdown_cell("See https://example.org/home/page."),
     ],
 )
-def test_what_is_no_fault_of_the_form(cell):
+def test_what_is_no_fault_of_the_source_or_form(cell):
     notebook = lab()
     notebook.cells.insert(at(notebook, "Data") + 1, cell)
-    assert form_faults(notebook) == []
+    assert source_faults(notebook) == form_faults(notebook) == []
 
 
 def test_a_section_may_have_a_subject_and_five_of_them_a_name_of_their_own():

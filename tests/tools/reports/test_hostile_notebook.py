@@ -8,7 +8,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.tools.reports import maths, notebook_page, page
-from tests.browser import chromium
+from tests.support import chromium
 from tests.support import run_folders as folders
 from tests.support.run_folders import code, display, markdown
 

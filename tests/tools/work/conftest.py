@@ -54,8 +54,8 @@ def change(project):
     def changed(**sources):
         path = project / "notebooks" / "01_sums.ipynb"
         cells = json.loads(path.read_text())["cells"]
-        cells = [one | {"source": sources.get(one["id"], one["source"])} for one in cells]
-        write(path, [one for one in cells if one["source"] is not None])
+        cells = [cell | {"source": sources.get(cell["id"], cell["source"])} for cell in cells]
+        write(path, [cell for cell in cells if cell["source"] is not None])
 
     return changed
 

@@ -52,7 +52,7 @@ def test_a_second_call_writes_nothing(project, edit):
     assert [path.name for path in copy.path.parent.iterdir()] == ["01_sums.ipynb"]
 
 
-def test_a_change_in_the_project_is_told_and_nothing_written(project, edit, change):
+def test_a_change_in_the_project_is_said_and_nothing_written(project, edit, change):
     copy = make(project)
     edit(copy.path, e1="my answer")
     before = copy.path.read_bytes()
@@ -70,9 +70,9 @@ def test_an_update_merges_and_keeps_what_was(project, edit, change):
     change(n="import numpy", t="# 01 · Sums, again")
     updated = make(project, update=True)
     assert updated.state == "updated"
-    found = sources(copy.path)
-    assert (found["e1"], found["p"]) == ("my answer", "seed = 7")
-    assert (found["n"], found["t"]) == ("import numpy", "# 01 · Sums, again")
+    merged = sources(copy.path)
+    assert (merged["e1"], merged["p"]) == ("my answer", "seed = 7")
+    assert (merged["n"], merged["t"]) == ("import numpy", "# 01 · Sums, again")
     (backup,) = (project / "work" / "before_update").iterdir()
     assert backup.read_bytes() == before and backup.name in updated.notes[0]
     assert make(project).state == "unchanged"
@@ -91,7 +91,7 @@ def test_a_cell_changed_on_both_sides_stays_and_the_projects_is_beside(project, 
     )
     beside = project / "work" / "01_sums.project.ipynb"
     assert sources(beside)["e1"] == "def normalise(pixels):\n    pass"
-    assert make(project, update=True).state == "unchanged"  # told once
+    assert make(project, update=True).state == "unchanged"  # said once
 
 
 def test_two_updates_in_one_second_keep_two_backups(project, edit, change, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_copy_made_by_hand_is_left_alone_and_the_projects_put_beside_once(proj
     for _ in range(2):
         assert make(project, update=True).notes[-1].endswith("01_sums.project.ipynb")
     assert path.read_bytes() == before
-    beside = sorted(one.name for one in path.parent.iterdir())
+    beside = sorted(each.name for each in path.parent.iterdir())
     assert beside == ["01_sums.ipynb", "01_sums.project.ipynb"]
     edit(path.with_name("01_sums.project.ipynb"), e1="an answer, in the wrong file")
     assert make(project, update=True).notes[-1].endswith("01_sums.project-2.ipynb")

@@ -27,13 +27,7 @@ SWAPPED = "def normalise(pixels):\n    return (pixels / 0.3081 - 0.1307 / 0.3081
 ASKS = "passed = check('normalise', normalise)"
 
 
-def look(project, *cells, seconds=5.0):
-    """Return the mark of ``normalise`` where the learner's notebook ends with ``cells``."""
-    (mark,) = look_at_each(project, [cells], seconds)
-    return mark
-
-
-def look_at_each(project, notebooks, seconds=5.0):
+def look_at_each(project, notebooks, seconds=30.0):
     """Return the mark of ``normalise`` of each learner's notebook that ends with these cells."""
     before = {}
     for number, cells in enumerate(notebooks, 1):
@@ -42,22 +36,22 @@ def look_at_each(project, notebooks, seconds=5.0):
         own = [code(f"own{n}", source) for n, source in enumerate(cells)]
         path = write(project / "work" / name, lab_cells()[:3] + own)
         before[path] = path.read_bytes()
-    found = marks.look(project / "work", find_labs(project), seconds)
+    labs = marks.look(project / "work", find_labs(project), seconds)
     assert {path: path.read_bytes() for path in before} == before
     assert sorted((project / "work").iterdir()) == sorted(before)
-    assert {mark.name for lab in found for mark in lab.marks} == {"normalise", "mean_gradient"}
-    return [lab.marks[0] for lab in found]
+    assert {mark.name for lab in labs for mark in lab.marks} == {"normalise", "mean_gradient"}
+    return [lab.marks[0] for lab in labs]
 
 
 def test_the_exercises_of_every_lab_are_found_in_its_notebook():
     for lab in find_labs(ROOT):
-        found = answers.exercises(answers.code_cells(notebook_files.read(lab.path)))
-        modules = {exercise.module for exercise in found}
+        asked = answers.exercises(answers.code_cells(notebook_files.read(lab.path)))
+        modules = {exercise.module for exercise in asked}
         if lab.number == "00":  # it shows a wrong answer, and asks nothing
-            assert found == []
+            assert asked == []
             continue
         (exercises,) = map(importlib.import_module, modules)
-        assert {each.name for each in found} == {each.name for each in exercises.EXERCISES}
+        assert {each.name for each in asked} == {each.name for each in exercises.EXERCISES}
 
 
 PASSED = [
@@ -78,7 +72,41 @@ PASSED = [
     (["half = 127.5\nscale = half * 2", RIGHT.replace("255", "scale") + ASKS], None),
     (["raise SystemExit", RIGHT + "print(undefined)\n" + ASKS], None),
     ([RIGHT + "print('normalise: passed')\n" + ASKS], None),
+    (
+        [f"def normalise(pixels):\n    print('x' * 10**6)\n{RIGHT.partition(chr(10))[2]}", ASKS],
+        None,
+    ),
 ]
+# A process that an answer has cut loose, with a file named by its own pid in the folder FOLDER.
+ESCAPE = """
+def normalise(pixels):
+    import os, sys
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            open(f"FOLDER/{os.getpid()}", "w").close()
+            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(300)"], {})
+        os._exit(0)
+    while not os.listdir("FOLDER"):
+        pass
+    ENDING
+    return (pixels / 255 - 0.1307) / 0.3081
+"""
+ENDINGS = {"pass": "passed", "os._exit(3)": "error", "os.kill(os.getpid(), 9)": "error"}
+COMPUTED = ["scale = sum(range(10 ** 12))", RIGHT.replace("255", "scale") + ASKS]
+NO_VERDICT = "its process wrote something other than a verdict"
+
+
+def forged(words):
+    """An answer that writes ``words`` to every pipe that it can find."""
+    return (
+        "def normalise(pixels):\n    import os\n    for pipe in range(3, 64):\n        try:\n"
+        f"            os.write(pipe, {(words + chr(10)).encode()!r})\n"
+        "        except OSError: pass\n"
+    )
+
+
 NOT_PASSED = [
     ([CHECK + RIGHT.replace("/ 255 -", "-") + ASKS], "wrong", "it is "),
     ([CHECK + SWAPPED + ASKS], "wrong", "which step is first?"),
@@ -106,15 +134,34 @@ NOT_PASSED = [
     ([RIGHT + "check('normalise', *both)"], "error", "checked as *both, which is not a function"),
     ([RIGHT + "check('normalise', normalize)"], "error", "no cell defines normalize"),
     (["def normalise(pixels):\n    return return"], "error", "not Python: invalid syntax (line 2)"),
+    (COMPUTED, "wrong", "NameError: name 'scale'"),
+    ([forged("passed forged"), ASKS], "error", NO_VERDICT),
+    ([forged('["passed"]'), ASKS], "error", NO_VERDICT),
+    ([forged('["best", ""]'), ASKS], "error", NO_VERDICT),
+    ([forged('["passed", 1]'), ASKS], "error", NO_VERDICT),
+    (["def normalise(pixels):\n    open('DISK', 'wb').write(bytes(1 << 24))", ASKS], "wrong", ""),
 ]
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory):
+def outside(tmp_path_factory):
+    """Where answers write: DISK, and a folder of the processes that each ending has cut loose."""
+    return tmp_path_factory.mktemp("outside")
+
+
+@pytest.fixture(scope="module")
+def looked(tmp_path_factory, outside):
     """The marks of all of the above, by one call."""
     project = tmp_path_factory.mktemp("each")
     (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    return look_at_each(project, [cells for cells, *_ in PASSED + NOT_PASSED], seconds=30.0)
+    notebooks = [cells for cells, *_ in PASSED + NOT_PASSED]
+    for number, ending in enumerate(ENDINGS, 1):
+        folder = outside / "loose" / str(number)
+        folder.mkdir(parents=True)
+        body = ESCAPE.replace("FOLDER", str(folder)).replace("ENDING", ending)
+        notebooks.append([body, ASKS])
+    place = str(outside / "disk")
+    return look_at_each(project, [[text.replace("DISK", place) for text in n] for n in notebooks])
 
 
 @pytest.mark.parametrize("number", range(len(PASSED)))
@@ -130,10 +177,10 @@ def test_a_check_of_something_too_deep_is_an_error():
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(1000)  # MindSpore raises it
     try:
-        found = answers.find(cells, "normalise")
+        answer = answers.find(cells, answers.Exercise("normalise", ""))
     finally:
         sys.setrecursionlimit(before)
-    assert "nested too deep to be read" in found.problem
+    assert "nested too deep to be read" in answer.problem
 
 
 @pytest.mark.parametrize("number", range(len(NOT_PASSED)))
@@ -144,45 +191,44 @@ def test_what_does_not_pass_says_why(looked, number):
         assert mark == marks.Mark("normalise", "not attempted")
 
 
-def test_what_another_cell_computes_is_not_run_and_said(project):
-    computed = "scale = sum(range(10 ** 12))"
-    mark = look(project, computed, RIGHT.replace("255", "scale") + ASKS)
-    assert mark.state == "wrong" and "NameError: name 'scale'" in mark.message
+def test_what_another_cell_computes_is_said(looked):
+    mark = looked[len(PASSED) + [cells for cells, *_ in NOT_PASSED].index(COMPUTED)]
     assert mark.notes == ("it uses scale, which another cell computes; that cell was not run",)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+def test_what_an_answer_leaves_is_ended_and_no_disk_is_filled(looked, outside):
+    assert [mark.state for mark in looked[-len(ENDINGS) :]] == list(ENDINGS.values())
+    loose = list((outside / "loose").glob("*/*"))
+    assert len({path.parent for path in loose}) == len(ENDINGS)
+    assert not any(is_alive(int(path.name)) for path in loose)
+    assert (outside / "disk").stat().st_size <= 1 << 20
+
+
+def test_an_endless_answer_is_ended_and_the_next_is_checked(project, monkeypatch):
+    monkeypatch.setenv(MARK, str(project))
+    bodies = [
         "while True: pass",
         "import time; time.sleep(1000)",
         "\n    while True:\n        try: normalise(pixels)\n        except BaseException: pass",
         "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)); signal.pause()",
         "import os, time; os.fork(); time.sleep(1000)",
-    ],
-)
-def test_an_endless_answer_is_ended_and_the_next_is_checked(project, body, monkeypatch):
-    monkeypatch.setenv(MARK, str(project))
-    endless = f"def normalise(pixels):\n    {body.strip()}\n"
-    path = write(project / "work" / "01_sums.ipynb", [
-        code("a", endless), code("b", "def mean_gradient(gradients, sizes):\n    return 1.0"),
-    ])  # fmt: skip
+    ]
     began = time.monotonic()
-    ((lab,)) = marks.look(path.parent, find_labs(project), 1.0)
-    assert lab.marks[0].message == "the check took longer than 1 s: does a loop never end?"
-    assert lab.marks[1].state == "wrong"
-    assert time.monotonic() - began < 20
+    notebooks = [
+        [f"def normalise(pixels):\n    {body.strip()}\n"] for body in [*bodies, "return 1"]
+    ]
+    *endless, last = look_at_each(project, notebooks, 1.0)
+    assert {mark.message for mark in endless} == {
+        "the check took longer than 1 s: does a loop never end?"
+    }
+    assert last.state == "wrong"
+    assert time.monotonic() - began < 20 * len(bodies)
     assert set(marked(project)) <= {os.getpid()}
-
-
-def test_an_answer_that_prints_without_end_harms_nothing(project):
-    chatty = f"def normalise(pixels):\n    print('x' * 10**6)\n{RIGHT.partition(chr(10))[2]}"
-    assert look(project, chatty).state == "passed"
 
 
 def test_every_right_answer_of_lab_01_passes_from_the_source_of_the_solutions(tmp_path):
     """From the real lab's copy, with the functions of the tests put into its cells."""
-    (lab,) = (one for one in find_labs(ROOT) if one.number == "01")
+    (lab,) = (each for each in find_labs(ROOT) if each.number == "01")
     copies.make(ROOT, tmp_path, [lab])
     path = tmp_path / lab.path.name
     notebook = notebook_files.read(path)
@@ -196,8 +242,8 @@ def test_every_right_answer_of_lab_01_passes_from_the_source_of_the_solutions(tm
                 check = rest[rest.index("passed") :]
                 cell["source"] = f"{head}def {name}({body}\n\n\n{check}"
     notebook_files.write(path, notebook)
-    (found,) = marks.look(tmp_path, [lab])
-    assert [(mark.state, mark.notes) for mark in found.marks] == [("passed", ())] * 5
+    (result,) = marks.look(tmp_path, [lab])
+    assert [(mark.state, mark.notes) for mark in result.marks] == [("passed", ())] * 5
 
 
 def call(*arguments):
@@ -264,34 +310,9 @@ def test_no_module_of_the_folder_that_it_is_called_in_is_executed(project, tmp_p
         (here / f"{name}.py").write_text(f"open({str(here / 'ran')!r}, 'w')\n")
     monkeypatch.chdir(here)
     monkeypatch.setenv("PYTHONPATH", os.pathsep)
-    assert look(project, CHECK + RIGHT + ASKS).state == "passed"
+    (mark,) = look_at_each(project, [[CHECK + RIGHT + ASKS]])
+    assert mark.state == "passed"
     assert not (here / "ran").exists()
-
-
-ESCAPE = """
-def normalise(pixels):
-    import os, sys
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            os.setsid()
-            open(PLACE, "w").write(str(os.getpid()))
-            os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(300)"], {})
-        os._exit(0)
-    while not os.path.exists(PLACE) or not open(PLACE).read():
-        pass
-    ENDING
-    return (pixels / 255 - 0.1307) / 0.3081
-"""
-
-
-@pytest.mark.parametrize("ending", ["pass", "os._exit(3)", "os.kill(os.getpid(), 9)"])
-def test_a_process_that_an_answer_has_cut_loose_is_ended(project, tmp_path, ending):
-    place = tmp_path / "pid"
-    body = ESCAPE.replace("PLACE", repr(str(place))).replace("ENDING", ending)
-    found = look(project, body, ASKS)
-    assert found.state == ("passed" if ending == "pass" else "error")
-    assert not is_alive(int(place.read_text()))
 
 
 def test_an_answer_that_ends_the_judge_is_named(project, tmp_path):
@@ -301,26 +322,5 @@ def test_an_answer_that_ends_the_judge_is_named(project, tmp_path):
     body += "        os.setsid()\n        while True: pass\n"
     body += f"    while not os.path.exists({str(place)!r}): pass\n    os.kill(os.getppid(), 9)\n"
     with pytest.raises(InputError, match=r"ended by SIGKILL, with the answer to normalise: does"):
-        look(project, body, ASKS)
+        look_at_each(project, [[body, ASKS]])
     assert not is_alive(int(place.read_text()))
-
-
-def test_an_answer_does_not_fill_the_disk(project, tmp_path):
-    place = tmp_path / "big"
-    body = f"def normalise(pixels):\n    open({str(place)!r}, 'wb').write(bytes(1 << 24))\n"
-    assert look(project, body, ASKS).state == "wrong"
-    assert place.stat().st_size <= 1 << 20
-
-
-@pytest.mark.parametrize("words", ["passed forged", '["passed"]', '["best", ""]', '["passed", 1]'])
-def test_what_is_no_verdict_is_an_error(project, words):
-    body = (
-        "def normalise(pixels):\n    import os\n    for pipe in range(3, 64):\n        try:\n"
-        f"            os.write(pipe, {(words + chr(10)).encode()!r})\n"
-        "        except OSError: pass\n"
-    )
-    found = look(project, body, ASKS)
-    assert (found.state, found.message) == (
-        "error",
-        "its process wrote something other than a verdict",
-    )

@@ -22,47 +22,38 @@ def merged(was, mine, theirs):
     return merge(base(was), cells(mine), cells(theirs))
 
 
-def words(found):
-    return " ".join(cell["source"] for cell in found.cells)
+def words(result):
+    return " ".join(cell["source"] for cell in result.cells)
 
 
 @pytest.mark.parametrize(
-    ("was", "mine", "theirs", "result"),
+    ("was", "mine", "theirs", "result", "conflicts"),
     [
-        ("a1 b1 c1", "a1 b1 c1", "a1 b1 c1", "a1 b1 c1"),
-        ("a1 b1 c1", "a1 b2 c1", "a1 b1 c1", "a1 b2 c1"),  # an answer
-        ("a1 b1 c1", "a1 b1 c1", "a1 b9 c1", "a1 b9 c1"),  # a change of the project
-        ("a1 b1 c1", "a1 b2 c1", "a9 b1 c9", "a9 b2 c9"),  # both, in different cells
-        ("a1 b1 c1", "a1 b1 x1 c1", "a9 b9 c9", "a9 b9 x1 c9"),  # a cell of the learner's own
-        ("a1 b1 c1", "x1 y1 a1 b1 c1 z1", "a1 b1 c1", "x1 y1 a1 b1 c1 z1"),
-        ("a1 b1 c1", "a1 b1 x1 c1", "a1 b1 n1 c1", "a1 b1 x1 n1 c1"),  # each has a new cell
-        ("a1 b1 c1", "a1 b1 c1", "n1 a1 b1 m1 c1 o1", "n1 a1 b1 m1 c1 o1"),
-        ("a1 b1 c1", "a1 c1", "a1 b1 c9", "a1 c9"),  # deleted by the learner: stays away
-        ("a1 b1 c1", "a1 b1 c1", "a1 c1", "a1 c1"),  # removed by the project
-        ("a1 b1 c1", "a1 b1 c2", "c1 a1 b1", "c2 a1 b1"),  # moved by the project
-        ("a1 b1 c1", "c2 a1 b1", "a1 b9 c1", "c2 a1 b9"),  # moved by the learner
-        ("a1 b1 c1", "b1 a1 c1", "b1 a1 c9", "b1 a1 c9"),  # moved alike
-        ("a1 b1", "a1 b2", "a1 b2", "a1 b2"),  # the same change on both sides
+        # What only one side changed is taken.
+        ("a1 b1 c1", "a1 b1 c1", "a1 b1 c1", "a1 b1 c1", []),
+        ("a1 b1 c1", "a1 b2 c1", "a1 b1 c1", "a1 b2 c1", []),  # an answer
+        ("a1 b1 c1", "a1 b1 c1", "a1 b9 c1", "a1 b9 c1", []),  # a change of the project
+        ("a1 b1 c1", "a1 b2 c1", "a9 b1 c9", "a9 b2 c9", []),  # both, in different cells
+        ("a1 b1 c1", "a1 b1 x1 c1", "a9 b9 c9", "a9 b9 x1 c9", []),  # a cell of the learner's own
+        ("a1 b1 c1", "x1 y1 a1 b1 c1 z1", "a1 b1 c1", "x1 y1 a1 b1 c1 z1", []),
+        ("a1 b1 c1", "a1 b1 x1 c1", "a1 b1 n1 c1", "a1 b1 x1 n1 c1", []),  # each has a new cell
+        ("a1 b1 c1", "a1 b1 c1", "n1 a1 b1 m1 c1 o1", "n1 a1 b1 m1 c1 o1", []),
+        ("a1 b1 c1", "a1 c1", "a1 b1 c9", "a1 c9", []),  # deleted by the learner: stays away
+        ("a1 b1 c1", "a1 b1 c1", "a1 c1", "a1 c1", []),  # removed by the project
+        ("a1 b1 c1", "a1 b1 c2", "c1 a1 b1", "c2 a1 b1", []),  # moved by the project
+        ("a1 b1 c1", "c2 a1 b1", "a1 b9 c1", "c2 a1 b9", []),  # moved by the learner
+        ("a1 b1 c1", "b1 a1 c1", "b1 a1 c9", "b1 a1 c9", []),  # moved alike
+        ("a1 b1", "a1 b2", "a1 b2", "a1 b2", []),  # the same change on both sides
+        # What both changed stays the learner's, and is named.
+        ("a1 b1 c1", "a1 b2 c1", "a1 b9 c1", "a1 b2 c1", ["b2"]),
+        ("a1 b1 c1", "a1 b2 c1", "a1 c9", "a1 b2 c9", ["b2 (removed in the project)"]),
+        ("a1 b1 c1", "a1 c1", "a1 b9 c1", "a1 c1", ["b9 (deleted in the copy)"]),
     ],
 )
-def test_what_only_one_side_changed_is_taken(was, mine, theirs, result):
-    found = merged(was, mine, theirs)
-    assert words(found) == result
-    assert found.conflicts == []
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "result", "said"),
-    [
-        ("a1 b2 c1", "a1 b9 c1", "a1 b2 c1", "b2"),
-        ("a1 b2 c1", "a1 c9", "a1 b2 c9", "b2 (removed in the project)"),
-        ("a1 c1", "a1 b9 c1", "a1 c1", "b9 (deleted in the copy)"),
-    ],
-)
-def test_what_both_changed_stays_the_learners_and_is_named(mine, theirs, result, said):
-    found = merged("a1 b1 c1", mine, theirs)
-    assert words(found) == result
-    assert found.conflicts == [said]
+def test_a_merge_loses_nothing_and_takes_what_was_left_alone(was, mine, theirs, result, conflicts):
+    made = merged(was, mine, theirs)
+    assert words(made) == result
+    assert made.conflicts == conflicts
 
 
 def test_cells_taken_are_counted_once():
@@ -72,14 +63,13 @@ def test_cells_taken_are_counted_once():
 def test_the_outputs_of_a_cell_that_did_not_change_stay():
     (mine,) = cells("a1")
     mine["outputs"] = ["printed"]
-    found = merge(base("a1"), [mine], cells("a1"))
-    assert found.cells[0]["outputs"] == ["printed"]
+    assert merge(base("a1"), [mine], cells("a1")).cells[0]["outputs"] == ["printed"]
 
 
 def test_a_duplicated_cell_is_the_learners_own_and_gets_an_id():
-    found = merged("a1 b1", "a1 b1 b3", "a1 b9")
-    assert words(found) == "a1 b9 b3"
-    assert len({cell["id"] for cell in found.cells}) == 3
+    made = merged("a1 b1", "a1 b1 b3", "a1 b9")
+    assert words(made) == "a1 b9 b3"
+    assert len({cell["id"] for cell in made.cells}) == 3
 
 
 def test_cells_without_their_ids_cannot_be_merged():
