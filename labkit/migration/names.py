@@ -68,7 +68,8 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
         InputError: when a rename changes no path, or two parameters get one PyTorch name.
     """
     renames = dict(renames or {})
-    unused, paired = set(renames), []
+    unused = set(renames)
+    paired: dict[str, Pair] = {}
     parameters: dict[str, Parameter] = {}
     for path, cell in _places(network):
         _refuse_other_function(path, cell)
@@ -79,7 +80,12 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
             name, used = renamed(".".join((*path, attribute)), renames)
             unused -= used
             shape = tuple(parameter.shape)
-            paired.append(Pair(parameter.name, name, shape, _torch_shape(cell, shape)))
+            one_dimensional = isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4
+            torch_shape = shape[:2] + shape[3:] if one_dimensional else shape
+            pair = Pair(parameter.name, name, shape, torch_shape)
+            if paired.setdefault(name, pair) is not pair:
+                both = f"{paired[name].mindspore} and {parameter.name}"
+                raise InputError(f"{both} both become {name}; check renames")
             if parameters.setdefault(parameter.name, parameter) is not parameter:
                 raise InputError(
                     f"two parameters of the network are called {parameter.name}; give each its own "
@@ -87,8 +93,7 @@ def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pa
                 )
     if unused:
         raise InputError(f"renames that change no name of the network: {', '.join(sorted(unused))}")
-    _refuse_twice(paired)
-    return paired
+    return list(paired.values())
 
 
 def _places(
@@ -175,13 +180,8 @@ def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = 
     shapes = {name: tuple(np.shape(value)) for name, value in state.items()}
     matched = [pair for name, pair in wanted.items() if shapes.get(name) == pair.torch_shape]
     modules = {pair.torch.rpartition(".")[0] for pair in matched if ".running_" in f".{pair.torch}"}
-    carried = [
-        name
-        for name in shapes
-        if name not in wanted
-        and name.rpartition(".")[2] == COUNTER
-        and name.rpartition(".")[0] in modules
-    ]
+    counters = {f"{module}.{COUNTER}".removeprefix(".") for module in modules} - wanted.keys()
+    carried = [name for name in shapes if name in counters]
     return Match(
         pairs=tuple(matched),
         missing=tuple(name for name in wanted if name not in shapes),
@@ -202,12 +202,6 @@ def _torch_attribute(cell: nn.Cell, attribute: str) -> str | None:
     return attribute
 
 
-def _torch_shape(cell: nn.Cell, shape: tuple[int, ...]) -> tuple[int, ...]:
-    if isinstance(cell, _ONE_DIMENSIONAL) and len(shape) == 4:
-        return shape[:2] + shape[3:]
-    return shape
-
-
 def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
     """Return a dotted name with every rename applied, and those that changed it.
 
@@ -226,13 +220,3 @@ def renamed(name: str, renames: Mapping[str, str]) -> tuple[str, set[str]]:
         else:
             written.append(words.pop(0))
     return ".".join(written), used
-
-
-def _refuse_twice(paired: list[Pair]) -> None:
-    by_name: dict[str, Pair] = {}
-    for pair in paired:
-        other = by_name.setdefault(pair.torch, pair)
-        if other is not pair:
-            raise InputError(
-                f"{other.mindspore} and {pair.mindspore} both become {pair.torch}; check renames"
-            )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.migration.trace import STATISTICS, Trace, add_call
+from labkit.migration.trace import STATISTICS, Trace, recorder
 
 
 def torch_trace(
@@ -33,7 +33,8 @@ def torch_trace(
     handles = []
     for name, part in module.named_modules():
         if name:
-            handles.append(part.register_forward_hook(_recorder(forward, name)))
+            hook = recorder(forward, name, torch.Tensor, lambda output: output.detach().numpy())
+            handles.append(part.register_forward_hook(hook))
     try:
         loss = loss_fn(module(batch[0]), batch[1])
     finally:
@@ -64,12 +65,3 @@ def torch_trace(
 def _values(module: torch.nn.Module) -> dict[str, np.ndarray]:
     tensors = module.state_dict().items()
     return {name: t.numpy().copy() for name, t in tensors if t.is_floating_point()}
-
-
-def _recorder(outputs: dict, name: str) -> Callable:
-    def hook(module: torch.nn.Module, inputs: tuple, output: object) -> None:
-        if isinstance(output, torch.Tensor):
-            # A copy: the next module may work in place, as torchvision's ReLUs do.
-            add_call(outputs, name, output.detach().numpy().copy())
-
-    return hook

@@ -143,7 +143,8 @@ def _forward(
     for path, cell in network.cells_and_names():
         if path:
             name = renamed(path, renames)[0]
-            handles.append(cell.register_forward_hook(_recorder(outputs, name)))
+            hook = recorder(outputs, name, ms.Tensor, ms.Tensor.asnumpy)
+            handles.append(cell.register_forward_hook(hook))
     try:
         with pynative():
             network(images)
@@ -155,17 +156,23 @@ def _forward(
     return outputs
 
 
-def _recorder(outputs: dict, name: str) -> Callable:
-    def hook(cell: nn.Cell, inputs: tuple, output: object) -> None:
-        if isinstance(output, ms.Tensor):
-            add_call(outputs, name, output.asnumpy().copy())
+def recorder(outputs: dict, name: str, kind: type, as_array: Callable) -> Callable:
+    """Return a forward hook that keeps a copy of each output; the second call's is ``name#2``.
+
+    Args:
+        outputs: where to.
+        name: of the cell.
+        kind: of a tensor; other outputs are left out.
+        as_array: tensor -> array.
+    """
+
+    def hook(cell: object, inputs: tuple, output: object) -> None:
+        if isinstance(output, kind):
+            number, key = 1, name
+            while key in outputs:
+                number += 1
+                key = f"{name}#{number}"
+            # A copy: the next cell may work in place, as torchvision's ReLUs do.
+            outputs[key] = as_array(output).copy()
 
     return hook
-
-
-def add_call(outputs: dict, name: str, value: np.ndarray) -> None:
-    """Add the output of a call; a cell's second call in a pass is called ``name#2``."""
-    number = 1
-    while (key := name if number == 1 else f"{name}#{number}") in outputs:
-        number += 1
-    outputs[key] = value

@@ -29,12 +29,29 @@ from dataclasses import dataclass
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore.mint.nn.layer.normalization import _NormBase
+from mindspore.nn.layer.normalization import _BatchNorm, _InstanceNorm
 
 from labkit.base import arguments
 from labkit.base.arguments import choice
 from labkit.errors import InputError
-from labkit.nets.kinds import CONVOLUTIONS, CONVOLUTIONS_2D, DENSE, NORMS
+
+# Kinds of layers, of MindSpore's ``nn`` and ``mint.nn`` side by side: what a Parameter is for
+# follows from the Cell that owns it. Names are the user's, and ``nn`` and ``mint.nn`` call the same
+# thing ``gamma`` and ``weight``. nn.BatchNorm3d is no norm here, and holds one that is.
+NORMS = (
+    _BatchNorm,
+    _NormBase,
+    _InstanceNorm,
+    nn.LayerNorm,
+    mint.nn.LayerNorm,
+    nn.GroupNorm,
+    mint.nn.GroupNorm,
+)
+CONVOLUTIONS_2D = (nn.Conv2d, mint.nn.Conv2d)
+CONVOLUTIONS = (*CONVOLUTIONS_2D, nn.Conv1d, nn.Conv3d, mint.nn.Conv1d, mint.nn.Conv3d)
+DENSE = (nn.Dense, mint.nn.Linear)
 
 Random = np.random.Generator
 Shape = tuple[int, ...]

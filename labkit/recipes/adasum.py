@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from labkit.recipes.adasum_config import NAMED, AdasumConfig
 from labkit.recipes.recipe import Recipe
-from labkit.recipes.resnet50_parts import build_loss
+from labkit.recipes.resnet50_parts import build_loss, momentum, monitors, warm_up_rates
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -34,33 +34,19 @@ if TYPE_CHECKING:
 
 def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell; ``micro_batches`` are those of this rank in an epoch."""
-    import mindspore as ms
-    from mindspore import nn
-
     from labkit.algorithms.adasum import AdasumStep
     from labkit.ranks import cluster
-    from labkit.steps import schedules
     from labkit.steps.losses import LossNet
-    from labkit.steps.parameter_groups import decay_groups
 
     inside = 1 if cluster.rank_and_size()[1] > 1 else config.node_size
     in_an_update = config.workers * config.micro_steps * inside
     updates = micro_batches // in_an_update
     if config.tail == "flush":
         updates = -(-micro_batches // in_an_update)
-    rates = schedules.get_lr(
-        config.lr_init,
-        config.lr_end,
-        config.lr_max,
-        config.warmup_epochs,
-        config.epoch_size,
-        max(updates, 1),
-        config.lr_decay_mode,
-    )
-    groups = decay_groups(network, config.weight_decay)
+    rates = warm_up_rates(config, config.epoch_size, max(updates, 1))
     return AdasumStep(
         LossNet(network, build_loss(config)),
-        nn.Momentum(groups, ms.Tensor(rates), config.momentum),
+        momentum(network, rates, config.weight_decay, config.momentum),
         workers=config.workers,
         micro_steps=config.micro_steps,
         on=config.on,
@@ -76,14 +62,8 @@ def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> St
 def callbacks(
     config: AdasumConfig, network: nn.Cell, micro_batches: int, resume: bool
 ) -> list[Callback]:
-    """Return the tutorial's callbacks, TimeMonitor and LossMonitor.
-
-    The loss is printed once an epoch, ``epoch: 1 step: 312, loss is 5.5303826``: that of the first
-    rank's last micro-batch, while records.csv has that of every update.
-    """
-    from mindspore.train import LossMonitor, TimeMonitor
-
-    return [TimeMonitor(data_size=micro_batches), LossMonitor(per_print_times=micro_batches)]
+    """Return the tutorial's callbacks."""
+    return monitors(micro_batches)
 
 
 RECIPE = Recipe(

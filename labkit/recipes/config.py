@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from labkit import nets
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.nets import words as nets
 from labkit.recipes.settings import (
     check,
     count,

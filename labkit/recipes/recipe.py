@@ -87,9 +87,9 @@ class Recipe:
         device_num: int | None = None,
         resume: bool = False,
     ) -> Trained:
-        """Train on this device, or as one rank of several, and evaluate where there is a val/.
+        """Train on this device or as one rank of several; evaluate where there is a val/.
 
-        On several ranks, each trains on its part of the images; the first writes.
+        Each rank trains on its part of the images; the first writes.
 
         Args:
             config: the recipe's settings.
@@ -98,9 +98,6 @@ class Recipe:
             distribute: as for ``labkit.start``.
             device_num: how many ranks there must be; None: as many as were started.
             resume: continue from the newest checkpoint in the run folder.
-
-        Returns:
-            The run folder, the records and the evaluation.
 
         Raises:
             InputError: when the folder, the number of ranks or an earlier training does not fit,
@@ -111,36 +108,8 @@ class Recipe:
             config, dataset_path, started.rank, started.ranks
         )
         config = parts.with_classes(config, classes)
-        folder = Path(config.save_checkpoint_path)
-        if self.folder_of_rank and started.ranks > 1:
-            folder /= f"rank_{started.rank}"
-        if resume:
-            run_folder.check_resume(config, classes, folder)
-        if self.check_classes is not None:
-            self.check_classes(config, classes)
-        network = parts.build_network(config)
-        micro_batches = train_set.get_dataset_size()
-        step = self.build_step(config, network, micro_batches)
-        cluster.agree(
-            config=config,
-            classes=classes,
-            steps=micro_batches,
-            weights=cluster.digest(network),
-            checkpoint=run_folder.newest(folder) if resume else None,
-        )
-        if started.rank == 0:
-            images = config.batch_size * step.micro_batches * started.ranks
-            print(f"labkit: ResNet-{config.depth} into {folder}, {images} images in an update")
-            print(settings.lines(config), flush=True)
-        with out_of_memory.advice(config.batch_size, config.micro_steps):
-            callbacks = self._callbacks(config, network, micro_batches, classes, folder, resume)
-            records = self._fit(config, step, train_set, folder, resume, callbacks)
-            result = None
-            if val_set is not None:
-                result = self.evaluation(config, network, val_set, started.ranks)
-        if started.rank == 0 and result is not None:
-            print(f"labkit: {summary(result)}", flush=True)
-        return Trained(folder, records, result)
+        training = _Training(self, config, classes, started.rank, started.ranks, resume)
+        return training.run(train_set, val_set)
 
     def evaluate_checkpoint(
         self,
@@ -157,15 +126,13 @@ class Recipe:
         Args:
             config: the recipe's settings.
             dataset_path: as for ``train``.
-            checkpoint_path: of ``train``, or of the network alone, such as ``labkit.migration``
-                makes one of PyTorch's weights.
-            device: as for ``labkit.start``.
+            checkpoint_path: of ``train``, or of the network alone, as of ``labkit.migration``.
+            device: as for ``train``, as the next two.
             distribute: as for ``labkit.start``.
-            device_num: how many ranks there must be; None: as many as were started.
+            device_num: how many ranks there must be.
 
         Raises:
-            InputError: as ``train``, for a checkpoint of another network, and for classes other
-                than those of the training.
+            InputError: as ``train``, for a checkpoint of another network, and for other classes.
         """
         started = start(config, device, distribute, device_num)
         _, val_set, classes = parts.datasets(
@@ -188,50 +155,89 @@ class Recipe:
         """Run the command; return 0, or 2 for bad input with its message on stderr."""
         return command.run(self, arguments)
 
-    def _callbacks(
-        self,
-        config: TrainingConfig,
-        network: nn.Cell,
-        micro_batches: int,
-        classes: Sequence[str],
-        folder: Path,
-        resume: bool,
-    ) -> list[Callback]:
-        """What this rank's training calls: who writes describes the run folder."""
-        first = cluster.rank_and_size()[0] == 0
-        callbacks = [run_folder.description(config, classes, folder)] if self._writes() else []
-        if first and self.callbacks is not None:
-            callbacks += self.callbacks(config, network, micro_batches, resume)
+
+@dataclass(frozen=True)
+class _Training:
+    """One training of a recipe, as one rank sees it."""
+
+    recipe: Recipe
+    config: TrainingConfig
+    classes: Sequence[str]
+    rank: int
+    ranks: int
+    resume: bool
+
+    @property
+    def folder(self) -> Path:
+        """Where this rank's records and checkpoints are, whoever writes them."""
+        run = Path(self.config.save_checkpoint_path)
+        return run / f"rank_{self.rank}" if self.recipe.folder_of_rank and self.ranks > 1 else run
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes."""
+        return self.recipe.folder_of_rank or self.rank == 0
+
+    def run(self, train_set: Dataset, val_set: Dataset | None) -> Trained:
+        """Train, and evaluate where there is something to evaluate on."""
+        config, recipe = self.config, self.recipe
+        if self.resume:
+            run_folder.check_resume(config, self.classes, self.folder)
+        if recipe.check_classes is not None:
+            recipe.check_classes(config, self.classes)
+        network = parts.build_network(config)
+        micro_batches = train_set.get_dataset_size()
+        step = recipe.build_step(config, network, micro_batches)
+        self._agree(network, micro_batches)
+        if self.rank == 0:
+            images = config.batch_size * step.micro_batches * self.ranks
+            print(f"labkit: ResNet-{config.depth} into {self.folder}, {images} images in an update")
+            print(settings.lines(config), flush=True)
+        with out_of_memory.advice(config.batch_size, config.micro_steps):
+            records = self._fit(step, train_set, self._callbacks(network, micro_batches))
+            result = None
+            if val_set is not None:
+                result = recipe.evaluation(config, network, val_set, self.ranks)
+        if self.rank == 0 and result is not None:
+            print(f"labkit: {summary(result)}", flush=True)
+        return Trained(self.folder, records, result)
+
+    def _agree(self, network: nn.Cell, micro_batches: int) -> None:
+        cluster.agree(
+            config=self.config,
+            classes=self.classes,
+            steps=micro_batches,
+            weights=cluster.digest(network),
+            checkpoint=run_folder.newest(self.folder) if self.resume else None,
+        )
+
+    def _callbacks(self, network: nn.Cell, micro_batches: int) -> list[Callback]:
+        """Return what the training calls: who writes describes the run folder."""
+        callbacks = []
+        if self.writes:
+            callbacks.append(run_folder.description(self.config, self.classes, self.folder))
+        if self.rank == 0 and self.recipe.callbacks is not None:
+            callbacks += self.recipe.callbacks(self.config, network, micro_batches, self.resume)
         return callbacks
 
-    def _fit(
-        self,
-        config: TrainingConfig,
-        step: Step,
-        train_set: Dataset,
-        folder: Path,
-        resume: bool,
-        callbacks: list[Callback],
-    ) -> Records:
+    def _fit(self, step: Step, train_set: Dataset, callbacks: list[Callback]) -> Records:
         from labkit.training.fit import fit
 
-        displays = cluster.rank_and_size()[0] == 0 and self.callbacks is None
+        config = self.config
+        displays = self.rank == 0 and self.recipe.callbacks is None
         return fit(
             step,
             train_set,
             config.epoch_size,
-            folder=folder,
-            resume=resume,
+            folder=self.folder,
+            resume=self.resume,
             checkpoint_every=config.save_checkpoint_steps,
             checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
             keep=config.keep_checkpoint_max,
-            write=self._writes(),
+            write=self.writes,
             progress=f"ResNet-{config.depth}" if displays else None,
             callbacks=callbacks,
         )
-
-    def _writes(self) -> bool:
-        return self.folder_of_rank or cluster.rank_and_size()[0] == 0
 
 
 def start(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from labkit.recipes.recipe import Recipe
 from labkit.recipes.resnet50_config import Config
-from labkit.recipes.resnet50_parts import make_step
+from labkit.recipes.resnet50_parts import make_step, momentum
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -30,18 +30,14 @@ if TYPE_CHECKING:
 
 def build_step(config: Config, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
-    import mindspore as ms
-    from mindspore import nn
-
     from labkit.steps import schedules
-    from labkit.steps.parameter_groups import decay_groups
 
     updates = -(-micro_batches // config.micro_steps)
     schedule = getattr(schedules, config.lr_schedule)
     rates = schedule(config.lr, config.lr_end, config.epoch_size, updates, config.warmup)
     schedules.check_length(rates, config.epoch_size * updates)
-    groups = decay_groups(network, config.weight_decay)
-    return make_step(config, network, nn.Momentum(groups, ms.Tensor(rates), config.momentum))
+    optimizer = momentum(network, rates, config.weight_decay, config.momentum)
+    return make_step(config, network, optimizer)
 
 
 RECIPE = Recipe(

@@ -10,12 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.base.arguments import wrong
 from labkit.errors import InputError
-from labkit.recipes.config import MixedConfig, TrainingConfig
+from labkit.recipes.config import MixedConfig, TrainingConfig, WarmUpConfig
 
 if TYPE_CHECKING:
+    import numpy as np
     from mindspore import nn
+    from mindspore.train import Callback
 
     from labkit.steps.losses import CrossEntropySmooth
     from labkit.steps.step import Step
@@ -89,26 +90,58 @@ def build_network(config: TrainingConfig) -> nn.Cell:
     from labkit.nets import resnet
     from labkit.nets.initialisers import initialise
 
-    network = resnet.resnet(config.depth, _class_num(config))
+    assert config.class_num is not None  # see with_classes
+    network = resnet.resnet(config.depth, config.class_num)
     initialise(network, config.initialiser, config.seed)
     return network
-
-
-def _class_num(config: TrainingConfig) -> int:
-    if config.class_num is None:
-        raise wrong("class_num", None, "the number that with_classes puts in its place")
-    return config.class_num
 
 
 def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
     """Return the loss: cross entropy against smoothed labels."""
     from labkit.steps.losses import CrossEntropySmooth
 
+    assert config.class_num is not None  # see with_classes
     return CrossEntropySmooth(
         smooth_factor=config.label_smooth_factor,
-        num_classes=_class_num(config),
+        num_classes=config.class_num,
         convention=config.label_smooth_convention,
     )
+
+
+def warm_up_rates(config: WarmUpConfig, epochs: int, updates: int) -> np.ndarray:
+    """Return the learning rates of ``epochs`` with so many updates each."""
+    from labkit.steps import schedules
+
+    return schedules.get_lr(
+        config.lr_init,
+        config.lr_end,
+        config.lr_max,
+        config.warmup_epochs,
+        epochs,
+        updates,
+        config.lr_decay_mode,
+    )
+
+
+def momentum(network: nn.Cell, rates: np.ndarray, decay: float, factor: float) -> nn.Optimizer:
+    """Return nn.Momentum with weight decay of weights alone, and a rate for each update."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit.steps.parameter_groups import decay_groups
+
+    return nn.Momentum(decay_groups(network, decay), ms.Tensor(rates), factor)
+
+
+def monitors(micro_batches: int) -> list[Callback]:
+    """Return TimeMonitor and LossMonitor, once in an epoch: what two of the tutorials print with.
+
+    ``epoch: 1 step: 5004, loss is 4.4182425`` is the loss of the first rank's last micro-batch,
+    while records.csv has that of every update.
+    """
+    from mindspore.train import LossMonitor, TimeMonitor
+
+    return [TimeMonitor(data_size=micro_batches), LossMonitor(per_print_times=micro_batches)]
 
 
 def make_step(
@@ -141,7 +174,8 @@ def make_step(
 def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
     """Set the network's Parameters from a checkpoint that may hold more (an optimizer's, a step's).
 
-    Raises ``InputError`` where one is missing or of another shape; the network is as it was then.
+    Raises:
+        InputError: where one is missing or of another shape; the network is as it was then.
     """
     from labkit.training import checkpoint
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ def description(config: TrainingConfig, classes: Sequence[str], folder: Path) ->
 
 def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -> None:
     """Raise ``InputError`` where ``config`` would not continue the training in ``folder``."""
-    before = _json(folder / CONFIG, "names and values", lambda known: isinstance(known, dict))
+    before = _json(folder / CONFIG, dict, "names and values")
     if before is None:
         return
     check_classes(classes, folder / CLASSES)
@@ -52,15 +52,14 @@ def check_classes(classes: Sequence[str], path: Path | None) -> None:
 
     One class more or less would shift the labels of all that follow.
     """
-    known = _json(path, "a list of names", _are_names)
+    known = _json(path, list, "a list of names")
     if known is None or list(classes) == known:
         return
-    more, less = sorted(set(classes) - set(known)), sorted(set(known) - set(classes))
-    differ = [
-        f"only {where}: {_few(names)}"
-        for where, names in (("here", more), ("there", less))
-        if names
-    ]
+    differ = []
+    for where, names in (("here", set(classes) - set(known)), ("there", set(known) - set(classes))):
+        if names:
+            few = ", ".join(sorted(names)[:3]) + (", ..." if len(names) > 3 else "")
+            differ.append(f"only {where}: {few}")
     raise InputError(
         f"the data has {len(classes)} classes and the training had {len(known)} ({path}); expected "
         f"the same. {'; '.join(differ)}"
@@ -82,21 +81,14 @@ def newest(folder: Path) -> str | None:
     return paths[-1].name if paths else None
 
 
-def _are_names(known: object) -> bool:
-    return isinstance(known, list) and all(isinstance(name, str) for name in known)
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def _json(path: Path | None, expected: str, is_right: Callable[[Any], bool]) -> Any:
+def _json(path: Path | None, kind: type[list] | type[dict], expected: str) -> Any:
+    """Return what a file holds, a ``kind`` with texts in it, or None where it is not there."""
     if path is None or not path.is_file():
         return None
     try:
         known = read_json(path)
     except (OSError, InputError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    if not is_right(known):
+    if not isinstance(known, kind) or not all(isinstance(name, str) for name in known):
         raise InputError(f"{path} is damaged; expected {expected}")
     return known

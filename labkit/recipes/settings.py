@@ -140,7 +140,11 @@ def read(
     """
     values = {} if base is None else asdict(base)
     known = {each.name: each for each in fields(kind)}
-    changes = list((_mapping(path) if path is not None else {}).items())
+    content = None if path is None else read_yaml(path)
+    content = {} if content is None else content
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds a {type(content).__name__}; expected name: value lines")
+    changes = list(content.items())
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
@@ -148,10 +152,8 @@ def read(
         changes.append((name.strip(), value.strip()))
     for name, value in changes:
         if name not in known:
-            raise InputError(
-                f"unknown setting {name!r}.{nearest(name, known)} The settings are: "
-                f"{', '.join(known)}"
-            )
+            hint = f"{nearest(name, known)} The settings are: {', '.join(known)}"
+            raise InputError(f"unknown setting {name!r}.{hint}")
         values[name] = _from_text(known[name], value) if isinstance(value, str) else value
     return kind(**values)
 
@@ -200,15 +202,6 @@ def _rule(kind: type, name: str) -> _Rule:
     """The rule of a setting: that of the nearest class that states one."""
     of_classes = (getattr(base, "__dataclass_fields__", {}).get(name) for base in kind.__mro__)
     return next(each.metadata["rule"] for each in of_classes if each and each.metadata)
-
-
-def _mapping(path: str | os.PathLike) -> Mapping[Any, Any]:
-    content = read_yaml(path)
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}; expected name: value lines")
-    return content
 
 
 def _is_optional(each: Field) -> bool:

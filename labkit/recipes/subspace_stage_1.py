@@ -25,7 +25,7 @@ from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.recipes import recipe
 from labkit.recipes.config import TrainingConfig
-from labkit.recipes.resnet50_parts import make_step
+from labkit.recipes.resnet50_parts import make_step, momentum, warm_up_rates
 from labkit.recipes.subspace_config import StageOneConfig
 
 if TYPE_CHECKING:
@@ -40,23 +40,10 @@ SNAPSHOTS = "checkpoint_pca"
 
 def build_step(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
-    import mindspore as ms
-    from mindspore import nn
-
-    from labkit.steps import schedules
-    from labkit.steps.parameter_groups import decay_groups
-
-    rates = schedules.get_lr(
-        config.lr_init,
-        config.lr_end,
-        config.lr_max,
-        config.warmup_epochs,
-        config.total_epochs,
-        -(-micro_batches // config.micro_steps),
-        config.lr_decay_mode,
-    )
-    groups = decay_groups(network, config.weight_decay)
-    return make_step(config, network, nn.Momentum(groups, ms.Tensor(rates), config.momentum))
+    updates = -(-micro_batches // config.micro_steps)
+    rates = warm_up_rates(config, config.total_epochs, updates)
+    optimizer = momentum(network, rates, config.weight_decay, config.momentum)
+    return make_step(config, network, optimizer)
 
 
 def tutorial_callbacks(

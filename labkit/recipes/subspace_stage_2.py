@@ -35,9 +35,8 @@ from labkit.recipes.subspace_config import STAGE_TWO, StageTwoConfig
 from labkit.recipes.subspace_stage_1 import SNAPSHOTS, evaluation, tutorial_callbacks
 
 if TYPE_CHECKING:
-    from mindspore import Parameter, nn
+    from mindspore import nn
 
-    from labkit.algorithms.subspace import Basis
     from labkit.steps.step import Step
 
 
@@ -46,6 +45,7 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
     from mindspore import nn
 
     from labkit.algorithms.subspace import SubspaceStep
+    from labkit.algorithms.subspace.basis import basis_from
     from labkit.steps.losses import LossNet
     from labkit.steps.parameter_groups import decay_groups
 
@@ -57,7 +57,9 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
     return SubspaceStep(
         LossNet(network, build_loss(config)),
         optimizer,
-        find_basis(config, optimizer.parameters),
+        basis_from(
+            config.pca_mat_path, snapshot_folder(config), optimizer.parameters, config.n_components
+        ),
         method=config.method,
         micro_steps=config.micro_steps,
         precision=config.precision,
@@ -103,13 +105,6 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
         return Path(config.weight_load_dir)
     beside = pretrained(config).absolute().parent.parent / SNAPSHOTS
     return beside if beside.is_dir() else Path(config.stage_1) / SNAPSHOTS
-
-
-def find_basis(config: StageTwoConfig, parameters: Sequence[Parameter]) -> Basis:
-    """Return the basis: loaded where it is, otherwise made of the snapshots and saved."""
-    from labkit.algorithms.subspace.basis import basis_from
-
-    return basis_from(config.pca_mat_path, snapshot_folder(config), parameters, config.n_components)
 
 
 def check_classes(config: StageTwoConfig, classes: Sequence[str]) -> None:

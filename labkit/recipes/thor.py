@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.recipes.recipe import Recipe
-from labkit.recipes.resnet50_parts import make_step
+from labkit.recipes.resnet50_parts import make_step, monitors
 from labkit.recipes.thor_config import NAMED, ThorConfig
 
 if TYPE_CHECKING:
@@ -62,22 +62,18 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
 def callbacks(
     config: ThorConfig, network: nn.Cell, micro_batches: int, resume: bool
 ) -> list[Callback]:
-    """Return the tutorial's callbacks: TimeMonitor, LossMonitor and ModelCheckpoint.
+    """Return the tutorial's callbacks: TimeMonitor, LossMonitor and ModelCheckpoint."""
+    from mindspore.train import CheckpointConfig, ModelCheckpoint
 
-    The loss is printed once an epoch, as in the tutorial's output: ``epoch: 1 step: 5004, loss is
-    4.4182425``.
-    """
-    from mindspore.train import CheckpointConfig, LossMonitor, ModelCheckpoint, TimeMonitor
-
-    monitors = [TimeMonitor(data_size=micro_batches), LossMonitor(per_print_times=micro_batches)]
     if not config.save_checkpoint:
-        return monitors
+        return monitors(micro_batches)
     saving = CheckpointConfig(
         save_checkpoint_steps=config.save_checkpoint_epochs * micro_batches,
         keep_checkpoint_max=config.keep_checkpoint_max,
     )
     folder = Path(config.save_checkpoint_path) / "ckpt_0"
-    return [*monitors, ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)]
+    checkpoints = ModelCheckpoint(prefix="resnet", directory=str(folder), config=saving)
+    return [*monitors(micro_batches), checkpoints]
 
 
 def say(evaluation: dict[str, float], checkpoint_path: str | Path) -> None:

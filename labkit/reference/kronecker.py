@@ -7,8 +7,9 @@ part of the input that one position sees, d = dL/dy there, and L the mean loss o
     U = (1 / T) (G + g_damping I)^-1 dW (A + a_damping I)^-1
 
 N d is the derivative of one row's loss. Vectors are a matrix's rows one after the other, so that
-the Kronecker product is G (x) A. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for dense
-layers and for the damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
+the Kronecker product is G (x) A. At the end stands the empirical Fisher matrix itself, for whole
+networks of a few hundred weights at most. Sources: Martens and Grosse 2015 (arXiv:1503.05671), for
+dense layers and the damping; Grosse and Martens 2016 (arXiv:1602.01407), for convolutions.
 
 Shapes: inputs as columns (N, groups, in, T), derivatives as columns (N, groups, out, T), A (groups,
 in, in), G (groups, out, out), gradient (groups, out, in). Positions: T, or (T of A, T of G).
@@ -203,6 +204,52 @@ def kronecker_solve(
         whole = _pair(positions)[0] * np.kron(g_damped, a_damped)
         direction[group] = np.linalg.solve(whole, matrix.reshape(-1)).reshape(matrix.shape)
     return direction
+
+
+def per_sample_gradients(
+    inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
+) -> np.ndarray:
+    """Return every row's own gradient of one layer, (N, groups, out, in): N sum_t d p^T.
+
+    The arguments are those of ``kronecker_factors``; the mean over the rows is dL/dW.
+    """
+    columns, slopes = columns_of(inputs, derivatives, homogeneous=homogeneous, layout=layout)
+    return len(columns) * np.einsum("ngot,ngpt->ngop", slopes, columns)
+
+
+def exact_fisher(gradients: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
+    """Return F = mean over rows of g g^T, (W, W), of the rows' gradients.
+
+    ``gradients`` is an array (N, ...), or a list of them, one a layer; W counts all their weights.
+    """
+    layers = [gradients] if isinstance(gradients, np.ndarray) else list(gradients)
+    rows = len(layers[0])
+    flat = np.concatenate([np.asarray(layer).reshape(rows, -1) for layer in layers], axis=1)
+    fisher = np.zeros((flat.shape[1], flat.shape[1]))
+    for gradient in flat:
+        fisher += np.outer(gradient, gradient)
+    return fisher / rows
+
+
+def layer_block(fisher: np.ndarray, sizes: Sequence[int], layer: int) -> np.ndarray:
+    """Return the diagonal block of one layer, where ``sizes`` counts the weights of each."""
+    first = sum(sizes[:layer])
+    return fisher[first : first + sizes[layer], first : first + sizes[layer]]
+
+
+def kronecker_fisher(a_factor: np.ndarray, g_factor: np.ndarray, positions: int) -> np.ndarray:
+    """Return T G (x) A, group by group on the diagonal: what the factors say of the block."""
+    size = a_factor.shape[-1] * g_factor.shape[-1]
+    whole = np.zeros((len(a_factor) * size, len(a_factor) * size))
+    for group, (a, g) in enumerate(zip(a_factor, g_factor, strict=True)):
+        first = group * size
+        whole[first : first + size, first : first + size] = positions * np.kron(g, a)
+    return whole
+
+
+def relative_error(approximation: np.ndarray, exact: np.ndarray) -> float:
+    """Return the Frobenius norm of the difference over that of the exact matrix."""
+    return float(np.linalg.norm(approximation - exact) / np.linalg.norm(exact))
 
 
 def _pair(positions: Positions) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from mindspore import Parameter, nn
 
 from labkit.base.arguments import names_checked, number
 from labkit.errors import InputError
-from labkit.nets.kinds import NORMS
+from labkit.nets.initialisers import NORMS
 
 # Biases of rank 3: vectors that are appended to keys and values.
 _RANK_3_BIASES = {nn.MultiheadAttention: ("bias_k", "bias_v")}

@@ -14,6 +14,7 @@ Source: as ``labkit.upstream.boost_config``. Departures, beside those listed the
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -34,7 +35,8 @@ from labkit.upstream.boost_config import Boost, read_boost
 
 # MindSpore's: fewer than two servers of 8 have no Adasum there.
 _DEVICES = 8
-# Function -> the options that its step has and a plain step has not.
+# Those of every step, and function -> those that its step has and a plain step has not.
+_OPTIONS = "precision loss_scale nonfinite reduction normalise batch_axis clip_norm".split()
 _OWN_OPTIONS = {
     "adasum": ("workers", "on", "scope", "tail"),
     "dim_reduce": ("trials", "curvature", "start", "failure", "tail"),
@@ -101,26 +103,10 @@ def boost_step(
     Raises:
         InputError: as ``read_boost``, for an option of a function that is off, and as the step.
     """
+    known = {*_OPTIONS, *itertools.chain(*_OWN_OPTIONS.values())}
+    options = {n: value for n, value in locals().items() if n in known and value is not None}
     check_optimizer(optimizer)
     boost = read_boost(boost_level, boost_config_dict, missing=missing)
-    options = {
-        "precision": precision,
-        "loss_scale": loss_scale,
-        "nonfinite": nonfinite,
-        "reduction": reduction,
-        "normalise": normalise,
-        "batch_axis": batch_axis,
-        "clip_norm": clip_norm,
-        "tail": tail,
-        "workers": workers,
-        "on": on,
-        "scope": scope,
-        "trials": trials,
-        "curvature": curvature,
-        "start": start,
-        "failure": failure,
-    }
-    options = {name: value for name, value in options.items() if value is not None}
     _refuse_options(boost, options)
     if basis is not None and "dim_reduce" not in boost.on:
         raise InputError("got a basis, and dim_reduce is not turned on; expected both or neither")

@@ -64,12 +64,6 @@ def schedule(name: str, value: Any, zero: bool) -> float | np.ndarray | OfUpdate
     return values if values.ndim else float(value)
 
 
-def preconditioned_layers(net: nn.Cell) -> int:
-    """Return how many layers of ``net`` upstream gives factors: Dense and Conv2d that train."""
-    cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
-    return sum(cell.weight.requires_grad for cell in cells)
-
-
 def checked_split(net: nn.Cell, indices: Sequence[int] | None) -> tuple[int, ...] | None:
     """Return upstream's groups of layers as a tuple, or None."""
     if indices is None:
@@ -77,7 +71,9 @@ def checked_split(net: nn.Cell, indices: Sequence[int] | None) -> tuple[int, ...
     whole = isinstance(indices, list | tuple) and all(map(is_integer, indices))
     if not whole or not indices or list(indices) != sorted(set(indices)) or indices[0] < 0:
         raise wrong("split_indices", indices, "increasing integers >= 0")
-    layers = preconditioned_layers(net)
+    # Those that upstream gives factors.
+    cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
+    layers = sum(cell.weight.requires_grad for cell in cells)
     if indices[-1] >= layers:
         raise InputError(
             f"split_indices ends with {indices[-1]}; the network has {layers} layers with factors, "

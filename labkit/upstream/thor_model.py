@@ -27,7 +27,7 @@ from labkit.steps.state import set_state
 from labkit.steps.step import Step, trainable_batch_norms
 from labkit.steps.words import PRECISION
 from labkit.training.fit import EndOfEpoch
-from labkit.upstream.thor_arguments import OfUpdate, at_update, loss_scale_of
+from labkit.upstream.thor_arguments import OfUpdate, Scale, at_update, loss_scale_of
 from labkit.upstream.thor_optimizer import ThorOptimizer, ThorSettings
 
 Callbacks: TypeAlias = Callback | Sequence[Callback] | None
@@ -70,12 +70,14 @@ class ConvertModelUtils:
             InputError: when the parts do not fit together; the network is left alone then.
         """
         optimizer = _checked(model, network, loss_fn, optimizer)
-        settings: ThorSettings = optimizer.thor
         refuse_unknown("amp_level", amp_level, PRECISION)
         flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
-        scale, nonfinite = loss_scale_of(loss_scale_manager, settings.loss_scale)
+        scaling = loss_scale_of(loss_scale_manager, optimizer.thor.loss_scale)
+        evaluation: dict[str, Any] = {}
+        if metrics is not None:
+            cell = nn.WithEvalCell(network, loss_fn, amp_level == "O2")
+            evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
         # Metrics that are none raise here, before anything of the network has changed.
-        evaluation = _evaluation(network, loss_fn, metrics, amp_level)
         Model(network, **evaluation)
         if amp_level == "O2" and not keep_batchnorm_fp32 and trainable_batch_norms(network):
             warnings.warn(
@@ -83,22 +85,9 @@ class ConvertModelUtils:
                 "running statistics lose digits in float16",
                 stacklevel=2,
             )
-        loss_net = LossNet(network, loss_fn)
-        update = ThorUpdate(loss_net, optimizer, settings.damping, **vars(settings.options))
-        try:
-            step = PlainStep(
-                loss_net,
-                optimizer,
-                update=update,
-                precision=amp_level,
-                loss_scale=scale,
-                nonfinite=nonfinite,
-            )
-        except InputError:
-            update.release()
-            raise
+        step = _build_step(LossNet(network, loss_fn), optimizer, amp_level, *scaling)
         optimizer.converted = True
-        return ThorModel(step, network, settings, evaluation)
+        return ThorModel(step, network, optimizer.thor, evaluation)
 
 
 class ThorModel(Model):
@@ -248,14 +237,18 @@ def _checked(model: object, network: object, loss_fn: object, optimizer: object)
     return optimizer
 
 
-def _evaluation(
-    network: nn.Cell, loss_fn: Any, metrics: dict | set | None, amp_level: str
-) -> dict[str, Any]:
-    """The arguments of a ``Model`` that are for evaluation."""
-    if metrics is None:
-        return {}
-    cell = nn.WithEvalCell(network, loss_fn, amp_level == "O2")
-    return {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
+def _build_step(
+    loss_net: LossNet, optimizer: ThorOptimizer, precision: str, loss_scale: Scale, nonfinite: str
+) -> PlainStep:
+    """Return THOR's step; where it is refused, the network is without its taps again."""
+    settings = optimizer.thor
+    update = ThorUpdate(loss_net, optimizer, settings.damping, **vars(settings.options))
+    options: Any = {"precision": precision, "loss_scale": loss_scale, "nonfinite": nonfinite}
+    try:
+        return PlainStep(loss_net, optimizer, update=update, **options)
+    except InputError:
+        update.release()
+        raise
 
 
 def _refuse_sink_mode(asked: bool) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import mindspore as ms
 import numpy as np
@@ -186,21 +186,9 @@ def thor(
         raise InputError(f"net is {name}; expected a Cell with trainable Parameters")
     if not callable(decay_filter):
         raise InputError(f"decay_filter is {decay_filter!r}; expected a function of a Parameter")
-    options = Options(
-        frequency=integer("frequency", frequency),
-        factor_frequency=factor_frequency,
-        split=split,
-        bias=bias,
-        factor_decay=factor_decay,
-        damping_split=damping_split,
-        trace_rule=trace_rule,
-        kl_clip=kl_clip,
-        adapt_damping=adapt_damping,
-        skip=skip,
-        formulas=formulas,
-        loss=loss,
-        nan=nan,
-    )
+    frequency = integer("frequency", frequency)  # here not a function of the update
+    given = locals()
+    options = Options(**{each.name: given[each.name] for each in fields(Options)})
     rate, following = learning_rates(learning_rate)
     optimizer = ThorOptimizer(
         net,

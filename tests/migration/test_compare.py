@@ -17,6 +17,7 @@ from labkit.migration import (
     trace,
 )
 from labkit.migration.fixtures import Digest
+from labkit.runtime import pynative
 from labkit.steps.state import set_state
 from tests.support.migrating import (
     Small,
@@ -39,11 +40,11 @@ def made(origin="here", **stages):
 
 
 def digested(step):
-    found = {
+    digests = {
         stage: {name: Digest.of(value) for name, value in tensors.items()}
         for stage, tensors in step.stages.items()
     }
-    return Trace(step.origin, found)
+    return Trace(step.origin, digests)
 
 
 @pytest.fixture(params=[lambda step: step, digested], ids=["arrays", "digests"])
@@ -75,22 +76,22 @@ def test_a_difference_is_measured_against_the_largest_value_and_the_tolerance(st
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "forward"])
 def test_a_tensor_that_one_side_lacks_fails(stage, form):
     two = {stage: {"t": np.array([1.0, -2.0]), "u": np.array([3.0])}}
-    for came, reference, who in (
+    for actual, reference, who in (
         (made(), made("there", **two), "here"),
         (made(**two), made("there"), "there"),
     ):
-        row = first_difference(compare_step(came, form(reference)))
+        row = first_difference(compare_step(actual, form(reference)))
         assert (row.stage, row.name, row.difference) == (stage, "u", np.inf)
         assert row.note == f"{who} lacks it" and not row.passed
 
 
 def test_cells_of_one_side_alone_are_named_and_not_compared(form):
-    came = made(forward={"t": np.ones(2), "mine": np.ones(1)})
+    actual = made(forward={"t": np.ones(2), "mine": np.ones(1)})
     reference = made("there", forward={"theirs": np.ones(1), "t": np.ones(2)})
-    rows = compare_step(came, form(reference))
+    rows = compare_step(actual, form(reference))
     assert first_difference(rows) is None
     assert [row.name for row in rows if row.stage == "forward"] == ["t"]
-    assert not_compared(came, reference) == ["mine (only here)", "theirs (only there)"]
+    assert not_compared(actual, reference) == ["mine (only here)", "theirs (only there)"]
     assert not_compared(made(), made("there")) == []
 
 
@@ -157,30 +158,30 @@ def test_an_update_is_known_no_better_than_the_spacing_of_its_weights():
     assert first_difference(compare_step(far, reference)).stage == "update"
     # In no other stage is there such a slack.
     gradient = made(**at, gradients={"t": np.array([1e-5 + 1.1e-7])})
-    found = first_difference(compare_step(gradient, made(**at, gradients={"t": np.array([1e-5])})))
-    assert found.stage == "gradients"
+    row = first_difference(compare_step(gradient, made(**at, gradients={"t": np.array([1e-5])})))
+    assert row.stage == "gradients"
 
 
 def test_tolerances_by_stage():
-    came = made(loss={"t": np.array([1.002, -2.0])})
-    assert first_difference(compare_step(came, made())).stage == "loss"
-    rows = compare_step(came, made(), {"loss": 0.0011})
+    actual = made(loss={"t": np.array([1.002, -2.0])})
+    assert first_difference(compare_step(actual, made())).stage == "loss"
+    rows = compare_step(actual, made(), {"loss": 0.0011})
     assert first_difference(rows) is None
     assert {row.tolerance for row in rows if row.stage == "loss"} == {0.0011}
     assert {row.tolerance for row in rows if row.stage == "gradients"} == {1e-3}
     with pytest.raises(InputError, match="unknown stage 'gradient'.*Did you mean 'gradients'"):
-        compare_step(came, made(), {"gradient": 1.0})
+        compare_step(actual, made(), {"gradient": 1.0})
     assert STEP_TOLERANCE["loss"] == 1e-5
 
 
 def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_sound_one():
-    came = made(
+    actual = made(
         forward={"a": np.array([1.00001]), "b": np.array([1.00002])},
         gradients={"a": np.array([1.1]), "b": np.array([1.2]), "c": np.array([[1.0]])},
     )
     one = np.array([1.0])
     reference = made(forward={"a": one, "b": one}, gradients={"a": one, "b": one, "c": one})
-    assert stage_table(compare_step(came, reference)).splitlines() == [
+    assert stage_table(compare_step(actual, reference)).splitlines() == [
         "stage          tensors  failed  largest difference  tolerance  at",
         "preprocessing        1       0             0.0e+00      1e-06  t",
         "weights              1       0             0.0e+00      0e+00  t",
@@ -229,7 +230,9 @@ def step(network=None, change=None, loss=None, optimizer=None, batch=BATCH, rate
         change(network)
     loss = loss or smoothed_cross_entropy(4, SMOOTHING)
     optimizer = optimizer(network) if optimizer else momentum(network, rates)
-    return trace(network, loss, optimizer, *batch)
+    # Without compiling; that nothing differs: test_trace.py.
+    with pynative():
+        return trace(network, loss, optimizer, *batch)
 
 
 def failed_stages(rows):
@@ -246,7 +249,7 @@ def test_without_a_fault_all_rows_pass_and_none_is_dead(reference):
     assert all(np.abs(value).max() > 1e-6 for value in values)
 
 
-def transpose_hidden(network):
+def transpose(network):
     set_state(network.hidden.weight, network.hidden.weight.asnumpy().T.copy())
 
 
@@ -262,28 +265,16 @@ def images(change):
 
 FAULTS = {
     # fault: (step, first stage that fails, first name there)
-    "square dense weight transposed": (
-        lambda: step(change=transpose_hidden),
-        ("weights", "hidden.weight"),
-    ),
+    "square weight transposed": (lambda: step(change=transpose), ("weights", "hidden.weight")),
     "NaN in a weight": (lambda: step(change=poison), ("weights", "conv2.weight")),
-    "momentum of BatchNorm not mapped": (
+    "momentum not mapped": (
         lambda: step(Small(bn={"momentum": 0.1})),
         ("statistics", "bn1.running_mean"),
     ),
     "epsilon of BatchNorm 1e-3": (lambda: step(Small(bn={"eps": 1e-3})), ("forward", "bn1")),
-    "padding same": (
-        lambda: step(Small(pad_mode="same", padding=0)),
-        ("forward", "conv1"),
-    ),
-    "label smoothing missing": (
-        lambda: step(loss=smoothed_cross_entropy(4, 0.0)),
-        ("loss", "loss"),
-    ),
-    "learning rate off by one step": (
-        lambda: step(rates=RATES[1:]),
-        ("update", "conv1.weight"),
-    ),
+    "padding same": (lambda: step(Small(pad_mode="same", padding=0)), ("forward", "conv1")),
+    "no label smoothing": (lambda: step(loss=smoothed_cross_entropy(4, 0.0)), ("loss", "loss")),
+    "learning rate of the next step": (lambda: step(rates=RATES[1:]), ("update", "conv1.weight")),
     "channels in the order BGR": (images(lambda x: x[:, ::-1]), ("preprocessing", "images")),
 }
 
@@ -292,11 +283,11 @@ FAULTS = {
 def test_a_planted_fault_is_reported_first_where_it_is(reference, fault):
     faulty, (stage, name) = FAULTS[fault]
     rows = compare_step(faulty(), reference)
-    found = first_difference(rows)
-    assert (found.stage, found.name) == (stage, name), stage_table(rows)
+    row = first_difference(rows)
+    assert (row.stage, row.name) == (stage, name), stage_table(rows)
     # Far over the tolerance: no matter of rounding. An epsilon changes an output by eps / 2 var.
     margin = 1.5 if "epsilon" in fault else 10
-    assert found.difference > margin * max(found.tolerance, 1e-6)
+    assert row.difference > margin * max(row.tolerance, 1e-6)
     if stage in ("update", "statistics"):
         assert failed_stages(rows) == [stage]
 

@@ -107,12 +107,12 @@ def test_a_trace_comes_back_as_digests(folder):
     }
     path = recorded.save("own", Trace("here", stages), {"batch": 2})
     assert path == folder / "own.npz" and recorded.names() == ["own"]
-    came = recorded.load("own")
-    assert came.origin == "here" and recorded.settings("own") == {"batch": 2}
-    assert {s: list(t) for s, t in came.stages.items()} == {s: list(t) for s, t in stages.items()}
+    actual = recorded.load("own")
+    assert actual.origin == "here" and recorded.settings("own") == {"batch": 2}
+    assert {s: list(t) for s, t in actual.stages.items()} == {s: list(t) for s, t in stages.items()}
     for stage, values in stages.items():
         for name, value in values.items():
-            digest, expected = came.stages[stage][name], Digest.of(value)
+            digest, expected = actual.stages[stage][name], Digest.of(value)
             assert digest.shape == np.shape(value) and digest.largest == expected.largest
             np.testing.assert_array_equal(digest.kept, expected.kept)
             np.testing.assert_array_equal(digest.sums, expected.sums)

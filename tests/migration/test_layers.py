@@ -155,11 +155,11 @@ def put(module, state):
     return module.double()
 
 
-def off(came, expected):
+def off(actual, expected):
     """Largest difference over the largest expected value."""
-    came, expected = came.asnumpy(), expected.detach().numpy()
-    assert came.shape == expected.shape and expected.any()
-    return np.abs(came - expected).max() / np.abs(expected).max()
+    actual, expected = actual.asnumpy(), expected.detach().numpy()
+    assert actual.shape == expected.shape and expected.any()
+    return np.abs(actual - expected).max() / np.abs(expected).max()
 
 
 def compute(network, inputs, weight):
@@ -185,7 +185,7 @@ def test_outputs_and_gradients_are_pytorchs(name):
     random = np.random.default_rng(1)
     network, module = build(), build_torch()
     state = weights_for(module, random)
-    found = load(network, state)
+    result = load(network, state)
     module = put(module, state)
     inputs = draw(shape if isinstance(shape, list) else [shape], random)
     theirs = each(lambda x: torch.from_numpy(x).double().requires_grad_(), inputs)
@@ -197,12 +197,12 @@ def test_outputs_and_gradients_are_pytorchs(name):
     )
     assert off(output, expected) <= limit
     assert off(by_input, theirs[0].grad) <= limit
-    names = {pair.mindspore: pair for pair in found.pairs}
+    names = {pair.mindspore: pair for pair in result.pairs}
     gradients = dict(module.named_parameters())
     assert len(by_parameter) == len(gradients)
-    for parameter, came in zip(network.trainable_params(), by_parameter, strict=True):
+    for parameter, actual in zip(network.trainable_params(), by_parameter, strict=True):
         pair = names[parameter.name]
-        assert off(came.reshape(pair.torch_shape), gradients[pair.torch].grad) <= limit, pair
+        assert off(actual.reshape(pair.torch_shape), gradients[pair.torch].grad) <= limit, pair
     back = state_dict(network)
     assert all(np.array_equal(back[n], v) for n, v in state.items() if not n.endswith("tracked"))
 
@@ -240,8 +240,8 @@ def test_batch_norms_train_and_their_statistics_follow_as_pytorchs(build, build_
         weight = random.normal(size=shape)
         module.zero_grad()
         (expected * torch.from_numpy(weight)).sum().backward()
-        came, by_input, by_parameter = compute(network, (Tensor(x),), Tensor(weight, ms.float32))
-        assert off(came, expected) <= SINGLE
+        actual, by_input, by_parameter = compute(network, (Tensor(x),), Tensor(weight, ms.float32))
+        assert off(actual, expected) <= SINGLE
         assert off(by_input, theirs.grad) <= SINGLE
         assert off(by_parameter[0], module.weight.grad) <= SINGLE
         assert off(by_parameter[1], module.bias.grad) <= SINGLE
@@ -273,9 +273,9 @@ def test_transposed_convolutions_with_output_padding_compute_otherwise_and_are_r
     set_state(network.weight, state["weight"])
     set_state(network.bias, state["bias"])
     x = random.normal(size=(2, 4, 5, 6)).astype(np.float32)
-    came, expected = network(Tensor(x)), put(module, state)(torch.from_numpy(x).double())
-    assert off(came, expected) > 0.1
-    assert not came.asnumpy()[:, :, -1].any() and expected.detach().numpy()[:, :, -1].any()
+    actual, expected = network(Tensor(x)), put(module, state)(torch.from_numpy(x).double())
+    assert off(actual, expected) > 0.1
+    assert not actual.asnumpy()[:, :, -1].any() and expected.detach().numpy()[:, :, -1].any()
     with pytest.raises(InputError, match="the network: nn.Conv2dTranspose with output_padding=1"):
         load(network, state)
     inside = nn.SequentialCell(nn.ReLU(), conv(nn.Conv2dTranspose, 4, 6, 3, **build))
@@ -310,8 +310,8 @@ def test_layers_without_a_cpu_kernel_go_there_and_back(name):
     build, build_torch = WITHOUT_KERNEL[name]
     network, module = build(), build_torch()
     state = weights_for(module, np.random.default_rng(1))
-    found = load(network, state)
-    counters = {counter: 3 for counter in found.carried}
+    result = load(network, state)
+    counters = {counter: 3 for counter in result.carried}
     back = state_dict(network, counters=counters)
     assert back.keys() == state.keys()
     for key, value in state.items():

@@ -18,29 +18,20 @@ def shapes(network, renames=None):
     return {p.torch: np.zeros(p.torch_shape, np.float32) for p in pairs(network, renames)}
 
 
-# ---- ResNets
-
-
-@pytest.mark.parametrize("depth", [18, 50])
-def test_names_of_resnets_both_ways(depth):
+def test_names_of_a_resnet_both_ways():
+    """For the other depths: tests/nets/test_resnet.py."""
     pytest.importorskip("torch")
     from labkit.nets import torch_resnet
 
-    network = resnet(depth, 10)
-    theirs = {n: tuple(v.shape) for n, v in torch_resnet.resnet(depth, 10).state_dict().items()}
-    found = pairs(network)
-    ours = {p.torch: p.torch_shape for p in found}
+    network = resnet(18, 10)
+    theirs = {n: tuple(v.shape) for n, v in torch_resnet.resnet(18, 10).state_dict().items()}
+    paired = pairs(network)
+    ours = {p.torch: p.torch_shape for p in paired}
     assert ours == {n: s for n, s in theirs.items() if not n.endswith("num_batches_tracked")}
     own = {p.name: p.shape for p in network.get_parameters()}
-    assert {p.mindspore: p.shape for p in found} == own and len(found) == len(own)
+    assert {p.mindspore: p.shape for p in paired} == own and len(paired) == len(own)
     assert {n: v.shape for n, v in state_dict(network).items()} == theirs
-
-
-# ---- a user's own network
-
-
-def test_names_of_a_resnet_in_words():
-    found = {p.torch: p.mindspore for p in pairs(resnet(18))}
+    by_name = {p.torch: p.mindspore for p in paired}
     for torch_name, name in {
         "conv1.weight": "conv1.weight",
         "bn1.weight": "bn1.gamma",
@@ -49,7 +40,10 @@ def test_names_of_a_resnet_in_words():
         "layer4.1.bn2.running_var": "layer4.1.bn2.moving_variance",
         "fc.bias": "fc.bias",
     }.items():
-        assert found[torch_name] == name
+        assert by_name[torch_name] == name
+
+
+# ---- a user's own network
 
 
 class Shared(nn.Cell):
@@ -122,8 +116,8 @@ def test_attributes_of_a_users_own_cell_keep_their_names():
             self.nothing = None
             self.norm = nn.LayerNorm((3,))
 
-    found = {p.torch: p.mindspore for p in pairs(Own())}
-    assert found == {"scale": "s", "norm.weight": "norm.gamma", "norm.bias": "norm.beta"}
+    result = {p.torch: p.mindspore for p in pairs(Own())}
+    assert result == {"scale": "s", "norm.weight": "norm.gamma", "norm.bias": "norm.beta"}
 
 
 # ---- renames
@@ -150,9 +144,9 @@ def test_renames_are_whole_words_in_one_pass(name, renames, expected):
 def test_renames_reach_parameters():
     network = nn.SequentialCell(nn.Dense(2, 3), nn.BatchNorm1d(3))
     renames = {"0": "fc", "1": "body.norm"}
-    found = {p.torch: p.mindspore for p in pairs(network, renames)}
+    result = {p.torch: p.mindspore for p in pairs(network, renames)}
     assert (
-        found["fc.weight"] == "0.weight" and found["body.norm.running_var"] == "1.moving_variance"
+        result["fc.weight"] == "0.weight" and result["body.norm.running_var"] == "1.moving_variance"
     )
     assert "body.norm.num_batches_tracked" in state_dict(network, renames)
     assert load(network, state_dict(network, renames), renames).complete
@@ -176,9 +170,9 @@ def pair_of_cells():
 
 def test_a_match_says_what_it_carries(pair_of_cells):
     state = shapes(pair_of_cells) | {"1.num_batches_tracked": np.int64(3)}
-    found = match(pair_of_cells, state)
-    assert found.complete and found.carried == ("1.num_batches_tracked",)
-    assert str(found) == "6 parameters match, 1 counters are carried"
+    result = match(pair_of_cells, state)
+    assert result.complete and result.carried == ("1.num_batches_tracked",)
+    assert str(result) == "6 parameters match, 1 counters are carried"
 
 
 def test_every_name_without_counterpart_is_listed(pair_of_cells):
@@ -187,11 +181,11 @@ def test_every_name_without_counterpart_is_listed(pair_of_cells):
     state["7.other"] = np.zeros(3)
     # A counter is carried only beside the BatchNorm it belongs to.
     state["0.num_batches_tracked"] = np.int64(1)
-    found = match(pair_of_cells, state)
-    assert not found.complete and len(found.pairs) == 5
-    assert found.missing == ("0.weight",)
-    assert found.unknown == ("0.wieght", "7.other", "0.num_batches_tracked")
-    text = str(found)
+    result = match(pair_of_cells, state)
+    assert not result.complete and len(result.pairs) == 5
+    assert result.missing == ("0.weight",)
+    assert result.unknown == ("0.wieght", "7.other", "0.num_batches_tracked")
+    text = str(result)
     assert "no PyTorch tensor for: 0.weight Did you mean '0.wieght'?" in text
     assert "no parameter of the network for: 7.other" in text
     assert "no parameter of the network for: 0.num_batches_tracked" in text
@@ -200,7 +194,7 @@ def test_every_name_without_counterpart_is_listed(pair_of_cells):
 def test_a_transposed_shape_is_said(pair_of_cells):
     state = shapes(pair_of_cells)
     state["0.weight"] = state["0.weight"].T
-    found = match(pair_of_cells, state)
-    assert "0.weight: shape (2, 3), expected (3, 2): transposed?" in str(found)
+    result = match(pair_of_cells, state)
+    assert "0.weight: shape (2, 3), expected (3, 2): transposed?" in str(result)
     state["0.weight"] = np.zeros((3, 4))
     assert "0.weight: shape (3, 4), expected (3, 2)\n" in f"{match(pair_of_cells, state)}\n"

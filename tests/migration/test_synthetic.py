@@ -8,57 +8,38 @@ import pytest
 from labkit.errors import InputError
 from labkit.migration import rule
 
-SHAPES = {
-    "conv.weight": (64, 32, 3, 3),
-    "bn.weight": (4000,),
-    "bn.bias": (4000,),
-    "bn.running_mean": (4000,),
-    "bn.running_var": (4000,),
-    "bn.num_batches_tracked": (),
-    "norm.weight": (4000,),
-    "fc.weight": (100, 50),
-    "fc.bias": (4000,),
-    "scale": (),
-}
-# Frozen: the recorded steps were made from these numbers. SHA-256 of the float32 bytes.
+# Frozen: the recorded steps were made from these numbers. Shape, and SHA-256 of the bytes, cut.
 FROZEN = {
-    "conv.weight": "20f78f2d5142b55af546273298ad38b92c48c0673f59ef8f98e1fafe4065a48a",
-    "bn.weight": "df9e0f48e0a010ce5c066cde80227631ea7c02d9d9127f3ccdf6fb30ec51ac1a",
-    "bn.bias": "9838aa6a1f9f64de385f0e34fa40d0d8df761a36a87995eaa85b0c773af95caa",
-    "bn.running_var": "edd70c5203a3c8fd2f31d7840cb343d879400ca9c50cd5bb009049ba5f24e51b",
-    "fc.bias": "824f8578c8b21f4245510a764f10cbc79022cf56fb263a71d39a14b8420ba850",
-    "images": "83a8f77c8383408a95afd672774905583106798056193f84e665f198c400c7f5",
-    "labels": "2aa25a7f6aca33f94af86ab860124e7d69e432319c23b334037799ef6d0716f2",
+    "conv.weight": ((64, 32, 3, 3), "20f78f2d5142b55af546273298ad38b92c48c067"),
+    "bn.weight": ((4000,), "df9e0f48e0a010ce5c066cde80227631ea7c02d9"),
+    "bn.bias": ((4000,), "9838aa6a1f9f64de385f0e34fa40d0d8df761a36"),
+    "bn.running_mean": ((4000,), "5b1e5e1d8a40f2869bb754e643a25e57e0605c3d"),
+    "bn.running_var": ((4000,), "edd70c5203a3c8fd2f31d7840cb343d879400ca9"),
+    "bn.num_batches_tracked": ((), "af5570f5a1810b7af78caf4bc70a660f0df51e42"),
+    "norm.weight": ((4000,), "abd0a0a7e4781e59ab49e08b87ca12f879b69de5"),
+    "fc.weight": ((100, 50), "70df4462343b8a53f587b47c1fd4bb8f882af1fd"),
+    "fc.bias": ((4000,), "824f8578c8b21f4245510a764f10cbc79022cf56"),
+    "scale": ((), "05d1140a7b5860c97aca58ba40a9b26073bb581c"),
 }
-
-
-def tensors():
-    images, labels = rule.batch(4, 16, 10)
-    return rule.state(SHAPES) | {"images": images, "labels": labels}
-
-
-def checksums(found):
-    return {n: hashlib.sha256(found[n].tobytes()).hexdigest() for n in FROZEN}
+BATCH = {
+    "images": "83a8f77c8383408a95afd6727749055831067980",
+    "labels": "2aa25a7f6aca33f94af86ab860124e7d69e43231",
+}
 
 
 @pytest.fixture(scope="module")
 def state():
-    return rule.state(SHAPES)
+    return rule.state({name: shape for name, (shape, _) in FROZEN.items()})
 
 
-def test_the_numbers_are_frozen():
-    assert checksums(tensors()) == FROZEN
-
-
-def test_uniform_fills_its_interval_evenly():
-    drawn = rule.uniform("u", (200_000,)).astype(np.float64)
-    assert 0 <= drawn.min() < 1e-4 and 1 - 1e-4 < drawn.max() < 1
-    # Standard errors: 6.5e-4 of the mean, 6e-4 of a tenth's count.
-    assert abs(drawn.mean() - 0.5) < 3e-3 and abs(drawn.std() - 12**-0.5) < 2e-3
-    assert np.abs(np.histogram(drawn, 10, (0, 1))[0] / drawn.size - 0.1).max() < 3e-3
-    assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 0.01
-    # 24 bits: exact in float32.
-    assert (drawn * 2**24 == np.rint(drawn * 2**24)).all()
+def test_the_numbers_are_frozen(state):
+    images, labels = rule.batch(4, 16, 10)
+    assert images.dtype == np.float32 and labels.dtype == np.int32
+    numbers = state | {"images": images, "labels": labels}
+    sums = {
+        name: hashlib.sha256(value.tobytes()).hexdigest()[:40] for name, value in numbers.items()
+    }
+    assert sums == {name: checksum for name, (_, checksum) in FROZEN.items()} | BATCH
 
 
 @pytest.mark.parametrize(
@@ -87,20 +68,6 @@ def test_batch_norms_biases_open_three_channels_of_four(state):
     bias = state["bn.bias"].astype(np.float64)
     assert (np.abs(bias) >= 2.5).all() and (np.abs(bias) <= 3.5).all()
     assert 0.72 < (bias > 0).mean() < 0.78
-    assert np.abs(bias).std() == pytest.approx(12**-0.5, rel=0.03)
-    # The sign and the size are drawn apart.
-    assert abs(np.corrcoef(np.sign(bias), np.abs(bias))[0, 1]) < 0.05
-
-
-def test_images_are_blocks_under_noise():
-    images, labels = rule.batch(64, 16, 10)
-    assert images.shape == (64, 3, 16, 16) and images.dtype == np.float32
-    assert labels.shape == (64,) and labels.dtype == np.int32
-    assert np.abs(images).max() <= 2 and set(labels) == set(range(10))
-    blocks = images.reshape(64, 3, 4, 4, 4, 4).mean((3, 5))
-    inside = images - np.repeat(np.repeat(blocks, 4, 2), 4, 3)
-    assert blocks.std() > 0.7 and inside.std() == pytest.approx(12**-0.5, rel=0.1)
-    assert len({image.tobytes() for image in images}) == 64
 
 
 def test_a_side_that_is_no_multiple_of_4_is_refused():

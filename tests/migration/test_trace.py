@@ -82,11 +82,11 @@ def steps(request, runtime, script):
 
 @pytest.mark.parametrize("reference", ["float32", "float64", "recorded"])
 def test_one_training_step_is_pytorchs(steps, reference):
-    depth, found = steps
-    rows = compare_step(found["mindspore"], found[reference])
+    depth, result = steps
+    rows = compare_step(result["mindspore"], result[reference])
     assert first_difference(rows) is None, stage_table(rows)
-    assert not_compared(found["mindspore"], found[reference]) == [
-        f"flatten (only {found['mindspore'].origin})"
+    assert not_compared(result["mindspore"], result[reference]) == [
+        f"flatten (only {result['mindspore'].origin})"
     ]
     tensors = {18: 62, 50: 161}[depth]
     counts = {stage: sum(row.stage == stage for row in rows) for stage in STAGES}
@@ -106,7 +106,8 @@ def test_one_training_step_is_pytorchs(steps, reference):
     ],
 )
 def test_a_setting_left_out_is_seen_against_the_recorded_step(other, stage, runtime):
-    rows = compare_step(trace(*prepared(18, **other)), recorded.load("resnet18"))
+    with pynative():
+        rows = compare_step(trace(*prepared(18, **other)), recorded.load("resnet18"))
     assert first_difference(rows).stage == stage
 
 
@@ -115,9 +116,9 @@ def test_ten_steps_of_loss_in_graph_mode(depth):
     network, loss, optimizer, images, labels = prepared(depth, "learning_rates_of_losses")
     step = PlainStep(LossNet(network, loss), optimizer)
     batch = Tensor(images), Tensor(labels)
-    came = [float(step(*batch).asnumpy()) for _ in range(10)]
+    actual = [float(step(*batch).asnumpy()) for _ in range(10)]
     expected = recorded.settings(f"resnet{depth}")["losses"]
-    np.testing.assert_allclose(came, expected, rtol=1e-3)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3)
     # They do move: by ten and more times what is allowed.
     assert max(expected) - min(expected) > 1e-2 * expected[0]
     assert step.last_update.number == 10
@@ -138,10 +139,10 @@ def contents(network):
     return {p.name: p.asnumpy().copy() for p in network.get_parameters()}
 
 
-def assert_equal(came, expected):
-    assert expected and came.keys() == expected.keys()
+def assert_equal(actual, expected):
+    assert expected and actual.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(came[name], value, err_msg=name)
+        np.testing.assert_array_equal(actual[name], value, err_msg=name)
 
 
 def test_it_trains_as_a_plain_step_does(parts):
@@ -149,43 +150,45 @@ def test_it_trains_as_a_plain_step_does(parts):
     start = contents(network)
     other = Small()
     by_rule(other)
-    found = trace(network, loss, momentum(network, [0.01]), *batch)
+    result = trace(network, loss, momentum(network, [0.01]), *batch)
     same = smoothed_cross_entropy(4, 0.1)
     plain = nn.TrainOneStepCell(nn.WithLossCell(other, same), momentum(other, [0.01])).set_train()
-    came = plain(*map(Tensor, batch))
+    actual = plain(*map(Tensor, batch))
     assert_equal(contents(network), contents(other))
     assert all((value != start[name]).any() for name, value in contents(network).items())
-    assert float(found.stages["loss"]["loss"]) == float(came.asnumpy())
+    assert float(result.stages["loss"]["loss"]) == float(actual.asnumpy())
     assert network.training and loss.training
     # What is told is what happened.
     after = state_dict(network)
-    for name, update in found.stages["update"].items():
-        np.testing.assert_array_equal(found.stages["weights"][name] + update, after[name])
-    for name, value in found.stages["statistics"].items():
+    for name, update in result.stages["update"].items():
+        np.testing.assert_array_equal(result.stages["weights"][name] + update, after[name])
+    for name, value in result.stages["statistics"].items():
         np.testing.assert_array_equal(value, after[name])
-        assert (value != found.stages["weights"][name]).any()
-    assert set(found.stages["statistics"]) == {"bn1.running_mean", "bn1.running_var"}
+        assert (value != result.stages["weights"][name]).any()
+    assert set(result.stages["statistics"]) == {"bn1.running_mean", "bn1.running_var"}
 
 
 def test_the_look_changes_nothing(parts, monkeypatch):
     network, loss, batch = parts
-    found = trace(network, loss, momentum(network, [0.01]), *batch)
     unseen = Small()
     by_rule(unseen)
     module = importlib.import_module("labkit.migration.trace")
-    monkeypatch.setattr(module, "_forward", lambda *_: {})
-    expected = trace(unseen, loss, momentum(unseen, [0.01]), *batch)
-    assert expected.stages["forward"] == {} and len(found.stages["forward"]) == 7
+    with pynative():
+        result = trace(network, loss, momentum(network, [0.01]), *batch)
+        monkeypatch.setattr(module, "_forward", lambda *_: {})
+        expected = trace(unseen, loss, momentum(unseen, [0.01]), *batch)
+    assert expected.stages["forward"] == {} and len(result.stages["forward"]) == 7
     assert_equal(contents(network), contents(unseen))
     for stage in ("loss", "gradients", "update", "statistics"):
-        assert_equal(found.stages[stage], expected.stages[stage])
+        assert_equal(result.stages[stage], expected.stages[stage])
 
 
 def test_it_sees_the_outputs_of_training_and_hooks_are_gone(parts):
     network, loss, batch = parts
     start = contents(network)
-    found = trace(network, loss, momentum(network, [0.01]), *batch)
-    seen = found.stages["forward"]
+    with pynative():
+        result = trace(network, loss, momentum(network, [0.01]), *batch)
+    seen = result.stages["forward"]
     assert list(seen) == ["conv1", "bn1", "relu", "conv2", "hidden", "relu#2", "fc"]
     # BatchNorm by the batch's own statistics: mean beta in each channel.
     np.testing.assert_allclose(seen["bn1"].mean((0, 2, 3)), start["bn1.beta"], atol=1e-5)
@@ -193,7 +196,7 @@ def test_it_sees_the_outputs_of_training_and_hooks_are_gone(parts):
     log = logits - np.log(np.exp(logits).sum(1, keepdims=True))
     target = 0.9 * np.eye(4)[batch[1]] + 0.1 / 4
     expected = -(target * log).sum(1).mean()
-    assert float(found.stages["loss"]["loss"]) == pytest.approx(expected, rel=1e-5)
+    assert float(result.stages["loss"]["loss"]) == pytest.approx(expected, rel=1e-5)
     kept = {name: value.copy() for name, value in seen.items()}
     with pynative():
         network(Tensor(batch[0]))
@@ -228,11 +231,12 @@ def test_a_look_that_fails_puts_everything_back(parts):
 def test_renames_reach_every_stage(parts):
     network, loss, batch = parts
     renames = {"hidden": "classifier.0", "fc": "classifier.2"}
-    found = trace(network, loss, momentum(network, [0.01]), *batch, renames=renames)
+    with pynative():
+        result = trace(network, loss, momentum(network, [0.01]), *batch, renames=renames)
     for stage in ("weights", "gradients", "update"):
-        assert "classifier.2.weight" in found.stages[stage]
-        assert not any(name.startswith(("fc", "hidden")) for name in found.stages[stage])
-    assert {"classifier.0", "classifier.2"} <= set(found.stages["forward"])
+        assert "classifier.2.weight" in result.stages[stage]
+        assert not any(name.startswith(("fc", "hidden")) for name in result.stages[stage])
+    assert {"classifier.0", "classifier.2"} <= set(result.stages["forward"])
 
 
 class Tied(nn.Cell):
@@ -301,11 +305,11 @@ def test_a_parameter_that_pytorch_does_not_use_has_a_gradient_of_zero():
     module = torch_tied(torch)
     trained = [p for p in module.parameters() if p.requires_grad]
     batch = rule.uniform("x", (8, 3, 6), -2, 2), np.arange(8) % 4
-    found = torch_trace(
+    result = torch_trace(
         module, torch.nn.CrossEntropyLoss(), torch.optim.SGD(trained, lr=0.1), *batch
     )
-    assert found.stages["gradients"]["unused.weight"].tolist() == [[0.0]]
-    assert found.origin.endswith("float32")
+    assert result.stages["gradients"]["unused.weight"].tolist() == [[0.0]]
+    assert result.origin.endswith("float32")
     assert all(not part._forward_hooks for part in module.modules())
 
 

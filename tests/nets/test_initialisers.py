@@ -9,7 +9,15 @@ from scipy import stats
 
 from labkit import reference
 from labkit.errors import InputError
-from labkit.nets.initialisers import SCHEMES, Initialised, initialise
+from labkit.nets.initialisers import (
+    CONVOLUTIONS,
+    CONVOLUTIONS_2D,
+    DENSE,
+    NORMS,
+    SCHEMES,
+    Initialised,
+    initialise,
+)
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
@@ -93,10 +101,10 @@ def test_every_scheme_is_its_formula_and_leaves_the_rest(scheme, mint_layers):
         np.testing.assert_array_equal(values(network, name), before[name])
 
 
-def assert_same_law(came, expected):
+def assert_same_law(actual, expected):
     """Kolmogorov and Smirnov, two samples."""
-    assert came.shape == expected.shape and came.size > 40
-    assert stats.ks_2samp(came.reshape(-1), expected.reshape(-1)).pvalue > UNLIKELY
+    assert actual.shape == expected.shape and actual.size > 40
+    assert stats.ks_2samp(actual.reshape(-1), expected.reshape(-1)).pvalue > UNLIKELY
 
 
 @pytest.mark.parametrize(
@@ -265,3 +273,31 @@ def test_what_cannot_be_initialised_is_refused():
         initialise(nn.Dense(2, 2), "torch", 1)
     with pytest.raises(InputError, match="network: expected a Cell, got a list"):
         initialise([], "pytorch", 1)
+
+
+# ---- kinds of layers: all that MindSpore has of each, and nothing else
+
+# nn.BatchNorm3d holds a BatchNorm2d; nn.Norm is a vector's norm.
+NO_NORMS = {"BatchNorm3d", "Norm", "ClipByNorm"}
+
+
+@pytest.mark.parametrize("module", [nn, mint.nn], ids=["nn", "mint.nn"])
+def test_every_layer_of_mindspore_is_of_the_kind_its_name_says(module):
+    layers = {
+        name: layer
+        for name, layer in vars(module).items()
+        if isinstance(layer, type) and issubclass(layer, nn.Cell) and not name.startswith("_")
+    }
+    assert len(layers) > 50
+    for name, layer in layers.items():
+        exception = module is nn and name in NO_NORMS
+        assert issubclass(layer, NORMS) == ("Norm" in name and not exception), name
+        plain = name in ("Conv1d", "Conv2d", "Conv3d")
+        assert issubclass(layer, CONVOLUTIONS) == plain, name
+        assert issubclass(layer, CONVOLUTIONS_2D) == (name == "Conv2d"), name
+        assert issubclass(layer, DENSE) == (name in ("Dense", "Linear")), name
+
+
+def test_a_three_dimensional_batch_norm_is_found_by_what_it_holds():
+    cells = [cell for _, cell in nn.BatchNorm3d(4).cells_and_names()]
+    assert [isinstance(cell, NORMS) for cell in cells] == [False, True]

@@ -3,10 +3,12 @@
 import contextlib
 import importlib.util
 import io
+from types import SimpleNamespace
 
 import pytest
 
-from tests.support.recipes import recipe, shrink, values
+from labkit.recipes.recipe import Recipe
+from tests.support.recipes import Kept, recipe, shrink, values
 
 
 @pytest.fixture(scope="session")
@@ -45,23 +47,28 @@ def small():
 
 @pytest.fixture(scope="session")
 def trained(data, tmp_path_factory):
-    """A function: recipe -> (folder of all run folders, what its command printed).
+    """A function: recipe -> ``out``, the folder of all run folders, and of this training
+    ``printed``, its ``result`` and ``network``.
 
     Each is trained once, by its command line; tests look at it and leave it as it is.
     """
-    out, printed = tmp_path_factory.mktemp("recipes"), {}
+    out, done, train = tmp_path_factory.mktemp("recipes"), {}, Recipe.train
 
     def get(name):
         if name == "subspace_stage_2":
             get("subspace_stage_1")
-        if name not in printed:
+        if name not in done:
             arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
             for setting, value in values(name, out).items():
                 arguments += ["--set", f"{setting}={value}"]
-            shown = io.StringIO()
-            with contextlib.redirect_stdout(shown):
+            shown, results, kept = io.StringIO(), [], Kept()
+            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+                patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
                 assert recipe(name).main(arguments) == 0
-            printed[name] = shown.getvalue()
-        return out, printed[name]
+            kept.undo()
+            done[name] = SimpleNamespace(
+                out=out, printed=shown.getvalue(), result=results[0], network=kept.networks[-1]
+            )
+        return done[name]
 
     return get

@@ -12,17 +12,6 @@ import numpy as np
 from tests.support.recipes import Kept, group_norm, newest, recipe, settings, shrink
 
 
-def refused(call):
-    """The message of the InputError that ``call`` raises."""
-    from labkit.errors import InputError
-
-    try:
-        call()
-    except InputError as error:
-        return str(error)
-    return None
-
-
 class Trainings:
     """Trains, and notes what each training came to."""
 
@@ -41,8 +30,14 @@ class Trainings:
         }
         return result
 
-    def refused(self, label, config, name="resnet50"):
-        self.said[label] = refused(lambda: self.train(label, config, name))
+    def refused(self, label, call, *arguments, **options):
+        """Note the message of the InputError that a call raises."""
+        from labkit.errors import InputError
+
+        try:
+            call(*arguments, **options)
+        except InputError as error:
+            self.said[label] = str(error)
 
 
 def with_batch_norm(run, out):
@@ -53,13 +48,13 @@ def with_batch_norm(run, out):
 
     run.train("whole", settings("resnet50", out))
     rank, _ = cluster.rank_and_size()
-    run.refused("again", settings("resnet50", out))
+    run.refused("again", run.train, "again", settings("resnet50", out))
     if rank == 0:
         newest(out / "resnet50").unlink()
     cluster.gather([0.0])
     run.train("resumed", settings("resnet50", out), resume=True)
-    run.said["disagree"] = refused(lambda: cluster.agree(same=1, number=rank))
-    run.refused("config", settings("resnet50", out / "none", lr=0.05 + rank))
+    run.refused("disagree", cluster.agree, same=1, number=rank)
+    run.refused("config", run.train, "config", settings("resnet50", out / "none", lr=0.05 + rank))
 
     def spoil(network):
         values = network.conv1.weight.asnumpy().copy()
@@ -67,21 +62,21 @@ def with_batch_norm(run, out):
         ops.assign(network.conv1.weight, Tensor(values))
 
     spoiled = Kept(spoil)
-    run.refused("weights", settings("resnet50", out / "none"))
+    run.refused("weights", run.train, "weights", settings("resnet50", out / "none"))
     spoiled.undo()
     run.said["gathered"] = cluster.gather([1 / 3 + rank, -1e300, -0.0]).tolist()
 
 
 def with_group_norm(run, out):
     """All recipes, with a normalisation that does not look at the other images of a batch."""
-    for label, changed in (("groups", {}), ("micro", {"batch_size": 5, "micro_steps": 2})):
-        run.train(label, settings("resnet50", out / label, **changed))
+    run.train("micro", settings("resnet50", out / "micro", batch_size=5, micro_steps=2))
     run.train("thor", settings("thor", out), "thor")
     adasum = settings("adasum", out, workers=1)
     result = run.train("adasum", adasum, "adasum")
     newest(result.folder).unlink()
     run.train("adasum resumed", adasum, "adasum", resume=True)
-    run.refused("servers", settings("adasum", out / "none", workers=1, node_size=8), "adasum")
+    servers = settings("adasum", out / "none", workers=1, node_size=8)
+    run.refused("servers", run.train, "servers", servers, "adasum")
     # A step an epoch: five epochs for five snapshots.
     epochs = {"epoch_size": 5, "total_epochs": 6, "snapshots_per_epoch": 1}
     for name, changed in (("subspace_stage_1", epochs), ("subspace_stage_2", {})):

@@ -50,13 +50,13 @@ def test_settings_reach_the_step():
     assert float(step.gradient.loss_scale.asnumpy()) == 64
     assert isinstance(step.optimizer, nn.Momentum)
     assert float(step.optimizer.momentum.asnumpy()) == 0.5
-    decays = [float(one.asnumpy()) for one in step.optimizer.weight_decay]
+    decays = [float(decay.asnumpy()) for decay in step.optimizer.weight_decay]
     for parameter, decay in zip(step.optimizer.parameters, decays, strict=True):
         assert decay == (0.25 if parameter.ndim > 1 else 0.0), parameter.name
 
 
 def test_what_is_printed_and_recorded(trained):
-    out, printed = trained("adasum")
+    out, printed = trained("adasum").out, trained("adasum").printed
     assert "labkit: adasum over 2 workers (2 virtual), on updates, by layer" in printed
     rows = [line.split(",") for line in (out / "adasum/records.csv").read_text().splitlines()]
     assert [row[rows[0].index("images")] for row in rows[1:]] == ["20"] * 4

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from tests.support.shell_scripts import (
     SIGNALS,
     assert_executable_and_posix,
     assert_nothing_stays,
+    wait_until,
 )
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -187,9 +187,14 @@ rank.wait()
 """
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM], ids=str)
-@pytest.mark.parametrize("group", [True, False], ids=["key", "kill"])
-@pytest.mark.parametrize("ranks", [[], ["2"]], ids=["alone", "ranks"])
+INT, TERM = signal.SIGINT, signal.SIGTERM
+SENT = [(INT, True, []), (INT, False, ["2"]), (TERM, True, ["2"]), (TERM, False, [])]
+REST = [(INT, True, ["2"]), (INT, False, []), (TERM, True, []), (TERM, False, ["2"])]
+
+
+@pytest.mark.parametrize(
+    ("by", "group", "ranks"), SENT + [pytest.param(*sent, marks=pytest.mark.slow) for sent in REST]
+)
 def test_what_python_does_finally_is_done(tmp_path, by, group, ranks):
     """^C, or a signal to the script alone: a kill at once left a locked folder behind."""
     for name, text in (("waiting", WAITING), ("msrun", RANKS)):
@@ -201,12 +206,9 @@ def test_what_python_does_finally_is_done(tmp_path, by, group, ranks):
         env=os.environ | {"PYTHON": str(tmp_path / "waiting")},
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],
+        preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
-    until = time.monotonic() + 60
-    while not (tmp_path / "started").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    wait_until((tmp_path / "started").exists)
     (os.killpg if group else os.kill)(process.pid, by)
     assert process.wait(60) == -by
     assert (tmp_path / "finally").exists()

@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields
 
 import pytest
 
+from labkit import nets
 from labkit.errors import InputError
-from labkit.nets import initialisers, resnet, words
+from labkit.nets import initialisers, resnet
 from labkit.recipes import settings as rules
 from labkit.recipes.adasum_config import NAMED as ADASUM
 from labkit.recipes.adasum_config import AdasumConfig
@@ -126,8 +127,8 @@ def test_lines_show_every_setting():
 
 
 def test_the_words_of_the_networks_are_theirs():
-    assert resnet.DEPTHS == words.DEPTHS
-    assert tuple(initialisers.SCHEMES) == words.INITIALISERS
+    assert resnet.DEPTHS == nets.DEPTHS
+    assert tuple(initialisers.SCHEMES) == nets.INITIALISERS
     assert all(callable(getattr(schedules, name)) for name in SCHEDULES)
 
 

@@ -24,14 +24,13 @@ from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
-STEPS = 4
 ONE, TWO = "subspace_stage_1", "subspace_stage_2"
 
 
 @pytest.fixture
 def stages(trained):
     """The folder of both run folders."""
-    return trained(TWO)[0]
+    return trained(TWO).out
 
 
 def arrays(path):
@@ -42,17 +41,15 @@ def arrays(path):
 @pytest.mark.parametrize("stage", [ONE, TWO])
 def test_what_is_printed_is_the_tutorials(trained, stage):
     """The lines of its output, in its order, with the accuracy that is also returned."""
-    printed = trained(stage)[1].splitlines()
+    printed = trained(stage).printed.splitlines()
     lines = [line for line in printed if line.startswith("=====")]
-    assert lines[:2] == [f"============== Starting {x} ==============" for x in _PHASES]
+    starts = [f"============== Starting {x} ==============" for x in ("Training", "Testing")]
+    assert lines[:2] == starts
     accuracy = re.fullmatch(r"=+ \{'Accuracy': (\d\.\d+)\} =+", lines[2])
     (summary,) = [line for line in printed if "top_1_accuracy" in line]
     assert len(lines) == 3 and f"top_1_accuracy {float(accuracy[1]):.4f}" in summary
     losses = [number for number, line in enumerate(printed) if line.startswith("epoch:")]
     assert printed.index(lines[0]) < losses[0] and losses[-1] < printed.index(lines[1])
-
-
-_PHASES = ("Training", "Testing")
 
 
 class TestFirstStage:
@@ -89,7 +86,7 @@ class TestFirstStage:
         assert float(step.gradient.loss_scale.asnumpy()) == 64
         assert step.settings["precision"] == "'O2'"
         assert float(step.optimizer.momentum.asnumpy()) == 0.5
-        decays = [float(one.asnumpy()) for one in step.optimizer.weight_decay]
+        decays = [float(decay.asnumpy()) for decay in step.optimizer.weight_decay]
         for parameter, decay in zip(step.optimizer.parameters, decays, strict=True):
             assert decay == (0.25 if parameter.ndim > 1 else 0.0), parameter.name
 
@@ -113,7 +110,7 @@ class TestFirstStage:
 
 class TestStart:
     def test_it_is_where_the_first_stage_has_ended(self, trained):
-        out, printed = trained(TWO)
+        out, printed = trained(TWO).out, trained(TWO).printed
         last = newest(out / ONE)
         assert f"labkit: starts from {last}\n" in printed
         network = resnet.resnet(18, 12)
@@ -166,13 +163,13 @@ class TestSecondStage:
     def test_the_basis_is_kept_and_loaded_again(self, stages, monkeypatch):
         """The tutorial's third argument: with a pca_mat.npy nothing is computed."""
         path = stages / ONE / "checkpoint_pca" / "pca_mat.npy"
-        parameters = resnet.resnet(18, 12).trainable_params()
-        kept = path.read_bytes()
+        config, kept = settings(TWO, stages), path.read_bytes()
+        network = build_network(config)
         monkeypatch.setattr(Basis, "of", lambda *a, **o: pytest.fail("computed again"))
-        basis = subspace_stage_2.find_basis(settings(TWO, stages), parameters)
-        assert basis.matrix.shape == (3, sum(p.size for p in parameters))
-        assert path.read_bytes() == kept
-        np.testing.assert_array_equal(np.asarray(basis.matrix), np.load(path))
+        step = subspace_stage_2.build_step(config, network, 4)
+        basis = Basis.load(path, network.trainable_params())
+        assert step.settings["basis"] == basis.checksum and path.read_bytes() == kept
+        assert basis.matrix.shape == (3, sum(p.size for p in network.trainable_params()))
 
     def test_a_basis_elsewhere_needs_no_snapshots(self, stages, data, tmp_path):
         for name in ("pca_mat.npy", "pca_mat.json"):
@@ -186,7 +183,7 @@ class TestSecondStage:
             epoch_size=1,
             save_checkpoint=False,
         )
-        assert len(subspace_stage_2.train(config, data, device="CPU").records) == STEPS
+        assert len(subspace_stage_2.train(config, data, device="CPU").records) == 4
 
     def test_too_few_snapshots(self, stages, data, tmp_path):
         shutil.copytree(stages / ONE, tmp_path / ONE)
@@ -211,12 +208,12 @@ class TestSecondStage:
         changed = dict(rho=0.3, sigma=0.2, trials=7, gamma=0.5, alpha=0.02, failure="rollback")
         more = dict(loss_scale=64, learning_rate=0.5, weight_decay=0.25)
         config = settings(TWO, stages, **more, **changed)
-        step = subspace_stage_2.build_step(config, build_network(config), STEPS)
+        step = subspace_stage_2.build_step(config, build_network(config), 4)
         assert step.update.constants == search.Constants(**changed)
         assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.micro_batches == 1
         assert isinstance(step.optimizer, nn.SGD)
         assert step.last_update.learning_rate == (0.5,)
-        decays = {float(one.asnumpy()) for one in step.optimizer.weight_decay}
+        decays = {float(decay.asnumpy()) for decay in step.optimizer.weight_decay}
         assert decays == {0.25, 0.0}
 
     def test_its_defaults_are_the_searchs(self):

@@ -14,51 +14,34 @@ from labkit.recipes.thor_config import ThorConfig
 from labkit.steps import schedules
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.plain import PlainStep
-from labkit.training import checkpoint
-from tests.support.recipes import newest, settings
-from tests.support.step_cells import snapshot
+from tests.support.recipes import settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 
-class TestCheckpoints:
-    """RUN/ckpt_0, which MindSpore's own callback writes."""
-
-    def test_they_have_the_tutorials_names_and_the_whole_network(self, trained):
-        out, _ = trained("thor")
-        names = sorted(path.name for path in (out / "thor/ckpt_0").glob("*.ckpt"))
-        assert names == ["resnet-1_4.ckpt", "resnet-2_4.ckpt"]
-        values = checkpoint.read(out / "thor/ckpt_0" / names[0])
-        assert set(snapshot(resnet.resnet(18, 12))) < set(values)
-
-    @pytest.mark.parametrize("by", ["labkit", "mindspore"])
-    def test_the_line_of_an_evaluation_is_the_tutorials(self, trained, data, capsys, by):
-        out, printed = trained("thor")
-        own = out / "thor/ckpt_0/resnet-2_4.ckpt"
-        path = own if by == "mindspore" else newest(out / "thor")
-        thor.evaluate_checkpoint(settings("thor", out), data, path, device="CPU")
-        lines = capsys.readouterr().out.splitlines()
-        (line,) = [line for line in lines if line.startswith("result:")]
-        number = r"([01]\.\d+)"
-        form = rf"result: {{'top_5_accuracy': {number}, 'top_1_accuracy': {number}}} ckpt={path}"
-        top_5, top_1 = map(float, re.fullmatch(form, line).groups())
-        assert f"labkit: top_1_accuracy {top_1:.4f}, top_5_accuracy {top_5:.4f}" in printed
-
-    def test_mindspores_own_loading_and_evaluation(self, trained, data):
-        """The tutorial's eval.py: load_checkpoint, load_param_into_net, Model.eval."""
-        out, _ = trained("thor")
-        path = str(out / "thor/ckpt_0/resnet-2_4.ckpt")
-        network = resnet.resnet(18, 12)
-        missing, _ = load_param_into_net(network, load_checkpoint(path))
-        assert missing == []
-        network.set_train(False)
-        config = settings("thor", out)
-        _, val_set, _ = parts.datasets(config, data, 0, 1, only_evaluate=True)
-        metrics = {"top_1_accuracy", "top_5_accuracy"}
-        model = Model(network, metrics=metrics, loss_fn=parts.build_loss(config))
-        ours = thor.evaluate_checkpoint(config, data, path, device="CPU")
-        for name, value in model.eval(val_set).items():
-            assert ours[name] == pytest.approx(value)
+def test_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsys):
+    """RUN/ckpt_0, which MindSpore's own callback writes, and the tutorial's eval.py:
+    load_checkpoint, load_param_into_net, Model.eval."""
+    out, printed = trained("thor").out, trained("thor").printed
+    names = sorted(path.name for path in (out / "thor/ckpt_0").glob("*.ckpt"))
+    assert names == ["resnet-1_4.ckpt", "resnet-2_4.ckpt"]
+    path = str(out / "thor/ckpt_0" / names[1])
+    network = resnet.resnet(18, 12)
+    missing, _ = load_param_into_net(network, load_checkpoint(path))
+    assert missing == []
+    network.set_train(False)
+    config = settings("thor", out)
+    _, val_set, _ = parts.datasets(config, data, 0, 1, only_evaluate=True)
+    metrics = {"top_1_accuracy", "top_5_accuracy"}
+    model = Model(network, metrics=metrics, loss_fn=parts.build_loss(config))
+    ours = thor.evaluate_checkpoint(config, data, path, device="CPU")
+    for name, value in model.eval(val_set).items():
+        assert ours[name] == pytest.approx(value)
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("result:")]
+    number = r"([01]\.\d+)"
+    form = rf"result: {{'top_5_accuracy': {number}, 'top_1_accuracy': {number}}} ckpt={path}"
+    top_5, top_1 = map(float, re.fullmatch(form, line).groups())
+    assert f"labkit: top_1_accuracy {top_1:.4f}, top_5_accuracy {top_5:.4f}" in printed
 
 
 class TestStep:
@@ -81,7 +64,7 @@ class TestStep:
         """As in the tutorial, whose decay_filter leaves none out."""
         _, step = self.make(weight_decay=0.25, momentum=0.5)
         assert type(step) is PlainStep and isinstance(step.optimizer, nn.Momentum)
-        decays = {float(one.asnumpy()) for one in step.optimizer.weight_decay}
+        decays = {float(decay.asnumpy()) for decay in step.optimizer.weight_decay}
         assert decays == {0.25} and all(step.optimizer.decay_flags)
         assert len(step.optimizer.decay_flags) == len(step.optimizer.parameters)
         assert float(step.optimizer.momentum.asnumpy()) == 0.5
@@ -101,7 +84,7 @@ class TestStep:
     def test_no_checkpoint_where_none_is_wanted(self, tmp_path):
         def names(**changed):
             config = settings("thor", tmp_path, **changed)
-            return [type(one).__name__ for one in thor.callbacks(config, None, 3, False)]
+            return [type(each).__name__ for each in thor.callbacks(config, None, 3, False)]
 
         assert names() == ["TimeMonitor", "LossMonitor", "ModelCheckpoint"]
         assert names(save_checkpoint=False) == ["TimeMonitor", "LossMonitor"]

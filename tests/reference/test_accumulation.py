@@ -22,8 +22,8 @@ def test_weighted_mean_of_the_parts_is_the_whole(sizes):
         for s, e in zip(sizes, ends, strict=True)
     ]
     _, whole = reference.softmax_regression(*values, inputs, labels)
-    for came, expected in zip(reference.weighted_mean(parts, sizes), whole, strict=True):
-        np.testing.assert_allclose(came, expected, rtol=1e-9, atol=1e-12)
+    for actual, expected in zip(reference.weighted_mean(parts, sizes), whole, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_weighted_mean_refuses_nothing_to_average():
@@ -42,8 +42,8 @@ def test_weighted_mean_refuses_nothing_to_average():
     ],
 )
 def test_weights(rows, tokens, normalise, reduction, expected):
-    came = reference.weight(rows, tokens=tokens, normalise=normalise, reduction=reduction)
-    assert came == expected
+    actual = reference.weight(rows, tokens=tokens, normalise=normalise, reduction=reduction)
+    assert actual == expected
 
 
 def test_clipping_keeps_the_direction_and_the_limit():

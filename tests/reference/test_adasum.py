@@ -49,8 +49,8 @@ class TestPair:
 
     def test_by_hand_with_counts(self):
         """Made by 1 and 3: 1 - 1/4 3/9 = 11/12 of a, 1 - 3/4 3/2 = -1/8 of b."""
-        came = adasum_pair([3.0, 0.0], [1.0, 1.0], 1, 3)
-        np.testing.assert_allclose(came, [2.75 - 0.125, -0.125], **CLOSE)
+        actual = adasum_pair([3.0, 0.0], [1.0, 1.0], 1, 3)
+        np.testing.assert_allclose(actual, [2.75 - 0.125, -0.125], **CLOSE)
 
     @few
     @given(seeds, dimensions, weights, weights)

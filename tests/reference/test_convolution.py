@@ -48,8 +48,8 @@ def test_convolution_and_its_slopes_are_those_of_conv2d(window, has_bias, seed):
     )
     slope = random.normal(size=y.shape)
     y.backward(torch.from_numpy(slope))
-    came = reference.convolve(x, weight, bias, window)
-    np.testing.assert_allclose(came, y.detach().numpy(), **EXACT)
+    actual = reference.convolve(x, weight, bias, window)
+    np.testing.assert_allclose(actual, y.detach().numpy(), **EXACT)
     slopes = reference.convolution_slopes(x, weight, slope, window)
     for one, leaf in zip(slopes, leaves, strict=False):
         np.testing.assert_allclose(one, leaf.grad.numpy(), **EXACT)

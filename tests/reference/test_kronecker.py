@@ -1,4 +1,4 @@
-"""Factors, blocks, damping and direction: each theorem where it holds and where it does not."""
+"""Factors, blocks, damping, direction and Fisher: each theorem where it holds, and where not."""
 
 import math
 
@@ -46,23 +46,23 @@ def test_direction_solves_the_whole_damped_kronecker_system(
 ):
     case = problem(groups, outputs, inputs, positions, seed)
     options = dict(split=split, damping_split=damping_split)
-    came = reference.thor_direction(*case, damping, **options)
+    actual = reference.thor_direction(*case, damping, **options)
     np.testing.assert_allclose(
-        came, reference.kronecker_solve(*case, damping, **options), **ALGEBRA
+        actual, reference.kronecker_solve(*case, damping, **options), **ALGEBRA
     )
 
 
 def test_direction_by_hand():
     """T = 4, damping 1: both factors get sqrt(1 / 4)."""
     a, g = np.diag([0.5, 1.5])[None], np.array([[[3.5]]])
-    came = reference.thor_direction(a, g, 4, np.array([[[8.0, 16.0]]]), 1.0)
-    np.testing.assert_allclose(came, [[[8 / 4 / 4 / 1, 16 / 4 / 4 / 2]]], rtol=1e-14)
+    actual = reference.thor_direction(a, g, 4, np.array([[[8.0, 16.0]]]), 1.0)
+    np.testing.assert_allclose(actual, [[[8 / 4 / 4 / 1, 16 / 4 / 4 / 2]]], rtol=1e-14)
 
 
 def test_a_pair_of_positions_damps_each_factor_by_its_own():
     a, g = np.array([[[1.0]]]), np.array([[[2.0]]])
-    came = reference.thor_direction(a, g, (4, 9), np.array([[[1.0]]]), 36.0)
-    assert came[0, 0, 0] == pytest.approx(1 / 4 / (1 + 3) / (2 + 2), rel=1e-14)
+    actual = reference.thor_direction(a, g, (4, 9), np.array([[[1.0]]]), 36.0)
+    assert actual[0, 0, 0] == pytest.approx(1 / 4 / (1 + 3) / (2 + 2), rel=1e-14)
 
 
 @given(st.integers(1, 1000), st.integers(1, 200))
@@ -79,12 +79,12 @@ def test_blocks_of_one_size_and_blocks_with_a_rest_are_different_approximations(
     """5 inputs, blocks of 4: 3 and 2 rows, or 4 and 1."""
     a, g, positions, gradient = problem(outputs=5, inputs=5)
     for cut, first in (("equal", 3), ("fixed", 4)):
-        came = reference.thor_direction(a, g, positions, gradient, 0.1, split=4, cut=cut)
+        actual = reference.thor_direction(a, g, positions, gradient, 0.1, split=4, cut=cut)
         for rows in (slice(0, first), slice(first, 5)):
             for columns in (slice(0, first), slice(first, 5)):
                 own = a[:, columns, columns], g[:, rows, rows]
                 alone = reference.thor_direction(*own, positions, gradient[:, rows, columns], 0.1)
-                np.testing.assert_allclose(came[:, rows, columns], alone, **ALGEBRA)
+                np.testing.assert_allclose(actual[:, rows, columns], alone, **ALGEBRA)
 
 
 def test_pi_is_the_ratio_of_mean_eigenvalues_over_all_groups():
@@ -173,3 +173,82 @@ def test_what_cannot_be_computed_is_refused():
         reference.block_bounds(4, 0)
     with pytest.raises(InputError, match="unknown cut 'even'"):
         reference.block_bounds(4, 2, "even")
+
+
+# ---- Kronecker blocks against the exact empirical Fisher matrix
+
+DRAWS = np.random.default_rng(0)
+
+
+def all_pairs(inputs, slopes):
+    """Every input with every derivative: the two are independent over the batch's rows."""
+    rows = [(x, d) for x in inputs for d in slopes]
+    # The mean loss' derivatives: a row's own over the number of rows.
+    return np.array([x for x, _ in rows]), np.array([d for _, d in rows]) / len(rows)
+
+
+def linear_chain(inputs, slopes, weights):
+    """[(inputs, derivatives)] of each dense layer of W_n .. W_1 x, by derivatives of the last."""
+    seen, derivatives = [inputs], [slopes]
+    for weight in weights[:-1]:
+        seen.append(seen[-1] @ weight.T)
+    for weight in reversed(weights[1:]):
+        derivatives.insert(0, derivatives[0] @ weight)
+    return list(zip(seen, derivatives, strict=True))
+
+
+def errors(layers, **options):
+    """Relative error of each layer's Kronecker block, cut out of the whole Fisher matrix."""
+    gradients = [reference.per_sample_gradients(*layer, **options) for layer in layers]
+    whole, sizes = reference.exact_fisher(gradients), [g[0].size for g in gradients]
+    assert len(whole) == sum(sizes)
+    return [
+        reference.relative_error(
+            reference.kronecker_fisher(*reference.kronecker_factors(*layer, **options)),
+            reference.layer_block(whole, sizes, index),
+        )
+        for index, layer in enumerate(layers)
+    ]
+
+
+WEIGHTS = [DRAWS.normal(size=shape) for shape in ((4, 5), (3, 4), (2, 3))]
+
+
+@pytest.mark.parametrize("homogeneous", [False, True])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_linear_network_with_derivatives_independent_of_inputs_has_kronecker_blocks(
+    depth, homogeneous
+):
+    weights = WEIGHTS[-depth:]
+    inputs = DRAWS.normal(size=(6, weights[0].shape[1]))
+    batch = all_pairs(inputs, DRAWS.normal(size=(5, 2)))
+    # Measured 6e-16.
+    assert max(errors(linear_chain(*batch, weights), homogeneous=homogeneous)) < 1e-10
+
+
+def test_per_sample_gradients_by_hand_and_their_mean():
+    inputs, slopes = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[5.0], [6.0]])
+    actual = reference.per_sample_gradients(inputs, slopes, homogeneous=True)
+    np.testing.assert_array_equal(actual, [[[[10, 20, 10]]], [[[36, 48, 12]]]])
+    np.testing.assert_allclose(actual.mean(axis=0)[0, :, :2], slopes.T @ inputs)
+
+
+def test_exact_fisher_by_hand():
+    gradients = [np.array([[1.0], [3.0]]), np.array([[2.0, 0.0], [0.0, 4.0]])]
+    fisher = reference.exact_fisher(gradients)
+    np.testing.assert_allclose(fisher, [[5, 1, 6], [1, 2, 0], [6, 0, 8]])
+    np.testing.assert_array_equal(reference.layer_block(fisher, [1, 2], 0), [[5]])
+    np.testing.assert_array_equal(reference.layer_block(fisher, [1, 2], 1), [[2, 0], [0, 8]])
+    np.testing.assert_array_equal(reference.exact_fisher(gradients[1]), [[2, 0], [0, 8]])
+
+
+@pytest.mark.parametrize("positions", [1, 2, 7])
+def test_a_constant_convolution_is_underestimated_by_its_number_of_positions(positions):
+    """p = D = 1 everywhere: the row's gradient is T, exact F = T^2; the factors say T."""
+    seen, slopes = np.ones((1, 1, 1, positions)), np.ones((1, 1, 1, positions))
+    options = dict(homogeneous=False, layout="patches")
+    exact = reference.exact_fisher(reference.per_sample_gradients(seen, slopes, **options))
+    actual = reference.kronecker_fisher(*reference.kronecker_factors(seen, slopes, **options))
+    assert exact[0, 0] == positions**2 and actual[0, 0] == positions
+    error = reference.relative_error(actual, exact)
+    assert error == pytest.approx(1 - 1 / positions)

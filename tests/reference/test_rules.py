@@ -45,8 +45,8 @@ def test_a_trace_rule_whose_thresholds_cross_is_refused():
 def test_trace_of_fisher_is_that_of_the_whole_matrix():
     a, g, positions = factors()
     whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
-    came = reference.trace_of_fisher(a, g, positions, 0.7)
-    assert came == pytest.approx(np.trace(whole), rel=1e-12)
+    actual = reference.trace_of_fisher(a, g, positions, 0.7)
+    assert actual == pytest.approx(np.trace(whole), rel=1e-12)
 
 
 def test_quadratic_is_that_of_the_whole_matrix():
@@ -54,8 +54,8 @@ def test_quadratic_is_that_of_the_whole_matrix():
     step = RANDOM.normal(size=(2, 3, 4))
     whole = reference.kronecker_fisher(a, g, positions) + 0.7 * np.eye(2 * 12)
     expected = step.reshape(-1) @ whole @ step.reshape(-1)
-    came = reference.fisher_quadratic(a, g, positions, step, 0.7)
-    assert came == pytest.approx(expected, rel=1e-12)
+    actual = reference.fisher_quadratic(a, g, positions, step, 0.7)
+    assert actual == pytest.approx(expected, rel=1e-12)
 
 
 def test_running_average_takes_the_first_whole():

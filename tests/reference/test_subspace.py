@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy import linalg
 
 from labkit import reference
 from labkit.algorithms.subspace.search import (
@@ -12,13 +13,14 @@ from labkit.algorithms.subspace.search import (
     updated_inverse,
 )
 from labkit.errors import InputError
+from labkit.reference import principal_components, reconstruct
 
 
 def curved(size, seed):
     """(Hessian, B, s, y = H s) with all eigenvalues > 0."""
     random = np.random.default_rng(seed)
     hessian, inverse = (
-        one @ one.T + 0.1 * np.eye(size) for one in random.normal(size=(2, size, size))
+        root @ root.T + 0.1 * np.eye(size) for root in random.normal(size=(2, size, size))
     )
     s = random.normal(size=size)
     return hessian, inverse, s, hessian @ s
@@ -28,13 +30,13 @@ def curved(size, seed):
 def test_bfgs_is_the_product_form_with_the_secant_equation(size):
     """B y = s, B symmetric and positive definite; and B from (I - s y^T / y.s) on both sides."""
     _, inverse, s, y = curved(size, size)
-    came = reference.bfgs_inverse(inverse, s, y)
-    np.testing.assert_allclose(came @ y, s, rtol=1e-8, atol=1e-8)
-    np.testing.assert_allclose(came, came.T, rtol=1e-9, atol=1e-9)
-    assert np.linalg.eigvalsh(came).min() > 0
+    actual = reference.bfgs_inverse(inverse, s, y)
+    np.testing.assert_allclose(actual @ y, s, rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(actual, actual.T, rtol=1e-9, atol=1e-9)
+    assert np.linalg.eigvalsh(actual).min() > 0
     left = np.eye(size) - np.outer(s, y) / (y @ s)
     product = left @ inverse @ left.T + np.outer(s, s) / (y @ s)
-    np.testing.assert_allclose(came, product, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(actual, product, rtol=1e-7, atol=1e-7)
     if size > 1:
         exchanged = reference.bfgs_inverse(inverse, y, s)
         assert np.abs(exchanged @ y - s).max() > 0.1
@@ -46,9 +48,9 @@ def test_the_steps_own_inverse_is_the_twins(size):
     last = np.random.default_rng(1).normal(size=size).astype(np.float32)
     memory = Memory(inverse.astype(np.float32), last, s.astype(np.float32), True)
     gradient = memory.gradient + y
-    came = updated_inverse(memory, gradient, Constants())
+    actual = updated_inverse(memory, gradient, Constants())
     expected = reference.bfgs_inverse(memory.inverse, memory.step, gradient - memory.gradient)
-    np.testing.assert_allclose(came, expected, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
     for gradient in (memory.gradient - y, memory.gradient + np.nan):  # no curvature
         np.testing.assert_array_equal(
             updated_inverse(memory, gradient, Constants()), memory.inverse
@@ -60,7 +62,7 @@ def test_the_steps_own_inverse_is_the_twins(size):
 def test_line_search_takes_the_first_that_is_low_enough():
     """On f(t) = (1 - t)^2 + c the bound 1 - 2 sigma t is met for t < 2 - 2 sigma, exactly."""
     constants = Constants(rho=0.5, sigma=0.4, trials=8)
-    found = []
+    result = []
     for factor in (0.5, 1.19, 1.21, 4.9, 300.0, 1000.0):
         seen = []
 
@@ -70,8 +72,8 @@ def test_line_search_takes_the_first_that_is_low_enough():
 
         trials, rate = line_search(loss_at, 8.0, -2.0 * factor, constants)
         assert len(seen) == trials and seen == [0.5**m for m in range(trials)]
-        found.append((trials, rate))
-    assert found == [(1, 1), (1, 1), (2, 0.5), (4, 0.125), (8, 0.0), (8, 0.0)]
+        result.append((trials, rate))
+    assert result == [(1, 1), (1, 1), (2, 0.5), (4, 0.125), (8, 0.0), (8, 0.0)]
     assert line_search(lambda rate: np.nan, 1.0, -1.0, constants) == (8, 0.0)
     assert line_search(lambda rate: 1.0, 1.0, -1.0, constants) == (8, 0.0)
     assert line_search(None, 1.0, 0.0, constants) == (0, 0.0)
@@ -86,9 +88,8 @@ def test_what_is_remembered():
     np.testing.assert_array_equal(kept.step, np.float32([0.5, 1, 1.5]))
     np.testing.assert_array_equal(kept.inverse, np.float32(inverse))
     np.testing.assert_array_equal(kept.gradient, np.float32(gradient))
-    assert kept.has_pair and all(
-        one.dtype == np.float32 for one in (kept.step, kept.inverse, kept.gradient)
-    )
+    assert kept.has_pair
+    assert {x.dtype for x in (kept.step, kept.inverse, kept.gradient)} == {np.dtype(np.float32)}
     assert after_search(old, inverse, gradient, direction, 0.0, "rollback") is old
     forgotten = after_search(old, inverse, gradient, direction, 0.0, "reset")
     assert (forgotten.inverse == np.eye(3)).all() and not forgotten.has_pair
@@ -128,3 +129,40 @@ def test_the_twins_residual_is_momentum_of_what_lies_outside():
 def test_the_twin_refuses_an_unknown_failure():
     with pytest.raises(InputError, match="unknown failure 'retry'"):
         reference.ProjectedBFGS(np.eye(2), failure="retry")
+
+
+# ---- the basis
+
+N, M, K = 9, 30, 5
+
+
+@pytest.fixture
+def rows():
+    random = np.random.default_rng(3)
+    return random.normal(size=(N, N)) @ np.diag(2.0 ** -np.arange(N)) @ random.normal(size=(N, M))
+
+
+def test_rows_are_the_eigenvectors_of_the_weights_covariance(rows):
+    """The (M, M) matrix that nobody can hold at 25 million weights, by another routine."""
+    result = principal_components(rows, K)
+    values, vectors = linalg.eigh(np.cov(rows, rowvar=False))
+    np.testing.assert_allclose(result.variance, values[::-1][:K], rtol=1e-9)
+    np.testing.assert_allclose(result.total_variance, values.sum(), rtol=1e-12)
+    expected = vectors[:, ::-1][:, :K].T
+    signs = np.sign((result.matrix * expected).sum(axis=1))
+    np.testing.assert_allclose(result.matrix, signs[:, None] * expected, atol=1e-9)
+
+
+def test_the_error_of_reconstruction_is_the_variance_left_over(rows):
+    mean = rows.mean(axis=0)
+    for components in range(1, N):
+        result = principal_components(rows, components)
+        error = sum(((row - reconstruct(result.matrix, mean, row)) ** 2).sum() for row in rows)
+        left = (result.total_variance - result.variance.sum()) * (N - 1)
+        assert error == pytest.approx(left, rel=1e-9, abs=1e-20 + 1e-13 * result.total_variance)
+
+
+def test_wrong_shapes_are_refused(rows):
+    for wrong in (rows[0], rows[:K]):
+        with pytest.raises(InputError, match=r"snapshots: expected \(N, M\) with N > 5"):
+            principal_components(wrong, K)

@@ -20,6 +20,7 @@ SETTINGS = {
         "weight_decay": 1e-3,
         "class_num": None,
         "save_checkpoint_epochs": 1,
+        "keep_checkpoint_max": 2,
     },
     "thor": _SHARED
     | {
@@ -122,10 +123,7 @@ def group_norm(channels):
 
 
 class Kept:
-    """The networks that ``train`` builds, in order, until ``undo``.
-
-    spoil  changes a network that was built, or None
-    """
+    """The networks that ``train`` builds, in order, until ``undo``; ``spoil`` may change each."""
 
     def __init__(self, spoil=None):
         from labkit.recipes import resnet50_parts

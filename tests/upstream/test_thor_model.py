@@ -1,5 +1,6 @@
 """``ConvertModelUtils``: a Model that trains with THOR and evaluates, or a refusal before it."""
 
+import dataclasses
 import inspect
 import warnings
 
@@ -66,8 +67,8 @@ def _with_step(norm=False, **options):
 
 def test_the_arguments_are_mindspores():
     def arguments(cls):
-        found = inspect.signature(cls.convert_to_thor_model).parameters.values()
-        return [(one.name, one.default) for one in found]
+        own = inspect.signature(cls.convert_to_thor_model).parameters.values()
+        return [(each.name, each.default) for each in own]
 
     assert arguments(ConvertModelUtils) == arguments(ms.train.ConvertModelUtils)
 
@@ -148,17 +149,13 @@ class TestTutorial:
         assert missing == []
         assert_bit_equal(snapshot(other), snapshot(net))
 
-    def test_it_evaluates(self, tutorial):
+    def test_it_evaluates_and_predicts(self, tutorial):
         model, net, _, _ = tutorial
-        found = model.eval(batches(50, 20))
         images, labels = digits(50)
-        expected = (net(Tensor(images)).asnumpy().argmax(1) == labels).mean()
-        assert found == {"acc": pytest.approx(expected)}
-
-    def test_it_predicts(self, tutorial):
-        model, net, _, _ = tutorial
-        images = Tensor(digits(3)[0])
-        np.testing.assert_array_equal(model.predict(images).asnumpy(), net(images).asnumpy())
+        logits = net(Tensor(images)).asnumpy()
+        accuracy = (logits.argmax(1) == labels).mean()
+        assert model.eval(batches(50, 20)) == {"acc": pytest.approx(accuracy)}
+        np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
 
     def test_a_longer_training_is_refused_with_numbers(self, tutorial):
         """8 updates are made of 8 rates: the next would stop in Gather."""
@@ -169,43 +166,37 @@ class TestTutorial:
         assert_bit_equal(snapshot(tutorial[1]), before)
 
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.05, "learning_rate": [0.05] * 22}])
-def test_it_trains_as_the_step_with_momentum_does(options, reused):
-    model, net = reused(**options)
-    model.train(EPOCHS, dataset())
+def test_it_trains_as_the_step_with_momentum_does():
+    """In two calls, with as many rates as updates."""
+    rates = [0.1 / (2 + update) for update in range(EPOCHS * STEPS)]
+    model, net = converted(weight_decay=0.05, learning_rate=rates)
+    model.train(1, dataset())
+    model.train(2, dataset(), initial_epoch=1)
     other = network()
-    groups = [
-        {"params": other.trainable_params(), "weight_decay": options.get("weight_decay", 0.0)}
-    ]
-    optimizer = nn.Momentum(groups, Tensor([0.05] * 22), 0.9)
+    groups = [{"params": other.trainable_params(), "weight_decay": 0.05}]
+    optimizer = nn.Momentum(groups, Tensor(rates), 0.9)
     step = ThorStep(LossNet(other, loss_fn()), optimizer, 0.3, frequency=4)
-    data = dataset()
-    iterator = data.create_tuple_iterator(num_epochs=EPOCHS)
     for _ in range(EPOCHS):
-        for batch in iterator:
+        for batch in dataset().create_tuple_iterator(num_epochs=1):
             step(*batch)
     assert int(step.updates.asnumpy()) == EPOCHS * STEPS
     assert_close(snapshot(net), snapshot(other), **TOLERANCE["float32, many updates"])
 
 
-def test_the_loss_falls():
-    model, _ = converted(net=NormNet())
-    seen = Seen()
-    model.train(3, batches(256), callbacks=[seen])
-    losses = [row[2] for row in seen.rows]
-    assert np.mean(losses[-4:]) < 0.5 * np.mean(losses[:4])
+class During(Callback):
+    """Keeps what ``call`` returns after every so many steps, and what ``fit`` evaluates."""
 
-
-class EvaluateAtStep(Callback):
-    """Evaluates in the middle of an epoch."""
-
-    def __init__(self, model):
+    def __init__(self, call=None, every=1):
         super().__init__()
-        self.model, self.found = model, []
+        self.call, self.every, self.results = call, every, []
 
     def on_train_step_end(self, run_context):
-        if run_context.original_args().cur_step_num % 5 == 0:
-            self.found.append(self.model.eval(dataset(drop=False)))
+        if self.call and run_context.original_args().cur_step_num % self.every == 0:
+            self.results.append(self.call())
+
+    def on_eval_end(self, run_context):
+        if self.call is None:
+            self.results.append(dict(run_context.original_args().eval_results))
 
 
 @pytest.fixture(scope="module")
@@ -223,28 +214,18 @@ class TestEvaluationDuringTraining:
 
     def test_between_epochs(self, without, reused):
         model, net = reused(norm=True, metrics={"acc", "loss"})
-        seen = Evaluated()
-        model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[seen])
-        assert len(seen.found) == EPOCHS and set(seen.found[0]) == {"acc", "loss", "eval_loss"}
+        during = During()
+        model.fit(EPOCHS, dataset(), dataset(drop=False), callbacks=[during])
+        assert len(during.results) == EPOCHS
+        assert set(during.results[0]) == {"acc", "loss", "eval_loss"}
         assert_bit_equal(snapshot(net), without)
 
     def test_between_steps(self, without, reused):
         model, net = reused(norm=True, metrics={"acc", "loss"})
-        evaluate = EvaluateAtStep(model)
-        model.train(EPOCHS, dataset(), callbacks=evaluate)
-        assert len(evaluate.found) == 4 and set(evaluate.found[0]) == {"acc", "loss"}
+        during = During(lambda: model.eval(dataset(drop=False)), every=5)
+        model.train(EPOCHS, dataset(), callbacks=during)
+        assert len(during.results) == 4 and set(during.results[0]) == {"acc", "loss"}
         assert_bit_equal(snapshot(net), without)
-
-
-class Predict(Callback):
-    """Predicts after every step."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def on_train_step_end(self, run_context):
-        self.model.predict(Tensor(np.ones((3, 1, 4, 4), np.float32)))
 
 
 def test_prediction_between_steps_changes_nothing(without):
@@ -254,50 +235,30 @@ def test_prediction_between_steps_changes_nothing(without):
     the mode that this has left.
     """
     model, net = converted(net=network(norm=True), metrics={"acc", "loss"})
-    model.train(EPOCHS, dataset(), callbacks=Predict(model))
+    images = Tensor(np.ones((3, 1, 4, 4), np.float32))
+    model.train(EPOCHS, dataset(), callbacks=During(lambda: model.predict(images)))
     assert_bit_equal(snapshot(net), without)
 
 
-class Evaluated(Callback):
-    """Keeps what ``fit`` says of each evaluation."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def on_eval_end(self, run_context):
-        self.found.append(dict(run_context.original_args().eval_results))
-
-
-class Rates(Callback):
-    """Keeps the learning rate that each update has used, and the damping of its last refresh."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.step, self.found, self.damping = model.step, [], []
-
-    def on_train_step_end(self, run_context):
-        self.found.append(self.step.last_update.learning_rate[0])
-        self.damping.append(float(self.step.update.damping.asnumpy()))
-
-
-@pytest.mark.parametrize("kind", ["function", "array", "schedule"])
+@pytest.mark.parametrize("kind", ["function", "schedule"])
 def test_rates_and_dampings_follow_the_update(kind):
+    """Arrays of rates do so above. A second call goes on where the first stopped."""
     rates = [0.1 / (1 + update) for update in range(2 * STEPS)]
     dampings = [0.3 / (1 + update) for update in range(2 * STEPS)]
     given = {
         "function": dict(learning_rate=lambda u: rates[u], damping=lambda u: dampings[u]),
-        "array": dict(learning_rate=Tensor(rates), damping=Tensor(dampings)),
-        "schedule": dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=dampings),
+        "schedule": dict(learning_rate=nn.InverseDecayLR(0.1, 1.0, 1), damping=Tensor(dampings)),
     }
     model, _ = converted(frequency=2, **given[kind])
-    found = Rates(model)
-    model.train(1, dataset(), callbacks=[found])
-    # A second call goes on where the first one stopped.
-    model.train(1, dataset(), callbacks=found)
-    np.testing.assert_allclose(found.found, rates, rtol=1e-6)
+    step = model.step
+    during = During(
+        lambda: (step.last_update.learning_rate[0], float(step.update.damping.asnumpy()))
+    )
+    model.train(1, dataset(), callbacks=[during])
+    model.train(2, dataset(), callbacks=during, initial_epoch=1)
     refreshed = [update - update % 2 for update in range(2 * STEPS)]
-    np.testing.assert_allclose(found.damping, np.array(dampings)[refreshed], rtol=1e-6)
+    expected = np.column_stack([rates, np.array(dampings)[refreshed]])
+    np.testing.assert_allclose(during.results, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -307,44 +268,29 @@ def test_rates_and_dampings_follow_the_update(kind):
         (dict(damping=[0.3] * 4), "damping has 4 values for 22 updates"),
     ],
 )
-@pytest.mark.parametrize("how", ["train", "fit"])
-def test_schedules_that_are_too_short_are_refused_before_training(given, message, how, reused):
+def test_schedules_that_are_too_short_are_refused_before_training(given, message):
     """Upstream stops in Gather, or goes on with what is beyond the array's end."""
-    model, net = reused(metrics={"acc"}, **given)
+    model, net = converted(metrics={"acc"}, **given)
     before = snapshot(net)
-    with pytest.raises(InputError, match=message):
-        getattr(model, how)(EPOCHS, dataset())
+    for train in (model.train, model.fit):
+        with pytest.raises(InputError, match=message):
+            train(EPOCHS, dataset())
     assert_bit_equal(snapshot(net), before)
-    if "damping" not in given:
-        model.train(1, dataset())
-        assert int(model.step.updates.asnumpy()) == STEPS
 
 
-def test_as_many_values_as_updates_are_enough():
-    model, _ = converted(learning_rate=[0.1] * STEPS, damping=[0.3] * STEPS)
-    model.train(3, dataset(), initial_epoch=2)
-    assert int(model.step.updates.asnumpy()) == STEPS
-
-
-def test_sink_mode_is_refused():
+def test_sink_mode_and_no_epochs_are_refused():
     model, net = converted(metrics={"acc"})
-    before = snapshot(net)
-    calls = [
-        lambda: model.train(1, dataset(), dataset_sink_mode=True),
-        lambda: model.fit(1, dataset(), dataset_sink_mode=True),
-        lambda: model.fit(1, dataset(), dataset(), valid_dataset_sink_mode=True),
-        lambda: model.eval(dataset(), dataset_sink_mode=True),
-    ]
-    for call in calls:
-        with pytest.raises(InputError, match="dataset_sink_mode: expected False, the default here"):
+    before, sink = snapshot(net), "dataset_sink_mode: expected False, the default here"
+    for call, message in (
+        (lambda: model.train(1, dataset(), dataset_sink_mode=True), sink),
+        (lambda: model.fit(1, dataset(), dataset_sink_mode=True), sink),
+        (lambda: model.fit(1, dataset(), dataset(), valid_dataset_sink_mode=True), sink),
+        (lambda: model.eval(dataset(), dataset_sink_mode=True), sink),
+        (lambda: model.train(0, dataset()), "epoch: expected an integer >= 1, got 0"),
+    ):
+        with pytest.raises(InputError, match=message):
             call()
     assert_bit_equal(snapshot(net), before)
-
-
-def test_epochs_that_are_none():
-    model, _ = converted()
-    with pytest.raises(InputError, match="epoch: expected an integer >= 1, got 0"):
-        model.train(0, dataset())
 
 
 class TestBatchSize:
@@ -354,11 +300,13 @@ class TestBatchSize:
         model, net = reused()  # whose batch_size is 32
         with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4"):
             model.train(1, dataset())
-        other, same = reused(batch_size=BATCH)
+        warned = snapshot(net)
+        model, net = reused()
+        model._settings = dataclasses.replace(model._settings, batch_size=BATCH)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            other.train(1, dataset())
-        assert_bit_equal(snapshot(net), snapshot(same))
+            model.train(1, dataset())
+        assert_bit_equal(snapshot(net), warned)
 
     def test_it_is_refused_with_upstreams_formulas(self):
         model, net = converted(batch_size=32, formulas="upstream_gpu")
@@ -372,8 +320,8 @@ def test_upstreams_formulas_by_name(reused):
     """Its GPU branch divides a dense A by the layer's width, 16, instead of by the rows, 4."""
     factors = {}
     for formulas in ("thor", "upstream_gpu"):
-        options = {} if formulas == "thor" else {"formulas": formulas}
-        model, _ = reused(batch_size=BATCH, **options)
+        options = {} if formulas == "thor" else {"formulas": formulas, "batch_size": BATCH}
+        model, _ = reused(**options)
         model.train(1, dataset(rows=2 * BATCH))
         assert int(model.step.update.last_refresh.asnumpy()) == 0
         layer = model.step.update.layers[0]
@@ -434,20 +382,23 @@ class TestLossScale:
 
 
 class TestHalfPrecision:
-    @pytest.mark.parametrize("before", ["no model", "model"])
-    def test_batch_norm_stays_in_float32(self, before):
+    @pytest.mark.parametrize("model", [None, Model])
+    def test_batch_norm_stays_in_float32(self, model):
         """Also where a Model has put the whole network, BatchNorm too, into float16 before."""
         net, loss = NormNet(), loss_fn()
         scale = FIXED(128, drop_overflow_update=False)
         optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
         options = dict(loss_scale_manager=scale, amp_level="O2", keep_batchnorm_fp32=False)
-        model = Model(net, loss, optimizer, {"acc"}, **options) if before == "model" else None
+        model = model and model(net, loss, optimizer, {"acc"}, **options)
+        alone = model is None
         norm = net.norm
         with pytest.warns(UserWarning, match="keep_batchnorm_fp32=False: BatchNorm stays"):
             model = ConvertModelUtils.convert_to_thor_model(
                 model, net, loss, optimizer, metrics={"acc"}, **options
             )
         assert norm.get_flags()["fp32"] and not norm.get_flags()["fp16"]
+        if alone:
+            return
         seen = Seen()
         model.train(3, batches(256), callbacks=[seen])
         losses = [row[2] for row in seen.rows]

@@ -170,10 +170,11 @@ def test_the_network_stays_as_it_is():
     optimizer = make(net, weight_decay=0.1)
     assert [type(cell) for _, cell in net.cells_and_names()] == cells
     assert list(snapshot(net)) == names
-    assert [one.name for one in optimizer.parameters] == names
+    assert [parameter.name for parameter in optimizer.parameters] == names
     frozen = network()
     frozen[1].bias.requires_grad = False
-    assert [one.name for one in make(frozen).parameters] == [n for n in names if n != "1.bias"]
+    names.remove("1.bias")
+    assert [parameter.name for parameter in make(frozen).parameters] == names
 
 
 def test_its_state_is_that_of_momentum_and_no_network():
@@ -185,7 +186,7 @@ def test_its_state_is_that_of_momentum_and_no_network():
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
+    ("given", "result"),
     [
         (0.25, 0.25),
         (1, 1.0),
@@ -198,15 +199,15 @@ def test_its_state_is_that_of_momentum_and_no_network():
         (Tensor([0.5, 0.25, 0.125]), [0.5, 0.25, 0.125]),
     ],
 )
-def test_numbers_and_arrays(given, found):
+def test_numbers_and_arrays(given, result):
     optimizer = make(None, given, given)
     damping, rates = optimizer.thor.damping, optimizer.thor.rates
-    if isinstance(found, list):
-        assert damping.dtype == np.float32 and damping.tolist() == found and rates == len(found)
-        assert [float(optimizer.get_lr().asnumpy())] == [found[0]]
+    if isinstance(result, list):
+        assert damping.dtype == np.float32 and damping.tolist() == result and rates == len(result)
+        assert [float(optimizer.get_lr().asnumpy())] == [result[0]]
     else:
-        assert type(damping) is float and damping == found and rates is None
-        assert float(optimizer.learning_rate.asnumpy()) == found
+        assert type(damping) is float and damping == result and rates is None
+        assert float(optimizer.learning_rate.asnumpy()) == result
 
 
 def test_functions_are_kept_and_asked_for_the_first_rate():

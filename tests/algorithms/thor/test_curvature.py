@@ -371,7 +371,7 @@ def every_pair(inputs, slopes):
 
 
 class TestFisherOfALinearNetwork:
-    """Three dense layers with bias, nothing in between; tests/reference/test_fisher.py has more.
+    """Three dense layers with bias, nothing in between; tests/reference/test_kronecker.py has more.
 
     With a derivative at the output that does not depend on the input, E[dd^T (x) pp^T] is
     E[dd^T] (x) E[pp^T] in every layer: p is affine in the input, d linear in the output's.
