@@ -83,7 +83,7 @@ class Project:
         lines = self.log.read_text().splitlines() if self.log.exists() else []
         self.log.unlink(missing_ok=True)
         return [
-            "test" if "[test]" in line else "base" if line.startswith("pip") else "venv"
+            "test" if "test]" in line else "base" if line.startswith("pip") else "venv"
             for line in lines
         ]
 
