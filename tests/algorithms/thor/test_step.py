@@ -1,13 +1,11 @@
 """A THOR step in a training: loops, NaN, interruptions, float16, resume; what its graphs hold."""
 
 import json
-import shutil
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import LossMonitor, Model
 
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.inverses import Inverses
@@ -43,7 +41,7 @@ from tests.support.thor_cells import (
     values,
 )
 from tests.support.tolerances import TOLERANCE
-from tests.support.trainings import comparable, dataset, loss_fn
+from tests.support.trainings import dataset, loss_fn
 from tests.support.trainings import network as images_network
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -82,19 +80,6 @@ class TestWithTheLoops:
                     assert network.training
             ends.append(snapshot(step))
         assert_bit_equal(*ends)
-
-    def test_in_model_with_stock_callbacks(self, once, capfd):
-        network, step = thor_step(once, frequency=3)
-        twin = Twin(values(network), frequency=3)
-        inputs, targets = rows(32)
-        data = ms.dataset.NumpySlicesDataset((inputs, targets), ["x", "y"], shuffle=False).batch(8)
-        Model(step).train(2, data, [LossMonitor(1)], dataset_sink_mode=False)
-        assert capfd.readouterr().out.count("loss is") == 8
-        for _ in range(2):
-            for part in range(4):
-                cut = slice(8 * part, 8 * part + 8)
-                twin(inputs[cut].astype(np.float64), targets[cut].astype(np.float64))
-        assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
 
     def test_a_step_is_what_plain_step_with_the_update_stage_is(self):
         states = []
@@ -463,7 +448,6 @@ def test_an_overflow_drops_the_batch_and_shrinks_the_scale(once):
     assert step.gradient.loss_scale.dtype == ms.float32
 
 
-# 6 micro-batches an epoch: in groups of 4 the second one is a flushed tail.
 EPOCHS, ROWS = 2, 26
 
 
@@ -482,43 +466,8 @@ def adapting(**options):
     return ThorStep(LossNet(net, loss_fn()), sgd, 0.3, **options)
 
 
-def accumulated():
-    net = images_network()
-    loss_net = LossNet(net, loss_fn())
-    adam = nn.Adam(net.trainable_params(), 0.02)
-    options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
-    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
-    return AccumulatedStep(loss_net, adam, 4, update=update)
-
-
 def quiet_fit(step, folder, **options):
     return fit(step, dataset(rows=ROWS), EPOCHS, folder=folder, progress=None, **options)
-
-
-@pytest.mark.parametrize("build", [adapting, accumulated], ids=["each batch", "accumulated"])
-def test_from_any_checkpoint(build, tmp_path):
-    """Between refreshes, at them, in the middle of a group, and at an epoch's end."""
-    step = build()
-    records = quiet_fit(step, tmp_path / "whole", checkpoint_every=1, keep=1000)
-    final, rows = snapshot(step), comparable(records.rows)
-    paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoint")
-    assert len(paths) == EPOCHS * 6
-    if build is adapting:
-        # It did what it is to remember: some layer was skipped or frozen, the damping moved.
-        assert step.update.refreshes.asnumpy().min() < 4
-        assert step.update.damping.asnumpy() != np.float32(0.3)
-    for path in paths[::2] + paths[5:6]:
-        folder = tmp_path / path.stem
-        (folder / "checkpoint").mkdir(parents=True)
-        shutil.copy(path, folder / "checkpoint")
-        position = json.loads(str(checkpoint.read(path)["labkit_position"]))
-        lines = (tmp_path / "whole" / "records.csv").read_text().splitlines(keepends=True)
-        (folder / "records.csv").write_text("".join(lines[: position["records"] + 1]))
-        # The compiled step goes on from another state; one of them is built anew.
-        resumed = build() if path is paths[4] else step
-        again = quiet_fit(resumed, folder, resume=True)
-        assert_bit_equal(snapshot(resumed), final)
-        assert comparable(again.rows) == rows
 
 
 DIFFERENT = {
@@ -537,6 +486,7 @@ DIFFERENT = {
 
 
 def test_refused_with_other_options(tmp_path):
+    """That a resumed training is the uninterrupted one is in tests/training/test_resume.py."""
     step = adapting()
     fit(step, dataset(rows=ROWS), 1, folder=tmp_path, progress=None, checkpoint_every=1)
     settings = json.loads(

@@ -50,14 +50,9 @@ def conv(*arguments, size=(6, 7), **options):
     return lambda: nn.Conv2d(*arguments, **options), size
 
 
-# name -> (layer, height and width of its input)
+# name -> (layer, height and width of its input); ``test_any_convolution`` has the others' factors.
 CONVOLUTIONS = {
-    "valid": conv(3, 4, 3, pad_mode="valid"),
-    "same": conv(3, 4, 3, pad_mode="same", has_bias=True),
     "same, stride": conv(3, 4, (3, 4), (2, 3), pad_mode="same", has_bias=True),
-    "same, dilation": conv(3, 4, 3, pad_mode="same", dilation=(2, 3)),
-    "pad on four sides": conv(2, 5, (3, 2), (1, 2), pad_mode="pad", padding=(2, 0, 1, 3)),
-    "stride over the edge": conv(2, 3, 2, 3, pad_mode="valid", has_bias=True),
     "everything": conv(
         *(4, 6, (3, 2), (2, 1)),
         pad_mode="pad",
@@ -73,16 +68,12 @@ CONVOLUTIONS = {
     "padded, by one product": (lambda: PaddedConv2d(3, 4, 3, 2), (4, 4)),
 }
 
-# name -> (layer, shape of its input)
+# name -> (layer, shape of its input); ``test_any_dense_layer_and_every_remainder`` likewise.
 DENSE = {
-    "bias": (lambda: nn.Dense(5, 4), (6, 5)),
-    "no bias": (lambda: nn.Dense(5, 4, has_bias=False), (6, 5)),
     "sequence": (lambda: nn.Dense(5, 4), (6, 3, 5)),
     "four axes": (lambda: nn.Dense(5, 4, has_bias=False), (6, 3, 2, 5)),
     "linear": (lambda: mint.nn.Linear(5, 4), (6, 5)),
     "subclass": (lambda: OwnDense(5, 4), (6, 5)),
-    "one input": (lambda: nn.Dense(1, 4), (6, 1)),
-    "one row": (lambda: nn.Dense(5, 4), (1, 5)),
 }
 
 
