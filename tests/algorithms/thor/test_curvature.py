@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mindspore import Tensor, nn
 
 from labkit import reference
-from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature, _damped_inverse
+from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature, _damped_inverse
 from labkit.algorithms.thor.geometry import geometry_of
+from labkit.algorithms.thor.inverses import Inversion
 from labkit.runtime import pynative
 from labkit.steps.state import set_state
 from tests.support.thor_layers import FACTOR, normal, off

@@ -160,7 +160,7 @@ def test_dense(name, split, bias):
     check(nn.SequentialCell(layer), layer, normal(shape), split=split, bias=bias)
 
 
-@pytest.mark.parametrize("name", ["same, stride", "everything", "subclass"])
+@pytest.mark.parametrize("name", ["same, stride", "everything"])
 def test_compiled_it_is_the_same(name):
     make, size = CONVOLUTIONS[name]
     layer = make()
@@ -305,7 +305,7 @@ def test_the_loss_scale_is_in_no_factor(name):
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "prelu"])
-def test_the_derivative_is_that_before_the_layers_activation(activation):
+def test_the_derivative_is_that_before_the_layers_activation(activation, eager):
     chosen = nn.PReLU(1) if activation == "prelu" else activation
     layer = fill(nn.Dense(5, 4, activation=chosen))
     network, x, c = nn.SequentialCell(layer), normal((6, 5)), normal((6, 4), 1)
