@@ -13,7 +13,7 @@ from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum import update as update_module
 from labkit.algorithms.adasum.combination import ByGram
-from labkit.algorithms.adasum.update import states_of
+from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
 from labkit.steps.gradients import DynamicLossScale, set_state

@@ -10,6 +10,7 @@ from mindspore import nn
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.errors import InputError
+from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
@@ -368,12 +369,12 @@ def test_only_the_refreshing_graphs_hold_curvature(kind):
 INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
 
 
-def trained(once, updates=1, *, scale=None, **options):
+def trained(updates=1, *, scale=None, **options):
     """Train ``mlp`` on large inputs and small errors; return (step, network, the losses).
 
     scale  what a dynamic loss scale has come to
     """
-    network, step = thor_step(once, frequency=2, nan="drop", **options)
+    network, step = thor_step(Once(), frequency=2, nan="drop", **options)
     if scale is not None:
         set_state(step.gradient.loss_scale, scale)
     set_state(network[0].weight, network[0].weight.asnumpy() / INPUTS_SCALE)
@@ -389,9 +390,10 @@ def trained(once, updates=1, *, scale=None, **options):
 
 
 @pytest.fixture(scope="module")
-def float32(once):
+def float32(runtime):
     """The factors of a first update in float32."""
-    return factors(trained(once)[0].update)
+    with pynative():
+        return factors(trained()[0].update)
 
 
 SCALES = {
@@ -401,9 +403,9 @@ SCALES = {
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_factors_are_those_of_float32(float32, scale, once):
+def test_factors_are_those_of_float32(float32, scale, eager):
     """Largest entry of A: above 300^2; of G: 1e-5, and at least 0.1 where it is not unscaled."""
-    step, _, _ = trained(once, precision="O2", loss_scale=SCALES[scale])
+    step, _, _ = trained(precision="O2", loss_scale=SCALES[scale])
     assert not int(step.dropped.asnumpy())
     for name, value in factors(step.update).items():
         expected = float32[name]
@@ -415,20 +417,20 @@ def test_factors_are_those_of_float32(float32, scale, once):
 
 
 @pytest.mark.parametrize("exponent", [16, 66, 120])
-def test_scaled_float32_is_float32(float32, exponent, once):
+def test_scaled_float32_is_float32(float32, exponent, eager):
     """Up to the largest that a dynamic scale grows to; with its square G left float32 at 2**66."""
     dynamic = DynamicLossScale(2.0**16)
-    step, _, _ = trained(once, scale=2.0**exponent, loss_scale=dynamic)
+    step, _, _ = trained(scale=2.0**exponent, loss_scale=dynamic)
     assert step.last_update.number == 1
     for name, factor in factors(step.update).items():
         np.testing.assert_allclose(factor, float32[name], rtol=1e-6, err_msg=name)
 
 
-def test_a_training_is_that_of_float32(once):
+def test_a_training_is_that_of_float32(eager):
     """Three updates, the second one between refreshes."""
-    _, plain, losses = trained(once, 3)
+    _, plain, losses = trained(3)
     for scale in SCALES.values():
-        step, half, half_losses = trained(once, 3, precision="O2", loss_scale=scale)
+        step, half, half_losses = trained(3, precision="O2", loss_scale=scale)
         assert step.last_update.number == 3
         expected = values(plain)
         for name, value in values(half).items():
@@ -436,15 +438,15 @@ def test_a_training_is_that_of_float32(once):
         assert half_losses == pytest.approx(losses, rel=0.02)
 
 
-def test_an_overflow_drops_the_batch_and_shrinks_the_scale(once):
+def test_an_overflow_drops_the_batch_and_shrinks_the_scale(eager):
     """2**24 overflows float16: halved until it does not; no factor and no weight is touched."""
     dynamic = DynamicLossScale(2.0**30, 2.0**6, 1000)
-    step, _, _ = trained(once, 1, precision="O2", loss_scale=dynamic)
+    step, _, _ = trained(1, precision="O2", loss_scale=dynamic)
     state = snapshot(step)
     assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 0
     assert not any(value.any() for value in factors(step.update).values())
     assert state["step.loss_scale"] == 2.0**24
-    step, _, _ = trained(once, 6, precision="O2", loss_scale=dynamic)
+    step, _, _ = trained(6, precision="O2", loss_scale=dynamic)
     assert step.last_update.number == 6 - int(step.dropped.asnumpy()) > 0
     assert all(np.isfinite(value).all() for value in snapshot(step).values())
     assert step.gradient.loss_scale.dtype == ms.float32
