@@ -3,11 +3,12 @@
 Writes OUT/rank<n>.npz: by case, parameters, counters and reports; and what was refused, as text.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from tests.support.rank_programs import operator_names, refused, save
 
 LEARNING_RATE = 0.05
 LENET_UPDATES = 20
@@ -89,27 +90,6 @@ def run(case, rank=0, ranks=1):
     return found
 
 
-def refused(function):
-    """Return the message of the InputError that a function raises."""
-    from labkit.errors import InputError
-
-    try:
-        function()
-    except InputError as error:
-        return np.array(str(error))
-    return np.array("nothing was refused")
-
-
-def operators():
-    """Names of the operators of a step over ranks."""
-    from tests.support.compiled import compiled_operators
-    from tests.support.step_cells import tensors
-
-    _, step = build("lenet", {})
-    found = compiled_operators(step, *tensors(*batch("lenet", 0, 0, 0, 0)))
-    return np.array(sorted({one.name for one in found}))
-
-
 def planted_difference(rank):
     """A step whose last rank holds another bias: found at the end of the epoch and when built."""
     from mindspore import nn
@@ -188,14 +168,16 @@ def main(out):
         found["no divisor"] = refused(lambda: build("linear", {"node_size": 3}))
         found["one node"] = refused(lambda: build("linear", {"node_size": 4}))
     else:
-        found["operators"] = operators()
+        from tests.support.step_cells import tensors
+
+        _, step = build("lenet", {})
+        images, labels = tensors(*batch("lenet", 0, 0, 0, 0))
+        found["operators"] = operator_names(step, images, labels)
         unsure = one_is_unsure(rank).items()
         found |= {f"one is unsure/{name}": value for name, value in unsure}
         found["planted/end"], found["planted/built"] = planted_difference(rank)
         found |= resumed(out, rank)
-    path = out / f"rank{rank}.npz"
-    np.savez(path.with_suffix(".part.npz"), **found)
-    os.replace(path.with_suffix(".part.npz"), path)
+    save(out, rank, found)
 
 
 if __name__ == "__main__":

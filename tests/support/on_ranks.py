@@ -3,11 +3,12 @@
 Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
+
+from tests.support.rank_programs import save
 
 LEARNING_RATE = 0.05
 # name -> (step, options, rows of each rank, calls that are NaN as (rank, call), calls)
@@ -73,9 +74,7 @@ def main(out):
     found = {}
     for case in CASES:
         found |= run(case, get_rank())
-    path = out / f"rank{get_rank()}.npz"
-    np.savez(path.with_suffix(".part.npz"), **found)
-    os.replace(path.with_suffix(".part.npz"), path)
+    save(out, get_rank(), found)
 
 
 if __name__ == "__main__":

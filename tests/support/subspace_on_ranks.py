@@ -4,21 +4,22 @@ Writes OUT/rank<n>.npz: by case, the weights after every update, searches and re
 refused, as text.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import numpy as np
 
-RANKS = (2, 3, 4)
+from tests.support.rank_programs import operator_names, refused, save
+
+RANKS = (2, 3)
 ROWS = 24  # of an update's micro-batch, over all ranks
 UPDATES = 6
 # name -> (components, options, micro-batches that are NaN on the last rank, by number). The last
 # one, whose collectives the others have as well, runs on two ranks alone.
 CASES = {
-    # 5 components: no divisor among the ranks' counts.
-    "search": (5, {"alpha": 0.1}, ()),
-    # The second update is left to the other ranks; 3 components: one of four ranks has none.
+    # 4 components: one of three ranks has none.
+    "search": (4, {"alpha": 0.1}, ()),
+    # The second update is left to the other ranks; 3 components, no multiple of two ranks.
     "micro-batches": (3, {"micro_steps": 2, "sigma": 0.95, "trials": 2, "alpha": 0.1}, (2, 3, 5)),
     "projected sgd": (5, {"method": "sgd", "clip_norm": 0.7}, ()),
 }
@@ -79,17 +80,6 @@ def run(case, ranks, rank=None):
     return found
 
 
-def refused(function):
-    """Return the message of the InputError that a function raises."""
-    from labkit.errors import InputError
-
-    try:
-        function()
-    except InputError as error:
-        return np.array(str(error))
-    return np.array("nothing was refused")
-
-
 def refusals(rank):
     """Ranks with another basis, and ranks with other weights."""
     from mindspore import nn
@@ -111,12 +101,21 @@ def refusals(rank):
     }
 
 
-def operators():
-    """Names of the operators of a search over ranks."""
-    from tests.support.compiled import compiled_operators
+def of_snapshots(out, rank):
+    """What each call of ``basis_of`` gave this rank, and what was said of it."""
+    from labkit.algorithms.subspace import Basis, basis_of
+    from tests.support.snapshots import size, with_spectrum, write
 
-    found = compiled_operators(run, "search", 2, 0)
-    return np.array(sorted({one.name for one in found}))
+    if rank == 0:  # the others wait for it in basis_of
+        write(out / "snapshots", with_spectrum(6, size(), 2.0 ** -np.arange(5.0)))
+    said = []
+    made, loaded = (
+        basis_of(out / "pca_mat.npy", out / "snapshots", None, 3, said.append) for _ in range(2)
+    )
+    refused_basis = refused(lambda: basis_of(out / "other.npy", out / "snapshots", None, 7))
+    expected = Basis.of(out / "snapshots", None, 3).checksum
+    checksums = np.array([made.checksum, loaded.checksum, expected])
+    return {"basis/checksums": checksums, "basis/said": said, "basis/refused": refused_basis}
 
 
 def main(out):
@@ -129,11 +128,9 @@ def main(out):
     for case in cases(ranks):
         found |= run(case, ranks, rank)
     if ranks == 2:
-        found |= refusals(rank)
-        found["operators"] = operators()
-    path = out / f"rank{rank}.npz"
-    np.savez(path.with_suffix(".part.npz"), **found)
-    os.replace(path.with_suffix(".part.npz"), path)
+        found |= refusals(rank) | of_snapshots(out, rank)
+        found["operators"] = operator_names(run, "search", 2, 0)
+    save(out, rank, found)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,13 @@
 Writes OUT/rank<n>.npz: what ``run`` found in every case.
 """
 
-import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
+from tests.support.rank_programs import save
 
 ROWS, UPDATES = 8, 4
 # name -> (network, micro-batches, options, NaN as (rank, call)); 8 rows a call, over all ranks.
@@ -202,9 +203,7 @@ def main(out):
         restore(step, new)
         step.update.options = replace(step.update.options, nan="stop")
         found |= fail(network, step, rank, ranks)
-    path = out / f"rank{rank}.npz"
-    np.savez(path.with_suffix(".part.npz"), **found)
-    os.replace(path.with_suffix(".part.npz"), path)
+    save(out, rank, found)
 
 
 if __name__ == "__main__":

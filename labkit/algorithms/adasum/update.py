@@ -7,7 +7,6 @@ With ``updates``, every worker starts at the same w and has an optimizer state o
 """
 
 import hashlib
-from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -15,37 +14,24 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.adasum.combination import bounds, combination
 from labkit.algorithms.adasum.team import Team
+from labkit.algorithms.adasum.workers import (
+    IMAGES,
+    LOSS_SUM,
+    NORM,
+    NOTES,
+    PRESENT,
+    WEIGHT,
+    bank_of,
+    load,
+    states_of,
+    store,
+)
 from labkit.algorithms.words import ADASUM_ON, ADASUM_SCOPES, WHOLE_TAILS
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
 from labkit.steps.state import cast_like, copied, flat, integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
-
-# An optimizer's attributes that are no state of its own: what a callback may change, what counts.
-SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
-
-
-class WorkerNotes(NamedTuple):
-    """What stands behind a worker's vector in the bank, float32, in this order.
-
-    Attributes:
-        loss_sum: sum of w_i L_i over the worker's micro-batches.
-        weight: sum of w_i.
-        images: rows.
-        norm: of the worker's averaged gradient, before clipping.
-        present: 1, or 0 for a worker without a finite micro-batch.
-    """
-
-    loss_sum: Tensor
-    weight: Tensor
-    images: Tensor
-    norm: Tensor
-    present: Tensor
-
-
-NOTES = len(WorkerNotes._fields)
-LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(NOTES)
 
 
 class AdasumUpdate(UpdateStage):
@@ -94,22 +80,18 @@ class AdasumUpdate(UpdateStage):
         self.on_updates = on == "updates"
         self.workers = self.turns = team.workers
         # rows: the workers' vectors, and behind each its notes. worker: whose turn it is.
-        self.rows = _zeros("adasum.rows", (self.workers, self.numbers + NOTES))
+        rows = Tensor(np.zeros((self.workers, self.numbers + NOTES), np.float32))
+        self.rows = Parameter(rows, name="adasum.rows", requires_grad=False)
         self.worker = state("adasum_worker", 0)
         # unsure: 1 where the full bank waits for the whole combination.
         self.unsure = state("adasum_unsure", 0)
         self.whole = _Whole(self)
-        settings: dict[str, object] = {
-            "on": on,
-            "reduction": reduction,
-            "scope": scope,
-            "team": team.text(),
-        }
+        settings: dict[str, object] = {"on": on, "reduction": reduction, "scope": scope}
+        self.settings = settings | {"team": team.text()}
         if self.on_updates:
             self._keep_states()
             if team.ranks > 1:
-                settings["rank"] = team.rank
-        self.settings = settings
+                self.settings["rank"] = team.rank
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
@@ -127,7 +109,7 @@ class AdasumUpdate(UpdateStage):
         # before the update that is under way, the other half takes the state after it, so that an
         # update that is dropped leaves no trace.
         self.states = ParameterTuple(states_of(self.optimizer) if self.workers > 1 else ())
-        self.banks = ParameterTuple(_bank(s, 2 * self.workers) for s in self.states)
+        self.banks = ParameterTuple(bank_of(s, 2 * self.workers) for s in self.states)
         self.side = state("adasum_side", 0)
 
     # --- in compiled graphs --------------------------------------------------------------------
@@ -139,9 +121,10 @@ class AdasumUpdate(UpdateStage):
         present = ops.cast(1.0, ms.float32)
         # Times 1.0: in PyNative mode a Parameter beside Tensors is of another type to Stack.
         notes = (1.0 * loss_sum, 1.0 * weight, ops.cast(images, ms.float32), norm, present)
-        vector = (
-            self.moved_by(gradients) if self.on_updates else ops.concat(self.map(flat, gradients))
-        )
+        if self.on_updates:
+            vector = self.moved_by(gradients)
+        else:
+            vector = ops.concat(self.map(flat, gradients))
         return self.put(ops.concat((vector, ops.stack(notes))))
 
     def take_nothing(self) -> object:
@@ -210,12 +193,12 @@ class AdasumUpdate(UpdateStage):
 
     def load_states(self) -> bool:
         index = ops.reshape(self.side * self.workers + self.worker, (1,))
-        self.map(ops.partial(_load, index), self.states, self.banks)
+        self.map(ops.partial(load, index), self.states, self.banks)
         return True
 
     def store_states(self) -> bool:
         index = ops.reshape((1 - self.side) * self.workers + self.worker, (1,))
-        self.map(ops.partial(_store, index), self.states, self.banks)
+        self.map(ops.partial(store, index), self.states, self.banks)
         return True
 
     def gathered(self) -> tuple[Tensor, Tensor]:
@@ -304,42 +287,6 @@ class _Whole(nn.Cell):
         # The tree on all ranks, though some may be sure: the same bits everywhere.
         moved = self.move(self.by_tree(rows), notes)
         return ops.assign(self.unsure, ops.depend(0, moved))
-
-
-def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
-    """Return the Parameters that the optimizer changes for itself: moments and powers of betas."""
-    kept_out = {id(parameter) for parameter in optimizer.parameters}
-    for name in SETTINGS:
-        kept_out |= {id(parameter) for parameter in _parameters(getattr(optimizer, name, None))}
-    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
-
-
-def _parameters(value: Any) -> list[Parameter]:
-    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
-    if isinstance(value, Parameter):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [parameter for part in value for parameter in _parameters(part)]
-    return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
-
-
-def _bank(parameter: Parameter, count: int) -> Parameter:
-    values = np.repeat(parameter.asnumpy()[None], count, 0)
-    return Parameter(
-        Tensor(values, parameter.dtype), name=f"adasum.bank.{parameter.name}", requires_grad=False
-    )
-
-
-def _zeros(name: str, shape: tuple[int, ...]) -> Parameter:
-    return Parameter(Tensor(np.zeros(shape, np.float32)), name=name, requires_grad=False)
-
-
-def _load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
-    return ops.assign(value, ops.reshape(ops.gather(bank, index, 0), value.shape))
-
-
-def _store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
-    return ops.scatter_update(bank, index, ops.expand_dims(value, 0))
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:

@@ -10,15 +10,13 @@ import numpy as np
 
 from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.components import principal_components
-from labkit.algorithms.subspace.snapshot_folder import SUFFIX, SnapshotFolder, describe
+from labkit.algorithms.subspace.snapshot_folder import SUFFIX, SnapshotFolder, describe, difference
 from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather, rank_and_size
 
-# Of a basis beside its snapshots.
-_NAME = "pca_mat.npy"
-# Bytes of the matrix that are hashed at a time.
-_HASHED = 2**24
+_NAME = "pca_mat.npy"  # of a basis beside its snapshots
+_HASHED = 2**24  # bytes of the matrix at a time
 # A network, its Parameters, or (name, shape) of each.
 Parameters = Any
 Snapshots = str | Path | SnapshotFolder
@@ -82,8 +80,7 @@ class Basis:
     def _of(cls, snapshots: SnapshotFolder, identities: list, components: int) -> "Basis":
         with snapshots:
             matrix, variance, total = principal_components(snapshots, components)
-        described = zip(snapshots.names, snapshots.shapes, strict=True)
-        return cls(matrix, described, variance, total, identities)
+        return cls(matrix, snapshots.described, variance, total, identities)
 
     @property
     def explained(self) -> np.ndarray:
@@ -110,14 +107,12 @@ class Basis:
                     f"got {name} {shape}"
                 )
         if len(own) != len(others):
-            raise InputError(
-                f"the basis is of another network: expected {len(others)} parameters, got "
-                f"{len(own)}"
-            )
+            counts = f"expected {len(others)} parameters, got {len(own)}"
+            raise InputError(f"the basis is of another network: {counts}")
 
     def difference(self, snapshots: SnapshotFolder) -> str | None:
         """Return how these snapshots differ from those it was made of, in words; None if not."""
-        return _difference(self.snapshots, snapshots.identities())
+        return difference(self.snapshots, snapshots.identities())
 
     def save(self, path: str | Path) -> None:
         """Write the matrix to ``path`` (.npy), and what belongs to it to the .json beside it.
@@ -179,18 +174,17 @@ def basis_of(
     rank, ranks = rank_and_size()
     if ranks == 1:
         return _made(path, snapshots, parameters, components, report)
-    basis = error = None
     if rank == 0:
         try:
             basis = _made(path, snapshots, parameters, components, report)
-        except Exception as raised:  # the others are told before it goes on
-            error = raised
-    failed = gather([float(error is not None)])[0, 0]
-    if error is not None:
-        raise error
-    if failed:
+        except Exception:
+            gather([1.0])  # the others hear of it before it goes on
+            raise
+        gather([0.0])
+        return basis
+    if gather([0.0])[0, 0]:
         raise InputError("rank 0 could not make the basis; its message says why")
-    return basis if basis is not None else Basis.load(path, parameters)
+    return Basis.load(path, parameters)
 
 
 def basis_from(
@@ -250,10 +244,10 @@ def _other_snapshots(basis: Basis, folder: str | Path | None, parameters: Parame
     if folder is None or not any(Path(folder).glob(f"*{SUFFIX}")):
         return ""
     try:
-        difference = basis.difference(SnapshotFolder(folder, parameters))
+        reason = basis.difference(SnapshotFolder(folder, parameters))
     except InputError as error:
-        difference = str(error)
-    return f", though {folder} holds other snapshots ({difference})" if difference else ""
+        reason = str(error)
+    return f", though {folder} holds other snapshots ({reason})" if reason else ""
 
 
 def _made(
@@ -265,21 +259,19 @@ def _made(
 ) -> Basis:
     """``basis_of`` in one process."""
     snapshots = _opened(snapshots, parameters)
-    described = list(zip(snapshots.names, snapshots.shapes, strict=True))
     there = basis_files.exists(path)  # before anything is read: it refuses a wrong name
-    identities, reason = snapshots.identities(), None
+    identities, why = snapshots.identities(), ""
     if there:
-        saved, reason = _saved(path, described, identities, components)
+        saved, reason = _saved(path, snapshots.described, identities, components)
         if saved is not None:
             report(f"labkit: basis loaded from {path}, nothing computed")
             return saved
-        reason = f" ({reason})"
+        why = f" ({reason})"
     basis = Basis._of(snapshots, identities, components)
     basis.save(path)
-    share = basis.explained.sum()
     report(
         f"labkit: basis of {components} components computed from {len(snapshots)} snapshots, "
-        f"{share:.1%} of their variance; saved to {path}{reason or ''}"
+        f"{basis.explained.sum():.1%} of their variance; saved to {path}{why}"
     )
     return basis
 
@@ -295,28 +287,13 @@ def _saved(
     basis.check(described)
     if len(basis.matrix) != components:
         return None, f"the one there had {len(basis.matrix)} components"
-    difference = _difference(basis.snapshots, identities)
-    return (None, difference) if difference else (basis, None)
-
-
-def _difference(then: Sequence[dict], now: Sequence[dict]) -> str | None:
-    """Return what differs between two lists of snapshots, in words; None where nothing does."""
-    before = {snapshot["name"]: snapshot for snapshot in then}
-    after = {snapshot["name"]: snapshot for snapshot in now}
-    for name, snapshot in after.items():
-        if name not in before:
-            return f"the one there was made without {name}"
-        if snapshot != before[name]:
-            return f"the one there was made of another {name}"
-    gone = sorted(before.keys() - after.keys())
-    return f"the one there was made with {gone[0]}, which is gone" if gone else None
+    reason = difference(basis.snapshots, identities)
+    return (None, reason) if reason else (basis, None)
 
 
 def _opened(snapshots: Snapshots, parameters: Parameters | None) -> SnapshotFolder:
     if not isinstance(snapshots, SnapshotFolder):
         return SnapshotFolder(snapshots, parameters)
-    if parameters is not None and describe(parameters) != list(
-        zip(snapshots.names, snapshots.shapes, strict=True)
-    ):
+    if parameters is not None and describe(parameters) != snapshots.described:
         return SnapshotFolder(snapshots.folder, parameters)
     return snapshots

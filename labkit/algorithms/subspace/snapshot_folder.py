@@ -44,6 +44,7 @@ class SnapshotFolder:
         paths: Of the N files.
         names: Of the parameters.
         shapes: Of the parameters.
+        described: (name, shape) of each.
         size: M, the numbers in a snapshot.
         notes: What was saved beside each.
 
@@ -59,11 +60,11 @@ class SnapshotFolder:
         self.notes = [header.note for header in headers]
         if parameters is None:
             parameters = [(name, held.shape) for name, held in sorted(headers[0].tensors.items())]
-        described = describe(parameters)
-        self.names = tuple(name for name, _ in described)
-        self.shapes = tuple(shape for _, shape in described)
+        self.described = describe(parameters)
+        self.names = tuple(name for name, _ in self.described)
+        self.shapes = tuple(shape for _, shape in self.described)
         for path, header in zip(self.paths, headers, strict=True):
-            _check(path, header.tensors, described)
+            _check(path, header.tensors, self.described)
         # Where each parameter begins, in a row and in each file.
         self._starts = [0, *accumulate(math.prod(shape) for shape in self.shapes)]
         self._places = [[header.tensors[name].start for name in self.names] for header in headers]
@@ -182,6 +183,19 @@ class SnapshotFolder:
                 digest.update(part[:count])
                 left -= count
         return digest.hexdigest()
+
+
+def difference(then: Iterable[dict], now: Iterable[dict]) -> str | None:
+    """Return what differs between two lists of ``identities``, in words; None for nothing."""
+    before = {snapshot["name"]: snapshot for snapshot in then}
+    after = {snapshot["name"]: snapshot for snapshot in now}
+    for name, snapshot in after.items():
+        if name not in before:
+            return f"the one there was made without {name}"
+        if snapshot != before[name]:
+            return f"the one there was made of another {name}"
+    gone = sorted(before.keys() - after.keys())
+    return f"the one there was made with {gone[0]}, which is gone" if gone else None
 
 
 def describe(parameters: Any) -> list[tuple[str, tuple[int, ...]]]:

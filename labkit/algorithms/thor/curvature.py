@@ -210,30 +210,6 @@ class LayerCurvature(nn.Cell):
         return {"layer": self.layer_name, **shapes, "factor_bytes": size, "inverse_bytes": size}
 
 
-class Inversion(nn.Cell):
-    """Make layers' inverses anew: scalar damping -> sums of A's and G's residual, (layers,).
-
-    The residual is max |(A + damping I) A_inverse - I|; the inverses are stored only where it is at
-    most ``RESIDUAL``. ops.MatrixInverse returns zeros for a singular or NaN matrix and says
-    nothing; Cholesky, which raises, leaves MindSpore's runtime unusable after it.
-
-    Args:
-        layers: whose inverses.
-        damping_split: one of ``DAMPING_SPLITS``.
-    """
-
-    def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
-        super().__init__(auto_prefix=False)
-        self.layers = nn.CellList(layers, auto_prefix=False)
-        self.balanced = damping_split == "pi"
-
-    def construct(self, damping: Tensor) -> Tensor:
-        residuals: tuple = ()
-        for layer in self.layers:
-            residuals += (layer.invert(damping, self.balanced),)
-        return ops.stack(residuals)
-
-
 def _damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
     """Return ((factor + damping I)^-1, its residual), by blocks."""
     identity = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)

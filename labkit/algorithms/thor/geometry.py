@@ -177,7 +177,7 @@ def find_layers(
         places.append(Place(name, parent, key, layer, weight, bias_number))
     owners = _owners(loss_net)
     problems = {place.name: _shared(place, owners) or _left_out(place) for place in places}
-    refuse_layers({name: problem for name, problem in problems.items() if problem})
+    refuse_layers(problems)
     if not places:
         raise InputError(
             "the network has no nn.Dense, mint.nn.Linear or nn.Conv2d with a weight that the "
@@ -187,7 +187,8 @@ def find_layers(
 
 
 def refuse_layers(problems: dict[str, str]) -> None:
-    """Raise ``InputError`` for layers that must not be preconditioned: name -> what is wrong."""
+    """Raise ``InputError`` for layers that must not be preconditioned: name -> problem, or ""."""
+    problems = {name: problem for name, problem in problems.items() if problem}
     if not problems:
         return
     listed = "; ".join(f"layer {name!r} {problem}" for name, problem in problems.items())

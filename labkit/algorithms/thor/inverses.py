@@ -1,17 +1,35 @@
-"""Inverses of many layers: retried with more damping, shared out over ranks."""
+"""Inverses of many layers: which are due, retried with more damping, shared out over ranks."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size, get_rank
 
-from labkit.algorithms.thor.curvature import RESIDUAL, Inversion, LayerCurvature
+from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature
+from labkit.algorithms.thor.rules import FREEZE, REFRESH, TraceRule
 from labkit.steps.gradients import summed_in_order
 
 # A failed inversion is tried with 10, 100, ... 10^6 times the damping.
 TRIES = 7
+
+
+class LayerState(NamedTuple):
+    """What is known of each layer's inverses, (layers,) each.
+
+    Attributes:
+        traces: tr(F + damping I) that they were made of; 0 before the first.
+        frozen: 1 for good.
+        refreshes: how often they were made.
+        retries: inversions that needed more damping.
+    """
+
+    traces: np.ndarray
+    frozen: np.ndarray
+    refreshes: np.ndarray
+    retries: np.ndarray
 
 
 class Inverses:
@@ -55,6 +73,34 @@ class Inverses:
                 )
         return {number: int(tries[number]) - 1 for number in due}
 
+    def refresh(
+        self, measured: np.ndarray, damping: float, rule: TraceRule | None, state: LayerState
+    ) -> dict[str, str]:
+        """Make the inverses of the layers that are due; return each layer's decision by its name.
+
+        Args:
+            measured: T and tr A (x) G of each layer, (layers, 2) and more.
+            damping: of F.
+            rule: by layer, or None: all are due.
+            state: changed in place.
+        """
+        due, decisions = [], {}
+        for i, layer in enumerate(self.layers):
+            positions, together = measured[i, :2]
+            trace = layer.trace(positions, together, damping)
+            decision = FREEZE if state.frozen[i] else REFRESH
+            if not state.frozen[i] and rule is not None and state.traces[i] > 0:
+                decision = rule.decide(trace, float(state.traces[i]))
+            decisions[layer.layer_name] = decision
+            state.frozen[i] = decision == FREEZE
+            if decision == REFRESH:
+                due.append(i)
+                state.traces[i] = trace
+                state.refreshes[i] += 1
+        for i, more in self.make(due, damping).items():
+            state.retries[i] += more
+        return decisions
+
     def _tries(self, numbers: tuple[int, ...], damping: float) -> dict[int, int]:
         """Invert layers; return how many tries each took, TRIES + 1 where none was enough."""
         tries: dict[int, int] = {}
@@ -92,6 +138,30 @@ def share_out(costs: Sequence[float], ranks: int) -> list[int]:
         owners[number] = min(range(ranks), key=lambda rank: load[rank])
         load[owners[number]] += costs[number]
     return owners
+
+
+class Inversion(nn.Cell):
+    """Make layers' inverses anew: scalar damping -> sums of A's and G's residual, (layers,).
+
+    The residual is max |(A + damping I) A_inverse - I|; the inverses are stored only where it is at
+    most ``RESIDUAL``. ops.MatrixInverse returns zeros for a singular or NaN matrix and says
+    nothing; Cholesky, which raises, leaves MindSpore's runtime unusable after it.
+
+    Args:
+        layers: whose inverses.
+        damping_split: one of ``DAMPING_SPLITS``.
+    """
+
+    def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
+        super().__init__(auto_prefix=False)
+        self.layers = nn.CellList(layers, auto_prefix=False)
+        self.balanced = damping_split == "pi"
+
+    def construct(self, damping: Tensor) -> Tensor:
+        residuals: tuple = ()
+        for layer in self.layers:
+            residuals += (layer.invert(damping, self.balanced),)
+        return ops.stack(residuals)
 
 
 class _Exchange(nn.Cell):

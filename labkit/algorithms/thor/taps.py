@@ -185,20 +185,15 @@ class Tapped(nn.Cell):
             return getattr(super().__getattr__("layer"), name)
 
 
-def tapped(layer: nn.Cell, geometry: Dense, buffers: tuple[Parameter, ...]) -> Tapped:
-    """Return ``layer`` with the tap that makes THOR's factors."""
-    return Tapped(layer, Tap(geometry), buffers)
-
-
 def tap_layers(
-    places: Sequence[Place], *, split: int | None, tapped: Callable[..., Tapped]
+    places: Sequence[Place], *, split: int | None, tap: type[Tap]
 ) -> list[LayerCurvature]:
     """Put a tap behind each layer, in place; return their curvatures.
 
     Args:
         places: of the layers.
         split: largest block of a factor, or None.
-        tapped: (layer, geometry, buffers) -> the layer with its tap.
+        tap: class of the taps, whose formulas make the factors.
     """
     layers = []
     for place in places:
@@ -208,7 +203,7 @@ def tap_layers(
         layers.append(LayerCurvature(place.name, geometry))
     for place, layer in zip(places, layers, strict=True):
         buffers = (layer.a_factor, layer.positions, layer.g_factor)
-        _put(place.parent, place.key, tapped(place.layer, layer.geometry, buffers))
+        _put(place.parent, place.key, Tapped(place.layer, tap(layer.geometry), buffers))
     return layers
 
 

@@ -1,6 +1,5 @@
 """The update stage: gradients through their layers' inverses, and from there to any optimizer."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,26 +7,19 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.thor import taps, upstream_gpu
 from labkit.algorithms.thor.adapt import Adaptation
 from labkit.algorithms.thor.curvature import Directions
-from labkit.algorithms.thor.geometry import find_layers, refuse_layers
-from labkit.algorithms.thor.inverses import Inverses
+from labkit.algorithms.thor.geometry import find_layers
+from labkit.algorithms.thor.inverses import Inverses, LayerState
 from labkit.algorithms.thor.options import Options, check_loss
-from labkit.algorithms.thor.rules import (
-    FREEZE,
-    REFRESH,
-    Damping,
-    Frequency,
-    LevenbergMarquardt,
-    TraceRule,
-)
-from labkit.algorithms.thor.taps import release_layers, tap_layers, tapped_cells
+from labkit.algorithms.thor.rules import Damping, Frequency, LevenbergMarquardt, TraceRule
+from labkit.algorithms.thor.stops import check_factors, check_loss_value
+from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_cells
+from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.thor.uses import check_uses
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
-from labkit.steps.nonfinite import first_nonfinite
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.update import Summary, UpdateStage
 
@@ -127,29 +119,25 @@ class ThorUpdate(UpdateStage):
         self.decisions: dict[str, str] = {}
         self.seen_shapes: set[tuple] = set()
         self.gathers = False
-        self.settings = {"damping": _settled(damping)}
-        self.settings |= {name: _settled(value) for name, value in vars(options).items()}
+        given = {"damping": damping} | vars(options)
+        self.settings = {name: _settled(value) for name, value in given.items()}
 
     def _make_layers(self, loss_net: nn.Cell) -> None:
         options = self.options
         upstream = options.formulas == "upstream_gpu"
-        bias = "plain" if upstream else options.bias
+        bias, tap = ("plain", UpstreamTap) if upstream else (options.bias, Tap)
         self.places = find_layers(loss_net, self.parameters, bias=bias, skip=options.skip)
-        tapped = upstream_gpu.tapped if upstream else taps.tapped
-        layers = tap_layers(self.places, split=options.split, tapped=tapped)
+        layers = tap_layers(self.places, split=options.split, tap=tap)
         self.layers = nn.CellList(layers, auto_prefix=False)
-        self.extras = (
-            tuple(layer.a_factor for layer in layers) + tuple(layer.positions for layer in layers),
-            tuple(layer.g_factor for layer in layers),
-        )
+        means = [layer.a_factor for layer in layers] + [layer.positions for layer in layers]
+        self.extras = tuple(means), tuple(layer.g_factor for layer in layers)
 
     def _make_state(self) -> None:
         # pending: 1 between the graph that fills pending_gradients and the one that applies them.
         # measured: T, tr A (x) G, and whether they are finite, of each layer's last factors.
         # The rest changes only with the update that was pending. last_factors, last_refresh: the
         # updates, counted from 0, that did it last; -1 for none. damping: of the last refresh.
-        # traces: tr(F + damping I) that each layer's inverses were made of. frozen: 1 for good.
-        # refreshes: of each layer so far. retries: its inversions that needed more damping.
+        # traces, frozen, refreshes, retries: as ``LayerState`` says.
         count = len(self.layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
@@ -161,11 +149,10 @@ class ThorUpdate(UpdateStage):
         self.frozen = _table("frozen", (count,), ms.int32)
         self.refreshes = _table("refreshes", (count,), ms.int32)
         self.retries = _table("retries", (count,), ms.int32)
-        tables = (self.traces, self.frozen, self.refreshes, self.retries)
         # What the graph that updates is given the new values of, in this order.
-        self.refreshed = ParameterTuple(
-            (self.last_factors, self.last_refresh, self.damping, *tables)
-        )
+        scalars = (self.last_factors, self.last_refresh, self.damping)
+        tables = (self.traces, self.frozen, self.refreshes, self.retries)
+        self.refreshed = ParameterTuple(scalars + tables)
 
     # --- in compiled graphs --------------------------------------------------------------------
 
@@ -212,18 +199,16 @@ class ThorUpdate(UpdateStage):
         self.schedule.check_length(updates)
 
     def wants_extras(self, updates: int) -> bool:
-        self.gathers = self._wants_factors(updates)
-        return self.gathers
-
-    def _wants_factors(self, updates: int) -> bool:
         # Each value that is read costs a step of LeNet half a percent: only what can matter.
         if self.options.trace_rule is not None and self.frozen.asnumpy().all():
-            return False
-        if self.factor_frequency.is_due(updates, integer_of(self.last_factors)):
-            return True
-        if self.options.factor_frequency is None:  # then both are due together
-            return False
-        return self.frequency.is_due(updates, integer_of(self.last_refresh))
+            self.gathers = False
+        elif self.factor_frequency.is_due(updates, integer_of(self.last_factors)):
+            self.gathers = True
+        elif self.options.factor_frequency is None:  # both are due together
+            self.gathers = False
+        else:
+            self.gathers = self.frequency.is_due(updates, integer_of(self.last_refresh))
+        return self.gathers
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         """Refuse layers that are not used by their calls alone: for each new shape of a batch."""
@@ -240,10 +225,13 @@ class ThorUpdate(UpdateStage):
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         """Make the update that is pending, if one is; then look at the micro-batch's loss."""
         if self.gathers and integer_of(self.pending):
-            self.apply_pending(*self.refresh())
-            self._adapt_damping(step, batch)
-        if loss is not None:
-            self._check_loss(step, loss, batch)
+            values = self.refresh()
+            self.apply_pending(*values)
+            if self.adaptation is not None and int(values[0]) == int(values[1]):
+                damping = self.adaptation.adjusted(step, batch, float(self.damping.asnumpy()))
+                set_state(self.damping, damping)
+        if loss is not None and self.options.nan == "stop":
+            check_loss_value(step.gradient, loss, batch, self.record.updates, self.damping)
 
     def refresh(self) -> list[Tensor]:
         """Make the inverses anew where they are due, by layer; return the new ``refreshed``.
@@ -253,92 +241,18 @@ class ThorUpdate(UpdateStage):
         """
         update = integer_of(self.record.updates)
         measured = self.measured.asnumpy()
-        self._check_factors(measured, update)
+        check_factors(self.layers, measured, update)
         values = [parameter.asnumpy().copy() for parameter in self.refreshed]
         values[0] = np.int32(update)
         if self.frequency.is_due(update, int(values[1])):
             values[1] = np.int32(update)
-            values[2] = np.float32(self._damping_at(update))
-            self._refresh_layers(measured, float(values[2]), *values[3:])
+            if self.adaptation is None or update == 0:
+                values[2] = np.float32(self.schedule.at(update))
+            rule, layers = self.options.trace_rule, LayerState(*values[3:])
+            self.decisions = self.inverses.refresh(measured, float(values[2]), rule, layers)
             if self.adaptation is not None:
                 self.adaptation.remember()
         return [Tensor(value) for value in values]
-
-    def _adapt_damping(self, step: nn.Cell, batch: tuple) -> None:
-        """Let the damping follow what a refreshing update has done."""
-        refreshed = integer_of(self.last_refresh) == integer_of(self.record.updates) - 1
-        if self.adaptation is not None and refreshed:
-            damping = self.adaptation.adjusted(step, batch, float(self.damping.asnumpy()))
-            set_state(self.damping, damping)
-
-    def _damping_at(self, update: int) -> float:
-        if self.adaptation is not None and update > 0:
-            return float(self.damping.asnumpy())
-        return self.schedule.at(update)
-
-    def _check_factors(self, measured: np.ndarray, update: int) -> None:
-        uncalled = {}
-        for layer, (positions, _, finite) in zip(self.layers, measured, strict=True):
-            if not finite:
-                raise FloatingPointError(
-                    f"the factors of layer {layer.layer_name!r} are not finite at update "
-                    f"{update + 1}; the averages and the weights are as before it"
-                )
-            if not positions > 0:
-                uncalled[layer.layer_name] = "was not called, though its weight may be used"
-        refuse_layers(uncalled)
-
-    def _refresh_layers(
-        self,
-        measured: np.ndarray,
-        damping: float,
-        traces: np.ndarray,
-        frozen: np.ndarray,
-        refreshes: np.ndarray,
-        retries: np.ndarray,
-    ) -> None:
-        """Decide for each layer and invert; the arrays from ``traces`` on are changed in place."""
-        rule, due, decisions = self.options.trace_rule, [], {}
-        for i, layer in enumerate(self.layers):
-            trace = layer.trace(*measured[i, :2], damping)
-            decision = FREEZE if frozen[i] else REFRESH
-            if not frozen[i] and rule is not None and traces[i] > 0:
-                decision = rule.decide(trace, float(traces[i]))
-            decisions[layer.layer_name] = decision
-            frozen[i] = decision == FREEZE
-            if decision == REFRESH:
-                due.append(i)
-                traces[i] = trace
-                refreshes[i] += 1
-        for i, more in self.inverses.make(due, damping).items():
-            retries[i] += more
-        self.decisions = decisions
-
-    def _check_loss(self, step: nn.Cell, loss: Tensor, batch: tuple) -> None:
-        """Stop where the loss is not finite, with the name of the layer that made it so.
-
-        On several ranks all stop: one that went on would wait for the others forever.
-        """
-        if self.options.nan == "drop":
-            return
-        finite = math.isfinite(float(loss.asnumpy()))
-        everywhere = finite
-        if step.gradient.ranks > 1:
-            lost = step.gradient.all_reduce(Tensor([not finite], ms.float32))
-            everywhere = not lost.asnumpy().any()
-        if everywhere:
-            return
-        update = integer_of(self.record.updates) + 1
-        if finite:
-            raise FloatingPointError(
-                f"the loss is not finite on another rank at update {update}; what that rank raises "
-                "says where"
-            )
-        where = first_nonfinite(step.gradient.loss_net, batch)
-        raise FloatingPointError(
-            f"the loss is {float(loss.asnumpy())} at update {update}: {where}. Smaller learning "
-            f"rate or more damping (now {float(self.damping.asnumpy()):.3g})?"
-        )
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)

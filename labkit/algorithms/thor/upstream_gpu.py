@@ -14,10 +14,10 @@ Bias: no curvature. Sums that ``LayerCurvature`` divides by the positions come o
 """
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from labkit.algorithms.thor.geometry import Dense
-from labkit.algorithms.thor.taps import Tap, Tapped
+from labkit.algorithms.thor.taps import Tap
 
 
 class UpstreamTap(Tap):
@@ -46,8 +46,3 @@ class UpstreamTap(Tap):
             positions = (rows, rows)
         counts = ops.stack([ops.cast(count, ms.float32) for count in positions])
         return a_sum, counts, g_sum
-
-
-def tapped(layer: nn.Cell, geometry: Dense, buffers: tuple[Parameter, ...]) -> Tapped:
-    """Return ``layer`` with the tap of MindSpore's formulas on GPU."""
-    return Tapped(layer, UpstreamTap(geometry), buffers)

@@ -54,12 +54,8 @@ def check_uses(stage: GradientStage, places: Sequence[Place], batch: tuple) -> N
     uses = observed(stage, places, batch)
     if stage.objective.batch_axis is None:
         _check_layout(places, uses, batch)
-    problems = {}
-    for place, use in zip(places, uses, strict=True):
-        problem = _problem(place, use, rows)
-        if problem:
-            problems[place.name] = problem
-    refuse_layers(problems)
+    pairs = zip(places, uses, strict=True)
+    refuse_layers({place.name: _problem(place, use, rows) for place, use in pairs})
 
 
 def _check_layout(places: Sequence[Place], uses: list[Use], batch: tuple) -> None:
@@ -72,9 +68,8 @@ def _check_layout(places: Sequence[Place], uses: list[Use], batch: tuple) -> Non
     first = inputs[:2]
     if len(first) < 2 or first != labels[:2] or first[0] == first[1]:
         return
-    calls = [
-        (place, shape) for place, use in zip(places, uses, strict=True) for shape in use.inputs
-    ]
+    pairs = zip(places, uses, strict=True)
+    calls = [(place, shape) for place, use in pairs for shape in use.inputs]
     if calls and all(_positions(place, shape) == first[0] for place, shape in calls):
         return
     maps = [shape for place, shape in calls if isinstance(place.layer, nn.Conv2d)]
@@ -131,11 +126,11 @@ def observed(stage: GradientStage, places: Sequence[Place], batch: tuple) -> lis
     numbers.
     """
     uses = [Use([]) for _ in places]
-    own = [_preconditioned(place) for place in places]
-    everything = ParameterTuple({id(p): p for parameters in own for p in parameters}.values())
     with _unchanged(stage.loss_net), _eager():
         _fill_zeros(stage.loss_net)
-        with _watched(places, [use.inputs for use in uses], own) as watches:
+        with _watched(places, [use.inputs for use in uses]) as watches:
+            own = {id(p): p for watch in watches for p in watch.parameters}
+            everything = ParameterTuple(own.values())
             differentiate = ops.grad(stage._scaled, None, everything, has_aux=True)
             gradients, _ = differentiate(*batch)
             used = {
@@ -144,19 +139,15 @@ def observed(stage: GradientStage, places: Sequence[Place], batch: tuple) -> lis
                 # NaN counts: what the loss does not depend on has a gradient of exact zeros.
                 if np.any(gradient.asnumpy() != 0)
             }
-            for use, watch, parameters in zip(uses, watches, own, strict=True):
+            for use, watch in zip(uses, watches, strict=True):
                 use.other = watch.other()
-                use.elsewhere = any(id(parameter) in used for parameter in parameters)
-        _observe_part(stage, places, own, batch, uses)
+                use.elsewhere = any(id(parameter) in used for parameter in watch.parameters)
+        _observe_part(stage, places, batch, uses)
     return uses
 
 
 def _observe_part(
-    stage: GradientStage,
-    places: Sequence[Place],
-    own: list[list[Parameter]],
-    batch: tuple,
-    uses: list[Use],
+    stage: GradientStage, places: Sequence[Place], batch: tuple, uses: list[Use]
 ) -> None:
     """Note each layer's input shapes for ``_part`` of the batch's rows, where that can run."""
     rows = batch_rows(batch, stage.objective.batch_axis)
@@ -166,7 +157,7 @@ def _observe_part(
     shapes: list[list[Shape]] = [[] for _ in places]
     first = [_cut(tensor, rows, part, axis) for tensor in batch]
     try:
-        with _watched(places, shapes, own):
+        with _watched(places, shapes):
             stage.loss_net(*first).asnumpy()  # operators run behind Python's back: wait for them
     except Exception:  # a network of a fixed number of rows, which takes the whole batch
         return
@@ -193,27 +184,24 @@ def _cut(tensor: Tensor, rows: int, part: int, axis: int) -> Tensor:
 @contextlib.contextmanager
 def _eager() -> Iterator[None]:
     """Run operator by operator what is inside, also where a method is marked with ``ms.jit``."""
-    before = os.environ.get("MS_JIT")
+    before = {name: os.environ[name] for name in ["MS_JIT"] if name in os.environ}
     os.environ["MS_JIT"] = "0"
     try:
         with pynative():
             yield
     finally:
-        os.environ.pop("MS_JIT")
-        if before is not None:
-            os.environ["MS_JIT"] = before
+        del os.environ["MS_JIT"]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager
-def _watched(
-    places: Sequence[Place], shapes: list[list[Shape]], own: list[list[Parameter]]
-) -> Iterator[list["_Watch"]]:
+def _watched(places: Sequence[Place], shapes: list[list[Shape]]) -> Iterator[list["_Watch"]]:
     """Let every layer note its inputs' shapes, and put copies for its Parameters in its calls."""
     cells = tapped_cells(places)
     taps = [cell.tap for cell in cells]
     watches = []
-    for place, cell, inputs, parameters in zip(places, cells, shapes, own, strict=True):
-        watch = cell.watch = _Watch(place.layer, inputs, parameters)
+    for place, cell, inputs in zip(places, cells, shapes, strict=True):
+        watch = cell.watch = _Watch(place, inputs)
         object.__setattr__(cell, "tap", watch.passed)
         watches.append(watch)
     try:
@@ -234,20 +222,18 @@ def _fill_zeros(loss_net: nn.Cell) -> None:
             set_state(parameter, np.where(value == 0, small, value).astype(value.dtype))
 
 
-def _preconditioned(place: Place) -> list[Parameter]:
-    """Return the layer's weight and, where it is in the factors, its bias."""
-    layer = place.layer
-    return [layer.weight] if place.bias is None else [layer.weight, layer.bias]
-
-
 class _Watch:
     """Stands for a tapped layer's call: notes the input, and puts copies for the Parameters."""
 
-    def __init__(self, layer: nn.Cell, inputs: list[Shape], parameters: list[Parameter]) -> None:
-        self.layer, self.inputs = layer, inputs
-        self.kind = kind_of(layer)
+    def __init__(self, place: Place, inputs: list[Shape]) -> None:
+        self.layer, self.inputs = place.layer, inputs
+        self.kind = kind_of(self.layer)
         self.calls: list[tuple[Tensor, Tensor | None]] = []
-        self.copies = {id(p): Parameter(p.clone(), name=p.name) for p in parameters}
+        # Those that are preconditioned.
+        self.parameters = [self.layer.weight]
+        if place.bias is not None:
+            self.parameters.append(self.layer.bias)
+        self.copies = {id(p): Parameter(p.clone(), name=p.name) for p in self.parameters}
 
     def __call__(self, call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         self.inputs.append(tuple(x.shape))

@@ -1,5 +1,6 @@
 """Gram and tree against the float64 tree: every branch of the rule, every kind of vector."""
 
+import contextlib
 import functools
 
 import numpy as np
@@ -11,6 +12,7 @@ from labkit.algorithms.adasum import combination
 from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, ByGram, bounds
 from labkit.algorithms.adasum.gram import SOUND, Coefficients
 from labkit.errors import InputError
+from labkit.runtime import pynative
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -20,8 +22,8 @@ LAYERS = (150, 7)
 NUMBERS = sum(LAYERS)
 # Pairs alone, three alone, two levels, counts that differ in a pair and in three, three on two
 # levels, the largest. Above all Gram: where it falls back, the tree is in the same graph.
-CASES = [(count, "gram") for count in (2, 3, 4, 5, 7, 11, 64)]
-CASES += [(count, "tree") for count in (4, 7, 64)]
+CASES = [(count, "gram") for count in (2, 3, 4, 5, 7, 11, 64)] + [(7, "tree"), (64, "tree")]
+COMPILED = (4, 7)
 
 
 @functools.cache
@@ -44,14 +46,15 @@ def by_layer(row):
     return [row[..., start:end] for start, end in bounds(LAYERS)]
 
 
-def errors(came, rows):
-    """Each layer's distance from the float64 tree, relative to that one's length."""
-    found = []
-    for layer, part in zip(by_layer(came), by_layer(rows.astype(np.float64)), strict=True):
+def error(vector, rows):
+    """The largest distance of a layer from the float64 tree, relative to that one's length."""
+    distances = []
+    for layer, part in zip(by_layer(vector), by_layer(rows.astype(np.float64)), strict=True):
         expected = reference.adasum_tree(part)
         # Float32 holds no length below its smallest number of full precision.
-        found.append(np.linalg.norm(layer - expected) / max(np.linalg.norm(expected), 1e-37))
-    return found
+        length = max(np.linalg.norm(expected), 1e-37)
+        distances.append(np.linalg.norm(layer - expected) / length)
+    return max(distances)
 
 
 def normal(count, seed=0):
@@ -96,9 +99,10 @@ class TestAgainstFloat64:
     @pytest.mark.parametrize(("count", "by"), CASES)
     def test_every_kind_of_vector(self, count, by):
         worst = {}
-        for kind, make in KINDS.items():
-            rows = make(count).astype(np.float32)
-            worst[kind] = max(errors(combined(rows, by), rows))
+        with contextlib.nullcontext() if count in COMPILED else pynative():
+            for kind, make in KINDS.items():
+                rows = make(count).astype(np.float32)
+                worst[kind] = error(combined(rows, by), rows)
         assert max(worst.values()) <= BOUND, worst
 
     def test_the_kinds_are_what_they_are_called(self):
@@ -118,15 +122,25 @@ class TestAgainstFloat64:
         signs = np.sign(normal(4)).astype(np.float16)
         rows = (signs * np.float16(value)).astype(np.float32)
         assert np.abs(rows).min() == np.abs(rows).max() == np.float32(np.float16(value)) > 0
-        assert max(errors(combined(rows, by), rows)) <= BOUND
+        assert error(combined(rows, by), rows) <= BOUND
 
-    def test_by_hand(self):
+    def test_by_hand(self, eager):
         """Of one number each: 3 and 5 give their mean; 3 and -5 give 5.5 - 6.5."""
         rows = np.zeros((2, NUMBERS), np.float32)
         rows[:, 0], rows[:, 150] = (3.0, 5.0), (3.0, -5.0)
-        came = combined(rows)
-        assert came[0] == pytest.approx(4.0) and came[150] == pytest.approx(-1.0)
-        assert np.count_nonzero(came) == 2
+        vector = combined(rows)
+        assert vector[0] == pytest.approx(4.0) and vector[150] == pytest.approx(-1.0)
+        assert np.count_nonzero(vector) == 2
+
+    def test_of_a_last_pair_whose_long_sums_round(self, eager):
+        """ResNet-50's largest layers have 2 million numbers; 2.1e-5 off by products alone."""
+        random = np.random.default_rng(7)
+        first = random.standard_normal(2_000_000)
+        pair = [first, 0.05 * random.standard_normal(first.size) - first]
+        rows = np.stack(pair).astype(np.float32)
+        vector = combination("adasum", [first.size], 2)(Tensor(rows)).asnumpy()
+        right = reference.adasum_tree(rows)
+        assert np.linalg.norm(vector - right) <= BOUND * np.linalg.norm(right)
 
 
 @pytest.fixture(scope="module")
@@ -157,20 +171,20 @@ class TestWhichPath:
 
     def test_sound_products_are_used(self, alone):
         rows = normal(4).astype(np.float32)
-        came = combined(rows)
-        np.testing.assert_array_equal(came, alone(rows))
-        assert (came != combined(rows, "tree")).any()
+        vector = combined(rows)
+        np.testing.assert_array_equal(vector, alone(rows))
+        assert (vector != combined(rows, "tree")).any()
 
     @pytest.mark.parametrize("rest", [0.1, 0.01])
     def test_nearly_cancelling_vectors_go_through_the_tree(self, rest):
         rows = nearly_cancelling(rest)
-        came = combined(rows)
-        np.testing.assert_array_equal(came, combined(rows, "tree"))
-        assert max(errors(came, rows)) <= BOUND
+        vector = combined(rows)
+        np.testing.assert_array_equal(vector, combined(rows, "tree"))
+        assert error(vector, rows) <= BOUND
 
     def test_products_alone_would_be_wrong_there(self, alone):
         rows = nearly_cancelling(0.003)
-        assert max(errors(alone(rows), rows)) > 5 * BOUND
+        assert error(alone(rows), rows) > 5 * BOUND
 
     @pytest.mark.parametrize("scale", [1e-14, 3e17])
     def test_squares_out_of_range_go_through_the_tree(self, scale):
@@ -188,7 +202,7 @@ class TestWhichPath:
         rows = rows.astype(np.float32)
         # 1e-18 is above SMALLEST, 1e28 below LARGEST.
         np.testing.assert_array_equal(combined(rows), alone(rows))
-        assert max(errors(combined(rows), rows)) <= BOUND
+        assert error(combined(rows), rows) <= BOUND
 
     @pytest.mark.parametrize("zero", [(0,), (1, 2), (0, 1, 2, 3)])
     def test_vectors_of_zeros_need_no_tree(self, alone, zero):
@@ -196,15 +210,15 @@ class TestWhichPath:
         rows = normal(4).astype(np.float32)
         rows[list(zero), :150] = 0
         np.testing.assert_array_equal(combined(rows), alone(rows))
-        assert max(errors(combined(rows), rows)) <= BOUND
+        assert error(combined(rows), rows) <= BOUND
 
     def test_vectors_whose_squares_are_zero_do(self):
         """1e-25 squared is no float32, but beside zeros and beside ones it is no zero either."""
         rows = normal(4).astype(np.float32)
         rows[1, :150], rows[2, :150] = 1e-25, 0
-        came = combined(rows)
-        np.testing.assert_array_equal(came, combined(rows, "tree"))
-        assert max(errors(came, rows)) <= BOUND
+        vector = combined(rows)
+        np.testing.assert_array_equal(vector, combined(rows, "tree"))
+        assert error(vector, rows) <= BOUND
 
 
 class TestNotFinite:
@@ -216,15 +230,15 @@ class TestNotFinite:
         rows = normal(4).astype(np.float32)
         clean = by_layer(combined(rows, "tree"))
         rows[row, 20] = value
-        came = by_layer(combined(rows, by))
-        assert not np.isfinite(came[0]).any()
-        np.testing.assert_allclose(came[1], clean[1], rtol=1e-5, atol=1e-6)
+        vector = by_layer(combined(rows, by))
+        assert not np.isfinite(vector[0]).any()
+        np.testing.assert_allclose(vector[1], clean[1], rtol=1e-5, atol=1e-6)
 
-    def test_in_three(self):
+    def test_in_three(self, eager):
         rows = normal(3).astype(np.float32)
         rows[1, 150] = np.nan
-        came = by_layer(combined(rows))
-        assert np.isnan(came[1]).all() and np.isfinite(came[0]).all()
+        vector = by_layer(combined(rows))
+        assert np.isnan(vector[1]).all() and np.isfinite(vector[0]).all()
 
 
 class TestMeanAndSum:
@@ -233,24 +247,24 @@ class TestMeanAndSum:
         rows = normal(4).astype(np.float32)
         counted = np.ones(4) if present is None else np.array(present)
         rows *= counted[:, None].astype(np.float32)
-        given = () if present is None else (Tensor(counted.astype(np.float32)),)
+        more = () if present is None else (Tensor(counted.astype(np.float32)),)
         total = rows.astype(np.float64).sum(axis=0)
         for reduction, expected in (("sum", total), ("mean", total / counted.sum())):
-            came = made(4, "gram", reduction)(Tensor(rows), *given).asnumpy()
-            np.testing.assert_allclose(came, expected, rtol=1e-5, atol=1e-6)
+            vector = made(4, "gram", reduction)(Tensor(rows), *more).asnumpy()
+            np.testing.assert_allclose(vector, expected, rtol=1e-5, atol=1e-6)
 
     def test_adasum_passes_over_absent_rows(self):
         """As zeros: the others' Adasum in the same places of the tree."""
         rows = normal(4).astype(np.float32)
         rows[1:3] = 0
         present = Tensor(np.array([1, 0, 0, 1], np.float32))
-        came = made(4, "gram")(Tensor(rows), present).asnumpy()
-        assert max(errors(came, rows)) <= BOUND
-        assert max(errors(came, rows[::3])) <= BOUND
+        vector = made(4, "gram")(Tensor(rows), present).asnumpy()
+        assert error(vector, rows) <= BOUND
+        assert error(vector, rows[::3]) <= BOUND
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         (("average", LAYERS, 2), "unknown reduction 'average'"),
         (("adasum", LAYERS, 2, "tre"), "unknown by 'tre'"),
@@ -259,9 +273,9 @@ class TestMeanAndSum:
         (("sum", LAYERS, 0), "expected at least one worker .* got 0 workers"),
     ],
 )
-def test_bad_arguments(given, message):
+def test_bad_arguments(arguments, message):
     with pytest.raises(InputError, match=message):
-        combination(*given)
+        combination(*arguments)
 
 
 def test_bounds():

@@ -1,4 +1,4 @@
-"""Adasum's coefficients from scalar products alone, and how sound they are."""
+"""Adasum's coefficients from scalar products alone, and how sound they are; the tree's levels."""
 
 import mindspore as ms
 import numpy as np
@@ -6,18 +6,19 @@ import pytest
 from mindspore import Tensor
 
 from labkit import reference
-from labkit.algorithms.adasum import combination
 from labkit.algorithms.adasum.gram import SOUND, SOUND_AT_THE_END, Coefficients
+from labkit.algorithms.adasum.tree import Tree
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def of_products(vectors):
     """Adasum of layers of vectors (L, N, d), made of Gram matrices; and whether it is sound."""
     grams = vectors @ np.swapaxes(vectors, -1, -2)
     lengths = np.linalg.norm(vectors, axis=-1)
-    given = [Tensor(one, ms.float32) for one in (grams, lengths)]
-    weights, sound = Coefficients(vectors.shape[1])(*given)
+    weights, sound = Coefficients(vectors.shape[1])(
+        Tensor(grams, ms.float32), Tensor(lengths, ms.float32)
+    )
     units = vectors / np.where(lengths, lengths, 1)[..., None]
     return (weights.asnumpy().astype(np.float64) @ units)[:, 0], bool(sound)
 
@@ -30,41 +31,69 @@ def opposite(rest):
 def soundness(a, b):
     """|c|^2 over the sum of its parts' squares, for c = Adasum(a, b) of one worker each."""
     combined, product = reference.adasum_pair(a, b), a @ b
-    parts = [(1 - product / (2 * one @ one)) ** 2 * (one @ one) for one in (a, b)]
+    parts = [(1 - product / (2 * x @ x)) ** 2 * (x @ x) for x in (a, b)]
     return combined @ combined / sum(parts)
 
 
-# One; pairs; three; three behind pairs; counts that differ in a pair (11) and in three (14); three
-# on two levels (23: 3 of 23, then 5 of 11 ... 2); a large power of two.
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 7, 11, 14, 23, 64])
+# What each level of the tree combines, as numbers of workers. One; pairs; three; three behind
+# pairs; counts that differ in a pair (11) and in three (14); three on two levels (23: 3 of 23, then
+# 5 of 11 ... 2); a power of two.
+LEVELS = {
+    1: [],
+    2: [(2,)],
+    3: [(3,)],
+    5: [(2, 3), (5,)],
+    7: [(2, 2, 3), (7,)],
+    8: [(2, 2, 2, 2), (4, 4), (8,)],
+    11: [(2, 2, 2, 2, 3), (4, 7), (11,)],
+    14: [(2,) * 7, (4, 4, 6), (14,)],
+    23: [(2,) * 10 + (3,), (4, 4, 4, 4, 7), (8, 15), (23,)],
+}
+
+
+@pytest.mark.parametrize("count", [*LEVELS, 64])
 def test_equals_the_float64_tree(count):
+    if count in LEVELS:
+        assert [level.combined for level in Tree(count).levels] == LEVELS[count]
     random = np.random.default_rng(count)
     vectors = random.normal(size=(3, count, 50)) + random.normal(size=(3, 1, 50))
-    came, sound = of_products(vectors)
+    combined, sound = of_products(vectors)
     assert sound
-    for layer, one in zip(vectors, came, strict=True):
+    for layer, row in zip(vectors, combined, strict=True):
         expected = reference.adasum_tree(layer)
-        assert np.linalg.norm(one - expected) <= 2e-6 * np.linalg.norm(expected)
+        assert np.linalg.norm(row - expected) <= 2e-6 * np.linalg.norm(expected)
+
+
+def test_the_tree_keeps_leading_axes():
+    """Layers of one size are combined at once; a row alone is itself."""
+    rows = np.random.default_rng(3).normal(size=(2, 7, 5)).astype(np.float32)
+    combined = Tree(7)(Tensor(rows)).asnumpy()
+    assert combined.shape == (2, 1, 5)
+    for layer in range(2):
+        expected = reference.adasum_tree(rows[layer])
+        np.testing.assert_allclose(combined[layer, 0], expected, rtol=1e-5, atol=1e-6)
+    alone = np.ascontiguousarray(rows[:, :1])
+    np.testing.assert_array_equal(Tree(1)(Tensor(alone)).asnumpy(), alone)
 
 
 def test_lengths_may_differ_by_any_factor():
     """Whose squares float32 still holds: coefficients up to 1e28, none of them squared."""
     vectors = np.random.default_rng(1).normal(size=(1, 4, 50))
     vectors *= np.array([1e-12, 1e17, 1.0, 1e-3])[:, None]
-    came, sound = of_products(vectors)
+    combined, sound = of_products(vectors)
     expected = reference.adasum_tree(vectors[0])
     assert sound
-    assert np.linalg.norm(came[0] - expected) <= 2e-6 * np.linalg.norm(expected)
+    assert np.linalg.norm(combined[0] - expected) <= 2e-6 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("zero", [(0,), (1, 3), (0, 1), (0, 1, 2, 3, 4)])
 def test_a_vector_of_zeros_is_sound(zero):
     vectors = np.random.default_rng(2).normal(size=(2, 5, 20))
     vectors[1, list(zero)] = 0
-    came, sound = of_products(vectors)
+    combined, sound = of_products(vectors)
     assert sound
-    for layer, one in zip(vectors, came, strict=True):
-        np.testing.assert_allclose(one, reference.adasum_tree(layer), rtol=1e-5, atol=1e-6)
+    for layer, row in zip(vectors, combined, strict=True):
+        np.testing.assert_allclose(row, reference.adasum_tree(layer), rtol=1e-5, atol=1e-6)
 
 
 class TestSound:
@@ -78,21 +107,11 @@ class TestSound:
     def test_of_the_last_pair(self, rest, expected):
         """Its square divides nothing: more may be lost before 1e-5 of its length are."""
         pair = opposite(rest)
-        came, sound = of_products(pair[None])
+        combined, sound = of_products(pair[None])
         assert sound == expected == (soundness(*pair) > SOUND_AT_THE_END)
         assert soundness(*pair) < SOUND
         right = reference.adasum_pair(*pair)
-        assert (np.linalg.norm(came[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
-
-    def test_of_the_last_pair_where_long_sums_round(self):
-        """ResNet-50's largest layers have 2 million numbers; 2.1e-5 off by products alone."""
-        random = np.random.default_rng(7)
-        first = random.standard_normal(2_000_000)
-        pair = [first, 0.05 * random.standard_normal(first.size) - first]
-        rows = np.stack(pair).astype(np.float32)
-        came = combination("adasum", [first.size], 2)(Tensor(rows)).asnumpy()
-        right = reference.adasum_tree(rows)
-        assert np.linalg.norm(came - right) <= 1e-5 * np.linalg.norm(right)
+        assert (np.linalg.norm(combined[0] - right) <= 1e-5 * np.linalg.norm(right)) == expected
 
     @pytest.mark.parametrize("place", [0, 2, 4, 6])
     def test_any_pair_of_the_first_level_counts(self, place):
@@ -103,7 +122,7 @@ class TestSound:
         assert of_products(np.eye(8)[None])[1]
         assert not of_products(vectors)[1]
 
-    def test_the_second_level_counts(self):
+    def test_of_a_pair_of_the_second_level(self):
         """Two pairs of equal vectors, sound; their combinations nearly cancel."""
         vectors = np.zeros((8, 4))
         vectors[:4] = np.repeat(opposite(0.1), 2, axis=0)
@@ -120,13 +139,10 @@ class TestSound:
         assert of_products(np.eye(count, 8)[None])[1]
         assert not of_products(vectors[None])[1]
 
-    def test_one_layer_spoils_all(self):
-        sound = np.eye(4)
-        spoilt = np.vstack([opposite(0.1), np.eye(4)[2:]])
+    def test_one_layer_or_a_nan_spoils_all(self):
+        sound, spoilt = np.eye(4), np.vstack([opposite(0.1), np.eye(4)[2:]])
         assert of_products(np.stack([sound, sound]))[1]
         assert not of_products(np.stack([sound, spoilt]))[1]
-
-    def test_nan_is_not_sound(self):
-        vectors = np.eye(4)[None].copy()
-        vectors[0, 0, 0] = np.nan
-        assert not of_products(vectors)[1]
+        with_nan = sound[None].copy()
+        with_nan[0, 0, 0] = np.nan
+        assert not of_products(with_nan)[1]

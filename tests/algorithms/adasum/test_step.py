@@ -1,19 +1,19 @@
-"""AdasumStep against float64, call by call; what it keeps, what it refuses, how it resumes."""
+"""AdasumStep against float64, call by call; what it keeps, what it refuses."""
 
 import warnings
 
 import mindspore as ms
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
 from labkit import reference
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.adasum import update as update_module
 from labkit.algorithms.adasum.combination import ByGram
-from labkit.algorithms.adasum.update import states_of
+from labkit.algorithms.adasum.workers import states_of
 from labkit.errors import InputError
 from labkit.nets.small import NormNet
 from labkit.steps.gradients import DynamicLossScale, set_state
@@ -37,38 +37,26 @@ from tests.support.trainings import loss_fn
 pytestmark = pytest.mark.usefixtures("runtime")
 
 RATES = [0.05 * 0.8**update for update in range(40)]
+DECAYED = {"weight_decay": 0.1, "rate": RATES.__getitem__}
 
 
-def decaying(update):
-    return RATES[update]
+def by_update(updates):
+    return 1 + updates % 3
 
 
 # name -> (options of the step, options of the twin that are not the step's, calls, those that are
-# NaN, those after which the epoch ends). The first calls of a case end in the middle of a team.
+# NaN, those after which the epoch ends). Most first epochs end in the middle of a team.
 CASES = {
-    "2 workers": ({"workers": 2}, {}, 7, (), (5,)),
-    "3 workers, decay and schedule": (
-        {"workers": 3},
-        {"weight_decay": 0.1, "rate": decaying},
-        10,
-        (),
-        (),
-    ),
-    "5 workers": ({"workers": 5}, {}, 15, (), (7,)),
+    "schedule of micro_steps": ({"workers": 2, "micro_steps": by_update}, {}, 20, (1,), (10, 14)),
+    "not finite": ({"workers": 3}, DECAYED, 15, (0, 4, 6, 7, 8, 11), (12,)),
     "one vector, clipped": (
-        {"workers": 3, "scope": "network", "clip_norm": 0.3, "loss_scale": 1024.0},
+        {"workers": 5, "scope": "network", "clip_norm": 0.3, "loss_scale": 1024.0},
         {},
-        6,
+        15,
         (),
-        (),
-    ),
-    "gradients": (
-        {"workers": 3, "on": "gradients"},
-        {"weight_decay": 0.1, "rate": decaying},
-        8,
-        (3,),
         (7,),
     ),
+    "gradients": ({"workers": 3, "on": "gradients"}, DECAYED, 8, (3,), (7,)),
     "mean": ({"workers": 3, "reduction": "mean"}, {}, 10, (4,), (6,)),
     "sum of gradients": (
         {"workers": 2, "reduction": "sum", "on": "gradients"},
@@ -77,53 +65,33 @@ CASES = {
         (),
         (),
     ),
-    "micro-batches": ({"workers": 2, "micro_steps": 3}, {}, 20, (1,), (9, 14)),
-    "nodes and micro-batches": (
-        {"workers": 2, "node_size": 2, "micro_steps": 2},
-        {},
-        17,
-        (),
-        (13,),
-    ),
-    "schedule of micro_steps": (
-        {"workers": 2, "micro_steps": lambda updates: 1 + updates % 3},
-        {},
-        14,
-        (),
-        (10,),
-    ),
-    "not finite": ({"workers": 3}, {"rate": decaying}, 15, (0, 4, 6, 7, 8, 11), (12,)),
-    "drop_group": (
-        {"workers": 2, "micro_steps": 2, "nonfinite": "drop_group"},
-        {},
-        12,
-        (1, 5, 6),
-        (),
-    ),
+    # The twin knows no nodes: micro-batches that a worker averages.
+    "nodes": ({"workers": 2, "node_size": 2, "micro_steps": 2}, {"micro_steps": 4}, 17, (), (13,)),
     # Call 8 is not finite and dropped with its epoch: it must not spoil the next group.
     "drop": (
         {"workers": 3, "micro_steps": 2, "tail": "drop", "nonfinite": "drop_group"},
         {},
-        19,
-        (8,),
-        (8, 9, 16),
+        25,
+        (8, 11, 14),
+        (8, 9, 22),
     ),
 }
-# The twin knows no nodes: micro-batches that a worker averages.
-INSIDE = {"nodes and micro-batches": 4}
+# Their graphs hold what the others' do; the battery of tests/steps compares the two modes.
+COMPILED = ("not finite", "gradients", "drop")
 
 
 def twin_of(case):
     options, others, *_ = CASES[case]
     options = {k: v for k, v in options.items() if k not in ("node_size", "loss_scale")}
-    return Twin(**options | others | ({"micro_steps": INSIDE[case]} if case in INSIDE else {}))
+    return Twin(**options | others)
 
 
-def build(options, others):
+def build(options, others=None):
     """(network, step) with Momentum as the twin has it."""
+    others = others or {}
     net, loss_net = regression()
     rate = others.get("rate", lambda update: 0.05)
-    rates = RATES if rate is decaying else rate(0)
+    rates = RATES if others is DECAYED else rate(0)
     step = AdasumStep(loss_net, momentum(net, rates, others.get("weight_decay", 0.0)), **options)
     return net, step
 
@@ -132,9 +100,9 @@ def weights_of(net):
     return [net.weight.asnumpy().copy(), net.bias.asnumpy().copy()]
 
 
-def assert_weights(net, twin):
-    for came, expected in zip(weights_of(net), twin.weights, strict=True):
-        np.testing.assert_allclose(came, expected, **TOLERANCE["float32, many updates"])
+def assert_weights(net, twin, tolerance="float32, many updates"):
+    for actual, expected in zip(weights_of(net), twin.weights, strict=True):
+        np.testing.assert_allclose(actual, expected, **TOLERANCE[tolerance])
 
 
 def assert_last(step, twin):
@@ -145,11 +113,37 @@ def assert_last(step, twin):
     assert last["number"] == twin.updates
 
 
+def train_both(step, twin, calls, nan=()):
+    """Give both the same micro-batches, those of ``nan`` not finite."""
+    for call in range(calls):
+        inputs, targets = rows(4, seed=call)
+        targets *= np.float32(np.nan if call in nan else 1)
+        step(*tensors(inputs, targets))
+        twin.micro_batch(inputs, targets)
+
+
+def feed(step, seeds):
+    for seed in seeds:
+        step(*tensors(*rows(4, seed=seed)))
+
+
+@pytest.fixture
+def second_graphs(monkeypatch):
+    """A list that grows with every call of the graph that combines what the first was unsure of."""
+    seen, combine = [], update_module._Whole.__call__
+    monkeypatch.setattr(
+        update_module._Whole, "__call__", lambda graph: (seen.append(1), combine(graph))
+    )
+    return seen
+
+
 class TestTwin:
     """Parameters and ``last_update`` after every call, for each option."""
 
     @pytest.mark.parametrize("case", CASES)
-    def test_equals_float64(self, case):
+    def test_equals_float64(self, case, request):
+        if case not in COMPILED:
+            request.getfixturevalue("eager")
         options, others, calls, nan, ends = CASES[case]
         twin, (net, step) = twin_of(case), build(options, others)
         for call in range(calls):
@@ -159,8 +153,8 @@ class TestTwin:
             loss = step(*tensors(inputs, targets))
             assert float(loss) == pytest.approx(twin.micro_batch(inputs, targets), nan_ok=True)
             if twin.updates == done:
-                for came, expected in zip(weights_of(net), before, strict=True):
-                    np.testing.assert_array_equal(came, expected)
+                for actual, expected in zip(weights_of(net), before, strict=True):
+                    np.testing.assert_array_equal(actual, expected)
             if call in ends:
                 step.end_epoch()
                 twin.end_epoch()
@@ -168,14 +162,14 @@ class TestTwin:
             assert_last(step, twin)
         assert int(step.dropped.asnumpy()) == len(nan)
         assert twin.updates > 1
-        given = [np.stack([v[i].ravel() for v in twin.vectors]) for i in range(2)]
+        vectors = [np.stack([v[i].ravel() for v in twin.vectors]) for i in range(2)]
         if not twin.entered and not twin.group.micro_step:
-            for came, expected in zip(step.vectors().values(), given, strict=True):
-                np.testing.assert_allclose(came, expected, **TOLERANCE["float32, many updates"])
+            for actual, expected in zip(step.vectors().values(), vectors, strict=True):
+                np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
 
     def test_the_comparison_tells_the_cases_apart(self):
         """Workers, reduction and scope: each gives weights of its own on the same rows."""
-        found = []
+        ends = []
         for options in (
             {"workers": 2},
             {"workers": 2, "micro_steps": 2},
@@ -188,112 +182,18 @@ class TestTwin:
             twin = Twin(**options)
             for call in range(8):
                 twin.micro_batch(*rows(4, seed=call))
-            found.append(twin.weights[0].ravel())
-        distances = np.abs(np.array(found)[:, None] - np.array(found)).max(axis=2)
-        assert distances[~np.eye(len(found), dtype=bool)].min() > 1e-3
+            ends.append(twin.weights[0].ravel())
+        distances = np.abs(np.array(ends)[:, None] - np.array(ends)).max(axis=2)
+        assert distances[~np.eye(len(ends), dtype=bool)].min() > 1e-3
 
-    @pytest.mark.parametrize(("rest", "expected"), [(1.0, 0), (0.02, 4)])
-    def test_workers_that_nearly_cancel(self, rest, expected, monkeypatch):
-        """Are combined by the tree, in a graph of its own, and counted once like others."""
-        seen = []
-        compiled = update_module._Whole.__call__
-        monkeypatch.setattr(
-            update_module._Whole, "__call__", lambda graph: (seen.append(1), compiled(graph))
-        )
-        net, step = build({"workers": 4}, {})
-        for call in range(16):
-            inputs, targets = rows(4, seed=call - (call % 4 == 1))
-            before = weights_of(net)
-            if call % 4 == 1:
-                # The residuals of the worker before it, with the other sign.
-                residuals = targets - inputs @ before[0].T - before[1]
-                targets += rest * rows(4, seed=call)[1] - (2 - rest) * residuals
-            step(*tensors(inputs, targets.astype(np.float32)))
-            if call % 4 == 3:
-                entered = step.vectors().values()
-                for came, start, vectors in zip(weights_of(net), before, entered, strict=True):
-                    combined = reference.adasum_tree(vectors)
-                    far = np.linalg.norm((came - start).ravel() - combined)
-                    assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
-        assert len(seen) == expected and step.last_update.number == 4
-
-    @pytest.mark.parametrize("on", ["updates", "gradients"])
-    def test_a_parameter_that_does_not_move_costs_no_second_graph(self, on, monkeypatch):
-        """It gives what the second graph makes of it, the tree, but for rounding."""
-        seen = []
-        compiled = update_module._Whole.__call__
-        monkeypatch.setattr(
-            update_module._Whole, "__call__", lambda graph: (seen.append(1), compiled(graph))
-        )
-        moved = []
-        for calls in (0, 4):
-            net, loss_net = regression(Dead())
-            restore(net, snapshot(linear()) | DEAD)
-            sgd = nn.SGD(net.trainable_params(), 0.05)
-            if calls:
-                monkeypatch.setattr(ByGram, "attempt", unsure)
-            step = AdasumStep(loss_net, sgd, workers=2, on=on)
-            seen.clear()
-            for call in range(8):
-                step(*tensors(*rows(4, seed=call)))
-            assert len(seen) == calls and step.last_update.number == 4
-            moved.append(snapshot(net))
-        for name, value in moved[0].items():
-            np.testing.assert_allclose(moved[1][name], value, rtol=2e-6, atol=1e-7)
-        np.testing.assert_array_equal(moved[0]["unused"], DEAD["unused"])
-
-    def test_interrupted_between_its_graphs_an_update_is_made_by_the_next_call(self, monkeypatch):
-        """Of the vectors that were in the bank, before the next worker's overwrites one."""
-
-        def interrupt(graph):
-            raise KeyboardInterrupt
-
-        net, step = build({"workers": 2}, {})
-        inputs, targets = rows(4)
-        before = weights_of(net)
-        step(*tensors(inputs, targets))
-        residuals = targets - inputs @ before[0].T - before[1]
-        opposite = tensors(inputs, (targets - 2 * residuals).astype(np.float32))
-        with monkeypatch.context() as patch:
-            patch.setattr(update_module._Whole, "__call__", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                step(*opposite)
-        entered = {name: one.copy() for name, one in step.vectors().items()}
-        assert step.last_update.number == 0
-        step(*tensors(*rows(4, seed=1)))
-        assert step.last_update.number == 1
-        for came, start, vectors in zip(weights_of(net), before, entered.values(), strict=True):
-            moved = reference.adasum_tree(vectors).reshape(came.shape)
-            np.testing.assert_allclose(came - start, moved, atol=1e-7)
-
-    def test_propagate_lets_nan_into_the_weights(self):
-        net, step = build({"workers": 2, "nonfinite": "propagate"}, {})
+    def test_propagate_lets_nan_into_the_weights(self, eager):
+        net, step = build({"workers": 2, "nonfinite": "propagate"})
         inputs, targets = rows(4)
         step(*tensors(inputs, targets * np.float32(np.nan)))
         assert np.isfinite(net.weight.asnumpy()).all()
         step(*tensors(inputs, targets))
         assert np.isnan(net.weight.asnumpy()).all() and np.isnan(net.bias.asnumpy()).all()
         assert int(step.dropped.asnumpy()) == 0 and step.last_update.number == 1
-
-
-def grouped(parameters):
-    """Two rates, one of them a schedule, and a decay; handed over in another order."""
-    weight, bias = parameters
-    given = [
-        {"params": [bias], "lr": RATES},
-        {"params": [weight], "weight_decay": 0.1},
-        {"order_params": [bias, weight]},
-    ]
-    return nn.Momentum(given, 0.02, 0.9)
-
-
-OPTIMIZERS = {
-    "Adam": lambda p: nn.Adam(p, RATES),
-    "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.01, weight_decay=0.1),
-    "SGD, Nesterov": lambda p: nn.SGD(p, 0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
-    "RMSProp": lambda p: nn.RMSProp(p, 0.01),
-    "groups": grouped,
-}
 
 
 DEAD = {"unused": np.array([1.0, 2.0], np.float32)}
@@ -310,6 +210,99 @@ class Dead(nn.Dense):
 def unsure(self, rows, present=None):
     """``ByGram.attempt`` that leaves every bank to the second graph."""
     return ops.reduce_sum(rows, 0), ops.cast(False, ms.bool_)
+
+
+def opposite_rows(inputs, targets, weights, rest=0.0, more=0.0):
+    """Targets whose residuals are those of the rows, with the other sign but for ``rest``."""
+    residuals = targets - inputs @ weights[0].T - weights[1]
+    return (targets + rest * more - (2 - rest) * residuals).astype(np.float32)
+
+
+class TestSecondGraph:
+    def test_workers_that_nearly_cancel(self, once, second_graphs):
+        """Are combined by the tree, in a graph of its own, and counted once like others."""
+        for rest, expected in ((1.0, 0), (0.02, 4)):
+            net, step = once(build, {"workers": 4})
+            second_graphs.clear()
+            for call in range(16):
+                inputs, targets = rows(4, seed=call - (call % 4 == 1))
+                before = weights_of(net)
+                if call % 4 == 1:
+                    more = rows(4, seed=call)[1]
+                    targets = opposite_rows(inputs, targets, before, rest, more)
+                step(*tensors(inputs, targets))
+                if call % 4 == 3:
+                    vectors = step.vectors().values()
+                    for after, start, part in zip(weights_of(net), before, vectors, strict=True):
+                        combined = reference.adasum_tree(part)
+                        far = np.linalg.norm((after - start).ravel() - combined)
+                        assert far <= 1e-5 * np.linalg.norm(combined) + 1e-7
+            assert len(second_graphs) == expected and step.last_update.number == 4
+
+    @pytest.mark.parametrize("on", ["updates", "gradients"])
+    def test_a_parameter_that_does_not_move_needs_none(self, on, second_graphs, eager, monkeypatch):
+        """It gives what the second graph makes of it, the tree, but for rounding."""
+        moved = []
+        for calls in (0, 4):
+            net, loss_net = regression(Dead())
+            restore(net, snapshot(linear()) | DEAD)
+            sgd = nn.SGD(net.trainable_params(), 0.05)
+            if calls:
+                monkeypatch.setattr(ByGram, "attempt", unsure)
+            step = AdasumStep(loss_net, sgd, workers=2, on=on)
+            second_graphs.clear()
+            feed(step, range(8))
+            assert len(second_graphs) == calls and step.last_update.number == 4
+            moved.append(snapshot(net))
+        for name, value in moved[0].items():
+            np.testing.assert_allclose(moved[1][name], value, rtol=2e-6, atol=1e-7)
+        np.testing.assert_array_equal(moved[0]["unused"], DEAD["unused"])
+
+    def test_an_update_interrupted_before_it_is_made_by_the_next_call(self, eager, monkeypatch):
+        """Of the vectors that were in the bank, before the next worker's overwrites one."""
+
+        def interrupt(graph):
+            raise KeyboardInterrupt
+
+        net, step = build({"workers": 2})
+        inputs, targets = rows(4)
+        before = weights_of(net)
+        step(*tensors(inputs, targets))
+        with monkeypatch.context() as patch:
+            patch.setattr(update_module._Whole, "__call__", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                step(*tensors(inputs, opposite_rows(inputs, targets, before)))
+        vectors = [part.copy() for part in step.vectors().values()]
+        assert step.last_update.number == 0
+        feed(step, [1])
+        assert step.last_update.number == 1
+        for after, start, part in zip(weights_of(net), before, vectors, strict=True):
+            moved = reference.adasum_tree(part).reshape(after.shape)
+            np.testing.assert_allclose(after - start, moved, atol=1e-7)
+
+
+def grouped(parameters):
+    """Two rates, one of them a schedule, and a decay; handed over in another order."""
+    weight, bias = parameters
+    groups = [
+        {"params": [bias], "lr": RATES},
+        {"params": [weight], "weight_decay": 0.1},
+        {"order_params": [bias, weight]},
+    ]
+    return nn.Momentum(groups, 0.02, 0.9)
+
+
+# name -> (optimizer of Parameters, names of its own state)
+OPTIMIZERS = {
+    "Adam": (lambda p: nn.Adam(p, RATES), {"moment1", "moment2", "beta1_power", "beta2_power"}),
+    "AdamWeightDecay": (lambda p: nn.AdamWeightDecay(p, 0.01, weight_decay=0.1), set()),
+    "SGD, Nesterov": (
+        lambda p: nn.SGD(p, 0.05, momentum=0.9, weight_decay=0.01, nesterov=True),
+        {"accum", "stat"},
+    ),
+    "RMSProp": (lambda p: nn.RMSProp(p, 0.01), {"moment", "mean_square"}),
+    "groups": (grouped, {"moments"}),
+}
 
 
 class Alone:
@@ -330,98 +323,65 @@ class Alone:
             self.step(*batch)
             self.fresh[worker] = snapshot(self.step)
             moves.append([self.fresh[worker][n].astype(np.float64) - start[n] for n in names])
-        combined = [
-            reference.adasum_tree(parts).reshape(parts[0].shape)
-            for parts in zip(*moves, strict=True)
-        ]
-        for name, part in zip(names, combined, strict=True):
+        for name, parts in zip(names, zip(*moves, strict=True), strict=True):
+            combined = reference.adasum_tree(parts).reshape(parts[0].shape)
             for state in self.fresh:
-                state[name] = (start[name] + part).astype(np.float32)
+                state[name] = (start[name] + combined).astype(np.float32)
         return {name: self.fresh[0][name] for name in names}
 
 
-class TestAnyOptimizer:
-    @pytest.mark.parametrize("name", OPTIMIZERS)
-    def test_each_worker_has_an_optimizer_of_its_own(self, name):
-        alone = Alone(OPTIMIZERS[name], 3)
-        net, loss_net = regression()
-        step = AdasumStep(loss_net, OPTIMIZERS[name](net.trainable_params()), workers=3)
-        for update in range(4):
-            batches = [tensors(*rows(4, seed=3 * update + worker)) for worker in range(3)]
-            for batch in batches:
-                step(*batch)
-            expected = alone.update(batches)
-            for parameter in net.trainable_params():
-                np.testing.assert_allclose(
-                    parameter.asnumpy(),
-                    expected[parameter.name],
-                    **TOLERANCE["float32, a few updates"],
-                    err_msg=f"{parameter.name}, update {update}",
-                )
-        rates = alone.step.last_update.learning_rate
-        assert step.last_update.learning_rate == pytest.approx(rates)
-        assert int(step.optimizer.global_step.asnumpy()[0]) == 4
-
-    def test_what_counts_as_the_optimizers_own_state(self):
-        kinds = {
-            "Adam": {"moment1", "moment2", "beta1_power", "beta2_power"},
-            "RMSProp": {"moment", "mean_square"},
-            "SGD, Nesterov": {"accum", "stat"},
-            "groups": {"moments"},
-        }
-        for name, expected in kinds.items():
-            found = states_of(OPTIMIZERS[name](linear().trainable_params()))
-            found = {one.name.removesuffix(".weight").removesuffix(".bias") for one in found}
-            assert expected <= found, (name, found)
-            assert not {"learning_rate", "global_step", "momentum", "weight", "bias"} & found
-
-
-@pytest.fixture(scope="module")
-def three(runtime):
-    """A step over three workers with Momentum, compiled once, as new for each test."""
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_worker_has_an_optimizer_of_its_own(name, eager):
+    make, own_state = OPTIMIZERS[name]
+    alone = Alone(make, 3)
     net, loss_net = regression()
-    step = AdasumStep(loss_net, momentum(net), workers=3)
-    fresh = snapshot(step)
+    step = AdasumStep(loss_net, make(net.trainable_params()), workers=3)
+    for update in range(4):
+        batches = [tensors(*rows(4, seed=3 * update + worker)) for worker in range(3)]
+        for batch in batches:
+            step(*batch)
+        expected = alone.update(batches)
+        for parameter in net.trainable_params():
+            np.testing.assert_allclose(
+                parameter.asnumpy(),
+                expected[parameter.name],
+                **TOLERANCE["float32, a few updates"],
+                err_msg=f"{parameter.name}, update {update}",
+            )
+    rates = alone.step.last_update.learning_rate
+    assert step.last_update.learning_rate == pytest.approx(rates)
+    assert int(step.optimizer.global_step.asnumpy()[0]) == 4
+    names = {p.name.rsplit(".", 1)[0] for p in states_of(step.optimizer)}
+    assert own_state <= names
+    assert not {"learning_rate", "global_step", "momentum", "weight", "bias"} & names
+
+
+@pytest.fixture
+def three(once):
+    """A step over three workers with Momentum, as new."""
 
     def anew(tail="flush"):
-        restore(step, fresh)
-        step.tail, step.micro_steps = tail, 1
+        net, step = once(build, {"workers": 3})
+        step.tail = tail  # read between the compiled graphs
         return net, step
 
     return anew
 
 
-def feed(step, seeds):
-    for seed in seeds:
-        step(*tensors(*rows(4, seed=seed)))
-
-
 class TestTail:
-    def test_drop_leaves_no_trace(self, three):
-        """Bit for bit, moments too: as if the dropped workers had never had their turn."""
-        found = []
-        for dropped in ((), (50,), (50, 51)):
+    @pytest.mark.parametrize(("size", "dropped"), [(1, [50]), (1, [50, 51]), (2, [50, 51, 52])])
+    def test_drop_leaves_no_trace(self, three, size, dropped):
+        """Bit for bit, moments too, and what a worker has gathered of a group of two."""
+        ends = []
+        for seeds in ([], dropped):
             _, step = three("drop")
+            set_state(step.group_size, size)
             feed(step, range(6))
-            feed(step, dropped)
-            step.end_epoch()
-            feed(step, range(6, 15))
-            found.append(snapshot(step))
-        for other in found[1:]:
-            assert_bit_equal(other, found[0])
-
-    def test_drop_in_the_middle_of_a_worker(self, three):
-        """What a worker has gathered goes too."""
-        found = []
-        for dropped in ((), (50, 51, 52)):
-            _, step = three("drop")
-            set_state(step.group_size, 2)
-            feed(step, range(6))
-            feed(step, dropped)
+            feed(step, seeds)
             step.end_epoch()
             feed(step, range(6, 18))
-            found.append(snapshot(step))
-        assert_bit_equal(found[1], found[0])
+            ends.append(snapshot(step))
+        assert_bit_equal(*ends)
 
     def test_flush_of_nothing_is_nothing(self, three):
         _, step = three()
@@ -436,12 +396,11 @@ class TestTail:
         before = weights_of(net)
         feed(step, [0])
         step.end_epoch()
-        vectors = step.vectors()
         assert step.last_update.number == 1 and step.last_update.images == 4
-        for name, old in zip(("weight", "bias"), before, strict=True):
-            assert not vectors[name][1:].any() and vectors[name][0].any()
-            moved = snapshot(net)[name] - old
-            np.testing.assert_allclose(moved.ravel(), vectors[name][0], rtol=1e-5, atol=1e-6)
+        vectors = step.vectors().values()
+        for after, old, vector in zip(weights_of(net), before, vectors, strict=True):
+            assert not vector[1:].any() and vector[0].any()
+            np.testing.assert_allclose((after - old).ravel(), vector[0], rtol=1e-5, atol=1e-6)
 
 
 class TestBetweenWorkers:
@@ -454,13 +413,13 @@ class TestBetweenWorkers:
         for seed in (3, 4):
             feed(step, [seed])
             assert int(step.optimizer.global_step.asnumpy()[0]) == 1
-            for came, expected in zip(weights_of(net), before, strict=True):
-                np.testing.assert_array_equal(came, expected)
+            for actual, expected in zip(weights_of(net), before, strict=True):
+                np.testing.assert_array_equal(actual, expected)
         feed(step, [5])
         assert int(step.optimizer.global_step.asnumpy()[0]) == 2
 
     def test_what_a_callback_sets_stays(self, three):
-        """Learning rate and momentum, changed between updates and between workers."""
+        """Rate and momentum, changed between updates and workers; weights, as an average is."""
         net, step = three()
         now = {"rate": 0.05}
         twin = Twin(3, rate=lambda update: now["rate"])
@@ -477,17 +436,12 @@ class TestBetweenWorkers:
         assert_weights(net, twin)
         assert step.last_update.learning_rate == pytest.approx((0.0125,))
         assert float(step.optimizer.momentum.asnumpy()) == 0.5
-
-    def test_weights_set_from_outside_stay(self, three):
-        """As a callback that averages weights does."""
-        net, step = three()
-        feed(step, range(3))
         set_state(net.bias, np.array([5.0, -5.0], np.float32))
-        feed(step, [3])
+        feed(step, [12])
         np.testing.assert_array_equal(net.bias.asnumpy(), [5.0, -5.0])
 
     def test_a_worker_without_a_gradient_keeps_its_moments(self, three):
-        net, step = three()
+        _, step = three()
         feed(step, range(3))
         bank = {p.name: p for p in step.get_parameters()}["adasum.bank.moments.weight"]
         side = int(step.update.side.asnumpy())
@@ -502,47 +456,20 @@ class TestBetweenWorkers:
         assert not step.vectors()["weight"][1].any() and kept.any()
 
 
-@pytest.fixture(scope="module")
-def steps(three):
-    """Steps of one, two and three micro-batches a worker, over two and three workers."""
-    net, loss_net = regression()
-    two = AdasumStep(loss_net, momentum(net), workers=2)
-    fresh = snapshot(two)
-
-    def anew(workers, tail):
-        if workers == 3:
-            return three(tail)[1]
-        restore(two, fresh)
-        two.tail, two.micro_steps = tail, 1
-        return two
-
-    return anew
-
-
-def by_update(updates):
-    return 1 + updates % 3
-
-
 class TestUpdatesAhead:
     @given(
         workers=st.sampled_from([2, 3]),
         tail=st.sampled_from(["flush", "drop"]),
-        size=st.sampled_from([1, 2, 3, "by update"]),
+        size=st.sampled_from([1, 2, 3, by_update]),
         before=st.integers(0, 7),
         epochs=st.lists(st.integers(0, 9), max_size=3),
     )
-    @settings(
-        max_examples=40,
-        deadline=None,
-        derandomize=True,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
-    def test_equals_what_happens(self, steps, workers, tail, size, before, epochs):
+    @settings(max_examples=40, deadline=None, derandomize=True)
+    def test_equals_what_happens(self, once, workers, tail, size, before, epochs):
         """From any point of a team, over epochs of any lengths."""
-        step = steps(workers, tail)
-        if size == "by update":
-            step.micro_steps = by_update
-        set_state(step.group_size, 1 if size == "by update" else size)
+        _, step = once(build, {"workers": workers})
+        step.tail, step.micro_steps = tail, size
+        set_state(step.group_size, 1 if size is by_update else size)
         feed(step, range(before))
         start = step.last_update.number
         ahead = step.updates_ahead(epochs)
@@ -551,6 +478,7 @@ class TestUpdatesAhead:
             if epoch:
                 step.end_epoch()
         assert step.last_update.number - start == ahead
+        step.micro_steps = 1
 
     def test_a_schedule_that_is_too_short_is_refused(self):
         net, loss_net = regression()
@@ -561,30 +489,26 @@ class TestUpdatesAhead:
 
 
 class TestPrecision:
+    pytestmark = pytest.mark.usefixtures("eager")
+
     def test_float16_and_its_loss_scale_are_undone_once(self):
-        twin, (net, step) = (
-            Twin(2),
-            build({"workers": 2, "precision": "O2", "loss_scale": 1024.0}, {}),
-        )
-        for call in range(6):
-            inputs, targets = rows(4, seed=call)
-            step(*tensors(inputs, targets))
-            twin.micro_batch(inputs, targets)
-        for came, expected in zip(weights_of(net), twin.weights, strict=True):
-            np.testing.assert_allclose(came, expected, **TOLERANCE["float16 network"])
+        twin = Twin(2)
+        net, step = build({"workers": 2, "precision": "O2", "loss_scale": 1024.0})
+        train_both(step, twin, 6)
+        assert_weights(net, twin, "float16 network")
         assert step.last_update.gradient_norm == pytest.approx(twin.last["gradient_norm"], rel=1e-2)
 
     def test_a_dynamic_loss_scale_counts_every_workers_micro_batch(self):
-        scale = DynamicLossScale(2.0**4, 2.0, 2)
-        twin, (net, step) = Twin(2), build({"workers": 2, "loss_scale": scale}, {})
-        scales, finite = [], []
+        twin = Twin(2)
+        net, step = build({"workers": 2, "loss_scale": DynamicLossScale(2.0**4, 2.0, 2)})
+        scales, close = [], step.gradient.loss_scale
         for call in range(9):
             inputs, targets = rows(4, seed=call)
-            finite.append(call != 4)
-            targets *= np.float32(1 if finite[-1] else np.nan)
+            targets *= np.float32(np.nan if call == 4 else 1)
             step(*tensors(inputs, targets))
             twin.micro_batch(inputs, targets)
-            scales.append(float(step.gradient.loss_scale.asnumpy()))
+            scales.append(float(close.asnumpy()))
+        finite = [call != 4 for call in range(9)]
         assert scales == reference.dynamic_loss_scale(finite, 2.0**4, 2.0, 2)
         assert len(set(scales)) > 2
         assert_weights(net, twin)
@@ -597,32 +521,9 @@ class TestPrecision:
             parameter.set_dtype(ms.float16)
         step = AdasumStep(loss_net, nn.SGD(net.trainable_params(), 0.05), workers=2)
         twin = Twin(2, momentum=0.0)
-        for call in range(4):
-            inputs, targets = rows(4, seed=call)
-            step(Tensor(inputs), Tensor(targets))
-            twin.micro_batch(inputs, targets)
+        train_both(step, twin, 4)
         assert {p.dtype for p in net.trainable_params()} == {ms.float16}
-        for came, expected in zip(weights_of(net), twin.weights, strict=True):
-            np.testing.assert_allclose(came, expected, **TOLERANCE["float16 network"])
-
-
-class TestResume:
-    def test_another_team_is_refused(self):
-        net, loss_net = regression()
-        settings_of = []
-        for options in (
-            {"workers": 2},
-            {"workers": 3},
-            {"workers": 2, "node_size": 2},
-            {"workers": 2, "reduction": "mean"},
-            {"workers": 2, "scope": "network"},
-            {"workers": 2, "on": "gradients"},
-            {"workers": 2, "tail": "drop"},
-        ):
-            settings_of.append(AdasumStep(loss_net, momentum(net), **options).settings)
-        for index, one in enumerate(settings_of):
-            assert one not in settings_of[:index]
-        assert settings_of[0]["team"] == "2 workers (2 virtual)"
+        assert_weights(net, twin, "float16 network")
 
 
 class TestWhoIsCombined:
@@ -634,6 +535,23 @@ class TestWhoIsCombined:
         said = f"labkit: adasum over {step.team.text()}, on gradients, by layer"
         assert capsys.readouterr().out.splitlines() == [said]
         assert step.team.bytes_received(1000) == 0
+
+    def test_another_team_is_not_resumed(self):
+        """Its settings differ, which ``fit`` compares."""
+        all_settings = []
+        for more in (
+            {},
+            {"workers": 3},
+            {"node_size": 2},
+            {"reduction": "mean"},
+            {"scope": "network"},
+            {"on": "gradients"},
+            {"tail": "drop"},
+        ):
+            step_settings = build({"workers": 2} | more)[1].settings
+            assert step_settings not in all_settings
+            all_settings.append(step_settings)
+        assert all_settings[0]["team"] == "2 workers (2 virtual)"
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -651,15 +569,13 @@ class TestWhoIsCombined:
         ],
     )
     def test_what_is_refused(self, options, message):
-        net, loss_net = regression()
         with pytest.raises(InputError, match=message):
-            AdasumStep(loss_net, momentum(net), **options)
+            build(options)
 
     def test_unknown_options(self):
-        net, loss_net = regression()
-        for wrong in ({"worker": 2}, {"rank_group": ""}):
-            with pytest.raises(TypeError, match=next(iter(wrong))):
-                AdasumStep(loss_net, momentum(net), workers=2, **wrong)
+        for wrong in ("worker", "rank_group"):
+            with pytest.raises(TypeError, match=wrong):
+                build({"workers": 2, wrong: 2})
 
 
 class TestBatchNorm:
@@ -668,19 +584,19 @@ class TestBatchNorm:
     def build(self, **options):
         ms.set_seed(2)
         net = NormNet("batch")
-        return net, AdasumStep(LossNet(net, loss_fn()), momentum(net), **options)
+        return net, AdasumStep(LossNet(net, loss_fn()), momentum(net), workers=2, **options)
 
     def test_warns_where_a_worker_averages_micro_batches(self):
         for options in ({"micro_steps": 2}, {"node_size": 2}):
             with pytest.warns(UserWarning, match="trainable BatchNorm"):
-                self.build(workers=2, **options)
+                self.build(**options)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            self.build(workers=2)
+            self.build()
 
-    def test_workers_statistics_follow_one_another(self):
+    def test_workers_statistics_follow_one_another(self, eager):
         """Running statistics are those of all workers' micro-batches; the weights wait."""
-        net, step = self.build(workers=2)
+        net, step = self.build()
         before = snapshot(net)
         step(*tensors(*digits(4)))
         after = snapshot(net)
@@ -691,24 +607,15 @@ class TestBatchNorm:
         assert all((again[name] != after[name]).any() for name in moved)
 
 
-def test_trains_in_model_without_fit(three):
-    """Two epochs of eight batches: an update from every three of them."""
-    _, step = three()
-    data = ms.dataset.NumpySlicesDataset(rows(24), ["x", "y"], shuffle=False).batch(4)
-    ms.train.Model(step).train(2, data, dataset_sink_mode=False)
-    assert step.last_update.number == 4 and step.last_update.images == 12
-    assert isinstance(step.optimizer, nn.Momentum)
-
-
 @pytest.mark.parametrize("on", ["updates", "gradients"])
 @pytest.mark.parametrize(("optimizer", "states"), [(nn.Momentum, 1), (nn.SGD, 2), (nn.Adam, 2)])
-def test_memory_is_what_the_docstring_says(runtime, optimizer, states, on):
+def test_memory_is_what_the_docstring_says(optimizer, states, on):
     """Built, not compiled: the weights are large enough for the scalars to be lost in rounding."""
     options = {"momentum": 0.9} if optimizer is nn.Momentum else {}
     for workers in (2, 3, 5):
         net = nn.Dense(64, 64)
-        made = optimizer(net.trainable_params(), learning_rate=0.1, **options)
-        step = AdasumStep(LossNet(net, nn.CrossEntropyLoss()), made, workers=workers, on=on)
+        own = optimizer(net.trainable_params(), learning_rate=0.1, **options)
+        step = AdasumStep(LossNet(net, nn.CrossEntropyLoss()), own, workers=workers, on=on)
         held = {id(parameter): parameter.size for parameter in step.get_parameters()}
         copies = sum(held.values()) / sum(p.size for p in net.trainable_params())
         updates = (1 + 2 * states) * workers + states + 3

@@ -15,7 +15,10 @@ from tests.support.step_cells import assert_bit_equal, snapshot, tensors
 from tests.support.subspace_cells import basis_of
 from tests.support.trainings import dataset, images_and_labels, loss_fn, network
 
-pytestmark = pytest.mark.usefixtures("runtime")
+pytestmark = [
+    pytest.mark.usefixtures("eager"),
+    pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm"),
+]
 
 
 def make(seed=0, **options):
@@ -27,7 +30,6 @@ def make(seed=0, **options):
     return SubspaceStep(LossNet(net, loss_fn()), adam, basis, alpha=0.5, **options)
 
 
-@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
 def test_in_the_middle_of_a_group_it_refuses_to_go_on(tmp_path):
     """A checkpoint of another hand's making lacks the group's rows: nothing is guessed."""
     step = make(micro_steps=2)
@@ -61,7 +63,6 @@ DIFFERENT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
 def test_refused_with_another_basis_or_other_constants(tmp_path):
     fit(make(), dataset(), 1, folder=tmp_path, progress=None)
     for name, value in DIFFERENT.items():

@@ -46,6 +46,8 @@ class Counted(nn.Cell):
 
 
 class TestTraceRule:
+    pytestmark = pytest.mark.usefixtures("eager")
+
     # By how much the inputs of each update are scaled, with weights that do not move. The first
     # layer's A goes with the square, the second one's is bounded by tanh.
     SCALES = (1.0, 0.52, 1.64, 1.78, 1.78, 1.79, 2.0)
@@ -184,7 +186,7 @@ class TestLevenbergMarquardt:
         assert float(line.thor.damping.asnumpy()) == pytest.approx(2e-2)
 
     @pytest.mark.parametrize("clip_norm, size, times", [(8, 80, 10), (8, 1, 0.1)])
-    def test_rho_of_a_clipped_gradient(self, clip_norm, size, times, once):
+    def test_rho_of_a_clipped_gradient(self, clip_norm, size, times, once, eager):
         """The move is shorter, the loss' slope is not: with a clipped one rho was |g| / clip_norm.
 
         Measured where it is clipped to a tenth: 1.0010 and 1.0000; not clipped 1.0000.
@@ -198,7 +200,7 @@ class TestLevenbergMarquardt:
         assert line.thor.adaptation.rho == pytest.approx(change / predicted, rel=1e-2)
         assert float(line.thor.damping.asnumpy()) == pytest.approx(0.5e-4)
 
-    def test_the_next_refresh_uses_it_and_cached_updates_leave_it(self):
+    def test_the_next_refresh_uses_it_and_cached_updates_leave_it(self, eager):
         network, loss_net = mlp()
         rule = LevenbergMarquardt(0.5)
         options = {"frequency": 2}
@@ -215,7 +217,7 @@ class TestLevenbergMarquardt:
             twin(*(part.astype(np.float64) for part in rows(8, update)))
         assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
 
-    def test_what_else_a_forward_pass_assigns_is_assigned_once(self):
+    def test_what_else_a_forward_pass_assigns_is_assigned_once(self, eager):
         network = Counted(nn.SequentialCell(nn.Dense(3, 4), nn.Tanh(), nn.Dense(4, 2)))
         loss_net = LossNet(network, nn.MSELoss())
         rule = LevenbergMarquardt()
@@ -225,7 +227,7 @@ class TestLevenbergMarquardt:
             assert np.isfinite(step.update.adaptation.rho)
         assert int(network.calls.asnumpy()) == 2
 
-    def test_running_statistics_see_each_batch_once(self):
+    def test_running_statistics_see_each_batch_once(self, eager):
         """The loss after the update is another forward pass, which leaves no trace."""
         statistics = []
         for rule in (None, LevenbergMarquardt()):
@@ -251,7 +253,7 @@ class TestLevenbergMarquardt:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
             assert np.abs(one).max() > 0
 
-    def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self):
+    def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self, eager):
         """As ``step.last_loss`` is; by rows, 4 and 4, it was 1.0 above instead of 1.6."""
         network = nn.Dense(3, 4)
         sgd = nn.SGD(network.trainable_params(), 0.1)

@@ -75,7 +75,7 @@ class TestPadding:
         ],
         ids=str,
     )
-    def test_same_is_what_the_convolution_itself_does(self, size, kernel, stride, dilation):
+    def test_same_is_what_the_convolution_itself_does(self, eager, size, kernel, stride, dilation):
         """Its outputs, not only their number: an odd zero on the other side would change them."""
         layer = nn.Conv2d(2, 3, kernel, stride, "same", dilation=dilation)
         x = np.random.default_rng(0).normal(size=(2, 2, *size)).astype(np.float32)

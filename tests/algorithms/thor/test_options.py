@@ -34,7 +34,6 @@ NAMES = [field.name for field in dataclasses.fields(Options)]
         (dict(trace_rule=0.01), "trace_rule: expected a TraceRule or None, got 0.01"),
         (dict(adapt_damping=TraceRule()), "expected a LevenbergMarquardt or None, got TraceRule"),
         (dict(skip="fc"), "skip: expected a tuple of Cells or layer names, got 'fc'"),
-        (dict(skip=("layer",)), "skip names a layer 'layer' that has no factors"),
         (dict(frequency=0), "^frequency: expected an integer >= 1, got 0"),
         (dict(factor_frequency=1.5), "factor_frequency: expected an integer >= 1, got 1.5"),
         (dict(damping=-0.1), "damping: expected a finite number > 0, got -0.1"),

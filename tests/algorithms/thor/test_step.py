@@ -1,17 +1,16 @@
 """A THOR step in a training: loops, NaN, interruptions, float16, resume; what its graphs hold."""
 
 import json
-import shutil
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import LossMonitor, Model
 
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.errors import InputError
+from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
@@ -43,7 +42,7 @@ from tests.support.thor_cells import (
     values,
 )
 from tests.support.tolerances import TOLERANCE
-from tests.support.trainings import comparable, dataset, loss_fn
+from tests.support.trainings import dataset, loss_fn
 from tests.support.trainings import network as images_network
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -83,20 +82,7 @@ class TestWithTheLoops:
             ends.append(snapshot(step))
         assert_bit_equal(*ends)
 
-    def test_in_model_with_stock_callbacks(self, once, capfd):
-        network, step = thor_step(once, frequency=3)
-        twin = Twin(values(network), frequency=3)
-        inputs, targets = rows(32)
-        data = ms.dataset.NumpySlicesDataset((inputs, targets), ["x", "y"], shuffle=False).batch(8)
-        Model(step).train(2, data, [LossMonitor(1)], dataset_sink_mode=False)
-        assert capfd.readouterr().out.count("loss is") == 8
-        for _ in range(2):
-            for part in range(4):
-                cut = slice(8 * part, 8 * part + 8)
-                twin(inputs[cut].astype(np.float64), targets[cut].astype(np.float64))
-        assert_close(values(network), twin.parameters, **TOLERANCE["float32, many updates"])
-
-    def test_a_step_is_what_plain_step_with_the_update_stage_is(self):
+    def test_a_step_is_what_plain_step_with_the_update_stage_is(self, eager):
         states = []
         for spelt in (False, True):
             network, loss_net = mlp()
@@ -185,7 +171,7 @@ class TestNanLoss:
 
 
 class TestNanFactor:
-    def test_stops_and_leaves_averages_and_weights(self, build):
+    def test_stops_and_leaves_averages_and_weights(self, build, eager):
         """Where nobody checks the gradients, the factors are checked before the update."""
         network, step = build(frequency=1, factor_decay=0.5, nonfinite="propagate")
         twin = Twin(values(network), frequency=1, factor_decay=0.5)
@@ -209,6 +195,8 @@ class TestNanFactor:
 
 
 class TestInversion:
+    pytestmark = pytest.mark.usefixtures("eager")
+
     def degenerate(self, build, damping, scale):
         """Inputs of rank 1 and that size, on weights that make up for it."""
         network, step = build(damping, frequency=1, split=None)
@@ -293,7 +281,7 @@ class TestInterrupted:
             states.append(snapshot(step))
         assert_bit_equal(*states)
 
-    def test_a_group_of_micro_batches_is_left_out(self, monkeypatch, once):
+    def test_a_group_of_micro_batches_is_left_out(self, monkeypatch, once, eager):
         """The next group starts anew, and is the only one that is applied."""
         states = []
         for interrupted in (False, True):
@@ -381,12 +369,12 @@ def test_only_the_refreshing_graphs_hold_curvature(kind):
 INPUTS_SCALE, TARGETS_SCALE = 300.0, 1e-3
 
 
-def trained(once, updates=1, *, scale=None, **options):
+def trained(updates=1, *, scale=None, **options):
     """Train ``mlp`` on large inputs and small errors; return (step, network, the losses).
 
     scale  what a dynamic loss scale has come to
     """
-    network, step = thor_step(once, frequency=2, nan="drop", **options)
+    network, step = thor_step(Once(), frequency=2, nan="drop", **options)
     if scale is not None:
         set_state(step.gradient.loss_scale, scale)
     set_state(network[0].weight, network[0].weight.asnumpy() / INPUTS_SCALE)
@@ -402,9 +390,10 @@ def trained(once, updates=1, *, scale=None, **options):
 
 
 @pytest.fixture(scope="module")
-def float32(once):
+def float32(runtime):
     """The factors of a first update in float32."""
-    return factors(trained(once)[0].update)
+    with pynative():
+        return factors(trained()[0].update)
 
 
 SCALES = {
@@ -414,9 +403,9 @@ SCALES = {
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_factors_are_those_of_float32(float32, scale, once):
+def test_factors_are_those_of_float32(float32, scale, eager):
     """Largest entry of A: above 300^2; of G: 1e-5, and at least 0.1 where it is not unscaled."""
-    step, _, _ = trained(once, precision="O2", loss_scale=SCALES[scale])
+    step, _, _ = trained(precision="O2", loss_scale=SCALES[scale])
     assert not int(step.dropped.asnumpy())
     for name, value in factors(step.update).items():
         expected = float32[name]
@@ -428,20 +417,20 @@ def test_factors_are_those_of_float32(float32, scale, once):
 
 
 @pytest.mark.parametrize("exponent", [16, 66, 120])
-def test_scaled_float32_is_float32(float32, exponent, once):
+def test_scaled_float32_is_float32(float32, exponent, eager):
     """Up to the largest that a dynamic scale grows to; with its square G left float32 at 2**66."""
     dynamic = DynamicLossScale(2.0**16)
-    step, _, _ = trained(once, scale=2.0**exponent, loss_scale=dynamic)
+    step, _, _ = trained(scale=2.0**exponent, loss_scale=dynamic)
     assert step.last_update.number == 1
     for name, factor in factors(step.update).items():
         np.testing.assert_allclose(factor, float32[name], rtol=1e-6, err_msg=name)
 
 
-def test_a_training_is_that_of_float32(once):
+def test_a_training_is_that_of_float32(eager):
     """Three updates, the second one between refreshes."""
-    _, plain, losses = trained(once, 3)
+    _, plain, losses = trained(3)
     for scale in SCALES.values():
-        step, half, half_losses = trained(once, 3, precision="O2", loss_scale=scale)
+        step, half, half_losses = trained(3, precision="O2", loss_scale=scale)
         assert step.last_update.number == 3
         expected = values(plain)
         for name, value in values(half).items():
@@ -449,22 +438,18 @@ def test_a_training_is_that_of_float32(once):
         assert half_losses == pytest.approx(losses, rel=0.02)
 
 
-def test_an_overflow_drops_the_batch_and_shrinks_the_scale(once):
+def test_an_overflow_drops_the_batch_and_shrinks_the_scale(eager):
     """2**24 overflows float16: halved until it does not; no factor and no weight is touched."""
     dynamic = DynamicLossScale(2.0**30, 2.0**6, 1000)
-    step, _, _ = trained(once, 1, precision="O2", loss_scale=dynamic)
+    step, _, _ = trained(1, precision="O2", loss_scale=dynamic)
     state = snapshot(step)
     assert int(step.dropped.asnumpy()) == 1 and step.last_update.number == 0
     assert not any(value.any() for value in factors(step.update).values())
     assert state["step.loss_scale"] == 2.0**24
-    step, _, _ = trained(once, 6, precision="O2", loss_scale=dynamic)
+    step, _, _ = trained(6, precision="O2", loss_scale=dynamic)
     assert step.last_update.number == 6 - int(step.dropped.asnumpy()) > 0
     assert all(np.isfinite(value).all() for value in snapshot(step).values())
     assert step.gradient.loss_scale.dtype == ms.float32
-
-
-# 6 micro-batches an epoch: in groups of 4 the second one is a flushed tail.
-EPOCHS, ROWS = 2, 26
 
 
 def adapting(**options):
@@ -482,45 +467,6 @@ def adapting(**options):
     return ThorStep(LossNet(net, loss_fn()), sgd, 0.3, **options)
 
 
-def accumulated():
-    net = images_network()
-    loss_net = LossNet(net, loss_fn())
-    adam = nn.Adam(net.trainable_params(), 0.02)
-    options = {"frequency": 2, "factor_decay": 0.5, "trace_rule": TraceRule(0.2, 0.02)}
-    update = ThorUpdate(loss_net, adam, lambda number: 0.3 * 0.9**number, **options)
-    return AccumulatedStep(loss_net, adam, 4, update=update)
-
-
-def quiet_fit(step, folder, **options):
-    return fit(step, dataset(rows=ROWS), EPOCHS, folder=folder, progress=None, **options)
-
-
-@pytest.mark.parametrize("build", [adapting, accumulated], ids=["each batch", "accumulated"])
-def test_from_any_checkpoint(build, tmp_path):
-    """Between refreshes, at them, in the middle of a group, and at an epoch's end."""
-    step = build()
-    records = quiet_fit(step, tmp_path / "whole", checkpoint_every=1, keep=1000)
-    final, rows = snapshot(step), comparable(records.rows)
-    paths = checkpoint.checkpoints(tmp_path / "whole" / "checkpoint")
-    assert len(paths) == EPOCHS * 6
-    if build is adapting:
-        # It did what it is to remember: some layer was skipped or frozen, the damping moved.
-        assert step.update.refreshes.asnumpy().min() < 4
-        assert step.update.damping.asnumpy() != np.float32(0.3)
-    for path in paths[::2] + paths[5:6]:
-        folder = tmp_path / path.stem
-        (folder / "checkpoint").mkdir(parents=True)
-        shutil.copy(path, folder / "checkpoint")
-        position = json.loads(str(checkpoint.read(path)["labkit_position"]))
-        lines = (tmp_path / "whole" / "records.csv").read_text().splitlines(keepends=True)
-        (folder / "records.csv").write_text("".join(lines[: position["records"] + 1]))
-        # The compiled step goes on from another state; one of them is built anew.
-        resumed = build() if path is paths[4] else step
-        again = quiet_fit(resumed, folder, resume=True)
-        assert_bit_equal(snapshot(resumed), final)
-        assert comparable(again.rows) == rows
-
-
 DIFFERENT = {
     "frequency": 4,
     "factor_frequency": 3,
@@ -536,16 +482,15 @@ DIFFERENT = {
 }
 
 
-def test_refused_with_other_options(tmp_path):
-    step = adapting()
-    fit(step, dataset(rows=ROWS), 1, folder=tmp_path, progress=None, checkpoint_every=1)
-    settings = json.loads(
-        str(checkpoint.read(checkpoint.checkpoints(tmp_path / "checkpoint")[-1])["labkit_position"])
-    )["settings"]
+def test_refused_with_other_options(eager, tmp_path):
+    """That a resumed training is the uninterrupted one is in tests/training/test_resume.py."""
+    fit(adapting(), dataset(rows=8), 1, folder=tmp_path, progress=None)
+    last = checkpoint.checkpoints(tmp_path / "checkpoint")[-1]
+    settings = json.loads(str(checkpoint.read(last)["labkit_position"]))["settings"]
     assert set(DIFFERENT) | {"damping", "formulas"} <= set(settings)
     for name, value in DIFFERENT.items():
         other = adapting(**{name: value})
         fresh = snapshot(other)
         with pytest.raises(InputError, match=f"cannot resume: settings is .*'{name}'"):
-            quiet_fit(other, tmp_path, resume=True)
+            fit(other, dataset(rows=8), 2, folder=tmp_path, progress=None, resume=True)
         assert_bit_equal(snapshot(other), fresh)

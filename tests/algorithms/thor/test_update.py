@@ -3,8 +3,6 @@
 And when an update refreshes: by its number, and on accumulated gradients.
 """
 
-import contextlib
-
 import numpy as np
 import pytest
 from mindspore import nn
@@ -14,7 +12,6 @@ from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.nets.lenet import LeNet5
-from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
@@ -66,7 +63,9 @@ class TestAgainstTheTwin:
     }
 
     @pytest.mark.parametrize("case", CASES)
-    def test_parameters_and_losses(self, case, once):
+    def test_parameters_and_losses(self, case, once, request):
+        if case in ("split, pi", "plain bias", "factors more often"):
+            request.getfixturevalue("eager")
         options = {"damping": DAMPING} | self.CASES[case]
         network, step = thor_step(once, **options)
         twin = Twin(values(network), **options)
@@ -88,7 +87,7 @@ class TestAgainstTheTwin:
         gaps = [np.abs(a - b).max() for i, a in enumerate(ends) for b in ends[:i]]
         assert sorted(gaps)[0] == 0 and sorted(gaps)[1] > 1e-3  # the array and the function
 
-    def test_clipping_by_the_rates_of_groups(self):
+    def test_clipping_by_the_rates_of_groups(self, eager):
         """sum over the layers of each one's own rate^2 <U, grad>."""
         network, loss_net = mlp()
         first, second = network[0].trainable_params(), network[2].trainable_params()
@@ -219,11 +218,11 @@ def nearest_kink(parameters, layers):
 
 
 @pytest.mark.parametrize(
-    "options, compiled",
-    [({}, True), (dict(bias="plain", damping_split="pi", split=None), False)],
+    "options",
+    [{}, dict(bias="plain", damping_split="pi", split=None)],
     ids=["as it stands", "plain bias, pi, whole"],
 )
-def test_lenet(options, compiled):
+def test_lenet(options, eager):
     """Measured: 2.6e-4 at most, always in fc1's bias; 1.5e-4 in four other networks, damping 0.1
     and 0.03. The nearest of a batch's 80 000 inputs of ReLUs is 5e-6 from zero, and float32 is off
     by 1e-6 there.
@@ -238,10 +237,9 @@ def test_lenet(options, compiled):
         kinks.append(nearest_kink(parameters, layers))
         return slopes, layers
 
-    with contextlib.nullcontext() if compiled else pynative():
-        momentum = nn.Momentum(network.trainable_params(), 0.02, 0.9, weight_decay=5e-4)
-        step = ThorStep(LossNet(network, cross_entropy()), momentum, 0.1, frequency=3, **options)
-        moves = list(three_updates(step, network, twin, parameters, batches, gradients_of))
+    momentum = nn.Momentum(network.trainable_params(), 0.02, 0.9, weight_decay=5e-4)
+    step = ThorStep(LossNet(network, cross_entropy()), momentum, 0.1, frequency=3, **options)
+    moves = list(three_updates(step, network, twin, parameters, batches, gradients_of))
     assert len(kinks) == 3 and min(kinks) >= 2e-6
     assert len(moves) == 3 and max(error(moved) for moved in moves)[0] <= BOUND
 
@@ -267,7 +265,7 @@ def build(kind, **options):
 
 
 @pytest.fixture
-def accumulated(once):
+def accumulated(once, eager):
     """``accumulated(micro_steps, frequency, ...)``: (network, step) as new."""
 
     def make(micro_steps, frequency=2, tail="flush", **options):
@@ -281,7 +279,7 @@ def accumulated(once):
 
 
 @pytest.fixture
-def whole(once):
+def whole(once, eager):
     """``whole(batches, frequency)``: THOR on whole batches of arrays; (network, step)."""
 
     def train(batches, frequency=2):

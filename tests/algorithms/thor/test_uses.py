@@ -3,7 +3,6 @@
 Seen on the first batch, before it is compiled.
 """
 
-import contextlib
 import os
 
 import mindspore as ms
@@ -13,10 +12,10 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import labkit.steps.step
 from labkit.algorithms.thor import ThorStep, ThorUpdate
+from labkit.algorithms.thor.stops import check_factors
 from labkit.algorithms.thor.taps import tapped_cells
 from labkit.algorithms.thor.uses import observed
 from labkit.errors import InputError
-from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.state import set_state
@@ -115,7 +114,7 @@ class TestElsewhere:
         update = step_of(nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 4))).update
         seen = np.array([[0.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
         with pytest.raises(InputError, match=r"'0' was not called, though .*skip=\('0', '1'\)"):
-            update._check_factors(seen, 3)
+            check_factors(update.layers, seen, 3)
 
 
 class Gated(nn.Cell):
@@ -329,30 +328,26 @@ def sequences():
     return normal((ROWS, TIMES, WIDTH)), np.array([0, 2, 1, 0], np.int32)
 
 
-def first_update(network, x, labels, *, compiled=False, **options):
+def first_update(network, x, labels, **options):
     """Update once at learning rate 1; return A, G and T of each layer, and what moved, by name."""
-    with contextlib.nullcontext() if compiled else pynative():
-        step = build(network, frequency=1, **options)
-        before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
-        step(*tensors(x, labels))
-        moved = {p.name: p.asnumpy() - before[p.name] for p in network.trainable_params()}
+    step = build(network, frequency=1, **options)
+    before = {p.name: p.asnumpy().astype(np.float64) for p in network.trainable_params()}
+    step(*tensors(x, labels))
+    moved = {p.name: p.asnumpy() - before[p.name] for p in network.trainable_params()}
     step.update.release()
     state = snapshot(step.update.layers)
     return {name: value for name, value in state.items() if "inverse" not in name}, moved
 
 
-# One is compiled, which takes 8 s; the same code runs operator by operator.
-@pytest.mark.parametrize(
-    "time_first, flat, compiled", [(True, False, True), (False, True, False), (True, True, False)]
-)
-def test_the_update_is_that_of_rows_first(time_first, flat, compiled):
+@pytest.mark.parametrize("time_first, flat", [(True, False), (False, True), (True, True)])
+def test_the_update_is_that_of_rows_first(time_first, flat, eager):
     """Of the same function on the same rows, as test_taps.py compares it with float64."""
     x, labels = sequences()
     factors, moved = first_update(fill(Sequence(False, False)), x, labels)
     assert factors["thor.up.positions"][0] == TIMES
     options = {"batch_axis": 1} if time_first else {}
     x = np.ascontiguousarray(x.swapaxes(0, 1)) if time_first else x
-    others = first_update(fill(Sequence(time_first, flat)), x, labels, compiled=compiled, **options)
+    others = first_update(fill(Sequence(time_first, flat)), x, labels, **options)
     for values, expected, bound in zip(others, (factors, moved), (FACTOR, DIRECTION), strict=True):
         assert values.keys() == expected.keys()
         for name, value in expected.items():
@@ -375,7 +370,7 @@ class Encoder(nn.Cell):
         return ops.mean(self.head(self.lstm(x)[0]), self.time)
 
 
-def test_mindspores_own_layers_in_both_orders():
+def test_mindspores_own_layers_in_both_orders(eager):
     x, labels = normal((ROWS, TIMES, 4)), sequences()[1]
     first, second = fill(Encoder(True)), Encoder(False)
     for copy, parameter in zip(second.get_parameters(), first.get_parameters(), strict=True):
@@ -536,7 +531,7 @@ class TestALayerThatSeesNoRows:
         assert len(compiled) == 1
 
 
-def test_rows_whose_label_is_ignored_are_none():
+def test_rows_whose_label_is_ignored_are_none(eager):
     """The same rows once more, ignored: loss, gradient, factors and update stay what they are."""
     random = np.random.default_rng(4)
     inputs, labels = random.normal(size=(4, 3)).astype(np.float32), np.int32([0, 1, 2, 1])

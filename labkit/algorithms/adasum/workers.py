@@ -1,0 +1,51 @@
+"""What a worker has of its own: the state of its optimizer, and notes on its turn."""
+
+from typing import Any
+
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
+
+# An optimizer's attributes that are no state of its own: what a callback may change, what counts.
+SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
+
+
+# What stands behind a worker's vector in the bank, float32, in this order: the sum of w_i L_i over
+# its micro-batches; the sum of w_i; rows; the norm of its averaged gradient, before clipping; and
+# 1, or 0 for a worker without a finite micro-batch.
+NOTES = 5
+LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(NOTES)
+
+
+def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
+    """Return the Parameters that the optimizer changes for itself: moments and powers of betas."""
+    kept_out = {id(parameter) for parameter in optimizer.parameters}
+    for name in SETTINGS:
+        kept_out |= {id(parameter) for parameter in _parameters(getattr(optimizer, name, None))}
+    return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
+
+
+def _parameters(value: Any) -> list[Parameter]:
+    """Return the Parameters in a Parameter, a Cell, or a list or tuple of them."""
+    if isinstance(value, Parameter):
+        return [value]
+    if isinstance(value, list | tuple):
+        return [parameter for part in value for parameter in _parameters(part)]
+    return list(value.get_parameters()) if hasattr(value, "get_parameters") else []
+
+
+def bank_of(parameter: Parameter, count: int) -> Parameter:
+    """Return ``count`` copies of a state, (count, ...)."""
+    values = np.repeat(parameter.asnumpy()[None], count, 0)
+    return Parameter(
+        Tensor(values, parameter.dtype), name=f"adasum.bank.{parameter.name}", requires_grad=False
+    )
+
+
+def load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
+    """Set a state to the row ``index`` (1,) of its bank."""
+    return ops.assign(value, ops.reshape(ops.gather(bank, index, 0), value.shape))
+
+
+def store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
+    """Set the row ``index`` (1,) of a bank to the state."""
+    return ops.scatter_update(bank, index, ops.expand_dims(value, 0))

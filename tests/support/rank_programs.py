@@ -1,0 +1,31 @@
+"""What programs that run on each rank share. No MindSpore import: ``start`` comes first."""
+
+import os
+
+import numpy as np
+
+
+def save(out, rank, values):
+    """Write OUT/rank<n>.npz, whole or not at all."""
+    part = out / f"rank{rank}.part.npz"
+    np.savez(part, **values)
+    os.replace(part, out / f"rank{rank}.npz")
+
+
+def refused(function):
+    """Return the message of the InputError that a function raises."""
+    from labkit.errors import InputError
+
+    try:
+        function()
+    except InputError as error:
+        return np.array(str(error))
+    return np.array("nothing was refused")
+
+
+def operator_names(call, *arguments):
+    """Names of the operators that a call compiles."""
+    from tests.support.compiled import compiled_operators
+
+    operators = compiled_operators(call, *arguments)
+    return np.array(sorted({operator.name for operator in operators}))
