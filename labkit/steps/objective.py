@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 from labkit.errors import InputError
 from labkit.steps.batch_check import BatchCheck
 from labkit.steps.labels import INTEGERS, masks
-from labkit.steps.words import NORMALISE
+from labkit.steps.options import NORMALISE
 
 
 class Objective(nn.Cell):

@@ -19,9 +19,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from labkit.errors import InputError
 from labkit.steps.forward_state import assigned, may_assign, running_statistics
 from labkit.steps.forward_state import trainable_batch_norms as trainable_batch_norms
-from labkit.steps.gradients import GradientOptions, GradientStage
+from labkit.steps.gradients import GradientStage
 from labkit.steps.modes import TrainingModes
-from labkit.steps.settings import effective
+from labkit.steps.options import GradientOptions
 from labkit.steps.state import (
     LastUpdate,
     UpdateRecord,
@@ -92,7 +92,7 @@ class Step(nn.Cell):
         self.count = len(optimizer.parameters)
         self.map = ops.HyperMap()
         self.settings: dict[str, object] = {"step": type(self).__name__}
-        self.settings |= effective(options, weighted)
+        self.settings |= options.settings(weighted)
         self.settings |= self.gradient.objective.settings() | dict(update.settings)
         self.record = UpdateRecord(optimizer)
         self.updates = self.record.updates

@@ -25,8 +25,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.errors import InputError
+from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
-from labkit.steps.words import TAILS
 
 # sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
 # int32. All are (), over all ranks whose gradients are averaged.
