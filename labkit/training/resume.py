@@ -78,7 +78,7 @@ def take_over(step: Step, saved: dict) -> None:
         step.gradient.objective.check.elements_per_row = _value(saved["elements_per_row"])
 
 
-def _value(text: object) -> object:
+def _value(text: object) -> Any:
     """Return the value that a text stands for, so that 1 is 1.0; the text where it is no value."""
     if not isinstance(text, str) or len(text) > _LONGEST:
         return text
