@@ -87,7 +87,7 @@ class Objective(nn.Cell):
 
         Raises:
             InputError: for parts that are no tensors; shapes of which no weight or number of rows
-                can be told; labels that are of no class and not ignored, of a known loss.
+                can be derived; labels that are of no class and not ignored, of a known loss.
         """
         self._ask_for_one_shape()
         self.check.shapes(batch)

@@ -46,7 +46,7 @@ class UpdateStage(nn.Cell):
             graph of its own gathers them, and all others hold nothing of this.
         turns: groups of micro-batches that make up one update.
         group_factor: how many times the step's ``micro_steps`` a group holds.
-        tails: what ``AccumulatedStep`` may be told to do with a partly filled group.
+        tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
         needs_buffer: whether the stage works with the buffer of an ``AccumulatedStep`` only.
         chooses_ranks: whether ``rank_group`` of the stage says over which ranks gradients are
             averaged, and not the step's option.

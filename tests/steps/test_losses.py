@@ -239,8 +239,10 @@ def test_the_two_conventions_differ():
     """By 0.01 of the 5 between the logits of the label and of the others."""
     logits, labels = 5 * np.eye(10, dtype=np.float32), np.arange(10, dtype=np.int32)
     ours, theirs = (
-        loss_and_slope(CrossEntropySmooth(True, "mean", 0.1, 10, convention=one), logits, labels)
-        for one in ("mindspore", "pytorch")
+        loss_and_slope(
+            CrossEntropySmooth(True, "mean", 0.1, 10, convention=convention), logits, labels
+        )
+        for convention in ("mindspore", "pytorch")
     )
     assert ours[0] - theirs[0] == pytest.approx(0.05, rel=1e-4)
     assert np.abs(ours[1] - theirs[1]).max() == pytest.approx(1e-3, rel=1e-3)
@@ -253,9 +255,9 @@ def test_the_other_reductions(reduction):
         reference.smoothed_cross_entropy(logits[i : i + 1], labels[i : i + 1], 0.85, 0.05)[0]
         for i in range(len(labels))
     ]
-    came = CrossEntropySmooth(True, reduction, 0.15, 4)(*tensors(logits, labels)).asnumpy()
+    actual = CrossEntropySmooth(True, reduction, 0.15, 4)(*tensors(logits, labels)).asnumpy()
     expected = sum(each) if reduction == "sum" else each
-    np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+    np.testing.assert_allclose(actual, expected, **TOLERANCE["one float32 gradient"])
 
 
 def test_targets_instead_of_labels():
@@ -264,17 +266,17 @@ def test_targets_instead_of_labels():
     targets[np.arange(6), labels] = 0.8
     dense = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)
     sparse = loss_and_slope(CrossEntropySmooth(True, "mean", 0.2, 5), logits, labels)
-    for came, expected in zip(dense, sparse, strict=True):
-        np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+    for actual, expected in zip(dense, sparse, strict=True):
+        np.testing.assert_allclose(actual, expected, **TOLERANCE["one float32 gradient"])
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.float16])
 def test_targets_of_another_type(dtype):
     logits, labels = smoothed(5)
     targets = np.eye(5, dtype=dtype)[labels]
-    came = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)[0]
+    actual = loss_and_slope(CrossEntropySmooth(False, num_classes=5), logits, targets)[0]
     expected, _ = reference.smoothed_cross_entropy(logits, labels, 1.0, 0.0)
-    np.testing.assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])
+    np.testing.assert_allclose(actual, expected, **TOLERANCE["one float32 gradient"])
 
 
 def test_huge_logits_and_int64_labels():

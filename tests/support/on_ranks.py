@@ -47,20 +47,20 @@ def run(case, rank):
     options = dict(options)
     optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
     step = STEPS[kind](loss_net, optimizer, **options)
-    found = {}
+    results = {}
     for call in range(calls + 1):
         if call < calls:
             step(*tensors(*batch(rank, call, sizes, nan)))
         else:
             step.end_epoch()
         last = step.last_update
-        found[f"{case}/{call}/weight"] = network.weight.asnumpy().copy()
-        found[f"{case}/{call}/bias"] = network.bias.asnumpy().copy()
-        found[f"{case}/{call}/last"] = np.array(
+        results[f"{case}/{call}/weight"] = network.weight.asnumpy().copy()
+        results[f"{case}/{call}/bias"] = network.bias.asnumpy().copy()
+        results[f"{case}/{call}/last"] = np.array(
             [last.number, last.loss, last.gradient_norm, last.images]
         )
-        found[f"{case}/{call}/dropped"] = step.dropped.asnumpy().copy()
-    return found
+        results[f"{case}/{call}/dropped"] = step.dropped.asnumpy().copy()
+    return results
 
 
 def main(out):
@@ -70,11 +70,11 @@ def main(out):
 
     start(device="CPU", seed=1)
     init()
-    found = {}
+    results = {}
     for case in CASES:
-        found |= run(case, get_rank())
+        results |= run(case, get_rank())
     path = out / f"rank{get_rank()}.npz"
-    np.savez(path.with_suffix(".part.npz"), **found)
+    np.savez(path.with_suffix(".part.npz"), **results)
     os.replace(path.with_suffix(".part.npz"), path)
 
 
