@@ -98,6 +98,11 @@ class Step(nn.Cell):
         self.updates = self.record.updates
         # Micro-batches that were not finite.
         self.dropped = state("dropped", 0)
+        self._keep_statistics(loss_net)
+        self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
+        self._modes = TrainingModes(self, loss_net, optimizer.parameters)
+
+    def _keep_statistics(self, loss_net: nn.Cell) -> None:
         # kept: BatchNorm's running statistics as they were before the micro-batch. What else a
         # forward pass assigns is known, and kept, when there is a batch to compile a graph for.
         self._may_assign = may_assign(loss_net)
@@ -105,8 +110,6 @@ class Step(nn.Cell):
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
-        self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
-        self._modes = TrainingModes(self, loss_net, optimizer.parameters)
 
     def _complete(self) -> None:
         """Attach the update stage: the last thing that a constructor does."""
