@@ -16,7 +16,7 @@ from labkit.recipes.settings import (
     seed,
     share,
 )
-from labkit.steps import words as steps
+from labkit.steps import options as steps
 
 # What a resumed training may change: where and how often it writes, and what is fitted anyway.
 MAY_CHANGE = (

@@ -27,12 +27,11 @@ from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import is_integer, names_checked
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.gradients import GradientOptions, times
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.gradients import times
+from labkit.steps.options import TAILS, DynamicLossScale, GradientOptions
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
 from labkit.steps.update import PlainUpdate, UpdateStage
-from labkit.steps.words import TAILS as TAILS
 
 MicroSteps = int | Callable[[int], int]
 

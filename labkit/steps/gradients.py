@@ -10,76 +10,18 @@ once, into float32), accumulate, sum over ranks, divide, clip.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 
-from labkit.base.arguments import integer, number
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 from labkit.steps.labels import INTEGERS
 from labkit.steps.objective import Objective
-from labkit.steps.precision import LARGEST_SCALE, DynamicLossScale, refuse_float16, use_float16
+from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
+from labkit.steps.precision import refuse_float16, use_float16
 from labkit.steps.state import set_state as set_state
 from labkit.steps.state import state
-from labkit.steps.words import NONFINITE, NORMALISE, PRECISION, REDUCTION
-
-# float32 holds these and their reciprocals.
-_SMALLEST, _LARGEST = 1e-37, 1e37
-
-
-@dataclass(frozen=True)
-class GradientOptions:
-    """The options of a gradient stage, which every step takes by name.
-
-    Attributes:
-        normalise: None: w_i is what the loss is a mean over, see ``labkit.steps.weights``, so that
-            the micro-batches make up the whole batch. Or the number of ``samples`` (rows), of
-            ``tokens``, or 1 (``steps``: the mean of the micro-batches' means).
-        batch_axis: axis of the batch's first tensor that counts rows: 1 for time-major inputs
-            (T, B, ...). None: labels (B,) count them, or else axis 0 does.
-        reduction: ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean).
-        precision: ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and
-            LayerNorm; the loss and everything after the gradients stay float32. In a ``loss_net``
-            of one's own, the Cell ``self.network`` is the network and all else is loss; without
-            that name see ``precision.use_float16``, which refuses what it cannot tell.
-        loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group,
-            ``drop_group`` forgets the whole group; ``propagate`` checks nothing.
-        clip_norm: largest global norm of the averaged gradient, or None.
-        rank_group: None: the mean is over all ranks; the name of a communication group that this
-            rank is in; or "" for this rank alone.
-
-    Raises:
-        InputError: for values that are none of these.
-    """
-
-    normalise: str | None = None
-    batch_axis: int | None = None
-    reduction: str = "mean"
-    precision: str = "O0"
-    loss_scale: float | DynamicLossScale = 1.0
-    nonfinite: str = "drop_micro"
-    clip_norm: float | None = None
-    rank_group: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.normalise is not None:
-            refuse_unknown("normalise", self.normalise, NORMALISE)
-        if self.batch_axis is not None:
-            integer("batch_axis", self.batch_axis, 0)
-        refuse_unknown("reduction", self.reduction, REDUCTION)
-        refuse_unknown("precision", self.precision, PRECISION)
-        refuse_unknown("nonfinite", self.nonfinite, NONFINITE)
-        if self.clip_norm is not None:
-            number("clip_norm", self.clip_norm, at_least=_SMALLEST, at_most=_LARGEST)
-        if not isinstance(self.loss_scale, DynamicLossScale):
-            number("loss_scale", self.loss_scale, at_least=_SMALLEST, at_most=_LARGEST)
-        elif self.nonfinite == "propagate":
-            raise InputError(
-                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
-            )
 
 
 class GradientStage(nn.Cell):
@@ -151,18 +93,15 @@ class GradientStage(nn.Cell):
 
     def _set_loss_scale(self, loss_scale: float | DynamicLossScale, half: bool) -> None:
         self.dynamic = isinstance(loss_scale, DynamicLossScale)
-        if not isinstance(loss_scale, DynamicLossScale):
-            initial = float(loss_scale)
-        else:
-            initial = float(loss_scale.initial)
-            self.growth, self.interval = float(loss_scale.factor), int(loss_scale.interval)
         # Also where float16 is differentiated and the scale is 1: the weight must wait, see below.
-        self.scaled = self.dynamic or half or initial != 1
-        if self.scaled:
-            self.loss_scale = state("loss_scale", initial)
-        if self.dynamic:
+        self.scaled = self.dynamic or half or loss_scale != 1
+        if isinstance(loss_scale, DynamicLossScale):
+            self.loss_scale = state("loss_scale", float(loss_scale.initial))
             # finite_run: finite micro-batches since the scale last changed.
             self.finite_run = state("finite_run", 0)
+            self.growth, self.interval = float(loss_scale.factor), int(loss_scale.interval)
+        elif self.scaled:
+            self.loss_scale = state("loss_scale", float(loss_scale))
 
     def _scaled(self, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return (what is differentiated, L_i, w_i)."""
@@ -212,20 +151,17 @@ class GradientStage(nn.Cell):
         return loss, weight, gradients + constant + quadratic, finite
 
     def _all_finite(self, loss: Tensor, gradients: tuple) -> Tensor | bool:
-        finite = True
         if self.checked:
-            finite = amp.all_finite(self.map(_flat, gradients) + (loss,))
-        return finite
+            return amp.all_finite(self.map(_flat, gradients) + (loss,))
+        return True
 
     def _unscaled(self, gradients: tuple, weight: Tensor) -> tuple:
-        if self.scaled:
-            factor = 1.0 / self.loss_scale
-            if self.weighted:
-                factor = weight * factor
-            gradients = self.map(ops.partial(times, factor), gradients)
-        else:
-            gradients = self.map(_float32, gradients)
-        return gradients
+        if not self.scaled:
+            return self.map(_float32, gradients)
+        factor = 1.0 / self.loss_scale
+        if self.weighted:
+            factor = weight * factor
+        return self.map(ops.partial(times, factor), gradients)
 
     def adjust_loss_scale(self, finite: Tensor) -> bool:
         """Let a dynamic loss scale shrink or grow after a micro-batch."""
@@ -269,18 +205,16 @@ class GradientStage(nn.Cell):
         """
         if self.all_reduce is not None:
             return self._divide(total, weight)
-        scale = 1.0 / weight
-        if not self.mean:
-            scale = ops.cast(1.0, ms.float32)
         norm = ops.sqrt(ops.addn(self.map(_squared_norm, total)))
+        scale = ops.cast(1.0, ms.float32)
         if self.weighted:
+            if self.mean:
+                scale = 1.0 / weight
             norm = norm * scale
-        else:
-            scale = ops.cast(1.0, ms.float32)
+        elif self.clip_norm is None:
+            return total, norm
         if self.clip_norm is not None:
             scale = scale * (self.clip_norm / ops.maximum(norm, self.clip_norm))
-        elif not self.weighted:
-            return total, norm
         return self.map(ops.partial(times, scale), total), norm
 
     def finish_extras(self, total: tuple, weight: Tensor) -> tuple:

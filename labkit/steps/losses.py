@@ -18,7 +18,7 @@ from labkit.steps.labels import (
     new_key,
     noted,
 )
-from labkit.steps.words import CONVENTIONS as CONVENTIONS
+from labkit.steps.options import CONVENTIONS as CONVENTIONS
 
 _REDUCTIONS = ("mean", "sum", "none")
 # Called with logits and labels alone, they are nn.CrossEntropyLoss() and nn.NLLLoss().

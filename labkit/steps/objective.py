@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 from labkit.errors import InputError
 from labkit.steps.batch_check import BatchCheck
 from labkit.steps.labels import INTEGERS, masks
-from labkit.steps.words import NORMALISE
+from labkit.steps.options import NORMALISE
 
 
 class Objective(nn.Cell):
@@ -87,7 +87,7 @@ class Objective(nn.Cell):
 
         Raises:
             InputError: for parts that are no tensors; shapes of which no weight or number of rows
-                can be told; labels that are of no class and not ignored, of a known loss.
+                can be derived; labels that are of no class and not ignored, of a known loss.
         """
         self._ask_for_one_shape()
         self.check.shapes(batch)

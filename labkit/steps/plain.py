@@ -7,8 +7,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.base.arguments import names_checked
-from labkit.steps.gradients import GradientOptions
-from labkit.steps.precision import DynamicLossScale
+from labkit.steps.options import DynamicLossScale, GradientOptions
 from labkit.steps.step import Step
 from labkit.steps.update import PlainUpdate as PlainUpdate
 from labkit.steps.update import UpdateStage

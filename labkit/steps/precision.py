@@ -1,20 +1,17 @@
-"""Precision: float16 inside a network, and the loss scale that it needs."""
+"""Precision: float16 inside a network."""
 
 import inspect
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
 from mindspore import amp, nn
 from mindspore.ops import functional
 
-from labkit.base.arguments import integer, number
 from labkit.errors import InputError
 from labkit.steps.losses import LossNet, TokenLossNet
+from labkit.steps.options import DynamicLossScale as DynamicLossScale
 
-# A dynamic loss scale stops growing here: doubled to infinity it would never come back.
-LARGEST_SCALE = 2.0**120
 # What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
 LOSS_NAMES = ("loss_fn", "_loss_fn")
 # What they, and whoever wants to be explicit, call the network.
@@ -23,30 +20,6 @@ _LOSS_WORDS = ("loss", "losses", "criterion")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _LOSS_NETS = (LossNet, TokenLossNet, nn.WithLossCell)
 _LISTS = (nn.CellList, nn.CellDict)
-
-
-@dataclass(frozen=True)
-class DynamicLossScale:
-    """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
-
-    Attributes:
-        initial: scale at the start, 1 .. 2**120; it stays between them.
-        factor: divides the scale on a non-finite micro-batch, multiplies it after ``interval``
-            finite ones in a row, > 1.
-        interval: integer >= 1.
-
-    Raises:
-        InputError: for other values.
-    """
-
-    initial: float = 2.0**16
-    factor: float = 2.0
-    interval: int = 2000
-
-    def __post_init__(self) -> None:
-        number("initial", self.initial, at_least=1, at_most=LARGEST_SCALE)
-        number("factor", self.factor, above=1)
-        integer("interval", self.interval)
 
 
 def use_float16(loss_net: nn.Cell) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from labkit.base.arguments import integer, names_checked, number
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.words import LR_DECAY_MODES as LR_DECAY_MODES
+from labkit.steps.options import LR_DECAY_MODES as LR_DECAY_MODES
 
 # lr_generator's cosine runs through 0.47 of a period, and never ends at zero.
 _PERIODS = 0.47

@@ -19,9 +19,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from labkit.errors import InputError
 from labkit.steps.forward_state import assigned, may_assign, running_statistics
 from labkit.steps.forward_state import trainable_batch_norms as trainable_batch_norms
-from labkit.steps.gradients import GradientOptions, GradientStage
+from labkit.steps.gradients import GradientStage
 from labkit.steps.modes import TrainingModes
-from labkit.steps.settings import effective
+from labkit.steps.options import GradientOptions
 from labkit.steps.state import (
     LastUpdate,
     UpdateRecord,
@@ -92,12 +92,17 @@ class Step(nn.Cell):
         self.count = len(optimizer.parameters)
         self.map = ops.HyperMap()
         self.settings: dict[str, object] = {"step": type(self).__name__}
-        self.settings |= effective(options, weighted)
+        self.settings |= options.settings(weighted)
         self.settings |= self.gradient.objective.settings() | dict(update.settings)
         self.record = UpdateRecord(optimizer)
         self.updates = self.record.updates
         # Micro-batches that were not finite.
         self.dropped = state("dropped", 0)
+        self._keep_statistics(loss_net)
+        self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
+        self._modes = TrainingModes(self, loss_net, optimizer.parameters)
+
+    def _keep_statistics(self, loss_net: nn.Cell) -> None:
         # kept: BatchNorm's running statistics as they were before the micro-batch. What else a
         # forward pass assigns is known, and kept, when there is a batch to compile a graph for.
         self._may_assign = may_assign(loss_net)
@@ -105,8 +110,6 @@ class Step(nn.Cell):
         self.statistics = running_statistics(loss_net) if self.gradient.checked else ()
         if self.statistics:
             self.kept = ParameterTuple(copied(statistic, "kept") for statistic in self.statistics)
-        self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
-        self._modes = TrainingModes(self, loss_net, optimizer.parameters)
 
     def _complete(self) -> None:
         """Attach the update stage: the last thing that a constructor does."""

@@ -25,8 +25,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.errors import InputError
+from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
-from labkit.steps.words import TAILS
 
 # sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
 # int32. All are (), over all ranks whose gradients are averaged.
@@ -46,7 +46,7 @@ class UpdateStage(nn.Cell):
             graph of its own gathers them, and all others hold nothing of this.
         turns: groups of micro-batches that make up one update.
         group_factor: how many times the step's ``micro_steps`` a group holds.
-        tails: what ``AccumulatedStep`` may be told to do with a partly filled group.
+        tails: what ``AccumulatedStep`` may be asked to do with a partly filled group.
         needs_buffer: whether the stage works with the buffer of an ``AccumulatedStep`` only.
         chooses_ranks: whether ``rank_group`` of the stage says over which ranks gradients are
             averaged, and not the step's option.

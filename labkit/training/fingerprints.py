@@ -21,9 +21,9 @@ _DEEPEST = 5
 
 
 def fingerprint(value: Any, depth: int = 0) -> str:
-    """Return a text that is the same for what computes the same, as far as can be told.
+    """Return a text that is the same for what computes the same, as far as its code shows.
 
-    Where nothing can be told of a value, the text begins with ``UNKNOWN`` and names its class.
+    For a value that shows nothing of it, the text begins with ``UNKNOWN`` and names its class.
     """
     if isinstance(value, Tensor) and not isinstance(value, Parameter):
         value = value.asnumpy()

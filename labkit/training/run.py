@@ -13,7 +13,6 @@ from labkit.base.files import make_folder, remove_unfinished
 from labkit.base.locks import locked
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.steps.settings import take_over
 from labkit.steps.step import Step
 from labkit.training import checkpoint, optimizer_numbers, rank_state, resume
 from labkit.training.position import Position
@@ -128,7 +127,7 @@ class Run:
                 print(f"labkit: no checkpoint in {folder}; starting anew", flush=True)
                 self.records.remove_file()
             return
-        take_over(self.step, position.settings)
+        resume.take_over(self.step, position.settings)
         self.micro_batches, self._seconds_before = position.micro_batches, position.seconds
         self.resumed_from = position
 

@@ -24,8 +24,8 @@ from labkit.errors import InputError, refuse_unknown
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet
+from labkit.steps.options import REDUCTION, TAILS
 from labkit.steps.state import set_state
-from labkit.steps.words import REDUCTION, TAILS
 from labkit.training import checkpoint
 from labkit.training.fit import EndOfEpoch, train
 

@@ -22,10 +22,10 @@ from labkit.base.arguments import flag, integer
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes, set_modes
+from labkit.steps.options import PRECISION
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
 from labkit.steps.step import Step, trainable_batch_norms
-from labkit.steps.words import PRECISION
 from labkit.training.fit import EndOfEpoch
 from labkit.upstream.thor_arguments import OfUpdate, Scale, at_update, loss_scale_of
 from labkit.upstream.thor_optimizer import ThorOptimizer, ThorSettings

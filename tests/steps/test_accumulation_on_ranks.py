@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def ranks(root, tmp_path_factory):
-    """What both ranks found; fails where one of them fails, hangs or stays behind."""
+    """The results of both ranks; fails where one of them fails, hangs or stays behind."""
     out = tmp_path_factory.mktemp("ranks")
     code, logs = msrun(out, root / "tests" / "support" / "on_ranks.py", out, root=root)
     assert code == 0, logs
@@ -68,11 +68,11 @@ def test_two_ranks_are_one_process(ranks, case):
     calls = 0
     for call, (weights, group) in enumerate(one_process(case)):
         calls += 1
-        for found in ranks:
+        for results in ranks:
             for name, expected in zip(("weight", "bias"), weights, strict=True):
-                came = found[f"{case}/{call}/{name}"]
-                np.testing.assert_allclose(came, expected, **TOLERANCE["float32, many updates"])
-            number, loss, norm, images = found[f"{case}/{call}/last"]
+                actual = results[f"{case}/{call}/{name}"]
+                np.testing.assert_allclose(actual, expected, **TOLERANCE["float32, many updates"])
+            number, loss, norm, images = results[f"{case}/{call}/last"]
             assert number == len(group.updates)
             if group.updates:
                 last = group.updates[-1]

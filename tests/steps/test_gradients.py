@@ -22,6 +22,7 @@ from tests.support.step_cells import (
     Counted,
     Distance,
     Offset,
+    Product,
     Scalar,
     digits,
     linear,
@@ -82,45 +83,25 @@ class Finish(nn.Cell):
 
 
 def mean_of(results, weights=None):
-    """The mean of gradients by name, weighted as the stage weighs them unless told otherwise."""
+    """The mean of gradients by name, weighted as the stage weighs them or by ``weights``."""
     weights = weights or [weight for _, weight, _ in results]
     names = list(results[0][2])
     leaves = reference.weighted_mean([[g[n] for n in names] for _, _, g in results], weights)
     return dict(zip(names, leaves, strict=True))
 
 
-@pytest.fixture(scope="module")
-def lenet():
-    network = LeNet5()
-    return Contribution(LossNet(network, nn.CrossEntropyLoss()), network)
-
-
-@pytest.fixture(scope="module")
-def full_batch(lenet):
-    return lenet.means([tensors(*digits(128))])[0][2]
-
-
-def test_mean_of_four_micro_batches_is_the_full_batch_gradient(lenet, full_batch):
-    four = lenet.means(split(digits(128), [32] * 4))
-    off = largest_differences(mean_of(four), full_batch)
-    assert len(off) == 8 and max(off.values()) <= 1e-6, off
-
-
-def test_sum_of_four_micro_batches_is_four_times_the_full_batch_gradient(lenet, full_batch):
-    four = lenet.means(split(digits(128), [32] * 4))
-    summed = {name: sum(g[name] for _, _, g in four) for name in full_batch}
-    flat = np.concatenate([summed[name].ravel() for name in full_batch])
-    full = np.concatenate([full_batch[name].ravel() for name in full_batch])
-    assert np.linalg.norm(flat) / np.linalg.norm(full) == pytest.approx(4, abs=1e-4)
-
-
-def test_uneven_micro_batches_need_their_weights(lenet, full_batch):
-    """Sizes 64/32/16/16: weighted by samples it is the full batch, the mean of means is not."""
-    uneven = lenet.means(split(digits(128), [64, 32, 16, 16]))
-    assert [weight for _, weight, _ in uneven] == [64, 32, 16, 16]
-    assert max(largest_differences(mean_of(uneven), full_batch).values()) <= 1e-6
-    assert relative_error(mean_of(uneven), full_batch) <= 1e-6
-    assert 0.05 < relative_error(mean_of(uneven, [1, 1, 1, 1]), full_batch) < 0.5
+def test_mean_of_micro_batches_is_the_full_batch_gradient():
+    """Weighted by samples, whatever their sizes; the mean of the means of uneven ones is not."""
+    network, arrays = LeNet5(), digits(128)
+    cell = Contribution(LossNet(network, nn.CrossEntropyLoss()), network)
+    full_batch = cell.means([tensors(*arrays)])[0][2]
+    for sizes in ([32] * 4, [64, 32, 16, 16]):
+        parts = cell.means(split(arrays, sizes))
+        assert [weight for _, weight, _ in parts] == sizes
+        off = largest_differences(mean_of(parts), full_batch)
+        assert len(off) == 8 and max(off.values()) <= 1e-6, off
+        assert relative_error(mean_of(parts), full_batch) <= 1e-6
+    assert 0.05 < relative_error(mean_of(parts, [1, 1, 1, 1]), full_batch) < 0.5
 
 
 def test_padded_sequences_need_the_weights_of_their_tokens():
@@ -168,10 +149,10 @@ def test_contribution_is_the_weight_times_the_closed_form_gradient(options, weig
     network, loss_net = regression()
     inputs, targets = rows(5)
     cell = Contribution(loss_net, network, **options)
-    loss, came, gradients, finite = cell(*tensors(inputs, targets))
+    loss, actual, gradients, finite = cell(*tensors(inputs, targets))
     expected, slopes = closed_form(network, inputs, targets)
     assert float(loss) == pytest.approx(expected, rel=1e-6)
-    assert float(came) == weight and bool(finite)
+    assert float(actual) == weight and bool(finite)
     for name, gradient in cell.by_name(gradients).items():
         assert gradient.dtype == np.float32
         expected = factor * slopes[name]
@@ -185,8 +166,8 @@ def test_a_power_of_two_loss_scale_is_unscaled_exactly_once():
     without = Contribution(loss_net, network)(*batch)
     scaled = Contribution(loss_net, network, loss_scale=2.0**12)(*batch)
     assert float(without[0]) == float(scaled[0])
-    for came, expected in zip(scaled[2], without[2], strict=True):
-        np.testing.assert_array_equal(came.asnumpy(), expected.asnumpy())
+    for actual, expected in zip(scaled[2], without[2], strict=True):
+        np.testing.assert_array_equal(actual.asnumpy(), expected.asnumpy())
 
 
 class TestFloat16:
@@ -218,14 +199,14 @@ class TestFloat16:
 
     def test_the_gradient_does_not_depend_on_the_loss_scale(self):
         network, inputs = linear(), tensors(*rows(8))
-        came = [
+        actual = [
             Contribution(LossNet(network, nn.MSELoss()), network, precision="O2", loss_scale=scale)(
                 *inputs
             )[2]
             for scale in (1.0, 1024.0, DynamicLossScale(64.0))
         ]
-        for other in came[1:]:
-            for gradient, expected in zip(other, came[0], strict=True):
+        for other in actual[1:]:
+            for gradient, expected in zip(other, actual[0], strict=True):
                 np.testing.assert_allclose(
                     gradient.asnumpy(), expected.asnumpy(), **TOLERANCE["float16 network"]
                 )
@@ -348,10 +329,10 @@ class TestFloat16OfALossNetOfOnesOwn:
     ARRAYS = (rows(4)[0], np.eye(OUTPUTS, dtype=np.float32)[[0, 1, 1, 0]])
 
     def loss(self, loss_net):
-        parameters = ParameterTuple(loss_net.trainable_params())
-        stage = GradientStage(loss_net, parameters, HALF)
-        loss, _, gradients, finite = StageOnly(stage)(*tensors(*self.ARRAYS))
-        assert bool(finite) and all(np.isfinite(one.asnumpy()).all() for one in gradients)
+        cell = Contribution(loss_net, loss_net, precision="O2")
+        loss, _, gradients, finite = cell(*tensors(*self.ARRAYS))
+        assert bool(finite)
+        assert all(np.isfinite(gradient.asnumpy()).all() for gradient in gradients)
         return float(loss)
 
     @pytest.fixture
@@ -474,29 +455,11 @@ class Head(nn.Cell):
         return self.layer(inputs)
 
 
-class StageOnly(nn.Cell):
-    """The contribution of a stage that is built already."""
-
-    def __init__(self, stage):
-        super().__init__(auto_prefix=False)
-        self.stage = stage
-
-    def construct(self, *batch):
-        return self.stage.contribution(*batch)
-
-
 class Large(nn.Cell):
     """A loss cell that is not an ``nn.LossBase``."""
 
     def construct(self, outputs, targets):
         return 1e8 * ops.mean(ops.square(outputs - targets))
-
-
-class Product(nn.Cell):
-    """Loss whose gradient by the outputs is the targets over their number."""
-
-    def construct(self, outputs, targets):
-        return ops.mean(outputs * targets)
 
 
 class Bare(nn.Cell):
@@ -553,8 +516,8 @@ def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, finite):
     set_state(dynamic_scale.dropped, 0)
     set_state(dynamic_scale.updates, 0)
     scales = []
-    for one in finite:
-        dynamic_scale(*tensors(*rows(2), np.float32([0.0 if one else np.nan])))
+    for is_finite in finite:
+        dynamic_scale(*tensors(*rows(2), np.float32([0.0 if is_finite else np.nan])))
         scales.append(float(stage.loss_scale.asnumpy()))
     assert scales == reference.dynamic_loss_scale(finite, initial=4, factor=2, interval=3)
     assert int(dynamic_scale.dropped.asnumpy()) == finite.count(False)
@@ -621,8 +584,8 @@ class TestFinish:
         ids=str,
     )
     def test_divides_by_the_weight_and_then_clips(self, weight, options, factor, norm):
-        gradients, came = self.finish(weight, **options)
-        assert came == pytest.approx(norm, rel=1e-6)
+        gradients, actual = self.finish(weight, **options)
+        assert actual == pytest.approx(norm, rel=1e-6)
         for gradient, total in zip(gradients, self.total, strict=True):
             np.testing.assert_allclose(gradient, factor * total, rtol=1e-6)
 
@@ -697,12 +660,12 @@ class TestExtras:
         """By the weight both, and by the scale neither: the tap has unscaled the derivative."""
         cell, (inputs, targets) = WithExtras(**options), rows(6)
         plain, extended = cell(*tensors(inputs, targets))
-        for came, expected in zip(extended[:2], plain[:2], strict=True):
-            assert float(came) == float(expected)
-        for came, expected in zip(extended[2], plain[2], strict=False):
-            np.testing.assert_allclose(came.asnumpy(), expected.asnumpy(), rtol=1e-6)
+        for actual, expected in zip(extended[:2], plain[:2], strict=True):
+            assert float(actual) == float(expected)
+        for actual, expected in zip(extended[2], plain[2], strict=False):
+            np.testing.assert_allclose(actual.asnumpy(), expected.asnumpy(), rtol=1e-6)
         assert len(extended[2]) == len(plain[2]) + 2 and bool(extended[3])
-        counted, size = (float(one.asnumpy()[0]) for one in extended[2][-2:])
+        counted, size = (float(extra.asnumpy()[0]) for extra in extended[2][-2:])
         assert counted == weight
         expected = weight * row_size(cell.network.layer, inputs, targets)
         assert size == pytest.approx(expected, rel=1e-5)
@@ -723,7 +686,7 @@ class TestExtras:
         cell = WithExtras(weighted=False)
         total = (Tensor([3.0]), Tensor([5.0]))
         mean = cell.stage.finish_extras(total, Tensor(6.0))
-        assert [float(one[0]) for one in mean] == [3.0, 5.0]
+        assert [float(extra[0]) for extra in mean] == [3.0, 5.0]
 
     def test_a_batch_that_is_not_finite_is_seen_with_them_too(self):
         cell, (inputs, targets) = WithExtras(), rows(4)

@@ -227,39 +227,29 @@ def trained(network, groups):
 
 # Large enough that a decay in the wrong place shows: 0.1 moves a weight of 1 by 0.03.
 @pytest.mark.parametrize("decay", [1e-4, 0.1])
-def test_the_update_is_that_of_float64(decay):
+def test_the_update_is_that_of_float64_and_of_pytorch_s_sgd(decay):
     """v <- 0.9 v + (g + d w), w <- w - 0.1 v."""
-    network = NormNet()
-    weights = {"conv.weight", "dense.weight"}
-    before, after = trained(network, decay_groups(network, decay))
-    assert len(before) == 5
-    gradients = gradients_for(network.trainable_params())
-    for leaf, name in enumerate(before):
-        weight, velocity = before[name].astype(np.float64), 0.0
-        for each in gradients:
-            velocity = 0.9 * velocity + each[leaf] + (decay * weight if name in weights else 0)
-            weight = weight - 0.1 * velocity
-        np.testing.assert_allclose(after[name], weight, **TOLERANCE["float32, a few updates"])
-
-
-@pytest.mark.parametrize("decay", [1e-4, 0.1])
-def test_the_update_is_that_of_pytorch_s_sgd(decay):
     torch = pytest.importorskip("torch")
     network = NormNet()
     before, after = trained(network, decay_groups(network, decay))
+    assert len(before) == len(after) == 5
+    gradients = gradients_for(network.trainable_params())
     theirs = {name: torch.tensor(value, requires_grad=True) for name, value in before.items()}
-    weights = [theirs["conv.weight"], theirs["dense.weight"]]
-    rest = [theirs["norm.gamma"], theirs["norm.beta"], theirs["dense.bias"]]
-    groups = [{"params": weights, "weight_decay": decay}, {"params": rest, "weight_decay": 0.0}]
+    decays = dict.fromkeys(before, 0.0) | {"conv.weight": decay, "dense.weight": decay}
+    groups = [{"params": theirs[name], "weight_decay": decays[name]} for name in before]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=False)
-    for gradients in gradients_for(network.trainable_params()):
-        for parameter, gradient in zip(theirs.values(), gradients, strict=True):
+    for each in gradients:
+        for parameter, gradient in zip(theirs.values(), each, strict=True):
             parameter.grad = torch.tensor(gradient)
         optimizer.step()
-    assert len(after) == 5
-    for name in after:
-        expected = theirs[name].detach().numpy()
-        np.testing.assert_allclose(after[name], expected, **TOLERANCE["float32, a few updates"])
+    tolerance = TOLERANCE["float32, a few updates"]
+    for leaf, name in enumerate(before):
+        weight, velocity = before[name].astype(np.float64), 0.0
+        for each in gradients:
+            velocity = 0.9 * velocity + each[leaf] + decays[name] * weight
+            weight = weight - 0.1 * velocity
+        np.testing.assert_allclose(after[name], weight, **tolerance)
+        np.testing.assert_allclose(after[name], theirs[name].detach().numpy(), **tolerance)
 
 
 @pytest.mark.parametrize("decay", [-1e-4, float("nan")])

@@ -11,12 +11,9 @@ from labkit.labs.compare import parameter_values
 from labkit.nets.small import NextToken, NormNet
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
-from labkit.steps.update import UpdateStage
 from tests.support.step_cells import (
     assert_bit_equal,
     assert_close,
-    digits,
-    linear,
     momentum,
     regression,
     rows,
@@ -26,6 +23,11 @@ from tests.support.step_cells import (
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
+
+
+def build(**options):
+    network, loss_net = regression()
+    return network, PlainStep(loss_net, momentum(network), **options)
 
 
 @pytest.mark.parametrize(
@@ -41,10 +43,9 @@ pytestmark = pytest.mark.usefixtures("runtime")
     ],
     ids=str,
 )
-def test_updates_are_those_of_the_reference(options):
+def test_updates_are_those_of_the_reference(options, once):
     """w <- w - rate v, v <- 0.9 v + clipped gradient, in float64; with reports of each update."""
-    network, loss_net = regression()
-    step = PlainStep(loss_net, momentum(network, 0.05), **options)
+    network, step = once(build, **options)
     weights = [parameter_values(network)[n].astype(np.float64) for n in ("weight", "bias")]
     velocities = [np.zeros_like(w) for w in weights]
     for call in range(5):
@@ -63,11 +64,10 @@ def test_updates_are_those_of_the_reference(options):
         assert last.gradient_norm == pytest.approx(norm, rel=1e-5)
 
 
-def test_the_finite_check_changes_no_bit():
+def test_the_finite_check_changes_no_bit(once):
     states = []
-    for nonfinite in ("drop_micro", "drop_group", "propagate"):
-        network, loss_net = regression()
-        step = PlainStep(loss_net, momentum(network), nonfinite=nonfinite)
+    for options in ({}, {"nonfinite": "drop_group"}, {"nonfinite": "propagate"}):
+        _, step = once(build, **options)
         for call in range(4):
             step(*tensors(*rows(4, seed=call)))
         states.append(snapshot(step))
@@ -76,10 +76,9 @@ def test_the_finite_check_changes_no_bit():
 
 
 @pytest.mark.parametrize("fault", [np.nan, np.inf])
-def test_a_batch_that_is_not_finite_is_no_update(fault):
+def test_a_batch_that_is_not_finite_is_no_update(fault, once):
     """Neither parameters nor momentum nor the optimizer's own count move; the next batch counts."""
-    network, loss_net = regression()
-    step = PlainStep(loss_net, momentum(network))
+    _, step = once(build)
     inputs, targets = rows(4)
     step(*tensors(inputs, targets))
     before = snapshot(step)
@@ -91,9 +90,8 @@ def test_a_batch_that_is_not_finite_is_no_update(fault):
     assert step.last_update.number == 2 and int(step.optimizer.global_step.asnumpy()[0]) == 2
 
 
-def test_propagate_lets_nan_into_the_parameters():
-    network, loss_net = regression()
-    step = PlainStep(loss_net, momentum(network), nonfinite="propagate")
+def test_propagate_lets_nan_into_the_parameters(once):
+    network, step = once(build, nonfinite="propagate")
     inputs, targets = rows(4)
     step(*tensors(inputs, targets * np.nan))
     assert all(np.isnan(value).all() for value in parameter_values(network).values())
@@ -129,35 +127,4 @@ def test_batch_norm_is_no_matter_for_a_warning():
     network = NormNet("batch")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        step = PlainStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network))
-    step(*tensors(*digits(4)))
-    assert step.last_update.number == 1
-
-
-def test_update_stage_is_called_with_the_averaged_gradients():
-    """Another update stage takes the optimizer's place, with gradients as its parameters."""
-
-    network = linear()
-    optimizer = nn.SGD(network.trainable_params(), 0.0)
-    update = Descent(optimizer)
-    step = PlainStep(LossNet(network, nn.MSELoss()), optimizer, update=update)
-    before = parameter_values(network)
-    arrays = rows(4)
-    step(*tensors(*arrays))
-    _, gradients = reference.linear_regression(before["weight"], before["bias"], *arrays)
-    moved = {n: before[n] - now for n, now in parameter_values(network).items()}
-    assert_close(
-        moved,
-        dict(zip(("weight", "bias"), gradients, strict=True)),
-        **TOLERANCE["float32, one update"],
-    )
-
-
-class Descent(UpdateStage):
-    """Gradient descent at rate 1, as an update stage of a user's own."""
-
-    def construct(self, gradients):
-        done = True
-        for weight, gradient in zip(self.parameters, gradients):  # noqa: B905, none in a graph
-            weight -= gradient
-        return done
+        PlainStep(LossNet(network, nn.CrossEntropyLoss()), momentum(network))

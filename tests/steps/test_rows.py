@@ -5,7 +5,7 @@ import pytest
 from mindspore import Tensor
 
 from labkit.errors import InputError
-from labkit.steps.rows import batch_rows
+from labkit.steps.batch_check import batch_rows
 
 
 def batch(*shapes):

@@ -30,10 +30,10 @@ STEPS = st.integers(1, 9)
 STAGE_1 = dict(lr_init=0, lr_end=0.0, lr_max=0.8, warmup_epochs=5, total_epochs=90)
 
 
-def assert_rates(came, expected):
+def assert_rates(rates, expected):
     """Same length and rates, in float32; an empty schedule fails."""
-    assert came.dtype == np.float32 and came.shape == (len(expected),) and len(expected)
-    np.testing.assert_allclose(came, expected, **TOLERANCE["a rate in float32"])
+    assert rates.dtype == np.float32 and rates.shape == (len(expected),) and len(expected)
+    np.testing.assert_allclose(rates, expected, **TOLERANCE["a rate in float32"])
 
 
 @given(lr=RATES, part=st.floats(0, 1), epochs=EPOCHS, steps=STEPS, data=st.data())
@@ -91,10 +91,10 @@ def test_the_warmup_rises_evenly_to_the_rate_and_the_cosine_falls():
 @given(lr=RATES, part=st.floats(0, 0.99), epochs=EPOCHS, steps=STEPS, data=st.data())
 def test_the_blog_s_call_is_reproduced(lr, part, epochs, steps, data):
     warmup = data.draw(st.integers(1, epochs))
-    came = cosine_as_in_the_blog(lr, part * lr, epochs, steps, warmup)
-    assert_rates(came, reference.stairs_schedule(lr, part * lr, epochs, steps, warmup))
+    rates = cosine_as_in_the_blog(lr, part * lr, epochs, steps, warmup)
+    assert_rates(rates, reference.stairs_schedule(lr, part * lr, epochs, steps, warmup))
     called = nn.dynamic_lr.cosine_decay_lr(part * lr, lr, epochs * steps, steps, warmup)
-    assert_rates(came, called)
+    assert_rates(rates, called)
 
 
 def test_the_blog_has_no_warmup_a_floor_too_early_and_stairs():
@@ -119,8 +119,8 @@ def test_get_lr_is_the_reference(rates, epochs, steps, mode, data):
 
 
 def test_linear_is_the_default_mode():
-    came = get_lr(**STAGE_1, steps_per_epoch=3)
-    assert_rates(came, reference.resnet_schedule(*STAGE_1.values(), 3, "linear"))
+    rates = get_lr(**STAGE_1, steps_per_epoch=3)
+    assert_rates(rates, reference.resnet_schedule(*STAGE_1.values(), 3, "linear"))
 
 
 def test_stage_1_stops_where_its_rate_is_still_0_188():
@@ -142,14 +142,14 @@ def test_lr_generator_s_cosine_drops_at_the_end_of_its_warmup():
 
 @given(lr=RATES, decay=st.floats(0, 6), total=EPOCHS, steps=STEPS, halved=st.integers(1, 14))
 def test_thor_s_rate_is_the_reference(lr, decay, total, steps, halved):
-    came = get_thor_lr(0, lr, decay, total, steps, decay_epochs=halved)
-    assert_rates(came, reference.thor_schedule(lr, decay, total, steps, halved))
+    rates = get_thor_lr(0, lr, decay, total, steps, decay_epochs=halved)
+    assert_rates(rates, reference.thor_schedule(lr, decay, total, steps, halved))
 
 
 @given(damping=RATES, rate=st.floats(0.01, 1.5), total=EPOCHS, steps=STEPS)
 def test_thor_s_damping_is_the_reference(damping, rate, total, steps):
-    came = get_thor_damping(0, damping, rate, total, steps)
-    assert_rates(came, reference.thor_damping(damping, rate, total, steps))
+    rates = get_thor_damping(0, damping, rate, total, steps)
+    assert_rates(rates, reference.thor_damping(damping, rate, total, steps))
 
 
 def test_thor_halves_at_39_and_again_at_40():
@@ -237,8 +237,8 @@ def test_the_other_refusals():
 
 
 def test_numpy_s_numbers_are_numbers():
-    came = cosine(np.float32(0.5), np.float64(0.25), np.int64(3), np.int32(2), np.int64(1))
-    np.testing.assert_array_equal(came, cosine(0.5, 0.25, 3, 2, 1))
+    rates = cosine(np.float32(0.5), np.float64(0.25), np.int64(3), np.int32(2), np.int64(1))
+    np.testing.assert_array_equal(rates, cosine(0.5, 0.25, 3, 2, 1))
 
 
 def test_a_training_that_is_all_warmup():

@@ -42,7 +42,7 @@ class Launches:
         pool.shutdown(wait=False)
 
     def __call__(self, size):
-        """Return what each rank of ``size`` found; fails where one fails, hangs or stays behind."""
+        """Return what each rank has written; fails where one fails, hangs or stays behind."""
         return self._found[size].result()
 
     def _launch(self, size):

@@ -48,20 +48,20 @@ def run(case, rank):
     options = dict(options)
     optimizer = momentum(network, LEARNING_RATE, options.pop("weight_decay", 0.0))
     step = STEPS[kind](loss_net, optimizer, **options)
-    found = {}
+    results = {}
     for call in range(calls + 1):
         if call < calls:
             step(*tensors(*batch(rank, call, sizes, nan)))
         else:
             step.end_epoch()
         last = step.last_update
-        found[f"{case}/{call}/weight"] = network.weight.asnumpy().copy()
-        found[f"{case}/{call}/bias"] = network.bias.asnumpy().copy()
-        found[f"{case}/{call}/last"] = np.array(
+        results[f"{case}/{call}/weight"] = network.weight.asnumpy().copy()
+        results[f"{case}/{call}/bias"] = network.bias.asnumpy().copy()
+        results[f"{case}/{call}/last"] = np.array(
             [last.number, last.loss, last.gradient_norm, last.images]
         )
-        found[f"{case}/{call}/dropped"] = step.dropped.asnumpy().copy()
-    return found
+        results[f"{case}/{call}/dropped"] = step.dropped.asnumpy().copy()
+    return results
 
 
 def main(out):
@@ -71,10 +71,10 @@ def main(out):
 
     start(device="CPU", seed=1)
     init()
-    found = {}
+    results = {}
     for case in CASES:
-        found |= run(case, get_rank())
-    save(out, get_rank(), found)
+        results |= run(case, get_rank())
+    save(out, get_rank(), results)
 
 
 if __name__ == "__main__":

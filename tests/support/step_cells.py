@@ -80,6 +80,14 @@ def restore(cell, values):
         set_state(parameter, values[parameter.name])
 
 
+def moved(step, *arrays):
+    """Call a step; return (its loss, the names of the Parameters that the call has changed)."""
+    before = snapshot(step)
+    loss = float(step(*tensors(*arrays)))
+    after = snapshot(step)
+    return loss, {name for name in before if not np.array_equal(before[name], after[name])}
+
+
 class Once:
     """Builds each step once and hands it over as new: compiling its graphs is what takes time.
 
@@ -104,18 +112,18 @@ class Once:
         return made
 
 
-def assert_bit_equal(came, expected):
+def assert_bit_equal(actual, expected):
     """Two snapshots hold the same names and the same bits; an empty one fails."""
-    assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))
+    assert expected and actual.keys() == expected.keys(), (sorted(actual), sorted(expected))
     for name in expected:
-        np.testing.assert_array_equal(came[name], expected[name], err_msg=name)
+        np.testing.assert_array_equal(actual[name], expected[name], err_msg=name)
 
 
-def assert_close(came, expected, **tolerance):
+def assert_close(actual, expected, **tolerance):
     """Two dicts of arrays hold the same names and close values; an empty one fails."""
-    assert expected and came.keys() == expected.keys(), (sorted(came), sorted(expected))
+    assert expected and actual.keys() == expected.keys(), (sorted(actual), sorted(expected))
     for name in expected:
-        np.testing.assert_allclose(came[name], expected[name], err_msg=name, **tolerance)
+        np.testing.assert_allclose(actual[name], expected[name], err_msg=name, **tolerance)
 
 
 class Offset(nn.Cell):
@@ -138,6 +146,26 @@ class Distance(nn.Cell):
 
     def construct(self, inputs, targets):
         return ops.sqrt(ops.reduce_sum(ops.square(self.network(inputs) - targets)))
+
+
+class Product(nn.Cell):
+    """Loss whose gradient by the outputs is the targets over their number, at all weights."""
+
+    def construct(self, outputs, targets):
+        return ops.mean(outputs * targets)
+
+
+class Normalised(nn.Cell):
+    """Dense, normalisation, dense."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.first = nn.Dense(INPUTS, 4)
+        self.norm = norm
+        self.second = nn.Dense(4, OUTPUTS)
+
+    def construct(self, inputs):
+        return self.second(self.norm(self.first(inputs)))
 
 
 class Scalar(nn.Cell):
@@ -214,7 +242,7 @@ def traces(step, moved):
     """Return the names in ``moved`` that no dropped micro-batch may move."""
     turns = ()
     if isinstance(step, AdasumStep):
-        turns = ("adasum.", *(one.name for one in step.update.states))
+        turns = ("adasum.", *(parameter.name for parameter in step.update.states))
     return {name for name in moved if name not in COUNTS and not name.startswith(turns)}
 
 

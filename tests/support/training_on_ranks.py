@@ -57,7 +57,7 @@ class Killed(Callback):
 
 
 def refusals(step, rank, ranks, out):
-    """Return what this rank is told where a rank, or all, cannot train."""
+    """Return the errors of this rank where a rank, or all, cannot train."""
     from labkit import fit
     from labkit.errors import InputError
 
@@ -112,13 +112,13 @@ def main(out, killed, refused):
         checkpoint_every=3,
         callbacks=callbacks,
     )
-    found = {"digest": digest(step), "records": comparable(records.rows)}
+    report = {"digest": digest(step), "records": comparable(records.rows)}
     own = ("moving_mean", "step.loss_scale", "step.dropped")
     parameters = step.get_parameters()
-    found["own"] = {p.name: p.asnumpy().tolist() for p in parameters if p.name.endswith(own)}
+    report["own"] = {p.name: p.asnumpy().tolist() for p in parameters if p.name.endswith(own)}
     if refused:
-        found["refused"] = refusals(step, rank, ranks, out)
-    (out / f"rank{rank}.json").write_text(json.dumps(found))
+        report["refused"] = refusals(step, rank, ranks, out)
+    (out / f"rank{rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

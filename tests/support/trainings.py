@@ -78,10 +78,10 @@ def comparable(rows):
 
 def digest(cell):
     """SHA-256 over names and bytes of every Parameter."""
-    found = hashlib.sha256()
-    for parameter in sorted(cell.get_parameters(), key=lambda one: one.name):
-        found.update(parameter.name.encode() + parameter.asnumpy().tobytes())
-    return found.hexdigest()
+    sha = hashlib.sha256()
+    for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):
+        sha.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return sha.hexdigest()
 
 
 def python(code, *arguments, wait=True, **environment):

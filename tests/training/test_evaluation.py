@@ -197,16 +197,18 @@ def batches(*columns, size=2):
     return NumpySlicesDataset(columns, names, shuffle=False).batch(size)
 
 
-@pytest.mark.parametrize("steps", [4, 3])  # 4: as many as classes
+# 4 steps are as many as classes.
 @pytest.mark.parametrize(
-    ("loss", "ignored", "options"),
+    ("steps", "loss", "ignored", "options"),
     [
-        (nn.CrossEntropyLoss(), None, {}),
-        (nn.CrossEntropyLoss(), -100, {}),
-        (nn.CrossEntropyLoss(ignore_index=2), 2, {}),
-        (CrossEntropySmooth(num_classes=4), -100, {}),
-        (nn.SoftmaxCrossEntropyWithLogits(True, "mean"), None, {}),
-        (mean_of_own, -1, {"ignore_index": -1}),
+        (3, nn.CrossEntropyLoss(), None, {}),
+        (4, nn.CrossEntropyLoss(), -100, {}),
+        (3, nn.CrossEntropyLoss(ignore_index=2), 2, {}),
+        (4, CrossEntropySmooth(num_classes=4), -100, {}),
+        (3, CrossEntropySmooth(num_classes=4), -100, {}),
+        (4, nn.SoftmaxCrossEntropyWithLogits(True, "mean"), None, {}),
+        (3, mean_of_own, -1, {"ignore_index": -1}),
+        (4, mean_of_own, -1, {"ignore_index": -1}),
     ],
 )
 def test_sequences(steps, loss, ignored, options):
@@ -286,7 +288,7 @@ def test_labels_of_any_type_of_integers(dtype):
     logits = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
     labels = np.arange(6) % 4
     values = [
-        evaluate(nn.Identity(), nn.CrossEntropyLoss(), NumpySlicesDataset((logits, one)).batch(6))
-        for one in (labels.astype(np.int32), labels.astype(dtype))
+        evaluate(nn.Identity(), nn.CrossEntropyLoss(), NumpySlicesDataset(columns).batch(6))
+        for columns in ((logits, labels.astype(np.int32)), (logits, labels.astype(dtype)))
     ]
     assert values[0] == values[1]

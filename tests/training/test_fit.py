@@ -575,8 +575,14 @@ class TestLengthOfSchedules:
             return PlainStep(loss_net, sgd)
         return AccumulatedStep(loss_net, sgd, micro_steps, **options)
 
+    @pytest.fixture(scope="class")
+    def accumulated(self, runtime):
+        """(a step with rates enough for all cases, its values when it was built)"""
+        step = self.build(4, [0.01] * 30, {})
+        return step, snapshot(step)
+
     @pytest.mark.parametrize("case", UPDATES)
-    def test_counts_the_updates_that_fit_makes(self, case, tmp_path):
+    def test_counts_the_updates_that_fit_makes(self, case, accumulated, tmp_path):
         micro_steps, options, expected = self.UPDATES[case]
         # One too few is refused before anything is written.
         if expected > 2:
@@ -587,14 +593,17 @@ class TestLengthOfSchedules:
                 quiet_fit(step, dataset(), 2, folder=tmp_path / "run")
             assert not (tmp_path / "run").exists()
             assert_bit_equal(snapshot(step), before)
-        step = self.build(micro_steps, [0.01] * max(expected, 2), options)
+        if micro_steps is None:
+            step = self.build(None, [0.01] * expected, {})
+        else:
+            step, fresh = accumulated
+            restore(step, fresh)
+            # What the constructor does with these two.
+            step.micro_steps, step.tail = micro_steps, options.get("tail", "flush")
+            set_state(step.group_size, micro_steps(0) if callable(micro_steps) else micro_steps)
         assert step.updates_ahead([11, 11]) == expected
         quiet_fit(step, dataset(), 2)
         assert step.last_update.number == expected
-        if case == "flush":
-            # What was made before counts: the optimizer goes on in its array.
-            with pytest.raises(InputError, match="has 6 values for 9 updates"):
-                quiet_fit(step, dataset(), 1)
 
     def test_of_a_group(self):
         net = network()
@@ -619,6 +628,9 @@ class TestLengthOfSchedules:
         assert files_of(tmp_path) == files
         quiet_fit(step, dataset(), 2, folder=tmp_path, resume=True)
         assert step.last_update.number == 6
+        # What was made before counts: the optimizer goes on in its array.
+        with pytest.raises(InputError, match="has 6 values for 9 updates"):
+            quiet_fit(step, dataset(), 1)
 
     def test_a_place_in_no_group_is_refused(self, step, done, tmp_path):
         """The updates ahead would be counted for ever."""

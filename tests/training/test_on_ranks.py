@@ -20,8 +20,8 @@ def trained(out, ranks, killed=-1, refused=0):
     program = ROOT / "tests" / "support" / "training_on_ranks.py"
     options = {"timeout": 500, "cluster_timeout": 200, "env": {"PYTHONPATH": str(ROOT)}}
     done = launch(program, out, killed, refused, workers=ranks, **options)
-    found = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
-    return found, done.output
+    reports = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return reports, done.output
 
 
 @pytest.fixture(scope="module", params=[2, 4])
@@ -41,17 +41,14 @@ def both(request, tmp_path_factory):
 def test_a_killed_training_ends_as_an_undisturbed_one(both):
     """Also in what each rank alone holds."""
     folder, whole, again, said = both
-    for rank, (expected, found) in enumerate(zip(whole, again, strict=True)):
-        assert found["digest"] == expected["digest"], rank
-        assert found["records"] == expected["records"]
+    for rank, (expected, report) in enumerate(zip(whole, again, strict=True)):
+        assert report["digest"] == expected["digest"], rank
+        assert report["records"] == expected["records"]
         # Killed at 15, and 15 after the checkpoint at 12, or at 15 where the writer was ahead.
         assert re.search("labkit: resumed after micro-batch (27|30)$", said[rank], re.M), said[rank]
     # And that is something: no two ranks hold the same.
-    assert len({one["digest"] for one in whole}) == len(whole)
-    statistics = [
-        one["own"]["1.moving_mean"] if "1.moving_mean" in one["own"] else one["own"]
-        for one in whole
-    ]
+    assert len({report["digest"] for report in whole}) == len(whole)
+    statistics = [report["own"].get("1.moving_mean", report["own"]) for report in whole]
     assert statistics[0] != statistics[1]
 
 
@@ -76,7 +73,7 @@ def test_all_ranks_refuse_what_one_cannot_do(both):
         "batches": "epoch_size is 22, the checkpoint's 11",
         "one alone has other numbers": "learning_rate is 0.5, the checkpoint has 0.02",
     }
-    for found in again:
+    for report in again:
         for what, words in expected.items():
-            assert words in found["refused"][what], (what, found["refused"][what])
-        assert found["refused"]["resumed when ended"] == "trained"
+            assert words in report["refused"][what], (what, report["refused"][what])
+        assert report["refused"]["resumed when ended"] == "trained"

@@ -92,7 +92,7 @@ def test_the_first_rows_are_kept_and_more_can_follow(tmp_path, count):
     records.close()
     assert read_records(path).rows == [*ROWS[:count], ROWS[2]]
     assert path.read_text().count("update,loss,rate") == 1
-    assert [one.name for one in tmp_path.iterdir()] == ["records.csv"]
+    assert [place.name for place in tmp_path.iterdir()] == ["records.csv"]
 
 
 def test_a_planted_link_is_not_written_through(tmp_path):

@@ -98,6 +98,9 @@ SCENARIOS = {
     "accumulated subspace": (subspace, {"micro_steps": 4}, SPOILED),
 }
 
+# Resumed once by a step that is built anew, too, which knows nothing but the checkpoint.
+ANEW = ("plain", "flush", "thor", "adasum", "adasum of gradients", "subspace")
+
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_from_any_checkpoint(name, tmp_path):
@@ -114,8 +117,8 @@ def test_from_any_checkpoint(name, tmp_path):
     taken = {1, 4, 6, 8, size, size + 1, size + 5, 2 * size, EPOCHS * size - 1}
     taken = sorted(taken & by_number.keys())
     for number in taken:
-        # The compiled step goes on from another state; one of them is built anew.
-        step = None if number == taken[2] else whole.step
+        # The compiled step goes on from another state.
+        step = None if number == taken[2] and name in ANEW else whole.step
         folder = tmp_path / str(number)
         rows, final = whole.resumed(by_number[number], folder, step)
         assert_bit_equal(final, whole.final)

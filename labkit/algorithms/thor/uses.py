@@ -20,8 +20,8 @@ from labkit.algorithms.thor.geometry import Place, kind_of, refuse_layers
 from labkit.algorithms.thor.taps import tapped_cells
 from labkit.errors import InputError
 from labkit.runtime import pynative
+from labkit.steps.batch_check import batch_rows
 from labkit.steps.gradients import GradientStage
-from labkit.steps.rows import batch_rows
 from labkit.steps.state import set_state
 
 Shape = tuple[int, ...]

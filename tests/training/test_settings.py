@@ -5,7 +5,7 @@ from mindspore import nn, ops
 
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import CrossEntropySmooth, LossNet
-from labkit.steps.settings import differing
+from labkit.training.resume import differing
 from tests.support.step_cells import linear
 
 pytestmark = pytest.mark.usefixtures("runtime")

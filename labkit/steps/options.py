@@ -1,0 +1,105 @@
+"""The options of every step, and the words that they may be.
+
+No MindSpore import: recipes read them too.
+"""
+
+from dataclasses import dataclass
+
+from labkit.base.arguments import integer, number
+from labkit.errors import InputError, refuse_unknown
+
+TAILS = ("flush", "drop", "carry")
+REDUCTION = ("mean", "sum")
+PRECISION = ("O0", "O2")
+NORMALISE = ("samples", "tokens", "steps")
+NONFINITE = ("drop_micro", "drop_group", "propagate")
+# Which off value label smoothing has: s / (C - 1), or s / C.
+CONVENTIONS = ("mindspore", "pytorch")
+LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
+
+# float32 holds these and their reciprocals.
+_SMALLEST, _LARGEST = 1e-37, 1e37
+# A dynamic loss scale stops growing here: doubled to infinity it would never come back.
+LARGEST_SCALE = 2.0**120
+
+
+@dataclass(frozen=True)
+class DynamicLossScale:
+    """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.
+
+    Attributes:
+        initial: scale at the start, 1 .. 2**120; it stays between them.
+        factor: divides the scale on a non-finite micro-batch, multiplies it after ``interval``
+            finite ones in a row, > 1.
+        interval: integer >= 1.
+
+    Raises:
+        InputError: for other values.
+    """
+
+    initial: float = 2.0**16
+    factor: float = 2.0
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        number("initial", self.initial, at_least=1, at_most=LARGEST_SCALE)
+        number("factor", self.factor, above=1)
+        integer("interval", self.interval)
+
+
+@dataclass(frozen=True)
+class GradientOptions:
+    """The options of a gradient stage, which every step takes by name.
+
+    Attributes:
+        normalise: None: w_i is what the loss is a mean over, see ``labkit.steps.weights``, so that
+            the micro-batches make up the whole batch. Or the number of ``samples`` (rows), of
+            ``tokens``, or 1 (``steps``: the mean of the micro-batches' means).
+        batch_axis: axis of the batch's first tensor that counts rows: 1 for time-major inputs
+            (T, B, ...). None: labels (B,) count them, or else axis 0 does.
+        reduction: ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean).
+        precision: ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and
+            LayerNorm; the loss and everything after the gradients stay float32. In a ``loss_net``
+            of one's own, the Cell ``self.network`` is the network and all else is loss; without
+            that name see ``precision.use_float16``, which refuses what it cannot tell.
+        loss_scale: number > 0, or ``DynamicLossScale``.
+        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group,
+            ``drop_group`` forgets the whole group; ``propagate`` checks nothing.
+        clip_norm: largest global norm of the averaged gradient, or None.
+        rank_group: None: the mean is over all ranks; the name of a communication group that this
+            rank is in; or "" for this rank alone.
+
+    Raises:
+        InputError: for values that are none of these.
+    """
+
+    normalise: str | None = None
+    batch_axis: int | None = None
+    reduction: str = "mean"
+    precision: str = "O0"
+    loss_scale: float | DynamicLossScale = 1.0
+    nonfinite: str = "drop_micro"
+    clip_norm: float | None = None
+    rank_group: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.normalise is not None:
+            refuse_unknown("normalise", self.normalise, NORMALISE)
+        if self.batch_axis is not None:
+            integer("batch_axis", self.batch_axis, 0)
+        refuse_unknown("reduction", self.reduction, REDUCTION)
+        refuse_unknown("precision", self.precision, PRECISION)
+        refuse_unknown("nonfinite", self.nonfinite, NONFINITE)
+        if self.clip_norm is not None:
+            number("clip_norm", self.clip_norm, at_least=_SMALLEST, at_most=_LARGEST)
+        if not isinstance(self.loss_scale, DynamicLossScale):
+            number("loss_scale", self.loss_scale, at_least=_SMALLEST, at_most=_LARGEST)
+        elif self.nonfinite == "propagate":
+            raise InputError(
+                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
+            )
+
+    def settings(self, weighted: bool) -> dict[str, str]:
+        """Return the options in force, as text, that a resumed training must share."""
+        texts = {name: repr(value) for name, value in vars(self).items()}
+        return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}
