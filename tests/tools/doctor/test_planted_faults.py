@@ -300,7 +300,7 @@ def test_numpy_2_and_a_missing_mindspore_are_named(shell, tmp_path):
     assert code == 1
     assert "numpy is 2.2.6; expected 1.26.4" in ill["Packages"]["found"]
     assert re.match(r"numpy 2\.2\.6 .*Tensor\(1\.0\) \+ 1 fails: \w+Error", ill["NumPy"]["found"])
-    assert "pip install -c constraints.txt -e ." in ill["NumPy"]["remedy"]
+    assert "pip install -c constraints.txt -e '.[labs]'" in ill["NumPy"]["remedy"]
     put_back(prefix, "numpy")
     assert here.doctor("numpy", "packages")[0] == 0
     take_away(prefix, "mindspore")
@@ -309,7 +309,7 @@ def test_numpy_2_and_a_missing_mindspore_are_named(shell, tmp_path):
     assert "mindspore is not installed; expected 2.10.0" in ill["Packages"]["found"]
     for name in ("NumPy", "Devices", "Convolution"):
         assert "No module named 'mindspore'" in ill[name]["found"]
-        assert "pip install -c constraints.txt -e ." in ill[name]["remedy"]
+        assert "pip install -c constraints.txt -e '.[labs]'" in ill[name]["remedy"]
     # What the checks themselves need is missing: they say so, and the others go on.
     take_away(prefix, "psutil", "numpy")
     code, ill = here.doctor("packages", "memory", "data", "kernel")
