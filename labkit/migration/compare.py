@@ -49,7 +49,7 @@ class Row:
 
 
 def compare_step(
-    came: Trace, reference: Trace, tolerance: Mapping[str, float] | None = None
+    actual: Trace, reference: Trace, tolerance: Mapping[str, float] | None = None
 ) -> list[Row]:
     """Return a ``Row`` for each tensor of each stage, in the order in which a fault spreads.
 
@@ -61,25 +61,26 @@ def compare_step(
     the others. In every other stage a tensor that one side lacks is a failed row.
 
     Args:
-        came: the step to judge, of ``trace``.
+        actual: the step to judge, of ``trace``.
         reference: of ``torch_trace``, ``recorded.load`` or ``trace``.
         tolerance: stage -> tolerance, for those that differ from ``STEP_TOLERANCE``.
 
     Raises:
-        InputError: when ``came`` is a recorded step, a stage is unknown, or there is nothing to
+        InputError: when ``actual`` is a recorded step, a stage is unknown, or there is nothing to
             compare.
     """
-    if any(isinstance(v, Digest) for values in came.stages.values() for v in values.values()):
+    if any(isinstance(v, Digest) for values in actual.stages.values() for v in values.values()):
         raise InputError(
-            f"came is a recorded step ({came.origin}) and holds digests; give it as the reference"
+            f"actual is a recorded step ({actual.origin}) and holds digests: "
+            "give it as the reference"
         )
     tolerance = dict(tolerance or {})
     for stage in tolerance:
         refuse_unknown("stage", stage, STAGES)
     limits = STEP_TOLERANCE | tolerance
-    rows = [row for stage in STAGES for row in _stage(stage, came, reference, limits[stage])]
+    rows = [row for stage in STAGES for row in _stage(stage, actual, reference, limits[stage])]
     if not rows:
-        raise InputError(f"nothing to compare between {came.origin} and {reference.origin}")
+        raise InputError(f"nothing to compare between {actual.origin} and {reference.origin}")
     return rows
 
 
@@ -88,10 +89,10 @@ def first_difference(rows: Sequence[Row]) -> Row | None:
     return next((row for row in rows if not row.passed), None)
 
 
-def not_compared(came: Trace, reference: Trace) -> list[str]:
+def not_compared(actual: Trace, reference: Trace) -> list[str]:
     """Return the cells of the forward pass that only one side has."""
-    ours, theirs = came.stages["forward"], reference.stages["forward"]
-    here = [f"{name} (only {came.origin})" for name in ours if name not in theirs]
+    ours, theirs = actual.stages["forward"], reference.stages["forward"]
+    here = [f"{name} (only {actual.origin})" for name in ours if name not in theirs]
     return here + [f"{name} (only {reference.origin})" for name in theirs if name not in ours]
 
 
@@ -113,13 +114,13 @@ def stage_table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _stage(stage: str, came: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
-    ours, theirs = came.stages.get(stage, {}), reference.stages.get(stage, {})
+def _stage(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
+    ours, theirs = actual.stages.get(stage, {}), reference.stages.get(stage, {})
     floor = _NOISE * max((_largest(value) for value in theirs.values()), default=0.0)
     names = [name for name in theirs if name in ours] if stage == "forward" else list(theirs)
     for name in names:
         if name not in ours:
-            yield Row(stage, name, np.inf, tolerance, False, f"{came.origin} lacks it")
+            yield Row(stage, name, np.inf, tolerance, False, f"{actual.origin} lacks it")
             continue
         slack = _spacing(reference.stages["weights"].get(name)) if stage == "update" else 0.0
         difference, note = _difference(ours[name], theirs[name], floor, slack)

@@ -110,7 +110,7 @@ def test_an_empty_comparison_is_refused():
 
 
 def test_a_recorded_step_is_the_reference_and_nothing_else():
-    with pytest.raises(InputError, match="came is a recorded step .*; give it as the reference"):
+    with pytest.raises(InputError, match="actual is a recorded step .*: give it as the reference"):
         compare_step(digested(made()), made())
 
 
