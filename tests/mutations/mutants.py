@@ -43,7 +43,7 @@ MUTANTS = {
         right='{"gamma": "weight", "beta": "bias"}',
         wrong='{"gamma": "bias", "beta": "weight"}',
         notebook="02_resnet50_migration",
-        test="tests/migration/test_names.py::test_names_of_a_resnet_in_words",
+        test="tests/migration/test_names.py::test_names_of_a_resnet_both_ways",
     ),
     # (F - damping I)^-1 g for the natural gradient (F + damping I)^-1 g.
     "THOR, natural gradient": Mutant(
