@@ -179,12 +179,12 @@ def _attach(folder: Path, _out: Path):
         return live.in_terminal(_run(folder), 0.1, once=True)
 
 
-def _settled(folder: Path, _out: Path):
+def _over(folder: Path, _out: Path):
     from labkit.tools.running.execution import Execution
-    from labkit.tools.running.folders import completed, settled
+    from labkit.tools.running.folders import completed, stopped
 
     completed(_run(folder), made.results(), Execution(None, 1.0), 1.0)
-    return settled(_run(folder))
+    return stopped(_run(folder), ValueError("stopped"))
 
 
 def _resume(folder: Path, _out: Path):
@@ -278,7 +278,7 @@ def _image_folder(folder: Path, _out: Path):
 
 
 READERS = {
-    "results": Reader(_make_results, (_report, _compare, _attach, _settled)),
+    "results": Reader(_make_results, (_report, _compare, _attach, _over)),
     "run": Reader(_make_run, (_report, _compare, _attach, _resume, _again)),
     "sweep": Reader(_make_sweep, (_report, _compare, _attach)),
     "records": Reader(_make_records, (_report, _attach, _records)),

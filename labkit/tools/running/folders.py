@@ -33,9 +33,6 @@ from labkit.tools.running.request import Request
 _REPLACED = "replaced"
 # Of a lab whose results.json cannot be written anew: the rest is what it ran from.
 _KEPT = ("lab", "preset", "status", "total_seconds", "started", "host", "headline", "metrics")
-_LOST = Failure(
-    "RunnerDied", "the process that ran the lab has ended without its results", None, "died"
-)
 
 
 def refuse_used(labs: Iterable[Lab], out: Path | None, runs: Path) -> None:
@@ -180,15 +177,16 @@ def completed(
     return Completed(results, ending.failure, problems)
 
 
-def settled(folder: Path) -> dict[str, Any]:
-    """Return results.json of a lab that nothing runs any more, also where its runner has failed."""
-    results = _written(folder)
-    if results.get("status") not in ("passed", "failed", "interrupted"):
-        results = {"metrics": {}, **results, "status": "failed", "error": _error(_LOST)}
-        try:
-            write_results(folder, results)
-        except OSError:  # a folder that vanished, a full disk: the sweep's table says so
-            _write_over(folder, results)
+def stopped(folder: Path, error: Exception) -> dict[str, Any]:
+    """Write and return results.json of a lab that ``error`` stopped outside its notebook."""
+    failure = Failure(type(error).__name__, str(error), None)
+    results = {"metrics": {}, **_written(folder), "status": "failed", "error": _error(failure)}
+    for name in ("pid", "pid_created"):
+        results.pop(name, None)
+    try:
+        write_results(folder, results)
+    except OSError:  # a folder that vanished, a full disk: the sweep's table says so
+        _write_over(folder, results)
     return results
 
 

@@ -169,12 +169,12 @@ def _run_one(
             say(Event(event.kind, text, event.lab, {"run": name, **event.values}))
 
     try:
-        runner.run_lab(lab, request, folder, pass_on, limits, stop)
-    # Of a run that cannot even begin; what its folder says then, settled writes.
-    except Exception as error:
+        results = runner.run_lab(lab, request, folder, pass_on, limits, stop).results
+    except Exception as error:  # of a run that cannot even begin: the others go on
         say(Event("output", f"{name}: {error}", values={"text": str(error)}))
+        results = folders.stopped(folder, error)
     cells.pop(name, None)
-    return Row(point, folder, folders.settled(folder), skipped=False)
+    return Row(point, folder, results, skipped=False)
 
 
 def _progress(cells: Mapping[str, str], done: int, total: int) -> Event:

@@ -60,6 +60,7 @@ LABS = {
     "11_good": ["print('good')"],
 }
 HANGING = ("02_hangs", "03_deaf", "08_caught")
+GOOD = "11_good"
 FAILURES = {
     "01_fails": ("exception", 3, "division by zero", "ZeroDivisionError"),
     "02_hangs": ("timeout", 4, "it took longer than 12 s", "out of time"),
@@ -82,7 +83,8 @@ def by_lab(events):
 
 
 class Ran:
-    """What `labkit run` has left of LABS: one run of each lab that hangs, and one of the others.
+    """What `labkit run` has left of LABS: a run of each lab that hangs and a good one after it, and
+    a run of the others.
 
     They are waited for together, each until its time is up.
     """
@@ -94,7 +96,7 @@ class Ran:
         limits = ("--timeout", "12", "--cell-timeout", "11.5", "--memory", "0.7")
         processes = [
             labkit(project, "run", ",".join(labs), "--json", "--out", f"out{number}", *limits)
-            for number, labs in enumerate([others, *([lab] for lab in HANGING)])
+            for number, labs in enumerate([others, *([lab, GOOD] for lab in HANGING)])
         ]
         try:
             written = [process.communicate(timeout=600) for process in processes]
@@ -125,7 +127,10 @@ def test_the_others_go_on_and_the_exit_code_is_1(ran):
     last = [events[-1] for events in ran.events]
     assert ran.codes == [event["exit_code"] for event in last] == [1, 1, 1, 1]
     assert {event["event"] for event in last} == {"finished"}
-    assert {lab: how for event in last for lab, how in event["labs"].items()} == statuses
+    assert [event["labs"] for event in last[1:]] == [
+        {lab: "failed", GOOD: "passed"} for lab in HANGING
+    ]
+    assert last[0]["labs"] == {lab: how for lab, how in statuses.items() if lab not in HANGING}
     assert "Traceback" not in ran.stderr
 
 
@@ -203,7 +208,7 @@ def test_what_cannot_be_in_results_is_left_out_and_said(ran):
 
 
 def test_a_reader_who_leaves_stops_no_lab(tmp_path):
-    write_labs(tmp_path, {"01_good": ["print('good')"]})
+    write_labs(tmp_path, {"01_good": ["print('good')"], "02_too": ["print('good')"]})
     process = labkit(tmp_path, "run", "--out", "out")
     assert process.stdout.readline().startswith("01_good: preset smoke")
     process.stdout.close()
@@ -212,8 +217,9 @@ def test_a_reader_who_leaves_stops_no_lab(tmp_path):
     assert process.wait(60) == 0, stderr
     assert stderr.count("nobody reads standard output any more; going on") == 1
     assert "Traceback" not in stderr and "Exception" not in stderr
-    results = json.loads((tmp_path / "out" / "01_good" / "results.json").read_text())
-    assert results["status"] == "passed"
+    for lab in ("01_good", "02_too"):
+        results = json.loads((tmp_path / "out" / lab / "results.json").read_text())
+        assert results["status"] == "passed"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a file system here")

@@ -66,16 +66,18 @@ def test_what_has_no_inputs_is_moved_away(passed):
     assert read(folder.parent / "replaced" / f"{folder.name}-1") == WHOLE
 
 
-def test_a_lab_whose_runner_was_killed_has_failed(tmp_path):
-    write(tmp_path, {"status": "running", "metrics": {"a": 1}, "seconds": None})
-    results = folders.settled(tmp_path)
-    assert (results["status"], results["error"]["cause"]) == ("failed", "died")
-    assert results["metrics"] == {"a": 1}
-    assert read(tmp_path) == results == folders.settled(tmp_path)
+def test_what_stopped_a_lab_outside_its_notebook_is_in_its_results(tmp_path):
+    write(tmp_path, {"status": "running", "metrics": {"a": 1}, "seconds": None, "pid": 3})
+    results = folders.stopped(tmp_path, InputError("no notebook any more"))
+    assert (results["status"], results["metrics"]) == ("failed", {"a": 1})
+    error = results["error"]
+    assert (error["name"], error["message"]) == ("InputError", "no notebook any more")
+    assert (error["cause"], error["cell"]) == ("exception", None)
+    assert read(tmp_path) == results and "pid" not in results
 
 
 def test_a_lab_whose_folder_has_vanished_has_failed(tmp_path):
-    results = folders.settled(tmp_path / "gone")
+    results = folders.stopped(tmp_path / "gone", OSError("gone"))
     assert (results["status"], results["metrics"]) == ("failed", {})
     assert not (tmp_path / "gone").exists()
 

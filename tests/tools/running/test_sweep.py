@@ -154,7 +154,12 @@ def test_a_run_that_cannot_begin_has_failed_and_the_others_go_on(project, tmp_pa
     events = [json.loads(line) for line in done.stdout.splitlines()]
     said = {event["text"] for event in events if event["event"] == "output"}
     assert done.exit_code == 1 and said == {"no notebook any more"}
-    assert [(row["status"], row["cause"]) for row in rows_of(tmp_path)] == [("failed", "died")] * 2
+    assert [(row["status"], row["cause"]) for row in rows_of(tmp_path)] == [
+        ("failed", "exception")
+    ] * 2
+    lines = call("-p", "rate=1,2", "--out", str(tmp_path), "-q").stderr.splitlines()
+    assert len(lines) == 2
+    assert all(line.endswith("InputError: no notebook any more") for line in lines)
 
 
 def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
