@@ -14,17 +14,6 @@ from labkit.errors import InputError
 from labkit.labs.run import installed_version
 from labkit.tools.notebooks import rules
 
-# They run the labs, or read what these have left; what a notebook prints does not depend on them.
-_NOT_INPUTS = (
-    "cli.py",
-    "console.py",
-    "commands",
-    "jupyter",
-    "notebooks",
-    "reports",
-    "running",
-    "work",
-)
 _MOST_FILES = 2_000_000  # ImageNet has 1.3
 
 
@@ -32,7 +21,8 @@ def of_project(project: Path, notebook: Mapping) -> dict[str, str]:
     """Return the SHA-256 of what the project gives to a lab: its notebook, labkit, the data."""
     return {
         "notebook": rules.source_digest(notebook),
-        "labkit": rules.file_digest(project, "labkit/**/*", without=_NOT_INPUTS),
+        # tools run the labs, or read what these have left; nothing that a lab imports imports them.
+        "labkit": rules.file_digest(project, "labkit/**/*", without=("tools",)),
         # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
         "data": rules.file_digest(
             project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
