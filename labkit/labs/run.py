@@ -70,7 +70,10 @@ class Run:
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
     def path(self, name: str) -> Path:
-        """Return the place of file ``name`` in the run folder; its parent folder is made.
+        """Return the place of a file in the run folder; its parent folder is made.
+
+        Args:
+            name: of the file, relative to the run folder.
 
         Raises:
             InputError: when the name would lead out of the run folder.
@@ -83,7 +86,12 @@ class Run:
         return place
 
     def figure(self, figure: Any, name: str) -> Path:
-        """Save a matplotlib figure as ``figures/<name>.png`` and return its path."""
+        """Save a figure as ``figures/<name>.png`` and return its path.
+
+        Args:
+            figure: of matplotlib.
+            name: of the file, without its suffix.
+        """
         place = self.path(f"{FIGURES}/{name}.png")
         with whole_file(place, "the figure") as temporary:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
@@ -94,6 +102,9 @@ class Run:
 
         What an earlier execution has left there is replaced. ``labkit attach`` and ``labkit
         report`` find them as they find those of ``fit``.
+
+        Args:
+            name: of the folder.
         """
         records = Records(self.path(f"{name}/{RECORDS}"))
         records.remove_file()

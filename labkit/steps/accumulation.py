@@ -148,7 +148,11 @@ class AccumulatedStep(Step):
         return self.micro_batch(False, *batch)
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
-        """Gather one micro-batch; ``with_extras`` is constant in a compiled graph."""
+        """Gather one micro-batch; arguments as in ``contribution``.
+
+        Returns:
+            Its loss ().
+        """
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)
         if finite:
             sums = self.sums(with_extras)
@@ -168,13 +172,16 @@ class AccumulatedStep(Step):
         return ops.depend(loss, done)
 
     def sums(self, with_extras: bool) -> ParameterTuple:
-        """Return what the group's micro-batches are added up in."""
+        """Return what a group's micro-batches are added up in; arguments as in ``contribution``."""
         if with_extras:
             return self.extended_sum
         return self.gradient_sum
 
     def close_group(self, with_extras: bool) -> object:
-        """Apply what the group has gathered, if anything, and clear it."""
+        """Apply what the group has gathered, if anything, and clear it.
+
+        Arguments as in ``contribution``.
+        """
         weight = self.gradient.over_ranks(self.weight_sum)
         if self.drops_group:
             # After the weights' sum: the ranks' sums must be made in one order.

@@ -77,7 +77,11 @@ class PlainStep(Step):
         return self.micro_batch(False, *batch)
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
-        """Update by one batch; ``with_extras`` is constant in a compiled graph."""
+        """Update by one batch; arguments as in ``contribution``.
+
+        Returns:
+            Its loss ().
+        """
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)
         if not self.gradient.checked:
             # A condition that only the device knows moves the graph to MindSpore's faster

@@ -121,7 +121,11 @@ class Step(nn.Cell):
             print(f"labkit: {text}", flush=True)
 
     def set_train(self, mode: bool = True) -> "Step":
-        """Set the mode of all Cells, but of those that are held in evaluation mode."""
+        """Set the mode of all Cells, but of those that are held in evaluation mode.
+
+        Args:
+            mode: True for training.
+        """
         self._modes.set(mode)
         return self
 
@@ -173,7 +177,11 @@ class Step(nn.Cell):
             self._looked_at.add(graph)
 
     def protect(self, parameters: Sequence[Parameter]) -> None:
-        """Keep ``parameters``, which a forward pass assigns, from a micro-batch that is dropped."""
+        """Keep what a forward pass assigns from a micro-batch that is dropped.
+
+        Args:
+            parameters: running averages and the like.
+        """
         if self.gradient.checked:
             keep_also(self, parameters, "kept")
         self.update.protect(tuple(parameters))
@@ -192,7 +200,11 @@ class Step(nn.Cell):
         return self.update.more_to_record
 
     def updates_ahead(self, epochs: Iterable[int]) -> int:
-        """Return the most updates that epochs of so many micro-batches each make from here."""
+        """Return the most updates that further epochs make from here.
+
+        Args:
+            epochs: micro-batches of each.
+        """
         return sum(epochs)
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
@@ -200,10 +212,16 @@ class Step(nn.Cell):
         return self.update.schedules()
 
     def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` where an array of rates or damping ends within ``updates`` more.
+        """Refuse arrays of rates or damping that end too early.
 
         Arrays are those of the optimizer, one a parameter group, and of the update stage. Without
         this the training stops in its middle, in MindSpore's Gather, or goes on undefined.
+
+        Args:
+            updates: to be made from here.
+
+        Raises:
+            InputError: where an array has fewer values.
         """
         if updates:
             self.record.check_rates(updates)
@@ -222,7 +240,12 @@ class Step(nn.Cell):
     # --- in compiled graphs --------------------------------------------------------------------
 
     def contribution(self, with_extras: bool, *batch: Tensor) -> tuple:
-        """``GradientStage.contribution``; one that is not finite is counted, leaves no trace."""
+        """``GradientStage.contribution``; one that is not finite is counted, leaves no trace.
+
+        Args:
+            with_extras: whether those of the update stage are gathered; constant in a graph.
+            *batch: the micro-batch, tensors (B, ...).
+        """
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         if with_extras:

@@ -72,7 +72,14 @@ class UpdateStage(nn.Cell):
         self.map = ops.HyperMap()
 
     def attach(self, step: nn.Cell) -> None:
-        """Refuse a step that the stage cannot work with; called once, when the step is built."""
+        """Refuse a step that the stage cannot work with; called once, when the step is built.
+
+        Args:
+            step: the step; its parts but the stage are complete.
+
+        Raises:
+            InputError: where the stage cannot work with it.
+        """
         self.record: UpdateRecord = step.record
 
     def description(self) -> str:
@@ -80,22 +87,42 @@ class UpdateStage(nn.Cell):
         return ""
 
     def construct(self, gradients: tuple[Tensor, ...]) -> object:
-        """Update from averaged gradients, shaped and typed as the parameters."""
+        """Update the parameters.
+
+        Args:
+            gradients: averaged, shaped and typed as the parameters.
+
+        Returns:
+            What the update is waited for by.
+        """
         return self.optimizer(gradients)
 
     def take(self, gradients: tuple, extras: tuple, summary: Summary) -> object:
-        """Take a group's gradients, averaged and clipped, float32, and its extras' means or ()."""
+        """Take what a group has averaged.
+
+        Args:
+            gradients: averaged and clipped, shaped as the parameters, float32.
+            extras: means of the extras' "gradients", float32; () where none were gathered.
+            summary: four numbers (); see ``Summary``.
+
+        Returns:
+            What the group's end is waited for by.
+        """
         return self.updated(self.recorded(gradients, summary))
 
     def recorded(self, gradients: tuple, summary: Summary) -> tuple:
-        """Record the group as the update's, and return its gradients typed as the parameters."""
+        """Record the group as the update's; arguments as in ``take``.
+
+        Returns:
+            The gradients, typed as the parameters.
+        """
         loss_sum, weight, norm, images = summary
         noted = self.record.note(loss_sum / weight, norm, images)
         gradients = self.map(cast_like, gradients, self.parameters)
         return ops.depend(gradients, noted)
 
     def updated(self, gradients: tuple) -> object:
-        """Update and count it."""
+        """Update and count it; arguments as in ``construct``."""
         done = self.construct(gradients)
         counted = ops.assign_add(self.record.updates, 1)
         return ops.depend(True, (done, counted))
@@ -105,18 +132,35 @@ class UpdateStage(nn.Cell):
         return False
 
     def close(self, done: object) -> object:
-        """Go on from a group that was taken and cleared."""
+        """Go on from a group that was taken and cleared.
+
+        Args:
+            done: what that is waited for by.
+        """
         return done
 
     def wants_extras(self, updates: int) -> bool:
-        """Return whether the update after ``updates`` many needs the extras."""
+        """Return whether an update needs the extras.
+
+        Args:
+            updates: made before it.
+        """
         return False
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
-        """Act before the graph of ``batch`` runs, () where an epoch's end closes a group."""
+        """Act before a graph runs.
+
+        Args:
+            step: the step.
+            batch: the micro-batch; () where an epoch's end closes a group.
+        """
 
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
-        """Act after that graph; ``loss`` is its micro-batch's, None where ``batch`` is ()."""
+        """Act after a graph has run; arguments as in ``before``, and one more.
+
+        Args:
+            loss: of the micro-batch (); None where there was none.
+        """
 
     def turns_taken(self) -> int:
         """Return how many of the ``turns`` were taken since the last update."""
@@ -126,17 +170,28 @@ class UpdateStage(nn.Cell):
         """Forget the groups that were taken since the last update."""
 
     def end_epoch(self, step: nn.Cell) -> None:
-        """Act when an epoch is over and its last group is closed."""
+        """Act when an epoch is over and its last group is closed; arguments as in ``before``."""
 
     def protect(self, parameters: tuple[Parameter, ...]) -> None:
-        """Know ``parameters`` that a forward pass assigns, for a stage that makes some itself."""
+        """Know what a forward pass assigns, for a stage that makes some itself.
+
+        Args:
+            parameters: running averages and the like.
+        """
 
     def schedules(self) -> dict[str, Callable | np.ndarray]:
         """Return, by name, what the stage was given by update: functions, or arrays (updates,)."""
         return {}
 
     def check_length(self, updates: int) -> None:
-        """Raise ``InputError`` where a schedule of the stage ends before ``updates`` are made."""
+        """Refuse schedules that end too early.
+
+        Args:
+            updates: made at the training's end.
+
+        Raises:
+            InputError: where a schedule of the stage has fewer values.
+        """
 
     @property
     def can_be_saved(self) -> bool:

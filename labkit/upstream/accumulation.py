@@ -46,7 +46,7 @@ def _clear_grad_sum(grad_sum: Parameter, zero: Tensor) -> bool:
 
 
 class TrainForwardBackward(nn.Cell):
-    """Add one micro-batch's gradients to ``grad_sum`` and return its loss.
+    """Add the gradients of a micro-batch (B, ...) to ``grad_sum`` and return its loss ().
 
     Args:
         network: loss_net: batch -> mean loss.

@@ -1,65 +1,140 @@
-"""Docstrings of the public names, in Google form: every parameter, what is raised, and types."""
+"""Docstrings of the public names, in Google form: parameters, exceptions, shapes and units."""
 
+import ast
 import builtins
 import inspect
 import re
+import textwrap
+from dataclasses import is_dataclass
 
 import pytest
+from mindspore import nn
 
 import labkit
 from labkit import errors
 
-SECTIONS = ("Args", "Attributes", "Returns", "Raises")
-HEADER = re.compile(rf"^({'|'.join(SECTIONS)}):$")
-ENTRY = re.compile(r"^    (\w[\w.]*): \S")
+HEADER = re.compile(r"^(Args|Attributes|Returns|Raises):$")
+ENTRY = re.compile(r"^    (\*?\w[\w.]*): \S")
+ELSEWHERE = re.compile(r"[Aa]rguments as in\s+``(\w+)``")
+SHAPE = re.compile(r"\((\w+(, [^()]+)?|\w+,)?\)|shaped|scalar")
+IN_SECONDS = ("timeout", "cluster_timeout", "every", "started", "seconds")
 
 
 def sections(documentation):
-    """Return section -> {entry: its first line} of a docstring."""
+    """Return section -> {entry: its text} of a docstring."""
     parsed, section, entry = {}, None, None
     for line in inspect.cleandoc(documentation or "").splitlines():
         if header := HEADER.match(line):
             section, entry = header[1], None
             parsed[section] = {}
         elif section and (start := ENTRY.match(line)):
-            entry = start[1]
-            parsed[section][entry] = [line]
+            entry = start[1].lstrip("*")
+            parsed[section][entry] = line.strip()
+        elif section and entry and line.startswith("        "):
+            parsed[section][entry] += " " + line.strip()
         elif section and line and not line.startswith("    "):
             section = None
     return parsed
 
 
-def parameters(value):
-    """Return the parameters that a caller of a class or function gives by name."""
-    signature = inspect.signature(value)
+def parameters(function):
+    """Return the parameters that a caller of a class or function gives."""
+    signature = inspect.signature(function).parameters
+    return {name: own for name, own in signature.items() if name not in ("self", "cls")}
+
+
+def overridden(owner, name):
+    """Return the methods ``name`` of a class and those above it, the nearest first."""
+    return [vars(base)[name] for base in inspect.getmro(owner) if name in vars(base)]
+
+
+def methods(owner):
+    """Return the public methods of a class that labkit defines, but those that MindSpore names."""
+    own = [base for base in inspect.getmro(owner) if base.__module__.startswith("labkit.")]
+    names = {n for base in own for n in vars(base) if not n.startswith("_")}
     return {
-        name: parameter
-        for name, parameter in signature.parameters.items()
-        if name not in ("self", "cls") and parameter.kind != parameter.VAR_POSITIONAL
+        name: method
+        for name in sorted(names)
+        if inspect.isfunction(method := inspect.getattr_static(owner, name))
+        and overridden(owner, name)[-1].__module__.startswith("labkit.")
     }
 
 
-@pytest.mark.parametrize("name", [name for name in labkit.__all__ if name != "attach"])
+def documented(owner, name, function):
+    """Return entry -> its text of all that is said of the arguments of a function or method."""
+    texts = [function.__doc__]
+    if owner is not None:
+        texts = [method.__doc__ for method in overridden(owner, name)]
+    known = {}
+    for text in texts:
+        parsed = sections(text)
+        known = parsed.get("Attributes", {}) | parsed.get("Args", {}) | known
+        if owner is not None and (match := ELSEWHERE.search(text or "")):
+            known = documented(owner, match[1], getattr(owner, match[1])) | known
+    return known
+
+
+NAMES = [name for name in labkit.__all__ if name != "attach"]  # it needs the extra "labs"
+PUBLIC = {name: (None, name, getattr(labkit, name)) for name in NAMES}
+for class_name in [name for name in NAMES if inspect.isclass(getattr(labkit, name))]:
+    for method_name, method in methods(getattr(labkit, class_name)).items():
+        PUBLIC[f"{class_name}.{method_name}"] = (getattr(labkit, class_name), method_name, method)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_parameter_is_typed_and_documented(name):
-    value = getattr(labkit, name)
-    documented = sections(value.__doc__)
-    known = documented.get("Args", {}) | documented.get("Attributes", {})
-    own = parameters(value)
+    own, known = parameters(PUBLIC[name][2]), documented(*PUBLIC[name])
     # The settings of a lab are those of its notebook: ``choose`` alone cannot spell them out.
     keywords = {p for p, parameter in own.items() if parameter.kind == parameter.VAR_KEYWORD}
     assert keywords == ({"named"} if name == "choose" else set())
     own = {p: parameter for p, parameter in own.items() if p not in keywords}
     assert [p for p in own if p not in known] == []
-    assert [p for p in documented.get("Args", {}) if p not in own] == []
-    untyped = [p for p, parameter in own.items() if parameter.annotation is parameter.empty]
-    assert untyped == []
+    said = sections(PUBLIC[name][2].__doc__).get("Args", {})
+    assert [p for p in said if p not in own] == []
+    assert [p for p, parameter in own.items() if parameter.annotation is parameter.empty] == []
 
 
-@pytest.mark.parametrize("name", labkit.__all__)
+@pytest.mark.parametrize("name", PUBLIC)
+def test_arrays_have_a_shape_and_times_a_unit(name):
+    known = documented(*PUBLIC[name])
+    for parameter, own in parameters(PUBLIC[name][2]).items():
+        if re.search("Tensor|NDArray|ndarray|ArrayLike", str(own.annotation)):
+            assert SHAPE.search(known[parameter]), known[parameter]
+        if parameter in IN_SECONDS:
+            assert "second" in known[parameter], known[parameter]
+
+
+CELLS = [n for n in NAMES if inspect.isclass(PUBLIC[n][2]) and issubclass(PUBLIC[n][2], nn.Cell)]
+CELLS = [name for name in CELLS if parameters(PUBLIC[name][2].construct)]
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_cell_says_the_shapes_that_it_is_called_with(name):
+    owner = PUBLIC[name][2]
+    own = [base for base in inspect.getmro(owner) if base.__module__.startswith("labkit.")]
+    said = [text for base in own for text in (base.__doc__, base.construct.__doc__)]
+    assert SHAPE.search(" ".join(filter(None, said)))
+
+
+def raised_by(function):
+    """Return the names of the exceptions that a function itself raises, those of a class's init."""
+    if inspect.isclass(function):
+        made = "__post_init__" if is_dataclass(function) else "__init__"
+        function = getattr(function, made, None)
+    if not inspect.isfunction(function):  # a base's that is not written in Python
+        return set()
+    tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc]
+    return {call.func.id for call in calls if isinstance(getattr(call, "func", None), ast.Name)}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
 def test_what_is_raised_is_named_and_exists(name):
-    raised = sections(getattr(labkit, name).__doc__).get("Raises", {})
-    known = vars(builtins) | vars(errors)
-    assert [error for error in raised if error not in known] == []
+    owner, own_name, function = PUBLIC[name]
+    texts = [method.__doc__ for method in overridden(owner, own_name)] if owner else []
+    named = {n for text in [function.__doc__, *texts] for n in sections(text).get("Raises", {})}
+    assert named <= (vars(builtins) | vars(errors)).keys()
+    assert raised_by(function) <= named
 
 
 def test_the_parser_sees_what_is_missing():
@@ -73,9 +148,13 @@ def test_the_parser_sees_what_is_missing():
         Raises:
             ValueError: always.
         """
+        raise TypeError(first, second)
 
     assert sections(documented.__doc__) == {
-        "Args": {"first": ["    first: a number."]},
-        "Raises": {"ValueError": ["    ValueError: always."]},
+        "Args": {"first": "first: a number."},
+        "Raises": {"ValueError": "ValueError: always."},
     }
     assert list(parameters(documented)) == ["first", "second"]
+    assert raised_by(documented) == {"TypeError"}
+    assert SHAPE.search("loss ()") and SHAPE.search("logits (B, C)") and SHAPE.search("them (n,)")
+    assert not SHAPE.search("an array") and not SHAPE.search("an array (see below, or not(")

@@ -39,7 +39,12 @@ class TraceRule:
         number("freeze", self.freeze, at_least=0, at_most=refresh)
 
     def decide(self, trace: float, last: float) -> str:
-        """Return REFRESH, SKIP or FREEZE for the traces of F + damping I, now and then."""
+        """Return REFRESH, SKIP or FREEZE.
+
+        Args:
+            trace: of F + damping I.
+            last: of F' + damping I.
+        """
         change = abs(trace - last) / last
         if change > self.refresh:
             return REFRESH
@@ -72,7 +77,12 @@ class LevenbergMarquardt:
         number("least", self.least, above=0, at_most=largest)
 
     def adjust(self, damping: float, rho: float) -> float:
-        """Return the new damping; a rho that is not finite counts as a bad prediction."""
+        """Return the new damping.
+
+        Args:
+            damping: the old one.
+            rho: see above; one that is not finite counts as a bad prediction.
+        """
         if rho > 0.75:
             damping *= self.decay
         elif not rho >= 0.25:

@@ -21,7 +21,7 @@ class ThorStep(PlainStep):
     Args:
         loss_net: network and loss, a mean over rows; its layers get taps, in place.
         optimizer: any ``nn.Optimizer``; THOR's is nn.Momentum.
-        damping: number > 0, array of them by update, or function of the number of updates so far.
+        damping: number > 0, array of them (updates,), or function of the number of updates so far.
         frequency: updates between refreshes of the inverses; see ``Options``, as for those that
             follow.
         factor_frequency: likewise between those of the factors.

@@ -32,7 +32,7 @@ class ThorUpdate(UpdateStage):
     Args:
         loss_net: as the step's. Its layers get taps, in place; ``release`` takes them away again.
         optimizer: any ``nn.Optimizer``; THOR's is nn.Momentum.
-        damping: number > 0, array of them by update, or function of the number of updates so far.
+        damping: number > 0, array of them (updates,), or function of the number of updates so far.
         frequency: updates between refreshes of the inverses; see ``Options``, as for the others.
         factor_frequency: likewise between those of the factors.
         split: largest block of a factor, or None.
