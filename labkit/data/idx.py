@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from labkit.base.files import whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
@@ -101,28 +100,6 @@ def check_pair(
     _same_length(images_path, shape[0], labels_path, len(read_labels(labels_path, classes)))
     count, rows, columns = shape
     return count, rows, columns
-
-
-def write_idx(path: str | os.PathLike, array: np.ndarray) -> Path:
-    """Write uint8 images (count, rows, columns) or labels (count,) as an IDX file; return its path.
-
-    A name ending in `.gz` is gzipped, without name and time, so equal arrays give equal files. The
-    file appears under its name whole or not at all.
-    """
-    path, array = Path(path), np.ascontiguousarray(array)
-    magics = {count: magic for magic, count in _DIMENSIONS.items()}
-    if array.dtype != np.uint8 or array.ndim not in magics or not array.size:
-        raise InputError(
-            f"{path}: got {array.dtype} of shape {array.shape}; expected uint8 images "
-            "(count, rows, columns) or labels (count,)"
-        )
-    header = np.array([magics[array.ndim], *array.shape], dtype=">u4").tobytes()
-    content = header + array.tobytes()
-    if _is_gzip(path):
-        content = gzip.compress(content, mtime=0)
-    with whole_file(path, "the IDX file") as temporary:
-        temporary.write_bytes(content)
-    return path
 
 
 def _read(path: Path, magic: int) -> np.ndarray:

@@ -86,12 +86,6 @@ def held_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def free_port() -> int:
-    """Return a port of the loopback address that nothing listens on at this moment."""
-    with held_port() as port:
-        return port
-
-
 def folder(name: str, path: str | os.PathLike, exists: bool = False) -> Path:
     """Return ``path`` as an absolute one; ``InputError`` unless it is, or can be, a folder."""
     if not isinstance(path, str | os.PathLike):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from labkit.ranks.plan import free_port
 from tests.support.image_files import numbered
+from tests.support.ports import free_port
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 

@@ -9,6 +9,7 @@ import pytest
 from labkit.data import idx
 from labkit.data import mnist as pipeline
 from labkit.errors import InputError
+from tests.support.idx_files import write_idx
 
 COUNT = 200
 # MindSpore resizes uint8 in integers. The weights for 28 -> 32 are exact in 1/2048. Of the result
@@ -30,8 +31,8 @@ def seeded():
 def store(folder, usage, images, labels):
     prefix = {"train": "train", "test": "t10k"}[usage]
     folder.mkdir(parents=True, exist_ok=True)
-    idx.write_idx(folder / f"{prefix}-images-idx3-ubyte", images)
-    idx.write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
+    write_idx(folder / f"{prefix}-images-idx3-ubyte", images)
+    write_idx(folder / f"{prefix}-labels-idx1-ubyte", labels)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from labkit.ranks.failures import Failures, culprit
 from labkit.ranks.launch import launch
 from labkit.ranks.msrun import SCHEDULER
 from tests.support.living import is_alive
+from tests.support.ports import free_port
 
 TIMEOUT = 120
 # Before the code of a test, which runs on ranks 0 and 1 and not on the scheduler.
@@ -379,7 +380,7 @@ class TestNodes:
     @pytest.mark.slow
     def test_two_nodes_by_address(self, program, tmp_path):
         """Both on this machine, one rank each: they find each other and sum over both."""
-        path, port = program(JOINED, head=""), launch_plan.free_port()
+        path, port = program(JOINED, head=""), free_port()
         calls = []
         for node in (1, 0):
             folder = tmp_path / f"node{node}"

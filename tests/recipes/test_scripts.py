@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from labkit.ranks.plan import free_port
+from tests.support.ports import free_port
 from tests.support.shell_scripts import (
     FAKE,
     SIGNALS,

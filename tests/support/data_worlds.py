@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from labkit.data import idx
 from tests.support.data_archives import TRUTH, WNIDS, image, kit, load, published, tar, tree
+from tests.support.idx_files import write_idx
 
 COUNTS = {"n00000001": 3, "n00000002": 2, "n00000003": 4}
 _RECORDS = {"train": 12, "val": 6}
@@ -221,8 +221,8 @@ def write_mnist(folder: Path, seed: int = 0, suffix: str = "") -> Path:
     for prefix, count in (("train", 40), ("t10k", 20)):
         images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = random.integers(0, 10, count, dtype=np.uint8)
-        idx.write_idx(folder / f"{prefix}-images-idx3-ubyte{suffix}", images)
-        idx.write_idx(folder / f"{prefix}-labels-idx1-ubyte{suffix}", labels)
+        write_idx(folder / f"{prefix}-images-idx3-ubyte{suffix}", images)
+        write_idx(folder / f"{prefix}-labels-idx1-ubyte{suffix}", labels)
     return folder
 
 

@@ -1,14 +1,14 @@
 """The options of ``ThorUpdate``, checked, and the losses for which THOR's factors are right."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from mindspore import mint, nn
 
 from labkit.algorithms.thor.curvature import DAMPING_SPLITS
 from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
 from labkit.base.arguments import choice, integer, number, wrong
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 from labkit.steps.losses import CrossEntropySmooth
 
 WORDS = {
@@ -91,13 +91,6 @@ class Options:
                 raise wrong(name, value, f"a {kind.__name__} or None")
         if not isinstance(self.skip, tuple | list):
             raise wrong("skip", self.skip, "a tuple of Cells or layer names")
-
-
-def checked_options(options: dict) -> Options:
-    """Return the ``Options``; an unknown name raises ``InputError`` with the nearest."""
-    for name in options:
-        refuse_unknown("option of ThorUpdate", name, [field.name for field in fields(Options)])
-    return Options(**options)
 
 
 def check_loss(loss_net: nn.Cell) -> None:

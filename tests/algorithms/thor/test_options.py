@@ -8,7 +8,7 @@ from mindspore import Tensor, mint, nn
 from mindspore.nn import TrainOneStepCell, WithLossCell
 
 from labkit.algorithms.thor import LevenbergMarquardt, Options, ThorStep, ThorUpdate, TraceRule
-from labkit.algorithms.thor.options import LOSSES, check_loss, checked_options
+from labkit.algorithms.thor.options import LOSSES, check_loss
 from labkit.errors import InputError
 from labkit.nets.small import NextToken
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
@@ -62,7 +62,7 @@ def test_a_refused_step_leaves_it_too(options):
 
 
 def test_defaults():
-    options = checked_options({})
+    options = Options()
     assert (options.frequency, options.factor_frequency, options.split) == (100, None, 128)
     words = (options.bias, options.damping_split, options.formulas, options.loss, options.nan)
     assert words == ("homogeneous", "equal", "thor", "known", "stop")
@@ -73,7 +73,7 @@ def test_defaults():
 def test_what_is_right_is_taken():
     right = dict(split=None, factor_decay=0, kl_clip=1, skip=["fc", nn.Dense(1, 1)], nan="drop")
     right |= dict(trace_rule=TraceRule(), adapt_damping=LevenbergMarquardt())
-    assert vars(checked_options(right)).items() >= right.items()
+    assert vars(Options(**right)).items() >= right.items()
 
 
 def test_settings_name_every_option():
