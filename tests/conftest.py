@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support import slow_tests
+
 ROOT = Path(__file__).resolve().parent.parent
 _ROOM = 2.5e9  # bytes that a process may hold before graphs are released
 _STAY: set[int] = set()  # ids of the cells that are not: MindSpore keeps these for ever
@@ -60,11 +62,17 @@ def _placed(request):
     os.sched_setaffinity(0, _CORES)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Files with slow tests first, then those with many: a long one that begins last is waited for.
+    """Mark what tests/slow.txt lists; files with slow tests first, then those with many.
 
-    pytest-xdist's own order, by number of tests alone, began the browser's 11 tests as the last.
+    A long one that begins last is waited for: pytest-xdist's own order, by number of tests alone,
+    began the browser's 11 tests as the last.
     """
+    listed = slow_tests.listed()
+    for item in items:
+        if slow_tests.is_among(item.nodeid, listed):
+            item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)
     items.sort(key=lambda item: (item.path not in slow, -sizes[item.path], str(item.path)))

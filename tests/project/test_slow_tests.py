@@ -1,0 +1,43 @@
+"""The list of slow tests: what goes into it, and that it names tests that there are."""
+
+import re
+
+from tests.support import slow_tests
+
+LOG = """
+============ slowest durations ============
+1.50s setup    tests/a/test_b.py::test_all[1]
+0.60s call     tests/a/test_b.py::test_all[1]
+9.00s call     tests/a/test_b.py::test_all[2-x]
+9.00s call     tests/a/test_b.py::TestC::test_some[1]
+0.01s call     tests/a/test_b.py::TestC::test_some[a b]
+9.00s teardown tests/a/test_b.py::test_cleans
+9.00s call     tests/a/test_c_on_ranks.py::test_marked
+9.00s call     tests/steps/test_step.py::TestEveryStep::test_kept[plain]
+9.00s call     notebooks/01.ipynb::Cell 1
+"""
+
+
+def test_a_function_stands_for_its_tests_where_all_are_slow():
+    assert slow_tests.slow_in(LOG) == {
+        "tests/a/test_b.py::test_all",
+        "tests/a/test_b.py::TestC::test_some[1]",
+    }
+
+
+def test_a_name_covers_what_is_below_it():
+    below = ("a.py::T::test_x[1::2]", "a.py::T::test_x", "a.py::T", "a.py")
+    for names in below:
+        assert slow_tests.is_among("a.py::T::test_x[1::2]", {names})
+    for other in ("a.py::T::test_x[1]", "a.py::T::test", "a.py::Te", "a"):
+        assert not slow_tests.is_among("a.py::T::test_x[1::2]", {other})
+
+
+def test_every_line_names_a_test(root):
+    names = slow_tests.listed()
+    assert names
+    for name in names:
+        file, *inside = name.partition("[")[0].split("::")
+        source = (root / file).read_text()
+        for part in inside:
+            assert re.search(rf"^ *(def|class) {part}\b", source, re.MULTILINE), name

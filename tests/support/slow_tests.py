@@ -1,0 +1,58 @@
+"""Tests that are slow because of their time alone: tests/slow.txt, beside those marked as slow.
+
+    make test ALL=1 ARGS='--durations=0 -vv' | tee log
+    python -m tests.support.slow_tests log
+
+writes it anew. One test in fifteen takes more than half of the time, mostly compiling graphs.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+LIST = Path(__file__).resolve().parents[1] / "slow.txt"
+LEAST = 2.0  # seconds, on two cores
+# What `make test` shows whatever it takes: the batteries of all steps, resuming, types, the runner.
+KEPT = {
+    "tests/project/test_packaging.py",
+    "tests/steps/test_step.py::TestEveryStep",
+    "tests/steps/test_step.py::TestNonfinite",
+    "tests/tools/running/test_runner.py",
+    "tests/training/test_resume.py::test_from_any_checkpoint[plain]",
+}
+_LINE = re.compile(r"^([\d.]+)s (?:setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
+
+
+def listed():
+    """Return the ids in the list: of tests, or of functions for all their parameters."""
+    return set(LIST.read_text().splitlines())
+
+
+def is_among(name, names):
+    """Whether the test of id ``name``, its function, class or file is among ``names``."""
+    parts = name.split("::")
+    above = {"::".join(parts[:count]) for count in range(1, len(parts) + 1)}
+    return bool(names & (above | {name.partition("[")[0]}))
+
+
+def slow_in(log):
+    """Return the ids of what took ``LEAST`` or longer, with the fixtures that it was first to use.
+
+    A function stands for its tests where each of them did.
+    """
+    functions = defaultdict(lambda: defaultdict(float))
+    for took, name in _LINE.findall(log):
+        functions[name.partition("[")[0]][name] += float(took)
+    names = set()
+    for function, tests in functions.items():
+        slow = {name for name, took in tests.items() if took >= LEAST}
+        slow = {name for name in slow if not is_among(name, KEPT) and "on_ranks.py" not in name}
+        names |= {function} if len(slow) == len(tests) else slow
+    return names
+
+
+if __name__ == "__main__":
+    names = slow_in(Path(sys.argv[1]).read_text())
+    LIST.write_text("".join(f"{name}\n" for name in sorted(names)))
+    print(f"{len(names)} lines in {LIST.name}")
