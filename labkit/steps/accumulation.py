@@ -178,10 +178,7 @@ class AccumulatedStep(Step):
         return self.gradient_sum
 
     def close_group(self, with_extras: bool) -> object:
-        """Apply what the group has gathered, if anything, and clear it.
-
-        Arguments as in ``contribution``.
-        """
+        """Apply what the group has gathered, if anything, and clear it."""
         weight = self.gradient.over_ranks(self.weight_sum)
         if self.drops_group:
             # After the weights' sum: the ranks' sums must be made in one order.

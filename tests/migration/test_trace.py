@@ -29,7 +29,7 @@ from tests.support.migrating import Small, by_rule, momentum, smoothed_cross_ent
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-DEPTHS = [18, pytest.param(50, marks=pytest.mark.slow)]
+DEPTHS = [18, 50]
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,7 @@ def steps(request, runtime, script):
 # ---- ResNet-18 and -50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reference", ["float32", "float64", "recorded"])
 def test_one_training_step_is_pytorchs(steps, reference):
     depth, result = steps

@@ -15,7 +15,6 @@ from labkit import errors
 
 HEADER = re.compile(r"^(Args|Attributes|Returns|Raises):$")
 ENTRY = re.compile(r"^    (\*?\w[\w.]*): \S")
-ELSEWHERE = re.compile(r"[Aa]rguments as in\s+``(\w+)``")
 SHAPE = re.compile(r"\((\w+(, [^()]+)?|\w+,)?\)|shaped|scalar")
 IN_SECONDS = ("timeout", "cluster_timeout", "every", "started", "seconds")
 
@@ -61,16 +60,18 @@ def methods(owner):
 
 
 def documented(owner, name, function):
-    """Return entry -> its text of all that is said of the arguments of a function or method."""
+    """Return entry -> its text of all that is said of the arguments of a function or method.
+
+    What one method of a class says of an argument holds for the others.
+    """
     texts = [function.__doc__]
     if owner is not None:
-        texts = [method.__doc__ for method in overridden(owner, name)]
+        texts += [m.__doc__ for n in methods(owner) for m in overridden(owner, n) if n != name]
+        texts += [method.__doc__ for method in overridden(owner, name)]
     known = {}
     for text in texts:
         parsed = sections(text)
         known = parsed.get("Attributes", {}) | parsed.get("Args", {}) | known
-        if owner is not None and (match := ELSEWHERE.search(text or "")):
-            known = documented(owner, match[1], getattr(owner, match[1])) | known
     return known
 
 

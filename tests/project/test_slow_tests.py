@@ -12,6 +12,8 @@ LOG = """
 9.00s call     tests/a/test_b.py::TestC::test_some[1]
 0.01s call     tests/a/test_b.py::TestC::test_some[a b]
 9.00s teardown tests/a/test_b.py::test_cleans
+6.00s setup    tests/a/test_b.py::TestD::test_first[1::2]
+0.10s call     tests/a/test_b.py::TestD::test_first[1::2]
 9.00s call     tests/a/test_c_on_ranks.py::test_marked
 9.00s call     tests/steps/test_step.py::TestEveryStep::test_kept[plain]
 9.00s call     notebooks/01.ipynb::Cell 1
@@ -22,6 +24,7 @@ def test_a_function_stands_for_its_tests_where_all_are_slow():
     assert slow_tests.slow_in(LOG) == {
         "tests/a/test_b.py::test_all",
         "tests/a/test_b.py::TestC::test_some[1]",
+        "tests/a/test_b.py::TestD",
     }
 
 

@@ -13,15 +13,17 @@ from pathlib import Path
 
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 LEAST = 2.0  # seconds, on two cores
+FIXTURE = 5.0  # seconds of a fixture that makes a class or file slow: its tests share it
 # What `make test` shows whatever it takes: the batteries of all steps, resuming, types, the runner.
 KEPT = {
+    "tests/migration/test_trace.py::test_one_training_step_is_pytorchs",  # marked itself
     "tests/project/test_packaging.py",
     "tests/steps/test_step.py::TestEveryStep",
     "tests/steps/test_step.py::TestNonfinite",
     "tests/tools/running/test_runner.py",
     "tests/training/test_resume.py::test_from_any_checkpoint[plain]",
 }
-_LINE = re.compile(r"^([\d.]+)s (?:setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
+_LINE = re.compile(r"^([\d.]+)s (setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
 
 
 def listed():
@@ -37,18 +39,18 @@ def is_among(name, names):
 
 
 def slow_in(log):
-    """Return the ids of what took ``LEAST`` or longer, with the fixtures that it was first to use.
-
-    A function stands for its tests where each of them did.
-    """
-    functions = defaultdict(lambda: defaultdict(float))
-    for took, name in _LINE.findall(log):
+    """Return the ids of what took ``LEAST`` or longer; a function stands for tests that all did."""
+    names, functions = set(), defaultdict(lambda: defaultdict(float))
+    for took, when, name in _LINE.findall(log):
+        if is_among(name, KEPT) or "on_ranks.py" in name:
+            continue
         functions[name.partition("[")[0]][name] += float(took)
-    names = set()
+        if when == "setup" and float(took) >= FIXTURE:
+            names.add(name.partition("[")[0].rpartition("::")[0])
     for function, tests in functions.items():
         slow = {name for name, took in tests.items() if took >= LEAST}
-        slow = {name for name in slow if not is_among(name, KEPT) and "on_ranks.py" not in name}
-        names |= {function} if len(slow) == len(tests) else slow
+        if not is_among(function, names):
+            names |= {function} if len(slow) == len(tests) else slow
     return names
 
 
