@@ -166,7 +166,7 @@ ON_RANKS = {
 
 def digest(make, spoiled, rank=0) -> str:
     """Train 20 updates, in epochs of seven micro-batches; return the digest of what came of it."""
-    step, found, number = make(), hashlib.sha256(), 0
+    step, content, number = make(), hashlib.sha256(), 0
     noted = -1
     while int(step.updates.asnumpy()) < UPDATES:
         rows = 6 if number % 7 == 6 else 8  # an epoch's last micro-batch is smaller
@@ -177,10 +177,10 @@ def digest(make, spoiled, rank=0) -> str:
             step.end_epoch()
         if (updates := int(step.updates.asnumpy())) != noted:
             last, noted = step.last_update, updates
-            found.update(repr((last.loss, last.gradient_norm, last.learning_rate)).encode())
+            content.update(repr((last.loss, last.gradient_norm, last.learning_rate)).encode())
     for parameter in sorted(step.get_parameters(), key=lambda parameter: parameter.name):
-        found.update(parameter.name.encode() + parameter.asnumpy().tobytes())
-    return found.hexdigest()
+        content.update(parameter.name.encode() + parameter.asnumpy().tobytes())
+    return content.hexdigest()
 
 
 def on_ranks(patterns, out) -> None:

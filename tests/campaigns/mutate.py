@@ -59,13 +59,13 @@ def dumps(value) -> bytes:
     """Return JSON with each ``Raw`` as it stands, and half pairs of surrogates as escapes."""
     kept: list[str] = []
 
-    def plain(one):
-        if isinstance(one, Raw):
-            kept.append(one)
+    def plain(part):
+        if isinstance(part, Raw):
+            kept.append(part)
             return f"\ue000{len(kept) - 1}\ue001"
-        if isinstance(one, dict):
-            return {name: plain(item) for name, item in one.items()}
-        return [plain(item) for item in one] if isinstance(one, list) else one
+        if isinstance(part, dict):
+            return {name: plain(item) for name, item in part.items()}
+        return [plain(item) for item in part] if isinstance(part, list) else part
 
     text = json.dumps(plain(value))
     for number, raw in enumerate(kept):
@@ -116,55 +116,55 @@ def _keys(value):
 
 def damaged(rule: random.Random, content: bytes, other: bytes = b"") -> bytes:
     """Return bytes with one to four of: flips, cuts, insertions, copies, numbers, splices."""
-    found = bytearray(content)
+    altered = bytearray(content)
     for _ in range(rule.choice((1, 1, 2, 3, 4))):
-        rule.choice(_ACTS)(rule, found, other or content)
-    return bytes(found)
+        rule.choice(_ACTS)(rule, altered, other or content)
+    return bytes(altered)
 
 
-def _flip(rule, found, _other):
+def _flip(rule, altered, _other):
     for _ in range(rule.choice((1, 1, 2, 8, 64))):
-        if found:
-            found[rule.randrange(len(found))] ^= 1 << rule.randrange(8)
+        if altered:
+            altered[rule.randrange(len(altered))] ^= 1 << rule.randrange(8)
 
 
-def _cut(rule, found, _other):
-    del found[rule.randrange(len(found) + 1) :]
+def _cut(rule, altered, _other):
+    del altered[rule.randrange(len(altered) + 1) :]
 
 
-def _remove(rule, found, _other):
-    start = rule.randrange(len(found) + 1)
-    del found[start : start + rule.choice((1, 2, 4, 64, 512, 4096))]
+def _remove(rule, altered, _other):
+    start = rule.randrange(len(altered) + 1)
+    del altered[start : start + rule.choice((1, 2, 4, 64, 512, 4096))]
 
 
-def _insert(rule, found, _other):
-    start = rule.randrange(len(found) + 1)
-    found[start:start] = rule.randbytes(rule.choice((1, 2, 4, 64, 512)))
+def _insert(rule, altered, _other):
+    start = rule.randrange(len(altered) + 1)
+    altered[start:start] = rule.randbytes(rule.choice((1, 2, 4, 64, 512)))
 
 
-def _copy(rule, found, _other):
-    start = rule.randrange(len(found) + 1)
-    found[start:start] = found[start : start + rule.choice((1, 16, 512, 4096))]
+def _copy(rule, altered, _other):
+    start = rule.randrange(len(altered) + 1)
+    altered[start:start] = altered[start : start + rule.choice((1, 16, 512, 4096))]
 
 
-def _number(rule, found, _other):
+def _number(rule, altered, _other):
     width = rule.choice((1, 2, 4, 8))
-    if len(found) >= width:
-        start = rule.randrange(len(found) - width + 1)
+    if len(altered) >= width:
+        start = rule.randrange(len(altered) - width + 1)
         value = rule.choice(EDGES) % 2 ** (8 * width)
-        found[start : start + width] = value.to_bytes(width, rule.choice(("little", "big")))
+        altered[start : start + width] = value.to_bytes(width, rule.choice(("little", "big")))
 
 
-def _splice(rule, found, other):
-    start = rule.randrange(len(found) + 1)
-    found[start:] = other[rule.randrange(len(other) + 1) :]
+def _splice(rule, altered, other):
+    start = rule.randrange(len(altered) + 1)
+    altered[start:] = other[rule.randrange(len(other) + 1) :]
 
 
-def _overwrite(rule, found, _other):
-    start = rule.randrange(len(found) + 1)
+def _overwrite(rule, altered, _other):
+    start = rule.randrange(len(altered) + 1)
     count = rule.choice((1, 4, 16, 512))
     filled = rule.choice((b"\0", b"\xff", b" ", b"\n", b"9", b"-", b"\xc3", b"{", b"[")) * count
-    found[start : start + count] = filled
+    altered[start : start + count] = filled
 
 
 _ACTS = (_flip, _flip, _cut, _remove, _insert, _copy, _number, _number, _splice, _overwrite)

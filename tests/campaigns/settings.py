@@ -113,8 +113,8 @@ def _merge(folder: Path, _out: Path):
 def _addresses(folder: Path, _out: Path):
     from labkit.ranks import rank_table as ranktable
 
-    found = ranktable.read_addresses(folder / "hccn.conf")
-    return ranktable.make("10.1.1.1", list(found.values()), list(found))
+    result = ranktable.read_addresses(folder / "hccn.conf")
+    return ranktable.make("10.1.1.1", list(result.values()), list(result))
 
 
 def _recipes():
@@ -132,9 +132,9 @@ def _settings(which: int):
         from labkit.recipes import settings
 
         kinds = list(_recipes())
-        found = settings.read(kinds[which % len(kinds)], folder / "settings.yaml")
-        settings.write(found, out / "config.json")
-        return settings.lines(found)
+        result = settings.read(kinds[which % len(kinds)], folder / "settings.yaml")
+        settings.write(result, out / "config.json")
+        return settings.lines(result)
 
     return read
 

@@ -42,8 +42,8 @@ def test_a_seed_gives_the_same_input_again():
     for name in LIGHT:
         make = READERS[name].make
         # Whatever was made in between: a list among the odd values must not be changed.
-        one, *_, other = (make(random.Random(f"{name} {n}")) for n in (7, *range(60), 7))
-        assert one == other, name
+        first, *_, last = (make(random.Random(f"{name} {n}")) for n in (7, *range(60), 7))
+        assert first == last, name
 
 
 def _raising(error):

@@ -182,8 +182,8 @@ def _make_snapshots(rule: random.Random) -> Tree:
     note = {"sha256": "0" * 64, "epoch": 1, "micro_batch": 4}
     if rule.random() < 0.4:
         values = {n: data[slice(*entry["data_offsets"])] for n, entry in header.items()}
-        found = hashlib.sha256(b"".join(n.encode() + values[n] for n in sorted(values)))
-        note["sha256"] = found.hexdigest()
+        digest = hashlib.sha256(b"".join(n.encode() + values[n] for n in sorted(values)))
+        note["sha256"] = digest.hexdigest()
     act = rule.random()
     about = dumps(json_like(rule, note)) if act < 0.4 else json.dumps(note).encode()
     whole = {"__metadata__": {"labkit": about.decode()}} | header
@@ -271,9 +271,9 @@ def _converted(folder: Path, out: Path):
 def _snapshot_folder(folder: Path, _out: Path):
     from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 
-    with SnapshotFolder(folder, list(made.SHAPES.items())) as found:
-        found.refuse_nonfinite()
-        return found.identities()
+    with SnapshotFolder(folder, list(made.SHAPES.items())) as snapshots:
+        snapshots.refuse_nonfinite()
+        return snapshots.identities()
 
 
 def _any_snapshots(folder: Path, out: Path):
@@ -310,9 +310,9 @@ def _load_snapshot(folder: Path, _out: Path):
 def _load_basis(folder: Path, _out: Path):
     from labkit.algorithms.subspace.basis import Basis
 
-    found = Basis.load(folder / "basis.npy")
-    found.check([("a", (2, 3)), ("b", (4,))])
-    return found.explained, found.snapshots
+    basis = Basis.load(folder / "basis.npy")
+    basis.check([("a", (2, 3)), ("b", (4,))])
+    return basis.explained, basis.snapshots
 
 
 def _basis_again(folder: Path, out: Path):

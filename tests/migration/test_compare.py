@@ -179,8 +179,8 @@ def test_the_table_shows_the_first_fault_of_a_failed_stage_and_the_worst_of_a_so
         forward={"a": np.array([1.00001]), "b": np.array([1.00002])},
         gradients={"a": np.array([1.1]), "b": np.array([1.2]), "c": np.array([[1.0]])},
     )
-    one = np.array([1.0])
-    reference = made(forward={"a": one, "b": one}, gradients={"a": one, "b": one, "c": one})
+    unit = np.array([1.0])
+    reference = made(forward={"a": unit, "b": unit}, gradients={"a": unit, "b": unit, "c": unit})
     assert stage_table(compare_step(actual, reference)).splitlines() == [
         "stage          tensors  failed  largest difference  tolerance  at",
         "preprocessing        1       0             0.0e+00      1e-06  t",

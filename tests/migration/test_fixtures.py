@@ -85,9 +85,9 @@ def test_sums_take_every_number_each_with_signs_of_its_own():
 @given(size=st.integers(1, 3000), scale=st.floats(1e-20, 1e20), seed=st.integers(0, 99))
 def test_distance_scales_with_the_tensor(size, scale, seed):
     value, noise = tensor(size, seed).astype(np.float64), tensor(size, seed + 100)
-    one = Digest.of(value).distance(value + 1e-3 * noise)
+    moved = Digest.of(value).distance(value + 1e-3 * noise)
     other = Digest.of(scale * value).distance(scale * (value + 1e-3 * noise))
-    assert one > 0 and other == pytest.approx(scale * one, rel=1e-6)
+    assert moved > 0 and other == pytest.approx(scale * moved, rel=1e-6)
 
 
 # ---- files

@@ -122,13 +122,13 @@ def draw(shape, random):
     """Arrays of a shape, or of nested shapes."""
     if isinstance(shape, tuple) and isinstance(shape[0], int):
         return random.normal(size=shape).astype(np.float32)
-    return type(shape)(draw(one, random) for one in shape)
+    return type(shape)(draw(part, random) for part in shape)
 
 
 def each(function, value):
     """Apply ``function`` to arrays in nested containers."""
     if isinstance(value, tuple | list):
-        return tuple(each(function, one) for one in value)
+        return tuple(each(function, part) for part in value)
     return function(value)
 
 

@@ -88,7 +88,7 @@ def test_every_scheme_is_its_formula_and_leaves_the_rest(scheme, mint_layers):
     network = Layers(mint_layers)
     before = {p.name: p.asnumpy().copy() for p in network.get_parameters()}
     report = initialise(network, scheme, seed=3)
-    drawn = {name for one, name in FORMULAS if one == scheme}
+    drawn = {name for known, name in FORMULAS if known == scheme}
     for name in drawn:
         assert_from(FORMULAS[scheme, name], values(network, name))
     norms = {name for name in before if name.startswith("norm")} if scheme != "seed" else set()

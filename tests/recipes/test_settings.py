@@ -315,9 +315,9 @@ def test_the_values_of_the_source(source):
 
 
 def test_an_epoch_of_imagenet_has_the_sources_updates():
-    images, one = 1_281_167, ADASUM["one_device"]
+    images, alone = 1_281_167, ADASUM["one_device"]
     assert images // (ADASUM["servers"].batch_size * 16) == 312
-    assert images // one.batch_size // (one.workers * one.node_size) == 312
+    assert images // alone.batch_size // (alone.workers * alone.node_size) == 312
     assert images // (StageOneConfig().batch_size * 8) == 625
     assert Config().weight_decay == 1 / 32768
 

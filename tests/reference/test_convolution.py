@@ -51,8 +51,8 @@ def test_convolution_and_its_slopes_are_those_of_conv2d(window, has_bias, seed):
     actual = reference.convolve(x, weight, bias, window)
     np.testing.assert_allclose(actual, y.detach().numpy(), **EXACT)
     slopes = reference.convolution_slopes(x, weight, slope, window)
-    for one, leaf in zip(slopes, leaves, strict=False):
-        np.testing.assert_allclose(one, leaf.grad.numpy(), **EXACT)
+    for derivative, leaf in zip(slopes, leaves, strict=False):
+        np.testing.assert_allclose(derivative, leaf.grad.numpy(), **EXACT)
 
 
 @given(windows(), SEEDS)

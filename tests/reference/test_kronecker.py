@@ -110,11 +110,11 @@ def test_a_1x1_convolution_is_a_dense_layer_on_every_pixel():
     inputs, derivatives = RANDOM.normal(size=(3, 2, 4, 5)), RANDOM.normal(size=(3, 6, 4, 5))
     seen = reference.patches(inputs, (1, 1))
     conv = reference.kronecker_factors(seen, derivatives, homogeneous=True, layout="patches")
-    last = [np.moveaxis(one, 1, -1) for one in (inputs, derivatives)]
+    last = [np.moveaxis(array, 1, -1) for array in (inputs, derivatives)]
     dense = reference.kronecker_factors(*last, homogeneous=True)
     assert conv[2] == dense[2] == 20
-    for one, other in zip(conv[:2], dense[:2], strict=True):
-        np.testing.assert_allclose(one, other, **ALGEBRA)
+    for factor, other in zip(conv[:2], dense[:2], strict=True):
+        np.testing.assert_allclose(factor, other, **ALGEBRA)
 
 
 def test_the_groups_of_a_convolution_are_convolutions_of_their_own():
@@ -125,8 +125,8 @@ def test_the_groups_of_a_convolution_are_convolutions_of_their_own():
         own = reference.patches(inputs[:, 2 * group : 2 * group + 2], (3, 3))
         slopes = derivatives[:, 3 * group : 3 * group + 3]
         alone = reference.kronecker_factors(own, slopes, homogeneous=False, layout="patches")
-        for one, other in zip(whole[:2], alone[:2], strict=True):
-            np.testing.assert_allclose(one[group], other[0], **ALGEBRA)
+        for factor, other in zip(whole[:2], alone[:2], strict=True):
+            np.testing.assert_allclose(factor[group], other[0], **ALGEBRA)
 
 
 def test_the_homogeneous_coordinate_is_1_at_every_position_also_over_padding():

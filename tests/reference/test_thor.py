@@ -95,8 +95,8 @@ def test_factors_are_averaged_at_their_own_frequency():
         for seed in range(2, averages[update] + 1, 2):
             pairs = zip(expected, made[seed][:2], strict=True)
             expected = [0.75 * old + 0.25 * new for old, new in pairs]
-        for actual, one in zip(thor.factors["fc"], expected, strict=False):
-            np.testing.assert_allclose(actual, one, rtol=1e-12)
+        for actual, value in zip(thor.factors["fc"], expected, strict=False):
+            np.testing.assert_allclose(actual, value, rtol=1e-12)
         inverted = thor.refreshed["fc"][0]
         assert np.array_equal(inverted, thor.factors["fc"][0]) == (update in (0, 1, 4))
 
@@ -135,8 +135,8 @@ def test_kl_clipping_shortens_what_has_factors_and_nothing_else():
     ]
     ratio = ratios[0][0, 0]
     assert 0 < ratio < 1
-    for one in ratios:
-        np.testing.assert_allclose(one, ratio, rtol=1e-8)
+    for value in ratios:
+        np.testing.assert_allclose(value, ratio, rtol=1e-8)
     np.testing.assert_array_equal(free["scale"], clipped["scale"])
     u = {name: (parameters[name] - free[name]) / 0.5 for name in ("fc.weight", "fc.bias")}
     moved = sum(0.5**2 * np.sum(u[name] * gradients[name]) for name in u)
@@ -207,8 +207,8 @@ def test_a_dense_factor_is_divided_by_the_width():
 def test_a_dense_layer_of_as_many_rows_as_inputs_is_right():
     layer = Layer("fc", RANDOM.normal(size=(8, 8)), RANDOM.normal(size=(8, 2)))
     actual = layer.factors(homogeneous=False, formulas="upstream_gpu")
-    for one, other in zip(actual, layer.factors(homogeneous=False), strict=False):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    for value, other in zip(actual, layer.factors(homogeneous=False), strict=False):
+        np.testing.assert_allclose(value, other, rtol=1e-12)
 
 
 def test_one_row_of_a_convolution_padded_same_is_right_and_a_batch_is_not():
@@ -218,8 +218,8 @@ def test_one_row_of_a_convolution_padded_same_is_right_and_a_batch_is_not():
         actual = layer.factors(homogeneous=False, formulas="upstream_gpu")
         expected = layer.factors(homogeneous=False)
         assert actual[2] == (30, 30) and expected[2] == 30
-        for one, other in zip(actual[:2], expected[:2], strict=True):
-            assert np.allclose(one, other, rtol=1e-10, atol=1e-12) == right
+        for value, other in zip(actual[:2], expected[:2], strict=True):
+            assert np.allclose(value, other, rtol=1e-10, atol=1e-12) == right
 
 
 def test_lenets_convolutions_are_seen_as_if_padded():

@@ -70,7 +70,7 @@ def run(case, rank=0, ranks=1):
         members = [rank % node]
         worker_of_all = range(rank // node * workers, (rank // node + 1) * workers)
     network, step = build(kind, options)
-    found = {}
+    written = {}
     for update in range(updates):
         for worker in worker_of_all:
             for turn in range(options.get("micro_steps", 1)):
@@ -78,16 +78,16 @@ def run(case, rank=0, ranks=1):
                     arrays = batch(kind, update, worker, member, turn, nan)
                     step(*tensors(*arrays))
         last = step.last_update
-        found[f"{case}/last/{update}"] = np.array(
+        written[f"{case}/last/{update}"] = np.array(
             [last.number, last.loss, last.gradient_norm, *last.learning_rate, last.images]
         )
         for parameter in network.trainable_params():
-            found[f"{case}/{parameter.name}/{update}"] = parameter.asnumpy().copy()
+            written[f"{case}/{parameter.name}/{update}"] = parameter.asnumpy().copy()
     step.end_epoch()
-    found[f"{case}/dropped"] = step.dropped.asnumpy()
-    found[f"{case}/team"] = np.array([step.total_workers, step.team.bytes_received(1000)])
-    found[f"{case}/text"] = np.array(step.team.text())
-    return found
+    written[f"{case}/dropped"] = step.dropped.asnumpy()
+    written[f"{case}/team"] = np.array([step.total_workers, step.team.bytes_received(1000)])
+    written[f"{case}/text"] = np.array(step.team.text())
+    return written
 
 
 def planted_difference(rank):
@@ -160,24 +160,24 @@ def main(out):
 
     start(device="CPU", seed=1, distribute=True)
     rank, ranks = cluster.rank_and_size()
-    found = {}
+    written = {}
     for case in CASES:
         if CASES[case][0] == ranks:
-            found |= run(case, rank, ranks)
+            written |= run(case, rank, ranks)
     if ranks == 4:
-        found["no divisor"] = refused(lambda: build("linear", {"node_size": 3}))
-        found["one node"] = refused(lambda: build("linear", {"node_size": 4}))
+        written["no divisor"] = refused(lambda: build("linear", {"node_size": 3}))
+        written["one node"] = refused(lambda: build("linear", {"node_size": 4}))
     else:
         from tests.support.step_cells import tensors
 
         _, step = build("lenet", {})
         images, labels = tensors(*batch("lenet", 0, 0, 0, 0))
-        found["operators"] = operator_names(step, images, labels)
+        written["operators"] = operator_names(step, images, labels)
         unsure = one_is_unsure(rank).items()
-        found |= {f"one is unsure/{name}": value for name, value in unsure}
-        found["planted/end"], found["planted/built"] = planted_difference(rank)
-        found |= resumed(out, rank)
-    save(out, rank, found)
+        written |= {f"one is unsure/{name}": value for name, value in unsure}
+        written["planted/end"], written["planted/built"] = planted_difference(rank)
+        written |= resumed(out, rank)
+    save(out, rank, written)
 
 
 if __name__ == "__main__":

@@ -58,8 +58,10 @@ class Twin:
         """Take one micro-batch of the worker whose turn it is."""
         inputs, targets = inputs.astype(np.float64), targets.astype(np.float64)
         loss, gradients = reference.linear_regression(*self.weights, inputs, targets)
-        one = reference.MicroBatch(loss, len(inputs), gradients, len(inputs), np.isfinite(loss))
-        closed = self.group.micro_batch(one)
+        gathered = reference.MicroBatch(
+            loss, len(inputs), gradients, len(inputs), np.isfinite(loss)
+        )
+        closed = self.group.micro_batch(gathered)
         if self.group.micro_step == 0:
             self._enter(closed)
         return loss

@@ -30,11 +30,11 @@ def main(folder):
     for parameter in network.trainable_params():
         set_state(parameter, given[parameter.name])
     # Now: MindSpore's training cell gives the parameters other names.
-    names, found = [p.name for p in network.trainable_params()], []
+    names, values = [p.name for p in network.trainable_params()], []
 
     class Keep(Callback):
         def on_train_step_end(self, run_context):
-            found.append([p.asnumpy().copy() for p in network.trainable_params()])
+            values.append([p.asnumpy().copy() for p in network.trainable_params()])
 
     # Distinct values and labels of each step, in their order.
     data = ms.dataset.NumpySlicesDataset(
@@ -57,7 +57,7 @@ def main(folder):
         },
     )
     model.train(1, data, [Keep()], dataset_sink_mode=False)
-    by_name = zip(names, map(np.stack, zip(*found, strict=True)), strict=True)
+    by_name = zip(names, map(np.stack, zip(*values, strict=True)), strict=True)
     np.savez(folder / "weights.npz", **dict(by_name))
 
 

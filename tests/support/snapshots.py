@@ -8,13 +8,13 @@ SHAPES = {"conv.weight": (3, 2, 2), "bias": (4,), "dense.weight": (5, 7), "scale
 
 def split(row, shapes=None):
     """A row of M numbers as arrays by name, in the order of ``shapes``."""
-    found, start = {}, 0
+    parts, start = {}, 0
     for name, shape in (shapes or SHAPES).items():
         count = int(np.prod(shape, dtype=int))
-        found[name] = row[start : start + count].reshape(shape)
+        parts[name] = row[start : start + count].reshape(shape)
         start += count
     assert start == len(row), (start, len(row))
-    return found
+    return parts
 
 
 def size(shapes=None):

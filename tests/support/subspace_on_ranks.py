@@ -60,7 +60,7 @@ def run(case, ranks, rank=None):
     rate = 0.3 if options.get("method") == "sgd" else 1.0
     sgd = nn.SGD(parameters, rate, weight_decay=0.01)
     step = SubspaceStep(loss_net, sgd, basis_of(parameters, components), **options)
-    found = {}
+    arrays = {}
     for number in range(UPDATES * options.get("micro_steps", 1)):
         parts = micro_batches(case, number, ranks)
         if rank is None:
@@ -69,15 +69,15 @@ def run(case, ranks, rank=None):
         else:
             batch = parts[rank] or (np.full((4, 6), np.nan, np.float32), np.zeros(4, np.int32))
         step(*tensors(*batch))
-        found[f"{case}/weights/{number}"] = flat(network)
+        arrays[f"{case}/weights/{number}"] = flat(network)
         last = step.last_update
-        found[f"{case}/last/{number}"] = np.array([last.number, last.loss, last.images])
+        arrays[f"{case}/last/{number}"] = np.array([last.number, last.loss, last.images])
         if step.update.searches:
             search = step.last_search
-            found[f"{case}/search/{number}"] = np.array(
+            arrays[f"{case}/search/{number}"] = np.array(
                 [search.trials, search.rate, search.failures]
             )
-    return found
+    return arrays
 
 
 def refusals(rank):
@@ -124,13 +124,13 @@ def main(out):
 
     start(device="CPU", seed=1, distribute=True)
     rank, ranks = cluster.rank_and_size()
-    found = {}
+    arrays = {}
     for case in cases(ranks):
-        found |= run(case, ranks, rank)
+        arrays |= run(case, ranks, rank)
     if ranks == 2:
-        found |= refusals(rank) | of_snapshots(out, rank)
-        found["operators"] = operator_names(run, "search", 2, 0)
-    save(out, rank, found)
+        arrays |= refusals(rank) | of_snapshots(out, rank)
+        arrays["operators"] = operator_names(run, "search", 2, 0)
+    save(out, rank, arrays)
 
 
 if __name__ == "__main__":

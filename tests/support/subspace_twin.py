@@ -57,8 +57,8 @@ class Twin:
         weight = reference.weight(len(labels), reduction=self.reduction)
         if finite:
             self.rows.append((weight, inputs, labels))
-        one = reference.MicroBatch(loss, weight, [gradient], len(labels), finite)
-        self._close(self.group.micro_batch(one))
+        gathered = reference.MicroBatch(loss, weight, [gradient], len(labels), finite)
+        self._close(self.group.micro_batch(gathered))
         return loss
 
     def end_epoch(self):

@@ -102,14 +102,14 @@ def state(network, step):
     """Parameters, inverses, decisions and counters."""
     from tests.support.thor_cells import factors, inverses
 
-    found = {f"network/{p.name}": p.asnumpy().copy() for p in network.get_parameters()}
-    found |= {f"factor/{name}": value for name, value in factors(step.update).items()}
-    found |= {f"inverse/{name}": value for name, value in inverses(step.update).items()}
+    arrays = {f"network/{p.name}": p.asnumpy().copy() for p in network.get_parameters()}
+    arrays |= {f"factor/{name}": value for name, value in factors(step.update).items()}
+    arrays |= {f"inverse/{name}": value for name, value in inverses(step.update).items()}
     for name in ("refreshes", "frozen", "retries", "damping"):
-        found[f"count/{name}"] = getattr(step.update, name).asnumpy().copy()
+        arrays[f"count/{name}"] = getattr(step.update, name).asnumpy().copy()
     last = step.last_update
-    found["last"] = np.array([last.number, last.loss, last.gradient_norm, last.images])
-    return found
+    arrays["last"] = np.array([last.number, last.loss, last.gradient_norm, last.images])
+    return arrays
 
 
 def run(case, rank=0, ranks=1):
@@ -123,16 +123,16 @@ def train(case, network, step, rank, ranks):
     from tests.support.step_cells import tensors
 
     kind, _, _, nan = CASES[case]
-    found, seen = {}, inverted(step.update.inverses)
+    arrays, seen = {}, inverted(step.update.inverses)
     for call in range(UPDATES):
         inputs, targets = batch(kind, call, rank, ranks)
         if nan is not None and call == nan[1] and rank in (0 if ranks == 1 else nan[0],):
             inputs = inputs * np.float32(np.nan)
         step(*tensors(inputs, targets))
-        found |= {f"{case}/{call}/{name}": value for name, value in state(network, step).items()}
-        found.setdefault(f"{case}/inverted", np.array(seen))  # by the first call
-    found[f"{case}/owned"] = np.array(step.update.inverses.owners)
-    return found
+        arrays |= {f"{case}/{call}/{name}": value for name, value in state(network, step).items()}
+        arrays.setdefault(f"{case}/inverted", np.array(seen))  # by the first call
+    arrays[f"{case}/owned"] = np.array(step.update.inverses.owners)
+    return arrays
 
 
 def inverted(inverses):
@@ -151,16 +151,16 @@ def fail(network, step, rank, ranks):
     """Return, by case, what is said at its call, and whether the weights are as before it."""
     from tests.support.step_cells import tensors
 
-    found = {}
+    arrays = {}
     for call in range(max(FAILURES.values()) + 1):
         batches = tensors(*batch("mlp", call, rank, ranks))
         case = next((case for case, failing in FAILURES.items() if failing == call), None)
         if case is not None:
-            found |= fail_at(case, network, step, batches, rank)
+            arrays |= fail_at(case, network, step, batches, rank)
         if case != "no inverse":
             step(*batches)  # and goes on
     assert step.last_update.number == 2
-    return found
+    return arrays
 
 
 def fail_at(case, network, step, batches, rank):
@@ -191,19 +191,19 @@ def main(out):
     start(device="CPU", seed=1)
     init()
     rank, ranks = get_rank(), get_group_size()
-    found = {}
+    arrays = {}
     for case in [case for case in CASES if case != SHARED] if ranks == 2 else ["lenet"]:
-        found |= run(case, rank, ranks)
+        arrays |= run(case, rank, ranks)
     if ranks == 2:
         kind, micro_steps, options, _ = CASES[SHARED]
         network, step = build(kind, micro_steps, options)
         new = snapshot(step)
-        found |= train(SHARED, network, step, rank, ranks)
+        arrays |= train(SHARED, network, step, rank, ranks)
         # The same graphs; what a NaN does is decided between them.
         restore(step, new)
         step.update.options = replace(step.update.options, nan="stop")
-        found |= fail(network, step, rank, ranks)
-    save(out, rank, found)
+        arrays |= fail(network, step, rank, ranks)
+    save(out, rank, arrays)
 
 
 if __name__ == "__main__":

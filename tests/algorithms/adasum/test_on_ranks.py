@@ -26,8 +26,8 @@ def virtual_workers(case):
     return adasum_on_ranks.run(case)
 
 
-def of_case(found, case):
-    return {name: value for name, value in found.items() if name.startswith(f"{case}/")}
+def of_case(written, case):
+    return {name: value for name, value in written.items() if name.startswith(f"{case}/")}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -38,12 +38,12 @@ def test_ranks_are_virtual_workers(ranks, case):
     micro-batch as a virtual worker does. A node's mean is added up by AllReduce: within 1e-6.
     """
     virtual = virtual_workers(case)  # while the ranks compute
-    real = [of_case(found, case) for found in ranks(CASES[case][0])]
+    real = [of_case(written, case) for written in ranks(CASES[case][0])]
     names = {name for name in virtual if name.count("/") == 2 and "/last/" not in name}
     assert len(names) == CASES[case][3] * (8 if "LeNet" in case else 2)
     for name in sorted(names):
-        for found in real:
-            np.testing.assert_array_equal(found[name], real[0][name], err_msg=name)
+        for written in real:
+            np.testing.assert_array_equal(written[name], real[0][name], err_msg=name)
         if case == "nodes":
             np.testing.assert_allclose(real[0][name], virtual[name], rtol=1e-6, atol=1e-6)
         else:
@@ -55,13 +55,13 @@ def test_ranks_are_virtual_workers(ranks, case):
 @pytest.mark.parametrize("case", CASES)
 def test_every_rank_reports_the_whole_update(ranks, case):
     virtual = virtual_workers(case) if CASES[case][1] == "linear" else None
-    real = [of_case(found, case) for found in ranks(CASES[case][0])]
+    real = [of_case(written, case) for written in ranks(CASES[case][0])]
     for update in range(CASES[case][3]):
         name = f"{case}/last/{update}"
-        for found in real:
-            np.testing.assert_array_equal(found[name], real[0][name])
+        for written in real:
+            np.testing.assert_array_equal(written[name], real[0][name])
             if virtual is not None:
-                np.testing.assert_allclose(found[name], virtual[name], rtol=1e-5)
+                np.testing.assert_allclose(written[name], virtual[name], rtol=1e-5)
     # The update in which no worker has a gradient is none.
     skipped = case in ("not finite",)
     assert real[0][name][0] == CASES[case][3] - skipped
@@ -84,8 +84,8 @@ def test_a_rank_that_alone_is_unsure_waits_for_nobody(ranks):
 
 def test_each_rank_counts_what_it_dropped(ranks):
     for case, dropped in {"not finite": (1, 2), "nodes": (1, 1, 1, 0)}.items():
-        found = ranks(CASES[case][0])
-        assert tuple(int(one[f"{case}/dropped"]) for one in found) == dropped
+        written = ranks(CASES[case][0])
+        assert tuple(int(one[f"{case}/dropped"]) for one in written) == dropped
 
 
 def test_it_says_who_is_combined(ranks):
@@ -100,9 +100,9 @@ def test_it_says_who_is_combined(ranks):
         "four": (4, 12_000, "4 workers (1 in each process, 4 ranks)"),
     }
     for case, (total, received, text) in expected.items():
-        for found in ranks(CASES[case][0]):
-            assert tuple(found[f"{case}/team"]) == (total, received)
-            assert str(found[f"{case}/text"]) == text
+        for written in ranks(CASES[case][0]):
+            assert tuple(written[f"{case}/team"]) == (total, received)
+            assert str(written[f"{case}/text"]) == text
 
 
 def test_its_operators_are_documented_or_measured_here(ranks):
@@ -112,29 +112,29 @@ def test_its_operators_are_documented_or_measured_here(ranks):
 
 
 def test_a_replica_that_differs_in_one_bit_is_found(ranks):
-    for found in ranks(2):
+    for written in ranks(2):
         for when in ("end", "built"):
-            message = str(found[f"planted/{when}"])
+            message = str(written[f"planted/{when}"])
             assert message.startswith("parameter 'bias' of rank 1 is not that of rank 0")
 
 
 def test_a_resumed_training_is_the_uninterrupted_one(ranks):
-    for found in ranks(2):
-        assert found["resume/same"]
+    for written in ranks(2):
+        assert written["resume/same"]
 
 
 def test_ranks_refuse_to_resume_from_different_micro_batches(ranks):
-    for found in ranks(2):
-        message = str(found["resume/refused"])
+    for written in ranks(2):
+        message = str(written["resume/refused"])
         assert message.startswith("rank 1 has another number of micro-batches done than rank 0")
 
 
 def test_node_sizes_that_cannot_be(ranks):
-    for found in ranks(4):
-        assert str(found["no divisor"]) == (
+    for written in ranks(4):
+        assert str(written["no divisor"]) == (
             "node_size is 3 and there are 4 ranks; expected a divisor"
         )
-        assert str(found["one node"]).startswith(
+        assert str(written["one node"]).startswith(
             "nothing to combine: 1 worker (1 in each process, 4 ranks, 1 nodes of 4, averaged "
             "inside); expected at least two workers"
         )

@@ -123,11 +123,11 @@ def test_any_numbers_give_orthonormal_rows_or_a_refusal(rows):
 
 def test_bits_do_not_depend_on_the_number_of_threads():
     rows = np.random.default_rng(0).normal(size=(40, 50001)).astype(np.float32)
-    found = [principal_components(Rows(rows), 32, threads=threads) for threads in (1, 2, 3, 2)]
-    for matrix, variance, total in found[1:]:
-        np.testing.assert_array_equal(matrix, found[0][0])
-        np.testing.assert_array_equal(variance, found[0][1])
-        assert total == found[0][2]
+    results = [principal_components(Rows(rows), 32, threads=threads) for threads in (1, 2, 3, 2)]
+    for matrix, variance, total in results[1:]:
+        np.testing.assert_array_equal(matrix, results[0][0])
+        np.testing.assert_array_equal(variance, results[0][1])
+        assert total == results[0][2]
 
 
 def test_the_order_of_the_snapshots_decides_nothing_but_signs():

@@ -47,7 +47,7 @@ class TestReading:
         with SnapshotFolder(folder, other) as snapshots:
             snapshots.read(0, part)
         arrays = [split(row) for row in rows]
-        expected = [np.concatenate([one[name].ravel() for name, _ in other]) for one in arrays]
+        expected = [np.concatenate([each[name].ravel() for name, _ in other]) for each in arrays]
         np.testing.assert_array_equal(part, expected)
 
     def test_without_parameters_they_come_by_name(self, folder):
@@ -169,7 +169,7 @@ class TestRefusals:
 
 def test_identities_see_any_change(folder, rows):
     before = SnapshotFolder(folder).identities()
-    assert len({one["sha256"] for one in before}) == COUNT
+    assert len({each["sha256"] for each in before}) == COUNT
     assert json.loads(json.dumps(before)) == before
     assert SnapshotFolder(folder).identities() == before
     rows[2, -1] += 1

@@ -51,7 +51,7 @@ def built(once, runtime):
 
 
 def weights(net):
-    return {one.name: one.asnumpy().copy() for one in net.trainable_params()}
+    return {p.name: p.asnumpy().copy() for p in net.trainable_params()}
 
 
 def names(folder):

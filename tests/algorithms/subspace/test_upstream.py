@@ -56,22 +56,22 @@ def trained(options):
     sgd = nn.SGD(network.trainable_params(), 1.0)
     basis = basis_of(network.trainable_params(), COMPONENTS)
     step = SubspaceStep(loss_net, sgd, basis, **options)
-    found, searches = [], []
+    reached, searches = [], []
     for number in range(STEPS):
         step(*tensors(*small_rows(16, seed=number)))
-        found.append([p.asnumpy().copy() for p in network.trainable_params()])
+        reached.append([p.asnumpy().copy() for p in network.trainable_params()])
         searches.append(step.last_search)
     names = [p.name for p in network.trainable_params()]
-    return dict(zip(names, map(np.stack, zip(*found, strict=True)), strict=True)), searches
+    return dict(zip(names, map(np.stack, zip(*reached, strict=True)), strict=True)), searches
 
 
 def test_five_steps_are_those_of_mindspore_boost(theirs):
     constants, expected = theirs
-    came, searches = trained(constants | {"trials": 2, "failure": "rollback"})
-    assert came.keys() == expected.keys() and len(came) == 4
+    actual, searches = trained(constants | {"trials": 2, "failure": "rollback"})
+    assert actual.keys() == expected.keys() and len(actual) == 4
     for name, values in expected.items():
         assert len(values) == STEPS and np.abs(np.diff(values, axis=0)).max() > 1e-3
-        np.testing.assert_allclose(came[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual[name], values, rtol=1e-5, atol=1e-5, err_msg=name)
     # Searches of one trial and of two, and one that failed and was followed by another.
     assert {search.trials for search in searches} == {1, 2}
     assert 0 < searches[-2].failures < STEPS - 1
@@ -82,5 +82,5 @@ def test_other_constants_are_other_weights(theirs):
     constants, expected = theirs
     changes = ({"gamma": 0.5}, {"alpha": 2 * constants["alpha"]}, {"curvature": 0.9999})
     for change in (*changes, {"failure": "reset"}):
-        came, _ = trained(constants | {"trials": 2, "failure": "rollback"} | change)
-        assert max(np.abs(came[name] - expected[name]).max() for name in expected) > 1e-4
+        actual, _ = trained(constants | {"trials": 2, "failure": "rollback"} | change)
+        assert max(np.abs(actual[name] - expected[name]).max() for name in expected) > 1e-4

@@ -249,9 +249,9 @@ class TestLevenbergMarquardt:
                 for kept, now in zip(statistics[1], running_statistics(network), strict=True):
                     np.testing.assert_array_equal(now.asnumpy(), kept)
         # The first update's damping is the same, and the second batch's statistics follow it.
-        for one, other in zip(*statistics, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
-            assert np.abs(one).max() > 0
+        for first, second in zip(*statistics, strict=True):
+            np.testing.assert_allclose(first, second, rtol=1e-5, atol=1e-7)
+            assert np.abs(first).max() > 0
 
     def test_on_ranks_the_loss_is_averaged_by_the_labels_that_count(self, eager):
         """As ``step.last_loss`` is; by rows, 4 and 4, it was 1.0 above instead of 1.6."""

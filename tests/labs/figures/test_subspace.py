@@ -69,8 +69,10 @@ def test_the_race_starts_at_the_end_of_stage_one():
 
 
 def test_by_method_shows_each_seed_and_their_mean_in_every_panel():
-    found = {"stage_one": [0.92, 0.94], "tenth": [0.97, 0.98]}
-    figure = subspace_plots.by_method({"batch 8": found, "batch 32": found | {"tenth": [0.9]}})
+    accuracies = {"stage_one": [0.92, 0.94], "tenth": [0.97, 0.98]}
+    figure = subspace_plots.by_method(
+        {"batch 8": accuracies, "batch 32": accuracies | {"tenth": [0.9]}}
+    )
     first, second = figure.axes
     seeds = [list(line.get_xdata()) for line in first.get_lines() if line.get_marker() == "o"]
     np.testing.assert_allclose(seeds, [[8, 6], [3, 2]])
@@ -91,8 +93,8 @@ def test_more_than_three_panels_stand_in_two_columns():
 
 
 def test_a_sweep_has_a_panel_for_each_setting_with_means_and_seeds():
-    found = {"trials": {20: [0.97, 0.98], 2: [0.96]}, "components": {8: [0.9]}}
-    first, second = subspace_plots.swept(found).axes
+    accuracies = {"trials": {20: [0.97, 0.98], 2: [0.96]}, "components": {8: [0.9]}}
+    first, second = subspace_plots.swept(accuracies).axes
     assert lines(first)["mean"].get_xydata().tolist() == [[2, 4], [20, 2.5]]
     assert x_labels(first) == ["2", "20"]
     assert (first.get_xlabel(), second.get_xlabel()) == ("trials", "components")

@@ -72,20 +72,20 @@ def test_accuracies_of_adasum_are_by_setting_rate_and_workers(adasum):
 
 def test_accuracies_of_two_stages_are_by_method_and_epoch(subspace):
     which = {"setting": "batch 8", "noise": 0.0, "stage": "compare"}
-    one, two, failed, searches = (
+    first, second, failed, searches = (
         column(subspace, name, method="projected_bfgs", **which)
         for name in ("one_epoch_accuracy", "last_accuracy", "failed_searches", "searches")
     )
     ends = column(subspace, "last_accuracy", method="stage_one", **which)
-    assert subspace_race.accuracies(subspace, "projected_bfgs", 1) == one
-    assert subspace_race.accuracies(subspace, "projected_bfgs") == two
-    gains = [a - b for a, b in zip(one, ends, strict=True)]
+    assert subspace_race.accuracies(subspace, "projected_bfgs", 1) == first
+    assert subspace_race.accuracies(subspace, "projected_bfgs") == second
+    gains = [a - b for a, b in zip(first, ends, strict=True)]
     assert subspace_race.gains(subspace, "projected_bfgs", 1) == gains
     more = subspace_race.gains(subspace, "projected_bfgs", 1, more=True)
     assert len(more) == 8 and more[:3] == gains
     shares = [a / b for a, b in zip(failed, searches, strict=True)]
     assert subspace_race.searches(subspace)["failed"] == shares
-    assert subspace_race.by(subspace, "trials")[20] == two
+    assert subspace_race.by(subspace, "trials")[20] == second
     average = [subspace_race.accuracies(subspace, "average", epochs) for epochs in (1, 2)]
     assert average[0] == average[1]
 
