@@ -204,6 +204,8 @@ def test_a_stage_is_of_one_optimizer_and_of_one_step():
     for step in (PlainStep, AccumulatedStep):
         with pytest.raises(InputError, match="expected the optimizer of the .*, got another"):
             step(loss_net, sgd, update=PlainUpdate(other))
+        with pytest.raises(InputError, match="optimizer is a str; expected an nn.Optimizer"):
+            step(loss_net, "sgd", update=PlainUpdate(sgd))
     stage = PlainUpdate(sgd)
     PlainStep(loss_net, sgd, update=stage)
     with pytest.raises(InputError, match="PlainUpdate belongs to another step"):
