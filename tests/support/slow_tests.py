@@ -14,13 +14,14 @@ from pathlib import Path
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 LEAST = 2.0  # seconds, on two cores
 FIXTURE = 5.0  # seconds of a fixture that makes a class or file slow: its tests share it
-# What `make test` shows whatever it takes: the batteries of all steps, resuming, types, the runner.
+# What `make test` shows whatever it takes: the batteries of all steps, resuming, types, runs, sweeps.
 KEPT = {
     "tests/migration/test_trace.py::test_one_training_step_is_pytorchs",  # marked itself
     "tests/project/test_packaging.py",
     "tests/steps/test_step.py::TestEveryStep",
     "tests/steps/test_step.py::TestNonfinite",
     "tests/tools/running/test_runner.py",
+    "tests/tools/running/test_sweep.py",
     "tests/training/test_resume.py::test_from_any_checkpoint[plain]",
 }
 _LINE = re.compile(r"^([\d.]+)s (setup|call) +(tests/\S.*?)\s*$", re.MULTILINE)
