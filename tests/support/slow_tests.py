@@ -14,7 +14,7 @@ from pathlib import Path
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 LEAST = 2.0  # seconds, on two cores
 FIXTURE = 5.0  # seconds of a fixture that makes a class or file slow: its tests share it
-# What `make test` shows whatever it takes: the batteries of all steps, resuming, types, runs, sweeps.
+# What `make test` shows whatever it takes: batteries of all steps, resuming, types, runs, sweeps.
 KEPT = {
     "tests/migration/test_trace.py::test_one_training_step_is_pytorchs",  # marked itself
     "tests/project/test_packaging.py",
