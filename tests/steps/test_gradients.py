@@ -311,6 +311,18 @@ class Nested(nn.Cell):
         return 1.0 * self.inner(inputs, labels)
 
 
+class Deep(nn.Cell):
+    """A network with a loss of its own inside, from which the logits take nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.auxiliary_loss = Wide(), Entropy()
+
+    def construct(self, inputs):
+        logits = self.wide(inputs)
+        return logits + 0.0 * self.auxiliary_loss(logits, logits)
+
+
 class Wide(nn.Cell):
     """A network of one's own: logits of 12 and some."""
 
@@ -353,6 +365,7 @@ class TestFloat16OfALossNetOfOnesOwn:
             lambda: Nested(LossNet(Wide(), Entropy())),
             lambda: Nested(Own(("model", "criterion"), model=Wide(), criterion=Entropy())),
             lambda: LossNet(Wide(), Nested(Entropy())),
+            lambda: LossNet(Deep(), Entropy()),
         ],
     )
     def test_the_loss_is_that_of_loss_net(self, make, expected):
