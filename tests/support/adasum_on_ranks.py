@@ -126,7 +126,7 @@ def _unsure(self, rows, present=None):
 
 
 def resumed(out, rank):
-    """Train in a folder for each rank, resume bit-equal, and refuse other micro-batches."""
+    """Train in a folder for each rank, resume bit-equal; refuse the other's, and other positions."""
     from mindspore import nn
 
     from labkit.algorithms.adasum import AdasumStep
@@ -147,11 +147,13 @@ def resumed(out, rank):
     newest[-1].rename(folder / "kept")
     fit(step, dataset(seed=1 + rank), 1, resume=True, **options)
     same = all(np.array_equal(p.asnumpy(), final[p.name]) for p in step.get_parameters())
+    others = options | {"folder": out / f"run{1 - rank}"}
+    exchanged = refused(lambda: fit(step, dataset(seed=1 + rank), 1, resume=True, **others))
     for path in (folder / "checkpoint").iterdir():
         if rank == 1 and path.name > newest[0].name:
             path.unlink()
     message = refused(lambda: fit(step, dataset(seed=1 + rank), 1, resume=True, **options))
-    return {"resume/same": np.array(same), "resume/refused": message}
+    return {"resume/same": np.array(same), "resume/refused": message, "exchanged": exchanged}
 
 
 def main(out):

@@ -123,6 +123,13 @@ def test_a_resumed_training_is_the_uninterrupted_one(ranks):
         assert written["resume/same"]
 
 
+def test_a_rank_refuses_the_folder_of_another(ranks):
+    """Its optimizer has that rank's moments."""
+    for rank, written in enumerate(ranks(2)):
+        expected = f"settings is {{'rank': {rank}}}, the checkpoint's {{'rank': {1 - rank}}}"
+        assert str(written["exchanged"]) == f"cannot resume: {expected}"
+
+
 def test_ranks_refuse_to_resume_from_different_micro_batches(ranks):
     for written in ranks(2):
         message = str(written["resume/refused"])
