@@ -126,7 +126,7 @@ def _unsure(self, rows, present=None):
 
 
 def resumed(out, rank):
-    """Train in a folder for each rank, resume bit-equal; refuse the other's, and other positions."""
+    """Train in a folder for each rank, resume bit-equal; refuse another folder, another place."""
     from mindspore import nn
 
     from labkit.algorithms.adasum import AdasumStep
