@@ -39,6 +39,8 @@ MicroSteps = int | Callable[[int], int]
 class AccumulatedStep(Step):
     """One update per ``micro_steps`` micro-batches, by any update stage.
 
+    Called with a micro-batch, tensors (B, ...), labels last, it returns its loss ().
+
     Args:
         loss_net: see ``GradientStage``; called once per micro-batch.
         optimizer: any ``nn.Optimizer``; called once per update, so its schedules count updates.

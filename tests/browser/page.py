@@ -112,7 +112,7 @@ class LabPage:
         """Keep a picture of the window."""
         self.page.screenshot(path=self.pictures / f"{name}.png")
 
-    def whole(self, name: str, height: int = 6000) -> None:
+    def whole(self, name: str, height: int = 2400) -> None:
         """Keep pictures of the whole notebook, one below the other."""
         size = self.page.viewport_size
         self.page.set_viewport_size({"width": size["width"], "height": height})

@@ -9,4 +9,4 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("kind", ["subspace", "two ranks"])
 def test_killed_at_random_it_ends_as_in_peace(tmp_path, kind):
-    assert sum(campaign([kind], kills=1, minutes=20, seed=3, folder=tmp_path).values()) == 1
+    assert sum(campaign([kind], kills=2, minutes=20, seed=3, folder=tmp_path).values()) == 2

@@ -15,7 +15,7 @@ from labkit import errors
 
 HEADER = re.compile(r"^(Args|Attributes|Returns|Raises):$")
 ENTRY = re.compile(r"^    (\*?\w[\w.]*): \S")
-SHAPE = re.compile(r"\((\w+(, [^()]+)?|\w+,)?\)|shaped|scalar")
+SHAPE = re.compile(r"(?<!\w)\((\w+,|\w+(, [^()]+)+)?\)|shaped|scalar")
 IN_SECONDS = ("timeout", "cluster_timeout", "every", "started", "seconds")
 
 
@@ -158,4 +158,5 @@ def test_the_parser_sees_what_is_missing():
     assert list(parameters(documented)) == ["first", "second"]
     assert raised_by(documented) == {"TypeError"}
     assert SHAPE.search("loss ()") and SHAPE.search("logits (B, C)") and SHAPE.search("them (n,)")
-    assert not SHAPE.search("an array") and not SHAPE.search("an array (see below, or not(")
+    for text in ("an array", "an array (see below, or not)", "an array (padding)", "of f()"):
+        assert not SHAPE.search(text)

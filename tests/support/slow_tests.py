@@ -3,7 +3,7 @@
     make test ALL=1 ARGS='--durations=0 -vv' | tee log
     python -m tests.support.slow_tests log
 
-writes it anew. One test in fifteen takes more than half of the time, mostly compiling graphs.
+writes it anew. One test in thirteen took six tenths of the time, mostly compiling graphs.
 """
 
 import re

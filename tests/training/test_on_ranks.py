@@ -26,14 +26,11 @@ def trained(out, ranks, killed=-1, refused=0):
 
 @pytest.fixture(scope="module", params=[2, 4])
 def both(request, tmp_path_factory):
-    """(undisturbed, killed and resumed) on so many ranks, and what the resumed ones wrote.
-
-    Two ranks are killed by the last one and, resumed, by the first; four, on two cores, once.
-    """
+    """(undisturbed, killed and resumed) on so many ranks, and what the resumed ones wrote."""
     folder, ranks = tmp_path_factory.mktemp("ranks"), request.param
     whole, _ = trained(folder / "whole", ranks)
     resumed = folder / "resumed"
-    for killed in (1, 0) if ranks == 2 else (ranks - 1,):
+    for killed in (ranks - 1, 0):
         with pytest.raises(WorkerFailed, match=f"rank {killed}"):
             trained(resumed, ranks, killed)
     with locked(resumed / "in use", "a test"):
@@ -48,9 +45,7 @@ def test_a_killed_training_ends_as_an_undisturbed_one(both):
         assert report["digest"] == expected["digest"], rank
         assert report["records"] == expected["records"]
         # Killed at 15, and 15 after the checkpoint at 12, or at 15 where the writer was ahead.
-        last = "27|30" if len(whole) == 2 else "12|15"
-        resumed = rf"labkit: resumed after micro-batch ({last})$"
-        assert re.search(resumed, said[rank], re.M), said[rank]
+        assert re.search("labkit: resumed after micro-batch (27|30)$", said[rank], re.M), said[rank]
     # And that is something: no two ranks hold the same.
     assert len({report["digest"] for report in whole}) == len(whole)
     statistics = [report["own"].get("1.moving_mean", report["own"]) for report in whole]

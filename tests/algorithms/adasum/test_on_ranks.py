@@ -85,7 +85,7 @@ def test_a_rank_that_alone_is_unsure_waits_for_nobody(ranks):
 def test_each_rank_counts_what_it_dropped(ranks):
     for case, dropped in {"not finite": (1, 2), "nodes": (1, 1, 1, 0)}.items():
         written = ranks(CASES[case][0])
-        assert tuple(int(one[f"{case}/dropped"]) for one in written) == dropped
+        assert tuple(int(rank[f"{case}/dropped"]) for rank in written) == dropped
 
 
 def test_it_says_who_is_combined(ranks):
