@@ -57,7 +57,7 @@ def test_the_rate_warms_up_and_ends_at_zero():
     assert step.total_workers == 2 and step.update.on_updates
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
     from _adasum_plan import check
 

@@ -182,7 +182,7 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
     np.testing.assert_array_equal(with_noise(data, 0.0), data.labels)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
     from _subspace_plan import check
 

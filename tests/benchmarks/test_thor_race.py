@@ -55,7 +55,7 @@ def test_the_resnet_of_the_race(runtime):
     assert step.update.options.trace_rule == TraceRule(0.1, 0.001)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
     # The second run has the times of the first one: they would be measured anew.
     again = (

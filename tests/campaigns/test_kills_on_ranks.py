@@ -4,7 +4,7 @@ import pytest
 
 from tests.campaigns.kills import campaign
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("kind", ["subspace", "two ranks"])

@@ -27,7 +27,7 @@ def test_damaged_input_gives_a_result_or_one_line(name):
     _run(name, 20 if name in _SLOW else 100)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", HEAVY)
 def test_damaged_weights_give_a_result_or_one_line(name):
     _run(name, 300)

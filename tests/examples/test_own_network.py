@@ -20,8 +20,8 @@ def program(root, monkeypatch):
     [
         ("accumulation", 0.93),
         ("thor", 0.93),
-        pytest.param("both", 0.93, marks=pytest.mark.slow),
-        pytest.param("adasum", 0.9, marks=pytest.mark.slow),
+        pytest.param("both", 0.93, marks=pytest.mark.long),
+        pytest.param("adasum", 0.9, marks=pytest.mark.long),
     ],
 )
 def test_the_example_learns_the_circle(program, technique, least, tmp_path, capsys):

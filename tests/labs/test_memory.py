@@ -33,6 +33,7 @@ def test_the_sampler_sees_a_peak_that_is_gone_at_the_end():
     assert left < 80
 
 
+@pytest.mark.long
 def test_accumulation_is_flat_and_the_full_batch_is_not():
     rows = memory.sweep([32, 1024])
     assert [row["batch"] for row in rows] == [32, 1024]
@@ -42,6 +43,7 @@ def test_accumulation_is_flat_and_the_full_batch_is_not():
     assert large["full_mb"] > small["full_mb"] + 40
 
 
+@pytest.mark.long
 def test_accumulation_adds_at_most_1_1_copies_of_25_million_weights():
     copy = PARAMETERS * 4 / 1e6
     assert 99 < copy < 101

@@ -96,7 +96,7 @@ def test_right_formulas_pass(root, tmp_path):
     assert tests.returncode == 0 and " passed" in printed, printed
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @each_mutant
 def test_a_wrong_formula_fails_a_notebook_and_a_unit_test(mutant, root, tmp_path):
     project = copy_of(root, tmp_path / "project")

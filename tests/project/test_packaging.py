@@ -255,7 +255,7 @@ def test_the_licence_is_apache_2():
 
 def test_ci_runs_the_test_command_of_the_readme():
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert "make test ALL=1" in script
+    assert "make test ALL=1 ARGS=\"-m 'not long'\"" in script
     assert "`make test ALL=1`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert subprocess.run(["bash", "-n", ROOT / ".ci" / "run"], check=False).returncode == 0
     # The tests in a browser are skipped without one, and install none themselves.
@@ -322,7 +322,7 @@ def test_make_test_runs_every_test_file_and_notebook_in_one_of_its_parts():
         in_parts = [_is_in(path.relative_to(ROOT), part) for part in all_parts]
         assert sum(in_parts) == 1, path
         # Left out without ALL, all of it.
-        assert not in_parts[3] or "pytest.mark.slow" in path.read_text(), path
+        assert not in_parts[3] or re.search("pytest.mark.(slow|long)", path.read_text()), path
 
 
 @needs_make
