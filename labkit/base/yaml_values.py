@@ -28,15 +28,22 @@ _FAULTS = (
 )
 
 
-def read_yaml(path: str | os.PathLike) -> Any:
-    """Return the value in a YAML file; ``InputError`` where it cannot be read."""
+def read_yaml(path: str | os.PathLike, first: bool = False) -> Any:
+    """Return the value in a YAML file; ``InputError`` where it cannot be read.
+
+    Args:
+        path: of the file.
+        first: take the first document of several, where another would be refused.
+    """
     try:
-        return parse_yaml(read_text(Path(path), LONGEST))
+        return parse_yaml(read_text(Path(path), LONGEST), first=first)
     except (OSError, InputError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 
-def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> Any:
+def parse_yaml(
+    text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader, first: bool = False
+) -> Any:
     """Return the value of a YAML text.
 
     An alias may repeat a single value only: aliases of lists make 10^9 values of 355 bytes.
@@ -44,6 +51,7 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
     Args:
         text: Of at most 64 kB.
         loader: What makes plain values of the text's nodes.
+        first: As in ``read_yaml``.
 
     Raises:
         InputError: For aliases of lists, for what is no YAML, for a longer text, and for more than
@@ -67,7 +75,7 @@ def parse_yaml(text: str, loader: type[yaml.SafeLoader] = yaml.SafeLoader) -> An
             return super().compose_node(parent, index)
 
     try:
-        value = yaml.load(text, Loader=Loader)
+        value = Loader(text).get_data() if first else yaml.load(text, Loader=Loader)
         # Numbers of more than 4300 digits cannot be printed, halves of letters not be written.
         json.dumps(value, ensure_ascii=False, default=str).encode()
     except InputError:

@@ -154,6 +154,13 @@ def _entries(folder: Path) -> list[os.DirEntry]:
         raise InputError(f"image folder {folder} cannot be read ({error.strerror})") from error
 
 
+def check_image(path: Path) -> None:
+    """Raise ``InputError`` unless a file is an image that MindSpore reads as Pillow does."""
+    fault, _ = _look(path, deep=True)
+    if fault is not None:
+        raise InputError(f"{path} {fault}")
+
+
 def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
     """Return what is wrong with a file, or None, and its (width, height)."""
     try:

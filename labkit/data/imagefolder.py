@@ -28,11 +28,12 @@ from pathlib import Path
 
 import mindspore as ms
 import mindspore.dataset as ds
+import numpy as np
 from mindspore.dataset import transforms, vision
 
 from labkit.base.arguments import choice, fit_workers, flag, integer, number, wrong
 from labkit.data.cache import open_cache
-from labkit.data.imagefiles import ImageFolder, class_names, read_folder
+from labkit.data.imagefiles import ImageFolder, check_image, class_names, read_folder
 from labkit.data.shards import choose_images
 from labkit.errors import InputError
 
@@ -107,7 +108,7 @@ def create_dataset(
     else:
         _refuse_small(folder, image_size, length)
         operations = plain_operations(image_size, length, mean, std, backend)
-    sampler = choose_images(folder, batch_size, rank_size, rank_id, do_train)
+    sampler = choose_images(folder.images, folder.path, batch_size, rank_size, rank_id, do_train)
     cache = None if cache_session_id is None else open_cache(cache_session_id, folder)
     workers = fit_workers(num_parallel_workers)
 
@@ -220,6 +221,20 @@ def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tupl
             f"{'; '.join(only)}"
         )
     return names
+
+
+def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:
+    """Return one file as evaluation gives it to a network: (3, S, S) float32, S = image_size.
+
+    Raises:
+        InputError: for what is no image, or smaller than S after the resize.
+    """
+    length = resize_length(image_size, "auto")
+    check_image(Path(path))
+    image = np.fromfile(path, np.uint8)
+    for operation in plain_operations(image_size, length):
+        image = operation(image)
+    return image
 
 
 def augmenting_operations(

@@ -21,22 +21,20 @@ import numpy as np
 from mindspore.dataset import transforms, vision
 
 from labkit.base.arguments import choice, fit_workers, flag, integer
-from labkit.data import idx
+from labkit.data import RESCALES, idx
 from labkit.data.imagefiles import existing_folder
+from labkit.data.shards import choose_images
 from labkit.errors import InputError
 
 MEAN = 0.1307
 STD = 0.3081
 SIDE = 32
 SHUFFLE_BUFFER = 10_000
-# "seed" is the tutorial's order: x -> (x / STD - MEAN / STD) / 255, so black is -0.00166 and white
-# 3.244. "correct" is (x / 255 - MEAN) / STD: -0.4242 and 2.8215.
-RESCALES = ("correct", "seed")
 USAGES = ("train", "test")
 
 _FILE_PREFIX = {"train": "train", "test": "t10k"}
 _EVALUATION_BATCH = 1000
-_PIXELS = (28, 28)
+PIXELS = (28, 28)
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ def create_dataset(
     drop_remainder: bool | None = None,
     images: int | None = None,
     rescale: str = "correct",
+    rank_size: int = 1,
+    rank_id: int = 0,
 ) -> ds.Dataset:
     """Return the pipeline over one set: (batch, 1, 32, 32) float32, (batch,) int32.
 
@@ -75,6 +75,9 @@ def create_dataset(
         drop_remainder: whether an incomplete last batch is dropped; None: as ``shuffle`` says.
         images: use the first so many images; None: all.
         rescale: "correct", or "seed" for the tutorial's order of the two Rescales.
+        rank_size: how many ranks share the images, all of them, as in ``imagefolder``: shuffled in
+            parts of one size, in file order in parts that hold every image once.
+        rank_id: which of them this is.
 
     Raises:
         InputError: when files are missing or broken, or an argument does not fit them.
@@ -88,16 +91,21 @@ def create_dataset(
     count = _image_count(files, images)
     if batch_size > count:
         raise InputError(f"batch_size {batch_size} is larger than the data: {count} images")
+    sampler = _sampler(count, shuffle)
+    if integer("rank_size", rank_size) > 1:
+        if count < files.count:
+            raise InputError(f"images is {images} with {rank_size} ranks; expected None")
+        sampler = choose_images(count, files.folder, batch_size, rank_size, rank_id, shuffle)
     workers = fit_workers(num_parallel_workers)
 
     dataset = ds.MnistDataset(
         str(files.folder),
         usage=files.usage,
-        sampler=_sampler(count, shuffle),
+        sampler=sampler,
         num_parallel_workers=workers,
     )
     dataset = dataset.map(transforms.TypeCast(ms.int32), "label", num_parallel_workers=workers)
-    dataset = dataset.map(_image_operations(rescale), "image", num_parallel_workers=workers)
+    dataset = dataset.map(image_operations(rescale), "image", num_parallel_workers=workers)
     if shuffle:
         dataset = dataset.shuffle(SHUFFLE_BUFFER)
     dataset = dataset.batch(batch_size, drop_remainder=drop, num_parallel_workers=workers)
@@ -112,6 +120,8 @@ def create_eval_dataset(
     usage: str | None = "test",
     images: int | None = None,
     rescale: str = "correct",
+    rank_size: int = 1,
+    rank_id: int = 0,
 ) -> ds.Dataset:
     """Return the pipeline for evaluation: in file order, every image once, none dropped.
 
@@ -123,7 +133,9 @@ def create_eval_dataset(
         num_parallel_workers: as in ``create_dataset``.
         usage: as in ``create_dataset``.
         images: as in ``create_dataset``.
-        rescale: as in ``create_dataset``.
+        rescale: as in ``create_dataset``, as are the next two.
+        rank_size: how many ranks share the images.
+        rank_id: which of them this is.
 
     Raises:
         InputError: as in ``create_dataset``.
@@ -139,6 +151,8 @@ def create_eval_dataset(
         shuffle=False,
         images=images,
         rescale=rescale,
+        rank_size=rank_size,
+        rank_id=rank_id,
     )
 
 
@@ -160,7 +174,8 @@ def load_arrays(
     return np.concatenate(pictures), np.concatenate(labels)
 
 
-def _image_operations(rescale: str) -> Sequence[vision.transforms.ImageTensorOperation]:
+def image_operations(rescale: str) -> Sequence[vision.transforms.ImageTensorOperation]:
+    """Return the operations: (28, 28, 1) uint8 -> (1, 32, 32) float32; see ``RESCALES``."""
     to_unit = vision.Rescale(1.0 / 255.0, 0.0)
     normalise = vision.Rescale(1.0 / STD, -MEAN / STD)
     return [
@@ -201,7 +216,7 @@ def _find_files(data_path: str | os.PathLike, usage: str | None) -> _Files:
         raise InputError(_missing(folder, usage))
     images, labels = _images_path(folder, usage), _labels_path(folder, usage)
     _refuse_lookalikes(folder, usage, {images.name, labels.name})
-    return _Files(folder, usage, idx.check_pair(images, labels, size=_PIXELS)[0])
+    return _Files(folder, usage, idx.check_pair(images, labels, size=PIXELS)[0])
 
 
 def _refuse_lookalikes(folder: Path, usage: str, wanted: set[str]) -> None:

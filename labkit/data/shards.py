@@ -1,16 +1,17 @@
 """Which images of a folder one rank sees, in which order: exact shards for MindSpore's readers."""
 
+from pathlib import Path
+
 import mindspore.dataset as ds
 
 from labkit.base.arguments import integer
-from labkit.data.imagefiles import ImageFolder
 from labkit.errors import InputError
 
 
 def choose_images(
-    folder: ImageFolder, batch_size: int, rank_size: int, rank_id: int, do_train: bool
+    count: int, path: Path, batch_size: int, rank_size: int, rank_id: int, do_train: bool
 ) -> ds.Sampler:
-    """Return the sampler of rank ``rank_id`` of ``rank_size`` over the N images of ``folder``.
+    """Return the sampler of rank ``rank_id`` of ``rank_size`` over N = ``count`` images.
 
     In training floor(N / rank_size) images of one shuffle that all ranks share, new each epoch:
     disjoint, and of one size so that all ranks make as many steps; up to rank_size - 1 images are
@@ -23,14 +24,14 @@ def choose_images(
     """
     rank_size = integer("rank_size", rank_size)
     rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
-    count, of = folder.images, f" of {rank_size} ranks" if rank_size > 1 else ""
+    of = f" of {rank_size} ranks" if rank_size > 1 else ""
     share = count // rank_size
     if do_train and batch_size > share:
         raise InputError(
-            f"batch_size {batch_size} is larger than the data: {share} images{of} in {folder.path}"
+            f"batch_size {batch_size} is larger than the data: {share} images{of} in {path}"
         )
     if share == 0:  # SequentialSampler would take 0 images for all
-        raise InputError(f"{count} images in {folder.path} are fewer than {rank_size} ranks")
+        raise InputError(f"{count} images in {path} are fewer than {rank_size} ranks")
     if do_train and rank_size == 1:
         return ds.RandomSampler()
     if do_train:

@@ -23,6 +23,7 @@ SCHEDULER = "the scheduler"
 # msrun prints such a line before each start, in this order, and runs "python" for each.
 _STARTS = re.compile(r"^Start (?:scheduler process|worker process with rank id:(\d+)),", re.M)
 _PROGRAM = "python"
+_PATIENCE = 5.0  # seconds for ranks that are asked to end
 _CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
 
 
@@ -104,6 +105,22 @@ class Job:
         while not all(map(_ended, asked)) and time.monotonic() < until:
             time.sleep(0.05)
 
+    def ask(self) -> None:
+        """Have the ranks that take SIGTERM end by themselves: files closed, locks let go.
+
+        One that waits in a collective does not hear it.
+        """
+        asked = [self.pids[rank] for rank in self.running() if rank in self.pids]
+        asked = [pid for pid in asked if _takes(pid, signal.SIGTERM)]
+        # It kills all ranks within a second of the first one's end.
+        self.process.send_signal(signal.SIGSTOP)
+        for pid in asked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGTERM)
+        until = time.monotonic() + _PATIENCE
+        while not all(map(_ended, asked)) and time.monotonic() < until:
+            time.sleep(0.05)
+
     def path(self, name: Name) -> Path:
         """Return the path of the log of a rank, of ``SCHEDULER`` or of ``msrun``."""
         if name in self._plan.ranks:
@@ -139,7 +156,32 @@ class Job:
 @contextlib.contextmanager
 def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[Job]:
     """Start msrun; give it as a ``Job`` and end whatever of it is left at the end."""
-    command = [
+    sessions: dict[int, float | None] = {}
+    with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
+        process = subprocess.Popen(
+            command(plan, logs),
+            cwd=cwd,
+            env=env | mark,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        sessions[process.pid] = processes.created(process.pid)
+        job = Job(process, logs, plan, sessions)
+        try:
+            yield job
+        except (KeyboardInterrupt, SystemExit):
+            job.ask()
+            raise
+        finally:
+            process.kill()  # first: it would log the end of its ranks
+            process.wait()
+
+
+def command(plan: Plan, logs: Path) -> list[str]:
+    """Return msrun's command line."""
+    parts = [
         *(plan.msrun, "--worker_num", plan.nodes * plan.workers),
         *("--local_worker_num", plan.workers, "--join", "True"),
         *("--master_addr", plan.host, "--master_port", plan.port),
@@ -149,23 +191,22 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
         *(("--node_rank", plan.node_rank) if plan.nodes > 1 else ()),
         *(_PROGRAM, *plan.command),
     ]
-    sessions: dict[int, float | None] = {}
-    with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=cwd,
-            env=env | mark,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        sessions[process.pid] = processes.created(process.pid)
-        try:
-            yield Job(process, logs, plan, sessions)
-        finally:
-            process.kill()  # first: it would log the end of its ranks
-            process.wait()
+    return [str(part) for part in parts]
+
+
+def variables(plan: Plan, rank: int) -> dict[str, str]:
+    """Return what msrun itself puts into the environment of a rank."""
+    values = {
+        "MS_ROLE": "MS_WORKER",
+        "MS_SCHED_HOST": plan.host,
+        "MS_SCHED_PORT": plan.port,
+        "MS_WORKER_NUM": plan.nodes * plan.workers,
+        "MS_NODE_ID": rank,
+        "RANK_SIZE": plan.nodes * plan.workers,
+        "RANK_ID": rank,
+        "DEVICE_ID": rank - plan.ranks[0],
+    }
+    return {name: str(value) for name, value in values.items()}
 
 
 def environment(plan: Plan, more: dict[str, str]) -> dict[str, str]:
@@ -185,6 +226,15 @@ def environment(plan: Plan, more: dict[str, str]) -> dict[str, str]:
     programs = str(Path(sys.executable).parent)
     env["PATH"] = os.pathsep.join([programs, env.get("PATH", os.defpath)])
     return env
+
+
+def _takes(pid: int, number: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    try:
+        caught = re.search(r"^SigCgt:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _ended(pid: int) -> bool:

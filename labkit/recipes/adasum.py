@@ -55,6 +55,7 @@ def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> St
         node_size=config.node_size,
         tail=config.tail,
         precision=config.precision,
+        nonfinite=config.nonfinite,
         loss_scale=config.loss_scale,
     )
 

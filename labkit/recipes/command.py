@@ -1,80 +1,217 @@
-"""The command line of a recipe: ``python -m labkit.recipes.NAME train|eval --dataset_path ...``."""
+"""The command line of the recipes; ``labkit train|eval|predict RECIPE ...`` is the same.
+
+python -m labkit.recipes train RECIPE --data_path FOLDER [--SETTING VALUE ...] [--ranks N]
+python -m labkit.recipes eval RECIPE --data_path FOLDER --checkpoint_path FILE
+python -m labkit.recipes predict RECIPE --checkpoint_path FILE IMAGE ...
+python -m labkit.recipes.NAME train ...    of one recipe, by the name of its module
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from labkit import runtime
 from labkit.base.signals import ended_by_sigterm
-from labkit.errors import InputError
-from labkit.recipes import run_folder, settings
+from labkit.errors import InputError, nearest
+from labkit.recipes import run_folder, settings, start
 
 if TYPE_CHECKING:
     from labkit.recipes.recipe import Recipe
 
+# As the command line has it -> its module.
+RECIPES = {
+    "accumulation": "accumulation",
+    "resnet50": "resnet50",
+    "thor": "thor",
+    "adasum": "adasum",
+    "subspace-1": "subspace_stage_1",
+    "subspace-2": "subspace_stage_2",
+}
+COMMANDS = {
+    "train": "train, and evaluate",
+    "eval": "evaluate a checkpoint",
+    "predict": "say which classes images are of",
+}
+USAGE = "usage: {} train|eval|predict RECIPE [OPTION ...]\n"
 
-def run(recipe: Recipe, arguments: Sequence[str] | None) -> int:
-    """Run ``train`` or ``eval``; return 0, or 2 for bad input with its message on stderr.
+
+def main(arguments: Sequence[str], program: str) -> int:
+    """Run ``COMMAND RECIPE [OPTION ...]``; return 0, 1 where a rank failed, 2 for bad input."""
+    given = list(arguments)
+    if not given or given[0] in ("-h", "--help"):
+        what = "\n".join(f"  {name:8} {words}" for name, words in COMMANDS.items())
+        text = f"{USAGE.format(program)}\n{what}\n\nRECIPE: {', '.join(RECIPES)}"
+        print(text, file=sys.stdout if given else sys.stderr)
+        return 0 if given else 2
+    for place, (kind, known) in enumerate((("command", COMMANDS), ("recipe", RECIPES))):
+        name = given[place] if len(given) > place else ""
+        if place == 1 and name in ("-h", "--help"):
+            return main(["--help"], program)
+        if name not in known:
+            hint = nearest(name, known)
+            print(USAGE.format(program), end="", file=sys.stderr)
+            words = f"{kind} is {name!r}; expected one of: {', '.join(known)}.{hint}"
+            print(f"{program}: {words}", file=sys.stderr)
+            return 2
+    command, name, *rest = given
+    recipe = importlib.import_module(f"labkit.recipes.{RECIPES[name]}").RECIPE
+    return run(recipe, [command, *rest], f"{program} {command} {name}")
+
+
+def run(recipe: Recipe, arguments: Sequence[str] | None, program: str | None = None) -> int:
+    """Run a command of one recipe.
 
     A checkpoint in its run folder is evaluated with the settings of its training.
+
+    Args:
+        recipe: what is run.
+        arguments: the command and its options; None: those of this process.
+        program: how usage lines call it.
+
+    Returns:
+        0; 2 for bad input and 1 where a rank has failed, with the message on standard error.
     """
-    options = _parser(recipe).parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parse(recipe, arguments, program)
     try:
         with ended_by_sigterm():
-            _run(recipe, options)
+            return _DOES[options.command](recipe, options, arguments)
     except InputError as error:
         print(f"{recipe.name}: {error}", file=sys.stderr)
         return 2
+
+
+def _train(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> int:
+    base = recipe.named[options.settings]
+    config = settings.read(type(base), options.config, options.set, base)
+    if start.asked(options):
+        return _start(recipe, options, arguments, config.save_checkpoint_path)
+    recipe.train(config, options.dataset_path, resume=options.resume, **_machine(options))
     return 0
 
 
-def _run(recipe: Recipe, options: argparse.Namespace) -> None:
+def _evaluate(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> int:
+    config = _of_checkpoint(recipe, options)
+    if start.asked(options):
+        return _start(recipe, options, arguments, f"{config.save_checkpoint_path}-eval")
+    path = options.checkpoint_path
+    recipe.evaluate_checkpoint(config, options.dataset_path, path, **_machine(options))
+    return 0
+
+
+def _predict(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> int:
+    from labkit.recipes.prediction import predict
+
+    config = _of_checkpoint(recipe, options)
+    predict(
+        recipe,
+        config,
+        options.checkpoint_path,
+        options.images,
+        device=options.device_target,
+        top=options.top,
+        picture=options.picture,
+    )
+    return 0
+
+
+_DOES = {"train": _train, "eval": _evaluate, "predict": _predict}
+
+
+def _start(
+    recipe: Recipe, options: argparse.Namespace, arguments: list[str], run_folder: str
+) -> int:
+    """Start this command on several ranks; its own options go to each of them."""
+    module = f"labkit.recipes.{recipe.name}"
+    made = start.prepare(options, [module, *start.without_options(arguments)], run_folder)
+    if options.dry_run:
+        start.show(made)
+        return 0
+    return start.run(made, recipe.name)
+
+
+def _of_checkpoint(recipe: Recipe, options: argparse.Namespace) -> Any:
     base = recipe.named[options.settings]
-    shared = {
+    own = run_folder.beside(options.checkpoint_path, run_folder.CONFIG)
+    if own is not None:
+        base = settings.read(type(base), own)
+    return settings.read(type(base), options.config, options.set, base)
+
+
+def _machine(options: argparse.Namespace) -> dict[str, Any]:
+    return {
         "device": options.device_target,
         "distribute": options.run_distribute,
         "device_num": options.device_num,
     }
-    if options.command == "train":
-        config = settings.read(type(base), options.config, options.set, base)
-        recipe.train(config, options.dataset_path, resume=options.resume, **shared)
-        return
-    own = run_folder.beside(options.checkpoint_path, run_folder.CONFIG)
-    if own is not None:
-        base = settings.read(type(base), own)
-    config = settings.read(type(base), options.config, options.set, base)
-    recipe.evaluate_checkpoint(config, options.dataset_path, options.checkpoint_path, **shared)
 
 
-def _parser(recipe: Recipe) -> argparse.ArgumentParser:
+class _Parser(argparse.ArgumentParser):
+    """Names the nearest option where one is unknown."""
+
+    def error(self, message: str) -> NoReturn:
+        start, colon, unknown = message.partition("unrecognized arguments: ")
+        if colon and not start:
+            known = [name for name in self._option_string_actions if name.startswith("--")]
+            message += "." + nearest(unknown.split()[0].partition("=")[0], known)
+        super().error(message)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, rest = super().parse_known_args(args, namespace)
+        # Here and not by the parser of all commands, which knows no options.
+        if rest and self.get_default("settings"):
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return known, rest
+
+
+def _parse(recipe: Recipe, arguments: list[str], program: str | None) -> argparse.Namespace:
+    prog = f"python -m labkit.recipes.{recipe.name}"
     form: dict[str, Any] = {
-        "epilog": f"settings, for --set and --config:\n{settings.overview(recipe.named)}",
+        "description": recipe.description,
         "formatter_class": argparse.RawDescriptionHelpFormatter,
     }
-    parser = argparse.ArgumentParser(
-        prog=f"python -m labkit.recipes.{recipe.name}", description=recipe.description, **form
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    train = commands.add_parser("train", help="train and evaluate", allow_abbrev=False, **form)
-    train.add_argument("--resume", action="store_true", help="from the newest checkpoint")
-    evaluate = commands.add_parser("eval", help="evaluate a checkpoint", allow_abbrev=False, **form)
-    evaluate.add_argument("--checkpoint_path", required=True)
-    for each in (train, evaluate):
-        each.add_argument("--dataset_path", required=True, help="train/ and val/, or class folders")
-        each.add_argument("--run_distribute", type=_flag, default=False, help="True or False")
-        each.add_argument("--device_num", type=int, help="ranks there must be")
-        each.add_argument("--device_target", default="auto", choices=runtime.DEVICES)
-        each.add_argument("--config", metavar="FILE", help="YAML file of settings")
-        words = "one of the settings below, as often as needed"
-        each.add_argument("--set", metavar="NAME=VALUE", action="append", default=[], help=words)
-        each.set_defaults(settings=next(iter(recipe.named)))
-        if len(recipe.named) > 1:
-            words = "named settings to start from"
-            each.add_argument("--settings", choices=list(recipe.named), help=words)
-    return parser
+    parser = argparse.ArgumentParser(prog=prog, **form)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
+    for name, words in COMMANDS.items():
+        prog = program or f"{parser.prog} {name}"
+        needs = "--checkpoint_path FILE IMAGE ..." if name == "predict" else "--data_path FOLDER"
+        usage = f"{prog} {needs} [OPTION ...] [--SETTING VALUE ...]"
+        each = commands.add_parser(
+            name, prog=prog, usage=usage, help=words, allow_abbrev=False, **form
+        )
+        _add(recipe, name, each)
+    return parser.parse_args(arguments)
+
+
+def _add(recipe: Recipe, command: str, parser: argparse.ArgumentParser) -> None:
+    """Add a command's options."""
+    add = parser.add_argument
+    if command == "predict":
+        add("images", nargs="+", metavar="IMAGE", help="files of images")
+        add("--top", type=int, default=5, metavar="K", help="classes shown of each (%(default)s)")
+        add("--picture", metavar="FILE.png", help="draw the images with their classes")
+    else:
+        names = ("--data_path", "--dataset_path")
+        add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=recipe.data)
+        add("--run_distribute", type=_flag, default=False, metavar="BOOL", help="a rank of several")
+        add("--device_num", type=int, metavar="N", help="ranks there must be")
+        start.add_options(parser)
+    if command == "train":
+        add("--resume", action="store_true", help="from the newest checkpoint")
+    else:
+        add("--checkpoint_path", required=True, metavar="FILE", help="of a training")
+    add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
+    add("--config", metavar="FILE", help="YAML file of settings, also of the models repository")
+    words = "the same as --NAME VALUE"
+    add("--set", metavar="NAME=VALUE", action="append", default=[], help=words)
+    parser.set_defaults(settings=next(iter(recipe.named)))
+    if len(recipe.named) > 1:
+        add("--settings", choices=list(recipe.named), help="named settings to start from")
+    settings.add_options(parser, recipe.named)
 
 
 def _flag(text: str) -> bool:

@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "keep_checkpoint_max",
     "save_checkpoint_path",
     "num_parallel_workers",
+    "cache_session_id",
 )
 
 
@@ -63,6 +64,16 @@ class TrainingConfig:
     image_size: int = count(224, "side of its square images", 32)
     initialiser: str = one_of("seed", nets.INITIALISERS, "scheme of labkit.nets.initialisers")
     augment: bool = flag(True, "random crops and flips in training")
+    dataset: str = one_of(
+        "imagenet2012",
+        ("imagenet2012", "cifar10"),
+        "the loss of an evaluation: of imagenet2012 that of the training, of others cross entropy "
+        "against the labels as they are, as the tutorials have it",
+    )
+    cache_session_id: int | None = count(
+        None,
+        "session of MindSpore's dataset cache, for evaluation; None: no cache",
+    )
     num_parallel_workers: int = count(8, "of the data pipeline, fitted to the cores")
     seed: int = seed(1, "of weights, order and augmentation")
 
@@ -80,7 +91,15 @@ class MixedConfig(TrainingConfig):
     precision: str = one_of(
         "O2", steps.PRECISION, "O0 float32, O2 float16 inside the network but for BatchNorm"
     )
-    loss_scale: float = positive(1024.0, "a micro-batch that is not finite is dropped")
+    loss_scale: float = positive(1024.0, "of the loss, divided out of the gradients")
+    drop_overflow_update: bool = flag(
+        True, "drop a micro-batch that is not finite; False: it goes into the weights, as in r1.6"
+    )
+
+    @property
+    def nonfinite(self) -> str:
+        """The word of a step for ``drop_overflow_update``."""
+        return "drop_micro" if self.drop_overflow_update else "propagate"
 
 
 @dataclass(frozen=True)

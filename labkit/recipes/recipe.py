@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import runtime
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import command, out_of_memory, run_folder, settings
-from labkit.recipes import resnet50_parts as parts
+from labkit.recipes import command, out_of_memory, resnet50_parts, run_folder, settings
 from labkit.recipes.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ def evaluation(
     from labkit.training.evaluation import evaluate
 
     cluster.take_from_first(running_statistics(network))
-    result = evaluate(network, parts.build_loss(config), val_set, top=_TOP, over_ranks=ranks > 1)
+    loss = resnet50_parts.build_evaluation_loss(config)
+    result = evaluate(network, loss, val_set, top=_TOP, over_ranks=ranks > 1)
     return {name: result[name] for name in (*(f"top_{k}_accuracy" for k in _TOP), "loss")}
 
 
@@ -58,6 +58,9 @@ class Recipe:
         description: for ``--help``: the module's docstring.
         named: settings by name, the first of which are those without ``--settings``.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
+        parts: module of data and network: ``resnet50_parts``, or one that has its ``datasets``,
+            ``build_network``, ``network_name``, ``image`` and ``build_evaluation_loss``.
+        data: what is said of the folder of data.
         callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> what the
             first rank's training calls, and shows instead of the progress display; None: nothing.
         evaluation: called as ``evaluation`` is, on every rank.
@@ -71,6 +74,8 @@ class Recipe:
     description: str | None
     named: Mapping[str, TrainingConfig]
     build_step: Callable[[Any, nn.Cell, int], Step]
+    parts: Any = resnet50_parts
+    data: str = "train/ and val/ (or ilsvrc/ and ilsvrc_eval/), or one folder a class"
     callbacks: Callable[[Any, nn.Cell, int, bool], list[Callback]] | None = None
     evaluation: Callable[[Any, nn.Cell, Dataset, int], dict[str, float]] = evaluation
     check_classes: Callable[[Any, Sequence[str]], None] | None = None
@@ -104,10 +109,10 @@ class Recipe:
                 and where ranks hold different weights, data or settings.
         """
         started = start(config, device, distribute, device_num)
-        train_set, val_set, classes = parts.datasets(
+        train_set, val_set, classes = self.parts.datasets(
             config, dataset_path, started.rank, started.ranks
         )
-        config = parts.with_classes(config, classes)
+        config = resnet50_parts.with_classes(config, classes)
         training = _Training(self, config, classes, started.rank, started.ranks, resume)
         return training.run(train_set, val_set)
 
@@ -135,13 +140,13 @@ class Recipe:
             InputError: as ``train``, for a checkpoint of another network, and for other classes.
         """
         started = start(config, device, distribute, device_num)
-        _, val_set, classes = parts.datasets(
+        _, val_set, classes = self.parts.datasets(
             config, dataset_path, started.rank, started.ranks, only_evaluate=True
         )
         run_folder.check_classes(classes, run_folder.beside(checkpoint_path, run_folder.CLASSES))
-        config = parts.with_classes(config, classes)
-        network = parts.build_network(config)
-        parts.load_network(network, checkpoint_path)
+        config = resnet50_parts.with_classes(config, classes)
+        network = self.parts.build_network(config)
+        resnet50_parts.load_network(network, checkpoint_path)
         cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
         with out_of_memory.advice(config.batch_size, config.micro_steps):
             result = self.evaluation(config, network, val_set, started.ranks)
@@ -174,6 +179,11 @@ class _Training:
         return run / f"rank_{self.rank}" if self.recipe.folder_of_rank and self.ranks > 1 else run
 
     @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.recipe.parts.network_name(self.config)
+
+    @property
     def writes(self) -> bool:
         """Whether this rank writes."""
         return self.recipe.folder_of_rank or self.rank == 0
@@ -185,13 +195,13 @@ class _Training:
             run_folder.check_resume(config, self.classes, self.folder)
         if recipe.check_classes is not None:
             recipe.check_classes(config, self.classes)
-        network = parts.build_network(config)
+        network = recipe.parts.build_network(config)
         micro_batches = train_set.get_dataset_size()
         step = recipe.build_step(config, network, micro_batches)
         self._agree(network, micro_batches)
         if self.rank == 0:
             images = config.batch_size * step.micro_batches * self.ranks
-            print(f"labkit: ResNet-{config.depth} into {self.folder}, {images} images in an update")
+            print(f"labkit: {self.name} into {self.folder}, {images} images in an update")
             print(settings.lines(config), flush=True)
         with out_of_memory.advice(config.batch_size, config.micro_steps):
             records = self._fit(step, train_set, self._callbacks(network, micro_batches))
@@ -235,7 +245,7 @@ class _Training:
             checkpoint_epochs=config.save_checkpoint_epochs if config.save_checkpoint else None,
             keep=config.keep_checkpoint_max,
             write=self.writes,
-            progress=f"ResNet-{config.depth}" if displays else None,
+            progress=self.name if displays else None,
             callbacks=callbacks,
         )
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from labkit.steps.step import Step
     from labkit.steps.update import UpdateStage
 
-# The tutorials' code and layout; the text of the one on dimension reduction has the second.
-_VAL = ("val", "validation_preprocess")
+# (training, evaluation): the tutorials' code; the text of the one on dimension reduction; THOR's.
+_TREES = (("train", "val"), ("train", "validation_preprocess"), ("ilsvrc", "ilsvrc_eval"))
 
 
 def datasets(
@@ -44,12 +44,14 @@ def datasets(
         "num_parallel_workers": config.num_parallel_workers,
     }
     if only_evaluate:
+        options["cache_session_id"] = config.cache_session_id
         val_set = imagefolder.create_dataset(val_folder, *share, do_train=False, **options)
         return None, val_set, imagefolder.classes(val_folder)
     if train_folder == root:
         train_set = imagefolder.create_dataset(root, *share, augment=config.augment, **options)
         return train_set, None, imagefolder.classes(root)
-    options |= {"val": val_folder.name, "augment": config.augment}
+    options |= {"train": train_folder.name, "val": val_folder.name, "augment": config.augment}
+    options["cache_session_id"] = config.cache_session_id
     return imagefolder.create_datasets(root, *share, **options)
 
 
@@ -59,15 +61,16 @@ def folders(dataset_path: str | Path) -> tuple[Path, Path, Path]:
     All three are the folder itself where it is one of classes.
     """
     root = Path(dataset_path)
-    there = [name for name in ("train", *_VAL) if (root / name).is_dir()]
-    if set(_VAL) <= set(there):
-        raise InputError(f"{root} holds {' and '.join(_VAL)}; expected one of them")
-    if len(there) == 2:
-        return root, root / there[0], root / there[1]
+    names = dict.fromkeys(name for tree in _TREES for name in tree)
+    there = [name for name in names if (root / name).is_dir()]
+    for tree in _TREES:
+        if there == list(tree):
+            return root, root / tree[0], root / tree[1]
+    trees = " or ".join(f"{train}/ and {val}/" for train, val in _TREES)
+    if len(there) > 1:
+        raise InputError(f"{root} holds {', '.join(there)}; expected {trees}, and none besides")
     if there and sum(entry.is_dir() for entry in root.iterdir()) == 1:
-        raise InputError(
-            f"{root} holds {there[0]}/ alone; expected train/ and val/, or one folder a class"
-        )
+        raise InputError(f"{root} holds {there[0]}/ alone; expected {trees}, or one folder a class")
     return root, root, root
 
 
@@ -80,6 +83,11 @@ def with_classes(config: TrainingConfig, classes: Sequence[str]) -> TrainingConf
             "None, which counts them"
         )
     return replace(config, class_num=wanted or len(classes))
+
+
+def network_name(config: TrainingConfig) -> str:
+    """Return what lines for people call the network."""
+    return f"ResNet-{config.depth}"
 
 
 def build_network(config: TrainingConfig) -> nn.Cell:
@@ -96,6 +104,13 @@ def build_network(config: TrainingConfig) -> nn.Cell:
     return network
 
 
+def image(config: TrainingConfig, path: Path) -> np.ndarray:
+    """Return the network's input for a file of an image, as evaluation makes it: (3, S, S)."""
+    from labkit.data import imagefolder
+
+    return imagefolder.load_image(path, config.image_size)
+
+
 def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
     """Return the loss: cross entropy against smoothed labels."""
     from labkit.steps.losses import CrossEntropySmooth
@@ -106,6 +121,13 @@ def build_loss(config: TrainingConfig) -> CrossEntropySmooth:
         num_classes=config.class_num,
         convention=config.label_smooth_convention,
     )
+
+
+def build_evaluation_loss(config: TrainingConfig) -> nn.Cell:
+    """Return the loss of an evaluation, see the setting ``dataset``."""
+    if config.dataset == "imagenet2012":
+        return build_loss(config)
+    return build_loss(replace(config, label_smooth_factor=0.0))
 
 
 def warm_up_rates(config: WarmUpConfig, epochs: int, updates: int) -> np.ndarray:
@@ -166,6 +188,7 @@ def make_step(
     options: dict[str, Any] = {"update": None if make_update is None else make_update(loss_net)}
     if isinstance(config, MixedConfig):
         options |= {"precision": config.precision, "loss_scale": config.loss_scale}
+        options["nonfinite"] = config.nonfinite
     if config.micro_steps > 1:
         return AccumulatedStep(loss_net, optimizer, config.micro_steps, **options)
     return PlainStep(loss_net, optimizer, **options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,10 +40,12 @@ def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -
     if before is None:
         return
     check_classes(classes, folder / CLASSES)
+    # A training of before a setting was there had what is its default now.
+    before = {each.name: each.default for each in fields(config)} | before
     for name, value in asdict(config).items():
-        if name not in MAY_CHANGE and value != before.get(name):
+        if name not in MAY_CHANGE and value != before[name]:
             raise InputError(
-                f"cannot resume: {name} is {value}, the training in {folder} has {before.get(name)}"
+                f"cannot resume: {name} is {value}, the training in {folder} has {before[name]}"
             )
 
 

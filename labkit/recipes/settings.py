@@ -5,8 +5,8 @@ subclass may state another default alone, ``batch_size: int = 32``; meaning and 
 The dataclass calls ``check(self)`` in its ``__post_init__``. No MindSpore.
 """
 
+import argparse
 import os
-import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,12 +17,12 @@ from labkit.base import arguments
 from labkit.base.files import write_json
 from labkit.base.yaml_values import read_yaml
 from labkit.errors import InputError, nearest
+from labkit.recipes import models
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Settings = TypeVar("Settings", bound="DataclassInstance")
-_INDENT = " " * 6
 _FLAGS = {"true": True, "false": False}
 
 
@@ -127,7 +127,9 @@ def read(
 
     Args:
         kind: the dataclass.
-        path: YAML file (JSON is YAML too) with one mapping of names to values, or None.
+        path: YAML file (JSON is YAML too) with a mapping of names to values, or None; behind it may
+            be others, which are not read: the models repository has its help texts there. Its keys
+            are taken too, see ``models``.
         assignments: texts ``name=value``; the last of a name counts.
         base: settings to start from; None for the defaults.
 
@@ -140,11 +142,11 @@ def read(
     """
     values = {} if base is None else asdict(base)
     known = {each.name: each for each in fields(kind)}
-    content = None if path is None else read_yaml(path)
+    content = None if path is None else read_yaml(path, first=True)
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}; expected name: value lines")
-    changes = list(content.items())
+    changes = list(models.translated(content, known).items())
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
@@ -170,32 +172,43 @@ def lines(settings: Any) -> str:
     return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
 
 
-def overview(named: Mapping[str, Any]) -> str:
-    """Return for each setting its name, type, default and what is right, and what it means.
+def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> None:
+    """Add an option for each setting, which does what ``--set NAME=VALUE`` does.
 
     Args:
+        parser: with an option ``--set`` that appends.
         named: settings by name, the first of which are the defaults.
     """
     kind = type(next(iter(named.values())))
-    text = []
+    group = parser.add_argument_group("settings")
     for each in fields(kind):
-        text.append(f"  {_headline(each, named)}")
-        meaning = _rule(kind, each.name).meaning
-        text += textwrap.wrap(meaning, 94, initial_indent=_INDENT, subsequent_indent=_INDENT)
-    return "\n".join(text)
+        words = f"{_rule(kind, each.name).meaning} ({_default(each, named)})".replace("%", "%%")
+        metavar = _kind(each).__name__.upper()
+        group.add_argument(
+            f"--{each.name}", action=_Assign, dest="set", metavar=metavar, help=words
+        )
 
 
-def _headline(each: Field, named: Mapping[str, Any]) -> str:
+class _Assign(argparse.Action):
+    """Appends ``name=value`` to what ``--set`` gave: the last of a name counts."""
+
+    def __call__(
+        self, parser: object, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given = [*getattr(namespace, self.dest), f"{(option or '').lstrip('-')}={values}"]
+        setattr(namespace, self.dest, given)
+
+
+def _default(each: Field, named: Mapping[str, Any]) -> str:
+    """The default, where other named settings have another one, and what is expected."""
     base = next(iter(named.values()))
     default = getattr(base, each.name)
-    differing = [
-        f"{name}: {getattr(settings, each.name)}"
-        for name, settings in named.items()
-        if getattr(settings, each.name) != default
-    ]
-    also = f" ({'; '.join(differing)})" if differing else ""
+    text = str(default)
+    for name, settings in named.items():
+        if getattr(settings, each.name) != default:
+            text += f"; {name}: {getattr(settings, each.name)}"
     expected = _rule(type(base), each.name).expected + (" or None" if _is_optional(each) else "")
-    return f"{each.name}: {_kind(each).__name__} = {default}{also}, {expected}"
+    return f"{text}; {expected}"
 
 
 def _rule(kind: type, name: str) -> _Rule:

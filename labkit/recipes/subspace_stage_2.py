@@ -63,6 +63,7 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
         method=config.method,
         micro_steps=config.micro_steps,
         precision=config.precision,
+        nonfinite=config.nonfinite,
         loss_scale=config.loss_scale,
         **constants,
     )

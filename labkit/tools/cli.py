@@ -17,7 +17,7 @@ except ModuleNotFoundError as missing:
 
 from labkit.base.printable import printable
 from labkit.errors import InputError
-from labkit.tools.commands import convert, doctor, notebooks, ranktable, reports, runs
+from labkit.tools.commands import convert, doctor, notebooks, ranktable, reports, runs, train
 
 
 class _Commands(TyperGroup):
@@ -79,6 +79,8 @@ for name, command in (
     ("doctor", doctor.doctor),
 ):
     app.command(name)(command)
+for name, recipe_command in train.COMMANDS.items():
+    app.command(name, context_settings=train.CONTEXT)(recipe_command)
 
 
 if __name__ == "__main__":

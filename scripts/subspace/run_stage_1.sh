@@ -1,12 +1,14 @@
 #!/bin/sh
 # First stage of dimension reduction: run_stage_1.sh DATA [OPTION ...]
 set -eu
-. "$(dirname "$0")/common.sh"
+# shellcheck source=scripts/common.sh
+. "$(dirname "$0")/../common.sh"
 usage="usage: $(basename "$0") DATA [OPTION ...]
   DATA    folder with train/ and val/, or one folder a class
-  OPTION  of 'python -m labkit.recipes.subspace_stage_1 train', such as --set batch_size=32
-From the environment: DEVICES (default 8), LOG_DIR (default runs/subspace/subspace_stage_1-log),
-MASTER_PORT (default 8118)"
+  OPTION  of 'labkit train subspace-1', such as --batch_size 32
+From the environment: DEVICES (default 8), LOG_DIR (default RUN-log), MASTER_PORT (a free one)"
 [ $# -ge 1 ] || refuse "expected a folder"
 data_folder "$1"
-start subspace_stage_1 "$@"
+data=$1
+shift
+on_ranks "${DEVICES-8}" train subspace-1 --data_path "$data" "$@"

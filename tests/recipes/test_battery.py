@@ -17,9 +17,11 @@ from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
-UPDATES = dict.fromkeys(NAMES, 4) | {"adasum": 2}  # of an epoch of 4 micro-batches
+# Of an epoch of 4 micro-batches.
+UPDATES = dict.fromkeys(NAMES, 4) | {"adasum": 2, "accumulation": 2}
 of_every_recipe = pytest.mark.parametrize("name", NAMES)
-LONG = [pytest.param(n, marks=pytest.mark.slow) if n in ("thor", "adasum") else n for n in NAMES]
+SLOW = ("thor", "adasum", "accumulation")
+LONG = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in NAMES]
 LOSS = {
     "thor": r"epoch: {} step: 4, loss is \d\.\d+",
     "adasum": r"epoch: {} step: 4, loss is \d\.\d+",
@@ -51,7 +53,7 @@ def test_the_run_folder_says_what_was_trained(trained, name):
 def test_settings_losses_and_figures_are_printed(trained, name):
     """The losses, once an epoch, as in its tutorial."""
     out, printed = trained(name).out, trained(name).printed
-    images = 20 if name == "adasum" else 10
+    images = 20 if name in ("adasum", "accumulation") else 10
     start = f"labkit: ResNet-18 into {out / name}, {images} images in an update\n  batch_size "
     assert start in printed
     summary = r"^labkit: top_1_accuracy 0\.\d{4}, top_5_accuracy [01]\.\d{4}, loss \d\.\d{4}$"
@@ -100,6 +102,43 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
     assert lines == [f"{printed[0]}, checkpoint {path}"] and len(printed) == 1
 
 
+def test_an_image_is_predicted_by_the_names_of_the_classes(trained, data, capsys):
+    """With THOR's own tree of folders, and outputs that no class has."""
+    path, images = newest(trained("thor").out / "thor"), sorted((data / "val").glob("*/*"))[:3]
+    given = ["predict", "--checkpoint_path", str(path), "--top", "12", *map(str, images)]
+    assert recipe("thor").main([*given, "--device_target", "CPU"]) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if x.startswith(str(data))]
+    assert len(lines) == 3
+    for line, image in zip(lines, images, strict=True):
+        shown = re.findall(r"(\d+) (\d\.\d{3})", line.removeprefix(f"{image}: "))
+        assert sorted(int(name) for name, _ in shown) == list(range(12))
+        assert sum(float(share) for _, share in shown) == pytest.approx(1, abs=0.007)
+
+
+@pytest.mark.parametrize("tree", [("ilsvrc", "ilsvrc_eval"), ("train", "validation_preprocess")])
+def test_the_tutorials_trees(trained, data, tmp_path, capsys, tree):
+    for ours, theirs in zip(("train", "val"), tree, strict=True):
+        (tmp_path / theirs).symlink_to(data / ours)
+    path = newest(trained("thor").out / "thor")
+    shown = []
+    for folder in (data, tmp_path):
+        given = ["eval", "--data_path", str(folder), "--checkpoint_path", str(path)]
+        assert recipe("thor").main([*given, "--device_target", "CPU"]) == 0
+        shown.append(re.findall("^labkit: top_1.*", capsys.readouterr().out, re.M))
+    assert shown[0] == shown[1] and len(shown[0]) == 1
+
+
+def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data, capsys):
+    """Smoothed labels, by the settings of the training, make it another one."""
+    path = newest(trained("thor").out / "thor")
+    given = ["eval", "--data_path", str(data), "--checkpoint_path", str(path)]
+    losses = []
+    for options in ((), ("--dataset", "cifar10"), ("--label_smooth_factor", "0")):
+        assert recipe("thor").main([*given, *options, "--device_target", "CPU"]) == 0
+        losses.append(re.search(r"loss ([\d.]+)", capsys.readouterr().out)[1])
+    assert losses[0] != losses[1] == losses[2]
+
+
 @of_every_recipe
 def test_an_earlier_training_is_never_overwritten(trained, data, name):
     out = trained(name).out
@@ -137,21 +176,27 @@ def calls(monkeypatch):
 
 
 class TestCommand:
-    @pytest.mark.parametrize("command", [[], ["train"], ["eval"]])
+    @pytest.mark.parametrize("command", ["train", "eval", "predict"])
     @of_every_recipe
     def test_help_lists_every_setting_with_type_default_and_meaning(self, name, command, capsys):
         with pytest.raises(SystemExit) as ended:
-            recipe(name).main([*command, "--help"])
+            recipe(name).main([command, "--help"])
         assert ended.value.code == 0
-        text = capsys.readouterr().out
-        listed = text[text.index("settings, for --set and --config:") :].splitlines()
-        assert max(map(len, listed)) <= 110
+        text = " ".join(capsys.readouterr().out.split())
+        listed = text[text.index(" settings: ") :]
         defaults = next(iter(recipe(name).RECIPE.named.values()))
         for each in fields(defaults):
-            (place,) = (n for n, x in enumerate(listed) if x.startswith(f"  {each.name}: "))
             kind = getattr(each.type, "__name__", str(each.type)).partition(" ")[0]
-            assert listed[place].startswith(f"  {each.name}: {kind} = {each.default}"), each.name
-            assert listed[place + 1].startswith("      "), each.name
+            assert re.search(
+                rf" --{each.name} {kind.upper()} \S.*?\({re.escape(str(each.default))};", listed
+            ), each.name
+
+    @of_every_recipe
+    def test_a_setting_is_an_option_too(self, name, calls):
+        arguments = ["train", "--data_path", "x", "--set", "seed=3", "--seed", "4"]
+        assert recipe(name).main([*arguments, "--batch_size", "7", "--set", "batch_size=8"]) == 0
+        (((config, path), _),) = calls
+        assert (config.seed, config.batch_size, path) == (4, 8, "x")
 
     @of_every_recipe
     def test_named_settings_reach_the_training(self, name, calls, capsys):
@@ -212,6 +257,8 @@ class TestCommand:
             "train --dataset_path x --checkpoint_path y",
             "eval --dataset_path x",
             "eval --dataset_path x --checkpoint_path y --resume",
+            "train --dataset_path x --batchsize 3",
+            "predict --checkpoint_path y",
         ],
     )
     def test_wrong_options_exit_with_2(self, arguments, capsys):

@@ -1,6 +1,8 @@
 """Settings: defaults, files, assignments, their order, and what is refused."""
 
+import argparse
 import re
+from argparse import HelpFormatter
 from dataclasses import dataclass, fields
 
 import pytest
@@ -9,10 +11,11 @@ from labkit import nets
 from labkit.errors import InputError
 from labkit.nets import initialisers, resnet
 from labkit.recipes import settings as rules
+from labkit.recipes.accumulation_config import AccumulationConfig
 from labkit.recipes.adasum_config import NAMED as ADASUM
 from labkit.recipes.adasum_config import AdasumConfig
 from labkit.recipes.resnet50_config import SCHEDULES, Config
-from labkit.recipes.settings import lines, overview, read, write
+from labkit.recipes.settings import add_options, lines, read, write
 from labkit.recipes.subspace_config import STAGE_TWO, StageOneConfig, StageTwoConfig
 from labkit.recipes.thor_config import NAMED as THOR
 from labkit.recipes.thor_config import ThorConfig
@@ -117,9 +120,13 @@ class TestRead:
 
 def test_a_subclass_inherits_rule_and_meaning_with_its_own_default():
     assert Small().count == 3 and Base().count == 2
-    text = overview({"a": Small(), "b": Small(count=5), "c": Small(count=7)}).splitlines()
-    assert text[:2] == ["  count: int = 3 (b: 5; c: 7), an integer >= 1", "      how many"]
-    assert "  most: int = None, an integer >= 1 or None" in text
+    parser = argparse.ArgumentParser(formatter_class=lambda prog: HelpFormatter(prog, width=200))
+    parser.add_argument("--set", action="append", default=[])
+    add_options(parser, {"a": Small(), "b": Small(count=5), "c": Small(count=7)})
+    text = parser.format_help()
+    assert "how many (3; b: 5; c: 7; an integer >= 1)" in text
+    assert "at most (None; an integer >= 1 or None)" in text
+    assert parser.parse_args(["--set", "x=1", "--count", "4"]).set == ["x=1", "count=4"]
 
 
 def test_lines_show_every_setting():
@@ -132,13 +139,22 @@ def test_the_words_of_the_networks_are_theirs():
     assert all(callable(getattr(schedules, name)) for name in SCHEDULES)
 
 
-KINDS = (Config, ThorConfig, AdasumConfig, StageOneConfig, StageTwoConfig)
+@dataclass(frozen=True)
+class OfResNet(AccumulationConfig):
+    """LeNet refuses what says something of the ResNet."""
+
+    network: str = "resnet"
+
+
+KINDS = (Config, OfResNet, ThorConfig, AdasumConfig, StageOneConfig, StageTwoConfig)
 TOGETHER = [
     (Config, {"lr_end": 0.3}, "lr_end is 0.3, lr 0.256; expected lr_end <= lr"),
     (Config, {"warmup": 91}, "warmup is 91 and epoch_size 90; expected at most as many"),
     (Config, {"lr_schedule": SCHEDULES[1], "warmup": 0}, "needs warmup >= 1"),
     (Config, {"lr_schedule": SCHEDULES[1], "lr_end": 0.256}, "needs warmup >= 1"),
     (ThorConfig, {"epoch_size": 54}, "epoch_size is 54 and lr_end_epoch 53"),
+    (AccumulationConfig, {"depth": 18}, "depth is 18 with network lenet, which has none"),
+    (AccumulationConfig, {"network": "resnet", "rescale": "seed"}, "with network resnet"),
     (AdasumConfig, {"lr_init": 1}, "lr_init is 1.0, lr_end 0.0 and lr_max 0.8; expected none"),
     (AdasumConfig, {"lr_end": 1}, "lr_end 1.0 and lr_max 0.8"),
     (AdasumConfig, {"warmup_epochs": 91}, "warmup_epochs is 91 and epoch_size 90"),
@@ -181,10 +197,16 @@ SHARED = {
     "image_size": (31, 32),
     "initialiser": ("kaiming", "pytorch"),
     "augment": ("no", False),
+    "dataset": ("imagenet", "cifar10"),
+    "cache_session_id": (0, 1),
     "num_parallel_workers": (0, 1),
     "seed": (2**32, 2**32 - 1),
 }
-MIXED = {"precision": ("O3", "O0"), "loss_scale": (0, 1e-9)}
+MIXED = {
+    "precision": ("O3", "O0"),
+    "loss_scale": (0, 1e-9),
+    "drop_overflow_update": (0, False),
+}
 WARM_UP = MIXED | {
     "lr_init": (-1e-9, 0.8),
     "lr_end": (-1e-9, 0.8),
@@ -200,6 +222,15 @@ OWN = {
         "warmup": (-1, 0),
         "lr_schedule": ("linear", "cosine_as_in_the_blog"),
         "momentum": (1, 0),
+    },
+    OfResNet: MIXED
+    | {
+        "network": ("mlp", "resnet"),
+        "learning_rate": (0, 1e-9),
+        "momentum": (1, 0),
+        "reduction": ("max", "sum"),
+        "tail": ("keep", "carry"),
+        "rescale": ("wrong", "correct"),
     },
     ThorConfig: MIXED
     | {

@@ -234,5 +234,7 @@ def test_the_folder_of_the_tutorials_text(data, tmp_path):
     for mine, theirs in zip(*both, strict=True):
         np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
     shutil.copytree(data / "val", other / "val")
-    with pytest.raises(InputError, match="holds val and validation_preprocess; expected one"):
+    with pytest.raises(
+        InputError, match="holds train, val, validation_preprocess; expected train/ and"
+    ):
         datasets(config, other, 0, 1)

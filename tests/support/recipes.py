@@ -22,6 +22,14 @@ SETTINGS = {
         "save_checkpoint_epochs": 1,
         "keep_checkpoint_max": 2,
     },
+    "accumulation": _SHARED
+    | {
+        "network": "resnet",
+        "class_num": None,
+        "epoch_size": 2,
+        "micro_steps": 2,
+        "learning_rate": 0.02,
+    },
     "thor": _SHARED
     | {
         "epoch_size": 2,

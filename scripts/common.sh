@@ -1,4 +1,5 @@
-# What the scripts beside it share; each sets $usage.
+# What all scripts of recipes share; each sets $usage, and uses what is set here.
+# shellcheck shell=sh disable=SC2034,SC2154
 unset CDPATH
 root=$(cd -- "$(dirname -- "$0")/../.." && pwd)
 python=${PYTHON:-${VENV:-$root/.venv}/bin/python}
@@ -27,6 +28,7 @@ run() {
     child=
     trap end_all EXIT
     for signal in HUP INT QUIT TERM; do
+        # shellcheck disable=SC2064  # the signal of now
         trap "end_by $signal" "$signal"
     done
     LABKIT_SCRIPT="${LABKIT_SCRIPT:+$LABKIT_SCRIPT:}$mark" "$@" &
@@ -88,24 +90,49 @@ end_all() {
     done
 }
 
-# run_ranks DEVICES LOGS MODULE [ARGUMENT ...]: train on several devices of this machine.
-run_ranks() {
-    devices=$1
-    logs=$2
-    module=$3
-    shift 3
-    mkdir -p "$logs"
-    # msrun starts "python": that of the environment must come first.
-    PATH="$(dirname -- "$python"):$PATH"
-    export PATH
-    status=0
-    # In a session of its own: msrun kills its ranks at once where ^C reaches it.
-    apart=setsid
-    command -v setsid >/dev/null || apart=
-    run $apart msrun --worker_num "$devices" --local_worker_num "$devices" --join True --log_dir "$logs" \
-        --master_port "${MASTER_PORT:-8118}" \
-        python -m "$module" "$@" >"$logs/msrun.log" 2>&1 || status=$?
-    tail -n 20 "$logs/worker_0.log" 2>/dev/null || tail -n 20 "$logs/msrun.log"
-    [ $status -eq 0 ] || echo "$(basename "$0"): failed; the logs are in $logs" >&2
-    exit $status
+# labkit COMMAND RECIPE [OPTION ...]
+labkit() { run "$python" -m labkit.recipes "$@"; }
+
+# on_ranks COUNT COMMAND RECIPE [OPTION ...]: the same on several devices of this machine.
+on_ranks() {
+    case $1 in '' | *[!0-9]* | 0*) refuse "DEVICES is '$1', expected a number of at least 1" ;; esac
+    count=$1
+    shift
+    [ "$count" -eq 1 ] || set -- "$@" --ranks "$count"
+    [ "$count" -eq 1 ] || [ -z "${LOG_DIR-}" ] || set -- "$@" --log_dir "$LOG_DIR"
+    [ "$count" -eq 1 ] || [ -z "${MASTER_PORT-}" ] || set -- "$@" --master "127.0.0.1:$MASTER_PORT"
+    labkit "$@"
+}
+
+# two_servers DATA [OPTION ...]: Adasum on the devices of server $SERVER_ID.
+two_servers() {
+    data=$1
+    shift
+    [ -z "${LOG_DIR-}" ] || set -- --log_dir "$LOG_DIR" "$@"
+    if [ -n "${RANK_TABLE_FILE-}" ]; then
+        [ -f "$RANK_TABLE_FILE" ] || refuse "RANK_TABLE_FILE is $RANK_TABLE_FILE, which is no file"
+        set -- --rank_table "$RANK_TABLE_FILE" "$@"
+    else
+        [ -n "${MASTER-}" ] || refuse "expected MASTER=HOST:PORT or RANK_TABLE_FILE"
+        set -- --ranks "${DEVICE_NUM:-8}" --nodes 2 --master "$MASTER" "$@"
+    fi
+    labkit train adasum --node_rank "$SERVER_ID" --data_path "$data" "$@"
+}
+
+data_and_checkpoint() {
+    [ $# -ge 2 ] || refuse "expected a folder and a checkpoint"
+    data_folder "$1"
+    [ -f "$2" ] || refuse "$2 is no file"
+}
+
+# Of the tutorials' scripts: FILE of settings, where the next argument is one and no option.
+config_first() {
+    config=
+    case ${1-} in
+    '' | -*) ;;
+    *)
+        [ -f "$1" ] || refuse "$1 is no file"
+        config=$1
+        ;;
+    esac
 }

@@ -1,0 +1,8 @@
+"""``python -m labkit.recipes train|eval|predict RECIPE ...``: what ``labkit`` does, by itself."""
+
+import sys
+
+from labkit.recipes.command import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], "python -m labkit.recipes"))

@@ -1,0 +1,84 @@
+"""Data and network of ``labkit.recipes.accumulation``: LeNet-5 and MNIST, or those of the others.
+
+What needs MindSpore is imported when it is called, after ``labkit.start``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit.errors import InputError
+from labkit.recipes import resnet50_parts
+from labkit.recipes.accumulation_config import AccumulationConfig
+
+if TYPE_CHECKING:
+    import numpy as np
+    from mindspore import nn
+
+_DIGITS = tuple("0123456789")
+
+
+def datasets(
+    config: AccumulationConfig,
+    dataset_path: str | Path,
+    rank: int,
+    ranks: int,
+    *,
+    only_evaluate: bool = False,
+) -> tuple:
+    """Return (training set or None, evaluation set, class names)."""
+    if config.network == "resnet":
+        return resnet50_parts.datasets(
+            config, dataset_path, rank, ranks, only_evaluate=only_evaluate
+        )
+    from labkit.data import mnist
+
+    shared: dict[str, Any] = {
+        "num_parallel_workers": config.num_parallel_workers,
+        "rescale": config.rescale,
+        "rank_size": ranks,
+        "rank_id": rank,
+    }
+    val_set = mnist.create_eval_dataset(dataset_path, **shared)
+    if only_evaluate:
+        return None, val_set, _DIGITS
+    train_set = mnist.create_dataset(dataset_path, config.batch_size, usage="train", **shared)
+    return train_set, val_set, _DIGITS
+
+
+def network_name(config: AccumulationConfig) -> str:
+    """Return what lines for people call the network."""
+    return resnet50_parts.network_name(config) if config.network == "resnet" else "LeNet-5"
+
+
+def build_network(config: AccumulationConfig) -> nn.Cell:
+    """Return the network with its initial weights, the same on every rank right after ``start``."""
+    if config.network == "resnet":
+        return resnet50_parts.build_network(config)
+    from labkit.nets.lenet import LeNet5
+
+    assert config.class_num is not None  # see with_classes
+    return LeNet5(config.class_num)
+
+
+def image(config: AccumulationConfig, path: Path) -> np.ndarray:
+    """Return the network's input for a file of an image: (1, 32, 32) for LeNet.
+
+    MNIST's digits are white on black, 28 x 28.
+    """
+    if config.network == "resnet":
+        return resnet50_parts.image(config, path)
+    import numpy as np
+    from PIL import Image
+
+    from labkit.data import imagefiles, mnist
+
+    imagefiles.check_image(path)
+    with Image.open(path) as opened:
+        pixels = np.asarray(opened.convert("L"))[..., None]
+    if pixels.shape[:2] != mnist.PIXELS:
+        raise InputError(f"{path} is {pixels.shape[1]} x {pixels.shape[0]}; expected 28 x 28")
+    for operation in mnist.image_operations(config.rescale):
+        pixels = operation(pixels)
+    return pixels

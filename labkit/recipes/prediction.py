@@ -1,0 +1,131 @@
+"""Which classes images are of: a checkpoint's answer, printed and drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from labkit import runtime
+from labkit.base.arguments import integer
+from labkit.base.input_files import read_json
+from labkit.errors import InputError
+from labkit.recipes import run_folder
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from labkit.recipes.config import TrainingConfig
+    from labkit.recipes.recipe import Recipe
+
+_AT_ONCE = 32  # images in a batch
+_COLUMNS = 4
+
+
+def predict(
+    recipe: Recipe,
+    config: TrainingConfig,
+    checkpoint_path: str | Path,
+    images: Sequence[str | Path],
+    *,
+    device: str = "auto",
+    top: int = 5,
+    picture: str | Path | None = None,
+) -> list[list[tuple[str, float]]]:
+    """Print a line for each image, its likeliest classes with their probabilities; return them.
+
+    The classes have the names of the training's folders, from classes.json beside the checkpoint;
+    without that file, their numbers.
+
+    Args:
+        recipe: that the checkpoint is of.
+        config: its settings.
+        checkpoint_path: of ``Recipe.train``, or of the network alone.
+        images: files, of any size.
+        device: as for ``labkit.start``.
+        top: classes shown of each image.
+        picture: PNG file to draw the images into, with the likeliest class of each.
+
+    Returns:
+        For each image ``top`` pairs (class, probability), the likeliest first.
+
+    Raises:
+        InputError: for a checkpoint of another network, and what is no image.
+    """
+    top = integer("top", top)
+    if picture is not None:
+        _check_picture(Path(picture))
+    runtime.start(device, config.seed)
+    path = run_folder.beside(checkpoint_path, run_folder.CLASSES)
+    names = None if path is None else list(read_json(path))
+    config = replace(config, class_num=config.class_num or (len(names) if names else None))
+    if config.class_num is None:
+        raise InputError(f"{checkpoint_path} has no classes.json beside it; expected --class_num")
+    probabilities = _probabilities(recipe, config, checkpoint_path, images)
+    found = [_likeliest(row, names, top) for row in probabilities]
+    for image, classes in zip(images, found, strict=True):
+        print(f"{image}: " + ", ".join(f"{name} {share:.3f}" for name, share in classes))
+    if picture is not None:
+        _draw(Path(picture), images, found)
+        print(f"labkit: drawn in {picture}", flush=True)
+    return found
+
+
+def _probabilities(
+    recipe: Recipe, config: TrainingConfig, checkpoint_path: str | Path, images: Sequence[Any]
+) -> np.ndarray:
+    """(images, classes), float64: softmax of the network's logits."""
+    import numpy as np
+    from mindspore import Tensor
+    from scipy.special import softmax
+
+    from labkit.recipes.resnet50_parts import load_network
+
+    network = recipe.parts.build_network(config)
+    load_network(network, checkpoint_path)
+    network.set_train(False)
+    inputs = [recipe.parts.image(config, Path(image)) for image in images]
+    logits = [
+        network(Tensor(np.stack(inputs[begin : begin + _AT_ONCE]))).asnumpy()
+        for begin in range(0, len(inputs), _AT_ONCE)
+    ]
+    return softmax(np.concatenate(logits).astype(np.float64), axis=1)
+
+
+def _likeliest(row: np.ndarray, names: list[str] | None, top: int) -> list[tuple[str, float]]:
+    order = row.argsort(kind="stable")[::-1][:top]
+    return [(_name(names, int(k)), float(row[k])) for k in order]
+
+
+def _name(names: list[str] | None, label: int) -> str:
+    # A network may have more outputs than the data had classes: 1001 for ImageNet's 1000.
+    return names[label] if names and label < len(names) else str(label)
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix != ".png" or not path.absolute().parent.is_dir():
+        raise InputError(f"picture is {path}; expected the name of a .png file in a folder")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError:
+        raise InputError("--picture needs matplotlib, of the extra labs") from None
+
+
+def _draw(path: Path, images: Sequence[Any], found: list[list[tuple[str, float]]]) -> None:
+    """One picture an image, with its class and probability above it."""
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    columns = min(_COLUMNS, len(images))
+    rows = -(-len(images) // columns)
+    figure = Figure(figsize=(2.4 * columns, 2.7 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).ravel()
+    for place in axes:
+        place.axis("off")
+    for place, image, classes in zip(axes, images, found, strict=False):
+        with Image.open(image) as opened:
+            place.imshow(opened.convert("RGB"))
+        name, share = classes[0]
+        place.set_title(f"{name[:20]}\np = {share:.3f}", fontsize=9)
+    figure.savefig(path, dpi=150)

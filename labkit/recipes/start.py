@@ -1,0 +1,297 @@
+"""How the ranks of a recipe's command are started: the options for it, and the start itself.
+
+On every device MindSpore's msrun starts the ranks, through ``labkit.launch``, which says at once
+what failed where. Besides, as the tutorials have it: on Ascend the ranks get a rank table, which
+says their number too; on GPU OpenMPI's mpirun can start them. On another device the same command
+starts as many ranks by msrun, and a printed line says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from labkit import runtime
+from labkit.base.arguments import integer
+from labkit.errors import InputError, WorkerFailed
+from labkit.ranks import msrun, plan, processes, rank_table
+from labkit.ranks.launch import launch
+
+_FOLLOW = 0.2  # seconds between two looks at the first rank's log
+_PORT = 8118  # of a rank table's first server: msrun's own
+_NOISE = re.compile(rb"\[(DEBUG|INFO|WARNING)\] [A-Z_]+\(")  # MindSpore's log
+_TOGETHER = 60  # seconds for the ranks of one machine to find each other
+_NODES = 600  # on several machines, where somebody starts each by hand
+
+
+@dataclass(frozen=True)
+class Start:
+    """The ranks to be started on this machine: as many by each of ``nodes`` machines.
+
+    Attributes:
+        command: of each rank, behind ``python -m``.
+        ranks: of this machine.
+        nodes: how many machines.
+        node_rank: which of them this is.
+        master: ``HOST:PORT`` of the first one, or None.
+        logs: folder for the ranks' logs.
+        by: the program that starts them, "msrun" or "mpirun".
+        variables: that each of them gets besides this process's.
+        why: what a user may not expect, or "".
+    """
+
+    command: tuple[str, ...]
+    ranks: int
+    nodes: int
+    node_rank: int
+    master: str | None
+    logs: Path
+    by: str
+    variables: Mapping[str, str]
+    why: str
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how many ranks are started, and where."""
+    group = parser.add_argument_group("several ranks")
+    add = group.add_argument
+    add("--ranks", type=int, metavar="N", help="start N ranks on this machine, one device each")
+    add("--nodes", type=int, metavar="N", help="machines; call the command on each (1)")
+    add("--node_rank", type=int, metavar="K", help="which of them this is, from 0 on (0)")
+    add("--master", metavar="HOST:PORT", help="of machine 0, the same on all")
+    words = "Ascend's rank table: gives the ranks of machine K, and is handed to them"
+    add("--rank_table", metavar="FILE", help=words)
+    add("--mpirun", action="store_true", help="start them by OpenMPI's mpirun, on GPU")
+    add("--log_dir", metavar="FOLDER", help="of the ranks' logs (the run folder's name with -log)")
+    words = "print each rank's command and environment, and start none"
+    add("--dry-run", action="store_true", help=words)
+
+
+def without_options(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments but for those of ``add_options``: what each rank is called with."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_options(parser)
+    return parser.parse_known_args(list(arguments))[1]
+
+
+def asked(options: argparse.Namespace) -> bool:
+    """Return whether the options ask for ranks to be started."""
+    given = (options.ranks, options.nodes, options.node_rank, options.master, options.rank_table)
+    return any(each is not None for each in given) or options.mpirun or options.dry_run
+
+
+def prepare(options: argparse.Namespace, command: Sequence[str], run_folder: str) -> Start:
+    """Return the start that the options ask for.
+
+    Args:
+        options: as parsed.
+        command: of each rank: the module and its arguments.
+        run_folder: whose name the folder of logs has by default.
+
+    Raises:
+        InputError: when they do not go together, and for a rank table that does not fit.
+    """
+    if options.run_distribute or options.device_num is not None:
+        raise InputError(
+            "--run_distribute and --device_num are for a command that msrun starts; expected "
+            "neither with --ranks, --nodes or --rank_table, which start the ranks"
+        )
+    nodes = 1 if options.nodes is None else options.nodes
+    node_rank, ranks = options.node_rank or 0, options.ranks
+    device = options.device_target
+    if device == "auto":
+        device = runtime.available_devices()[0]
+    variables, why, master = {}, "", options.master
+    if options.rank_table is not None:
+        table = rank_table.read(options.rank_table)
+        nodes = len(table["server_list"])
+        ranks = _ranks_of(table, node_rank, options)
+        if nodes > 1 and master is None:
+            master = f"{table['server_list'][0]['server_id']}:{_PORT}"
+        if device == "Ascend":
+            variables["RANK_TABLE_FILE"] = str(Path(options.rank_table).absolute())
+        else:
+            why = f"a rank table is Ascend's: on {device} it says the number of ranks alone"
+    if ranks is None:
+        raise InputError("expected --ranks N, the ranks of this machine, or --rank_table FILE")
+    for name, count in (("ranks", ranks), ("nodes", nodes)):
+        integer(name, count)
+    integer("node_rank", node_rank, 0, nodes - 1)
+    by = "mpirun" if options.mpirun and device == "GPU" else "msrun"
+    if by == "mpirun" and nodes > 1:
+        raise InputError("--mpirun starts the ranks of one machine; expected no --nodes with it")
+    if options.mpirun and by == "msrun":
+        why = f"MindSpore takes mpirun on GPU alone, and this is {device}"
+    shared = ("--run_distribute", "True", "--device_num", str(ranks * nodes))
+    folder = options.log_dir or f"{run_folder.rstrip('/')}-log"
+    return Start(
+        command=(*command, *shared),
+        ranks=ranks,
+        nodes=nodes,
+        node_rank=node_rank,
+        master=master,
+        logs=Path(folder),
+        by=by,
+        variables=variables,
+        why=why,
+    )
+
+
+def _ranks_of(table: dict, node_rank: int, options: argparse.Namespace) -> int:
+    """The number of ranks that a table has on one server; msrun numbers them through."""
+    servers = table["server_list"]
+    if node_rank >= len(servers):
+        raise InputError(f"--node_rank is {node_rank}; the rank table has {len(servers)} servers")
+    counts = {len(server["device"]) for server in servers}
+    if len(counts) > 1:
+        raise InputError(f"the servers have {sorted(counts)} devices; expected as many on each")
+    ranks = counts.pop()
+    for name, given, value in (
+        ("--ranks", options.ranks, ranks),
+        ("--nodes", options.nodes, len(servers)),
+    ):
+        if given not in (None, value):
+            raise InputError(f"{name} is {given}, and the rank table has {value}")
+    first = node_rank * ranks
+    for place, device in enumerate(servers[node_rank]["device"]):
+        held, expected = (device["device_id"], device["rank_id"]), (str(place), str(first + place))
+        if held != expected:
+            raise InputError(
+                f"server {node_rank} of the rank table has device {held[0]} as rank {held[1]}; "
+                f"expected device {expected[0]} as rank {expected[1]}: msrun numbers both through"
+            )
+    return ranks
+
+
+def run(start: Start, say: str) -> int:
+    """Start the ranks, show what the first one prints, and return when all have ended: 0, 1 or 2.
+
+    Args:
+        start: what is started.
+        say: the name in messages.
+    """
+    machines = f" on each of {start.nodes} machines" if start.nodes > 1 else ""
+    print(
+        f"labkit: {start.ranks} ranks{machines} by {start.by}, logs in {start.logs}"
+        + (f" ({start.why})" if start.why else ""),
+        flush=True,
+    )
+    try:
+        if start.by == "mpirun":
+            _by_mpirun(start)
+        else:
+            _by_msrun(start)
+    except WorkerFailed as error:
+        print(f"{say}: {error}", file=sys.stderr)
+        return 2 if error.exit_code == 2 else 1
+    return 0
+
+
+def _by_msrun(start: Start) -> None:
+    first = start.logs / f"worker_{start.node_rank * start.ranks}.log"
+    with _shown(first):
+        launch(
+            "-m",
+            *start.command,
+            workers=start.ranks,
+            timeout=None,
+            cluster_timeout=_TOGETHER if start.nodes == 1 else _NODES,
+            nodes=start.nodes,
+            node_rank=start.node_rank,
+            master=start.master,
+            log_dir=start.logs,
+            env=start.variables,
+        )
+
+
+def _mpirun(start: Start) -> list[str]:
+    program = shutil.which("mpirun")
+    if program is None:
+        raise InputError("mpirun is not on the PATH; expected OpenMPI, or no --mpirun")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [program, *root, "-n", str(start.ranks), sys.executable, "-m", *start.command]
+
+
+def _by_mpirun(start: Start) -> None:
+    """mpirun ends all ranks with the first that fails, and returns its exit code."""
+    command, log = _mpirun(start), start.logs / "mpirun.log"
+    start.logs.mkdir(parents=True, exist_ok=True)
+    with processes.guarded() as mark, _shown(log), log.open("wb") as output:
+        code = subprocess.run(
+            command,
+            env=processes.child_environment() | mark | dict(start.variables),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ).returncode
+    if code:
+        raise WorkerFailed(f"mpirun ended with exit code {code}; its log is {log}", exit_code=code)
+
+
+@contextlib.contextmanager
+def _shown(path: Path) -> Iterator[None]:
+    """Print what is written to a file meanwhile."""
+    path.unlink(missing_ok=True)
+    over = threading.Event()
+
+    def follow() -> None:
+        place, last = 0, False
+        while True:
+            last = over.wait(_FOLLOW)
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                file.seek(place)
+                lines = file.readlines()
+                if lines and not lines[-1].endswith(b"\n") and not last:
+                    del lines[-1]
+                place += sum(map(len, lines))
+                shown = b"".join(line for line in lines if not _NOISE.match(line))
+                print(shown.decode(errors="replace"), end="", flush=True)
+            if last:
+                return
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def show(start: Start) -> None:
+    """Print each process's environment and command, as a shell takes them; start nothing."""
+    if start.by == "mpirun":
+        _print("mpirun", start.variables, _mpirun(start))
+        return
+    with plan.held_port() as port:
+        made = plan.plan(
+            "-m",
+            start.command,
+            workers=start.ranks,
+            timeout=None,
+            cluster_timeout=_TOGETHER if start.nodes == 1 else _NODES,
+            nodes=start.nodes,
+            node_rank=start.node_rank,
+            master=start.master,
+            cwd=Path.cwd(),
+            port=port,
+        )
+    _print("msrun", start.variables, msrun.command(made, start.logs))
+    for rank in made.ranks:
+        own = {**start.variables, **msrun.variables(made, rank)}
+        _print(f"rank {rank}, started by msrun", own, ["python", *made.command])
+
+
+def _print(name: str, variables: Mapping[str, str], command: Sequence[str]) -> None:
+    given = [f"{key}={shlex.quote(value)}" for key, value in variables.items()]
+    print(f"# {name}\n{' '.join([*given, shlex.join(command)])}", flush=True)

@@ -1,0 +1,94 @@
+"""Accumulation's recipe on MNIST: the tutorial's LeNet-5."""
+
+import re
+
+import pytest
+from PIL import Image
+
+from labkit.data import idx
+from labkit.errors import InputError
+from labkit.recipes import accumulation
+from labkit.recipes.accumulation_config import AccumulationConfig
+from labkit.recipes.accumulation_parts import build_network, datasets
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+OPTIONS = "--device_target CPU --epoch_size 1 --batch_size 500 --learning_rate 0.1"
+
+
+@pytest.fixture(scope="module")
+def run(mnist, tmp_path_factory):
+    """The run folder of 30 updates of 4 micro-batches of 500, by the command line."""
+    folder = tmp_path_factory.mktemp("accumulation") / "run"
+    given = ["train", "--data_path", str(mnist), "--save_checkpoint_path", str(folder)]
+    assert accumulation.main([*given, *OPTIONS.split()]) == 0
+    return folder
+
+
+def checkpoint(run):
+    return str(next((run / "checkpoint").iterdir()))
+
+
+def test_it_trains_and_is_evaluated(run, mnist, capsys):
+    rows = (run / "records.csv").read_text().splitlines()
+    assert len(rows) == 1 + 30
+    given = ["eval", "--data_path", str(mnist), "--checkpoint_path", checkpoint(run)]
+    assert accumulation.main([*given, "--device_target", "CPU"]) == 0
+    shown = re.search(r"top_1_accuracy ([\d.]+), .* loss ([\d.]+), ch", capsys.readouterr().out)
+    # Always the commonest digit is right for 0.1135 of the images; untrained the loss is 2.3026.
+    assert float(shown[1]) >= 0.1135 and float(shown[2]) < 2.3026
+
+
+def test_images_are_predicted_by_name_and_drawn(run, mnist, tmp_path, capsys):
+    (images,) = (mnist / "test").glob("*images*")
+    files = []
+    for number, pixels in enumerate(idx.read_images(images)[:5]):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+        files.append(str(tmp_path / f"{number}.png"))
+    given = ["predict", "--checkpoint_path", checkpoint(run), "--top", "10", *files]
+    picture = tmp_path / "picture.png"
+    assert accumulation.main([*given, "--picture", str(picture), "--device_target", "CPU"]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith(files[0])]
+    shown = re.findall(r"(\d) (0\.\d{3})", line.partition(": ")[2])
+    assert sorted(name for name, _ in shown) == list("0123456789")
+    shares = [float(share) for _, share in shown]
+    assert sum(shares) == pytest.approx(1, abs=0.006) and shares == sorted(shares, reverse=True)
+    with Image.open(picture) as drawn:
+        assert drawn.width > drawn.height > 300
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "message"),
+    [
+        ("large.png", [], "is 32 x 32; expected 28 x 28"),
+        ("text.png", [], "is no image that can be read"),
+        ("none.png", [], "cannot be read"),
+        ("large.png", ["--picture", "x.pdf"], "expected the name of a .png file"),
+        ("large.png", ["--top", "0"], "top: expected an integer >= 1, got 0"),
+    ],
+)
+def test_what_cannot_be_predicted(run, tmp_path, capsys, image, options, message):
+    Image.new("L", (32, 32)).save(tmp_path / "large.png")
+    (tmp_path / "text.png").write_text("no image")
+    given = ["predict", "--checkpoint_path", checkpoint(run), str(tmp_path / image), *options]
+    assert accumulation.main([*given, "--device_target", "CPU"]) == 2
+    shown = capsys.readouterr().err
+    assert message in shown and shown.count("\n") == 1
+
+
+def test_ranks_share_the_images(mnist):
+    config, sizes, evaluated = AccumulationConfig(batch_size=500), [], 0
+    for rank in range(3):
+        train, val, names = datasets(config, mnist, rank, 3)
+        sizes.append(train.get_dataset_size())
+        evaluated += sum(len(labels) for _, labels in val.create_tuple_iterator(num_epochs=1))
+    assert names == tuple("0123456789")
+    assert sizes == [60000 // 3 // 500] * 3 and evaluated == 10000
+
+
+def test_the_sources_own_way_can_be_had():
+    config = AccumulationConfig(class_num=10, reduction="sum", tail="carry", rescale="seed")
+    step = accumulation.build_step(config, build_network(config), 1875)
+    assert step.micro_steps == 4 and step.tail == "carry"
+    with pytest.raises(InputError, match="rescale: expected one of 'correct', 'seed', got 'wrong'"):
+        AccumulationConfig(rescale="wrong")
