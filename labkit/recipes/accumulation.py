@@ -1,8 +1,8 @@
 """Gradient accumulation: the tutorial's LeNet-5 on MNIST, or a ResNet on an image folder.
 
-    python -m labkit.recipes.accumulation train --data_path MNIST_Data
-    python -m labkit.recipes.accumulation train --data_path FOLDER --settings resnet50
-    python -m labkit.recipes.accumulation eval --data_path MNIST_Data --checkpoint_path FILE
+    labkit train accumulation --data_path MNIST_Data
+    labkit train accumulation --data_path FOLDER --settings resnet50
+    labkit eval accumulation --data_path MNIST_Data --checkpoint_path FILE
 
 MNIST_Data holds train/ and test/ (data_scripts/mnist.py makes it), FOLDER train/ and val/ with one
 folder a class. ``labkit.recipes.accumulation_config`` has the settings "lenet" (the default) and

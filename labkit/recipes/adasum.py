@@ -1,14 +1,13 @@
 """Adasum on an image folder: the tutorial's ResNet-50 on ImageNet, 16 devices in two servers.
 
-    python -m labkit.recipes.adasum train --dataset_path FOLDER --settings servers
-    python -m labkit.recipes.adasum train --dataset_path FOLDER --settings one_device
-    python -m labkit.recipes.adasum eval --dataset_path FOLDER --checkpoint_path FILE
+    labkit train adasum --data_path FOLDER --settings servers
+    labkit train adasum --data_path FOLDER --settings one_device
+    labkit eval adasum --data_path FOLDER --checkpoint_path FILE
 
 FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
 (the tutorial's; there is no evaluation after training then). ``labkit.recipes.adasum_config`` has
 the settings "servers" (the default: 16 ranks, 8 to a server) and "one_device" (which stands for
-them) and says what else can be set. On several ranks, msrun starts one such command each, with
---run_distribute True.
+them) and says what else can be set. --ranks 8 starts eight ranks.
 
 Source: "Adaptive Gradient Summation Algorithm" (MindSpore tutorial r1.7), training.py. Departures:
 Adasum as labkit has it, on any device and from two workers on; every image counts in the

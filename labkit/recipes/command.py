@@ -88,7 +88,7 @@ def run(recipe: Recipe, arguments: Sequence[str] | None, program: str | None = N
 def _train(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> int:
     base = recipe.named[options.settings]
     config = settings.read(type(base), options.config, options.set, base)
-    if start.asked(options):
+    if start.asked(options) or options.dry_run:
         return _start(recipe, options, arguments, config.save_checkpoint_path)
     recipe.train(config, options.dataset_path, resume=options.resume, **_machine(options))
     return 0
@@ -96,7 +96,7 @@ def _train(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) ->
 
 def _evaluate(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> int:
     config = _of_checkpoint(recipe, options)
-    if start.asked(options):
+    if start.asked(options) or options.dry_run:
         return _start(recipe, options, arguments, f"{config.save_checkpoint_path}-eval")
     path = options.checkpoint_path
     recipe.evaluate_checkpoint(config, options.dataset_path, path, **_machine(options))
@@ -125,9 +125,12 @@ _DOES = {"train": _train, "eval": _evaluate, "predict": _predict}
 def _start(
     recipe: Recipe, options: argparse.Namespace, arguments: list[str], run_folder: str
 ) -> int:
-    """Start this command on several ranks; its own options go to each of them."""
-    module = f"labkit.recipes.{recipe.name}"
-    made = start.prepare(options, [module, *start.without_options(arguments)], run_folder)
+    """Start this command on several ranks, or show it; its own options go to each of them."""
+    command = [f"labkit.recipes.{recipe.name}", *start.without_options(arguments)]
+    if not start.asked(options):
+        start.show(command)
+        return 0
+    made = start.prepare(options, command, run_folder)
     if options.dry_run:
         start.show(made)
         return 0

@@ -1,12 +1,11 @@
 """ResNet-50 on an image folder: the migration document's whole training, and its evaluation.
 
-    python -m labkit.recipes.resnet50 train --dataset_path FOLDER --set epoch_size=90
-    python -m labkit.recipes.resnet50 eval --dataset_path FOLDER --checkpoint_path FILE
+    labkit train resnet50 --data_path FOLDER --epoch_size 90
+    labkit eval resnet50 --data_path FOLDER --checkpoint_path FILE
 
 FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
 (the document's; there is no evaluation after training then). ``labkit.recipes.resnet50_config``
-says what can be set, with its default. On several ranks, msrun or scripts/resnet50 start one such
-command each, with --run_distribute True.
+says what can be set, with its default. --ranks 8 starts eight ranks.
 
 Source: "ResNet-50 migration", train.py and eval.py. Departures: a real warm-up, augmentation, exact
 shards, no decay for biases whatever they are called, the network as torchvision builds it; the

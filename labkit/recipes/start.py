@@ -86,8 +86,8 @@ def without_options(arguments: Sequence[str]) -> list[str]:
 
 def asked(options: argparse.Namespace) -> bool:
     """Return whether the options ask for ranks to be started."""
-    given = (options.ranks, options.nodes, options.node_rank, options.master, options.rank_table)
-    return any(each is not None for each in given) or options.mpirun or options.dry_run
+    names = ("ranks", "nodes", "node_rank", "master", "rank_table", "log_dir")
+    return options.mpirun or any(getattr(options, name) is not None for name in names)
 
 
 def prepare(options: argparse.Namespace, command: Sequence[str], run_folder: str) -> Start:
@@ -268,8 +268,15 @@ def _shown(path: Path) -> Iterator[None]:
         thread.join()
 
 
-def show(start: Start) -> None:
-    """Print each process's environment and command, as a shell takes them; start nothing."""
+def show(start: Start | Sequence[str]) -> None:
+    """Print each process's environment and command, as a shell takes them; start nothing.
+
+    Args:
+        start: the ranks, or the command of a single process behind ``python -m``.
+    """
+    if not isinstance(start, Start):
+        _print("one process", {}, ["python", "-m", *start])
+        return
     if start.by == "mpirun":
         _print("mpirun", start.variables, _mpirun(start))
         return

@@ -1,12 +1,11 @@
 """Dimension reduction, first stage: an ordinary training that keeps snapshots of its weights.
 
-    python -m labkit.recipes.subspace_stage_1 train --dataset_path FOLDER
-    python -m labkit.recipes.subspace_stage_1 eval --dataset_path FOLDER --checkpoint_path FILE
+    labkit train subspace-1 --data_path FOLDER
+    labkit eval subspace-1 --data_path FOLDER --checkpoint_path FILE
 
 FOLDER holds train/ and val/ (or validation_preprocess/, as the tutorial's text has it), each with
 one folder a class. ``labkit.recipes.subspace_config`` says what can be set: the defaults are the
-tutorial's. On several ranks, msrun starts one such command each, with --run_distribute True. The
-second stage is ``labkit.recipes.subspace_stage_2``.
+tutorial's. --ranks 8 starts eight ranks. The second stage is ``labkit.recipes.subspace_stage_2``.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.py. Departures: the
 whole state is in RUN/checkpoint, from where the training resumes, and the snapshots of the

@@ -1,16 +1,15 @@
 """Dimension reduction, second stage: a search in the directions of the first stage's snapshots.
 
-    python -m labkit.recipes.subspace_stage_2 train --dataset_path FOLDER
-    python -m labkit.recipes.subspace_stage_2 train --dataset_path FOLDER \
-        --set pretrained_weight_path=FILE --set pca_mat_path=pca_mat.npy
-    python -m labkit.recipes.subspace_stage_2 eval --dataset_path FOLDER --checkpoint_path FILE
+    labkit train subspace-2 --data_path FOLDER
+    labkit train subspace-2 --data_path FOLDER \
+        --pretrained_weight_path FILE --pca_mat_path pca_mat.npy
+    labkit eval subspace-2 --data_path FOLDER --checkpoint_path FILE
 
 FOLDER is that of ``labkit.recipes.subspace_stage_1``, whose run folder the training starts from:
 its newest checkpoint and its snapshots, of which the basis is made and kept as pca_mat.npy. A
 pca_mat_path that is there already is loaded, and nothing computed.
 ``labkit.recipes.subspace_config`` says what can be set, and has the settings "tutorial" (the
-default) and "as_it_ran". On several ranks, msrun starts one such command each, with
---run_distribute True.
+default) and "as_it_ran". --ranks 8 starts eight ranks.
 
 Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_boost_stage_2.py, which
 gives ``boost_config_dict`` to Model (``labkit.boost_step`` takes it). Departures: ``SubspaceStep``

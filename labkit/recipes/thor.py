@@ -1,12 +1,12 @@
 """THOR on an image folder: the tutorial's ResNet-50 on ImageNet, 8 devices, and its evaluation.
 
-    python -m labkit.recipes.thor train --dataset_path FOLDER --settings ascend
-    python -m labkit.recipes.thor eval --dataset_path FOLDER --checkpoint_path FILE
+    labkit train thor --data_path FOLDER --settings ascend
+    labkit eval thor --data_path FOLDER --checkpoint_path FILE
 
 FOLDER holds train/ and val/, each with one folder a class, or is such a folder of classes itself
 (the tutorial's; there is no evaluation after training then). ``labkit.recipes.thor_config`` has the
-settings "ascend" (the default) and "gpu" and says what else can be set. On several ranks, msrun
-starts one such command each, with --run_distribute True.
+settings "ascend" (the default) and "gpu" and says what else can be set. --ranks 8 starts eight
+ranks.
 
 Source: "Applying second-order optimization on the ResNet-50 network" (MindSpore tutorial r2.3),
 train.py and eval.py. Departures: THOR as labkit has it, on any device; every image counts in the

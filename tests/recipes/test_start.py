@@ -67,6 +67,13 @@ def test_a_dry_run_has_every_process(capsys, device):
     assert len(ranks) == 2
 
 
+def test_a_dry_run_of_one_process(capsys, device, monkeypatch):
+    device("CPU")
+    ((heading, variables, words),) = dry(capsys, "--seed", "2")
+    assert (heading, variables) == ("# one process", {})
+    assert words == "python -m labkit.recipes.thor train --data_path x --seed 2".split()
+
+
 def test_two_machines_number_their_ranks_through(capsys, device):
     device("CPU")
     shared = ["--ranks", "2", "--nodes", "2", "--master", "127.0.0.1:39121"]
@@ -101,6 +108,7 @@ def test_mpirun_is_for_gpus(capsys, device, monkeypatch):
 
 
 WRONG = {
+    "logs of no rank": (["--log_dir", "logs"], "expected --ranks N"),
     "no number": (["--nodes", "2"], "expected --ranks N"),
     "both ways": (["--ranks", "2", "--run_distribute", "True"], "expected neither with --ranks"),
     "no master": (["--ranks", "2", "--nodes", "2"], "master: expected HOST:PORT"),
@@ -164,7 +172,7 @@ def test_what_only_the_start_knows_is_not_handed_on():
     assert start.without_options(given) == "train --seed 3 --set a=b".split()
     assert not start.asked(
         argparse.Namespace(
-            **dict.fromkeys(("ranks", "nodes", "node_rank", "master", "rank_table")),
+            **dict.fromkeys(("ranks", "nodes", "node_rank", "master", "rank_table", "log_dir")),
             mpirun=False,
             dry_run=False,
         )
