@@ -17,20 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from labkit import runtime
 from labkit.base.signals import ended_by_sigterm
 from labkit.errors import InputError, nearest
-from labkit.recipes import run_folder, settings, start
+from labkit.recipes import RECIPES, run_folder, settings, start
 
 if TYPE_CHECKING:
     from labkit.recipes.recipe import Recipe
 
-# As the command line has it -> its module.
-RECIPES = {
-    "accumulation": "accumulation",
-    "resnet50": "resnet50",
-    "thor": "thor",
-    "adasum": "adasum",
-    "subspace-1": "subspace_stage_1",
-    "subspace-2": "subspace_stage_2",
-}
 COMMANDS = {
     "train": "train, and evaluate",
     "eval": "evaluate a checkpoint",

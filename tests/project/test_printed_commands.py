@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from labkit.recipes import command
+from labkit.recipes import RECIPES, command
 from labkit.tools.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def by_recipe(words):
     """Parse ``train RECIPE ...`` by the recipe's own parser."""
     verb, name, *rest = words
     assert verb in command.COMMANDS
-    recipe = importlib.import_module(f"labkit.recipes.{command.RECIPES[name]}").RECIPE
+    recipe = importlib.import_module(f"labkit.recipes.{RECIPES[name]}").RECIPE
     command._parse(recipe, [verb, *rest], "labkit")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.ranks import rank_table
-from labkit.recipes import command, start
+from labkit.recipes import RECIPES, start
 from labkit.recipes.command import main
 
 
@@ -164,7 +164,7 @@ def test_an_unknown_option_has_its_nearest_name(capsys):
 
 
 def test_every_recipe_has_a_name():
-    assert len(set(command.RECIPES.values())) == len(command.RECIPES) == 6
+    assert len(set(RECIPES.values())) == len(RECIPES) == 6
 
 
 def test_what_only_the_start_knows_is_not_handed_on():

@@ -4,25 +4,44 @@ from collections.abc import Callable
 
 import typer
 
-from labkit.recipes import command
+from labkit.recipes import RECIPES
 
-# Every word behind the command goes to the recipe's own parser, --help too.
+# Every word behind the recipe goes to its own parser, --help too.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
-def _command(name: str, words: str) -> Callable[[typer.Context], None]:
+def _command(name: str, words: str, example: str) -> Callable[[typer.Context], None]:
     def run(context: typer.Context) -> None:
+        if context.args and context.args[0] in ("-h", "--help"):
+            typer.echo(context.get_help())
+            raise typer.Exit()
+        from labkit.recipes import command
+
         raise typer.Exit(command.main([name, *context.args], "labkit"))
 
     run.__doc__ = f"""{words}
 
-    RECIPE is one of {", ".join(command.RECIPES)}; `labkit {name} RECIPE --help` has its options.
+    RECIPE is one of {", ".join(RECIPES)}; `labkit {name} RECIPE --help` has its options.
+
+    Example: labkit {name} {example}
     """
     return run
 
 
 COMMANDS = {
-    "train": _command("train", "Train a recipe: one process, several ranks or several machines."),
-    "eval": _command("eval", "Evaluate a checkpoint of a recipe."),
-    "predict": _command("predict", "Say which classes images are of, by a recipe's checkpoint."),
+    "train": _command(
+        "train",
+        "Train a recipe: one process, several ranks or several machines.",
+        "accumulation --data_path datasets/MNIST_Data --ranks 2",
+    ),
+    "eval": _command(
+        "eval",
+        "Evaluate a checkpoint of a recipe.",
+        "thor --data_path datasets/CIFAR10 --checkpoint_path FILE",
+    ),
+    "predict": _command(
+        "predict",
+        "Say which classes images are of, by a recipe's checkpoint.",
+        "thor --checkpoint_path FILE cat.jpg --picture answer.png",
+    ),
 }
