@@ -61,10 +61,11 @@ def trained(data, tmp_path_factory):
             arguments = ["train", "--dataset_path", str(data), "--device_target", "CPU"]
             for setting, value in values(name, out).items():
                 arguments += ["--set", f"{setting}={value}"]
+            module = recipe(name)  # imported here: its own ``train`` would be the patched one
             shown, results, kept = io.StringIO(), [], Kept()
             with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
                 patch.setattr(Recipe, "train", lambda *a, **o: results.append(train(*a, **o)))
-                assert recipe(name).main(arguments) == 0
+                assert module.main(arguments) == 0
             kept.undo()
             done[name] = SimpleNamespace(
                 out=out, printed=shown.getvalue(), result=results[0], network=kept.networks[-1]
