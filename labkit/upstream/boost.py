@@ -1,12 +1,17 @@
 """``boost_step``: MindSpore's ``boost_level`` and ``boost_config_dict``, on the steps of labkit.
 
+    less_bn            the last Dense normalised, BatchNorms taken out, before the step is built
+    grad_freeze        GradFreezeUpdate, in the place of the optimizer alone; adasum: in each worker
     adasum             AdasumStep; a server's ``device_number`` ranks are averaged first
     grad_accumulation  AccumulatedStep; with one of the others, its own micro-batches
     dim_reduce         SubspaceStep in the basis of the weights in ``weight_load_dir``
 
 Source: as ``labkit.upstream.boost_config``. Departures, beside those listed there:
 - the optimizer stays the caller's (for dim_reduce MindSpore silently puts an SGD of rate 1 without
-  weight decay in its place);
+  weight decay in its place), but for less_bn, which changes what there is to train: it is made anew
+  over that, by its own arguments, and is ``step.optimizer``;
+- grad_freeze groups what less_bn has left (there also BatchNorms that are not in the graph);
+- the same schedule of grad_freeze in every training with one seed, that of ``labkit.start``;
 - gradients are unscaled once, losses averaged as floats, BatchNorm left alone by the line search,
   a failed search is counted: see ``labkit.algorithms.subspace``;
 - an epoch's last micro-batches are applied (there they wait for the next epoch's).
@@ -19,9 +24,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from mindspore import nn
+from mindspore import get_seed, nn
 
 from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
+from labkit.algorithms.less_bn import fit_to, less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace.basis import basis_from
 from labkit.base.arguments import names_checked, wrong
@@ -33,6 +40,7 @@ from labkit.steps.precision import DynamicLossScale
 from labkit.steps.step import Step, check_optimizer
 from labkit.upstream.boost_config import Boost, read_boost
 
+_FREEZE = ("param_groups", "freeze_type", "freeze_p", "total_steps")
 # MindSpore's: fewer than two servers of 8 have no Adasum there.
 _DEVICES = 8
 # Those of every step, and function -> those that its step has and a plain step has not.
@@ -71,6 +79,9 @@ def boost_step(
 ) -> Step:
     """Return the step that a level and a dictionary ask for, and print what is turned on.
 
+    less_bn changes the network in place. The optimizer is then made anew, and is
+    ``step.optimizer``, unless ``less_bn(network)`` was called before it was made.
+
     >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
     >>> Model(step).train(90, dataset, callbacks=[EndOfEpoch(step)], dataset_sink_mode=False)
 
@@ -78,8 +89,8 @@ def boost_step(
 
     Args:
         loss_net: batch -> mean loss.
-        optimizer: any ``nn.Optimizer``, which stays in force; for dim_reduce MindSpore's is
-            ``nn.SGD(..., learning_rate=1)``.
+        optimizer: any ``nn.Optimizer``, which stays in force but for less_bn; for dim_reduce
+            MindSpore's is ``nn.SGD(..., learning_rate=1)``.
         boost_level: as for ``read_boost``.
         boost_config_dict: as for ``read_boost``.
         missing: as for ``read_boost``.
@@ -111,7 +122,7 @@ def boost_step(
     if basis is not None and "dim_reduce" not in boost.on:
         raise InputError("got a basis, and dim_reduce is not turned on; expected both or neither")
     step, used = _build(boost, loss_net, optimizer, basis, options)
-    notes = [*boost.notes, *_notes_on_optimizer(boost, optimizer)]
+    notes = [*boost.notes, *_notes_on_optimizer(boost, optimizer, step)]
     if notes:
         warnings.warn(f"boost_step: {'; '.join(notes)}", stacklevel=3)  # after names_checked
     print(f"labkit: boost_level {boost.level}, mode {boost.mode}: {_text(boost, used)}", flush=True)
@@ -120,7 +131,7 @@ def boost_step(
 
 def _refuse_options(boost: Boost, options: Mapping[str, Any]) -> None:
     """Refuse options of a step that is not built."""
-    right = {name for function in boost.on for name in _OWN_OPTIONS[function]}
+    right = {name for function in boost.on for name in _OWN_OPTIONS.get(function, ())}
     for name, value in options.items():
         owners = [function for function, own in _OWN_OPTIONS.items() if name in own]
         if owners and name not in right:
@@ -143,12 +154,23 @@ def _build(
         step = SubspaceStep(loss_net, optimizer, basis, **used, **options)
         more = {"n_components": len(basis.matrix), "trials": step.update.constants.trials}
         return step, used | more
+    if "less_bn" in boost.on:
+        print(f"labkit: {less_bn(loss_net, fn_flag=boost.values['fn_flag']).text()}", flush=True)
+        optimizer = fit_to(optimizer, loss_net)
+    freeze, frozen = None, {}
+    if "grad_freeze" in boost.on:
+        words = {name: boost.values[name] for name in _FREEZE if name in boost.values}
+        schedule = freeze_schedule(loss_net, **words, seed=get_seed() or 0)
+        freeze = GradFreezeUpdate(optimizer, schedule)
+        frozen = {name: schedule.settings[name] for name in _FREEZE}
     if "adasum" in boost.on:
         used["node_size"] = _node_size(boost)
-        return AdasumStep(loss_net, optimizer, **used, **options), used
-    if "grad_accumulation" in boost.on:
-        return AccumulatedStep(loss_net, optimizer, **used, **options), used
-    return PlainStep(loss_net, optimizer, **options), used
+        step = AdasumStep(loss_net, optimizer, freeze=freeze, **used, **options)
+    elif "grad_accumulation" in boost.on:
+        step = AccumulatedStep(loss_net, optimizer, update=freeze, **used, **options)
+    else:
+        step = PlainStep(loss_net, optimizer, update=freeze, **options)
+    return step, used | frozen
 
 
 def _basis(boost: Boost, basis: Basis | None, optimizer: nn.Optimizer) -> Basis:
@@ -169,8 +191,14 @@ def _node_size(boost: Boost) -> int:
     return int(boost.values.get("device_number", default))
 
 
-def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer) -> list[str]:
-    """What differs from MindSpore's silent change of the optimizer, where it does."""
+def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer, step: Step) -> list[str]:
+    """What is done to the optimizer, or not done, that a caller does not expect."""
+    if step.optimizer is not optimizer:
+        before, now = len(optimizer.parameters), len(step.optimizer.parameters)
+        return [
+            f"less_bn has made your {type(optimizer).__name__} anew, for {now} parameters in place "
+            f"of {before}: step.optimizer is the one that trains"
+        ]
     same = isinstance(optimizer, nn.SGD) and not optimizer.dynamic_lr and not optimizer.is_group_lr
     if "dim_reduce" not in boost.on or same and float(optimizer.learning_rate.asnumpy()) == 1:
         return []

@@ -6,6 +6,7 @@ and the tutorials of r1.6 and r1.7, which say ``device_num`` and ``n_component``
 - every call reads its own dictionary (there the first one of a process counts for all others, and
   mode ``manual`` writes into the table of levels);
 - mode ``manual`` is the dictionary alone (there the level's own functions stay on beside it);
+- grad_freeze and the others go together (there a frozen step silently has no Adasum);
 - a function that labkit does not have is refused where it is turned on.
 
 No MindSpore import.
@@ -20,8 +21,8 @@ from typing import Any
 from labkit.base import arguments
 from labkit.errors import InputError, nearest, refuse_unknown
 
-IMPLEMENTED = ("adasum", "grad_accumulation", "dim_reduce")
-FUNCTIONS = ("less_bn", "grad_freeze", *IMPLEMENTED, "loss_scale_group")
+IMPLEMENTED = ("less_bn", "grad_freeze", "adasum", "grad_accumulation", "dim_reduce")
+FUNCTIONS = (*IMPLEMENTED, "loss_scale_group")
 LEVELS = {"O0": (), "O1": ("less_bn", "grad_freeze"), "O2": ("less_bn", "grad_freeze", "adasum")}
 MODES = ("auto", "manual", "enable_all", "disable_all")
 MISSING = ("refuse", "skip")
@@ -55,7 +56,7 @@ SECTIONS: Mapping[str, Mapping[str, Callable[[str, Any], Any]]] = {
     "grad_freeze": {
         "param_groups": _count,
         "freeze_type": partial(arguments.integer, at_least=0, at_most=1),
-        "freeze_p": partial(arguments.number, at_least=0, at_most=1),
+        "freeze_p": partial(arguments.number, at_least=0, below=1),
         "total_steps": _count,
     },
     "grad_accumulation": {"grad_accumulation_step": _count},
@@ -81,13 +82,25 @@ _DIM_REDUCE = {
 }
 # The tutorials' names, and MindSpore's of today.
 OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
+_GRAD_FREEZE = {"freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536}
 # What has no meaning here though its function is on, and why.
-_MEANINGLESS = {"timeout": "no rank waits for a file"}
+_MEANINGLESS = {
+    "timeout": "no rank waits for a file",
+    "gradient_split_groups": "it says how MindSpore fuses the sums over ranks",
+}
 # What a setting of the section common serves.
 _OF_COMMON = {
     "gradient_split_groups": "less_bn",
     "device_number": "adasum",
     "grad_accumulation_step": "grad_accumulation",
+}
+
+
+# In MindSpore dim_reduce silently turns the others off.
+_NOT_BESIDE_DIM_REDUCE = {
+    "adasum": "dim_reduce moves all ranks by one common search",
+    "less_bn": "dim_reduce's basis is that of the network as it was",
+    "grad_freeze": "dim_reduce moves all weights at once",
 }
 
 
@@ -148,11 +161,9 @@ def read_boost(
 
 
 def _refuse_contradictions(level: str, on: Collection[str]) -> None:
-    if {"adasum", "dim_reduce"} <= set(on):
-        raise InputError(
-            "adasum and dim_reduce are both True; expected one of them: dim_reduce moves all ranks "
-            "by one common search"
-        )
+    for other, why in _NOT_BESIDE_DIM_REDUCE.items():
+        if {other, "dim_reduce"} <= set(on):
+            raise InputError(f"{other} and dim_reduce are both True; expected one of them: {why}")
     if on and level == "O0":
         raise InputError(
             f"boost_level is 'O0', which changes nothing, and the dictionary turns on {_and(on)}; "
@@ -165,9 +176,8 @@ def _checked_sections(dictionary: object) -> dict[str, Mapping[str, Any]]:
     if dictionary is None or dictionary == "":
         return {}
     if not isinstance(dictionary, Mapping):
-        raise InputError(
-            f"boost_config_dict is a {type(dictionary).__name__}; expected a dictionary of sections"
-        )
+        kind = type(dictionary).__name__
+        raise InputError(f"boost_config_dict is a {kind}; expected a dictionary of sections")
     sections = {}
     for section, content in dictionary.items():
         refuse_unknown("section of boost_config_dict", section, ("boost", *SECTIONS))
@@ -259,10 +269,10 @@ def _values(
     for section, settings in sections.items():
         for name, value in settings.items():
             function = _OF_COMMON[name] if section == "common" else section
-            if name in _MEANINGLESS:
-                unused.append(f"{name} ({_MEANINGLESS[name]})")
-            elif function not in on:
+            if function not in on:
                 unused.append(f"{name} ({function} is off)")
+            elif name in _MEANINGLESS:
+                unused.append(f"{name} ({_MEANINGLESS[name]})")
             elif name in values and values[name] != value:
                 raise InputError(
                     f"{name} is {values[name]!r} and {value!r} in two sections; expected one"
@@ -271,6 +281,12 @@ def _values(
                 values[name] = value
     if "dim_reduce" in on:
         values = _DIM_REDUCE | values
+    if "less_bn" in on:
+        values = {"fn_flag": True} | values
+        if values.pop("gc_flag", True):  # MindSpore's default
+            unused.append("gc_flag (gradients are not centralised)")
+    if "grad_freeze" in on:
+        values = _GRAD_FREEZE | values
     if "grad_accumulation" in on and "grad_accumulation_step" not in values:
         raise InputError(
             "grad_accumulation is True and grad_accumulation_step was not given; expected an "

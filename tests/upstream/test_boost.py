@@ -10,6 +10,7 @@ import textwrap
 import warnings
 from dataclasses import fields
 
+import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
@@ -17,16 +18,28 @@ from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
 from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost_step
+from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
+from labkit.algorithms.less_bn import less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.algorithms.subspace import basis as basis_module
 from labkit.algorithms.subspace.search import Constants
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
+from labkit.steps.losses import LossNet
 from labkit.upstream import boost
 from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, manual
-from tests.support.step_cells import assert_bit_equal, momentum, regression, rows, snapshot, split
+from tests.support.step_cells import (
+    assert_bit_equal,
+    assert_close,
+    momentum,
+    regression,
+    rows,
+    snapshot,
+    split,
+)
 from tests.support.subspace_cells import basis_of
+from tests.support.tolerances import TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -54,7 +67,11 @@ SAME = {
     "disabled": (("O2", {"boost": {"mode": "disable_all"}}, {}), PlainStep, {}),
     "accumulation": (("O1", ACCUMULATION, {}), AccumulatedStep, {"micro_steps": 4}),
     "adasum": (("O2", ADASUM, {"workers": 2}), AdasumStep, {"workers": 2}),
-    "O2": (("O2", None, {"workers": 2, "missing": "skip"}), AdasumStep, {"workers": 2}),
+    "missing": (
+        ("O2", manual("adasum", "loss_scale_group"), {"workers": 2, "missing": "skip"}),
+        AdasumStep,
+        {"workers": 2},
+    ),
     "both": (
         (
             "O1",
@@ -89,6 +106,106 @@ class TestIsTheStepThatTheWordsMean:
         (level, dictionary, options), kind, arguments = SAME["both"]
         ours = trained(lambda *pair: boost_step(*pair, level, dictionary, **options))
         assert_bit_equal(ours, trained(lambda *pair: kind(*pair, **arguments)))
+
+
+FREEZING = {"param_groups": 2, "freeze_type": 0, "freeze_p": 0.5, "total_steps": 20}
+
+
+def three_layers():
+    """Dense layers 3, 4, 4, 2: (network, loss_net, optimizer)."""
+    ms.set_seed(5)
+    network = nn.SequentialCell(nn.Dense(3, 4), nn.Tanh(), nn.Dense(4, 4), nn.Dense(4, 2))
+    return network, LossNet(network, nn.MSELoss()), momentum(network)
+
+
+@pytest.mark.filterwarnings("ignore:boost_step")
+class TestTheLevels:
+    """O1 and O2, beside the steps that are built by hand."""
+
+    def trained(self, make):
+        network, loss_net, optimizer = three_layers()
+        step = make(network, loss_net, optimizer)
+        for batch in BATCHES:
+            step(*batch)
+        step.end_epoch()
+        return step, snapshot(step)
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_a_level_is_less_bn_grad_freeze_and_perhaps_adasum(self, level):
+        more = {"workers": 2} if level == "O2" else {}
+
+        def by_level(network, loss_net, optimizer):
+            words = {"grad_freeze": FREEZING}
+            return boost_step(loss_net, optimizer, level, words, **more)
+
+        def by_hand(network, loss_net, optimizer):
+            less_bn(network)
+            optimizer = momentum(network)
+            freeze = GradFreezeUpdate(optimizer, freeze_schedule(network, **FREEZING, seed=5))
+            if level == "O2":
+                return AdasumStep(loss_net, optimizer, workers=2, freeze=freeze)
+            return PlainStep(loss_net, optimizer, update=freeze)
+
+        step, ours = self.trained(by_level)
+        other, theirs = self.trained(by_hand)
+        assert type(step) is type(other) and step.settings == other.settings
+        assert_bit_equal(ours, theirs)
+        assert "3.multiplier" in ours and ours["3.multiplier"] != 1 and "3.bias" not in ours
+
+    @pytest.mark.parametrize("function", ["less_bn", "grad_freeze"])
+    def test_each_changes_the_training(self, function):
+        def plain(network, loss_net, optimizer):
+            return PlainStep(loss_net, optimizer)
+
+        def boosted(network, loss_net, optimizer):
+            words = manual(function, grad_freeze=FREEZING)
+            return boost_step(loss_net, optimizer, "O1", words)
+
+        weights = [self.trained(make)[1]["0.weight"] for make in (plain, boosted)]
+        assert not np.allclose(*weights, rtol=1e-3)
+
+    def test_with_accumulation_and_a_loss_scale(self):
+        """One frozen update of two micro-batches is that of the whole batch."""
+        words = manual("less_bn", "grad_freeze", grad_freeze=FREEZING)
+        halves = words | {"common": {"grad_accumulation_step": 2}}
+        halves["boost"] = words["boost"] | {"grad_accumulation": True}
+        results = []
+        for each, sizes in ((words, [8] * 4), (halves, [4] * 8)):
+            network, loss_net, optimizer = three_layers()
+            step = boost_step(loss_net, optimizer, "O1", each, loss_scale=8.0, clip_norm=0.5)
+            for batch in split(rows(32), sizes):
+                step(*batch)
+            assert step.last_update.number == 4
+            results.append(snapshot(network))
+        assert_close(*results, **TOLERANCE["float32, a few updates"])
+
+    def test_it_says_what_was_done(self, capsys):
+        _, loss_net, optimizer = three_layers()
+        with pytest.warns(UserWarning) as caught:
+            step = boost_step(loss_net, optimizer, "O1", {"grad_freeze": FREEZING})
+        printed = capsys.readouterr().out
+        assert "labkit: less_bn: the last Dense `network.3` is normalised; 0 BatchNorms " in printed
+        assert "mode auto: less_bn and grad_freeze (param_groups 2, freeze_type 0," in printed
+        (said,) = [str(w.message) for w in caught if "boost_step" in str(w.message)]
+        assert "gc_flag (gradients are not centralised)" in said
+        assert "less_bn has made your Momentum anew, for 6 parameters in place of 6" in said
+        assert step.optimizer is not optimizer
+
+    def test_an_optimizer_that_was_made_afterwards_stays(self):
+        network, loss_net, _ = three_layers()
+        less_bn(network)
+        optimizer = momentum(network)
+        step = boost_step(loss_net, optimizer, "O1", manual("less_bn"))
+        assert step.optimizer is optimizer
+
+    def test_a_refused_call_can_be_made_again(self):
+        """The network is changed by then; what trains is the same."""
+        _, loss_net, optimizer = three_layers()
+        with pytest.raises(InputError, match="nothing to combine: 1 worker"):
+            boost_step(loss_net, optimizer, "O2", {"grad_freeze": FREEZING})
+        step = boost_step(loss_net, optimizer, "O2", {"grad_freeze": FREEZING}, workers=2)
+        names = [parameter.name for parameter in step.optimizer.parameters]
+        assert "3.multiplier" in names and "3.bias" not in names
 
 
 def basis():
@@ -263,8 +380,9 @@ class TestWhatIsSaid:
             "boost_step: without effect here: rho (dim_reduce is off), gradient_split_groups "
             "(less_bn is off)"
         ]
-        _, notes = self.said(capsys, "O2", missing="skip", workers=2)
-        assert notes == ["boost_step: labkit has no less_bn and grad_freeze: left off"]
+        words = manual("adasum", "loss_scale_group", less_bn={})
+        _, notes = self.said(capsys, "O2", words, missing="skip", workers=2)
+        assert "labkit has no loss_scale_group: left off" in notes[0]
 
 
 class TestRefused:
@@ -300,7 +418,8 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("words", "options", "message"),
         [
-            (None, {}, "boost_level 'O1' turns on less_bn and grad_freeze"),
+            (manual("loss_scale_group"), {}, "turns on loss_scale_group; labkit has no loss_sc"),
+            (manual("grad_freeze"), {}, "2 parameters make 1 pieces of 3 and more; expected 2"),
             (manual(dim_reduce={"n_componets": 3}), {}, "Did you mean 'n_components'"),
             (ADASUM, {}, "nothing to combine: 1 worker"),
             (ACCUMULATION, {"optimizer": "SGD"}, "optimizer is a str; expected an nn.Optimizer"),

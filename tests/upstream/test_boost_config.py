@@ -29,7 +29,9 @@ VALUES = {
     "weight_load_dir": "./checkpoint_stage_1/checkpoint_pca",
 }
 OFF = "without effect here: device_number (adasum is off), timeout (no rank waits for a file)"
-LACKING = "labkit has no less_bn and grad_freeze: left off"
+LACKING = "labkit has no loss_scale_group: left off"
+GC = "without effect here: gc_flag (gradients are not centralised)"
+O1 = {"fn_flag": True, "freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536}
 ALONE = "mode 'manual' is the dictionary alone: {} of {} stay off"
 STEP_4 = {"grad_accumulation_step": 4}
 # (level, dictionary, missing) -> (functions that are on, values, notes)
@@ -68,8 +70,36 @@ TAKEN = {
             (ALONE.format("less_bn and grad_freeze", "O2"),),
         ),
     ),
-    "O1 without what is missing": (("O1", None, "skip"), ((), {}, (LACKING,))),
-    "O2 without what is missing": (("O2", None, "skip"), (("adasum",), {}, (LACKING,))),
+    "O1": (("O1", None, "refuse"), (("less_bn", "grad_freeze"), O1, (GC,))),
+    "O2": (("O2", None, "refuse"), (("less_bn", "grad_freeze", "adasum"), O1, (GC,))),
+    "less_bn as it is here": (
+        ("O1", manual("less_bn", less_bn={"gc_flag": False, "fn_flag": False}), "refuse"),
+        (("less_bn",), {"fn_flag": False}, (ALONE.format("grad_freeze", "O1"),)),
+    ),
+    "grad_freeze": (
+        ("O1", manual("grad_freeze", grad_freeze={"param_groups": 3, "freeze_p": 0.5}), "refuse"),
+        (
+            ("grad_freeze",),
+            {"freeze_type": 1, "freeze_p": 0.5, "total_steps": 65536, "param_groups": 3},
+            (ALONE.format("less_bn", "O1"),),
+        ),
+    ),
+    "without what is missing": (
+        ("O1", manual("adasum", "loss_scale_group", less_bn={}), "skip"),
+        (("adasum",), {}, (ALONE.format("less_bn and grad_freeze", "O1"), LACKING)),
+    ),
+    "a split point of less_bn": (
+        ("O1", manual("less_bn", common={"gradient_split_groups": [50]}), "refuse"),
+        (
+            ("less_bn",),
+            {"fn_flag": True},
+            (
+                ALONE.format("grad_freeze", "O1"),
+                "without effect here: gradient_split_groups (it says how MindSpore fuses the sums "
+                "over ranks), gc_flag (gradients are not centralised)",
+            ),
+        ),
+    ),
     "all off": (("O2", {"boost": {"mode": "disable_all"}}, "refuse"), ((), {}, ())),
     "manual without a word": (("O2", manual(), "refuse"), ((), {}, ())),
     "False for what labkit has not": (
@@ -118,23 +148,23 @@ def test_the_levels_modes_and_names_are_mindspores():
     assert set(boost.AutoBoost._boost_config_func_map) == known
 
 
-@pytest.mark.parametrize("dictionary", [None, {"boost": {"mode": "auto"}}, {"common": {}}])
-def test_O2_says_what_it_would_turn_on_and_what_to_give(dictionary):
+def test_a_refusal_says_what_is_on_and_what_to_give():
+    words = manual("adasum", "grad_freeze", "loss_scale_group")
     with pytest.raises(InputError) as error:
-        read_boost("O2", dictionary)
+        read_boost("O2", words)
     text = str(error.value)
     assert text.startswith(
-        "boost_level 'O2' turns on less_bn, grad_freeze and adasum; labkit has no less_bn and "
-        "grad_freeze. For adasum alone give boost_config_dict="
+        "boost_config_dict turns on grad_freeze, adasum and loss_scale_group; labkit has no "
+        "loss_scale_group. For grad_freeze and adasum alone give boost_config_dict="
     )
     shown = eval(re.search(r"boost_config_dict=(\{.*\})\.", text)[1])
-    assert read_boost("O2", shown).on == ("adasum",)
+    assert read_boost("O2", shown).on == ("grad_freeze", "adasum")
 
 
 def test_no_call_changes_another():
     read_boost("O1", DIM_REDUCE)
     with pytest.raises(InputError):
-        read_boost("O1", manual("less_bn"))
+        read_boost("O1", manual("loss_scale_group"))
     assert read_boost("O1", ACCUMULATION).on == ("grad_accumulation",)
     assert LEVELS["O1"] == ("less_bn", "grad_freeze")
 
@@ -158,7 +188,7 @@ ENDS = [
     ("less_bn", "gc_flag", None, False, "True or False"),
     ("grad_freeze", "param_groups", 0, 1, "an integer >= 1"),
     ("grad_freeze", "freeze_type", 2, 0, "an integer >= 0 and <= 1"),
-    ("grad_freeze", "freeze_p", 1.5, 1, "a finite number >= 0 and <= 1"),
+    ("grad_freeze", "freeze_p", 1, 0.999, "a finite number >= 0 and < 1"),
     ("grad_freeze", "total_steps", 0.5, 1, "an integer >= 1"),
     ("grad_accumulation", "grad_accumulation_step", 0, 1, "an integer >= 1"),
 ]
@@ -174,8 +204,10 @@ def test_values_are_checked_where_the_function_is_off_too(section, name, wrong, 
 REFUSED = [
     ("O3", None, "unknown boost_level 'O3'; expected one of: O0, O1, O2."),
     (["O1"], None, "unknown boost_level ['O1']"),
-    ("O1", None, "grad_freeze. missing='skip' leaves off what is not there"),
-    ("O1", {"boost": {"mode": "enable_all"}}, "no less_bn, grad_freeze and loss_scale_group"),
+    ("O1", {"boost": {"mode": "enable_all"}}, "labkit has no loss_scale_group. For less_bn, grad"),
+    ("O1", manual("loss_scale_group"), "loss_scale_group. missing='skip' leaves off what is not"),
+    ("O1", manual("less_bn", "dim_reduce"), "less_bn and dim_reduce are both True"),
+    ("O1", manual("grad_freeze", "dim_reduce"), "grad_freeze and dim_reduce are both True"),
     ("O1", manual("loss_scale_group"), "turns on loss_scale_group; labkit has no loss_scale_group"),
     ("O0", DIM_REDUCE, "boost_level is 'O0', which changes nothing, and the dictionary turns on"),
     ("O1", manual("adasum", "dim_reduce"), "adasum and dim_reduce are both True"),
@@ -255,7 +287,7 @@ def test_whatever_comes_is_read_or_refused(level, data):
         boost = read_boost(level, dictionary)
     except InputError:
         return
-    assert boost.on == () and level in LEVELS
+    assert boost.on in ((), LEVELS.get(level)) and level in LEVELS
 
 
 @given(
@@ -264,11 +296,12 @@ def test_whatever_comes_is_read_or_refused(level, data):
 )
 def test_manual_turns_on_what_it_says_or_says_why_not(level, asked):
     on = {name for name, value in asked.items() if value}
-    lacking = on & {"less_bn", "grad_freeze", "loss_scale_group"}
+    lacking = on & {"loss_scale_group"}
+    crossed = "dim_reduce" in on and on & {"less_bn", "grad_freeze", "adasum"}
     try:
         boost = read_boost(level, ACCUMULATION | {"boost": {"mode": "manual"} | asked})
     except InputError:
-        assert lacking or {"adasum", "dim_reduce"} <= on or (level == "O0" and on)
+        assert lacking or crossed or (level == "O0" and on)
     else:
         assert set(boost.on) == on and not lacking
 

@@ -4,6 +4,7 @@ import numpy as np
 from mindspore import nn
 
 from labkit.algorithms.adasum.update import AdasumUpdate
+from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.base.arguments import names_checked
 from labkit.steps.accumulation import AccumulatedStep, MicroSteps
 from labkit.steps.precision import DynamicLossScale
@@ -25,6 +26,8 @@ class AdasumStep(AccumulatedStep):
             or of all in one, ``network``.
         node_size: ranks to a node: averaged inside it, combined across nodes (in one process:
             ``node_size`` times as many micro-batches make up a worker's vector).
+        freeze: a ``GradFreezeUpdate`` of the same optimizer: what it freezes in an update enters
+            as zeros, and stays with its moments in all workers.
         tail: what ``end_epoch`` does where not all workers have had their turn: ``flush`` combines
             those that have, ``drop`` forgets them.
         normalise: see ``GradientOptions``, as for the others.
@@ -69,6 +72,7 @@ class AdasumStep(AccumulatedStep):
         reduction: str = "adasum",
         scope: str = "layer",
         node_size: int = 1,
+        freeze: GradFreezeUpdate | None = None,
         tail: str = "flush",
         normalise: str | None = None,
         batch_axis: int | None = None,
@@ -88,6 +92,7 @@ class AdasumStep(AccumulatedStep):
                 reduction=reduction,
                 scope=scope,
                 node_size=node_size,
+                freeze=freeze,
             ),
             tail=tail,
             normalise=normalise,

@@ -1,5 +1,7 @@
 """Who is combined: virtual workers of this process, ranks, nodes of ranks."""
 
+from dataclasses import dataclass
+
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 from mindspore.communication import create_group
@@ -11,40 +13,48 @@ from labkit.ranks.cluster import rank_and_size
 _groups: set[str] = set()
 
 
-class Team(nn.Cell):
-    """The workers' rows (workers, C) of this process -> those of the whole team (total, C).
+@dataclass(frozen=True)
+class TeamSize:
+    """How many are combined, whether or not these ranks have been started.
 
-    Args:
-        workers: virtual workers in this process, and in each of the others.
+    Attributes:
+        workers: virtual workers in each process.
         node_size: ranks that make up a node: their gradients are averaged, and the node is one
             worker (in a single process it stands for micro-batches that are averaged).
-
-    Workers are counted rank by rank, node by node. ``total`` is how many are combined.
+        ranks: processes.
 
     Raises:
         InputError: for counts below 1, a number of ranks that is no multiple of ``node_size``, and
             a team of one.
     """
 
-    def __init__(self, workers: int = 1, node_size: int = 1):
-        super().__init__(auto_prefix=False)
-        integer("workers", workers)
-        integer("node_size", node_size)
-        self.rank, self.ranks = rank_and_size()
-        if self.ranks > 1 and self.ranks % node_size:
+    workers: int
+    node_size: int
+    ranks: int
+
+    def __post_init__(self) -> None:
+        integer("workers", self.workers)
+        integer("node_size", self.node_size)
+        if self.ranks > 1 and self.ranks % self.node_size:
             raise InputError(
-                f"node_size is {node_size} and there are {self.ranks} ranks; expected a divisor"
+                f"node_size is {self.node_size} and there are {self.ranks} ranks; expected a "
+                "divisor"
             )
-        self.workers, self.node_size = workers, node_size
-        self.nodes = self.ranks // node_size if self.ranks > 1 else 1
-        self.total = self.nodes * workers
         if self.total < 2:
             raise InputError(
                 f"nothing to combine: {self.text()}; expected at least two workers (workers=..., "
                 "or more ranks, or a smaller node_size)"
             )
-        self.all_gather = ops.AllGather() if self.ranks > 1 else None
-        self.all_reduce = ops.AllReduce() if self.ranks > 1 else None
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes; a single process is one."""
+        return self.ranks // self.node_size if self.ranks > 1 else 1
+
+    @property
+    def total(self) -> int:
+        """How many are combined."""
+        return self.nodes * self.workers
 
     def text(self) -> str:
         """Return who is combined, in words."""
@@ -56,6 +66,37 @@ class Team(nn.Cell):
         elif self.node_size > 1:
             parts.append(f"each the mean of {self.node_size}")
         return f"{self.total} worker{'s' * (self.total > 1)} ({', '.join(parts)})"
+
+    def bytes_received(self, numbers: int) -> int:
+        """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""
+        return 4 * (self.ranks - 1) * self.workers * numbers
+
+
+class Team(nn.Cell):
+    """The workers' rows (workers, C) of this process -> those of the whole team (total, C).
+
+    Args:
+        workers: as in ``TeamSize``.
+        node_size: likewise.
+
+    Workers are counted rank by rank, node by node. ``total`` is how many are combined.
+
+    Raises:
+        InputError: as ``TeamSize`` does.
+    """
+
+    def __init__(self, workers: int = 1, node_size: int = 1):
+        super().__init__(auto_prefix=False)
+        self.rank, self.ranks = rank_and_size()
+        self.sizes = sizes = TeamSize(workers, node_size, self.ranks)
+        self.workers, self.node_size = workers, node_size
+        self.nodes, self.total = sizes.nodes, sizes.total
+        self.all_gather = ops.AllGather() if self.ranks > 1 else None
+        self.all_reduce = ops.AllReduce() if self.ranks > 1 else None
+
+    def text(self) -> str:
+        """Return who is combined, in words."""
+        return self.sizes.text()
 
     @property
     def rank_group(self) -> str:
@@ -89,4 +130,4 @@ class Team(nn.Cell):
 
     def bytes_received(self, numbers: int) -> int:
         """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""
-        return 4 * (self.ranks - 1) * self.workers * numbers
+        return self.sizes.bytes_received(numbers)

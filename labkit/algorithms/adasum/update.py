@@ -22,10 +22,13 @@ from labkit.algorithms.adasum.workers import (
     PRESENT,
     WEIGHT,
     bank_of,
+    difference,
     load,
+    part,
     states_of,
     store,
 )
+from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.algorithms.words import ADASUM_ON, ADASUM_SCOPES, WHOLE_TAILS
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
@@ -44,6 +47,7 @@ class AdasumUpdate(UpdateStage):
         reduction: ``adasum``, ``mean`` or ``sum``.
         scope: ``layer`` or ``network``.
         node_size: ranks to a node.
+        freeze: whose frozen parameters no worker moves.
 
     Raises:
         InputError: for values that are none of these, a team of one worker, and replicas that
@@ -64,8 +68,12 @@ class AdasumUpdate(UpdateStage):
         reduction: str = "adasum",
         scope: str = "layer",
         node_size: int = 1,
+        freeze: GradFreezeUpdate | None = None,
     ):
         super().__init__(optimizer)
+        if freeze is not None and freeze.optimizer is not optimizer:
+            raise InputError("freeze: expected a stage of the same optimizer, got one of another")
+        self.freeze, self.optimized = freeze, freeze or optimizer
         refuse_unknown("on", on, ADASUM_ON)
         refuse_unknown("scope", scope, ADASUM_SCOPES)
         self.team = team = Team(workers, node_size)
@@ -87,7 +95,7 @@ class AdasumUpdate(UpdateStage):
         self.unsure = state("adasum_unsure", 0)
         self.whole = _Whole(self)
         settings: dict[str, object] = {"on": on, "reduction": reduction, "scope": scope}
-        self.settings = settings | {"team": team.text()}
+        self.settings = settings | {"team": team.text()} | dict(freeze.settings if freeze else {})
         if self.on_updates:
             self._keep_states()
             if team.ranks > 1:
@@ -95,11 +103,14 @@ class AdasumUpdate(UpdateStage):
 
     def attach(self, step: nn.Cell) -> None:
         super().attach(step)
+        if self.freeze:
+            self.freeze.attach(step)
         self.check_replicas()
 
     def description(self) -> str:
         words = self.settings
-        return f"{words['reduction']} over {words['team']}, on {words['on']}, by {words['scope']}"
+        text = f"{words['reduction']} over {words['team']}, on {words['on']}, by {words['scope']}"
+        return f"{text}; {self.freeze.description()}" if self.freeze else text
 
     def _keep_states(self) -> None:
         # start, start_step: the weights and the count of steps that every worker starts from.
@@ -118,6 +129,8 @@ class AdasumUpdate(UpdateStage):
         """Put a worker's vector, made from its averaged gradients, and its notes into the bank."""
         loss_sum, weight, norm, images = summary
         gradients = self.map(cast_like, gradients, self.parameters)
+        if self.freeze is not None:
+            gradients = self.freeze.masked(gradients)
         present = ops.cast(1.0, ms.float32)
         # Times 1.0: in PyNative mode a Parameter beside Tensors is of another type to Stack.
         notes = (1.0 * loss_sum, 1.0 * weight, ops.cast(images, ms.float32), norm, present)
@@ -182,10 +195,10 @@ class AdasumUpdate(UpdateStage):
         ops.assign(self.start_step, self.optimizer.global_step)
         if self.workers > 1:
             self.load_states()
-        done = self.optimizer(gradients)
+        done = self.optimized(gradients)
         if self.workers > 1:
             done = (done, self.store_states())
-        moves = self.map(_difference, self.parameters, self.start)
+        moves = self.map(difference, self.parameters, self.start)
         vector = ops.depend(ops.concat(moves), done)
         restored = self.map(ops.assign, self.parameters, self.start)
         counted = ops.assign(self.optimizer.global_step, self.start_step)
@@ -208,12 +221,12 @@ class AdasumUpdate(UpdateStage):
 
     def construct(self, vector: Tensor) -> object:
         """Move the weights by the combined vector."""
-        parts = self.map(ops.partial(_part, vector), self.starts, self.ends, self.parameters)
+        parts = self.map(ops.partial(part, vector), self.starts, self.ends, self.parameters)
         if self.on_updates:
             done = self.map(ops.assign_add, self.parameters, parts)
             ops.assign_add(self.optimizer.global_step, 1)
         else:
-            done = self.optimizer(parts)
+            done = self.optimized(parts)
         return ops.depend(True, done)
 
     def start_anew(self) -> bool:
@@ -287,11 +300,3 @@ class _Whole(nn.Cell):
         # The tree on all ranks, though some may be sure: the same bits everywhere.
         moved = self.move(self.by_tree(rows), notes)
         return ops.assign(self.unsure, ops.depend(0, moved))
-
-
-def _difference(a: Tensor, b: Tensor) -> Tensor:
-    return flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
-
-
-def _part(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
-    return cast_like(ops.reshape(vector[start:end], parameter.shape), parameter)

@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+
+from labkit.steps.state import cast_like, flat
 
 # An optimizer's attributes that are no state of its own: what a callback may change, what counts.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
@@ -22,6 +25,23 @@ def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     for name in SETTINGS:
         kept_out |= {id(parameter) for parameter in _parameters(getattr(optimizer, name, None))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
+
+
+def memory_usage(optimizer: nn.Optimizer, workers: int, on: str) -> dict[str, int]:
+    """Return the bytes of an ``AdasumUpdate``'s Parameters by part, but for its few scalars.
+
+    Args:
+        optimizer: of the update.
+        workers: virtual workers in one process.
+        on: ``updates`` or ``gradients``.
+    """
+    numbers = sum(parameter.size for parameter in optimizer.parameters)
+    parts = {"workers' vectors": 4 * workers * (numbers + NOTES)}
+    if on == "updates":
+        parts["weights that workers start from"] = sum(p.nbytes for p in optimizer.parameters)
+        states = sum(state.nbytes for state in states_of(optimizer)) if workers > 1 else 0
+        parts["workers' optimizer states"] = 2 * workers * states
+    return parts
 
 
 def _parameters(value: Any) -> list[Parameter]:
@@ -49,3 +69,13 @@ def load(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
 def store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
     """Set the row ``index`` (1,) of a bank to the state."""
     return ops.scatter_update(bank, index, ops.expand_dims(value, 0))
+
+
+def difference(a: Tensor, b: Tensor) -> Tensor:
+    """Return a - b as a vector, float32."""
+    return flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
+
+
+def part(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
+    """Return the numbers ``start`` .. ``end`` of a vector, shaped and typed as the parameter."""
+    return cast_like(ops.reshape(vector[start:end], parameter.shape), parameter)
