@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable
 from io import BufferedReader
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.errors import InputError
 
@@ -18,6 +18,14 @@ TEXT_BYTES = 64 << 20
 # A list or mapping of JSON is three bytes in the file and up to 230 in memory: 2 million, 0.5 GB.
 _VALUES = 2_000_000
 _DEEPEST = 100
+
+
+class Place(NamedTuple):
+    """Of a tensor in a file: its type, its shape, and the byte where its numbers begin."""
+
+    kind: str
+    shape: tuple[int, ...]
+    start: int
 
 
 def open_file(path: str | os.PathLike) -> BufferedReader:

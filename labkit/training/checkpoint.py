@@ -59,8 +59,11 @@ def save(
     return path
 
 
-def write(cell: nn.Cell, path: str | os.PathLike, extra: dict | None = None) -> None:
-    """Write all Parameters of ``cell``, and ``extra``, to ``path``: complete, or not at all."""
+def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | None = None) -> None:
+    """Write all Parameters of ``cell``, and ``extra``, to ``path``: complete, or not at all.
+
+    A list is one of names and data, as ``ms.save_checkpoint`` takes it.
+    """
     with whole_file(path, "the checkpoint") as temporary:
         ms.save_checkpoint(cell, str(temporary), append_dict=extra, crc_check=True)
 
@@ -122,12 +125,17 @@ def load_latest(
     return None
 
 
-def read(path: str | os.PathLike, cell: nn.Cell | None = None) -> dict:
+def read(
+    path: str | os.PathLike,
+    cell: nn.Cell | None = None,
+    rename: Callable[[str], str] | None = None,
+) -> dict:
     """Return the values of a checkpoint file by name, verified; see ``checkpoint_files.read``.
 
     Args:
         path: The file.
         cell: Large tensors that are none of its Parameters are ``Unread``. None: all are read.
+        rename: Name in the file -> name of the value.
     """
     expected = None
     if cell is not None:
@@ -135,7 +143,7 @@ def read(path: str | os.PathLike, cell: nn.Cell | None = None) -> dict:
         expected |= {own_name(name): held for name, held in expected.items()}
     # All that labkit writes ends with a CRC; where it is missing, the end is.
     need_crc = bool(_NAME.fullmatch(Path(path).name))
-    return checkpoint_files.read(path, need_crc, expected)
+    return checkpoint_files.read(path, need_crc, expected, rename)
 
 
 def load_into(cell: nn.Cell, values: Mapping, origin: object = "the checkpoint") -> None:

@@ -12,7 +12,7 @@ from mindspore.train import serialization
 
 import labkit
 from labkit.algorithms.subspace.snapshots import convert_checkpoints
-from labkit.base import checkpoint_files
+from labkit.base import checkpoint_files, checkpoint_format
 from labkit.base.checkpoint_files import DamagedCheckpoint, read
 from labkit.errors import InputError
 from labkit.migration import convert_back
@@ -172,7 +172,7 @@ def test_an_encrypted_file_is_refused_by_that_name(path):
 
 
 def test_the_number_of_values_is_limited(path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "_MOST_VALUES", 3)
+    monkeypatch.setattr(checkpoint_format, "_MOST_VALUES", 3)
     path.write_bytes(entry(b"a") + entry(b"b") + entry(b"c"))
     assert list(read(path)) == ["a", "b", "c"]
     for more in (entry(b"d"), entry(b"c", content=b"")):
@@ -311,7 +311,7 @@ def test_every_type_that_is_expected_is_read(path, monkeypatch):
 
 
 def test_the_texts_of_a_file_are_limited_together(path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "_LONGEST_TEXT", 8)
+    monkeypatch.setattr(checkpoint_format, "_LONGEST_TEXT", 8)
     texts = [entry(name, b"str", (0,), b"h\0\0\0") for name in (b"a", b"b", b"c")]
     path.write_bytes(b"".join(texts[:2]))
     assert read(path) == {"a": "h", "b": "h"}

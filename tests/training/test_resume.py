@@ -9,6 +9,7 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.grad_freeze import FreezeSchedule, GradFreezeUpdate
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.steps.accumulation import AccumulatedStep
@@ -66,6 +67,16 @@ def adasum(**options):
     return AdasumStep(LossNet(net, loss_fn()), nn.Adam(net.trainable_params(), 0.02), **options)
 
 
+def freezing(kind, **options):
+    """With Adam, whose moments stay too."""
+    net = network()
+    adam = nn.Adam(net.trainable_params(), 0.02)
+    groups = {parameter.name: place for place, parameter in enumerate(adam.parameters)}
+    stage = GradFreezeUpdate(adam, FreezeSchedule(groups, np.array([0, 1, 0, 2, 3]), {}))
+    options |= {"freeze": stage} if kind is AdasumStep else {"update": stage}
+    return kind(LossNet(net, loss_fn()), adam, **options)
+
+
 def subspace(**options):
     """Everything that has a state: B, residual, Adam's moments, BatchNorm."""
     net = network(norm=True)
@@ -94,6 +105,8 @@ SCENARIOS = {
     "adasum": (adasum, {"workers": 3, "micro_steps": 2}, SPOILED),
     "adasum, drop": (adasum, {"workers": 4, "tail": "drop"}, SPOILED),
     "adasum of gradients": (adasum, {"workers": 2, "on": "gradients", "micro_steps": 2}, SPOILED),
+    "freezing": (freezing, {"kind": AccumulatedStep, "micro_steps": 2}, SPOILED),
+    "freezing under adasum": (freezing, {"kind": AdasumStep, "workers": 2}, SPOILED),
     "subspace": (subspace, {"sigma": 0.95, "trials": 2}, SPOILED),
     "accumulated subspace": (subspace, {"micro_steps": 4}, SPOILED),
 }

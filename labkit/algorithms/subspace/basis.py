@@ -1,6 +1,7 @@
 """The basis of the subspace: made of snapshots, and kept in a file for the next run."""
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +11,8 @@ import numpy as np
 
 from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.components import principal_components
-from labkit.algorithms.subspace.snapshot_folder import SUFFIX, SnapshotFolder, describe, difference
+from labkit.algorithms.subspace.snapshot_files import snapshot_paths
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe, difference
 from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather, rank_and_size
@@ -118,13 +120,16 @@ class Basis:
         """Write the matrix to ``path`` (.npy), and what belongs to it to the .json beside it.
 
         Both are written under other names and renamed. Killed at any moment, it leaves the old
-        pair, the new pair, or two files that ``load`` refuses to pair.
+        pair, the new pair, two files that ``load`` refuses to pair, or a whole matrix alone.
         """
         basis_files.save(self, path)
 
     @classmethod
     def load(cls, path: str | Path, parameters: Parameters | None = None) -> "Basis":
         """Return the basis in ``path`` (.npy) and the .json beside it, read without pickle.
+
+        A .npy alone, as MindSpore's dim_reduce writes it, is taken where ``parameters`` say what
+        its columns are; its variances are NaN.
 
         Args:
             path: of the .npy.
@@ -134,6 +139,11 @@ class Basis:
             InputError: where one of the two is missing or damaged, where they do not belong
                 together (type, shape or SHA-256), and for the basis of another network or order.
         """
+        if parameters is not None and basis_files.is_bare(path):
+            described = describe(parameters)
+            numbers = sum(math.prod(shape) for _, shape in described)
+            matrix = basis_files.load_bare(path, numbers)
+            return cls(matrix, described, np.full(len(matrix), np.nan), np.nan)
         matrix, about = basis_files.load(path)
         basis = cls(matrix, **about["basis"])
         if parameters is not None:
@@ -235,13 +245,15 @@ def basis_from(
         )
     if rank_and_size()[0] == 0:
         others = _other_snapshots(basis, snapshots, parameters)
+        if basis_files.is_bare(path):
+            others = "; no .json describes it: its columns are taken in the parameters' order"
         report(f"labkit: basis loaded from {path}, nothing computed{others}")
     return basis
 
 
 def _other_snapshots(basis: Basis, folder: str | Path | None, parameters: Parameters) -> str:
     """A remark where a folder holds snapshots that a loaded basis is not of, else ''."""
-    if folder is None or not any(Path(folder).glob(f"*{SUFFIX}")):
+    if folder is None or not snapshot_paths(Path(folder)):
         return ""
     try:
         reason = basis.difference(SnapshotFolder(folder, parameters))

@@ -1,4 +1,7 @@
-"""The two files of a basis: the matrix as .npy, without pickle, and a .json with all the rest."""
+"""The two files of a basis: the matrix as .npy, without pickle, and a .json with all the rest.
+
+MindSpore's ``dim_reduce`` writes the matrix alone: ``load_bare`` takes it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from labkit.algorithms.subspace.basis import Basis
 
 _FORMAT = "labkit basis 1"
+_ORTHONORMAL = 1e-3
+_COLUMNS = 1 << 18  # read at a time: 64 MB in float64 of 32 rows
 
 
 def beside(path: str | os.PathLike) -> Path:
@@ -32,6 +37,11 @@ def beside(path: str | os.PathLike) -> Path:
 def exists(path: str | os.PathLike) -> bool:
     """Return whether one of the two files is there."""
     return beside(path).exists() or Path(path).exists()
+
+
+def is_bare(path: str | os.PathLike) -> bool:
+    """Return whether the matrix is there, and no .json beside it."""
+    return Path(path).is_file() and not beside(path).exists()
 
 
 def save(basis: Basis, path: str | os.PathLike) -> None:
@@ -66,11 +76,7 @@ def load(path: str | os.PathLike) -> tuple[np.ndarray, dict[str, Any]]:
         basis, shape, digest = _described(read_json(about_path))
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{about_path} is damaged, or of no basis ({error!r})") from error
-    try:
-        header = _header(path)
-    # A header is read as Python: besides ValueError TokenError, MemoryError, TypeError and others.
-    except Exception as error:
-        raise InputError(f"the basis {path} is damaged and cannot be read ({error})") from error
+    header = _readable_header(path)
     numbers = sum(math.prod(shape) for _, shape in basis["parameters"])
     if header.dtype != np.float32 or header.shape != shape or shape[1:] != (numbers,):
         raise InputError(
@@ -79,14 +85,54 @@ def load(path: str | os.PathLike) -> tuple[np.ndarray, dict[str, Any]]:
         )
     if header.fortran or len(basis["variance"]) != shape[0]:
         raise InputError(f"the basis {path} is not one that labkit has written")
-    size, expected = Path(path).stat().st_size, header.bytes + 4 * math.prod(shape)
+    return _mapped(path, header), {"basis": basis, "sha256": digest}
+
+
+def load_bare(path: str | os.PathLike, numbers: int) -> np.ndarray:
+    """Return a matrix that no .json describes, (K, ``numbers``) float32.
+
+    Args:
+        path: Of the .npy.
+        numbers: M, the weights of the network.
+
+    Raises:
+        InputError: Where it is no such matrix, and unless its rows are orthonormal to 1e-3.
+    """
+    header = _readable_header(path)
+    if header.dtype not in (np.float32, np.float64) or len(header.shape) != 2:
+        raise InputError(f"{path} is {header.dtype} {header.shape}; expected float32 (K, M)")
+    if header.shape[1] != numbers:
+        raise InputError(
+            f"the matrix {path} has {header.shape[1]} columns, and the network {numbers} weights; "
+            "expected the basis of this network"
+        )
+    matrix = _mapped(path, header)
+    products = np.zeros((len(matrix), len(matrix)))
+    for start in range(0, numbers, _COLUMNS):
+        part = np.asarray(matrix[:, start : start + _COLUMNS], np.float64)
+        products += part @ part.T
+    error = np.abs(products - np.eye(len(matrix))).max()
+    if not error <= _ORTHONORMAL:
+        raise InputError(
+            f"the rows of {path} are not orthonormal: P P^T differs from I by {error:.2g}; "
+            f"expected at most {_ORTHONORMAL}"
+        )
+    plain = header.dtype == np.float32 and not header.fortran
+    return matrix if plain else np.ascontiguousarray(matrix, np.float32)
+
+
+def _mapped(path: str | os.PathLike, header: _Header) -> np.ndarray:
+    """Map a matrix from its file, once its length is right."""
+    numbers = math.prod(header.shape)
+    size, expected = Path(path).stat().st_size, header.bytes + header.dtype.itemsize * numbers
     if size != expected:
         raise InputError(
             f"the basis {path} is damaged and cannot be read ({size} bytes; expected {expected})"
         )
-    if not math.prod(shape):
-        raise InputError(f"the basis {path} is empty: {shape}; expected a row and a weight")
-    return np.memmap(path, np.float32, "r", header.bytes, shape), {"basis": basis, "sha256": digest}
+    if not numbers:
+        raise InputError(f"the basis {path} is empty: {header.shape}; expected a row and a weight")
+    order: Literal["C", "F"] = "F" if header.fortran else "C"
+    return np.memmap(path, header.dtype, "r", header.bytes, header.shape, order)
 
 
 def _described(about: Any) -> tuple[dict[str, Any], tuple[int, ...], str]:
@@ -109,6 +155,14 @@ class _Header(NamedTuple):
     fortran: bool
     dtype: np.dtype
     bytes: int
+
+
+def _readable_header(path: str | os.PathLike) -> _Header:
+    try:
+        return _header(path)
+    # A header is read as Python: besides ValueError TokenError, MemoryError, TypeError and others.
+    except Exception as error:
+        raise InputError(f"the basis {path} is damaged and cannot be read ({error})") from error
 
 
 def _header(path: str | os.PathLike) -> _Header:

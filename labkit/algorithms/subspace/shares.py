@@ -47,7 +47,7 @@ class Share(nn.Cell):
         self.ends = tuple(int(size) for size in sizes[1:])
         _check_rows(basis.matrix)
         self.rank, self.ranks = rank_and_size()
-        self.rows = -(-self.components // self.ranks)
+        self.rows = rows_of_rank(self.components, self.ranks)
         self.first = self.rank * self.rows
         own = basis.matrix[self.first : self.first + self.rows]
         if columns is not None or len(own) < self.rows:
@@ -71,6 +71,11 @@ class Share(nn.Cell):
         padded = np.zeros((len(coefficients), self.ranks * self.rows), np.float32)
         padded[:, : self.components] = coefficients
         return Tensor(np.ascontiguousarray(padded[:, self.first : self.first + self.rows]))
+
+
+def rows_of_rank(components: int, ranks: int) -> int:
+    """Return how many rows of the basis each rank holds."""
+    return -(-components // ranks)
 
 
 def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int]] | None:

@@ -1,10 +1,4 @@
-"""Reading snapshots by parts: of many files at a time, and never one of them whole.
-
-A ``.safetensors`` file begins with the length of its header (8 bytes) and the header (JSON: type,
-shape and place of each tensor). The package safetensors checks both against the file; the parts
-are then read at their places, which lets several threads read at once (its own slices hold the
-interpreter, and cut along rows, of which a flat weight may have one of 100 MB).
-"""
+"""Reading snapshots by parts: of many files at a time, and never one of them whole."""
 
 import bisect
 import hashlib
@@ -15,17 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
+from labkit.algorithms.subspace.snapshot_files import check, existing_paths, read_header
 from labkit.base.arguments import wrong
-from labkit.base.files import natural_order
-from labkit.base.input_files import open_file, parse_json
 from labkit.errors import InputError
 
-SUFFIX = ".safetensors"
-NOTE = "labkit"
 _HASHED = 1 << 20  # bytes at a time, for each thread
 
 
@@ -35,7 +26,8 @@ class SnapshotFolder:
     Parts are read inside a ``with`` block, which holds the files open.
 
     Args:
-        folder: A folder of ``.safetensors`` files; numbers in their names count as numbers.
+        folder: A folder of ``.safetensors`` files, or of ``.ckpt`` files where it holds none;
+            numbers in their names count as numbers.
         parameters: Whose weights they must be, and the order of the columns: a network (its
             trainable parameters), Parameters, or pairs (name, shape); None takes the first file's,
             in the order of their names.
@@ -55,16 +47,20 @@ class SnapshotFolder:
 
     def __init__(self, folder: str | os.PathLike, parameters: Any = None) -> None:
         self.folder = Path(folder)
-        self.paths = _paths(self.folder)
-        headers = [_header(path) for path in self.paths]
+        self.paths = existing_paths(self.folder)
+        wanted = None
+        if parameters is not None:
+            self.described = describe(parameters)
+            wanted = {name for name, _ in self.described}
+        headers = [read_header(path, wanted) for path in self.paths]
         self.notes = [header.note for header in headers]
         if parameters is None:
-            parameters = [(name, held.shape) for name, held in sorted(headers[0].tensors.items())]
-        self.described = describe(parameters)
+            first = headers[0].tensors
+            self.described = [(name, held.shape) for name, held in sorted(first.items())]
         self.names = tuple(name for name, _ in self.described)
         self.shapes = tuple(shape for _, shape in self.described)
         for path, header in zip(self.paths, headers, strict=True):
-            _check(path, header.tensors, self.described)
+            check(path, header.tensors, self.described)
         # Where each parameter begins, in a row and in each file.
         self._starts = [0, *accumulate(math.prod(shape) for shape in self.shapes)]
         self._places = [[header.tensors[name].start for name in self.names] for header in headers]
@@ -213,69 +209,3 @@ def describe(parameters: Any) -> list[tuple[str, tuple[int, ...]]]:
             f"{len(described)} with {len(names)} names"
         )
     return described
-
-
-class _Tensor(NamedTuple):
-    """Of a tensor in a file: type, shape and where its bytes begin."""
-
-    kind: str
-    shape: tuple[int, ...]
-    start: int
-
-
-class _Header(NamedTuple):
-    """What a file says of its tensors, by name, and what labkit has added."""
-
-    tensors: dict[str, _Tensor]
-    note: dict[str, Any]
-
-
-def _paths(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise InputError(f"no folder of snapshots at {folder}")
-    paths = sorted(folder.glob(f"*{SUFFIX}"), key=natural_order)
-    if not paths:
-        other = any(folder.glob("*.ckpt"))
-        hint = "; snapshots.convert_checkpoints makes them of .ckpt files" if other else ""
-        raise InputError(f"{folder} holds no snapshot ({SUFFIX} file){hint}")
-    return paths
-
-
-def _header(path: Path) -> _Header:
-    """Return the header of a file, once the package safetensors has checked that it is whole."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with open_file(path) as file, safe_open(path, "numpy"):
-            length = int.from_bytes(file.read(8), "little")
-            entries = parse_json(file.read(length).decode())
-        note = parse_json(entries.pop("__metadata__", {}).get(NOTE, "{}"))
-        if not isinstance(note, dict) or not isinstance(note.get("sha256"), str | None):
-            raise ValueError(f"its note is {note!r}; expected an object, its sha256 a text")
-        tensors = {
-            name: _Tensor(
-                entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]
-            )
-            for name, entry in entries.items()
-        }
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise InputError(f"the snapshot {path} is truncated or damaged ({error})") from error
-    return _Header(tensors, note)
-
-
-def _check(
-    path: Path, tensors: dict[str, _Tensor], described: list[tuple[str, tuple[int, ...]]]
-) -> None:
-    """Raise ``InputError`` unless a file holds these parameters and no other, all float32."""
-    for name, shape in described:
-        if name not in tensors:
-            raise InputError(f"the snapshot {path} is of another network: it lacks {name}")
-        held = tensors[name]
-        if held.shape != shape or held.kind != "F32":
-            raise InputError(
-                f"the snapshot {path} is of another network: {name} is {held.kind} {held.shape}; "
-                f"expected F32 {shape}"
-            )
-    more = sorted(tensors.keys() - {name for name, _ in described})
-    if more:
-        raise InputError(f"the snapshot {path} is of another network: it also holds {more[0]}")

@@ -18,7 +18,8 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore.train import Callback, RunContext
 
-from labkit.algorithms.subspace.snapshot_folder import NOTE, SUFFIX, SnapshotFolder
+from labkit.algorithms.subspace.snapshot_files import NOTE, SUFFIX
+from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.base import checkpoint_files
 from labkit.base.arguments import choice, integer, wrong
 from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file

@@ -1,5 +1,7 @@
 """The update stage: what is kept between updates, and the search that makes one."""
 
+from collections.abc import Sequence
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -15,11 +17,12 @@ from labkit.algorithms.subspace.search import (
     line_search,
     updated_inverse,
 )
-from labkit.algorithms.subspace.shares import Share
+from labkit.algorithms.subspace.shares import Share, rows_of_rank
 from labkit.algorithms.words import SEARCH_METHODS, WHOLE_TAILS
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
+from labkit.steps.forward_state import running_statistics
 from labkit.steps.state import integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
 
@@ -260,6 +263,30 @@ class SubspaceUpdate(UpdateStage):
     def can_be_saved(self) -> bool:
         """Whether no rows are needed for a search: a checkpoint holds none."""
         return not self.searches or integer_of(self.micro_step) == 0
+
+
+def memory_usage(
+    network: nn.Cell, parameters: Sequence[Parameter], components: int, ranks: int, method: str
+) -> dict[str, int]:
+    """Return the bytes that a ``SubspaceUpdate`` holds on a rank by part, but for its few scalars.
+
+    Args:
+        network: whose running statistics a trial puts back.
+        parameters: of the optimizer.
+        components: K of the basis, which is no Parameter, and is here as well.
+        ranks: that share its rows.
+        method: ``bfgs`` or ``sgd``.
+    """
+    weights = 4 * sum(parameter.size for parameter in parameters)
+    parts = {"share of the basis": rows_of_rank(components, ranks) * weights}
+    if method == "bfgs":
+        memory = Memory.empty(components)
+        pair = (memory.inverse, memory.gradient, memory.step)
+        parts["residual"] = weights
+        parts["inverse Hessian and last pair"] = sum(array.nbytes for array in pair)
+        statistics = running_statistics(network)
+        parts["running statistics before a trial"] = sum(each.nbytes for each in statistics)
+    return parts
 
 
 def _kept(name: str, values: np.ndarray) -> Parameter:

@@ -10,6 +10,7 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.subspace import Basis, basis_of
+from labkit.algorithms.subspace.basis import basis_from
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
@@ -43,7 +44,8 @@ def saved(tmp_path, folder):
 def assert_same(basis, expected):
     np.testing.assert_array_equal(basis.matrix, expected.matrix)
     np.testing.assert_array_equal(basis.variance, expected.variance)
-    for name in ("names", "shapes", "total_variance", "snapshots", "checksum"):
+    np.testing.assert_array_equal(basis.total_variance, expected.total_variance)  # or both NaN
+    for name in ("names", "shapes", "snapshots", "checksum"):
         assert getattr(basis, name) == getattr(expected, name), name
 
 
@@ -452,3 +454,60 @@ def test_snapshots_of_a_training_and_their_basis(runtime, tmp_path):
         note["sha256"] for note in folder.notes
     ]
     assert ms.get_context("mode") == ms.GRAPH_MODE
+
+
+class TestBareMatrix:
+    """A pca_mat.npy without a .json, as MindSpore's dim_reduce writes it."""
+
+    @pytest.fixture
+    def bare(self, saved):
+        saved.with_suffix(".json").unlink()
+        return saved
+
+    @pytest.mark.parametrize("order", ["C", "F"])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+    def test_it_is_the_basis(self, bare, dtype, order):
+        expected = np.load(bare)
+        np.save(bare, expected.astype(dtype, order))
+        said = []
+        basis = basis_from(bare, None, SHAPES.items(), K, said.append)
+        np.testing.assert_array_equal(basis.matrix, expected)
+        assert basis.matrix.dtype == np.float32 and basis.names == tuple(SHAPES)
+        assert np.isnan(basis.variance).all()
+        (line,) = said
+        assert line.endswith(
+            "no .json describes it: its columns are taken in the parameters' order"
+        )
+        assert not bare.with_suffix(".json").exists()
+        basis.save(bare.with_name("kept.npy"))
+        assert_same(Basis.load(bare.with_name("kept.npy")), basis)
+
+    def test_of_mindspores_own_making(self, tmp_path, rows):
+        from mindspore.boost.base import _compute_pca_mat
+
+        path = tmp_path / "pca_mat_temp.npy"
+        np.save(path, _compute_pca_mat(rows.copy(), K))
+        assert Basis.load(path, SHAPES.items()).matrix.shape == (K, size())
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            (lambda p: p[:, 1:], f"has {size() - 1} columns, and the network {size()} weights"),
+            (lambda p: p * 1.01, "rows of .* are not orthonormal: P P.T differs from I by 0.02"),
+            (lambda p: np.where(p == p[0, 0], np.nan, p), "differs from I by nan"),
+            (lambda p: p.astype(np.float16), "is float16"),
+            (lambda p: p[0], "expected float32 .K, M."),
+            (lambda p: p[:0], "is empty"),
+        ],
+    )
+    def test_another_matrix_is_refused(self, bare, change, words):
+        np.save(bare, change(np.load(bare)))
+        with pytest.raises(InputError, match=words):
+            Basis.load(bare, SHAPES.items())
+
+    def test_cut_or_of_another_number_of_components(self, bare):
+        with pytest.raises(InputError, match=f"n_components is {K - 1}, and the basis .* has {K}"):
+            basis_from(bare, None, SHAPES.items(), K - 1)
+        bare.write_bytes(bare.read_bytes()[:-4])
+        with pytest.raises(InputError, match="is damaged and cannot be read"):
+            Basis.load(bare, SHAPES.items())

@@ -89,7 +89,7 @@ class TestRefusals:
         with pytest.raises(InputError, match="holds no snapshot"):
             SnapshotFolder(tmp_path)
         (tmp_path / "a.ckpt").write_bytes(b"")
-        with pytest.raises(InputError, match="convert_checkpoints makes them of .ckpt"):
+        with pytest.raises(InputError, match="a.ckpt is damaged and cannot be read"):
             SnapshotFolder(tmp_path)
 
     @pytest.mark.parametrize(
@@ -176,3 +176,48 @@ def test_identities_see_any_change(folder, rows):
     write(folder, rows)
     after = SnapshotFolder(folder).identities()
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True, True]
+
+
+class TestCheckpointsOfATutorial:
+    """A folder of .ckpt files is read as it is: checkpoint_pca of the first stage."""
+
+    @pytest.fixture
+    def saved(self, tmp_path, rows):
+        import mindspore as ms
+
+        for number, row in enumerate(rows, 1):
+            arrays = {"moving_mean": np.zeros(3, np.float32), **split(row)}
+            values = [{"name": name, "data": ms.Tensor(a)} for name, a in arrays.items()]
+            ms.save_checkpoint(values, str(tmp_path / f"resnet-{number}_625.ckpt"))
+        return tmp_path
+
+    def test_its_rows_are_those_of_snapshots(self, saved, folder, rows):
+        part = np.empty(rows.shape, np.float32)
+        with SnapshotFolder(saved, SHAPES.items()) as snapshots:
+            snapshots.read(0, part)
+            names = [path.name for path in snapshots.paths]
+        np.testing.assert_array_equal(part, rows)
+        assert names == [f"resnet-{number}_625.ckpt" for number in range(1, len(rows) + 1)]
+        assert len({each["sha256"] for each in snapshots.identities()}) == len(rows)
+
+    def test_snapshots_beside_them_come_first(self, saved, rows):
+        save_file(split(rows[0]), saved / NAME)
+        assert [path.name for path in SnapshotFolder(saved, SHAPES.items()).paths] == [NAME]
+
+    def test_a_tutorials_names_are_taken_for_labkits(self, tmp_path):
+        import mindspore as ms
+
+        value = np.arange(6, dtype=np.float32).reshape(2, 3)
+        tensors = [{"name": "end_point.weight", "data": ms.Tensor(value)}]
+        ms.save_checkpoint(tensors, str(tmp_path / "resnet-1_2.ckpt"))
+        folder = SnapshotFolder(tmp_path, [("fc.weight", (2, 3))])
+        with folder:
+            np.testing.assert_array_equal(folder.load(0)["fc.weight"], value)
+
+    def test_damaged_or_of_another_network(self, saved):
+        with pytest.raises(InputError, match="it lacks other"):
+            SnapshotFolder(saved, [("other", (2,))])
+        path = saved / "resnet-1_625.ckpt"
+        path.write_bytes(path.read_bytes()[:-5])
+        with pytest.raises(InputError, match="resnet-1_625.ckpt is damaged"):
+            SnapshotFolder(saved, SHAPES.items())

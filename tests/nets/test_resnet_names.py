@@ -1,0 +1,129 @@
+"""Tests of the tutorials' parameter names."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+
+from labkit.nets import resnet
+from labkit.nets.resnet_names import own_name, pools
+from labkit.recipes.resnet50_parts import load_network
+
+
+class Block(nn.Cell):
+    """The migration document's ResidualBlock, by its names."""
+
+    def __init__(self, in_channel, out_channel, stride):
+        super().__init__()
+        channel = out_channel // 4
+        self.stride = stride
+        self.conv1 = nn.Conv2d(in_channel, channel, 1, pad_mode="same")
+        self.bn1 = nn.BatchNorm2d(channel)
+        if stride != 1:
+            conv = nn.Conv2d(channel, channel, 3, pad_mode="same")
+            pool = nn.MaxPool2d(kernel_size=2, stride=2, pad_mode="same")
+            self.e2 = nn.SequentialCell([conv, nn.BatchNorm2d(channel), nn.ReLU(), pool])
+        else:
+            self.conv2 = nn.Conv2d(channel, channel, 3, pad_mode="same")
+            self.bn2 = nn.BatchNorm2d(channel)
+        self.conv3 = nn.Conv2d(channel, out_channel, 1, pad_mode="same")
+        self.bn3 = nn.BatchNorm2d(out_channel)
+        self.relu = nn.ReLU()
+        self.down_sample_layer = None
+        if stride != 1 or in_channel != out_channel:
+            conv = nn.Conv2d(in_channel, out_channel, 1, stride, pad_mode="same")
+            self.down_sample_layer = nn.SequentialCell([conv, nn.BatchNorm2d(out_channel)])
+
+    def construct(self, x):
+        out = self.relu(self.bn1(self.conv1(x)))
+        if self.stride != 1:
+            out = self.e2(out)
+        else:
+            out = self.relu(self.bn2(self.conv2(out)))
+        out = self.bn3(self.conv3(out))
+        if self.down_sample_layer is not None:
+            x = self.down_sample_layer(x)
+        return self.relu(out + x)
+
+
+class Document(nn.Cell):
+    """ResNet-50 as the document types it."""
+
+    def __init__(self, classes):
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 64, 7, 2, pad_mode="same")
+        self.bn1 = nn.BatchNorm2d(64)
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")
+        ends = [64, 256, 512, 1024, 2048]
+        layers = []
+        for stage, blocks in enumerate((3, 4, 6, 3)):
+            first = Block(ends[stage], ends[stage + 1], 1 if stage == 0 else 2)
+            rest = [Block(ends[stage + 1], ends[stage + 1], 1) for _ in range(blocks - 1)]
+            layers.append(nn.SequentialCell([first, *rest]))
+        self.layer1, self.layer2, self.layer3, self.layer4 = layers
+        self.end_point = nn.Dense(2048, classes)
+
+    def construct(self, x):
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.end_point(ops.mean(x, (2, 3)))
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory):
+    """(network, its checkpoint with an optimizer's moments of 100 MB beside the weights)."""
+    network = Document(10)
+    rng = np.random.default_rng(3)
+    for parameter in network.get_parameters():
+        if parameter.name.endswith(("gamma", "moving_variance")):
+            parameter.set_data(ms.Tensor(rng.uniform(0.5, 1.5, parameter.shape), ms.float32))
+    optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
+    path = tmp_path_factory.mktemp("document") / "resnet-70_625.ckpt"
+    values = [{"name": p.name, "data": p} for p in network.get_parameters()]
+    values += [{"name": p.name, "data": p} for p in optimizer.get_parameters()]
+    unique = {value["name"]: value for value in values}
+    ms.save_checkpoint(list(unique.values()), str(path))
+    return network, path
+
+
+class TestNames:
+    @pytest.mark.parametrize(
+        ("theirs", "ours"),
+        [
+            ("end_point.weight", "fc.weight"),
+            ("moments.end_point.bias", "moments.fc.bias"),
+            ("layer1.0.down_sample_layer.1.gamma", "layer1.0.downsample.1.gamma"),
+            ("layer2.0.e2.0.weight", "layer2.0.conv2.weight"),
+            ("layer2.0.e2.1.moving_mean", "layer2.0.bn2.moving_mean"),
+            ("layer1.1.bn1d.beta", "layer1.1.bn1.beta"),
+            ("layer1.0.conv1.weight", "layer1.0.conv1.weight"),
+            ("layer2.0.e2.7.weight", "layer2.0.e2.7.weight"),
+            ("the_end_point.weight", "the_end_point.weight"),
+        ],
+    )
+    def test_of_the_tutorials_become_labkits(self, theirs, ours):
+        assert own_name(theirs) == ours
+        assert pools(theirs) == (".e2." in theirs)
+
+    def test_of_every_resnet_stay(self):
+        names = [p.name for depth in (18, 50) for p in resnet.resnet(depth, 10).get_parameters()]
+        assert [own_name(name) for name in names] == names
+
+
+class TestCheckpoint:
+    def test_of_the_documents_network_is_the_blogs_function(self, document):
+        network, path = document
+        ours = resnet.blog_resnet50(10)
+        with pytest.warns(UserWarning, match=r"blocks pool behind a convolution \(layer2.0.e2.0"):
+            load_network(ours, path)
+        images = ms.Tensor(np.random.default_rng(1).normal(size=(2, 3, 64, 64)), ms.float32)
+        expected = network.set_train(False)(images).asnumpy()
+        np.testing.assert_allclose(
+            ours.set_train(False)(images).asnumpy(), expected, rtol=1e-4, atol=1e-4
+        )
+        other = resnet.resnet(50, 10)
+        with pytest.warns(UserWarning, match="the function is another"):
+            load_network(other, path)
+        got = other.set_train(False)(images).asnumpy()
+        assert np.abs(got - expected).max() > 0.01 * np.abs(expected).max()
