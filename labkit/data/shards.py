@@ -39,3 +39,17 @@ def choose_images(
         return ds.DistributedSampler(rank_size, rank_id, shuffle=True, num_samples=share)
     first, last = (count * rank // rank_size for rank in (rank_id, rank_id + 1))
     return ds.SequentialSampler(first, last - first)
+
+
+def batches_in_epoch(count: int, path: Path, batch_size: int, rank_size: int) -> int:
+    """Return how many batches a rank trains on in an epoch of ``count`` images; reads none.
+
+    MindSpore counts them, with the sampler of a training.
+
+    Raises:
+        InputError: as ``choose_images`` does.
+    """
+    sampler = choose_images(count, path, batch_size, rank_size, 0, do_train=True)
+    # A range has a length and is indexed, all that a random-access source needs.
+    images = ds.GeneratorDataset(range(count), ["image"], sampler=sampler)
+    return images.batch(batch_size, drop_remainder=True).get_dataset_size()

@@ -1,4 +1,4 @@
-"""``python -m labkit.recipes train|eval|predict RECIPE ...``: what ``labkit`` does, by itself."""
+"""``python -m labkit.recipes train|eval|predict|plan RECIPE ...``: what ``labkit`` does."""
 
 import sys
 

@@ -50,6 +50,12 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
     )
 
 
+def updates_in_epoch(config: AccumulationConfig, micro_batches: int, ranks: int = 1) -> int:
+    """Return the updates of an epoch; only ``flush`` makes one of its last micro-batches."""
+    full = micro_batches // config.micro_steps
+    return full if config.tail != "flush" else -(-micro_batches // config.micro_steps)
+
+
 RECIPE = Recipe(
     name="accumulation",
     description=__doc__,
@@ -57,6 +63,7 @@ RECIPE = Recipe(
     build_step=build_step,
     parts=accumulation_parts,
     data="MNIST's train/ and test/; for a ResNet train/ and val/",
+    updates=updates_in_epoch,
 )
 train, evaluate_checkpoint, main = RECIPE.train, RECIPE.evaluate_checkpoint, RECIPE.main
 

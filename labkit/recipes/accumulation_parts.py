@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mindspore import nn
 
 _DIGITS = tuple("0123456789")
+_MNIST = 60_000  # images of its training set
 
 
 def datasets(
@@ -45,6 +46,29 @@ def datasets(
         return None, val_set, _DIGITS
     train_set = mnist.create_dataset(dataset_path, config.batch_size, usage="train", **shared)
     return train_set, val_set, _DIGITS
+
+
+def training_images(
+    config: AccumulationConfig, dataset_path: str | Path | None
+) -> tuple[int, int, str]:
+    """Return (images, classes, where that is from); for None those of MNIST, or ImageNet."""
+    if config.network == "resnet":
+        return resnet50_parts.training_images(config, dataset_path)
+    if dataset_path is None:
+        return _MNIST, len(_DIGITS), "MNIST, since no data_path is given"
+    from labkit.data import mnist
+
+    words = f"counted in {dataset_path}"
+    return mnist.count_images(dataset_path, "train"), len(_DIGITS), words
+
+
+def image_size(config: AccumulationConfig) -> int:
+    """Return the side of the network's square images."""
+    if config.network == "resnet":
+        return resnet50_parts.image_size(config)
+    from labkit.data.mnist import SIDE
+
+    return SIDE
 
 
 def network_name(config: AccumulationConfig) -> str:

@@ -5,8 +5,8 @@ Source: the Adasum tutorial (ResNet-50, ImageNet, 2 servers of 8 devices, 256 im
 takes the learning rate and the loss from.
 
 Departures: weight decay spares normalisation layers and biases by what they are, not by their
-names; precision O2 leaves BatchNorm in float32 (there keep_batchnorm_fp32 is False). The default
-of drop_overflow_update is True: an image that is not finite drops its micro-batch.
+names; the defaults of keep_batchnorm_fp32 and drop_overflow_update are True (there False): an image
+that is not finite drops its micro-batch.
 """
 
 from dataclasses import dataclass

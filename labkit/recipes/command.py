@@ -1,15 +1,18 @@
-"""The command line of the recipes; ``labkit train|eval|predict RECIPE ...`` is the same.
+"""The command line of the recipes; ``labkit train|eval|predict|plan RECIPE ...`` is the same.
 
 python -m labkit.recipes train RECIPE --data_path FOLDER [--SETTING VALUE ...] [--ranks N]
 python -m labkit.recipes eval RECIPE --data_path FOLDER --checkpoint_path FILE
 python -m labkit.recipes predict RECIPE --checkpoint_path FILE IMAGE ...
+python -m labkit.recipes plan RECIPE [--devices N] [--SETTING VALUE ...] [--step-time SECONDS]
 python -m labkit.recipes.NAME train ...    of one recipe, by the name of its module
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,8 +29,9 @@ COMMANDS = {
     "train": "train, and evaluate",
     "eval": "evaluate a checkpoint",
     "predict": "say which classes images are of",
+    "plan": "steps, memory, traffic and hours of a training, which is not started",
 }
-USAGE = "usage: {} train|eval|predict RECIPE [OPTION ...]\n"
+USAGE = f"usage: {{}} {'|'.join(COMMANDS)} RECIPE [OPTION ...]\n"
 
 
 def main(arguments: Sequence[str], program: str) -> int:
@@ -110,7 +114,26 @@ def _predict(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) 
     return 0
 
 
-_DOES = {"train": _train, "eval": _evaluate, "predict": _predict}
+def _plan(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> int:
+    from labkit.recipes import plan
+
+    base = recipe.named[options.settings]
+    config = settings.read(type(base), options.config, options.set, base)
+    # What a step says of itself when it is built is none of the answer.
+    with contextlib.redirect_stdout(sys.stderr):
+        made = plan.make(
+            recipe,
+            config,
+            recipe.devices if options.devices is None else options.devices,
+            dataset_path=options.dataset_path,
+            images=options.images,
+            step_time=options.step_time,
+        )
+    print(json.dumps(made, indent=2) if options.json else plan.text(made))
+    return 0
+
+
+_DOES = {"train": _train, "eval": _evaluate, "predict": _predict, "plan": _plan}
 
 
 def _start(
@@ -172,8 +195,8 @@ def _parse(recipe: Recipe, arguments: list[str], program: str | None) -> argpars
     commands = parser.add_subparsers(dest="command", required=True, parser_class=_Parser)
     for name, words in COMMANDS.items():
         prog = program or f"{parser.prog} {name}"
-        needs = "--checkpoint_path FILE IMAGE ..." if name == "predict" else "--data_path FOLDER"
-        usage = f"{prog} {needs} [OPTION ...] [--SETTING VALUE ...]"
+        needs = {"predict": " --checkpoint_path FILE IMAGE ...", "plan": ""}
+        usage = f"{prog}{needs.get(name, ' --data_path FOLDER')} [OPTION ...] [--SETTING VALUE ...]"
         each = commands.add_parser(
             name, prog=prog, usage=usage, help=words, allow_abbrev=False, **form
         )
@@ -189,16 +212,20 @@ def _add(recipe: Recipe, command: str, parser: argparse.ArgumentParser) -> None:
         add("--top", type=int, default=5, metavar="K", help="classes shown of each (%(default)s)")
         add("--picture", metavar="FILE.png", help="draw the images with their classes")
     else:
-        names = ("--data_path", "--dataset_path")
-        add(*names, dest="dataset_path", required=True, metavar="FOLDER", help=recipe.data)
+        names, needed = ("--data_path", "--dataset_path"), command != "plan"
+        add(*names, dest="dataset_path", required=needed, metavar="FOLDER", help=recipe.data)
+    if command == "plan":
+        _add_plan(recipe, parser)
+    if command in ("train", "eval"):
         add("--run_distribute", type=_flag, default=False, metavar="BOOL", help="a rank of several")
         add("--device_num", type=int, metavar="N", help="ranks there must be")
         start.add_options(parser)
     if command == "train":
         add("--resume", action="store_true", help="from the newest checkpoint")
-    else:
+    elif command != "plan":
         add("--checkpoint_path", required=True, metavar="FILE", help="of a training")
-    add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
+    if command != "plan":
+        add("--device_target", default="auto", choices=runtime.DEVICES, help="(%(default)s)")
     add("--config", metavar="FILE", help="YAML file of settings, also of the models repository")
     words = "the same as --NAME VALUE"
     add("--set", metavar="NAME=VALUE", action="append", default=[], help=words)
@@ -206,6 +233,17 @@ def _add(recipe: Recipe, command: str, parser: argparse.ArgumentParser) -> None:
     if len(recipe.named) > 1:
         add("--settings", choices=list(recipe.named), help="named settings to start from")
     settings.add_options(parser, recipe.named)
+
+
+def _add_plan(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    words = f"that train together ({recipe.devices}, the source's)"
+    add("--devices", type=int, metavar="N", help=words)
+    words = "of the training set, in place of --data_path's; without either, the source's"
+    add("--images", type=int, metavar="N", help=words)
+    words = "of one micro-batch, measured: gives the hours"
+    add("--step-time", type=float, metavar="SECONDS", help=words)
+    add("--json", action="store_true", help="print one JSON object")
 
 
 def _flag(text: str) -> bool:

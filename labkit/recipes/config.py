@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from labkit import nets
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
+from labkit.recipes.documents import LAYOUTS
 from labkit.recipes.settings import (
     check,
     count,
@@ -27,6 +28,7 @@ MAY_CHANGE = (
     "save_checkpoint_path",
     "num_parallel_workers",
     "cache_session_id",
+    "layout",
 )
 
 
@@ -74,6 +76,11 @@ class TrainingConfig:
         None,
         "session of MindSpore's dataset cache, for evaluation; None: no cache",
     )
+    layout: str = one_of(
+        "run",
+        LAYOUTS,
+        "documents: the run folder gets the tutorial's own folders, checkpoints and logs besides",
+    )
     num_parallel_workers: int = count(8, "of the data pipeline, fitted to the cores")
     seed: int = seed(1, "of weights, order and augmentation")
 
@@ -89,12 +96,20 @@ class MixedConfig(TrainingConfig):
     """The settings of recipes that can train in float16."""
 
     precision: str = one_of(
-        "O2", steps.PRECISION, "O0 float32, O2 float16 inside the network but for BatchNorm"
+        "O2",
+        steps.PRECISION,
+        "O0 float32, O2 float16 inside the network but for BatchNorm, O3 with it",
     )
+    keep_batchnorm_fp32: bool = flag(True, "False makes O3 of O2, as the tutorials have it")
     loss_scale: float = positive(1024.0, "of the loss, divided out of the gradients")
     drop_overflow_update: bool = flag(
         True, "drop a micro-batch that is not finite; False: it goes into the weights, as in r1.6"
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.precision == "O2" and not self.keep_batchnorm_fp32:
+            object.__setattr__(self, "precision", "O3")
 
     @property
     def nonfinite(self) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit import runtime
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from labkit.recipes import command, out_of_memory, resnet50_parts, run_folder, settings
+from labkit.recipes import command, documents, out_of_memory, resnet50_parts, run_folder, settings
 from labkit.recipes.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Recipe:
         named: settings by name, the first of which are those without ``--settings``.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
         parts: module of data and network: ``resnet50_parts``, or one that has its ``datasets``,
-            ``build_network``, ``network_name``, ``image`` and ``build_evaluation_loss``.
+            ``build_network``, ``network_name``, ``image``, ``image_size``, ``training_images``
+            and ``build_evaluation_loss``.
         data: what is said of the folder of data.
         callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> what the
             first rank's training calls, and shows instead of the progress display; None: nothing.
@@ -68,6 +69,8 @@ class Recipe:
         say: (evaluation, checkpoint): prints more of a checkpoint's evaluation, on the first rank.
         folder_of_rank: of several ranks, each writes records and checkpoints of its own, into
             rank_<n>/ of the run folder, for a step that holds other values on each.
+        updates: (settings, micro-batches of a rank in an epoch, ranks) -> updates in an epoch.
+        devices: of the source's training; a plan's, where none are given.
     """
 
     name: str
@@ -81,6 +84,8 @@ class Recipe:
     check_classes: Callable[[Any, Sequence[str]], None] | None = None
     say: Callable[[dict[str, float], str | Path], None] | None = None
     folder_of_rank: bool = False
+    updates: Callable[[Any, int, int], int] = resnet50_parts.updates_in_epoch
+    devices: int = 8
 
     def train(
         self,
@@ -203,13 +208,15 @@ class _Training:
             images = config.batch_size * step.micro_batches * self.ranks
             print(f"labkit: {self.name} into {self.folder}, {images} images in an update")
             print(settings.lines(config), flush=True)
-        with out_of_memory.advice(config.batch_size, config.micro_steps):
-            records = self._fit(step, train_set, self._callbacks(network, micro_batches))
+        log, callbacks = documents.of(config, recipe.name, self.rank)
+        with log, out_of_memory.advice(config.batch_size, config.micro_steps):
+            callbacks = [*callbacks, *self._callbacks(network, micro_batches)]
+            records = self._fit(step, train_set, callbacks)
             result = None
             if val_set is not None:
                 result = recipe.evaluation(config, network, val_set, self.ranks)
-        if self.rank == 0 and result is not None:
-            print(f"labkit: {summary(result)}", flush=True)
+            if self.rank == 0 and result is not None:
+                print(f"labkit: {summary(result)}", flush=True)
         return Trained(self.folder, records, result)
 
     def _agree(self, network: nn.Cell, micro_batches: int) -> None:
@@ -264,15 +271,20 @@ def start(
         raise InputError(
             f"device_num is {device_num}, and {ranks} ranks were started; expected the same number"
         )
+    check_ranks(config, ranks)
+    started = runtime.start(device, config.seed, distribute=distribute)
+    if started.ranks != ranks:
+        raise InputError(f"{started.ranks} ranks have met; the environment speaks of {ranks}")
+    return started
+
+
+def check_ranks(config: TrainingConfig, ranks: int) -> None:
+    """Raise ``InputError`` for settings that do not go with so many ranks."""
     if config.save_checkpoint_steps and config.micro_steps > 1 and ranks > 1:
         raise InputError(
             "save_checkpoint_steps with micro_steps > 1 on several ranks: a checkpoint holds the "
             "gradients that one rank has gathered; expected save_checkpoint_epochs alone"
         )
-    started = runtime.start(device, config.seed, distribute=distribute)
-    if started.ranks != ranks:
-        raise InputError(f"{started.ranks} ranks have met; the environment speaks of {ranks}")
-    return started
 
 
 def summary(result: dict[str, float]) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from labkit.recipes.recipe import Recipe
 from labkit.recipes.resnet50_config import Config
-from labkit.recipes.resnet50_parts import make_step, momentum
+from labkit.recipes.resnet50_parts import make_step, momentum, updates_in_epoch
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -31,7 +31,7 @@ def build_step(config: Config, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
     from labkit.steps import schedules
 
-    updates = -(-micro_batches // config.micro_steps)
+    updates = updates_in_epoch(config, micro_batches)
     schedule = getattr(schedules, config.lr_schedule)
     rates = schedule(config.lr, config.lr_end, config.epoch_size, updates, config.warmup)
     schedules.check_length(rates, config.epoch_size * updates)

@@ -5,6 +5,7 @@ What needs MindSpore is imported when it is called, after ``labkit.start``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from labkit.recipes.config import MixedConfig, TrainingConfig, WarmUpConfig
 if TYPE_CHECKING:
     import numpy as np
     from mindspore import nn
-    from mindspore.train import Callback
+    from mindspore.train import Callback, RunContext
 
     from labkit.steps.losses import CrossEntropySmooth
     from labkit.steps.step import Step
@@ -74,7 +75,32 @@ def folders(dataset_path: str | Path) -> tuple[Path, Path, Path]:
     return root, root, root
 
 
-def with_classes(config: TrainingConfig, classes: Sequence[str]) -> TrainingConfig:
+def training_images(
+    config: TrainingConfig, dataset_path: str | Path | None
+) -> tuple[int, int, str]:
+    """Return (images, classes, where that is from); those of ImageNet for None."""
+    if dataset_path is None:
+        from labkit.data.sources.ilsvrc import ILSVRC2012
+
+        words = f"{ILSVRC2012.title}, since no data_path is given"
+        return ILSVRC2012.train_images, ILSVRC2012.classes, words
+    from labkit.data.imagefiles import read_folder
+
+    folder = read_folder(folders(dataset_path)[1], check=False)
+    return folder.images, len(folder.classes), f"counted in {folder.path}"
+
+
+def image_size(config: TrainingConfig) -> int:
+    """Return the side of the network's square images."""
+    return config.image_size
+
+
+def updates_in_epoch(config: TrainingConfig, micro_batches: int, ranks: int = 1) -> int:
+    """Return the updates of an epoch whose last micro-batches make one of their own."""
+    return -(-micro_batches // config.micro_steps)
+
+
+def with_classes(config: TrainingConfig, classes: Sequence[object]) -> TrainingConfig:
     """Return ``config`` with a class_num that the data's classes fit into."""
     wanted = config.class_num
     if wanted is not None and wanted < len(classes):
@@ -156,7 +182,7 @@ def momentum(network: nn.Cell, rates: np.ndarray, decay: float, factor: float) -
 
 
 def monitors(micro_batches: int) -> list[Callback]:
-    """Return TimeMonitor and LossMonitor, once in an epoch: what two of the tutorials print with.
+    """Return TimeMonitor and LossMonitor, once in an epoch: what THOR's tutorial prints with.
 
     ``epoch: 1 step: 5004, loss is 4.4182425`` is the loss of the first rank's last micro-batch,
     while records.csv has that of every update.
@@ -164,6 +190,34 @@ def monitors(micro_batches: int) -> list[Callback]:
     from mindspore.train import LossMonitor, TimeMonitor
 
     return [TimeMonitor(data_size=micro_batches), LossMonitor(per_print_times=micro_batches)]
+
+
+def printed_losses(micro_batches: int, updates: int, words: str) -> list[Callback]:
+    """Return what prints as the other tutorials' trainings do, and TimeMonitor.
+
+    ============== Starting Training ==============
+    epoch: 1 step: 625 loss is  5.2477064
+
+    The loss is as for ``monitors``.
+
+    Args:
+        micro_batches: of this rank in an epoch.
+        updates: in an epoch; the line's step.
+        words: between the step and the loss.
+    """
+    from mindspore.train import Callback, TimeMonitor
+
+    class Printed(Callback):
+        def on_train_begin(self, run_context: RunContext) -> None:
+            print("============== Starting Training ==============", flush=True)
+
+        def on_train_step_end(self, run_context: RunContext) -> None:
+            now = run_context.original_args()
+            if now.cur_step_num % micro_batches == 0:
+                epoch = now.cur_step_num // micro_batches
+                print(f"epoch: {epoch} step: {updates}{words}{now.net_outputs}", flush=True)
+
+    return [Printed(), TimeMonitor(data_size=micro_batches)]
 
 
 def make_step(
@@ -197,12 +251,29 @@ def make_step(
 def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
     """Set the network's Parameters from a checkpoint that may hold more (an optimizer's, a step's).
 
+    The names may be those of the tutorials' ResNets, see ``labkit.nets.resnet_names``.
+
     Raises:
         InputError: where one is missing or of another shape; the network is as it was then.
     """
+    from labkit.nets import resnet_names
     from labkit.training import checkpoint
 
-    values = checkpoint.read(checkpoint_path, network)
+    pooling = []
+
+    def own_name(name: str) -> str:
+        if resnet_names.pools(name):
+            pooling.append(name)
+        return resnet_names.own_name(name)
+
+    values = checkpoint.read(checkpoint_path, network, own_name)
     own = {parameter.name for parameter in network.get_parameters()}
     kept = {name: value for name, value in values.items() if name in own}
     checkpoint.load_into(network, kept, checkpoint_path)
+    if pooling:
+        warnings.warn(
+            f"{checkpoint_path} is of the migration document's network: its blocks pool behind a "
+            f"convolution ({pooling[0]}) that strides here; the weights fit, and the function is "
+            "another",
+            stacklevel=2,
+        )

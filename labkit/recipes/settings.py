@@ -6,7 +6,9 @@ The dataclass calls ``check(self)`` in its ``__post_init__``. No MindSpore.
 """
 
 import argparse
+import json
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
@@ -146,6 +148,8 @@ def read(
     content = {} if content is None else content
     if not isinstance(content, dict):
         raise InputError(f"{path} holds a {type(content).__name__}; expected name: value lines")
+    # A key that is the bare word on is True in YAML 1.1.
+    content = {"on" if key is True and "on" in known else key: v for key, v in content.items()}
     changes = list(models.translated(content, known).items())
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -170,6 +174,16 @@ def lines(settings: Any) -> str:
     values = asdict(settings)
     width = max(map(len, values))
     return "\n".join(f"  {name.ljust(width)}  {value}" for name, value in values.items())
+
+
+def yaml_text(settings: Any) -> str:
+    """Return settings as YAML that ``read`` takes, each below what it means."""
+    parts = []
+    for each in fields(settings):
+        meaning = textwrap.wrap(_rule(type(settings), each.name).meaning, 98)
+        value = json.dumps(getattr(settings, each.name))
+        parts.append("".join(f"# {line}\n" for line in meaning) + f"{each.name}: {value}\n")
+    return "\n".join(parts)
 
 
 def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> None:

@@ -6,8 +6,8 @@ takes the learning rate and the loss from. Its ``boost_config_dict`` is read by 
 here its words are settings.
 
 Departures: weight decay spares normalisation layers and biases by what they are, not by their
-names; precision O2 leaves BatchNorm in float32 (there keep_batchnorm_fp32 is False). The default
-of drop_overflow_update is True: a micro-batch that is not finite is dropped.
+names; the defaults of keep_batchnorm_fp32 and drop_overflow_update are True (there False): a
+micro-batch that is not finite is dropped.
 The second stage has no weight decay: the tutorial writes 1e-4 at rate 1, which would take an
 eighth of every weight in its 1250 steps (1 - (1 - 1e-4)^1250 = 0.118), but MindSpore puts an
 optimizer without any in the place of the one it is written for.

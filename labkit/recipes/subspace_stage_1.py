@@ -24,13 +24,19 @@ from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.recipes import recipe
 from labkit.recipes.config import TrainingConfig
-from labkit.recipes.resnet50_parts import make_step, momentum, warm_up_rates
+from labkit.recipes.resnet50_parts import (
+    make_step,
+    momentum,
+    printed_losses,
+    updates_in_epoch,
+    warm_up_rates,
+)
 from labkit.recipes.subspace_config import StageOneConfig
 
 if TYPE_CHECKING:
     from mindspore import nn
     from mindspore.dataset import Dataset
-    from mindspore.train import Callback, RunContext
+    from mindspore.train import Callback
 
     from labkit.steps.step import Step
 
@@ -39,7 +45,7 @@ SNAPSHOTS = "checkpoint_pca"
 
 def build_step(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, its optimizer and rates for epochs of ``micro_batches``."""
-    updates = -(-micro_batches // config.micro_steps)
+    updates = updates_in_epoch(config, micro_batches)
     rates = warm_up_rates(config, config.total_epochs, updates)
     optimizer = momentum(network, rates, config.weight_decay, config.momentum)
     return make_step(config, network, optimizer)
@@ -48,28 +54,8 @@ def build_step(config: StageOneConfig, network: nn.Cell, micro_batches: int) -> 
 def tutorial_callbacks(
     config: TrainingConfig, network: nn.Cell, micro_batches: int, resume: bool
 ) -> list[Callback]:
-    """Return what prints as the tutorial's training does, and TimeMonitor.
-
-    ============== Starting Training ==============
-    epoch: 1 step: 625 loss is  5.2477064
-
-    The loss is that of the first rank's last micro-batch of an epoch, while records.csv has that
-    of every update.
-    """
-    from mindspore.train import Callback, TimeMonitor
-
-    class Printed(Callback):
-        def on_train_begin(self, run_context: RunContext) -> None:
-            print("============== Starting Training ==============", flush=True)
-
-        def on_train_step_end(self, run_context: RunContext) -> None:
-            now = run_context.original_args()
-            if now.cur_step_num % micro_batches == 0:
-                epoch = now.cur_step_num // micro_batches
-                loss = now.net_outputs
-                print("epoch:", epoch, "step:", micro_batches, "loss is ", loss, flush=True)
-
-    return [Printed(), TimeMonitor(data_size=micro_batches)]
+    """Return what prints ``epoch: 1 step: 625 loss is  5.2477064`` after an epoch."""
+    return printed_losses(micro_batches, updates_in_epoch(config, micro_batches), " loss is  ")
 
 
 def callbacks(

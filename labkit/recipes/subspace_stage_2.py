@@ -41,15 +41,12 @@ if TYPE_CHECKING:
 
 def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with the network's weights where the stage starts from."""
-    from mindspore import nn
-
     from labkit.algorithms.subspace import SubspaceStep
     from labkit.algorithms.subspace.basis import basis_from
     from labkit.steps.losses import LossNet
-    from labkit.steps.parameter_groups import decay_groups
 
     load_start(config, network)
-    optimizer = nn.SGD(decay_groups(network, config.weight_decay), config.learning_rate)
+    optimizer = build_optimizer(config, network)
     names = ("rho", "sigma", "trials", "gamma", "alpha", "failure")
     # Projected SGD has no search, and refuses its constants.
     constants = {name: getattr(config, name) for name in names} if config.method == "bfgs" else {}
@@ -66,6 +63,15 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
         loss_scale=config.loss_scale,
         **constants,
     )
+
+
+def build_optimizer(config: StageTwoConfig, network: nn.Cell) -> nn.Optimizer:
+    """Return the optimizer, which takes what the search leaves."""
+    from mindspore import nn
+
+    from labkit.steps.parameter_groups import decay_groups
+
+    return nn.SGD(decay_groups(network, config.weight_decay), config.learning_rate)
 
 
 def pretrained(config: StageTwoConfig) -> Path:
@@ -103,8 +109,12 @@ def snapshot_folder(config: StageTwoConfig) -> Path:
     """Return the folder that the first stage's snapshots are in."""
     if config.weight_load_dir is not None:
         return Path(config.weight_load_dir)
-    beside = pretrained(config).absolute().parent.parent / SNAPSHOTS
-    return beside if beside.is_dir() else Path(config.stage_1) / SNAPSHOTS
+    # RUN/checkpoint/FILE, or the tutorial's checkpoint_stage_1/FILE.
+    folder = pretrained(config).absolute().parent
+    for beside in (folder.parent / SNAPSHOTS, folder / SNAPSHOTS):
+        if beside.is_dir():
+            return beside
+    return Path(config.stage_1) / SNAPSHOTS
 
 
 def check_classes(config: StageTwoConfig, classes: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labkit.recipes.recipe import Recipe
-from labkit.recipes.resnet50_parts import make_step, monitors
+from labkit.recipes.resnet50_parts import make_step, monitors, updates_in_epoch
 from labkit.recipes.thor_config import NAMED, ThorConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def build_step(config: ThorConfig, network: nn.Cell, micro_batches: int) -> Step
     from labkit.algorithms.thor import ThorUpdate
     from labkit.steps import schedules
 
-    updates = -(-micro_batches // config.micro_steps)
+    updates = updates_in_epoch(config, micro_batches)
     rates = schedules.get_thor_lr(
         0, config.lr_init, config.lr_decay, config.lr_end_epoch, updates, config.decay_epochs
     )
@@ -65,7 +65,7 @@ def callbacks(
     """Return the tutorial's callbacks: TimeMonitor, LossMonitor and ModelCheckpoint."""
     from mindspore.train import CheckpointConfig, ModelCheckpoint
 
-    if not config.save_checkpoint:
+    if not config.save_checkpoint or config.layout == "documents":
         return monitors(micro_batches)
     saving = CheckpointConfig(
         save_checkpoint_steps=config.save_checkpoint_epochs * micro_batches,

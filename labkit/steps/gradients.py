@@ -63,9 +63,12 @@ class GradientStage(nn.Cell):
         )
         self.checked = options.nonfinite != "propagate"
         self.clip_norm = None if options.clip_norm is None else float(options.clip_norm)
-        half = options.precision == "O2" or any(p.dtype == ms.float16 for p in parameters)
+        half = options.precision != "O0" or any(p.dtype == ms.float16 for p in parameters)
         self._set_loss_scale(options.loss_scale, half)
-        (use_float16 if options.precision == "O2" else refuse_float16)(loss_net)
+        if options.precision == "O0":
+            refuse_float16(loss_net)
+        else:
+            use_float16(loss_net, options.precision)
         self.loss_net = loss_net
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.count = len(parameters)

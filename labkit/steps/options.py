@@ -10,7 +10,7 @@ from labkit.errors import InputError, refuse_unknown
 
 TAILS = ("flush", "drop", "carry")
 REDUCTION = ("mean", "sum")
-PRECISION = ("O0", "O2")
+PRECISION = ("O0", "O2", "O3")
 NORMALISE = ("samples", "tokens", "steps")
 NONFINITE = ("drop_micro", "drop_group", "propagate")
 # Which off value label smoothing has: s / (C - 1), or s / C.
@@ -59,9 +59,10 @@ class GradientOptions:
             (T, B, ...). None: labels (B,) count them, or else axis 0 does.
         reduction: ``mean``, or ``sum``: sum_i grad L_i, divided by nothing (over ranks the mean).
         precision: ``O0`` float32; ``O2`` float16 inside the network, except BatchNorm and
-            LayerNorm; the loss and everything after the gradients stay float32. In a ``loss_net``
-            of one's own, the Cell ``self.network`` is the network and all else is loss; without
-            that name see ``precision.use_float16``, which refuses what it cannot tell.
+            LayerNorm; ``O3`` these too. The loss and everything after the gradients, Parameters and
+            running statistics stay float32. In a ``loss_net`` of one's own, the Cell
+            ``self.network`` is the network and all else is loss; without that name see
+            ``precision.use_float16``, which refuses what it cannot tell.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group,
             ``drop_group`` forgets the whole group; ``propagate`` checks nothing.

@@ -22,8 +22,11 @@ _LOSS_NETS = (LossNet, TokenLossNet, nn.WithLossCell)
 _LISTS = (nn.CellList, nn.CellDict)
 
 
-def use_float16(loss_net: nn.Cell) -> None:
-    """Put the networks inside ``loss_net`` into float16 (MindSpore's O2), its losses left alone.
+def use_float16(loss_net: nn.Cell, level: str = "O2") -> None:
+    """Put the networks inside ``loss_net`` into float16, its losses left alone.
+
+    ``level`` is MindSpore's: O2 leaves BatchNorm in float32, O3 does not (as O2 with
+    ``keep_batchnorm_fp32=False``); its Parameters and running statistics stay float32 in both.
 
     In a ``LossNet``, or any Cell that holds a ``network``, that is the network and all else is
     loss. In a Cell of one's own without a ``network``, losses are MindSpore's own, Cells whose name
@@ -33,20 +36,28 @@ def use_float16(loss_net: nn.Cell) -> None:
     Raises ``InputError`` where there is none, and where a Cell may be network or loss: of several
     with Parameters, one of one's own that takes several inputs, beside no Cell that is a loss.
     """
-    places = _networks(loss_net)
+    places = _networks(loss_net, level)
     if not places:
         raise InputError(
-            f"precision='O2' finds no network inside the loss_net, a {type(loss_net).__name__}; "
-            "expected a Cell that holds the network as a Cell, as LossNet(network, loss_fn) does"
+            f"precision={level!r} finds no network inside the loss_net, a "
+            f"{type(loss_net).__name__}; expected a Cell that holds the network as a Cell, as "
+            "LossNet(network, loss_fn) does"
         )
+    for _, _, cell in places:
+        before = getattr(cell, "float16_by_step", level)
+        if before != level:
+            raise InputError(
+                f"precision is {level!r}, and an earlier step with {before!r} put this network "
+                f"into float16 for good; expected {before!r}, or a newly built network"
+            )
     for parent, name, cell in places:
         # A Cell's _amp_level is "" until amp sets it.
         if cell._amp_level in ("", "O0"):
             losses = [inner for key, inner in _below(cell) if is_loss(key, inner)]
             # Through _cells, as amp itself does: setattr would prefix the parameters' names.
-            half = amp.auto_mixed_precision(cell, "O2")
-            parent._cells[name] = _InFloat16(getattr(half, "_backbone", half))
-            cell.float16_by_step = True
+            half = amp.auto_mixed_precision(cell, level)
+            parent._cells[name] = _InFloat16(getattr(half, "_backbone", half), level)
+            cell.float16_by_step = level
             for loss in losses:
                 loss.to_float(ms.float32)
 
@@ -57,24 +68,24 @@ class _InFloat16(nn.Cell):
     A scalar output is the mean of something: a loss that was computed in float16.
     """
 
-    def __init__(self, backbone: nn.Cell):
+    def __init__(self, backbone: nn.Cell, level: str):
         super().__init__(auto_prefix=False)
         self._backbone = backbone
         self._get_attr_from_cell(backbone)
-        self._amp_level = "O2"
+        self._amp_level = level
 
     def construct(self, *args: Any, **kwargs: Any) -> Any:
         outputs = self._backbone(*args, **kwargs)
         if isinstance(outputs, ms.Tensor) and outputs.ndim == 0:
             raise TypeError(
-                "precision='O2': what was taken for the network returned a scalar, a loss computed "
+                "precision: what was taken for the network returned a scalar, a loss computed "
                 "in float16; expected LossNet(network, loss_fn), or the network as self.network "
                 "of the loss_net and the loss outside of it"
             )
         return functional.mixed_precision_cast(ms.float32, outputs)
 
 
-def _networks(loss_net: nn.Cell) -> list[tuple[nn.Cell, str, nn.Cell]]:
+def _networks(loss_net: nn.Cell, level: str) -> list[tuple[nn.Cell, str, nn.Cell]]:
     """Return (parent, name, Cell) of each network inside a Cell that computes a loss."""
     cells = loss_net.name_cells()
     named = {name: cells[name] for name in NETWORK_NAMES if name in cells}
@@ -83,18 +94,18 @@ def _networks(loss_net: nn.Cell) -> list[tuple[nn.Cell, str, nn.Cell]]:
     doubtful: list[str] = []
     for name, cell in (named or cells).items():
         if isinstance(cell, _LOSS_NETS):
-            places += _networks(cell)
+            places += _networks(cell, level)
         elif not named and is_loss(name, cell):
             continue
         elif not named and (isinstance(cell, _LISTS) or any(is_loss(*c) for c in _below(cell))):
-            places += _networks(cell)
+            places += _networks(cell, level)
         elif named or _is_layer(cell) or cell.parameters_dict():
             places.append((loss_net, name, cell))
             if not (named or known or _is_layer(cell)) and _takes_several(cell):
                 doubtful.append(name)
     if doubtful and sum(bool(cell.parameters_dict()) for _, _, cell in places) > 1:
         raise InputError(
-            f"precision='O2' cannot tell whether {doubtful[-1]!r} of the loss_net, a "
+            f"precision={level!r} cannot tell whether {doubtful[-1]!r} of the loss_net, a "
             f"{type(loss_net).__name__}, is network or loss; expected LossNet(network, loss_fn), "
             "or the network as self.network: all else stays float32"
         )
@@ -138,8 +149,8 @@ def _is_layer(cell: nn.Cell) -> bool:
 
 def refuse_float16(loss_net: nn.Cell) -> None:
     """Refuse a network that an earlier O2 step changed in place: O0 would compute in float16."""
-    if any(getattr(cell, "float16_by_step", False) for _, cell in loss_net.cells_and_names()):
+    if any(hasattr(cell, "float16_by_step") for _, cell in loss_net.cells_and_names()):
         raise InputError(
-            "precision is 'O0', but an earlier step with precision='O2' put this network into "
-            "float16 for good; expected precision='O2', or a newly built network"
+            "precision is 'O0', but an earlier step with another precision put this network into "
+            "float16 for good; expected precision='O2' or 'O3' as there, or a newly built network"
         )

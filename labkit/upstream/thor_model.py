@@ -25,7 +25,7 @@ from labkit.steps.modes import modes, set_modes
 from labkit.steps.options import PRECISION
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
-from labkit.steps.step import Step, trainable_batch_norms
+from labkit.steps.step import Step
 from labkit.training.fit import EndOfEpoch
 from labkit.upstream.thor_arguments import OfUpdate, Scale, at_update, loss_scale_of
 from labkit.upstream.thor_optimizer import ThorOptimizer, ThorSettings
@@ -60,11 +60,13 @@ class ConvertModelUtils:
                 by ``thor(..., loss="sample mean")``, on the caller's word.
             optimizer: of ``labkit.thor``.
             metrics: dict or set of metrics for ``eval`` and ``fit``, or None.
-            amp_level: O0, or O2: float16 inside the network, loss and factors in float32.
+            amp_level: O0, or O2: float16 inside the network, loss and factors in float32. O3 is O2
+                with keep_batchnorm_fp32=False.
             loss_scale_manager: None, FixedLossScaleManager or DynamicLossScaleManager. The loss
                 scale is divided by once. With drop_overflow_update=False nothing is checked;
                 otherwise a batch that is not finite updates nothing.
-            keep_batchnorm_fp32: BatchNorm is kept in float32 with either value; False says so.
+            keep_batchnorm_fp32: True: with O2, BatchNorm computes in float32. Its Parameters and
+                running statistics are float32 with either value.
 
         Raises:
             InputError: when the parts do not fit together; the network is left alone then.
@@ -75,16 +77,12 @@ class ConvertModelUtils:
         scaling = loss_scale_of(loss_scale_manager, optimizer.thor.loss_scale)
         evaluation: dict[str, Any] = {}
         if metrics is not None:
-            cell = nn.WithEvalCell(network, loss_fn, amp_level == "O2")
+            cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
             evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
         # Metrics that are none raise here, before anything of the network has changed.
         Model(network, **evaluation)
-        if amp_level == "O2" and not keep_batchnorm_fp32 and trainable_batch_norms(network):
-            warnings.warn(
-                "keep_batchnorm_fp32=False: BatchNorm stays in float32 as with True, since its "
-                "running statistics lose digits in float16",
-                stacklevel=2,
-            )
+        if amp_level == "O2" and not keep_batchnorm_fp32:
+            amp_level = "O3"
         step = _build_step(LossNet(network, loss_fn), optimizer, amp_level, *scaling)
         optimizer.converted = True
         return ThorModel(step, network, optimizer.thor, evaluation)

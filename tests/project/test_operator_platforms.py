@@ -10,6 +10,8 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
+from labkit.algorithms.less_bn import less_bn
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.nets.lenet import LeNet5
@@ -68,6 +70,23 @@ def accumulated_thor(network):
 
 def adasum(network, **options):
     return AdasumStep(_with_loss(network), momentum(network, weight_decay=1e-4), **options)
+
+
+def freezing(network, **options):
+    optimizer = momentum(network, weight_decay=1e-4)
+    update = GradFreezeUpdate(optimizer, freeze_schedule(network, param_groups=2))
+    return PlainStep(_with_loss(network), optimizer, update=update, **options)
+
+
+def freezing_adasum(network):
+    optimizer = momentum(network)
+    freeze = GradFreezeUpdate(optimizer, freeze_schedule(network, param_groups=2))
+    return AdasumStep(_with_loss(network), optimizer, workers=2, freeze=freeze)
+
+
+def with_less_bn(network):
+    less_bn(network)
+    return plain(network)
 
 
 def subspace(network, **options):
@@ -177,6 +196,9 @@ STEPS = {
     "adasum, gradients": lambda: (adasum(smallest(), workers=3, on="gradients"), grey()),
     "adasum, mean": lambda: (adasum(smallest(), workers=2, reduction="mean"), grey()),
     "adasum, float16": lambda: (adasum(smallest(), workers=2, scope="network", **FLOAT16), grey()),
+    "less_bn": lambda: (with_less_bn(LeNet5()), grey()),
+    "freezing": lambda: (freezing(LeNet5(), clip_norm=1.0), grey()),
+    "freezing, adasum": lambda: (freezing_adasum(LeNet5()), grey()),
     "subspace": lambda: (subspace(smallest(), clip_norm=1.0), grey()),
     "subspace, BatchNorm, micro-batches": lambda: (
         subspace(NormNet("batch"), micro_steps=3, **FLOAT16),

@@ -131,11 +131,12 @@ def test_what_is_printed(ranks):
     """The first rank alone, with the images of both in an update."""
     logs = [(ranks[2] / "log" / f"worker_{rank}.log").read_text() for rank in range(2)]
     for words, count in (
-        ("= Starting Training =", 2),
+        ("= Starting Training =", 4),
         ("= Starting Testing =", 2),
         ("{'Accuracy': ", 2),
         ("loss is  ", 7),
-        ("step: 1, loss is ", 5),
+        ("step: 1, loss is ", 2),
+        ("step: 1 loss is ", 10),
         ("20 images in an update", 9),
     ):
         assert (logs[0].count(words), logs[1].count(words)) == (count, 0), words

@@ -10,7 +10,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import Callback
+from mindspore.dataset import NumpySlicesDataset
+from mindspore.train import Callback, Model
 
 from labkit.errors import InputError
 from labkit.nets import resnet
@@ -323,3 +324,18 @@ def test_where_memory_is_not_enough_the_answers_are_named(data, tmp_path, monkey
     shown = "".join(traceback.format_exception(caught.value))
     assert "--set batch_size=5 (half the images in an update)" in shown
     assert "--set batch_size=5 --set micro_steps=2: 10 images in an update as before" in shown
+
+
+def test_a_sink_size_without_sink_mode_has_no_effect():
+    """The document gives both; Model then trains every batch of an epoch all the same."""
+    seen = []
+
+    class Count(Callback):
+        def on_train_step_end(self, run_context):
+            seen.append(run_context.original_args().cur_step_num)
+
+    network = nn.Dense(2, 1)
+    model = Model(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.1))
+    rows = NumpySlicesDataset((np.ones((6, 2), np.float32), np.ones((6, 1), np.float32)))
+    model.train(2, rows.batch(2), callbacks=[Count()], dataset_sink_mode=False, sink_size=1)
+    assert seen == [1, 2, 3, 4, 5, 6]

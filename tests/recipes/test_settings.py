@@ -199,11 +199,13 @@ SHARED = {
     "augment": ("no", False),
     "dataset": ("imagenet", "cifar10"),
     "cache_session_id": (0, 1),
+    "layout": ("zoo", "documents"),
     "num_parallel_workers": (0, 1),
     "seed": (2**32, 2**32 - 1),
 }
 MIXED = {
-    "precision": ("O3", "O0"),
+    "precision": ("O1", "O3"),
+    "keep_batchnorm_fp32": (0, True),
     "loss_scale": (0, 1e-9),
     "drop_overflow_update": (0, False),
 }
@@ -345,13 +347,15 @@ def test_the_values_of_the_source(source):
     assert {name: str(getattr(config, name)) for name in expected} == expected
 
 
-def test_an_epoch_of_imagenet_has_the_sources_updates():
-    images, alone = 1_281_167, ADASUM["one_device"]
-    assert images // (ADASUM["servers"].batch_size * 16) == 312
-    assert images // alone.batch_size // (alone.workers * alone.node_size) == 312
-    assert images // (StageOneConfig().batch_size * 8) == 625
+def test_the_weight_decay_of_the_migration_document():
     assert Config().weight_decay == 1 / 32768
 
 
 def test_label_smoothing_may_be_switched_off():
     assert ThorConfig(use_label_smooth=False).label_smooth_factor == 0
+
+
+def test_batch_norm_in_float16_is_o3():
+    assert ThorConfig(keep_batchnorm_fp32=False).precision == "O3"
+    assert ThorConfig(keep_batchnorm_fp32=False, precision="O0").precision == "O0"
+    assert ThorConfig().precision == "O2"

@@ -142,7 +142,7 @@ def test_settings_are_checked_before_any_rank_starts(capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "train|eval|predict"),
+        ([], "train|eval|predict|plan"),
         (["trian", "thor"], "Did you mean 'train'?"),
         (["train"], "recipe is ''"),
         (["train", "tohr"], "Did you mean 'thor'?"),

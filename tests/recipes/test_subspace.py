@@ -3,9 +3,11 @@
 import re
 import shutil
 
+import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import FixedLossScaleManager, nn
+from mindspore.train.metrics import get_metrics
 
 from labkit.algorithms.subspace import search
 from labkit.algorithms.subspace.basis import Basis
@@ -238,3 +240,15 @@ def test_the_folder_of_the_tutorials_text(data, tmp_path):
         InputError, match="holds train, val, validation_preprocess; expected train/ and"
     ):
         datasets(config, other, 0, 1)
+
+
+def test_two_slips_of_the_source():
+    """SGD is given the manager of the loss scale; the metric acc is printed as Accuracy."""
+    weight = [ms.Parameter(ms.Tensor([1.0]), name="weight")]
+    manager = FixedLossScaleManager(1024, drop_overflow_update=False)
+    with pytest.raises(TypeError, match="loss_scale"):
+        nn.SGD(weight, learning_rate=1, loss_scale=manager)
+    nn.SGD(weight, learning_rate=1, loss_scale=manager.get_loss_scale())
+    assert list(get_metrics({"acc"})) == ["acc"]
+    with pytest.raises(KeyError, match="unsupported metric Accuracy"):
+        get_metrics({"Accuracy"})

@@ -90,7 +90,7 @@ class TestStep:
         assert names(save_checkpoint=False) == ["TimeMonitor", "LossMonitor"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_accumulated_gradients_train(data, tmp_path):
     config = settings("thor", tmp_path, batch_size=10, micro_steps=2, epoch_size=1)
     with pytest.warns(UserWarning, match="BatchNorm"):

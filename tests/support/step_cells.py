@@ -5,6 +5,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.adasum import AdasumStep
+from labkit.algorithms.grad_freeze import FreezeSchedule, GradFreezeUpdate
 from labkit.algorithms.subspace import SubspaceStep
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.steps.accumulation import AccumulatedStep
@@ -221,6 +222,15 @@ def projected_sgd(loss_net, optimizer, **options):
     return SubspaceStep(loss_net, optimizer, basis, method="sgd", **options)
 
 
+def freezing(loss_net, optimizer, **options):
+    """The first of the parameters stays as it is in every second update."""
+    names = [parameter.name for parameter in getattr(optimizer, "parameters", ())]
+    groups = {name: place for place, name in enumerate(names)}
+    schedule = FreezeSchedule(groups, np.array([0, 1], np.int32), {"freeze": "every second"})
+    update = GradFreezeUpdate(optimizer, schedule)
+    return PlainStep(loss_net, optimizer, update=update, **options)
+
+
 # Every step cell passes the battery of test_step.py; a new one adds a line here.
 STEPS = {
     "plain": plain,
@@ -228,6 +238,7 @@ STEPS = {
     "thor": thor,
     "accumulated thor": accumulated_thor,
     "adasum": adasum,
+    "freezing": freezing,
     "subspace": subspace,
     "accumulated subspace": accumulated_subspace,
     "projected sgd": projected_sgd,

@@ -1,4 +1,4 @@
-"""`labkit train`, `labkit eval` and `labkit predict`: the recipes, whose options are their own."""
+"""`labkit train`, `eval`, `predict` and `plan`: the recipes, whose options are their own."""
 
 from collections.abc import Callable
 
@@ -43,5 +43,10 @@ COMMANDS = {
         "predict",
         "Say which classes images are of, by a recipe's checkpoint.",
         "thor --checkpoint_path FILE cat.jpg --picture answer.png",
+    ),
+    "plan": _command(
+        "plan",
+        "Say what a recipe's training takes: steps, memory, traffic, hours. Nothing is trained.",
+        "thor --devices 8 --step-time 0.2",
     ),
 }

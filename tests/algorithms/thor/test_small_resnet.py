@@ -92,7 +92,7 @@ def resnet_batch(seed, size=16):
     return images.astype(np.float32), random.integers(0, 5, size).astype(np.int32)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_resnet_with_batch_norm():
     """Convolutions, downsampling ones and the dense layer by THOR; BatchNorm's by the gradient.
 

@@ -347,6 +347,7 @@ def factor_products(operators, shapes):
     return [o for o in operators if o.name in PRODUCTS and set(o.outputs) & shapes]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["thor", "accumulated"])
 def test_only_the_refreshing_graphs_hold_curvature(kind):
     """A step between refreshes pays for no curvature but the products with the inverses."""

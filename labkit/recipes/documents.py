@@ -1,0 +1,171 @@
+"""The tutorials' own folders, files and logs: what ``layout="documents"`` writes besides.
+
+In the run folder, i the number of a device on its machine, E an epoch, S an epoch's steps:
+
+    resnet50     resnet-E_S.ckpt
+    thor         train_parallel{i}/ckpt_0/resnet-E_S.ckpt of every device;
+                 on GPU train_parallel/ckpt_{rank}/resnet-E_S.ckpt
+    adasum       device{i}/
+    subspace-1   device{i}_stage_1/, and of the first device checkpoint_stage_1/resnet-E_S.ckpt and
+                 checkpoint_stage_1/checkpoint_pca/resnet-E_S.ckpt, the trainable weights
+    subspace-2   device{i}_stage_2/, and of the first checkpoint_stage_2/resnet-E_S.ckpt
+
+Each folder of a device has train.log, what its process prints, and env.log.
+
+Departures: the run folder's own files stay, from which a training resumes; env.log holds the
+variables that say which rank this is, not all, among which may be passwords; machines that share a
+run folder would share device{i}: give each its own.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from labkit.base.arguments import wrong
+from labkit.base.files import make_folder, natural_order, whole_file
+
+if TYPE_CHECKING:
+    from mindspore import Parameter, nn
+    from mindspore.train import Callback, RunContext
+
+LAYOUTS = ("run", "documents")
+_PREFIXES = ("MS_", "RANK_", "DEVICE_", "SERVER_", "OMPI_COMM_WORLD_")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where a tutorial writes.
+
+    Attributes:
+        device: folder of a device, "{}" its number; "": the run folder, without logs.
+        checkpoints: folder below it, or None for none.
+        snapshots: folder below that of the trainable weights, or None.
+        every_device: whether every device writes checkpoints, or the first alone.
+    """
+
+    device: str
+    checkpoints: str | None = None
+    snapshots: str | None = None
+    every_device: bool = False
+
+
+TREES = {
+    "resnet50": Tree("", ""),
+    "thor": Tree("train_parallel{}", "ckpt_0", every_device=True),
+    "adasum": Tree("device{}"),
+    "subspace_stage_1": Tree("device{}_stage_1", "checkpoint_stage_1", "checkpoint_pca"),
+    "subspace_stage_2": Tree("device{}_stage_2", "checkpoint_stage_2"),
+}
+_GPU = {"thor": Tree("train_parallel", "ckpt_{rank}", every_device=True)}
+
+
+def tree(recipe: str, device: str) -> Tree:
+    """Return where the tutorial of a recipe writes on "CPU", "GPU" or "Ascend".
+
+    Raises:
+        InputError: for a recipe whose tutorial names no folder.
+    """
+    if recipe not in TREES:
+        raise wrong("layout", "documents", f"'run': the tutorial of {recipe} names no folders")
+    return (_GPU if device == "GPU" else {}).get(recipe, TREES[recipe])
+
+
+class Log(AbstractContextManager):
+    """Once begun, and until it is left, copies what Python prints into a device's train.log."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._file: TextIO | None = None
+        self._streams = (sys.stdout, sys.stderr)
+
+    def begin(self) -> None:
+        """Make the folder, write env.log, and copy; the log of a resumed training goes on."""
+        if self.folder is None:
+            return
+        make_folder(self.folder)
+        known = sorted(name for name in os.environ if name.startswith(_PREFIXES))
+        with whole_file(self.folder / "env.log", "env.log") as path:
+            path.write_text("".join(f"{name}={os.environ[name]}\n" for name in known))
+        self._file = (self.folder / "train.log").open("a", buffering=1)
+        self._streams = (sys.stdout, sys.stderr)
+        sys.stdout, sys.stderr = (_Both(each, self._file) for each in self._streams)
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            sys.stdout, sys.stderr = self._streams
+            self._file.close()
+
+
+class _Both:
+    """A stream whose text goes into a file too."""
+
+    def __init__(self, stream: TextIO, file: TextIO) -> None:
+        self._stream, self._copy = stream, file
+
+    def write(self, text: str) -> int:
+        self._copy.write(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def of(config: Any, recipe: str, rank: int) -> tuple[Log, list[Callback]]:
+    """Return the log of this rank's device, and the callbacks that write the tutorial's files.
+
+    Args:
+        config: the recipe's settings; for layout "run" nothing is written.
+        recipe: the name of its module.
+        rank: this process's.
+    """
+    if config.layout == "run":
+        return Log(None), []
+    from mindspore import get_context
+    from mindspore.train import Callback
+
+    where = tree(recipe, get_context("device_target"))
+    root = Path(config.save_checkpoint_path)
+    folder = root / where.device.format(os.environ.get("DEVICE_ID", rank))
+    log = Log(folder if where.device else None)
+    writes = where.checkpoints is not None and (where.every_device or rank == 0)
+    checkpoints = folder / (where.checkpoints or "").format(rank=rank)
+
+    class Documents(Callback):
+        def on_train_begin(self, run_context: RunContext) -> None:
+            log.begin()
+
+        def on_train_epoch_end(self, run_context: RunContext) -> None:
+            if not writes:
+                return
+            now = run_context.original_args()
+            name = f"resnet-{now.cur_epoch_num}_{now.batch_num}.ckpt"
+            last = now.cur_epoch_num == now.epoch_num
+            due = last or now.cur_epoch_num % config.save_checkpoint_epochs == 0
+            if config.save_checkpoint and due:
+                _write(now.train_network, checkpoints / name, config.keep_checkpoint_max)
+            if where.snapshots is not None and now.cur_epoch_num >= config.snapshot_start_epoch:
+                weights = now.train_network.optimizer.parameters
+                _write(weights, checkpoints / where.snapshots / name, config.snapshot_max)
+
+    return log, [Documents()]
+
+
+def _write(what: nn.Cell | Iterable[Parameter], path: Path, keep: int | None) -> None:
+    """Write a checkpoint, and remove the oldest beyond ``keep``; None keeps all."""
+    from mindspore import nn
+
+    from labkit.training import checkpoint
+
+    make_folder(path.parent)
+    if not isinstance(what, nn.Cell):
+        what = [{"name": parameter.name, "data": parameter} for parameter in what]
+    checkpoint.write(what, path)
+    if keep is not None:
+        for old in sorted(path.parent.glob("resnet-*.ckpt"), key=natural_order)[:-keep]:
+            old.unlink()

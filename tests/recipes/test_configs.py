@@ -1,0 +1,37 @@
+"""scripts/configs: the settings of every recipe as YAML files, and none besides."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from labkit.errors import InputError
+from labkit.recipes import RECIPES, adasum_config, settings, thor_config
+from tests.support.recipes import recipe
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "write_configs.py"
+NAMED = [(module, name) for module in RECIPES.values() for name in recipe(module).RECIPE.named]
+
+
+@pytest.mark.parametrize(("module", "name"), NAMED)
+def test_a_file_is_the_named_settings(module, name):
+    expected = recipe(module).RECIPE.named[name]
+    path = SCRIPT.parent / "configs" / f"{module}_{name}.yaml"
+    assert settings.read(type(expected), path) == expected
+
+
+def test_the_files_are_those_that_the_program_writes():
+    spec = importlib.util.spec_from_file_location("write_configs", SCRIPT)
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    there = {path.name: path.read_text() for path in (SCRIPT.parent / "configs").iterdir()}
+    assert there == program.texts()
+
+
+def test_the_bare_word_on_is_a_setting(tmp_path):
+    """YAML 1.1 takes it for True; where there is no such setting it is unknown."""
+    path = tmp_path / "a.yaml"
+    path.write_text("on: gradients\n")
+    assert settings.read(adasum_config.AdasumConfig, path).on == "gradients"
+    with pytest.raises(InputError, match="unknown setting True"):
+        settings.read(thor_config.ThorConfig, path)
