@@ -1,0 +1,151 @@
+"""docs/sources.md: a row for each thing that the source documents say, and every name in it exists.
+
+A row that is ``missing`` fails, unless it is in ``MISSING``; one that is not missing any more fails
+until it is taken out of there.
+"""
+
+import ast
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+MISSING = ("000-06 000-10 001-10 002-10 002-11 002-14 004-01 004-14 004-16").split()
+
+ROWS_OF_DOCUMENT = {"000": 22, "001": 22, "002": 14, "003": 15, "004": 17}
+STATE = re.compile(r"met|(differs|not reproduced here|missing): \S.*")
+ROW = re.compile(r"\| (\d{3}-\d{2}) \| (.+?) \| (.+?) \| (.+) \|")
+SHOWN_BY = re.compile(r"–|`[^`]+`(, `[^`]+`)*")
+# FILE::TEST, NOTEBOOK#text of one cell, FILE:NAME
+TEST = re.compile(r"(tests/\S+/test_\w+\.py)((?:::\w+)+)")
+CELL = re.compile(r"(notebooks/\w+\.ipynb)#(.+)")
+NAME = re.compile(r"(labkit/\S+\.py):([\w.]+)")
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
+
+
+class Row(NamedTuple):
+    id: str
+    says: str
+    state: str
+    shown_by: str
+
+    @property
+    def items(self) -> list[str]:
+        return re.findall("`([^`]+)`", self.shown_by)
+
+    @property
+    def is_missing(self) -> bool:
+        return self.state.startswith("missing")
+
+
+ROWS = [Row(*found.groups()) for found in map(ROW.fullmatch, TEXT.splitlines()) if found]
+
+
+@cache
+def names_in(path: Path) -> frozenset[str]:
+    """Functions, classes, their methods as ``Class.method``, and what is assigned at the top."""
+    names = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            functions = (each for each in node.body if isinstance(each, ast.FunctionDef))
+            names |= {f"{node.name}.{each.name}" for each in functions}
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {each.id for each in targets if isinstance(each, ast.Name)}
+    return frozenset(names)
+
+
+@cache
+def cells_of(path: Path) -> list[str]:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells]
+
+
+def fault(item: str) -> str:
+    """Return what is wrong with an entry of "shown by", or ""."""
+    for form in (TEST, CELL, NAME):
+        if found := form.fullmatch(item):
+            break
+    else:
+        return f"{item} is no test, cell or name of labkit"
+    path, name = ROOT / found[1], found[2]
+    if not path.is_file():
+        return f"{found[1]} is not there"
+    if form is CELL:
+        count = sum(name in cell for cell in cells_of(path))
+        return "" if count == 1 else f"{count} cells of {found[1]} hold {name!r}"
+    name = name.removeprefix("::").replace("::", ".")
+    if name not in names_in(path):
+        return f"{found[1]} has no {name}"
+    if form is TEST and not name.rpartition(".")[2].lower().startswith("test"):
+        return f"{name} of {found[1]} is no test"
+    return ""
+
+
+def test_every_document_has_its_rows_in_order():
+    written = [line for line in TEXT.splitlines() if re.match(r"\| *\d{3} *-", line)]
+    assert len(written) == len(ROWS) == 90
+    expected = [
+        f"{name}-{n:02}" for name, count in ROWS_OF_DOCUMENT.items() for n in range(1, count + 1)
+    ]
+    assert [row.id for row in ROWS] == expected
+    for name, count in ROWS_OF_DOCUMENT.items():
+        assert re.search(rf"^\| {name}, .* \| {count} \| ", TEXT, re.M), name
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
+def test_a_row_has_a_state_and_what_it_names_exists(row):
+    assert STATE.fullmatch(row.state), row.state
+    assert SHOWN_BY.fullmatch(row.shown_by), row.shown_by
+    assert [found for found in map(fault, row.items) if found] == []
+    if not row.is_missing:  # a name of the package alone shows nothing
+        assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
+
+
+def test_what_is_missing_is_in_the_list_and_nothing_else():
+    missing = [row.id for row in ROWS if row.is_missing]
+    assert [each for each in missing if each not in MISSING] == [], "built, or into MISSING?"
+    assert [each for each in MISSING if each not in missing] == [], "take it out of MISSING"
+    assert len(MISSING) == len(set(MISSING))
+
+
+HERE = "tests/project/test_sources.py"
+LAB = "notebooks/01_gradient_accumulation.ipynb"
+WRONG = {
+    f"{HERE}::test_another": "has no test_another",
+    f"{HERE}::Row::test_another": "has no Row.test_another",
+    f"{HERE}::fault": "fault of tests/project/test_sources.py is no test",
+    "tests/project/test_nothing.py::test_it": "is not there",
+    f"{LAB}#Bug 5 · ": "0 cells",
+    f"{LAB}#labkit": " cells of ",
+    "notebooks/09_nothing.ipynb#Bug 1": "is not there",
+    "labkit/errors.py:OutputError": "has no OutputError",
+    "labkit/errors.py:InputError.nothing": "has no InputError.nothing",
+    "labkit/errors.py": "is no test, cell or name",
+    "scripts/common.sh": "is no test, cell or name",
+}
+
+
+@pytest.mark.parametrize("item", WRONG)
+def test_a_name_that_does_not_exist_is_found(item):
+    assert WRONG[item] in fault(item)
+
+
+@pytest.mark.parametrize(
+    "item", [f"{HERE}::test_a_name_that_does_not_exist_is_found", f"{LAB}#Bug 1 · "]
+)
+def test_one_that_exists_is_none(item):
+    assert fault(item) == ""
+
+
+@pytest.mark.parametrize(
+    "state", ["", "Met", "met: nearly", "differs", "differs: ", "partly", "missing:"]
+)
+def test_a_state_that_is_none_is_found(state):
+    assert not STATE.fullmatch(state)
