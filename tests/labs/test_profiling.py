@@ -17,19 +17,20 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture(scope="module")
 def profiled(runtime):
-    """(step, batch, rows, updates so far) of LeNet."""
+    """(step, batch, rows of 2 calls, seconds that they took, updates so far) of LeNet."""
     network = LeNet5()
     loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
     optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
     step = PlainStep(LossNet(network, loss_fn), optimizer, nonfinite="propagate")
     x = np.random.default_rng(0).standard_normal((64, 1, 32, 32), dtype=np.float32)
     batch = Tensor(x), Tensor(np.arange(64, dtype=np.int32) % 10)
+    begin = time.perf_counter()
     rows = profiling.operator_times(step, *batch, calls=2)
-    return step, batch, rows, step.last_update.number
+    return step, batch, rows, time.perf_counter() - begin, step.last_update.number
 
 
 def test_each_operator_is_counted_per_call_in_its_cell_and_direction(profiled):
-    step, _, rows, updates = profiled
+    step, _, rows, _, updates = profiled
     assert updates == 2 + 1  # real updates, and a call more compiles
     counts = {row["operator"]: row["count"] for row in profiling.by_operator(rows)}
     assert counts["ApplyMomentum"] == len(step.optimizer.parameters) == 8
@@ -44,22 +45,19 @@ def test_each_operator_is_counted_per_call_in_its_cell_and_direction(profiled):
     assert (forward, backward) == (["Conv2D"], ["Conv2DBackpropFilter"])
 
 
-def test_times_add_up_to_a_call(profiled):
-    step, batch, rows, _ = profiled
+def test_times_are_milliseconds_of_a_call(profiled):
+    _, _, rows, seconds, _ = profiled
     assert all(row["ms"] >= 0 for row in rows)
     assert rows[-1]["operator"] == "other"
     ordered = [row["ms"] for row in rows[:-1]]
     assert ordered == sorted(ordered, reverse=True)
-    begin = time.perf_counter()
-    for _ in range(3):
-        step(*batch).asnumpy()
-    call = (time.perf_counter() - begin) / 3 * 1e3
-    # Another process may take a core during one of the two.
-    assert call / 5 < sum(ordered) < 5 * call
+    # Kernels run one after another: both calls of all of them within the whole. 64 images are 1.6e8
+    # operations, 0.1 ms for a machine of 1.6e12 a second. Neither depends on what else runs.
+    assert 0.1 < sum(ordered) < seconds * 1e3 / 2
 
 
 def test_a_second_profile_starts_anew(profiled):
-    step, batch, rows, _ = profiled
+    step, batch, rows, *_ = profiled
     again = profiling.operator_times(step, *batch, calls=1)
     assert {(r["operator"], r["scope"], r["count"]) for r in again} == {
         (r["operator"], r["scope"], r["count"]) for r in rows
