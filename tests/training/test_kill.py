@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from labkit.training.checkpoint import checkpoints
 from labkit.training.records import read_records
 from tests.support.killed_training import MOMENTS
@@ -31,6 +33,7 @@ def result(folder):
     return (folder / "ended-0").read_text(), comparable(rows)
 
 
+@pytest.mark.long
 def test_at_the_worst_moments(tmp_path):
     """One after another on the same folder; each process takes up what the killed one left."""
     peace, killed = tmp_path / "peace", tmp_path / "killed"
