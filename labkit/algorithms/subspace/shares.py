@@ -13,6 +13,7 @@ from labkit.ranks.cluster import rank_and_size
 # P P^T may differ from I by so much: a basis in float32 differs by 1e-6, one that is not
 # orthonormal would make the residual hold a part of the subspace.
 _ORTHONORMAL = 1e-3
+_COLUMNS = 2**16  # of which a float64 copy is made at once
 
 
 class Share(nn.Cell):
@@ -103,7 +104,11 @@ def _columns(basis: Any, parameters: Sequence[Parameter]) -> list[tuple[int, int
 
 
 def _check_rows(matrix: np.ndarray) -> None:
-    products = matrix @ matrix.T
+    # In float64: for one row of a ResNet-50's 25.6 million numbers a sum in float32 was 0.0012 off.
+    products = np.zeros((len(matrix), len(matrix)))
+    for start in range(0, matrix.shape[1], _COLUMNS):
+        part = np.asarray(matrix[:, start : start + _COLUMNS], np.float64)
+        products += part @ part.T
     off = np.abs(products - np.eye(len(matrix)))
     if not np.isfinite(products).all():
         raise InputError("the basis holds numbers that are not finite")

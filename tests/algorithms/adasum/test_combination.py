@@ -278,6 +278,16 @@ def test_bad_arguments(arguments, message):
         combination(*arguments)
 
 
+def test_more_layers_than_a_graph_may_nest_steps():
+    """A ResNet-50 has 161, and MindSpore compiles no more than 1000 calls within one another."""
+    rows = np.random.default_rng(0).normal(size=(2, 400)).astype(np.float32)
+    layers = combination("adasum", [2] * 200, 2)(Tensor(rows)).asnumpy().reshape(200, 2)
+    for layer, part in zip(layers, rows.reshape(2, 200, 2).swapaxes(0, 1), strict=True):
+        np.testing.assert_allclose(
+            layer, reference.adasum_tree(part.astype(np.float64)), rtol=1e-5, atol=1e-6
+        )
+
+
 def test_bounds():
     assert bounds((3, 1, 4)) == ((0, 3), (3, 4), (4, 8))
     assert bounds((5,)) == ((0, 5),)
