@@ -111,7 +111,7 @@ class Failures:
         who = f"rank {name} of {self._ranks()}" if ranks else name
         where = self._where(f"log: {self._job.path(name)}")
         return WorkerFailed(
-            f"{who} {_cause(code, last_error(log))}{more}\n{_shown(name, lines)}{where}",
+            f"{who} {_cause(code, last_error(log), more)}\n{_shown(name, lines)}{where}",
             ranks=ranks,
             exit_code=code if code is not None and code >= 0 else None,
             signal=_signal(-code) if code is not None and code < 0 else None,
@@ -149,11 +149,16 @@ class Failures:
         return f"  {where}" if self._kept else "  no log is kept: log_dir is None"
 
 
-def _cause(code: int | None, error: str | None) -> str:
+def _cause(code: int | None, error: str | None, more: str = "") -> str:
+    if code == 128 + signal.SIGTERM and error is None:
+        # Of a rank that tidied up first, as labkit's commands do.
+        return f"was ended by SIGTERM: from outside (exit code {code})"
     if code is not None and code < 0:
         cause = f"was ended by {_signal(-code)}"
         if -code == signal.SIGKILL:
             cause += ": from outside, or because the machine's memory ran out"
+        elif -code == signal.SIGTERM:
+            cause += more or ": from outside"
         return cause
     return ("failed" + (f": {error}" if error else "")) + (f" (exit code {code})" if code else "")
 
