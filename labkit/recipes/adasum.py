@@ -51,6 +51,7 @@ def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> St
         precision=config.precision,
         nonfinite=config.nonfinite,
         loss_scale=config.loss_scale,
+        all_reduce_fusion_config=config.all_reduce_fusion_config,
     )
 
 

@@ -10,6 +10,7 @@ from labkit.recipes.settings import (
     check,
     count,
     flag,
+    indices,
     one_of,
     path,
     positive,
@@ -19,7 +20,8 @@ from labkit.recipes.settings import (
 )
 from labkit.steps import options as steps
 
-# What a resumed training may change: where and how often it writes, and what is fitted anyway.
+# What a resumed training may change: where and how often it writes, what is fitted anyway, and in
+# which messages gradients are sent.
 MAY_CHANGE = (
     "save_checkpoint",
     "save_checkpoint_epochs",
@@ -29,6 +31,7 @@ MAY_CHANGE = (
     "num_parallel_workers",
     "cache_session_id",
     "layout",
+    "all_reduce_fusion_config",
 )
 
 
@@ -80,6 +83,11 @@ class TrainingConfig:
         "run",
         LAYOUTS,
         "documents: the run folder gets the tutorial's own folders, checkpoints and logs besides",
+    )
+    all_reduce_fusion_config: tuple[int, ...] | None = indices(
+        None,
+        "last gradient of each message between ranks, in the tutorials 85,160 for ResNet-50; None: "
+        "a message for each gradient",
     )
     num_parallel_workers: int = count(8, "of the data pipeline, fitted to the cores")
     seed: int = seed(1, "of weights, order and augmentation")

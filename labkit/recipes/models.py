@@ -42,8 +42,6 @@ _OFF: Mapping[str, tuple[Any, str]] = {
     "save_graphs": (False, "writes the compiled graphs"),
     "first_stride": (None, "stride of the first convolution; here 2, as in ResNet-50"),
     "bn_init_mode": ("adam", "how BatchNorm begins; here with factors of 1"),
-    # Which gradients go in one message between the ranks; it changes no number.
-    "all_reduce_fusion_config": (None, ""),
 }
 
 

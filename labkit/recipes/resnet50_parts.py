@@ -240,6 +240,7 @@ def make_step(
 
     loss_net = LossNet(network, build_loss(config))
     options: dict[str, Any] = {"update": None if make_update is None else make_update(loss_net)}
+    options["all_reduce_fusion_config"] = config.all_reduce_fusion_config
     if isinstance(config, MixedConfig):
         options |= {"precision": config.precision, "loss_scale": config.loss_scale}
         options["nonfinite"] = config.nonfinite

@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, asdict, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
 
 from labkit.base import arguments
 from labkit.base.files import write_json
 from labkit.base.yaml_values import read_yaml
 from labkit.errors import InputError, nearest
 from labkit.recipes import models
+from labkit.steps import options
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -87,6 +88,11 @@ def path(default: str | None, meaning: str, what: str = "the path of a folder") 
         return value
 
     return _field(default, meaning, what, check)
+
+
+def indices(default: tuple[int, ...] | None, meaning: str) -> Any:
+    """Return a field for rising integers: a YAML list, or numbers with commas between them."""
+    return _field(default, meaning, options.INDICES, options.fusion_indices)
 
 
 def seed(default: int, meaning: str) -> Any:
@@ -249,6 +255,8 @@ def _from_text(each: Field, text: str) -> Any:
     if kind is bool:
         return _FLAGS.get(text.lower(), text)
     try:
+        if get_origin(kind) is tuple:
+            return tuple(int(part) for part in text.strip("[]()").split(","))
         return kind(text)
     except ValueError:
         return text

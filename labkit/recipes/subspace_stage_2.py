@@ -61,6 +61,7 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
         precision=config.precision,
         nonfinite=config.nonfinite,
         loss_scale=config.loss_scale,
+        all_reduce_fusion_config=config.all_reduce_fusion_config,
         **constants,
     )
 

@@ -5,9 +5,10 @@ those of official/cv/resnet in MindSpore's models repository, whose latest file 
 lr_decay 4.04839 and damping_init 0.02714 instead. With 1 281 167 images an epoch has 5004 updates,
 and 834 are a sixth of them.
 
-What these files have besides is no setting here: all_reduce_fusion_config ([80, 160] for Ascend,
-[75, 155] for GPU) cuts the gradients' AllReduce into three messages, which changes no number; the
-damping's 70 epochs are only the length of its array, which is here that of the training.
+What these files have besides: all_reduce_fusion_config, [80, 160] for Ascend and [75, 155] for GPU,
+is a setting here, and None by default: the indices are those of a ResNet-50's gradients, and on
+two ranks change no number. The damping's 70 epochs are no setting: they are only the length of its
+array, which is here that of the training.
 """
 
 from dataclasses import dataclass

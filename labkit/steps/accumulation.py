@@ -18,7 +18,7 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -63,6 +63,7 @@ class AccumulatedStep(Step):
             the micro-batches; parameters and running statistics stay as they were.
         clip_norm: largest global norm of the averaged gradient, or None.
         rank_group: over which ranks gradients are averaged.
+        all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
         InputError: for values that are none of these, and as ``Step`` does.
@@ -92,6 +93,7 @@ class AccumulatedStep(Step):
         nonfinite: str = "drop_micro",
         clip_norm: float | None = None,
         rank_group: str | None = None,
+        all_reduce_fusion_config: Sequence[int] | None = None,
     ):
         options = GradientOptions(
             normalise=normalise,
@@ -102,6 +104,7 @@ class AccumulatedStep(Step):
             nonfinite=nonfinite,
             clip_norm=clip_norm,
             rank_group=rank_group,
+            all_reduce_fusion_config=all_reduce_fusion_config,
         )
         update = PlainUpdate(optimizer) if update is None else update
         check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)

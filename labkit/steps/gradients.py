@@ -16,6 +16,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, amp, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 
 from labkit.errors import InputError
+from labkit.steps.fusion import joined, message_ends, separated
 from labkit.steps.labels import INTEGERS
 from labkit.steps.objective import Objective
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
@@ -72,6 +73,8 @@ class GradientStage(nn.Cell):
         self.loss_net = loss_net
         self.value_and_grad = ops.value_and_grad(self._scaled, None, parameters, has_aux=True)
         self.count = len(parameters)
+        indices = options.all_reduce_fusion_config
+        self.message_ends = () if indices is None else message_ends(tuple(indices), self.count)
         if extras is not None:
             self._add_extras(parameters, *extras)
         self.map = ops.HyperMap()
@@ -187,11 +190,21 @@ class GradientStage(nn.Cell):
         # Through float32, exact up to 2**24: the CPU's AllReduce takes no integers.
         return ops.cast(self.all_reduce(ops.cast(value, ms.float32)), value.dtype)
 
-    def all_over_ranks(self, values: tuple) -> tuple:
-        """Return the sums of many float32 tensors over all ranks, made in the order given."""
+    def all_over_ranks(self, values: tuple, gradients: tuple, extras: tuple) -> tuple:
+        """Return the three tuples' sums over all ranks, float32, one after the other.
+
+        The gradients are summed in fused messages where the options say so.
+        """
         if self.all_reduce is None:
-            return values
-        return summed_in_order(self.all_reduce, values)
+            return values + gradients + extras
+        if not self.message_ends:
+            return summed_in_order(self.all_reduce, values + gradients + extras)
+        messages = joined(gradients, self.message_ends)
+        sums = summed_in_order(self.all_reduce, values + messages + extras)
+        first, last = len(values), len(values) + len(messages)
+        return (
+            sums[:first] + separated(sums[first:last], gradients, self.message_ends) + sums[last:]
+        )
 
     def on_all_ranks(self, finite: Tensor) -> Tensor:
         """Return whether ``finite`` holds on every rank: the same answer on all of them."""

@@ -3,9 +3,11 @@
 No MindSpore import: recipes read them too.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from labkit.base.arguments import integer, number
+from labkit.base.arguments import integer, is_integer, number, wrong
 from labkit.errors import InputError, refuse_unknown
 
 TAILS = ("flush", "drop", "carry")
@@ -16,11 +18,25 @@ NONFINITE = ("drop_micro", "drop_group", "propagate")
 # Which off value label smoothing has: s / (C - 1), or s / C.
 CONVENTIONS = ("mindspore", "pytorch")
 LR_DECAY_MODES = ("steps", "poly", "cosine", "linear")
+INDICES = "integers >= 0, each above the one before, as in [85, 160]"
 
 # float32 holds these and their reciprocals.
 _SMALLEST, _LARGEST = 1e-37, 1e37
 # A dynamic loss scale stops growing here: doubled to infinity it would never come back.
 LARGEST_SCALE = 2.0**120
+
+
+def fusion_indices(name: str, value: object) -> tuple[int, ...]:
+    """Return the indices of gradients in ``value`` as a tuple.
+
+    Raises:
+        InputError: naming ``name``, unless they are integers from 0 on, each above the one before.
+    """
+    if isinstance(value, (list, tuple)) and value and all(map(is_integer, value)):
+        indices = tuple(map(int, value))
+        if indices[0] >= 0 and all(low < high for low, high in pairwise(indices)):
+            return indices
+    raise wrong(name, value, INDICES)
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,9 @@ class GradientOptions:
         clip_norm: largest global norm of the averaged gradient, or None.
         rank_group: None: the mean is over all ranks; the name of a communication group that this
             rank is in; or "" for this rank alone.
+        all_reduce_fusion_config: None: each gradient goes over the network in a message of its own.
+            Or the indices of the last gradient of each message, see ``labkit.steps.fusion``; with
+            one rank they are checked, and there is nothing to send.
 
     Raises:
         InputError: for values that are none of these.
@@ -82,6 +101,7 @@ class GradientOptions:
     nonfinite: str = "drop_micro"
     clip_norm: float | None = None
     rank_group: str | None = None
+    all_reduce_fusion_config: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if self.normalise is not None:
@@ -93,6 +113,9 @@ class GradientOptions:
         refuse_unknown("nonfinite", self.nonfinite, NONFINITE)
         if self.clip_norm is not None:
             number("clip_norm", self.clip_norm, at_least=_SMALLEST, at_most=_LARGEST)
+        if self.all_reduce_fusion_config is not None:
+            indices = fusion_indices("all_reduce_fusion_config", self.all_reduce_fusion_config)
+            object.__setattr__(self, "all_reduce_fusion_config", indices)
         if not isinstance(self.loss_scale, DynamicLossScale):
             number("loss_scale", self.loss_scale, at_least=_SMALLEST, at_most=_LARGEST)
         elif self.nonfinite == "propagate":
@@ -103,4 +126,6 @@ class GradientOptions:
     def settings(self, weighted: bool) -> dict[str, str]:
         """Return the options in force, as text, that a resumed training must share."""
         texts = {name: repr(value) for name, value in vars(self).items()}
+        # In which messages the sums are made is none: on other machines others are faster.
+        del texts["all_reduce_fusion_config"]
         return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}

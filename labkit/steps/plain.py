@@ -3,6 +3,8 @@
 w <- optimizer(w, g),     g = grad L(w; batch)
 """
 
+from collections.abc import Sequence
+
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
@@ -31,6 +33,7 @@ class PlainStep(Step):
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of the gradient, or None.
         rank_group: over which ranks gradients are averaged.
+        all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
         InputError: as ``Step`` does.
@@ -54,6 +57,7 @@ class PlainStep(Step):
         nonfinite: str = "drop_micro",
         clip_norm: float | None = None,
         rank_group: str | None = None,
+        all_reduce_fusion_config: Sequence[int] | None = None,
     ):
         options = GradientOptions(
             normalise=normalise,
@@ -64,6 +68,7 @@ class PlainStep(Step):
             nonfinite=nonfinite,
             clip_norm=clip_norm,
             rank_group=rank_group,
+            all_reduce_fusion_config=all_reduce_fusion_config,
         )
         update = PlainUpdate(optimizer) if update is None else update
         super().__init__(loss_net, optimizer, update, options, weighted=False, has_buffer=False)

@@ -272,9 +272,11 @@ class Step(nn.Cell):
         """
         if self.gradient.ranks > 1:
             values: tuple = (loss_sum, ops.cast(images, ms.float32))
+            gradients: tuple = ()
             for value in total:
-                values += (value,)
-            values = self.gradient.all_over_ranks(values)
+                gradients += (value,)
+            gradients, extras = gradients[: self.count], gradients[self.count :]
+            values = self.gradient.all_over_ranks(values, gradients, extras)
             loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
         gradients, norm = self.gradient.finish(total[: self.count], weight)
         extras = ()

@@ -61,6 +61,7 @@ def test_a_whole_file_goes_in(tmp_path):
     made = settings(tmp_path, THOR)
     assert (made.lr_decay, made.damping_init, made.save_checkpoint_epochs) == (4.04839, 0.02714, 2)
     assert (made.initialiser, made.depth, made.image_size) == ("pytorch", 50, 224)
+    assert made.all_reduce_fusion_config == (85, 160)
     assert made.cache_session_id is None and made.dataset == "imagenet2012"
 
 

@@ -201,6 +201,7 @@ SHARED = {
     "cache_session_id": (0, 1),
     "layout": ("zoo", "documents"),
     "num_parallel_workers": (0, 1),
+    "all_reduce_fusion_config": ((2, 2), (1, 2)),
     "seed": (2**32, 2**32 - 1),
 }
 MIXED = {

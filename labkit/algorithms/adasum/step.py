@@ -1,5 +1,7 @@
 """The step: workers take turns, each with a micro-batch of its own; then all are combined."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from mindspore import nn
 
@@ -36,6 +38,8 @@ class AdasumStep(AccumulatedStep):
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of a worker's averaged gradient, or None.
+        all_reduce_fusion_config: index of the last gradient of each message between the ranks of a
+            node, or None.
 
     Raises:
         InputError: for values that are none of these, a team of one worker, and replicas that
@@ -80,6 +84,7 @@ class AdasumStep(AccumulatedStep):
         loss_scale: float | DynamicLossScale = 1.0,
         nonfinite: str = "drop_micro",
         clip_norm: float | None = None,
+        all_reduce_fusion_config: Sequence[int] | None = None,
     ):
         super().__init__(
             loss_net,
@@ -101,6 +106,7 @@ class AdasumStep(AccumulatedStep):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             clip_norm=clip_norm,
+            all_reduce_fusion_config=all_reduce_fusion_config,
         )
         self.team, self.workers = self.update.team, workers
 

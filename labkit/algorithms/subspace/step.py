@@ -1,5 +1,7 @@
 """The step: gradients as always, then a search in the subspace on the update's own rows."""
 
+from collections.abc import Sequence
+
 from mindspore import nn
 
 from labkit.algorithms.subspace.basis import Basis
@@ -40,6 +42,7 @@ class SubspaceStep(AccumulatedStep):
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: shortens g before all else: B learns from clipped gradients, and a trial is asked
             for the decrease that the clipped one foresees, which is less.
+        all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
         InputError: for values that are none of these, a basis of other weights, and ranks that
@@ -83,6 +86,7 @@ class SubspaceStep(AccumulatedStep):
         loss_scale: float | DynamicLossScale = 1.0,
         nonfinite: str = "drop_micro",
         clip_norm: float | None = None,
+        all_reduce_fusion_config: Sequence[int] | None = None,
     ):
         update = SubspaceUpdate(
             optimizer,
@@ -110,6 +114,7 @@ class SubspaceStep(AccumulatedStep):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             clip_norm=clip_norm,
+            all_reduce_fusion_config=all_reduce_fusion_config,
         )
 
     @property

@@ -44,6 +44,7 @@ class ThorStep(PlainStep):
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of the gradient, or None.
         rank_group: over which ranks gradients are averaged.
+        all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
         InputError: as ``ThorUpdate`` does.
@@ -81,6 +82,7 @@ class ThorStep(PlainStep):
         nonfinite: str = "drop_micro",
         clip_norm: float | None = None,
         rank_group: str | None = None,
+        all_reduce_fusion_config: Sequence[int] | None = None,
     ):
         update = ThorUpdate(
             loss_net,
@@ -113,6 +115,7 @@ class ThorStep(PlainStep):
                 nonfinite=nonfinite,
                 clip_norm=clip_norm,
                 rank_group=rank_group,
+                all_reduce_fusion_config=all_reduce_fusion_config,
             )
         except Exception:
             update.release()

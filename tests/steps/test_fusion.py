@@ -1,0 +1,138 @@
+"""Gradient fusion by index: which gradients are in which message, and what comes back."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mindspore import Tensor, nn
+
+from labkit import AccumulatedStep, LossNet, PlainStep
+from labkit.errors import InputError
+from labkit.recipes.resnet50_config import Config
+from labkit.recipes.settings import read
+from labkit.steps.fusion import joined, message_ends, separated
+from labkit.steps.gradients import GradientStage
+from labkit.steps.options import GradientOptions
+
+pytestmark = pytest.mark.usefixtures("runtime")
+
+
+@pytest.mark.parametrize(
+    ("indices", "count", "sizes"),
+    [
+        ((85, 160), 161, [86, 75]),  # ResNet-50: the tutorials' indices, two messages
+        ((85, 160), 162, [86, 75, 1]),
+        ((80, 160), 161, [81, 80]),
+        ((75, 155), 161, [76, 80, 5]),
+        ((0,), 1, [1]),
+        ((0,), 3, [1, 2]),
+        ((0, 1, 2), 3, [1, 1, 1]),
+    ],
+)
+def test_an_index_is_that_of_a_messages_last_gradient(indices, count, sizes):
+    ends = message_ends(indices, count)
+    assert np.diff((0, *ends)).tolist() == sizes
+
+
+def arrays(count):
+    random = np.random.default_rng(count)
+    shapes = [(3, 2), (2,), (1, 2, 3), (1,), (4, 1)]
+    return [random.normal(size=shapes[n % 5]).astype(np.float32) for n in range(count)]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.data())
+def test_messages_hold_the_gradients_in_their_order(count, data):
+    """Against NumPy; what is summed in messages comes back in its place and shape."""
+    indices = data.draw(st.sets(st.integers(0, count - 1), min_size=1).map(sorted).map(tuple))
+    ends = message_ends(indices, count)
+    expected = arrays(count)
+    values = tuple(map(Tensor, expected))
+    messages = joined(values, ends)
+    starts = (0, *ends[:-1])
+    assert len(messages) == len(starts)
+    for message, start, end in zip(messages, starts, ends, strict=True):
+        flat = np.concatenate([array.ravel() for array in expected[start:end]])
+        np.testing.assert_array_equal(message.asnumpy(), flat)
+    back = separated(tuple(message * 2 for message in messages), values, ends)
+    for part, array in zip(back, expected, strict=True):
+        assert part.shape == array.shape
+        np.testing.assert_array_equal(part.asnumpy(), 2 * array)
+
+
+def network():
+    return nn.SequentialCell(nn.Dense(4, 3), nn.Dense(3, 2), nn.Dense(2, 1))
+
+
+def loss_net():
+    return LossNet(network(), nn.MSELoss())
+
+
+@pytest.mark.parametrize(
+    ("indices", "sent"),
+    [
+        (None, [(), (), (3, 4), (3,), (2, 3), (2,), (1, 2), (1,), (5,)]),
+        ((2,), [(), (), (21,), (5,), (5,)]),
+        ((0, 5), [(), (), (12,), (14,), (5,)]),
+    ],
+)
+def test_what_is_sent(indices, sent):
+    """Loss, number of rows and an update stage's extras stay messages of their own."""
+    net = loss_net()
+    parameters = net.trainable_params()
+    stage = GradientStage(net, parameters, GradientOptions(all_reduce_fusion_config=indices))
+    shapes = []
+
+    def all_reduce(value):
+        shapes.append(value.shape)
+        return value * 2
+
+    values = (Tensor(1.0), Tensor(8.0))
+    gradients = tuple(Tensor(p.asnumpy()) for p in parameters)
+    extras = (Tensor(np.ones(5, np.float32)),)
+    assert stage.all_over_ranks(values, gradients, extras) == values + gradients + extras
+    stage.all_reduce = all_reduce
+    sums = stage.all_over_ranks(values, gradients, extras)
+    assert shapes == sent
+    for total, value in zip(sums, values + gradients + extras, strict=True):
+        assert total.shape == value.shape
+        np.testing.assert_array_equal(total.asnumpy(), 2 * value.asnumpy())
+
+
+@pytest.mark.parametrize("indices", [[], [2, 2], [3, 1], [-1], [1.5], ["1"], [True], 85, "85"])
+def test_what_are_no_indices(indices):
+    with pytest.raises(InputError, match=r"all_reduce_fusion_config: expected integers >= 0, each"):
+        GradientOptions(all_reduce_fusion_config=indices)
+
+
+@pytest.mark.parametrize("step", [PlainStep, AccumulatedStep])
+def test_an_index_of_no_gradient_is_refused_by_one_rank_too(step):
+    net = loss_net()
+    optimizer = nn.Momentum(net.trainable_params(), 0.1, 0.9)
+    with pytest.raises(InputError, match=r"expected indices below 6, .* got \[0, 6\]"):
+        step(net, optimizer, all_reduce_fusion_config=[0, 6])
+    assert step(net, optimizer, all_reduce_fusion_config=[0, 5]).gradient.message_ends == (1, 6)
+
+
+def test_messages_are_none_of_the_settings_that_a_resume_must_share():
+    fused = GradientOptions(all_reduce_fusion_config=[1])
+    assert fused.settings(True) == GradientOptions().settings(True)
+
+
+@pytest.mark.parametrize("text", ["85,160", "[85, 160]", "(85, 160)"])
+def test_a_recipe_takes_numbers_with_commas(text):
+    config = read(Config, assignments=[f"all_reduce_fusion_config={text}"])
+    assert config.all_reduce_fusion_config == (85, 160)
+
+
+def test_a_recipe_takes_the_models_repositorys_list(tmp_path):
+    (tmp_path / "zoo.yaml").write_text("all_reduce_fusion_config:\n    - 85\n    - 160\n")
+    assert read(Config, tmp_path / "zoo.yaml").all_reduce_fusion_config == (85, 160)
+    none = read(Config, tmp_path / "zoo.yaml", ["all_reduce_fusion_config=None"])
+    assert none.all_reduce_fusion_config is None
+
+
+@pytest.mark.parametrize("text", ["85;160", "160,85", "85,", "", "x"])
+def test_a_recipe_refuses_other_texts(text):
+    with pytest.raises(InputError, match="all_reduce_fusion_config: expected integers >= 0"):
+        read(Config, assignments=[f"all_reduce_fusion_config={text}"])
