@@ -203,7 +203,9 @@ def add_options(parser: argparse.ArgumentParser, named: Mapping[str, Any]) -> No
     group = parser.add_argument_group("settings")
     for each in fields(kind):
         words = f"{_rule(kind, each.name).meaning} ({_default(each, named)})".replace("%", "%%")
-        metavar = _kind(each).__name__.upper()
+        kind_of_value = _kind(each)
+        several = get_origin(kind_of_value) is tuple
+        metavar = "INT,INT,..." if several else kind_of_value.__name__.upper()
         group.add_argument(
             f"--{each.name}", action=_Assign, dest="set", metavar=metavar, help=words
         )

@@ -186,9 +186,10 @@ class TestCommand:
         listed = text[text.index(" settings: ") :]
         defaults = next(iter(recipe(name).RECIPE.named.values()))
         for each in fields(defaults):
-            kind = getattr(each.type, "__name__", str(each.type)).partition(" ")[0]
+            kind = getattr(each.type, "__name__", str(each.type)).split(" | ")[0].upper()
+            kind = kind.replace("TUPLE[INT, ...]", "INT,INT,...")
             assert re.search(
-                rf" --{each.name} {kind.upper()} \S.*?\({re.escape(str(each.default))};", listed
+                rf" --{each.name} {re.escape(kind)} \S.*?\({re.escape(str(each.default))};", listed
             ), each.name
 
     @of_every_recipe
