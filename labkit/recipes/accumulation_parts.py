@@ -62,13 +62,13 @@ def training_images(
     return mnist.count_images(dataset_path, "train"), len(_DIGITS), words
 
 
-def image_size(config: AccumulationConfig) -> int:
-    """Return the side of the network's square images."""
+def image_shape(config: AccumulationConfig) -> tuple[int, int, int]:
+    """Return the shape of the network's input, without the batch."""
     if config.network == "resnet":
-        return resnet50_parts.image_size(config)
+        return resnet50_parts.image_shape(config)
     from labkit.data.mnist import SIDE
 
-    return SIDE
+    return 1, SIDE, SIDE
 
 
 def network_name(config: AccumulationConfig) -> str:

@@ -3,7 +3,7 @@
 python -m labkit.recipes train RECIPE --data_path FOLDER [--SETTING VALUE ...] [--ranks N]
 python -m labkit.recipes eval RECIPE --data_path FOLDER --checkpoint_path FILE
 python -m labkit.recipes predict RECIPE --checkpoint_path FILE IMAGE ...
-python -m labkit.recipes plan RECIPE [--devices N] [--SETTING VALUE ...] [--step-time SECONDS]
+python -m labkit.recipes plan RECIPE [--devices N] [--SETTING VALUE ...] [--measured RUN]
 python -m labkit.recipes.NAME train ...    of one recipe, by the name of its module
 """
 
@@ -128,6 +128,7 @@ def _plan(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> 
             dataset_path=options.dataset_path,
             images=options.images,
             step_time=options.step_time,
+            measured=options.measured,
         )
     print(json.dumps(made, indent=2) if options.json else plan.text(made))
     return 0
@@ -241,8 +242,9 @@ def _add_plan(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
     add("--devices", type=int, metavar="N", help=words)
     words = "of the training set, in place of --data_path's; without either, the source's"
     add("--images", type=int, metavar="N", help=words)
-    words = "of one micro-batch, measured: gives the hours"
-    add("--step-time", type=float, metavar="SECONDS", help=words)
+    add("--step-time", type=float, metavar="SECONDS", help="of one micro-batch: gives the hours")
+    words = "run folder of a short training with these settings: its updates give the hours"
+    add("--measured", metavar="RUN", help=words)
     add("--json", action="store_true", help="print one JSON object")
 
 

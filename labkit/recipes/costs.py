@@ -65,6 +65,39 @@ def costs_of(
     return _COSTS.get(recipe.name, _plain)(recipe, config, network, micro_batches, devices)
 
 
+def activations_of(step: Step, image: tuple[int, ...], batch: int) -> int:
+    """Return the bytes of all layers' outputs for a batch, by a forward pass of a single image.
+
+    The backward pass needs the inputs of most layers, which are other layers' outputs. A graph
+    that reuses their memory, or computes them again, takes less.
+
+    Args:
+        step: its network is called, in PyNative mode.
+        image: shape of the network's input without the batch.
+        batch: images in a micro-batch.
+    """
+    import mindspore as ms
+
+    from labkit.runtime import pynative
+
+    network = step.gradient.loss_net.network
+    sizes: list[int] = []
+    layers = [cell for _, cell in network.cells_and_names() if not cell.name_cells()]
+    handles = [
+        layer.register_forward_hook(lambda cell, inputs, output: sizes.append(output.nbytes))
+        for layer in layers
+    ]
+    network.set_train(False)  # running statistics stay as they are
+    try:
+        with pynative():
+            network(ms.ops.zeros((1, *image)))
+    finally:
+        network.set_train()
+        for handle in handles:
+            handle.remove()
+    return batch * sum(sizes)
+
+
 def bytes_of(parameters: Iterable[Parameter]) -> int:
     """Return the bytes of Parameters, each counted once."""
     return sum({id(each): each.nbytes for each in parameters}.values())

@@ -2,12 +2,12 @@
 
     steps     of an epoch: by the sampler of the data pipeline; updates: by the recipe's function
     memory    of one device: the Parameters of the recipe's step, which is built and not run, and
-              what an update holds besides
+              what an update holds besides, with the outputs of all layers for a batch
     network   a ring AllReduce of b bytes over n devices: each sends, and receives, 2 (n - 1) / n b;
               an AllGather: it receives (n - 1) b. All that is exchanged is float32
-    hours     steps times the seconds that one has taken
+    hours     steps times the seconds of one, or updates times the seconds of one in a training
 
-It is computed, nothing is measured; ``LEFT_OUT`` is not in it.
+It is computed; nothing is trained. ``LEFT_OUT`` is not in it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from typing import TYPE_CHECKING, Any
 from labkit import runtime
 from labkit.base.arguments import integer, number
 from labkit.errors import InputError
+from labkit.recipes import run_folder
 from labkit.recipes.config import TrainingConfig
-from labkit.recipes.costs import Costs, bytes_of, costs_of, nonzero, numbers_of, ring
+from labkit.recipes.costs import (
+    Costs,
+    activations_of,
+    bytes_of,
+    costs_of,
+    nonzero,
+    numbers_of,
+    ring,
+)
 from labkit.recipes.recipe import Recipe, check_ranks
 from labkit.recipes.resnet50_parts import with_classes
 
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
     from mindspore import nn
 
 LEFT_OUT = (
-    "activations, batches, workspaces and MindSpore itself; of the network, single numbers, what "
+    "batches, workspaces and MindSpore itself; of the network, single numbers, what "
     "checks and evaluations exchange, and Adasum's second AllGather, where it needs one; of the "
     "hours, evaluation and compilation"
 )
@@ -43,6 +52,7 @@ def make(
     dataset_path: str | Path | None = None,
     images: int | None = None,
     step_time: float | None = None,
+    measured: str | Path | None = None,
 ) -> dict[str, Any]:
     """Return the plan of a training, as plain values: bytes, counts, hours.
 
@@ -55,10 +65,12 @@ def make(
         dataset_path: as for ``Recipe.train``: its images are counted. None: the source's data set.
         images: of the training set, instead of counted ones.
         step_time: seconds of one micro-batch, or None.
+        measured: run folder of a short training with these settings: its updates' seconds count.
 
     Raises:
-        InputError: for settings, devices or images that the training would refuse, and for both
-            ``dataset_path`` and ``images``.
+        InputError: for settings, devices or images that the training would refuse, for a run folder
+            of another training, and for both ``dataset_path`` and ``images``, or both ``step_time``
+            and ``measured``.
     """
     if images is not None and dataset_path is not None:
         raise InputError("got --images and --data_path; expected one of them")
@@ -66,6 +78,8 @@ def make(
     check_ranks(config, devices)
     if step_time is not None:
         number("step-time", step_time, above=0)
+    if step_time is not None and measured is not None:
+        raise InputError("got --step-time and --measured; expected one of them")
     runtime.start("CPU", config.seed)  # before MindSpore is imported
     count, classes, source = recipe.parts.training_images(config, dataset_path)
     if images is not None:
@@ -80,10 +94,10 @@ def make(
         "settings": _settings(recipe, config, devices),
         "images": {"count": count, "source": source},
         "steps": steps,
-        "memory": _memory(taken, network),
+        "memory": _memory(taken, network, recipe.parts.image_shape(config), config.batch_size),
         "network": _network(taken, devices),
         "files": taken.files,
-        "hours": None if step_time is None else steps["in_all"] * step_time / 3600,
+        "hours": _hours(steps, step_time, measured, config),
         "left_out": LEFT_OUT,
     }
 
@@ -103,12 +117,23 @@ def _steps(
     }
 
 
+def _hours(
+    steps: dict[str, int],
+    step_time: float | None,
+    measured: str | Path | None,
+    config: TrainingConfig,
+) -> float | None:
+    if measured is not None:
+        return steps["updates_in_all"] * run_folder.seconds_of_update(measured, config) / 3600
+    return None if step_time is None else steps["in_all"] * step_time / 3600
+
+
 def _settings(recipe: Recipe, config: TrainingConfig, devices: int) -> dict[str, Any]:
     node_size = getattr(config, "node_size", None)
     return {
         "network": recipe.parts.network_name(config),
         "classes": config.class_num,
-        "image_size": recipe.parts.image_size(config),
+        "image_size": recipe.parts.image_shape(config)[-1],
         "batch_per_device": config.batch_size,
         "micro_steps": config.micro_steps,
         "devices": devices,
@@ -118,7 +143,7 @@ def _settings(recipe: Recipe, config: TrainingConfig, devices: int) -> dict[str,
     }
 
 
-def _memory(costs: Costs, network: nn.Cell) -> dict[str, Any]:
+def _memory(costs: Costs, network: nn.Cell, image: tuple[int, ...], batch: int) -> dict[str, Any]:
     step = costs.step
     weights = step.optimizer.parameters
     known = {id(weight) for weight in weights}
@@ -142,6 +167,7 @@ def _memory(costs: Costs, network: nn.Cell) -> dict[str, Any]:
     during = {
         "gradients, float32": 4 * numbers_of(step),
         "weights in float16": sum(halves.values()),
+        "activations, outputs of the layers": activations_of(step, image, batch),
         **costs.during,
     }
     total = sum(held.values()) + sum(during.values())
@@ -184,7 +210,7 @@ def text(plan: dict[str, Any]) -> str:
     if plan["files"]:
         rows += [("files", ""), *_rows(plan["files"])]
     hours = plan["hours"]
-    said = "not estimated: give --step-time" if hours is None else f"{hours:,.2f}"
+    said = "not estimated: give --step-time or --measured" if hours is None else f"{hours:,.2f}"
     rows += [("hours", said)]
     width = max(len(name) for name, _ in rows)
     lines = [f"{name.ljust(width)}  {value}".rstrip() for name, value in rows]

@@ -59,7 +59,7 @@ class Recipe:
         named: settings by name, the first of which are those without ``--settings``.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
         parts: module of data and network: ``resnet50_parts``, or one that has its ``datasets``,
-            ``build_network``, ``network_name``, ``image``, ``image_size``, ``training_images``
+            ``build_network``, ``network_name``, ``image``, ``image_shape``, ``training_images``
             and ``build_evaluation_loss``.
         data: what is said of the folder of data.
         callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> what the

@@ -90,9 +90,9 @@ def training_images(
     return folder.images, len(folder.classes), f"counted in {folder.path}"
 
 
-def image_size(config: TrainingConfig) -> int:
-    """Return the side of the network's square images."""
-    return config.image_size
+def image_shape(config: TrainingConfig) -> tuple[int, int, int]:
+    """Return the shape of the network's input, without the batch."""
+    return 3, config.image_size, config.image_size
 
 
 def updates_in_epoch(config: TrainingConfig, micro_batches: int, ranks: int = 1) -> int:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from mindspore.train import Callback, RunContext
 
 CONFIG, CLASSES = "config.json", "classes.json"
+# Settings that decide how long an update takes.
+_DECIDE_TIME = frozenset(
+    "batch_size micro_steps depth network image_size class_num precision augment frequency split "
+    "workers node_size on n_components trials method".split()
+)
 
 
 def description(config: TrainingConfig, classes: Sequence[str], folder: Path) -> Callback:
@@ -66,6 +71,39 @@ def check_classes(classes: Sequence[str], path: Path | None) -> None:
         f"the data has {len(classes)} classes and the training had {len(known)} ({path}); expected "
         f"the same. {'; '.join(differ)}"
     )
+
+
+def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
+    """Return the mean seconds of an update that a training of these settings has taken.
+
+    Its first two updates are left out: they compile.
+
+    Args:
+        folder: the run folder.
+        config: settings of the same kind; lengths, rates and places may differ.
+
+    Raises:
+        InputError: where there is no such training, or it made fewer than five updates.
+    """
+    from labkit.training.records import read_records
+    from labkit.training.update_rows import RECORDS
+
+    folder = Path(folder)
+    before = _json(folder / CONFIG, dict, "names and values")
+    if before is None:
+        raise InputError(f"expected the run folder of a recipe, got {folder}: it has no {CONFIG}")
+    for name in sorted(_DECIDE_TIME & asdict(config).keys()):
+        if name in before and getattr(config, name) != before[name]:
+            raise InputError(
+                f"{name} is {before[name]} in {folder} and {getattr(config, name)} in the plan; "
+                "expected a training of the same"
+            )
+    seconds = read_records(folder / RECORDS).column("seconds")
+    if len(seconds) < 5:
+        raise InputError(
+            f"expected a training of at least 5 updates, got {len(seconds)} in {folder}"
+        )
+    return (seconds[-1] - seconds[1]) / (len(seconds) - 2)
 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:

@@ -3,19 +3,22 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from labkit.recipes import plan
+from labkit.recipes import plan, run_folder
 from labkit.recipes.command import main
+from labkit.recipes.costs import activations_of
 from tests.support.recipes import NAMES, recipe, settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
 
 of_every_recipe = pytest.mark.parametrize("name", NAMES)
 BASIS = 3
+ACTIVATIONS = "activations, outputs of the layers"
 
 
 def made(name, tmp_path, devices=1, **changed):
@@ -208,12 +211,37 @@ class TestMemory:
         total = sum(p.size for p in weights)
         norms = sum(p.size for p in weights if p.name.endswith(("gamma", "beta")))
         during = made("subspace_stage_1", tmp_path, precision="O2")["memory"]["during_an_update"]
+        half = during.pop(ACTIVATIONS)
         assert during == {
             "gradients, float32": 4 * total,
             "weights in float16": 2 * (total - norms),
         }
         during = made("subspace_stage_1", tmp_path)["memory"]["during_an_update"]
+        # All but BatchNorm's outputs, in float32 in both.
+        assert 0.5 < half / during.pop(ACTIVATIONS) < 0.75
         assert during == {"gradients, float32": 4 * total}
+
+    @pytest.mark.parametrize("batch", [1, 32])
+    def test_of_the_activations_of_lenet(self, batch):
+        source = recipe("accumulation").RECIPE
+        config = replace(source.named["lenet"], batch_size=batch)
+        during = plan.make(source, config, 1)["memory"]["during_an_update"]
+        # Convolution, ReLU, pool, twice; flattened; three dense layers, two of them with a ReLU.
+        first, second = (6 * (2 * 28**2 + 14**2), 16 * (2 * 10**2 + 5**2))
+        assert during[ACTIVATIONS] == 4 * batch * (first + second + 400 + 2 * (120 + 84) + 10)
+
+    @of_every_recipe
+    def test_the_activations_leave_no_trace(self, name, tmp_path):
+        config = settings(name, tmp_path, class_num=12)
+        module = recipe(name).RECIPE
+        network, step, _ = real_step(name, config)
+        before = {p.name: p.asnumpy().copy() for p in step.get_parameters()}
+        shape = module.parts.image_shape(config)
+        sizes = [activations_of(step, shape, batch) for batch in (1, 3, 1)]
+        assert sizes[1] == 3 * sizes[0] == 3 * sizes[2] > 0
+        for parameter in step.get_parameters():
+            np.testing.assert_array_equal(parameter.asnumpy(), before[parameter.name])
+        assert all(cell.training for _, cell in network.cells_and_names())
 
     @pytest.mark.parametrize(("most", "kept"), [(None, 4), (3, 3), (9, 4)])
     def test_of_the_snapshots_on_disk(self, most, kept, tmp_path):
@@ -299,9 +327,9 @@ class TestCommand:
         for words in (
             "images 1,281,167 (ImageNet ILSVRC2012, since no data_path is given)",
             "in an epoch 5,004",
-            "hours not estimated: give --step-time",
+            "hours not estimated: give --step-time or --measured",
             "every 834 updates",
-            "Not counted: activations",
+            "Not counted: batches",
         ):
             assert words in shown
 
@@ -318,6 +346,8 @@ class TestCommand:
             (["thor", "--images", "0"], "images: expected an integer >= 1, got 0"),
             (["thor", "--step-time", "0"], "step-time"),
             (["thor", "--step-time", "nan"], "step-time"),
+            (["thor", "--step-time", "1", "--measured", "x"], "expected one of them"),
+            (["thor", "--measured", "none"], "expected the run folder of a recipe, got none"),
             (["thor", "--data_path", "none"], "none"),
             (["thor", "--data_path", "DATA", "--images", "9"], "expected one of them"),
             (["thor", "--data_path", "DATA", "--class_num", "2"], "class_num is 2, and the data"),
@@ -334,6 +364,35 @@ class TestCommand:
             code = ended.code
         shown = capsys.readouterr()
         assert code == 2 and message in shown.err and shown.out == ""
+
+    def test_hours_of_a_measured_training(self, trained, data, tmp_path, capsys):
+        """A training of 90 epochs, by one of two: its seconds without the first two updates."""
+        run = trained("thor").result
+        seconds = run.records.column("seconds")
+        mean = (seconds[-1] - seconds[1]) / (len(seconds) - 2)
+        config = replace(settings("thor", tmp_path), epoch_size=90, lr_end_epoch=91)
+        module = recipe("thor").RECIPE
+        found = plan.make(module, config, 1, dataset_path=data, measured=run.folder)
+        assert found["hours"] == pytest.approx(found["steps"]["updates_in_all"] * mean / 3600)
+        assert found["hours"] > 0
+
+    def test_a_training_of_other_settings_is_no_measure(self, trained, tmp_path):
+        run = trained("thor").result
+        for name, value in {"batch_size": 5, "frequency": 3, "precision": "O2"}.items():
+            config = replace(settings("thor", tmp_path), **{name: value})
+            with pytest.raises(InputError, match=f"{name} is .* in the plan"):
+                run_folder.seconds_of_update(run.folder, config)
+        with pytest.raises(InputError, match="expected the run folder of a recipe"):
+            run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path))
+
+    def test_a_training_of_four_updates_is_too_short(self, trained, tmp_path):
+        run = trained("thor").result
+        for file in (run_folder.CONFIG, "records.csv"):
+            text = (run.folder / file).read_text().splitlines()[:5]
+            (tmp_path / file).write_text("\n".join(text) + "\n")
+        (tmp_path / run_folder.CONFIG).write_text((run.folder / run_folder.CONFIG).read_text())
+        with pytest.raises(InputError, match="at least 5 updates, got 4"):
+            run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path))
 
     def test_images_are_counted_or_given(self, data, tmp_path):
         config = settings("thor", tmp_path)
