@@ -40,7 +40,8 @@ class Reader(HTMLParser):
 def check(text) -> Reader:
     """Assert what holds for every page that is written, and return what it holds."""
     page = Reader(text)
-    assert all(uri.startswith("data:image/png;base64,") for uri in page.loads)
+    embedded = ("data:image/png;base64,", "data:image/svg+xml;base64,")
+    assert all(uri.startswith(embedded) for uri in page.loads)
     assert not {"script", "link", "iframe", "object", "base"} & set(page.tags)
     assert len(page.ids) == len(set(page.ids))
     assert all(image.get("alt") for image in page.images)

@@ -5,17 +5,19 @@ which harmless tags and attributes stay and nothing else; formulas become MathML
 (labkit.tools.reports.maths).
 """
 
+import base64
 import logging
 import re
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from labkit.base.input_files import parse_json, read_text
+from labkit.base.input_files import parse_json, read_bytes, read_text
 from labkit.base.project import project_root
 from labkit.errors import InputError
 from labkit.tools.reports.maths import Budget, mathml
@@ -45,6 +47,7 @@ _EMPTIED = frozenset(
 # time grows with the square of the "[": 15 s for 64 kB of "![](", .3 s for 2000 of them. A lab's
 # longest cell has 2 kB, all of its markdown 20 kB.
 _LONGEST, _MOST_BRACKETS, _MOST_MARKDOWN = 20_000, 2000, 200_000
+_LARGEST_FIGURE = 100_000  # bytes; the labs' pictures have 16 000
 _DEEPEST = 256  # tags in each other; a notebook's own have 15
 _ATTRIBUTES = frozenset(
     "align alt aria-hidden aria-label border class color colspan datetime dir headers height id "
@@ -166,8 +169,12 @@ def _clean(body: str, folder: Path) -> str:
     soup = BeautifulSoup(_whole_tags(body), "html.parser")
     _drop_all_but_text(soup)
     ids: set[str] = set()
+    embedded: set[Path] = set()
     for tag in soup.find_all(True):
+        source = str(tag.get("src", ""))
         _drop_attributes(tag)
+        if tag.name == "img" and "src" not in tag.attrs:
+            _embed(tag, source, folder, embedded)
         # Two headings with the same words have the same id.
         if "id" in tag.attrs:
             name = str(tag["id"])
@@ -259,6 +266,22 @@ def _point(link: "Tag", folder: Path) -> None:
         del link.attrs["href"]
     else:
         link["href"] = f"file://{quote(str(file))}{hash_sign if fragment else ''}{fragment}"
+
+
+def _embed(image: "Tag", source: str, folder: Path, embedded: set[Path]) -> None:
+    """Put an SVG of the project's docs/figures into the page, each once; leave other files out.
+
+    A page is passed on, and what it shows may come from anybody: no other file, and none a million
+    times. A browser that draws SVG as an image runs nothing in it and loads nothing for it.
+    """
+    project, file = project_root(folder), _file(unquote(source), folder)
+    if not project or file is None or file in embedded or file.suffix != ".svg":
+        return
+    if project / "docs" / "figures" in file.parents:
+        embedded.add(file)
+        with suppress(OSError, InputError):  # too large, or gone since: the words stay
+            content = base64.b64encode(read_bytes(file, _LARGEST_FIGURE)).decode()
+            image["src"] = f"data:image/svg+xml;base64,{content}"
 
 
 def _file(path: str, folder: Path) -> Path | None:

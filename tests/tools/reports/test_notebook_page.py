@@ -43,6 +43,28 @@ def test_text_code_output_picture_and_error_are_shown(tmp_path):
     assert "ZeroDivisionError" in body and "\x1b" not in body
 
 
+def test_a_picture_of_docs_figures_is_embedded_and_no_other_file(tmp_path):
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
+    figures = tmp_path / "docs" / "figures"
+    figures.mkdir(parents=True)
+    svg = '<svg xmlns="http://www.w3.org/2000/svg"/>'
+    for place in (figures / "a.svg", figures / "a.txt", tmp_path / "docs" / "b.svg"):
+        place.write_text(svg)
+    (figures / "large.svg").write_text(svg + " " * 100_000)
+    (figures / "elsewhere.svg").symlink_to(tmp_path / "docs" / "b.svg")
+    (tmp_path / "notebooks").mkdir()
+    names = ("figures/a.svg", "figures/a.txt", "b.svg", "figures/large.svg",
+             "figures/elsewhere.svg", "figures/gone.svg", "figures/../b.svg",
+             "figures/../figures/a.svg")  # fmt: skip
+    shown = markdown("\n\n".join(f"![of {name}](../docs/{name})" for name in names))
+    own = base64.b64encode(svg.encode()).decode()
+    data = code("show()", display("text/html", f'<img src="data:image/svg+xml;base64,{own}">'))
+    _, body = notebook_page.convert(folders.write_notebook(tmp_path / "notebooks", shown, data))
+    expected = f'<img alt="of figures/a.svg" src="data:image/svg+xml;base64,{own}"/>'
+    assert re.findall("<img[^>]*>", body) == [expected]
+    assert all(f"[picture: of {name}]" in body for name in names[1:])
+
+
 def test_nothing_runs_and_nothing_is_loaded(tmp_path, caplog, recwarn):
     evil = (
         '<script>x()</script><img src="https://a.org/x.png" onerror="x()"><p onclick="x()">p</p>'

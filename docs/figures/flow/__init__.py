@@ -1,0 +1,1 @@
+"""The data's way through each lab, as pictures: a module for each lab."""
