@@ -2,19 +2,23 @@
 
 from flow.drawing import LEFT, RIGHT, SMALL, TEXT, Drawing
 
+_SHOWN = (
+    "Micro-batches of n_i images go through the network one after the other, all at the same "
+    "weights; only the activations of the present one are in memory. Each adds n_i times its "
+    "mean gradient to one float32 buffer, and n_i to a count. After k micro-batches the buffer "
+    "is divided by the sum of the n_i, clipped if asked for, and given to the optimizer once. "
+    "The new weights are those of the next group, and the buffer is cleared. Below, the tail "
+    "of an epoch: of 7 micro-batches of 32, four make an update divided by 128, the last three "
+    "make one divided by 96."
+)
+
 
 def accumulation() -> Drawing:
     """Micro-batches, the buffer, the update, and the tail of an epoch."""
     made = Drawing(
         "One update from *k* micro-batches",
         "The large batch's update, with one micro-batch in memory at a time",
-        "Micro-batches of n_i images go through the network one after the other, all at the same "
-        "weights; only the activations of the present one are in memory. Each adds n_i times its "
-        "mean gradient to one float32 buffer, and n_i to a count. After k micro-batches the buffer "
-        "is divided by the sum of the n_i, clipped if asked for, and given to the optimizer once. "
-        "The new weights are those of the next group, and the buffer is cleared. Below, the tail "
-        "of an epoch: of 7 micro-batches of 32, four make an update divided by 128, the last three "
-        "make one divided by 96.",
+        _SHOWN,
         626,
     )
     columns = (16, 116, 216, 316)
@@ -42,17 +46,17 @@ def accumulation() -> Drawing:
             made.lines(x + 40, 207, "now")
         else:
             made.lines(x + 40, 196, state)
-    made.box(16, 262, 380, 52, "blue")
-    made.text(100, 284, "*Σ n_{i}* *∇L_{i}*")
-    made.text(100, 304, "*Σ n_{i}*")
-    made.lines(180, 284, "a float32 buffer, as large as", anchor="start")
-    made.lines(180, 304, "the weights, and a number", anchor="start")
     _accumulated_update(made, columns)
     _tail(made)
     return made
 
 
 def _accumulated_update(made: Drawing, columns: tuple) -> None:
+    made.box(16, 262, 380, 52, "blue")
+    made.text(100, 284, "*Σ n_{i}* *∇L_{i}*")
+    made.text(100, 304, "*Σ n_{i}*")
+    made.lines(180, 284, "a float32 buffer, as large as", anchor="start")
+    made.lines(180, 304, "the weights, and a number", anchor="start")
     made.arrow((56, 314), (56, 352), hue="blue")
     made.lines(70, 337, "after *k* of them, once:", anchor="start")
     made.lines(396, 337, "then the buffer is cleared", anchor="end")

@@ -5,17 +5,21 @@ import numpy as np
 from flow.drawing import LEFT, RIGHT, SMALL, TEXT, Drawing
 from labkit.reference import adasum_pair
 
+_SHOWN = (
+    "Four workers start from the same weights. Each takes a batch of its own, and its own "
+    "optimizer makes a move d_i of it. Neighbours are combined in pairs by Adasum, then the "
+    "two results, layer by layer, until one vector is left. It is added to the weights of all "
+    "workers, which are then the same again. Below, the rule of a pair: for parallel vectors "
+    "a and b the result is their mean, for orthogonal ones their sum."
+)
+
 
 def adasum() -> Drawing:
     """Workers, the tree of pairs, one vector, and the rule of a pair."""
     made = Drawing(
         "Adasum: from many workers to one move",
         "Each worker: its own batch, its own optimizer, its own move *d_{i}*",
-        "Four workers start from the same weights. Each takes a batch of its own, and its own "
-        "optimizer makes a move d_i of it. Neighbours are combined in pairs by Adasum, then the "
-        "two results, layer by layer, until one vector is left. It is added to the weights of all "
-        "workers, which are then the same again. Below, the rule of a pair: for parallel vectors "
-        "a and b the result is their mean, for orthogonal ones their sum.",
+        _SHOWN,
         640,
     )
     made.box(16, 62, 396, 28, "grey", "the same weights *w*")

@@ -18,18 +18,23 @@ VERDICTS = {
 FAULT = "layer3"
 
 
+_SHOWN = (
+    "A table of the stages of one training step over the layers conv1, layer1 to layer4 and fc "
+    "of a ResNet whose layer3 has its stride in the wrong place. Preprocessing and weights "
+    "agree. Forward agrees in conv1, layer1 and layer2; layer3 is the first that differs, and "
+    "there the fault is; layer4 and fc differ as well. So do the loss, all gradients, whose "
+    "way leads back through the fault, and the update of all weights. BatchNorm's running "
+    "statistics agree up to layer2 and differ in layer3 and layer4. What agrees has a tick, "
+    "what differs a cross and a hatching."
+)
+
+
 def migration() -> Drawing:
     """One training step with a planted fault, each stage and layer green or red."""
     made = Drawing(
         "A planted fault, seen stage by stage",
         "One training step, held against the original's tensor by tensor",
-        "A table of the stages of one training step over the layers conv1, layer1 to layer4 and fc "
-        "of a ResNet whose layer3 has its stride in the wrong place. Preprocessing and weights "
-        "agree. Forward agrees in conv1, layer1 and layer2; layer3 is the first that differs, and "
-        "there the fault is; layer4 and fc differ as well. So do the loss, all gradients, whose "
-        "way leads back through the fault, and the update of all weights. BatchNorm's running "
-        "statistics agree up to layer2 and differ in layer3 and layer4. What agrees has a tick, "
-        "what differs a cross and a hatching.",
+        _SHOWN,
         592,
     )
     left, width, gap = 122, 42, 10

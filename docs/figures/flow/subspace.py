@@ -2,19 +2,23 @@
 
 from flow.drawing import RIGHT, TEXT, Drawing
 
+_SHOWN = (
+    "Stage one is an ordinary training that keeps N snapshots of the M weights. Their mean is "
+    "taken away, and their principal components are the K orthonormal rows of the basis P. In "
+    "stage two the gradient g of each batch is split. Inside the subspace P g, K numbers, "
+    "gives a direction by BFGS, and a line search tries the lengths 1, rho, rho squared and so "
+    "on until the loss of the batch falls far enough; the step s is projected back by P^T. "
+    "Outside, the residual g - P^T P g is gathered with a momentum, and the optimizer, in the "
+    "tutorial SGD, gets alpha times it. Both are added to the weights."
+)
+
 
 def subspace() -> Drawing:
     """Stage one's snapshots and their basis; stage two's search and residual."""
     made = Drawing(
         "Find few directions, then search in them",
         "Snapshots of a training, their main directions, and a search in these",
-        "Stage one is an ordinary training that keeps N snapshots of the M weights. Their mean is "
-        "taken away, and their principal components are the K orthonormal rows of the basis P. In "
-        "stage two the gradient g of each batch is split. Inside the subspace P g, K numbers, "
-        "gives a direction by BFGS, and a line search tries the lengths 1, rho, rho squared and so "
-        "on until the loss of the batch falls far enough; the step s is projected back by P^T. "
-        "Outside, the residual g - P^T P g is gathered with a momentum, and the optimizer, in the "
-        "tutorial SGD, gets alpha times it. Both are added to the weights.",
+        _SHOWN,
         700,
     )
     made.frame(16, 62, 408, 158)

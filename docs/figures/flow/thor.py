@@ -2,6 +2,17 @@
 
 from flow.drawing import LEFT, RIGHT, TEXT, TITLE, Drawing
 
+_SHOWN = (
+    "Of a layer with weight W the derivatives d at its output and its inputs p are averaged to "
+    "two small matrices, G, the mean of d d^T, and A, the mean of p p^T. Both are damped by "
+    "the root of lambda over T and inverted, only every `frequency` updates; in between the "
+    "two inverses are kept. At every update the gradient of W is multiplied by G's inverse "
+    "from the left and by A's from the right, and divided by T, the number of positions. The "
+    "result U takes the gradient's place in an ordinary optimizer. The bill for 400 inputs and "
+    "120 outputs: one inverse of 48 000 rows costs 1.1e14 multiplications, the two small ones "
+    "together 6.6e7."
+)
+
 
 def thor() -> Drawing:
     """A layer's inputs and derivatives, two factors, two inverses, the update, and the bill."""
@@ -9,14 +20,7 @@ def thor() -> Drawing:
     made = Drawing(
         "THOR: two small inverses for a layer",
         "In place of one inverse, of a matrix of all weights by all weights",
-        "Of a layer with weight W the derivatives d at its output and its inputs p are averaged to "
-        "two small matrices, G, the mean of d d^T, and A, the mean of p p^T. Both are damped by "
-        "the root of lambda over T and inverted, only every `frequency` updates; in between the "
-        "two inverses are kept. At every update the gradient of W is multiplied by G's inverse "
-        "from the left and by A's from the right, and divided by T, the number of positions. The "
-        "result U takes the gradient's place in an ordinary optimizer. The bill for 400 inputs and "
-        "120 outputs: one inverse of 48 000 rows costs 1.1e14 multiplications, the two small ones "
-        "together 6.6e7.",
+        _SHOWN,
         660,
     )
     made.box(16, 66, 104, 42, "purple", "derivatives *d*", "backward")

@@ -271,13 +271,13 @@ def _point(link: "Tag", folder: Path) -> None:
 def _embed(image: "Tag", source: str, folder: Path, embedded: set[Path]) -> None:
     """Put an SVG of the project's docs/figures into the page, each once; leave other files out.
 
-    A page is passed on, and what it shows may come from anybody: no other file, and none a million
-    times. A browser that draws SVG as an image runs nothing in it and loads nothing for it.
+    A page is passed on, and its notebook may be anybody's: no other file, none a million times.
+    A browser that draws SVG as an image runs nothing in it and loads nothing for it.
     """
     project, file = project_root(folder), _file(unquote(source), folder)
-    if not project or file is None or file in embedded or file.suffix != ".svg":
+    if project is None or file is None or file in embedded:
         return
-    if project / "docs" / "figures" in file.parents:
+    if file.suffix == ".svg" and project / "docs" / "figures" in file.parents:
         embedded.add(file)
         with suppress(OSError, InputError):  # too large, or gone since: the words stay
             content = base64.b64encode(read_bytes(file, _LARGEST_FIGURE)).decode()
