@@ -1,16 +1,23 @@
-"""What a lab's notebook must hold: cells and metadata, header card, sections, proofs, links.
+"""What a lab's notebook must hold: cells and metadata, header card, sections, proofs.
 
-``labkit.tools.notebooks.rules`` looks at its outputs, before they are written back.
+``labkit.tools.notebooks.rules`` looks at its outputs, before they are written back;
+``tests.support.links`` at its links.
 """
 
 import ast
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from posixpath import normpath
 
-from labkit.tools.notebooks.rules import COMPARED, NO_ALT, PATH, compared_text, tags
+from labkit.tools.notebooks.rules import (
+    ANCHOR,
+    COMPARED,
+    NAVIGATION,
+    NO_ALT,
+    PATH,
+    compared_text,
+    tags,
+)
 
 MAX_CELL_LINES = 20
 
@@ -41,13 +48,9 @@ PROVEN = ("With labkit", "Compare")  # the sections in which something must be a
 
 _TITLE = re.compile(r"# (\d\d) · \S")
 _SECTION = re.compile(r"^## (\d+) · (.+?)\s*$", re.MULTILINE)
-_HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
 _FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`[^`\n]*`")
 _MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
-_LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|\b(?:href|src)=[\"']([^\"']+)[\"']")
-_ELSEWHERE = re.compile(r"(?:https?|mailto|data|attachment):")
-_ABSOLUTE = re.compile(r"file:|/|~|[A-Za-z]:[\\/]")
 _TRUTH = re.compile(r"(?:: | {2})(?:True|False)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:[ ,]\d{3})*(?:\.\d+)?(?:e-?\d+)?)(\s*%)?(?![\w])")
 
@@ -121,28 +124,12 @@ def form_faults(notebook: Mapping) -> list[str]:
     return faults
 
 
-def link_faults(
-    notebook: Mapping, place: PurePosixPath, root: Path, files: Collection[str]
-) -> list[str]:
-    """Return the links of ``notebook`` that lead nowhere, or out of the project; empty if none.
-
-    place  of the notebook in the project, such as notebooks/01_name.ipynb
-    root   folder of the project
-    files  paths of what is committed, as `git ls-files` prints them
-    """
-    faults = []
-    for number, cell in enumerate(notebook["cells"]):
-        if cell["cell_type"] == "markdown":
-            for link in _links(cell["source"]):
-                fault = _link_fault(link, notebook, place, root, files)
-                faults += [f"cell {number}: link {link} {fault}"] if fault else []
-    return faults
-
-
 def _sections(cells: Sequence[Mapping]) -> list[_Section]:
     sections: list[_Section] = []
     inside: list[Mapping] = []
     for cell in cells:
+        if NAVIGATION in tags(cell):
+            continue
         if cell["cell_type"] == "markdown":
             for number, name in _SECTION.findall(_without_code(cell["source"])):
                 inside = []
@@ -225,7 +212,7 @@ def _unproven_numbers(section: Sequence[Mapping], cells: Sequence[Mapping]) -> I
             proven |= {value for _, value in _numbers(compared_text(cell))}
     for cell in section:
         if cell["cell_type"] == "markdown":
-            text = _MATHS.sub("", _SECTION.sub("", _without_code(cell["source"])))
+            text = _MATHS.sub("", _SECTION.sub("", _without_code(ANCHOR.sub("", cell["source"]))))
             for written, value in _numbers(_CODE.sub("", text)):
                 if not any(abs(value - number) <= 1e-9 * abs(value) for number in proven):
                     yield f"'What we learned' says {written}; no assertion or compared line does"
@@ -235,47 +222,6 @@ def _numbers(text: str) -> Iterator[tuple[str, float]]:
     for match in _NUMBER.finditer(text):
         value = float(re.sub("[ ,]", "", match[1]))
         yield match[0], value / 100 if match[2] else value
-
-
-def _links(source: str) -> list[str]:
-    text = _CODE.sub("", _without_code(source))
-    return [markdown or html for markdown, html in _LINK.findall(text)]
-
-
-def _link_fault(
-    link: str, notebook: Mapping, place: PurePosixPath, root: Path, files: Collection[str]
-) -> str:
-    if _ELSEWHERE.match(link):
-        return ""
-    if _ABSOLUTE.match(link):
-        return "is an absolute path"
-    target, _, anchor = link.partition("#")
-    path = normpath(str(place.parent / target)) if target else str(place)
-    if path.startswith(".."):
-        return "leads out of the project"
-    if target and path not in files and not any(file.startswith(f"{path}/") for file in files):
-        return "leads to nothing that is committed"
-    if anchor and anchor not in _anchors(notebook if not target else None, root / path):
-        return "leads to no heading there"
-    return ""
-
-
-def _anchors(notebook: Mapping | None, path: Path) -> set[str]:
-    """Return the anchors of a notebook or page, in JupyterLab's spelling and in GitHub's."""
-    import nbformat
-
-    if notebook is None and path.suffix == ".ipynb":
-        notebook = nbformat.read(path, as_version=4)
-    if notebook is None:
-        text = path.read_text(encoding="utf-8")
-        if path.suffix != ".md":
-            return {f"L{number}" for number in range(1, len(text.splitlines()) + 1)}
-    else:
-        cells = (cell for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-        text = "\n\n".join(cell["source"] for cell in cells)
-    headings = _HEADING.findall(_without_code(text))
-    github = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    return github | {heading.replace(" ", "-") for heading in headings}
 
 
 def _without_code(source: str) -> str:

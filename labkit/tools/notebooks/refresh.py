@@ -1,7 +1,8 @@
 """Refresh the committed notebooks: execute those whose inputs changed, write their outputs back.
 
-    python -m labkit.tools.notebooks.refresh [LAB ...] [--check | --force [--accept]]
+    python -m labkit.tools.notebooks.refresh [LAB ...] [--check | --links | --force [--accept]]
 
+Their links (labkit.tools.notebooks.navigation) are written first; ``--links`` does nothing else.
 What a notebook was executed from is stamped into its metadata (``metadata.labkit``), as hashes of
 the notebook, labkit, the data and the versions. A refresh with nothing changed writes nothing.
 """
@@ -20,7 +21,7 @@ from labkit.base.files import whole_file
 from labkit.base.project import find_project
 from labkit.errors import InputError
 from labkit.tools.labs import Lab, find_labs, pick
-from labkit.tools.notebooks import rules
+from labkit.tools.notebooks import navigation, rules
 from labkit.tools.running import digests as inputs
 from labkit.tools.running import runner
 from labkit.tools.running.request import check
@@ -76,6 +77,7 @@ def refresh(
         InputError: for an unknown lab
         RuntimeError: where the data cannot be prepared
     """
+    write_links(project, names, say=say)
     failed = []
     for lab in pick(find_labs(project), names):
         reason = why_stale(project, nbformat.read(lab.path, as_version=4))
@@ -91,6 +93,24 @@ def refresh(
         else:
             say(f"{lab.name}: written" + "".join(f"\n  {line}" for line in changed))
     return failed
+
+
+def write_links(
+    project: Path, names: Sequence[str] = (), *, say: Callable[[str], None] = print
+) -> None:
+    """Write anchors and cells of links where they are not up to date; execute nothing.
+
+    The map in the first notebook tells of all labs, so that it is looked at with every one.
+
+    Args:
+        project: folder of the checkout
+        names: numbers or names of labs; none: all
+        say: gets a line for each notebook that is written
+    """
+    labs = find_labs(project)
+    chosen = dict.fromkeys([*pick(labs, names), labs[0]])
+    for lab in navigation.write(project, labs, list(chosen)):
+        say(f"{lab.name}: links written")
 
 
 def _refresh_one(
@@ -183,9 +203,12 @@ def _compared(notebook: Mapping) -> dict[str, str]:
 
 
 def _check(project: Path, names: Sequence[str]) -> list[str]:
-    stale = []
-    for lab in pick(find_labs(project), names):
+    labs = find_labs(project)
+    chosen, stale = pick(labs, names), []
+    unlinked = navigation.outdated(project, labs, chosen)
+    for lab in chosen:
         reason = why_stale(project, nbformat.read(lab.path, as_version=4))
+        reason = reason or ("its links are not up to date" if lab in unlinked else "")
         print(f"{lab.name}: {reason or 'up to date'}")
         stale += [lab.name] if reason else []
     return stale
@@ -199,6 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("labs", nargs="*", metavar="LAB", help="number or name; none: all")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only say what is stale; exit 1 if any")
+    what.add_argument("--links", action="store_true", help="only write links; execute nothing")
     what.add_argument("--force", action="store_true", help="also those that are up to date")
     parser.add_argument("--accept", action="store_true", help="with --force: compared outputs too")
     options = parser.parse_args(arguments)
@@ -208,6 +232,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         project = find_project()
         if options.check:
             return 1 if _check(project, options.labs) else 0
+        if options.links:
+            write_links(project, options.labs)
+            return 0
         failed = refresh(project, options.labs, force=options.force, accept=options.accept)
         return 1 if failed else 0
     except InputError as error:

@@ -9,8 +9,11 @@ from pathlib import Path
 from labkit.tools.notebooks.files import tags
 
 COMPARED = "nbval-check-output"
+NAVIGATION = "navigation"  # a cell that labkit.tools.notebooks.navigation writes
 MAX_BYTES = 500_000
 
+# A place that a link leads to: a line of its own above a heading, written by the same program.
+ANCHOR = re.compile(r"^<a id=\"\d\d-[\w-]+\"></a>\n+", re.MULTILINE)
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"'])[^>]*>")
 # Only folders in which a person's or an installation's own files lie; never the path of a URL.
 PATH = re.compile(
@@ -46,9 +49,24 @@ def compared_text(cell: Mapping) -> str:
     return "\n".join(text for _, text in _texts(cell)).rstrip()
 
 
+def github_anchor(heading: str) -> str:
+    """Return the anchor that GitHub gives to a heading of a Markdown page."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
 def source_digest(notebook: Mapping) -> str:
-    """Return the SHA-256 of what a person writes: cell types, sources and tags, in order."""
-    return _digest([(cell["cell_type"], cell["source"], tags(cell)) for cell in notebook["cells"]])
+    """Return the SHA-256 of what a person writes: cell types, sources and tags, in order.
+
+    Cells and anchors of ``labkit.tools.notebooks.navigation`` do not count: they print nothing.
+    """
+    cells = [cell for cell in notebook["cells"] if NAVIGATION not in tags(cell)]
+    written = (
+        ANCHOR.sub("", cell["source"]) if cell["cell_type"] == "markdown" else cell["source"]
+        for cell in cells
+    )
+    return _digest(
+        [(cell["cell_type"], text, tags(cell)) for cell, text in zip(cells, written, strict=True)]
+    )
 
 
 def output_digest(notebook: Mapping) -> str:

@@ -1,8 +1,5 @@
 """Each rule about a notebook's source and form finds its fault, and nothing else."""
 
-from pathlib import Path, PurePosixPath
-
-import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -13,7 +10,6 @@ from tests.support.notebook_form import (
     INTRODUCTION,
     SECTIONS,
     form_faults,
-    link_faults,
     source_faults,
 )
 
@@ -171,72 +167,3 @@ def test_a_section_may_have_a_subject_and_five_of_them_a_name_of_their_own():
     rename(other, "With labkit", notebook_form.BY_SUBJECT["02", "With labkit"])
     assert form_faults(other) == []
     assert len(notebook_form.BY_SUBJECT) <= 6
-
-
-PAGES = {
-    "README.md": "# Labs\n\n## How to run, quickly\n\n```\n# no heading\n```\n",
-    "labkit/steps/step.py": "a = 1\nb = 2\n",
-    "notebooks/figure.png": "",
-}
-
-
-@pytest.fixture
-def project(tmp_path):
-    for name, text in PAGES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    (tmp_path / "notes.txt").touch()  # there, and not committed
-    nbformat.write(lab(), tmp_path / "notebooks/03_thor.ipynb")
-    return tmp_path
-
-
-def faults_of(project: Path, text: str) -> list[str]:
-    notebook = lab()
-    notebook.cells.append(new_markdown_cell(text))
-    files = {*PAGES, "notebooks/03_thor.ipynb"}
-    place = PurePosixPath("notebooks/04_adasum.ipynb")
-    return link_faults(notebook, place, project, files)
-
-
-@pytest.mark.parametrize(
-    "link",
-    [
-        "[a](03_thor.ipynb)",
-        "[a](03_thor.ipynb#4-·-Data)",
-        "[a](03_thor.ipynb#4--data)",
-        "[a](#5-·-From-scratch)",
-        "[a](../README.md#how-to-run-quickly)",
-        "[a](../labkit/steps/step.py#L2) and [b](../labkit)",
-        '![alt](figure.png "A title") <img src="figure.png" alt="a">',
-        "[a](https://example.org/x#y), <a href='mailto:a@example.org'>b</a>",
-        "`[a](nowhere.md)`",
-        "```\n[a](nowhere.md)\n```",
-        "![alt](attachment:figure.png)",
-    ],
-)
-def test_a_link_that_leads_somewhere_is_no_fault(project, link):
-    assert faults_of(project, link) == []
-
-
-@pytest.mark.parametrize(
-    ("link", "said"),
-    [
-        ("[a](05_thor.ipynb)", "leads to nothing that is committed"),
-        ("[a](../notes.txt)", "leads to nothing that is committed"),
-        ("![alt](missing.png)", "leads to nothing that is committed"),
-        ("<img src='missing.png'>", "leads to nothing that is committed"),
-        ("[a](../../other/README.md)", "leads out of the project"),
-        ("[a](/home/ann/README.md)", "is an absolute path"),
-        ("[a](file:///x.md)", "is an absolute path"),
-        ("[a](C:\\x.md)", "is an absolute path"),
-        ("[a](~/x.md)", "is an absolute path"),
-        ("[a](03_thor.ipynb#40-·-Data)", "leads to no heading there"),
-        ("[a](#nowhere)", "leads to no heading there"),
-        ("[a](../README.md#no-heading)", "leads to no heading there"),
-        ("[a](../labkit/steps/step.py#L3)", "leads to no heading there"),
-    ],
-)
-def test_a_link_that_leads_nowhere_is_found(project, link, said):
-    faults = faults_of(project, link)
-    assert len(faults) == 1, faults
-    assert faults[0].startswith("cell ") and faults[0].endswith(said)

@@ -7,8 +7,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.tools.notebooks import refresh as notebooks
-from labkit.tools.notebooks.refresh import main, refresh, why_stale
-from labkit.tools.notebooks.rules import COMPARED, output_faults
+from labkit.tools.notebooks.refresh import main, refresh, why_stale, write_links
+from labkit.tools.notebooks.rules import ANCHOR, COMPARED, NAVIGATION, output_faults
 from tests.support.notebook_form import source_faults
 
 PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
@@ -26,7 +26,7 @@ def cell(source, *tags):
 
 
 def tiny(*cells):
-    title = new_markdown_cell("# 01 · Tiny\n\n1 minute")
+    title = new_markdown_cell("# 01 · Tiny\n\n1 minute\n\n## 1 · Question")
     made = new_notebook(cells=[title, cell(PARAMETERS, "parameters"), *cells])
     made.metadata["kernelspec"] = {"display_name": "old", "language": "python", "name": "python3"}
     made.metadata["language_info"] = {"name": "python", "version": "3.0.0"}
@@ -151,9 +151,9 @@ def test_what_is_no_input_does_not_count(project, name):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda notebook: notebook.cells[3].update(source="print(1)"), "changed: notebook"),
-        (lambda notebook: notebook.cells[3].metadata.update(tags=[]), "changed: notebook"),
-        (lambda notebook: notebook.cells[3].update(outputs=[]), "its outputs are not"),
+        (lambda notebook: notebook.cells[4].update(source="print(1)"), "changed: notebook"),
+        (lambda notebook: notebook.cells[4].metadata.update(tags=[]), "changed: notebook"),
+        (lambda notebook: notebook.cells[4].update(outputs=[]), "its outputs are not"),
         (lambda notebook: notebook.metadata.pop("labkit"), "it has no stamp"),
     ],
 )
@@ -164,15 +164,16 @@ def test_an_edited_notebook_is_stale(project, change, reason):
 
 def test_only_the_stale_notebook_is_executed(project):
     shutil.copy(path_of(project), project / "notebooks" / "02_other.ipynb")
+    write_links(project)
     other = (project / "notebooks" / "02_other.ipynb").read_bytes()
-    edit(project, lambda notebook: notebook.cells[3].update(source='print("shape", 7)'))
+    edit(project, lambda notebook: notebook.cells[4].update(source='print("shape", 7)'))
     said = []
     assert refresh(project, say=said.append) == []
-    assert read(project).cells[3].outputs[0].text == "shape 7\n"
+    assert read(project).cells[4].outputs[0].text == "shape 7\n"
     assert (project / "notebooks" / "02_other.ipynb").read_bytes() == other
     assert "02_other: up to date" in said
     # The stale one was not forced: what its compared cells print now is said, and written.
-    assert any("cell 3: compared output was" in line for line in said)
+    assert any("cell 4: compared output was" in line for line in said)
     assert why_stale(project, read(project)) == ""
 
 
@@ -182,11 +183,11 @@ def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, 
     assert main(["--force"]) == 1
     assert path_of(project).read_bytes() == before
     said = capsys.readouterr().out
-    assert "cell 7: compared output was 'outside: False' and is 'outside: True'" in said
+    assert "cell 8: compared output was 'outside: False' and is 'outside: True'" in said
     assert main(["--force", "--accept"]) == 0
-    assert read(project).cells[7].outputs[0].text == "outside: True\n"
+    assert read(project).cells[8].outputs[0].text == "outside: True\n"
     # The untagged time differs between two executions, and that is allowed.
-    assert read(project).cells[4].outputs != nbformat.reads(before, 4).cells[4].outputs
+    assert read(project).cells[5].outputs != nbformat.reads(before, 4).cells[5].outputs
 
 
 @pytest.mark.parametrize(
@@ -201,9 +202,9 @@ def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, 
                 cell('print(("x" * 99 + "\\n") * 5_000)'),
             ],
             [
-                "cell 4: a path of this machine: ",
-                "cell 5: compared (tag nbval-check-output), but this differs between runs: '1.5 s'",
-                "cell 6: a PNG without alternative text",
+                "cell 5: a path of this machine: ",
+                "cell 6: compared (tag nbval-check-output), but this differs between runs: '1.5 s'",
+                "cell 7: a PNG without alternative text",
                 "expected at most 500000",
             ],
         ),
@@ -211,7 +212,7 @@ def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, 
     ids=["raises", "faults"],
 )
 def test_a_notebook_that_may_not_be_committed_stays_as_it_was(project, cells, reasons):
-    before = edit(project, lambda notebook: notebook.cells.__setitem__(slice(4, 5), cells))
+    before = edit(project, lambda notebook: notebook.cells.__setitem__(slice(5, 6), cells))
     said = []
     assert refresh(project, say=said.append) == ["01_tiny"]
     assert path_of(project).read_bytes() == before
@@ -221,17 +222,40 @@ def test_a_notebook_that_may_not_be_committed_stays_as_it_was(project, cells, re
 
 
 def test_an_edit_during_the_execution_is_not_overwritten(project, monkeypatch):
-    edit(project, lambda notebook: notebook.cells[3].update(source="print(2)"))
+    edit(project, lambda notebook: notebook.cells[4].update(source="print(2)"))
     run = notebooks.runner.run
 
     def run_and_edit(*arguments, **named):
         outcomes = run(*arguments, **named)
-        edit(project, lambda notebook: notebook.cells[3].update(source="print(3)"))
+        edit(project, lambda notebook: notebook.cells[4].update(source="print(3)"))
         return outcomes
 
     monkeypatch.setattr(notebooks.runner, "run", run_and_edit)
     assert refresh(project) == ["01_tiny"]
-    assert read(project).cells[3].source == "print(3)"
+    assert read(project).cells[4].source == "print(3)"
+
+
+def test_links_are_written_without_an_execution_and_make_nothing_stale(
+    project, no_execution, capsys
+):
+    linked = path_of(project).read_bytes()
+
+    def unlink(notebook):
+        notebook.cells = [
+            each for each in notebook.cells if NAVIGATION not in each.metadata.get("tags", [])
+        ]
+        heading = next(each for each in notebook.cells if "## 1" in each.source)
+        heading.source = ANCHOR.sub("", heading.source)
+
+    edit(project, unlink)
+    assert why_stale(project, read(project)) == ""
+    assert main(["--check"]) == 1
+    assert "01_tiny: its links are not up to date" in capsys.readouterr().out
+    assert main(["--links", "01"]) == 0
+    assert capsys.readouterr().out == "01_tiny: links written\n"
+    assert path_of(project).read_bytes() == linked
+    assert main(["--links"]) == main(["--check"]) == 0
+    assert "written" not in capsys.readouterr().out
 
 
 def test_bad_arguments_exit_with_2(project, capsys):

@@ -1,0 +1,170 @@
+"""How a reader gets from one place of the notebooks to another: cells and anchors made by program.
+
+Each notebook has a cell below its header card (the notebooks before and after it, the map of the
+labs, its sources, its contents) and one at its end; the first notebook has the map itself. They are
+tagged ``navigation``, and are made of the notebooks' own headings and header cards. Neither they
+nor the anchors count as what a person writes (``rules.source_digest``): outputs stay up to date.
+
+Every heading below the title gets an anchor, ``<a id="03-idea"></a>``. JupyterLab 4.6.6 follows a
+link to a heading only where its text is ASCII ("1 · Question" is not), and takes the first place of
+that name in any open notebook, so that names begin with the lab's number.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from labkit.tools.labs import Lab
+from labkit.tools.notebooks import files, rules
+
+TOP, MAP, END = "navigation", "map", "navigation-end"  # the ids of the cells
+WORDS_A_MINUTE, CODE_LINES_A_MINUTE = 200, 15
+_SOURCES = "docs/sources.md"
+_HEADING = re.compile(r"(#{2,6}) (.+?)\s*$")
+_FENCE = re.compile(r"^(```|~~~)")
+
+
+def outdated(project: Path, labs: Sequence[Lab], chosen: Sequence[Lab]) -> list[Lab]:
+    """Return those of ``chosen`` whose links are not what ``write`` would make them.
+
+    Args:
+        project: folder of the checkout
+        labs: all labs, in reading order
+        chosen: those to look at
+    """
+    return [lab for lab in chosen if files.read(lab.path) != navigated(project, labs, lab)]
+
+
+def write(project: Path, labs: Sequence[Lab], chosen: Sequence[Lab]) -> list[Lab]:
+    """Write the cells and anchors of ``chosen`` where they are not up to date; return these.
+
+    Nothing is executed, and no output changes. Raises ``InputError`` for a file that cannot be read
+    or written.
+    """
+    changed = outdated(project, labs, chosen)
+    for lab in changed:
+        files.write(lab.path, navigated(project, labs, lab))
+    return changed
+
+
+def navigated(project: Path, labs: Sequence[Lab], lab: Lab) -> dict[str, Any]:
+    """Return the notebook of ``lab`` with its anchors and its cells of links."""
+    notebook = files.read(lab.path)
+    cells = notebook["cells"]
+    names: dict[str, int] = {}
+    contents = []
+    for cell in cells:
+        if cell["cell_type"] == "markdown" and rules.NAVIGATION not in files.tags(cell):
+            cell["source"], found = _anchored(cell["source"], lab.number, names)
+            contents += found
+    ways = _ways(project, labs, lab)
+    minutes = f"**Contents** ({reading_minutes(notebook)} minutes of reading)"
+    listed = " · ".join(f"[{heading}](#{name})" for heading, name in contents)
+    _put(cells, TOP, 1, f"{ways}\n\n{minutes}: {listed}")
+    if any(cell.get("id") == MAP for cell in cells):
+        _put(cells, MAP, 0, _map(labs))
+    _put(cells, END, len(cells), ways)
+    return notebook
+
+
+def reading_minutes(notebook: Mapping[str, Any]) -> int:
+    """Return the minutes that reading takes, in steps of five: 200 words, 15 lines of code each."""
+    words = lines = 0
+    for cell in notebook["cells"]:
+        if rules.NAVIGATION in files.tags(cell):
+            continue
+        if cell["cell_type"] == "markdown":
+            prose, code = _prose_and_code(cell["source"])
+            words += len(" ".join(prose).split())
+        else:
+            code = cell["source"].splitlines()
+        lines += sum(bool(line.strip()) for line in code)
+    minutes = words / WORDS_A_MINUTE + lines / CODE_LINES_A_MINUTE
+    return max(5, 5 * round(minutes / 5))
+
+
+def _prose_and_code(source: str) -> tuple[list[str], list[str]]:
+    """Return the lines of markdown outside and inside fences, without anchors."""
+    prose: list[str] = []
+    code: list[str] = []
+    fenced = False
+    for line in rules.ANCHOR.sub("", source).splitlines():
+        if _FENCE.match(line):
+            fenced = not fenced
+        else:
+            (code if fenced else prose).append(line)
+    return prose, code
+
+
+def _anchored(source: str, number: str, names: dict[str, int]) -> tuple[str, list[tuple[str, str]]]:
+    """Return markdown with an anchor above each heading, and (heading, name) of each section."""
+    made, sections, fenced = [], [], False
+    for line in rules.ANCHOR.sub("", source).split("\n"):
+        fenced ^= bool(_FENCE.match(line))
+        heading = None if fenced else _HEADING.match(line)
+        if heading:
+            plain = re.sub(r"[`*$\\]", "", heading[2])
+            slug = re.sub(r"[^a-z0-9]+", "-", plain.split(" · ", 1)[-1].lower()).strip("-")
+            name = f"{number}-{slug}"
+            names[name] = names.get(name, 0) + 1
+            if names[name] > 1:
+                name += f"-{names[name]}"
+            made += [f'<a id="{name}"></a>', ""]
+            if len(heading[1]) == 2:
+                sections.append((re.sub(r"[\[\]]", "", heading[2]).replace(" · ", " ", 1), name))
+        made.append(line)
+    return "\n".join(made), sections
+
+
+def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> None:
+    """Give the cell ``name`` this source; where there is none, make it at ``place``."""
+    cell = next((cell for cell in cells if cell.get("id") == name), None)
+    if cell is None:
+        cell = {"cell_type": "markdown", "id": name, "metadata": {}}
+        cells.insert(place, cell)
+    cell["metadata"]["tags"] = [rules.NAVIGATION]
+    cell["source"] = source
+
+
+def _ways(project: Path, labs: Sequence[Lab], lab: Lab) -> str:
+    """Return the line with the notebook before, the map, the sources, and the notebook after."""
+    here = labs.index(lab)
+    ways = [f"← {_link(labs[here - 1])}"] if here else []
+    if any(cell.get("id") == MAP for cell in files.read(labs[0].path)["cells"]):
+        ways.append(f"[Map of the labs]({labs[0].path.name if here else ''}#{MAP})")
+    if (project / _SOURCES).is_file():
+        ways.append(f"[Sources](../{_SOURCES}{_anchor_of_sources(project, lab)})")
+    if here + 1 < len(labs):
+        ways.append(f"{_link(labs[here + 1])} →")
+    return " | ".join(ways)
+
+
+def _link(lab: Lab) -> str:
+    return f"[{lab.number} · {lab.title}]({lab.path.name})"
+
+
+def _anchor_of_sources(project: Path, lab: Lab) -> str:
+    """Return the place in docs/sources.md of the document behind ``lab``, as GitHub spells it."""
+    text = (project / _SOURCES).read_text(encoding="utf-8")
+    row = re.search(rf"^\| (\d{{3}}), .*\(\.\./notebooks/{re.escape(lab.path.name)}\)", text, re.M)
+    heading = row and re.search(rf"^## ({row[1]} · .+?)\s*$", text, re.M)
+    return f"#{rules.github_anchor(heading[1])}" if heading else ""
+
+
+def _map(labs: Sequence[Lab]) -> str:
+    """Return an entry for each lab after the first, of what its header card says."""
+    entries = [f'<a id="{MAP}"></a>']
+    for lab in labs[1:]:
+        notebook = files.read(lab.path)
+        card = notebook["cells"][0]["source"]
+        summary = [*card.split("\n\n"), "–"][1]
+        known, takes = (_row(card, name) for name in ("You need to know", "Takes"))
+        reading = f"*Reading:* {reading_minutes(notebook)} minutes. *Machine:* {takes}."
+        entries.append(f"**{_link(lab)}**<br>\n{summary}<br>\n*First:* {known}.<br>\n{reading}")
+    return "\n\n".join(entries)
+
+
+def _row(card: str, name: str) -> str:
+    found = re.search(rf"^\| \*\*{name}\*\* \| (.+?) \|\s*$", card, re.M)
+    return found[1] if found else "–"

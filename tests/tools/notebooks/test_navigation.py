@@ -1,0 +1,122 @@
+"""Links between and inside notebooks: made of headings and header cards, the same every time."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from labkit.tools.labs import find_labs
+from labkit.tools.notebooks import files, navigation, rules
+
+CARD = "# {} · {}\n\nWhat it teaches.\n\n| | |\n|---|---|\n| **You need to know** | sums |\n"
+CARD += "| **Takes** | 2 minutes |\n"
+SOURCES = "| 003, sums | 15 | [01](../notebooks/01_sums.ipynb) |\n\n## 003 · Long, long sums\n"
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "sources.md").write_text(SOURCES)
+    notebook_of(tmp_path, "00_start", "## 1 · The labs", map_here=True)
+    notebook_of(
+        tmp_path, "01_sums", "## 1 · Sums: `a`\n\n### By hand\n\n```\n## no\n```", "## 2 · x"
+    )
+    notebook_of(tmp_path, "02_products", "## 1 · x", "### By hand\n\n## 2 · y\n\n### By hand")
+    return tmp_path
+
+
+def notebook_of(project, name, *texts, map_here=False):
+    cells = [new_markdown_cell(CARD.format(name[:2], name[3:].title()))]
+    cells += [new_markdown_cell(text) for text in texts]
+    if map_here:
+        cells.append(new_markdown_cell("", id="map"))
+    nbformat.write(new_notebook(cells=cells), project / "notebooks" / f"{name}.ipynb")
+
+
+def cells_of(project: Path, name: str) -> dict[str, str]:
+    cells = files.read(project / "notebooks" / f"{name}.ipynb")["cells"]
+    return {cell["id"]: cell["source"] for cell in cells}
+
+
+def write(project):
+    labs = find_labs(project)
+    return [lab.name for lab in navigation.write(project, labs, labs)]
+
+
+def test_a_notebook_leads_to_its_neighbours_the_map_its_sources_and_its_sections(project):
+    assert write(project) == ["00_start", "01_sums", "02_products"]
+    ways, contents = cells_of(project, "01_sums")["navigation"].split("\n\n")
+    assert ways == (
+        "← [00 · Start](00_start.ipynb) | [Map of the labs](00_start.ipynb#map) | "
+        "[Sources](../docs/sources.md#003--long-long-sums) | [02 · Products](02_products.ipynb) →"
+    )
+    assert contents == (
+        "**Contents** (5 minutes of reading): [1 Sums: `a`](#01-sums-a) · [2 x](#01-x)"
+    )
+    assert [*cells_of(project, "01_sums")][1] == "navigation"
+    last, source = [*cells_of(project, "01_sums").items()][-1]
+    assert (last, source) == ("navigation-end", ways)
+    assert cells_of(project, "00_start")["navigation-end"] == (
+        "[Map of the labs](#map) | [Sources](../docs/sources.md) | [01 · Sums](01_sums.ipynb) →"
+    )
+    assert cells_of(project, "02_products")["navigation-end"].endswith("sources.md)")
+
+
+def test_every_heading_below_the_title_has_an_anchor_of_its_own(project):
+    write(project)
+    text = "\n".join(cells_of(project, "01_sums").values())
+    assert '<a id="01-sums-a"></a>\n\n## 1 · Sums: `a`\n' in text
+    assert '<a id="01-by-hand"></a>\n\n### By hand' in text
+    assert text.count("<a id=") == 3 and "```\n## no" in text
+    text = "\n".join(cells_of(project, "02_products").values())
+    assert text.index('"02-by-hand"') < text.index('"02-y"') < text.index('"02-by-hand-2"')
+
+
+def test_the_map_tells_what_the_header_cards_say(project):
+    write(project)
+    assert cells_of(project, "00_start")["map"] == '<a id="map"></a>\n\n' + "\n\n".join(
+        f"**[{number} · {title}]({number}_{title.lower()}.ipynb)**<br>\nWhat it teaches.<br>\n"
+        "*First:* sums.<br>\n*Reading:* 5 minutes. *Machine:* 2 minutes."
+        for number, title in (("01", "Sums"), ("02", "Products"))
+    )
+
+
+def test_it_is_written_once_and_follows_a_heading(project):
+    write(project)
+    assert write(project) == []
+    path = project / "notebooks" / "01_sums.ipynb"
+    notebook = files.read(path)
+    digest = rules.source_digest(notebook)
+    heading = next(cell for cell in notebook["cells"] if "## 2 · x" in cell["source"])
+    heading["source"] = heading["source"].replace("· x", "· z")
+    assert rules.source_digest(notebook) != digest
+    files.write(path, notebook)
+    assert write(project) == ["01_sums"]
+    text = "\n".join(cells_of(project, "01_sums").values())
+    assert "[2 z](#01-z)" in text and "01-x" not in text
+
+
+def test_what_the_program_writes_is_not_what_a_person_writes(project):
+    path = project / "notebooks" / "01_sums.ipynb"
+    before = rules.source_digest(files.read(path))
+    write(project)
+    assert rules.source_digest(files.read(path)) == before
+
+
+def test_an_anchor_of_a_person_stays(project):
+    path = project / "notebooks" / "01_sums.ipynb"
+    notebook = files.read(path)
+    notebook["cells"][2]["source"] = '<a id="mine"></a>\n\ntext'
+    files.write(path, notebook)
+    write(project)
+    assert '<a id="mine"></a>\n\ntext' in cells_of(project, "01_sums").values()
+
+
+def test_reading_counts_words_and_lines_of_code():
+    words = new_markdown_cell("word " * 2000 + "\n\n```\n" + "line\n" * 75 + "```")  # 10 + 5
+    code = new_code_cell("a = 1\n\n" * 150)  # 10
+    links = new_markdown_cell("word " * 9999)
+    links.metadata["tags"] = [rules.NAVIGATION]
+    assert navigation.reading_minutes({"cells": [words, code, links]}) == 25
