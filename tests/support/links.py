@@ -6,12 +6,14 @@ Places on a page are spelled as GitHub spells its headings.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
+from typing import Any
 from urllib.parse import urlsplit
 
 from labkit.tools.notebooks import files as notebook_files
+from labkit.tools.notebooks import navigation
 from labkit.tools.notebooks.rules import github_anchor
 
 # Public, and of the thing itself: papers, documentation, code, licences, publishers of data.
@@ -56,7 +58,11 @@ def _texts(path: Path) -> list[str]:
     """Return the markdown of a notebook's cells (code: nothing), or a page as one text."""
     if path.suffix != ".ipynb":
         return [path.read_text(encoding="utf-8")]
-    cells = notebook_files.read(path)["cells"]
+    return _markdown(notebook_files.read(path))
+
+
+def _markdown(notebook: Mapping[str, Any]) -> list[str]:
+    cells = notebook["cells"]
     return [cell["source"] if cell["cell_type"] == "markdown" else "" for cell in cells]
 
 
@@ -91,7 +97,16 @@ def _address_fault(link: str) -> str:
 
 
 def _anchors(path: Path) -> set[str]:
-    text = "\n\n".join(_texts(path))
+    """Return the places of a page or notebook; of this one those that `make notebooks` makes.
+
+    (That it has made them is asked in tests/notebooks.)
+    """
+    texts = _texts(path)
+    if path.suffix == ".ipynb":
+        notebook = notebook_files.read(path)
+        navigation.anchor(notebook, path.stem[:2])
+        texts = _markdown(notebook)
+    text = "\n\n".join(texts)
     if path.suffix not in (".md", ".ipynb"):
         return {f"L{number}" for number in range(1, len(text.splitlines()) + 1)}
     text = _FENCE.sub("", text)

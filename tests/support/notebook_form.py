@@ -33,8 +33,18 @@ SECTIONS = (
     "What we learned",
     "Exercises",
 )
-# The introduction teaches no technique: it has none to build, to compare, or to ask for.
-INTRODUCTION = ("Question", "Parameters", "This machine", "How a lab works", "What we learned")
+# The introduction teaches no technique to build or to compare: MindSpore's own parts, between
+# "Parameters" and "This machine", and how the labs are used.
+INTRODUCTION = (
+    "Question",
+    "The labs",
+    "Parameters",
+    "This machine",
+    "How a lab works",
+    "What we learned",
+    "Exercises",
+    "Words",
+)
 # Where a lab calls a section by its subject: (number, section): the heading it has.
 BY_SUBJECT = {
     ("01", "Compare"): "Train, and compare",

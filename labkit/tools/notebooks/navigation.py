@@ -52,12 +52,7 @@ def navigated(project: Path, labs: Sequence[Lab], lab: Lab) -> dict[str, Any]:
     """Return the notebook of ``lab`` with its anchors and its cells of links."""
     notebook = files.read(lab.path)
     cells = notebook["cells"]
-    names: dict[str, int] = {}
-    contents = []
-    for cell in cells:
-        if cell["cell_type"] == "markdown" and rules.NAVIGATION not in files.tags(cell):
-            cell["source"], found = _anchored(cell["source"], lab.number, names)
-            contents += found
+    contents = anchor(notebook, lab.number)
     ways = _ways(project, labs, lab)
     minutes = f"**Contents** ({reading_minutes(notebook)} minutes of reading)"
     listed = " · ".join(f"[{heading}](#{name})" for heading, name in contents)
@@ -66,6 +61,22 @@ def navigated(project: Path, labs: Sequence[Lab], lab: Lab) -> dict[str, Any]:
         _put(cells, MAP, 0, _map(labs))
     _put(cells, END, len(cells), ways)
     return notebook
+
+
+def anchor(notebook: Mapping[str, Any], number: str) -> list[tuple[str, str]]:
+    """Put an anchor above every heading below the title; return (heading, anchor) of each section.
+
+    Args:
+        notebook: its cells are changed
+        number: of the lab, with which anchors begin
+    """
+    names: dict[str, int] = {}
+    sections = []
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown" and rules.NAVIGATION not in files.tags(cell):
+            cell["source"], found = _anchored(cell["source"], number, names)
+            sections += found
+    return sections
 
 
 def reading_minutes(notebook: Mapping[str, Any]) -> int:

@@ -20,7 +20,7 @@ each_exercise = pytest.mark.parametrize(
 
 
 @each_exercise
-def test_a_right_solution_passes(lab, exercise, capsys):
+def test_a_right_solution_passes(lab, exercise, runtime, capsys):
     exercises, answers = LABS[lab]
     assert exercises.check(exercise.name, getattr(answers, exercise.name))
     printed = capsys.readouterr().out
@@ -101,7 +101,7 @@ def test_the_notebook_asks_each_exercise_and_leaves_it_unsolved(lab, root):
     notebook = json.loads((root / "notebooks" / f"{lab}.ipynb").read_text())
     code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
     exercises = LABS[lab][0].EXERCISES
-    assert len(exercises) >= 4
+    assert len(exercises) >= (2 if lab == "00_start_here" else 4)
     for exercise in exercises:
         asking = [cell for cell in code if f'check("{exercise.name}"' in cell]
         assert len(asking) == 1 and "raise NotImplementedError" in asking[0], exercise.name

@@ -7,6 +7,7 @@ without looking at labkit's HINTS; answers that are these' own functions to the 
 import importlib
 
 _MODULES = {
+    "00_start_here": "start",
     "01_gradient_accumulation": "accumulation",
     "02_resnet50_migration": "migration",
     "03_thor": "thor",
