@@ -42,6 +42,36 @@ def test_links_between_notebooks_and_to_their_sections_are_up_to_date(root):
     assert outdated == UNLINKED, "`make notebooks` writes them; it executes what is stale"
 
 
+# Longer than a lesson should be: (cells, words, lines of a cell); to be cut, and out of the list.
+LONGEST = (70, 2200, 15)
+LONG = [
+    "01_gradient_accumulation",
+    "02_resnet50_migration",
+    "03_thor",
+    "04_adasum",
+    "05_dimension_reduction",
+]
+
+
+def test_a_lesson_is_no_longer_than_an_evening():
+    long = [
+        path.stem
+        for path in NOTEBOOKS
+        if any(size > limit for size, limit in zip(sizes(path), LONGEST, strict=True))
+    ]
+    assert long == LONG
+
+
+def sizes(path):
+    """Cells, words a reader reads, lines of the longest code cell; links made by program aside."""
+    cells = nbformat.read(path, as_version=4).cells
+    cells = [cell for cell in cells if rules.NAVIGATION not in rules.tags(cell)]
+    texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    prose = re.sub(r"^```.*?^```", "", "\n\n".join(texts), flags=re.MULTILINE | re.DOTALL)
+    lines = [len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code"]
+    return len(cells), len(re.sub(r"<a [^>]*>|[|#*]", " ", prose).split()), max(lines)
+
+
 @each_notebook
 def test_outputs_are_those_of_the_lab_preset_and_can_be_committed(path):
     """Whether they are up to date is for `make notebooks`: it takes minutes, and may wait."""
