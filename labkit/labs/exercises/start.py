@@ -49,7 +49,7 @@ def _without_the_last(size: int, kernel: int, stride: int, pad_mode: str) -> int
     return -(-size // stride) if pad_mode == "same" else (size - kernel) // stride
 
 
-HINTS = {
+HINTS: dict[str, checks.Hints] = {
     "output_side": (
         (lambda size, kernel, stride, mode: -(-size // stride),
          "the kernel plays no part in it: does it fit everywhere without padding?"),
