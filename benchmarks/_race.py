@@ -210,13 +210,17 @@ def batches(rows: np.ndarray, total: int, seed: int, size: int = BATCH):
 def judge(network: nn.Cell, data: Images) -> tuple[float, float]:
     """Return (accuracy, mean loss) over all images that the training is judged by."""
     network.set_train(False)
-    right, loss, labels = 0, 0.0, data.judged_labels
-    for start in range(0, len(labels), _EVALUATION_BATCH):
-        part = slice(start, start + _EVALUATION_BATCH)
-        logits = network(Tensor(data.judged_images[part])).asnumpy().astype(np.float64)
-        logits -= logits.max(axis=1, keepdims=True)
-        own = np.take_along_axis(logits, labels[part, None], axis=1)[:, 0]
-        right += int((logits.argmax(axis=1) == labels[part]).sum())
-        loss += float((np.log(np.exp(logits).sum(axis=1)) - own).sum())
+    starts = range(0, len(data.judged_labels), _EVALUATION_BATCH)
+    parts = (data.judged_images[start : start + _EVALUATION_BATCH] for start in starts)
+    logits = np.concatenate([network(Tensor(part)).asnumpy() for part in parts])
     network.set_train(True)
-    return right / len(labels), loss / len(labels)
+    return score(logits, data.judged_labels)
+
+
+def score(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
+    """Return (accuracy, mean cross-entropy in nats) of logits (N, classes) and labels (N,)."""
+    logits = logits.astype(np.float64)
+    logits -= logits.max(axis=1, keepdims=True)
+    own = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    losses = np.log(np.exp(logits).sum(axis=1)) - own
+    return float((logits.argmax(axis=1) == labels).mean()), float(losses.mean())

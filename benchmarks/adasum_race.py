@@ -17,6 +17,7 @@ its own. All workers together make two passes over the images.
 """
 
 import statistics
+from functools import partial
 from pathlib import Path
 
 from _adasum_plan import PLANS, check, planned, single_rates, single_settings, tuned_rates
@@ -45,18 +46,20 @@ def main():
     out = options.out or results.stored.FOLDER
     if options.train:
         from _adasum_training import train
+        from _race import images_for
 
         machine = look_at_machine()
         labkit.start(device="CPU")
         work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
         data = options.data or prepare("mnist")
+        plan = PLANS[options.train]
         trainings = Trainings(
-            PLANS[options.train], data, work, options.anew,
+            plan, partial(images_for, data, **plan["images"]), work, options.anew,
             train=train, row_of=row_of, summary=_summary,
         )  # fmt: skip
         single = train_all(trainings)
         head = made_by(race.NAME, options.train, machine)
-        head |= {"meaning": MEANING, "plan": PLANS[options.train], "single": single}
+        head |= {"meaning": MEANING, "plan": plan, "single": single}
         head["tuned"] = tuned_rates(trainings.rows)
         stored = results.Stored(head, trainings.rows, trainings.curves)
         check(stored)

@@ -68,8 +68,9 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
     if anew:
         shutil.rmtree(folder, ignore_errors=True)
     trainings = Trainings(
-        plan, data, work, anew, train=partial(train, folder=folder), row_of=row_of, summary=_summary
-    )
+        plan, partial(images_for, data, **plan["images"]), work, anew,
+        train=partial(train, folder=folder), row_of=row_of, summary=_summary,
+    )  # fmt: skip
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
     for stage, setting, seed in planned(plan):
         stage_one = plan["settings"][setting["setting"]]

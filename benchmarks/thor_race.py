@@ -20,6 +20,7 @@ time of one, which is measured in one process in turns, refreshes included, comp
 import itertools
 import statistics
 import time
+from functools import partial
 from pathlib import Path
 
 from _race_plan import PLANS, TUNING_SEED, sweeps
@@ -60,10 +61,11 @@ def main():
 
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
     """Train everything of a plan and return the race, which has no times yet."""
-    from _race import train
+    from _race import images_for, train
 
     plan, tuned = PLANS[option], {}
-    trainings = Trainings(plan, data, work, anew, train=train, row_of=row_of, summary=_summary)
+    images = partial(images_for, data, **plan["images"])
+    trainings = Trainings(plan, images, work, anew, train=train, row_of=row_of, summary=_summary)
     for net in plan["grid"]:
         tuned[net] = tune(trainings, net)
         race(trainings, tuned[net])
