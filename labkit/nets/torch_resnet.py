@@ -74,18 +74,23 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Images (B, 3, H, W) -> logits (B, num_classes)."""
+    """Images (B, 3, H, W) -> logits (B, num_classes); ``stem`` channels go into the first stage."""
 
-    def __init__(self, block: type[nn.Module], stages: Sequence[int], num_classes: int = 1000):
+    def __init__(
+        self,
+        block: type[nn.Module],
+        stages: Sequence[int],
+        num_classes: int = 1000,
+        stem: int = 64,
+    ):
         super().__init__()
-        self.conv1 = _conv(3, 64, 7, 2)
-        self.bn1 = nn.BatchNorm2d(64)
+        self.conv1 = _conv(3, stem, 7, 2)
+        self.bn1 = nn.BatchNorm2d(stem)
         self.relu = nn.ReLU(inplace=True)
         self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-        channels = 64
-        for number, (blocks, width) in enumerate(
-            zip(stages, (64, 128, 256, 512), strict=True), start=1
-        ):
+        channels = stem
+        for number, blocks in enumerate(stages, start=1):
+            width = stem * 2 ** (number - 1)
             stride = 1 if number == 1 else 2
             layers = [block(channels, width, stride)]
             channels = width * block.expansion
@@ -100,9 +105,15 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(self.avgpool(x), 1))
 
 
-def resnet(depth: int, class_num: int = 1000) -> ResNet:
-    """Return the PyTorch ResNet of ``depth``, one of ``DEPTHS``."""
+def resnet(depth: int, class_num: int = 1000, *, width: float = 1.0) -> ResNet:
+    """Return the PyTorch ResNet of ``depth``, one of ``DEPTHS``.
+
+    Args:
+        depth: number of layers with weights.
+        class_num: width of the logits.
+        width: factor of all channels.
+    """
     if depth not in DEPTHS:
         raise ValueError(f"there is no ResNet-{depth} here; expected one of {DEPTHS}")
     block = BasicBlock if depth < 50 else Bottleneck
-    return ResNet(block, _STAGES[depth], class_num)
+    return ResNet(block, _STAGES[depth], class_num, int(64 * width))

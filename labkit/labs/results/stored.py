@@ -29,6 +29,7 @@ CURVES = {
     "thor_race": CURVE,
     "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
     "subspace_race": CURVE,
+    "migration_race": CURVE,
 }
 
 
@@ -40,7 +41,8 @@ class Stored:
         head: how it was made: ``command``, ``versions``, ``cores``, ``date``; and what was decided
         rows: one dict per training; an empty field is None
         curves: run -> its points, dicts of update, accuracy and loss on the images it is judged
-            by, mean training loss since the point before, and what ``CURVES`` adds
+            by (None where it was not), mean training loss since the point before, and what
+            ``CURVES`` adds
     """
 
     head: dict

@@ -1,0 +1,106 @@
+"""PyTorch and MindSpore train one network to the end: what is read out of the race.
+
+A row is one training of the network of lab 02, section 12, on the colour digits:
+
+stage      ``race``: both frameworks, each seed; ``control``: PyTorch and the first seed once more
+framework  that trained, one of ``FRAMEWORKS``
+order      "given", or "backwards": the images of each batch in reverse order, whose mean loss is
+           the same number but for rounding
+seed       of the initial weights and of the order of the images, the same for both frameworks
+updates    that were made; seconds: of all of them, compiling included and judging not
+last_accuracy, last_loss   on the validation images after the last epoch; no label smoothing there
+other_accuracy, images_differ   of the same weights, carried over by ``labkit.migration``, in the
+           other framework; images that it puts into another class
+
+A curve has a point for each update: ``training_loss`` is that of its batch, and after an epoch
+there are ``accuracy`` and ``loss`` on the validation images. ``head["times"]`` has, by contestant
+(``FRAMEWORKS``, and PyTorch held to ``AVX2`` instructions), milliseconds an image in ``training``
+and in ``inference``, the batch in memory; the contestants took turns, process by process.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from labkit.errors import refuse_unknown
+from labkit.labs.results import stored as files
+from labkit.labs.results.stored import Stored, by_seed
+
+NAME = "migration_race"
+FRAMEWORKS = ("PyTorch", "MindSpore")
+AVX2 = "PyTorch, AVX2"
+ORDERS = ("given", "backwards")
+
+
+def load(folder: str | os.PathLike | None = None) -> Stored:
+    """Return the stored race; as ``results.load``."""
+    return files.load(NAME, folder)
+
+
+def setting_of(framework: str, order: str = "given") -> dict[str, str]:
+    """Return what one training is made with; ``InputError`` for an unknown name."""
+    refuse_unknown("framework", framework, FRAMEWORKS)
+    refuse_unknown("order", order, ORDERS)
+    return {"framework": framework, "order": order}
+
+
+def planned(plan: Mapping) -> list[tuple[str, dict[str, str], int]]:
+    """Return (stage, setting, seed) of every training of a plan, in order."""
+    race = [
+        ("race", setting_of(framework), seed) for seed in plan["seeds"] for framework in FRAMEWORKS
+    ]
+    return [*race, ("control", setting_of("PyTorch", "backwards"), plan["seeds"][0])]
+
+
+def rows_of(stored: Stored, framework: str, order: str = "given") -> list[dict[str, Any]]:
+    """Return the rows of one setting, by seed; ``InputError`` where it was not raced."""
+    setting = setting_of(framework, order)
+    return by_seed(stored.select(**setting), setting, NAME)
+
+
+def accuracies(stored: Stored, framework: str) -> list[float]:
+    """Return validation accuracies 0 .. 1 after the last epoch, by seed."""
+    return [row["last_accuracy"] for row in rows_of(stored, framework)]
+
+
+def gap_and_spread(stored: Stored) -> tuple[float, float]:
+    """Return how far the frameworks' mean accuracies are apart, and the seeds of one framework.
+
+    The spread is the largest accuracy less the smallest, of the framework where that is smaller.
+    """
+    ends = [accuracies(stored, framework) for framework in FRAMEWORKS]
+    ours, theirs = (sum(by_framework) / len(by_framework) for by_framework in ends)
+    return abs(ours - theirs), min(max(each) - min(each) for each in ends)
+
+
+def by_epoch(stored: Stored, framework: str) -> dict[int, list[float]]:
+    """Return epoch, from 1 -> validation accuracies 0 .. 1 by seed."""
+    curves = [stored.curves[row["run"]] for row in rows_of(stored, framework)]
+    judged = [[p["accuracy"] for p in curve if p["accuracy"] is not None] for curve in curves]
+    return {epoch: list(right) for epoch, right in enumerate(zip(*judged, strict=True), start=1)}
+
+
+def loss_differences(
+    stored: Stored, seed: int, framework: str, order: str = "given"
+) -> list[float]:
+    """Return |loss - PyTorch's| / PyTorch's of each update, for the same weights and images.
+
+    Args:
+        stored: the race
+        seed: of both trainings
+        framework: of the training that is compared with PyTorch's in the given order
+        order: of that training
+
+    Raises:
+        InputError: when such a training was not raced.
+    """
+    ours, theirs = (
+        [p["training_loss"] for p in stored.curves[_of_seed(stored, seed, *which)["run"]]]
+        for which in ((framework, order), ("PyTorch", "given"))
+    )
+    return [abs(our - their) / their for our, their in zip(ours, theirs, strict=True)]
+
+
+def _of_seed(stored: Stored, seed: int, framework: str, order: str) -> dict[str, Any]:
+    rows = [row for row in rows_of(stored, framework, order) if row["seed"] == seed]
+    return by_seed(rows, {"framework": framework, "order": order, "seed": seed}, NAME)[0]

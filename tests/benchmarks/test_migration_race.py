@@ -1,0 +1,201 @@
+"""The race of PyTorch and MindSpore: both sides are one training, and the quick form end to end."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+
+from labkit.errors import InputError
+from labkit.labs.presets import choose
+from labkit.labs.results import migration_race as race
+from labkit.migration import rule
+from labkit.runtime import pynative
+from tests.support.races import invented_migration, quick_twice
+
+
+@pytest.fixture(scope="module")
+def data(digits):
+    return digits(60, 40)
+
+
+@pytest.fixture
+def plan():
+    """The quick plan, with settings that show in two updates."""
+    from _migration_plan import PLANS
+
+    plan = PLANS["quick"]
+    return plan | {"training": plan["training"] | {"weight_decay": 0.5, "learning_rate": 0.02}}
+
+
+def sides(plan):
+    """Both sides with the rule's weights, which keep ReLU's inputs away from zero."""
+    from _migration_training import side_of
+
+    made = {name: side_of(name, plan, seed=3) for name in ("PyTorch", "MindSpore")}
+    for side in made.values():
+        side.load(rule.state({name: value.shape for name, value in side.state().items()}))
+    return made
+
+
+def test_both_read_the_same_images_in_the_same_order(data):
+    from _migration_training import MindSpore, PyTorch
+
+    for part, count in (("train", 60), ("val", 40)):
+        (ours, own), (theirs, labels) = (
+            side.read(data / part, 32) for side in (MindSpore, PyTorch)
+        )
+        assert ours.shape == theirs.shape == (count, 3, 32, 32)
+        assert np.array_equal(own, labels) and sorted(set(labels)) == list(range(10))
+        assert np.abs(ours - theirs).max() < 2e-6 < np.abs(ours[0] - theirs[1]).max()
+
+
+def test_both_begin_with_the_same_weights(plan, runtime):
+    pytest.importorskip("torch")
+    from _migration_training import side_of
+
+    ours, theirs = (side_of(name, plan, seed=3).state() for name in ("MindSpore", "PyTorch"))
+    assert ours.keys() == theirs.keys() and len(ours) == 122
+    assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+    other = side_of("PyTorch", plan, seed=4).state()
+    assert not np.array_equal(other["fc.weight"], ours["fc.weight"])
+
+
+def test_two_updates_of_one_are_those_of_the_other(plan, runtime):
+    """Rates, momentum, decay, smoothing: the second update needs the buffer and the second rate."""
+    pytest.importorskip("torch")
+    images, labels = rule.batch(8, 32, 10)
+    losses, moves, logits = {}, {}, {}
+    with pynative():
+        for name, side in sides(plan).items():
+            side.mode(training=True)
+            before = {n: np.array(value) for n, value in side.state().items()}
+            losses[name] = [side.step(images, labels) for _ in range(2)]
+            moves[name] = {n: np.array(v) - before[n] for n, v in side.state().items()}
+            side.mode(training=False)
+            logits[name] = side.logits(images)
+    ours, theirs = losses.values()
+    assert ours == pytest.approx(theirs, rel=1e-5) and abs(ours[1] / ours[0] - 1) > 1e-3
+    for name, move in moves["PyTorch"].items():
+        if not name.endswith("num_batches_tracked"):
+            # Each of the two updates is rounded to a float32 of the weight's size.
+            rounding = 2 * np.spacing(np.abs(before[name]).max())
+            off = np.abs(moves["MindSpore"][name] - move).max()
+            assert off <= 1e-3 * np.abs(move).max() + rounding, name
+    assert np.abs(logits["MindSpore"] - logits["PyTorch"]).max() < 1e-3
+
+
+def test_a_judgement_is_the_share_of_the_right_and_their_loss():
+    from _migration_training import judged
+
+    class Side:
+        modes = []
+
+        def mode(self, training):
+            self.modes.append(training)
+
+        def logits(self, images):
+            return np.log(images[:, :, 0, 0])
+
+    chances = np.array([[0.7, 0.2, 0.1], [0.3, 0.5, 0.2], [0.1, 0.2, 0.7]], np.float32)
+    side, labels = Side(), np.array([0, 2, 2])
+    predicted, accuracy, loss = judged(side, chances[:, :, None, None], labels)
+    assert predicted.tolist() == [0, 1, 2] and accuracy == 2 / 3 and side.modes == [False, True]
+    assert loss == pytest.approx(-np.log([0.7, 0.2, 0.7]).mean(), rel=1e-6)
+
+
+def test_what_is_trained_is_the_labs():
+    from _migration_plan import PLANS, updates_of
+
+    lab, plan = choose("02_resnet50_migration", "lab"), PLANS["all"]
+    assert plan["training"].items() <= lab.items() and len(plan["training"]) == 10
+    assert plan["images"] == {"train": lab["train_images"], "val": 5000}
+    assert updates_of(plan) == (281, 843) and len(race.planned(plan)) == 7
+
+
+def stored_and_check():
+    from _migration_plan import CONTESTANTS, PLANS, check, updates_of
+
+    plan = PLANS["quick"] | {"seeds": [1, 2]}
+    return invented_migration(plan, *updates_of(plan), CONTESTANTS), check
+
+
+def test_a_table_that_is_its_plan_passes():
+    stored, check = stored_and_check()
+    check(stored)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"last_accuracy": 0.975}, {"last_loss": 0.001}, {"updates": 5}, {"seed": 4},
+        {"stage": "control"}, {"framework": "PyTorch"}, {"order": "backwards"}, {"run": 999},
+        {"other_accuracy": 0.5}, {"images_differ": -1}, {"images_differ": 41},
+    ],
+)  # fmt: skip
+def test_a_planted_row_is_refused(change):
+    stored, check = stored_and_check()
+    stored.rows[1].update(change)
+    with pytest.raises(InputError, match=f"row 2.*{next(iter(change))}"):
+        check(stored)
+
+
+@pytest.mark.parametrize(
+    ("point", "change", "message"),
+    [
+        (0, {"training_loss": 2.5}, "one loss before any update"),
+        (1, {"training_loss": math.nan}, "a loss is not finite"),
+        (1, {"update": 1}, "6 losses, judged every 3"),
+        (1, {"accuracy": 0.5}, "6 losses, judged every 3"),
+        (2, {"accuracy": None}, "6 losses, judged every 3"),
+        (5, {"accuracy": 1.5}, "expected .*last_accuracy.*1.5|expected accuracies 0 to 1"),
+    ],
+)
+def test_a_planted_loss_is_refused(point, change, message):
+    stored, check = stored_and_check()
+    stored.curves[2][point] |= change
+    with pytest.raises(InputError, match=message):
+        check(stored)
+
+
+def test_a_row_or_a_time_that_is_not_there_is_refused():
+    stored, check = stored_and_check()
+    damaged = copy.deepcopy(stored)
+    damaged.rows.pop()
+    with pytest.raises(InputError, match="were planned"):
+        check(damaged)
+    del stored.head["times"]["MindSpore"]
+    with pytest.raises(InputError, match="expected times of .*'MindSpore'"):
+        check(stored)
+
+
+def test_the_quick_plan_has_every_kind_of_row():
+    from _migration_plan import PLANS
+
+    stages = [(stage, *setting.values()) for stage, setting, _ in race.planned(PLANS["quick"])]
+    assert stages == [
+        ("race", "PyTorch", "given"),
+        ("race", "MindSpore", "given"),
+        ("control", "PyTorch", "backwards"),
+    ]
+
+
+@pytest.mark.long
+def test_the_quick_race_runs_and_resumes(programs, root, data, tmp_path):
+    pytest.importorskip("torch")
+    from _migration_plan import check
+
+    # The second run has the times of the first one: they would be measured anew.
+    again = (
+        "import sys, pathlib, migration_race\n"
+        "stored = migration_race.race.load(pathlib.Path(sys.argv.pop()))\n"
+        "migration_race.times = lambda *_: stored.head['times']\n"
+        "migration_race.main()"
+    )
+    printed, stored = quick_twice("migration_race", programs, root, data, tmp_path, ("-c", again))
+    check(stored)
+    assert "the same accuracy within the seeds' spread" in printed
+    given, backwards = (stored.curves[run][0]["training_loss"] for run in (1, 3))
+    assert given == pytest.approx(backwards, rel=1e-5)
+    later = [stored.curves[run][-1]["training_loss"] for run in (1, 3)]
+    assert later[0] != later[1]  # other sums, and so other rounding
