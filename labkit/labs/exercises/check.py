@@ -18,6 +18,7 @@ from labkit.labs.exercises import attempts
 from labkit.labs.exercises.attempts import Attempt
 
 Hints = Sequence[tuple[Callable, str]]
+LEVELS = ("easy", "medium", "hard")
 _SHOWN_LINES = 5  # of what a learner's function printed
 _TINY = 1e-300  # where a specification's answer is zero
 
@@ -30,11 +31,13 @@ class Exercise:
         spec: the slow specification, with the arguments of the learner's function
         cases: argument tuples
         rtol: relative tolerance on the largest entry of the specification's answer
+        level: one of ``LEVELS``, or empty where the notebook does not say
     """
 
     spec: Callable
     cases: Sequence[tuple]
     rtol: float = 1e-6
+    level: str = ""
 
     @property
     def name(self) -> str:
