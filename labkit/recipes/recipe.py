@@ -255,6 +255,7 @@ class _Training:
             write=self.writes,
             progress=self.name if displays else None,
             callbacks=callbacks,
+            dataset_sink_mode=config.dataset_sink_mode,
         )
 
 
