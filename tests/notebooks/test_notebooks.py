@@ -33,7 +33,7 @@ def test_source_sections_proofs_and_the_header_card_keep_the_form(path):
 
 
 # Not linked yet: `python -m labkit.tools.notebooks.refresh --links`, and out of the list.
-UNLINKED = ["02_resnet50_migration", "04_adasum"]
+UNLINKED: list[str] = []
 
 
 def test_links_between_notebooks_and_to_their_sections_are_up_to_date(root):
