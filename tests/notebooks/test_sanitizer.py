@@ -15,7 +15,7 @@ from labkit.tools.notebooks import rules
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 SANITIZER = NOTEBOOKS / "sanitize.cfg"
-ROW = f"[^{BAR}]*\\S {BAR} [^{BAR}]*\\S *{BAR} [^{BAR}]*\\S *{YES}"
+ROW = f"[^{BAR}]*\\S +{BAR} [^{BAR}]*\\S *{BAR} [^{BAR}]*\\S *{YES}"
 CASES = {
     # name: (what the cell prints, what the notebook holds, whether nbval may pass)
     "same": ("updates 469, images (32, 1, 28, 28)", "updates 469, images (32, 1, 28, 28)", True),

@@ -64,7 +64,9 @@ def names_in(path: Path) -> frozenset[str]:
 @cache
 def cells_of(path: Path) -> list[str]:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells]
+    # The contents, which a program writes, repeat the headings.
+    written = (cell for cell in cells if "navigation" not in cell["metadata"].get("tags", ()))
+    return ["".join(cell["source"]) for cell in written]
 
 
 def fault(item: str) -> str:
