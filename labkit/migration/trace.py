@@ -72,7 +72,7 @@ def trace(
     The outputs of the cells are recorded in PyNative mode first; BatchNorm's statistics are put
     back. The step is taken in the mode that is set: graph mode, or inside
     ``labkit.runtime.pynative()`` without compiling (0.9 s instead of 3.1 for 17 convolutions; on
-    CPU equal to the bit).
+    CPU the same to two roundings of float32).
 
     Hazard: a cell that draws random numbers (Dropout with p > 0) draws in both; no two frameworks
     draw the same.
