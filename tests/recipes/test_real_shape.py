@@ -1,0 +1,269 @@
+"""Every recipe at its own shape: ResNet-50, 1001 classes, 224 pixels, augmentation, float16.
+
+Each is trained by its command for two updates, and evaluated, with its own settings but for those
+in ``OTHER``. On CPU MindSpore took 1.2 GB and 222 MB an image in float16 (4, 16 and 32 images),
+for THOR 6 GB and 330 MB (4, 8 and 12): 58 GB for the documents' 256 images, 15 for 64, and 17 for
+THOR's 32. Batches here are what 10 GB hold. 32 images take 28 s of one core in float16, 16 s in
+float32.
+"""
+
+import os
+import re
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+from labkit.data.imagefolder import load_image
+from labkit.migration.weights import state_dict
+from labkit.recipes import RECIPES, resnet50_parts
+from labkit.reference import smoothed_cross_entropy
+from labkit.training import checkpoint
+from labkit.training.records import read_records
+from tests.support.image_files import encode, picture, store
+from tests.support.recipes import newest, recipe
+
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
+
+ROOT = Path(__file__).resolve().parents[2]
+FREE = 11e9  # bytes of memory that a training here wants
+SECONDS = 3600
+CLASSES = 16  # folders, of 1001
+NAMED = {"accumulation": "resnet50", "adasum": "one_device"}
+OTHER = {
+    # The document's 256 images an update, as on its 8 devices. It has no float16. class_num is
+    # counted there, in ImageNet.
+    "resnet50": {"batch_size": 32, "micro_steps": 8, "class_num": 1001},
+    "accumulation": {"batch_size": 32},
+    # A refresh, and an update from its inverses.
+    "thor": {"batch_size": 12, "frequency": 2},
+    # Two updates of 2 x 8 micro-batches would take 15 minutes. Warming up begins at rate 0.
+    "adasum": {"batch_size": 32, "node_size": 2, "warmup_epochs": 0},
+    # Three updates, the first at rate 0: three snapshots for a basis of two components.
+    "subspace-1": {"batch_size": 32, "snapshots_per_epoch": 3},
+    "subspace-2": {"batch_size": 24, "n_components": 2},
+}
+# At the start the logits z = W h + b of ResNet-50 have W ~ N(0, 0.01^2) and 2048 means h of sums
+# of BatchNorm's outputs: h^2 is 1 after the first block's ReLU, and at most 1 more after each of
+# the next two. So var z <= 0.01^2 * 2048 * 3 = 0.61, and the loss is log 1001 + var z / 2, but for
+# the mean of z over the 16 labels: 0.9 sqrt(0.61 / 16) = 0.18, here three times.
+LOWEST, HIGHEST = np.log(1001) - 3 * 0.18, np.log(1001) + 0.61 / 2 + 3 * 0.18
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training by its command, and the evaluation of its checkpoint by another."""
+
+    name: str
+    folder: Path
+    data: Path
+    said: str
+
+    @cached_property
+    def rows(self):
+        return read_records(self.folder / "records.csv").rows
+
+    @cached_property
+    def checkpoint(self):
+        return newest(self.folder)
+
+    @cached_property
+    def evaluated(self):
+        given = ("--data_path", self.data, "--checkpoint_path", self.checkpoint)
+        return command("eval", self.name, self.data.parent, *given, "--device_target", "CPU")
+
+
+def command(verb, name, folder, *options, **settings):
+    """Run a recipe's command in a process of its own; return what it wrote."""
+    words = [f"--{key}={value}" for key, value in settings.items()]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "labkit.recipes", verb, name, *map(str, options), *words],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def trained(name, folder, micro_batches, **settings):
+    """Train a recipe for an epoch of so many micro-batches; print seconds and memory."""
+    free = psutil.virtual_memory().available
+    if free < FREE:
+        pytest.skip(f"{free / 1e9:.1f} GB of memory are free; this wants {FREE / 1e9:.0f}")
+    folder.mkdir()
+    data = make_images(folder / "data", micro_batches * OTHER[name]["batch_size"])
+    options = ["--settings", NAMED[name]] if name in NAMED else []
+    options += ["--data_path", data, "--device_target", "CPU"]
+    settings |= OTHER[name] | {"epoch_size": 1, "save_checkpoint_path": folder / "run"}
+    before = processor_seconds()
+    run = Run(name, folder / "run", data, command("train", name, folder, *options, **settings))
+    peak = run.rows[-1]["peak_memory_mb"]
+    print(f"{name}: {processor_seconds() - before:.0f} s of a processor, {peak:.0f} MB")
+    return run
+
+
+def processor_seconds():
+    """Those of all processes that were started from here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def make_images(folder, count):
+    """Make train/ and val/ of 256 x 256 JPEGs: a few more than ``count``, and one a class."""
+    for place, first, last in (("train", 0, count + 5), ("val", 10**6, 10**6 + CLASSES)):
+        for number in range(first, last):
+            image = Image.fromarray(picture(256, 256, seed=number))
+            files = {f"{number}.JPEG": encode(image, "JPEG")}
+            store(folder / place / f"n{number % CLASSES:08d}", files)
+    return folder
+
+
+def build_network(name):
+    """The recipe's ResNet-50 with its initial weights."""
+    named = recipe(RECIPES[name]).RECIPE.named
+    config = named[NAMED.get(name, next(iter(named)))]
+    return resnet50_parts.build_network(replace(config, class_num=1001))
+
+
+def initial(name):
+    """Name -> initial weight; not the dense bias, which has MindSpore's random numbers."""
+    weights = {p.name: p.asnumpy() for p in build_network(name).trainable_params()}
+    del weights["fc.bias"]
+    return weights
+
+
+def arrays(path):
+    """The arrays in a checkpoint; its texts say where the training stood."""
+    held = checkpoint.read(path)
+    return {name: v.asnumpy() for name, v in held.items() if isinstance(v, ms.Tensor)}
+
+
+def figures(said):
+    """The (top-1, top-5, loss) of the one evaluation in what a command wrote."""
+    number = r"(\d+\.\d{4})"
+    form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}(?:,|$)"
+    (found,) = re.findall(form, said, re.M)
+    return tuple(map(float, found))
+
+
+def by_pytorch(run):
+    """The figures of a checkpoint by PyTorch's ResNet-50, with the loss in float64."""
+    torch = pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    network = build_network(run.name)
+    resnet50_parts.load_network(network, run.checkpoint)
+    module = torch_resnet.resnet(50, 1001).eval()
+    module.load_state_dict({k: torch.from_numpy(v) for k, v in state_dict(network).items()})
+    images = np.stack([load_image(path, 224) for path in sorted(run.data.glob("val/*/*"))])
+    with torch.no_grad():
+        logits = module(torch.from_numpy(images)).numpy().astype(np.float64)
+    labels = np.arange(CLASSES)
+    better = (logits > logits[labels, labels][:, None]).sum(1)
+    loss, _ = smoothed_cross_entropy(logits, labels, 0.9, 0.1 / 1000)
+    return np.mean(better < 1), np.mean(better < 5), loss
+
+
+def check(run, images, before, updates=2):
+    """Check what holds of every recipe: what it says, records, weights, and both evaluations.
+
+    Args:
+        run: of the recipe.
+        images: in an update.
+        before: name -> weight before the training.
+        updates: there must be.
+    """
+    assert run.said.startswith("labkit: CPU (asked for), MindSpore ")
+    assert f"\nlabkit: ResNet-50 into {run.folder}, {images} images in an update\n" in run.said
+    shown = dict(re.findall(r"^  (\w+) +(\S+)$", run.said, re.M))
+    shape = {"depth": "50", "class_num": "1001", "image_size": "224", "augment": "True"}
+    assert shown | shape == shown
+    assert shown.get("precision") == (None if run.name == "resnet50" else "O2")
+    assert [row["images"] for row in run.rows] == [images] * updates
+    for row in run.rows:
+        assert np.isfinite(row["loss"]) and 0 < row["gradient_norm"] < np.inf
+    after = arrays(run.checkpoint)
+    for name, weight in before.items():
+        assert after[name].dtype == np.float32 and np.isfinite(after[name]).all(), name
+        assert not np.array_equal(after[name], weight), name
+    assert figures(run.evaluated) == figures(run.said)
+    *accuracies, loss = by_pytorch(run)
+    assert figures(run.said)[:2] == tuple(accuracies)
+    # Four decimals are printed; float32 through 50 layers that no statistics fit yet: 1e-7.
+    assert figures(run.said)[2] == pytest.approx(loss, rel=1e-5, abs=1e-4)
+
+
+def starts(run):
+    """Whether the loss before the first update is that of ResNet-50's initial weights."""
+    return LOWEST < run.rows[0]["loss"] < HIGHEST
+
+
+def test_resnet50(tmp_path):
+    run = trained("resnet50", tmp_path / "resnet50", 2 * 8)
+    check(run, 8 * 32, initial("resnet50"))
+    assert starts(run)
+
+
+def test_accumulation(tmp_path):
+    run = trained("accumulation", tmp_path / "accumulation", 2 * 4)
+    check(run, 4 * 32, initial("accumulation"))
+    assert starts(run)
+
+
+def test_thor(tmp_path):
+    """One refresh, with blocks of 128 at most and the positions of maps of 224 pixels."""
+    run = trained("thor", tmp_path / "thor", 2)
+    check(run, 12, initial("thor"))
+    assert starts(run)
+    state = arrays(run.checkpoint)
+    assert state["step.thor.last_refresh"] == 0 and (state["step.thor.refreshes"] == [1] * 54).all()
+    assert state["step.thor.held"] == 0
+    held = {name: value for name, value in state.items() if name.endswith(("factor", "inverse"))}
+    assert len(held) == 4 * 54 and max(max(value.shape[1:]) for value in held.values()) == 128
+    for name, value in held.items():
+        assert np.isfinite(value).all() and value.any(axis=(1, 2)).all(), name
+    positions = {"conv1": 112 * 112, "layer1.0.conv2": 56 * 56, "layer4.2.conv2": 7 * 7, "fc": 1}
+    for layer, count in positions.items():
+        np.testing.assert_allclose(state[f"thor.{layer}.positions"], count)
+
+
+def test_adasum(tmp_path):
+    """Two workers, each with moments of its own."""
+    run = trained("adasum", tmp_path / "adasum", 2 * 2 * 2)
+    check(run, 2 * 2 * 32, initial("adasum"))
+    assert starts(run)
+
+
+@pytest.fixture(scope="module")
+def stage_1(tmp_path_factory):
+    """The first stage of dimension reduction, trained for three updates."""
+    return trained("subspace-1", tmp_path_factory.mktemp("subspace") / "stage_1", 3)
+
+
+def test_subspace_1(stage_1):
+    check(stage_1, 32, initial("subspace-1"), updates=3)
+    assert starts(stage_1)
+    names = sorted(path.name for path in (stage_1.folder / "checkpoint_pca").glob("step-*"))
+    assert names == [f"step-{update:09d}.safetensors" for update in (1, 2, 3)]
+
+
+def test_subspace_2(stage_1, tmp_path):
+    run = trained("subspace-2", tmp_path / "stage_2", 2, stage_1=stage_1.folder)
+    assert f"\nlabkit: starts from {stage_1.checkpoint}\n" in run.said
+    start = arrays(stage_1.checkpoint)
+    check(run, 24, {name: start[name] for name in initial("subspace-2")})
+    matrix = np.load(stage_1.folder / "checkpoint_pca" / "pca_mat.npy", mmap_mode="r")
+    assert matrix.shape == (2, sum(weight.size for weight in initial("subspace-2").values()) + 1001)
+    assert all(row["trials"] >= 1 for row in run.rows)
+    assert run.rows[-1]["failed_searches"] == 0
