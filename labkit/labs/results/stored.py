@@ -29,6 +29,7 @@ CURVES = {
     "thor_race": CURVE,
     "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
     "subspace_race": CURVE,
+    "critical_batch": CURVE,
 }
 
 
