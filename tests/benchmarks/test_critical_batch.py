@@ -113,6 +113,10 @@ def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
         for reduction in ("mean", "adasum")
     }
     assert rates == {"mean": {0.015}, "adasum": {0.0075, 0.015}}
+    first = {}
+    for row in rows:
+        first.setdefault((row["stage"], row["reduction"], row["workers"]), row["learning_rate"])
+    assert {first["tune", "adasum", workers] for workers in PLANS["all"]["workers"][1:]} == {0.015}
 
 
 @pytest.mark.parametrize("workers", [2, 3])
