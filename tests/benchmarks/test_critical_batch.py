@@ -6,6 +6,7 @@ from mindspore import Tensor
 
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
+from labkit.labs.results import Stored
 from labkit.labs.results.adasum_race import setting_of
 from tests.support.races import quick_twice
 
@@ -117,6 +118,66 @@ def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
     for row in rows:
         first.setdefault((row["stage"], row["reduction"], row["workers"]), row["learning_rate"])
     assert {first["tune", "adasum", workers] for workers in PLANS["all"]["workers"][1:]} == {0.015}
+
+
+@pytest.fixture
+def measured():
+    """A plan carried out with 200 (1 + 128 / B) updates, as the program would have stored it."""
+    from _critical_plan import PLANS, best_rates, planned
+    from critical_batch import row_of
+
+    plan, rows, curves = PLANS["all"], [], {}
+    for stage, setting, seed, most in planned(plan, rows):
+        off = 1 + np.log2(setting["learning_rate"] / 0.015) ** 2
+        there = round(200 * (1 + 128 / (32 * setting["workers"])) * off)
+        point = {"update": min(there, most), "accuracy": 0.9 + 0.08 * (there <= most), "loss": 0.1}
+        outcome = {"curve": [point], "failure": "", "processor_seconds": 1.0}
+        run = len(rows) + 1
+        limits = {"most": most, "target": plan["target"]}
+        rows.append(row_of(run, stage, setting, seed, outcome, **limits))
+        curves[run] = [point]
+    return Stored({"plan": plan, "tuned": best_rates(plan, rows)}, rows, curves)
+
+
+def test_what_is_printed_has_every_batch_and_the_critical_one(measured, capsys):
+    from _critical_plan import check
+    from critical_batch import show
+
+    check(measured)
+    show(measured)
+    printed = capsys.readouterr().out
+    for method in ("mean", "adasum", "adasum tuned"):
+        assert len([line for line in printed.splitlines() if line.startswith(f"{method} ")]) >= 8
+    assert "2048" in printed and "128 128 128" in printed
+
+
+@pytest.mark.parametrize(
+    ("stage", "change"),
+    [
+        ("race", {"to_target": 100}),
+        ("race", {"most": 5000}),
+        ("race", {"learning_rate": 0.03}),
+        ("race", {"seed": 4}),
+        ("tune", {"updates": 5}),
+        ("tune", {"to_target": 100}),
+        ("tune", {"learning_rate": 0.01}),
+    ],
+)
+def test_a_planted_row_is_refused(measured, stage, change):
+    from _critical_plan import check
+
+    row = next(r for r in measured.rows if r["stage"] == stage and r["workers"] > 1)
+    row.update(change)
+    with pytest.raises(InputError, match="row |tuning|were planned"):
+        check(measured)
+
+
+def test_a_row_too_few_is_refused(measured):
+    from _critical_plan import check
+
+    measured.rows.pop()
+    with pytest.raises(InputError, match="were planned"):
+        check(measured)
 
 
 @pytest.mark.parametrize("workers", [2, 3])

@@ -6,15 +6,35 @@ import numpy as np
 import pytest
 
 from labkit.errors import InputError
-from labkit.labs.results import critical_batch
+from labkit.labs.results import Stored, critical_batch
+from labkit.labs.results.adasum_race import setting_of
 from labkit.labs.results.critical_batch import Curve, fit
 
 BATCHES = [32 * 2**n for n in range(7)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def stored():
-    return critical_batch.load()
+    """Two numbers of workers, two seeds; Adasum's best rate is not the single worker's."""
+    reached = {
+        ("mean", 1, 0.01): (1000, 1100),
+        ("mean", 2, 0.02): (600, 640),
+        ("adasum", 2, 0.01): (500, 540),
+        ("adasum", 2, 0.04): (450, None),
+    }
+    rows = [
+        {
+            "stage": "race",
+            **setting_of(rate, workers, reduction),
+            "seed": seed,
+            "to_target": updates,
+        }
+        for (reduction, workers, rate), both in reached.items()
+        for seed, updates in zip((2, 1), reversed(both), strict=True)
+    ]
+    rows.append({**rows[0], "stage": "tune", "to_target": 1})
+    tuned = {"mean": {"1": 0.01, "2": 0.02}, "adasum": {"1": 0.01, "2": 0.04}}
+    return Stored({"tuned": tuned, "plan": {"workers": [1, 2]}}, rows, {})
 
 
 @pytest.mark.parametrize("b_crit", [10.0, 150.0, 20_000.0])
@@ -82,3 +102,36 @@ def test_no_other_curve_is_nearer_in_the_logarithm():
 def test_what_is_no_curve_is_refused(updates, message):
     with pytest.raises(InputError, match=message):
         fit(updates)
+
+
+def test_updates_are_by_images_and_seed_at_each_methods_rate(stored):
+    assert critical_batch.updates(stored, "mean") == {32: [1000, 1100], 64: [600, 640]}
+    assert critical_batch.updates(stored, "adasum") == {32: [1000, 1100], 64: [500, 540]}
+    assert critical_batch.updates(stored, "adasum tuned") == {32: [1000, 1100], 64: [450, None]}
+    rates = [critical_batch.rate_of(stored, method, 2) for method in critical_batch.METHODS]
+    assert rates == [0.02, 0.01, 0.04]
+
+
+def test_there_is_a_curve_of_all_seeds_and_one_of_each(stored):
+    together, alone = critical_batch.curves(stored, "mean")
+    assert together == fit({32: [1000, 1100], 64: [600, 640]})
+    assert alone == [fit({32: [1000], 64: [600]}), fit({32: [1100], 64: [640]})]
+    assert alone[0].b_crit == pytest.approx(128, rel=1e-3)  # 200 + 25 600 / B
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda s: critical_batch.updates(s, "sum"), "unknown method 'sum'"),
+        (lambda s: critical_batch.rate_of(s, "mean", 4), "workers: expected one of .*1, 2, got 4"),
+        (lambda s: critical_batch.curves(s, "adasum tuned"), "a finite number > 0, got None"),
+    ],
+)
+def test_what_was_not_measured_is_refused(stored, ask, message):
+    with pytest.raises(InputError, match=message):
+        ask(stored)
+
+
+def test_a_measurement_that_is_not_there_names_its_program(tmp_path):
+    with pytest.raises(InputError, match="benchmarks/critical_batch.py makes it"):
+        critical_batch.load(tmp_path)
