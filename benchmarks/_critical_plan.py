@@ -33,7 +33,7 @@ _FIRST, _GROWTH = 32, 1.05  # of the updates after which a training is judged
 
 PLANS = {
     "all": {
-        "workers": (1, 2, 4, 8, 16, 32, 64),
+        "workers": (1, 2, 4, 8, 16, 32),
         "rates": (0.00375, 0.0075, 0.015, 0.03, 0.06, 0.12, 0.24),
         "start": 0.015,
         "tuning_seed": 100,

@@ -5,7 +5,7 @@
     python benchmarks/critical_batch.py --quick    two workers on few images, into runs/bench
 
 Updates until 97 % of 2 000 training images that are held out are right, over the batch of one
-update: 32 images for each of N workers, 1 to 64. Momentum 0.9, a constant learning rate: no
+update: 32 images for each of N workers, 1 to 32. Momentum 0.9, a constant learning rate: no
 schedule that would have to know how long the training is. The rate is tuned for each N, by the
 updates to the target; Adasum is also at the rate of a single worker, which is its promise.
 ``_critical_plan.py`` says how. The test set is not read.

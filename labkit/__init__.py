@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.errors import InputError as InputError
     from labkit.errors import WorkerFailed as WorkerFailed
     from labkit.errors import WorkersTimedOut as WorkersTimedOut
+    from labkit.labs.lab import open_lab as open_lab
     from labkit.labs.presets import choose as choose
     from labkit.labs.run import Run as Run
     from labkit.nets.lenet import LeNet5 as LeNet5
@@ -79,6 +80,7 @@ _NAMES = {
     "labkit.steps.parameter_groups": ("decay_groups",),
     "labkit.steps.precision": ("DynamicLossScale",),
     "labkit.steps.update": ("UpdateStage",),
+    "labkit.labs.lab": ("open_lab",),
     "labkit.labs.presets": ("choose",),
     "labkit.tools.reports.live": ("attach",),
     "labkit.labs.run": ("Run",),

@@ -1,4 +1,6 @@
-"""The words that options of Adasum and of the subspace search may have. No MindSpore import."""
+"""The words that options of Adasum and of the subspace search may have, and what they do between
+graphs. No MindSpore import: recipes read them too.
+"""
 
 ADASUM_REDUCTIONS = ("adasum", "mean", "sum")
 ADASUM_ON = ("updates", "gradients")
@@ -10,3 +12,14 @@ SEARCH_METHODS = ("bfgs", "sgd")
 # What B is before its first pair, and what a failed search leaves.
 SEARCH_STARTS = ("identity", "scaled")
 SEARCH_FAILURES = ("reset", "rollback")
+
+# Why the host must see each micro-batch, so that no data set can be sunk into one graph.
+THOR_ON_HOST = (
+    "THOR has a graph that gathers factors and one that does not; the host chooses one of them for "
+    "each micro-batch, and inverts the factors before the update"
+)
+ADASUM_ON_HOST = (
+    "Adasum has a second graph, for workers whose scalar products are not sure enough, and the "
+    "host asks for it after each micro-batch"
+)
+SUBSPACE_ON_HOST = "an update in the subspace is several graphs, and the host decides between them"

@@ -12,7 +12,7 @@ that is not finite drops its micro-batch.
 from dataclasses import dataclass
 
 from labkit.algorithms import words
-from labkit.recipes.config import WarmUpConfig, at_most
+from labkit.recipes.config import WarmUpConfig, at_most, refuse_sink
 from labkit.recipes.settings import count, one_of
 
 
@@ -34,6 +34,8 @@ class AdasumConfig(WarmUpConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.reduction == "adasum":
+            refuse_sink(self, words.ADASUM_ON_HOST)
         at_most("warmup_epochs", self.warmup_epochs, "epoch_size", self.epoch_size)
 
 

@@ -20,8 +20,8 @@ from labkit.recipes.settings import (
 )
 from labkit.steps import options as steps
 
-# What a resumed training may change: where and how often it writes, what is fitted anyway, and in
-# which messages gradients are sent.
+# What a resumed training may change: where and how often it writes, what is fitted anyway, in which
+# messages gradients are sent, and who feeds the batches.
 MAY_CHANGE = (
     "save_checkpoint",
     "save_checkpoint_epochs",
@@ -32,6 +32,7 @@ MAY_CHANGE = (
     "cache_session_id",
     "layout",
     "all_reduce_fusion_config",
+    "dataset_sink_mode",
 )
 
 
@@ -89,6 +90,11 @@ class TrainingConfig:
         "last gradient of each message between ranks, in the tutorials 85,160 for ResNet-50; None: "
         "a message for each gradient",
     )
+    dataset_sink_mode: bool = flag(
+        False,
+        "the data set goes into the step's graph, and one call runs an epoch, as in the tutorials; "
+        "not on CPU; only where the step is one graph",
+    )
     num_parallel_workers: int = count(8, "of the data pipeline, fitted to the cores")
     seed: int = seed(1, "of weights, order and augmentation")
 
@@ -97,6 +103,9 @@ class TrainingConfig:
         if self.save_checkpoint_steps and not self.save_checkpoint:
             value = self.save_checkpoint_steps
             raise wrong("save_checkpoint_steps", value, "None with save_checkpoint False")
+        if self.save_checkpoint_steps and self.dataset_sink_mode:
+            value = self.save_checkpoint_steps
+            raise wrong("save_checkpoint_steps", value, "None with dataset_sink_mode True")
 
 
 @dataclass(frozen=True)
@@ -143,6 +152,12 @@ class WarmUpConfig(MixedConfig):
                 f"lr_init is {self.lr_init}, lr_end {self.lr_end} and lr_max {self.lr_max}; "
                 "expected none above lr_max"
             )
+
+
+def refuse_sink(config: TrainingConfig, reason: str) -> None:
+    """Raise ``InputError`` for a data set that is to be sunk where the step is not one graph."""
+    if config.dataset_sink_mode:
+        raise InputError(f"dataset_sink_mode: expected False, got True: {reason}")
 
 
 def at_most(name: str, value: int, other: str, most: int) -> None:

@@ -148,9 +148,10 @@ def of(config: Any, recipe: str, rank: int) -> tuple[Log, list[Callback]]:
             last = now.cur_epoch_num == now.epoch_num
             due = last or now.cur_epoch_num % config.save_checkpoint_epochs == 0
             if config.save_checkpoint and due:
-                _write(now.train_network, checkpoints / name, config.keep_checkpoint_max)
+                _write(now.network, checkpoints / name, config.keep_checkpoint_max)
             if where.snapshots is not None and now.cur_epoch_num >= config.snapshot_start_epoch:
-                weights = now.train_network.optimizer.parameters
+                # Not train_network, which in dataset sink mode is a Cell around the step.
+                weights = now.network.optimizer.parameters
                 _write(weights, checkpoints / where.snapshots / name, config.snapshot_max)
 
     return log, [Documents()]

@@ -97,7 +97,7 @@ class Recipe:
         device_num: int | None = None,
         resume: bool = False,
     ) -> Trained:
-        """Train on this device or as one rank of several; evaluate where there is a val/.
+        """Train on this device or as one rank of several; evaluate, in float32, what val/ holds.
 
         Each rank trains on its part of the images; the first writes.
 
@@ -214,7 +214,8 @@ class _Training:
             records = self._fit(step, train_set, callbacks)
             result = None
             if val_set is not None:
-                result = recipe.evaluation(config, network, val_set, self.ranks)
+                evaluated = resnet50_parts.in_float32(config, network, recipe.parts.build_network)
+                result = recipe.evaluation(config, evaluated, val_set, self.ranks)
             if self.rank == 0 and result is not None:
                 print(f"labkit: {summary(result)}", flush=True)
         return Trained(self.folder, records, result)
@@ -254,6 +255,7 @@ class _Training:
             write=self.writes,
             progress=self.name if displays else None,
             callbacks=callbacks,
+            dataset_sink_mode=config.dataset_sink_mode,
         )
 
 

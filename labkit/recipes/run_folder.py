@@ -20,7 +20,7 @@ CONFIG, CLASSES = "config.json", "classes.json"
 # Settings that decide how long an update takes.
 _DECIDE_TIME = frozenset(
     "batch_size micro_steps depth network image_size class_num precision augment frequency split "
-    "workers node_size on n_components trials method".split()
+    "workers node_size on n_components trials method dataset_sink_mode".split()
 )
 
 
@@ -98,12 +98,14 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
                 f"{name} is {before[name]} in {folder} and {getattr(config, name)} in the plan; "
                 "expected a training of the same"
             )
-    seconds = read_records(folder / RECORDS).column("seconds")
+    records = read_records(folder / RECORDS)
+    seconds, updates = records.column("seconds"), records.column("update")
     if len(seconds) < 5:
         raise InputError(
             f"expected a training of at least 5 updates, got {len(seconds)} in {folder}"
         )
-    return (seconds[-1] - seconds[1]) / (len(seconds) - 2)
+    # In dataset sink mode a row is an epoch's.
+    return (seconds[-1] - seconds[1]) / (updates[-1] - updates[1])
 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:

@@ -20,7 +20,8 @@ second, 74.31 %. An ordinary training has 70.18 % after 80 epochs, it says.
 from dataclasses import dataclass
 
 from labkit.algorithms import words
-from labkit.recipes.config import MixedConfig, WarmUpConfig, at_most
+from labkit.base.arguments import wrong
+from labkit.recipes.config import MixedConfig, WarmUpConfig, at_most, refuse_sink
 from labkit.recipes.settings import count, inside, one_of, path, positive, rate, share
 
 STARTS = ("last", "first")
@@ -53,6 +54,9 @@ class StageOneConfig(WarmUpConfig):
         at_most("epoch_size", self.epoch_size, "total_epochs", self.total_epochs)
         at_most("warmup_epochs", self.warmup_epochs, "total_epochs", self.total_epochs)
         at_most("snapshot_start_epoch", self.snapshot_start_epoch, "epoch_size", self.epoch_size)
+        if self.dataset_sink_mode and self.snapshots_per_epoch > 1:
+            value = self.snapshots_per_epoch
+            raise wrong("snapshots_per_epoch", value, "1 with dataset_sink_mode True")
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,10 @@ class StageTwoConfig(MixedConfig):
     weight_decay: float = 0.0
     epoch_size: int = 2
     save_checkpoint_path: str = "runs/subspace/stage_2"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_sink(self, words.SUBSPACE_ON_HOST)
 
 
 # "as_it_ran": what MindSpore makes of the tutorial's words. Two trials are hidden in its code, and

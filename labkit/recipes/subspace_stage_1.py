@@ -11,7 +11,7 @@ Source: "Dimension Reduction Training" (MindSpore tutorial r1.6), train_stage_1.
 whole state is in RUN/checkpoint, from where the training resumes, and the snapshots of the
 trainable weights are safetensors in RUN/checkpoint_pca (there both are MindSpore checkpoints, in
 checkpoint_stage_1); all ranks evaluate, each its part, so that every image counts (there the first
-rank alone); the snapshots' first epoch and their number in an epoch can be chosen.
+rank alone), in float32; the snapshots' first epoch and their number in an epoch can be chosen.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ array, which is here that of the training.
 
 from dataclasses import dataclass
 
-from labkit.recipes.config import MixedConfig, at_most
+from labkit.algorithms.words import THOR_ON_HOST
+from labkit.recipes.config import MixedConfig, at_most, refuse_sink
 from labkit.recipes.settings import count, flag, path, positive, rate, share
 
 
@@ -42,6 +43,7 @@ class ThorConfig(MixedConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_sink(self, THOR_ON_HOST)
         if not self.use_label_smooth:
             object.__setattr__(self, "label_smooth_factor", 0.0)
         # The learning rate ends at lr_end_epoch.

@@ -31,6 +31,7 @@ from labkit.steps.gradients import times
 from labkit.steps.options import TAILS, DynamicLossScale, GradientOptions
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
+from labkit.steps.sunk import checked
 from labkit.steps.update import PlainUpdate, UpdateStage
 
 MicroSteps = int | Callable[[int], int]
@@ -150,7 +151,7 @@ class AccumulatedStep(Step):
     # --- in compiled graphs --------------------------------------------------------------------
 
     def construct(self, *batch: Tensor) -> Tensor:
-        return self.micro_batch(False, *batch)
+        return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Gather one micro-batch; arguments as in ``contribution``.
@@ -213,6 +214,11 @@ class AccumulatedStep(Step):
         return True
 
     # --- on the host ---------------------------------------------------------------------------
+
+    def host_work(self) -> str:
+        if callable(self.micro_steps):
+            return "micro_steps is a function, which the host asks for the size of each group"
+        return super().host_work()
 
     def _between(self) -> None:
         """Set the size of the group that starts now."""

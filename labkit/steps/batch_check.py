@@ -91,13 +91,28 @@ class BatchCheck:
         elif self.mean.over == "labels" and np.issubdtype(_dtype(labels), np.integer):
             self.differs |= labels.ndim != 1
 
-    def labels(self, batch: tuple, compiled: Callable[[], None]) -> None:
+    def sinkable(self, batch: tuple) -> None:
+        """Raise ``InputError`` unless the graph itself does what labels are looked at for."""
+        if self.mean.classes and not hasattr(self.loss_net, "label_key"):
+            raise InputError(
+                "dataset sink mode: no label is looked at on the host, and the loss of a "
+                f"{type(self.loss_net).__name__} does not show one that is of no class; expected "
+                "a LossNet"
+            )
+        if self._may_ignore(batch[-1]):
+            raise InputError(
+                "dataset sink mode: no label is looked at on the host, and the loss, not a known "
+                f"one, may ignore some: what its mean is taken over is unknown; {_WORDS}"
+            )
+
+    def labels(self, batch: tuple, compiled: Callable[[], None] | None) -> None:
         """Check the labels of a batch.
 
         Args:
             batch: inputs and labels.
             compiled: function that compiles the graph of the batch, which says what V is. Where
-                there is none (PyNative mode, nn.WithLossCell), the network is run once.
+                there is none (PyNative mode, nn.WithLossCell), the network is run once. None: V is
+                asked of the loss alone.
 
         Raises:
             InputError: for labels that are wrong, or that an unknown loss may ignore.
@@ -112,7 +127,7 @@ class BatchCheck:
         if self.mean.dense and labels.dtype in FLOATS and array.ndim > 1:
             return
         check_integers(array)
-        if self.classes is None:
+        if self.classes is None and compiled is not None:
             if self._compiles:
                 self._compiles = False
                 compiled()

@@ -89,6 +89,14 @@ def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tenso
     return ops.where(known, labels, 0 * labels), factor
 
 
+def only_known(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tensor, Tensor]:
+    """Return (labels with 0 for any of no class; 1, or NaN where there is one), inside a graph."""
+    known = ops.logical_and(labels >= 0, labels < classes)
+    if ignore_index is not None:
+        known = ops.logical_or(known, labels == ignore_index)
+    return ops.where(known, labels, 0 * labels), ops.where(known.all(), 1.0, float("nan"))
+
+
 def as_int32(labels: Tensor) -> Tensor:
     """Return integers as int32, inside a graph, and any other labels as they are.
 

@@ -11,12 +11,14 @@ from labkit.base.arguments import flag, integer, names_checked, number
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.labels import (
     IGNORE_INDEX,
+    INTEGERS,
     as_int32,
     check_ignore_index,
     count_only,
     masks,
     new_key,
     noted,
+    only_known,
 )
 from labkit.steps.options import CONVENTIONS as CONVENTIONS
 
@@ -44,6 +46,8 @@ class LossNet(nn.Cell):
         self.label_key, self.class_axis = new_key(), class_axis(loss_fn)
         # Set by a step that derives weights of a mean over elements: it counts the labels'.
         self.same_shape = False
+        # Set by a step whose labels nobody looks at: one of no class makes the loss NaN.
+        self.guards_labels, self.ignored_label = False, None
 
     def construct(self, *batch: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         outputs, labels = self.network(*batch[:-1]), batch[-1]
@@ -52,10 +56,16 @@ class LossNet(nn.Cell):
                 f"the outputs have shape {outputs.shape}, the labels {labels.shape}; expected "
                 "the same shape, or normalise='samples', 'tokens' or 'steps' of the step"
             )
-        if self.class_axis is not None:
-            labels = as_int32(labels)
+        if self.class_axis is None:
+            return self.loss_fn(ops.cast(outputs, ms.float32), labels)
+        labels, factor = as_int32(labels), None
+        if self.guards_labels and outputs.ndim > 1 and labels.dtype in INTEGERS:
+            classes = outputs.shape[self.class_axis]
+            labels, factor = only_known(labels, classes, self.ignored_label)
         loss = self.loss_fn(ops.cast(outputs, ms.float32), labels)
-        if self.class_axis is not None and outputs.ndim > 1:
+        if factor is not None:
+            loss = loss * factor
+        if outputs.ndim > 1:
             loss = noted(loss, self.label_key, outputs.shape[self.class_axis])
         return loss
 

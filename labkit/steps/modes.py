@@ -61,7 +61,9 @@ class TrainingModes:
         if {id(cell) for cell in self._held} != before:
             self._say_held()
         self._seen = None
-        nn.Cell.set_train(self._step, mode)
+        # Past the step's own, which comes here.
+        nn.Cell.add_flags_recursive(self._step, training=mode)
+        self._step.phase = "train" if mode else "predict"
         for cell in self._held:
             cell.add_flags(training=False)
         self._watched = [cell for cell, _ in modes(self._loss_net)]

@@ -70,27 +70,37 @@ class Objective(nn.Cell):
         # Set by look_at, before the graph of a batch is compiled.
         self.flattened = False
         self.elements_per_row: float = 0
-        self._ask_for_one_shape()
+        self._ask_loss_net(sunk=False)
 
-    def _ask_for_one_shape(self) -> None:
-        """Say to a ``LossNet``, which several steps may share, what this step wants of shapes."""
-        loss_net, wanted = self.check.loss_net, self.check.derived and self.over == "elements"
-        if getattr(loss_net, "same_shape", wanted) != wanted:
-            loss_net.same_shape = wanted
+    def _ask_loss_net(self, sunk: bool) -> None:
+        """Say to a ``LossNet``, which several steps may share, what this step wants of it."""
+        mean = self.check.mean
+        wanted = {
+            "same_shape": self.check.derived and self.over == "elements",
+            "guards_labels": sunk and mean.classes,
+            "ignored_label": mean.ignore_index,
+        }
+        if hasattr(self.check.loss_net, "guards_labels"):
+            for name, value in wanted.items():
+                if getattr(self.check.loss_net, name) != value:
+                    setattr(self.check.loss_net, name, value)
 
-    def look_at(self, batch: tuple, compiled: Callable[[], None]) -> None:
+    def look_at(self, batch: tuple, compiled: Callable[[], None] | None) -> None:
         """Look at a batch on the host, before it runs.
 
         Args:
             batch: its tensors.
-            compiled: function that compiles the graph of the batch, but does not run it.
+            compiled: function that compiles the graph of the batch, but does not run it. None: the
+                batch is the first one of a data set whose others nobody will look at.
 
         Raises:
             InputError: for parts that are no tensors; shapes of which no weight or number of rows
                 can be derived; labels that are of no class and not ignored, of a known loss.
         """
-        self._ask_for_one_shape()
+        self._ask_loss_net(sunk=compiled is None)
         self.check.shapes(batch)
+        if compiled is None:
+            self.check.sinkable(batch)
         self.flattened, unit = self.check.flattened, self.check.elements_per_row
         self.elements_per_row = unit or 0
         self.check.labels(batch, compiled)

@@ -11,6 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from labkit.base.arguments import names_checked
 from labkit.steps.options import DynamicLossScale, GradientOptions
 from labkit.steps.step import Step
+from labkit.steps.sunk import checked
 from labkit.steps.update import PlainUpdate as PlainUpdate
 from labkit.steps.update import UpdateStage
 
@@ -79,7 +80,7 @@ class PlainStep(Step):
         self._complete()
 
     def construct(self, *batch: Tensor) -> Tensor:
-        return self.micro_batch(False, *batch)
+        return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
         """Update by one batch; arguments as in ``contribution``.

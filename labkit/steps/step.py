@@ -31,6 +31,7 @@ from labkit.steps.state import (
     keep_also,
     state,
 )
+from labkit.steps.sunk import on_the_host, refusal, refuse_sink
 from labkit.steps.update import UpdateStage, check_stage, warn_of_float16
 
 
@@ -101,6 +102,8 @@ class Step(nn.Cell):
         self._keep_statistics(loss_net)
         self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
         self._modes = TrainingModes(self, loss_net, optimizer.parameters)
+        # Whether the host has done its part for the graph that is compiled, see labkit.steps.sunk.
+        self.prepared = False
 
     def _keep_statistics(self, loss_net: nn.Cell) -> None:
         # kept: BatchNorm's running statistics as they were before the micro-batch. What else a
@@ -117,6 +120,7 @@ class Step(nn.Cell):
         # Cells start in evaluation mode: BatchNorm would use its running statistics.
         self.set_train()
         self._graphs = (self, self.gradient.loss_net, *self.cells(), *self.update.cells())
+        self.refusal = refusal(self)
         if text := self.update.description():
             print(f"labkit: {text}", flush=True)
 
@@ -129,11 +133,17 @@ class Step(nn.Cell):
         self._modes.set(mode)
         return self
 
+    def add_flags_recursive(self, **flags: object) -> "Step":
+        """As of a Cell; what ``set_train`` of a Cell around the step says goes to its own."""
+        mode = flags.pop("training", None)
+        super().add_flags_recursive(**flags)
+        return self if mode is None else self.set_train(bool(mode))
+
     # --- on the host ---------------------------------------------------------------------------
 
     def __call__(self, *batch: Tensor) -> Tensor:
         """Return the loss () of a micro-batch; update where it completes what an update takes."""
-        with self._modes.followed(self._graphs):
+        with on_the_host(self), self._modes.followed(self._graphs):
             gathers = self._gathers()
             self._look_at(batch, gathers)
             self.update.before(self, batch)
@@ -141,6 +151,36 @@ class Step(nn.Cell):
             self.update.between(self, batch, loss)
             self._between()
         return loss
+
+    def compile(self, *batch: Tensor, **options: object) -> object:
+        """Compile the step's graph, as MindSpore does for a call; as of a Cell."""
+        with on_the_host(self):
+            return super().compile(*batch, **options)
+
+    def host_work(self) -> str:
+        """Return why the host must see each micro-batch; "" where one graph is enough."""
+        return self.update.host_work()
+
+    def sink(self, *batch: Tensor) -> str:
+        """Do for all batches that are shaped like this one what a call does for each of them.
+
+        The step may then be called in another graph: that of a data set in sink mode. Labels of
+        the others are not looked at; one that is of no class makes its batch's loss NaN.
+
+        Args:
+            *batch: the first micro-batch, tensors (B, ...).
+
+        Returns:
+            The phase of the Cells' present modes, to compile the other graph in.
+
+        Raises:
+            InputError: for a step that is not one graph, and for this batch, as a call does.
+        """
+        refuse_sink(self)
+        with self._modes.followed(self._graphs):
+            self._look_at(batch, gathers=False, sunk=True)
+        self.prepared = True
+        return self._modes.phase
 
     def _gathers(self) -> bool:
         """Return whether the update that is under way gathers extras."""
@@ -151,7 +191,7 @@ class Step(nn.Cell):
     def _between(self) -> None:
         """Act between graphs, after the update stage has."""
 
-    def _look_at(self, batch: tuple, gathers: bool) -> None:
+    def _look_at(self, batch: tuple, gathers: bool, sunk: bool = False) -> None:
         """Refuse a batch that cannot be used, before anything is made of it."""
 
         def compiled() -> None:
@@ -163,7 +203,7 @@ class Step(nn.Cell):
                     self.update.before(self, batch)
             (self._with_extras if gathers else self).compile(*batch)
 
-        self.gradient.objective.look_at(batch, compiled)
+        self.gradient.objective.look_at(batch, None if sunk else compiled)
         self._look_at_forward(batch)
         self.settings.update(self.gradient.objective.settings())
 

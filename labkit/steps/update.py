@@ -31,6 +31,7 @@ from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
 # sum of w_i L_i, sum of w_i > 0, norm of the averaged gradient before clipping: float32; rows:
 # int32. All are (), over all ranks whose gradients are averaged.
 Summary = tuple[Tensor, Tensor, Tensor, Tensor]
+_BETWEEN = ("before", "between")
 
 
 class UpdateStage(nn.Cell):
@@ -138,6 +139,18 @@ class UpdateStage(nn.Cell):
             done: what that is waited for by.
         """
         return done
+
+    def host_work(self) -> str:
+        """Return why the host must see each micro-batch; "" where the step's one graph is enough.
+
+        Only in a step without such work may a data set be sunk into the graph.
+        """
+        if self.extras is not None:
+            return f"{type(self).__name__} has two graphs, of which the host chooses one"
+        acts = [n for n in _BETWEEN if getattr(type(self), n) is not getattr(UpdateStage, n)]
+        if not acts:
+            return ""
+        return f"{type(self).__name__} acts on the host between graphs, in {' and '.join(acts)}"
 
     def wants_extras(self, updates: int) -> bool:
         """Return whether an update needs the extras.

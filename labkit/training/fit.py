@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, Model, RunContext
 
-from labkit.base.arguments import integer, wrong
+from labkit.base.arguments import flag, integer, wrong
 from labkit.base.progress import Progress
 from labkit.errors import InputError, nearest
 from labkit.ranks import cluster
 from labkit.steps.step import Step
-from labkit.training import checkpoint, rank_state
+from labkit.training import checkpoint, rank_state, sinking
 from labkit.training.records import Records
 from labkit.training.run import CHECKPOINTS as CHECKPOINTS
 from labkit.training.run import NEW_SETTINGS, Run
@@ -32,6 +32,7 @@ def fit(
     write: bool | None = None,
     progress: str | None = "training",
     callbacks: Sequence[Callback] = (),
+    dataset_sink_mode: bool = False,
 ) -> Records:
     """Train ``step`` on ``dataset`` up to epoch ``epochs`` and return one record per update.
 
@@ -67,33 +68,48 @@ def fit(
             scale, a group that is partly gathered.
         progress: Name on the progress display; None shows none.
         callbacks: Further MindSpore callbacks, called after labkit's own.
+        dataset_sink_mode: Whether the data set goes into the step's graph, so that one call runs an
+            epoch: on Ascend and GPU, see ``labkit.training.sinking``; on CPU MindSpore has no such
+            mode, and a line says so. The numbers are the same. The host sees an epoch's end alone:
+            there is one record for it, of its last update, callbacks see one step, and of the
+            labels the first batch's alone are looked at: any other that is of no class makes its
+            batch not finite, which is counted and said. All batches must be of one shape.
 
     Raises:
         InputError: For bad arguments; before anything is written, for an array of learning rates
             or of damping that is shorter than the training; for a folder that another process
             writes; and for a checkpoint of another network, step, seed, batch size, number of data
-            workers or of ranks, or of other numbers of the optimizer.
+            workers or of ranks, or of other numbers of the optimizer. With ``dataset_sink_mode``,
+            on any device, also for a step that is more than one graph or needs the host between
+            micro-batches, a smaller batch at an epoch's end, ``checkpoint_every``, and a checkpoint
+            within an epoch.
     """
     intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
     with cluster.together():
         epochs = integer("epochs", epochs)
         integer("keep", keep)
+        flag("dataset_sink_mode", dataset_sink_mode)
         for name, interval in intervals.items():
             if interval is not None:
                 integer(name, interval)
         _check_folder(folder, resume, checkpoint_every, write)
-        run = Run(step, dataset, epochs, folder)
+        if dataset_sink_mode:
+            sinking.check(step, dataset, checkpoint_every)
+        run = Run(step, dataset, epochs, folder, whole_epochs=dataset_sink_mode)
     run.share(write)
     length = {"number of batches in an epoch": run.epoch_size}
-    cluster.agree(resume=bool(resume), epochs=epochs, **intervals, **length)
+    sinks = {"dataset_sink_mode": dataset_sink_mode}
+    cluster.agree(resume=bool(resume), epochs=epochs, **sinks, **intervals, **length)
     with ExitStack() as held:
         _take_up(run, resume, held)
-        own: list[Callback] = [Recorder(run, progress)]
+        own: list[Callback] = [sinking.Sunk(step), Recorder(run, progress)]
         if any(writer is not None for writer in run.writers):
             own.append(Checkpointer(run, checkpoint_every, checkpoint_epochs, keep))
         if run.micro_batches < epochs * run.epoch_size:
+            if dataset_sink_mode:
+                sinking.say_where_not()
             try:
-                train(step, dataset, epochs, [*own, *callbacks], run.micro_batches)
+                train(step, dataset, epochs, [*own, *callbacks], run.micro_batches, **sinks)
             finally:
                 run.records.close()
     return run.records
@@ -111,7 +127,12 @@ def _take_up(run: Run, resume: bool | str, held: ExitStack) -> None:
 
 
 def train(
-    step: Step, dataset: Dataset, epochs: int, callbacks: Sequence[Callback], done: int = 0
+    step: Step,
+    dataset: Dataset,
+    epochs: int,
+    callbacks: Sequence[Callback],
+    done: int = 0,
+    dataset_sink_mode: bool = False,
 ) -> None:
     """Let ``Model`` train ``step`` up to epoch ``epochs``, from micro-batch ``done`` on."""
     # A fresh iterator replays the first epoch's order each time, so all epochs are one call; this
@@ -122,43 +143,49 @@ def train(
             epochs,
             dataset,
             callbacks=list(callbacks),
-            dataset_sink_mode=False,
+            dataset_sink_mode=dataset_sink_mode,
             initial_epoch=done // dataset.get_dataset_size(),
         )
     finally:
         dataset.set_init_step(0)
         # Model claims a dataset for itself, and would refuse it to the next Model.
         dataset.__dict__.pop("__model_hash__", None)
+        if dataset_sink_mode:
+            sinking.release(dataset)
 
 
-class EndOfEpoch(Callback):
+class EndOfEpoch(sinking.Sunk):
     """Tell a step that an epoch is over, for training by ``Model(step).train`` without ``fit``.
 
     Put it first: it acts right after an epoch's last micro-batch, so that the flushed update comes
     before any save. ``ModelCheckpoint`` saves there, not at the end of the epoch.
 
+    With ``Model(step).train(..., dataset_sink_mode=True)`` it looks at the first batch for all that
+    are sunk, see ``labkit.training.sinking``; every step that is one graph needs it there. On CPU
+    MindSpore trains batch by batch all the same, and tells nobody.
+
     Args:
         step: The step cell that is trained.
+
+    Raises:
+        InputError: When the training begins, for a data set that is sunk, as ``fit`` does; and for
+            sinks that an epoch ends in, of a step that acts at an epoch's end.
     """
 
-    def __init__(self, step: Step) -> None:
-        super().__init__()
-        self._step = step
-
     def on_train_begin(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        if arguments.get("dataset_sink_mode"):
-            raise InputError("dataset sink mode: a step is more than one graph; train without it")
-        self._done = arguments.train_dataset.get_init_step()
+        super().on_train_begin(run_context)
+        dataset = run_context.original_args().train_dataset
+        self._done, self._size = dataset.get_init_step(), dataset.get_dataset_size()
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        self._done += 1
-        if self._done % run_context.original_args().batch_num == 0:
+        super().on_train_step_end(run_context)
+        self._done += sinking.micro_batches_of(run_context)
+        if self._done % self._size == 0:
             self._step.end_epoch()
 
 
 class Recorder(Callback):
-    """Count micro-batches, close epochs, add one record per update, show progress."""
+    """Count micro-batches, close epochs, add one record per update seen, show progress."""
 
     def __init__(self, run: Run, progress: str | None) -> None:
         super().__init__()
@@ -174,14 +201,14 @@ class Recorder(Callback):
             self._progress = Progress(self._name, run.epochs * run.epoch_size, run.micro_batches)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        run = self._run
-        run.micro_batches += 1
+        run, count = self._run, sinking.micro_batches_of(run_context)
+        run.micro_batches += count
         # Now, not in on_train_epoch_end: ModelCheckpoint saves in this very event.
         if run.micro_batches % run.epoch_size == 0:
             run.step.end_epoch()
         self._record((run.micro_batches - 1) // run.epoch_size + 1)
         if self._progress is not None:
-            self._progress.advance(self._text)
+            self._progress.advance(self._text, count)
 
     def on_train_end(self, run_context: RunContext) -> None:
         if self._progress is not None:

@@ -27,10 +27,16 @@ class Run:
     """One training: its step and data, how far it is, and its folder."""
 
     def __init__(
-        self, step: Step, dataset: Dataset, epochs: int, folder: str | os.PathLike | None
+        self,
+        step: Step,
+        dataset: Dataset,
+        epochs: int,
+        folder: str | os.PathLike | None,
+        whole_epochs: bool = False,
     ) -> None:
         self.step, self.dataset, self.epochs = step, dataset, epochs
         self.folder = None if folder is None else Path(folder)
+        self._whole_epochs = whole_epochs
         self.epoch_size, self.batch_size = dataset.get_dataset_size(), dataset.get_batch_size()
         if not self.epoch_size:
             raise InputError("the dataset holds no batch; expected at least one")
@@ -115,6 +121,11 @@ class Run:
 
         def accept(position: Position, values: dict) -> None:
             resume.refuse_others(self.position(), position)
+            if self._whole_epochs and (done := position.micro_batches % self.epoch_size):
+                raise InputError(
+                    f"cannot resume: dataset_sink_mode trains whole epochs, and the checkpoint is "
+                    f"after {done} of an epoch's {self.epoch_size} micro-batches; expected False"
+                )
             resume.settle_numbers(self.step, self._numbers, position.optimizer, values, take_new)
             with resume.counting_from(values, self.step):
                 self._check_schedules(position.micro_batches)

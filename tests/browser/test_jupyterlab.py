@@ -10,9 +10,9 @@ import pytest
 
 from tests.browser.server import ROOT
 
-# Two have what no other has: a kernel that dies, and a slider.
+# These have what no other has: a kernel that dies, figures to be moved, and a slider.
 NOTEBOOKS = [
-    pytest.param(path.stem, marks=() if path.stem[:2] in ("00", "04") else pytest.mark.long)
+    pytest.param(path.stem, marks=() if path.stem[:2] in ("00", "01", "04") else pytest.mark.long)
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
 ]
 # 20 to 80 s here beside another test.
@@ -55,6 +55,8 @@ def test_every_cell_runs_and_is_to_be_seen(lab, server, name):
         assert image["width"] > 0 and image["right"] <= image["edge"] + 1, image
     if name == "01_gradient_accumulation":
         assert lab.page.locator(".jp-OutputArea-output .widget-hprogress").count()
+        step_through(lab, "micro-batches so far", "7.0", ["8.0", "9.0", "10.0", "11.0"])
+        step_through(lab, "images in the first micro-batch", "16.0", ["64.0", "112.0"])
     if name == "04_adasum":
         move_the_slider(lab)
 
@@ -70,6 +72,29 @@ def kill_the_kernel(lab, server):
     lab.page.locator(".jp-Dialog button", has_text="Ok").click()
     lab.wait(lambda state: state["status"] == "idle", 60, "the new kernel is idle")
     assert server.kernel_process().pid != first.pid
+
+
+def step_through(lab, label, start, positions):
+    """Move a slider by its keys: a picture of every position, and each is another one."""
+    box = lab.page.locator(".widget-vbox", has_text=label)
+    picture, knob = box.locator("img"), lab.slider(label)
+    knob.scroll_into_view_if_needed()
+    assert knob.get_attribute("aria-valuenow") == start
+    name = label.replace(" ", "-")
+    seen = [picture.get_attribute("src")]
+    lab.picture(f"{name}-{start}")
+    for position in positions:
+        knob.press("ArrowRight")
+        assert knob.get_attribute("aria-valuenow") == position
+        lab.page.wait_for_function(
+            "([label, before]) => [...document.querySelectorAll('.widget-vbox')]"
+            ".find(box => box.textContent.includes(label)).querySelector('img').src !== before",
+            arg=[label, seen[-1]],
+        )
+        seen.append(picture.get_attribute("src"))
+        picture.scroll_into_view_if_needed()
+        lab.picture(f"{name}-{position}")
+    assert len(set(seen)) == len(seen) and lab.errors() == []
 
 
 def move_the_slider(lab):
@@ -100,7 +125,7 @@ def test_an_exercise_says_what_is_wrong_and_passes_when_right(lab, server):
     lab.open(place(server, "01_gradient_accumulation"))
     cell = lab.cell("def mean_gradient(gradients, sizes)")
     source = (
-        "from labkit.labs.exercises.accumulation import check\n\n\n"
+        "from labkit.labs.exercises.accumulation import check, hint\n\n\n"
         "def mean_gradient(gradients, sizes):\n"
         "    total = sum({} for n, g in zip(sizes, gradients))\n"
         "    return total / {}\n\n\n"
@@ -122,4 +147,4 @@ def test_an_exercise_says_what_is_wrong_and_passes_when_right(lab, server):
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert re.search(r"mean_gradient +passed\n", done.stdout), done.stdout
-    assert "1 of 5 exercises passed" in done.stdout
+    assert "1 of 7 exercises passed" in done.stdout

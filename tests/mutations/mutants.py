@@ -30,6 +30,43 @@ MUTANTS = {
         notebook="01_gradient_accumulation",
         test="tests/steps/test_accumulation.py::TestUnevenMicroBatches",
     ),
+    # The tutorial's sum: k times the learning rate.
+    "accumulation, sum": Mutant(
+        file="labkit/steps/gradients.py",
+        right="if self.mean:",
+        wrong="if not self.mean:",
+        notebook="01_gradient_accumulation",
+        test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
+    ),
+    "accumulation, the last micro-batch alone": Mutant(
+        file="labkit/steps/accumulation.py",
+        right="self.map(ops.assign_add, sums, gradients)",
+        wrong="self.map(ops.assign, sums, gradients)",
+        notebook="01_gradient_accumulation",
+        test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
+    ),
+    # Every group holds the ones before it as well.
+    "accumulation, not cleared": Mutant(
+        file="labkit/steps/accumulation.py",
+        right="ops.assign(self.weight_sum, 0.0)",
+        wrong="ops.assign_add(self.weight_sum, 0.0)",
+        notebook="01_gradient_accumulation",
+        test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
+    ),
+    "accumulation, a micro-batch too many": Mutant(
+        file="labkit/steps/accumulation.py",
+        right="if self.micro_step >= self.group_size:",
+        wrong="if self.micro_step > self.group_size:",
+        notebook="01_gradient_accumulation",
+        test="tests/steps/test_accumulation.py::TestTails",
+    ),
+    "accumulation, the tail": Mutant(
+        file="labkit/steps/accumulation.py",
+        right='if self.tail == "carry":',
+        wrong='if self.tail == "drop":',
+        notebook="01_gradient_accumulation",
+        test="tests/steps/test_accumulation.py::TestTails",
+    ),
     # PyTorch's number taken for MindSpore's, which says the opposite.
     "migration, BatchNorm's momentum": Mutant(
         file="labkit/nets/resnet.py",

@@ -102,6 +102,14 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
     assert lines == [f"{printed[0]}, checkpoint {path}"] and len(printed) == 1
 
 
+@pytest.mark.parametrize("name", ["accumulation", "thor"])
+def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, tmp_path, name):
+    config = settings(name, tmp_path, precision="O2", epoch_size=1)
+    evaluation = recipe(name).train(config, data, device="CPU").evaluation
+    path = newest(tmp_path / name)
+    assert recipe(name).evaluate_checkpoint(config, data, path, device="CPU") == evaluation
+
+
 def test_an_image_is_predicted_by_the_names_of_the_classes(trained, data, capsys):
     """With THOR's own tree of folders, and outputs that no class has."""
     path, images = newest(trained("thor").out / "thor"), sorted((data / "val").glob("*/*"))[:3]

@@ -109,7 +109,7 @@ def test_another_ranks_device(tmp_path, name, writes):
     network = nn.Dense(2, 1)
     network.optimizer = nn.SGD(network.trainable_params(), 0.1)
     now = _InternalCallbackParam()
-    now.update(cur_epoch_num=3, epoch_num=3, batch_num=4, train_network=network)
+    now.update(cur_epoch_num=3, epoch_num=3, batch_num=4, network=network)
     context = RunContext(now)
     with log:
         callback.on_train_begin(context)

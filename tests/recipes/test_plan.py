@@ -394,6 +394,14 @@ class TestCommand:
         with pytest.raises(InputError, match="at least 5 updates, got 4"):
             run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path))
 
+    def test_a_record_of_a_sunk_training_is_an_epochs(self, trained, tmp_path):
+        run = trained("thor").result
+        text = (run.folder / run_folder.CONFIG).read_text()
+        (tmp_path / run_folder.CONFIG).write_text(text)
+        rows = "".join(f"{100 * n},{10.0 * n}\n" for n in range(1, 6))
+        (tmp_path / "records.csv").write_text(f"update,seconds\n{rows}")
+        assert run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path)) == 0.1
+
     def test_images_are_counted_or_given(self, data, tmp_path):
         config = settings("thor", tmp_path)
         with pytest.raises(InputError, match="expected one of them"):

@@ -162,6 +162,19 @@ TOGETHER = [
     (StageOneConfig, {"warmup_epochs": 91}, "warmup_epochs is 91 and total_epochs 90"),
     (StageOneConfig, {"lr_init": 1}, "lr_init is 1.0, lr_end 0.0 and lr_max 0.8"),
     (StageOneConfig, {"snapshot_start_epoch": 71}, "snapshot_start_epoch is 71 and epoch_size 70"),
+    (ThorConfig, {"dataset_sink_mode": True}, "expected False, got True: THOR has a graph that"),
+    (AdasumConfig, {"dataset_sink_mode": True}, "expected False, got True: Adasum has a second"),
+    (StageTwoConfig, {"dataset_sink_mode": True}, "got True: an update in the subspace is several"),
+    (
+        StageOneConfig,
+        {"dataset_sink_mode": True, "snapshots_per_epoch": 2},
+        "snapshots_per_epoch: expected 1 with dataset_sink_mode True, got 2",
+    ),
+    (
+        Config,
+        {"dataset_sink_mode": True, "save_checkpoint_steps": 5},
+        "save_checkpoint_steps: expected None with dataset_sink_mode True, got 5",
+    ),
     *(
         (
             kind,
@@ -200,6 +213,7 @@ SHARED = {
     "dataset": ("imagenet", "cifar10"),
     "cache_session_id": (0, 1),
     "layout": ("zoo", "documents"),
+    "dataset_sink_mode": (1, True),
     "num_parallel_workers": (0, 1),
     "all_reduce_fusion_config": ((2, 2), (1, 2)),
     "seed": (2**32, 2**32 - 1),
@@ -210,6 +224,8 @@ MIXED = {
     "loss_scale": (0, 1e-9),
     "drop_overflow_update": (0, False),
 }
+# Of recipes whose step is not one graph.
+NOT_SUNK = {"dataset_sink_mode": (True, False)}
 WARM_UP = MIXED | {
     "lr_init": (-1e-9, 0.8),
     "lr_end": (-1e-9, 0.8),
@@ -236,6 +252,7 @@ OWN = {
         "rescale": ("wrong", "correct"),
     },
     ThorConfig: MIXED
+    | NOT_SUNK
     | {
         "lr_init": (0, 1e-9),
         "lr_decay": (-1e-9, 0),
@@ -249,6 +266,7 @@ OWN = {
         "use_label_smooth": (0, True),
     },
     AdasumConfig: WARM_UP
+    | NOT_SUNK
     | {
         "reduction": ("max", "sum"),
         "on": ("weights", "gradients"),
@@ -265,6 +283,7 @@ OWN = {
         "snapshot_max": (0, 1),
     },
     StageTwoConfig: MIXED
+    | NOT_SUNK
     | {
         "stage_1": ("", "x"),
         "pretrained_weight_path": ("", "x"),
@@ -350,6 +369,10 @@ def test_the_values_of_the_source(source):
 
 def test_the_weight_decay_of_the_migration_document():
     assert Config().weight_decay == 1 / 32768
+
+
+def test_workers_whose_vectors_are_averaged_may_be_sunk():
+    assert AdasumConfig(reduction="mean", dataset_sink_mode=True).dataset_sink_mode
 
 
 def test_label_smoothing_may_be_switched_off():

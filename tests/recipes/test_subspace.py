@@ -22,6 +22,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.plain import PlainStep
 from labkit.training import checkpoint
 from tests.support.recipes import newest, settings
+from tests.support.sinking import Queues
 from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -75,6 +76,30 @@ class TestFirstStage:
         before = {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()}
         subspace_stage_1.train(settings(ONE, tmp_path), data, device="CPU", resume=True)
         assert {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()} == before
+
+    def test_a_sunk_training_is_the_one_that_is_fed(self, data, tmp_path, monkeypatch, capsys):
+        """With the tutorial's precision, its folders, and what it prints."""
+        made = {"precision": "O2", "keep_batchnorm_fp32": False, "snapshots_per_epoch": 1}
+        made |= {"layout": "documents", "epoch_size": 2}
+        printed, files = [], []
+        for sinks in (False, True):
+            if sinks:
+                Queues(monkeypatch)
+            out = tmp_path / str(sinks)
+            config = settings(ONE, out, dataset_sink_mode=sinks, **made)
+            result = subspace_stage_1.train(config, data, device="CPU")
+            assert len(result.records) == (2 if sinks else 8)
+            lines = capsys.readouterr().out.splitlines()
+            printed.append([x for x in lines if x.startswith(("epoch:", "===", "labkit: top"))])
+            ours = [p for p in (out / ONE).rglob("*") if p.suffix in (".ckpt", ".safetensors")]
+            files.append({p.relative_to(out).as_posix(): p for p in ours})
+        assert printed[0] == printed[1] and len(printed[0]) == 6
+        assert files[0].keys() == files[1].keys() and len(files[0]) == 8
+        for name, path in files[0].items():
+            if path.suffix == ".safetensors":
+                assert path.read_bytes() == files[1][name].read_bytes()
+            else:
+                assert_bit_equal(arrays(files[1][name]), arrays(path))
 
     def test_settings_reach_the_step_and_its_rate_stops_where_it_is(self):
         """70 of the 90 epochs that the schedule is made for: 0.188 is left."""

@@ -8,8 +8,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
-from mindspore.train import Callback, LossMonitor, Model, ModelCheckpoint, RunContext, TimeMonitor
-from mindspore.train.callback import _InternalCallbackParam
+from mindspore.train import Callback, LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit.algorithms.thor import ThorStep
 from labkit.base.locks import locked
@@ -486,20 +485,6 @@ class TestEndOfEpoch:
         restore(step, done.fresh)
         Model(step).train(EPOCHS, dataset(), dataset_sink_mode=False)
         assert step.last_update.number == EPOCHS * 11 // 4 != len(done.rows)
-
-    def test_sink_mode_is_refused(self, step):
-        """On CPU MindSpore itself leaves sink mode; elsewhere a callback gets it so."""
-
-        def context(sink):
-            arguments = _InternalCallbackParam()
-            arguments.dataset_sink_mode = sink
-            arguments.train_dataset = dataset()
-            return RunContext(arguments)
-
-        callback = EndOfEpoch(step)
-        callback.on_train_begin(context(False))
-        with pytest.raises(InputError, match="sink mode"):
-            callback.on_train_begin(context(True))
 
     @pytest.mark.parametrize(("start", "expected"), [(11, [3]), (5, [2, 1])])
     def test_a_training_that_starts_later(self, step, start, expected, monkeypatch):

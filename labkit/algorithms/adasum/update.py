@@ -29,7 +29,7 @@ from labkit.algorithms.adasum.workers import (
     store,
 )
 from labkit.algorithms.grad_freeze import GradFreezeUpdate
-from labkit.algorithms.words import ADASUM_ON, ADASUM_SCOPES, WHOLE_TAILS
+from labkit.algorithms.words import ADASUM_ON, ADASUM_ON_HOST, ADASUM_SCOPES, WHOLE_TAILS
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
@@ -237,6 +237,9 @@ class AdasumUpdate(UpdateStage):
         return True
 
     # --- on the host ---------------------------------------------------------------------------
+
+    def host_work(self) -> str:
+        return ADASUM_ON_HOST if self.may_be_unsure else ""
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         """Finish an update that was interrupted between its graphs, while its bank is there."""

@@ -57,7 +57,8 @@ class Snapshots(Callback):
     Raises:
         InputError: For bad counts and for parameters that are not float32; when the training
             begins, for a folder that holds snapshots of another one, for more saves than
-            micro-batches in an epoch, and for dataset sink mode, which hides the micro-batches.
+            micro-batches in an epoch, and for saves within an epoch in dataset sink mode, which
+            runs a whole one (MindSpore calls each sink an epoch) in a call.
     """
 
     def __init__(
@@ -80,9 +81,10 @@ class Snapshots(Callback):
 
     def on_train_begin(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        if arguments.get("dataset_sink_mode"):
-            raise InputError("dataset sink mode: snapshots within an epoch need each step")
-        size = arguments.batch_num
+        size, sinks = arguments.batch_num, arguments.get("dataset_sink_mode")
+        if sinks and self._saves > 1:
+            raise wrong("saves_per_epoch", self._saves, "1 in dataset sink mode")
+        self._micro_batches = size if sinks else 1
         if self._saves > size:
             raise wrong("saves_per_epoch", self._saves, f"at most {size}, an epoch's micro-batches")
         self._moments = {math.ceil(size * part / self._saves) for part in range(1, self._saves + 1)}
@@ -119,7 +121,7 @@ class Snapshots(Callback):
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         arguments = run_context.original_args()
-        self._in_epoch += 1
+        self._in_epoch += self._micro_batches
         number = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
         self._in_epoch %= arguments.batch_num
         if self._writes:

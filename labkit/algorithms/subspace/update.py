@@ -18,7 +18,7 @@ from labkit.algorithms.subspace.search import (
     updated_inverse,
 )
 from labkit.algorithms.subspace.shares import Share, rows_of_rank
-from labkit.algorithms.words import SEARCH_METHODS, WHOLE_TAILS
+from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
@@ -136,6 +136,9 @@ class SubspaceUpdate(UpdateStage):
         return ops.depend(True, held)
 
     # --- between graphs ------------------------------------------------------------------------
+
+    def host_work(self) -> str:
+        return SUBSPACE_ON_HOST
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         if integer_of(self.held):

@@ -17,6 +17,7 @@ from labkit.algorithms.thor.stops import check_factors, check_loss_value
 from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_cells
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.thor.uses import check_uses
+from labkit.algorithms.words import THOR_ON_HOST
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
@@ -197,6 +198,9 @@ class ThorUpdate(UpdateStage):
 
     def check_length(self, updates: int) -> None:
         self.schedule.check_length(updates)
+
+    def host_work(self) -> str:
+        return THOR_ON_HOST
 
     def wants_extras(self, updates: int) -> bool:
         # Each value that is read costs a step of LeNet half a percent: only what can matter.

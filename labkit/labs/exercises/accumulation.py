@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from labkit.labs.exercises import check as checks
+from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.on_lenet import OnLeNet
 
 
 def mean_gradient(gradients: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
@@ -44,6 +46,20 @@ def token_loss(losses: Sequence[np.ndarray], is_token: Sequence[np.ndarray]) -> 
     return total / sum(mask.sum() for mask in is_token)
 
 
+def lenet_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
+    """The gradient of the whole batch, at once."""
+    (batch,) = lenet.micro_batches([sum(sizes)])
+    return [gradient.asnumpy() for gradient in lenet.gradients(*batch)]
+
+
+def lenet_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
+    """As many updates of the whole batch, and the parameters after them."""
+    for _ in range(updates):
+        (batch,) = lenet.micro_batches([sum(sizes)])
+        lenet.update(lenet.gradients(*batch))
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
 def _token_case(seed: int, lengths: Sequence[int], width: int) -> tuple:
     random = np.random.default_rng(seed)
     masks = [(np.arange(width) < n).astype(np.float64) for n in lengths]
@@ -57,15 +73,97 @@ _COUNTS += [(3, 4, "flush"), (3, 4, "carry"), (1875, 4, "carry")]
 _TOKENS = [_token_case(0, (8, 2, 5), 8), _token_case(1, (3, 3), 6), _token_case(2, (1, 12), 12)]
 
 EXERCISES = (
-    Exercise(mean_gradient, _GRADIENTS),
-    Exercise(normalise, [(np.array([0, 255]),), (np.arange(0, 256, 15),)]),
-    Exercise(updates_per_epoch, _COUNTS, rtol=0.0),
-    Exercise(clipped_update, [(*case, norm) for case in _GRADIENTS for norm in (0.3, 100.0)]),
-    Exercise(token_loss, _TOKENS),
+    Exercise(mean_gradient, _GRADIENTS, level="easy"),
+    Exercise(normalise, [(np.array([0, 255]),), (np.arange(0, 256, 15),)], level="easy"),
+    Exercise(updates_per_epoch, _COUNTS, rtol=0.0, level="medium"),
+    Exercise(token_loss, _TOKENS, level="medium"),
+    # float32: sums of 12 images in another order are off by 1e-6.
+    Exercise(lenet_gradient, [(OnLeNet(1), [8, 2, 2])], rtol=1e-4, level="medium"),
+    Exercise(
+        clipped_update,
+        [(*case, norm) for case in _GRADIENTS for norm in (0.3, 100.0)],
+        level="hard",
+    ),
+    Exercise(lenet_training, [(OnLeNet(1), [8, 2, 2], 2)], rtol=1e-4, level="hard"),
+)
+
+hint = Advice(
+    {
+        "mean_gradient": (
+            "write down what each micro-batch's gradient is a mean over, and what you want instead",
+            "turn each mean back into a sum over its samples, add, and divide by all samples",
+        ),
+        "normalise": (
+            "try the pixels 0 and 255 by hand: the lab prints what they should become",
+            "first bring the pixels to the range that the two constants are for",
+        ),
+        "updates_per_epoch": (
+            "count whole groups first; what is left over is at most one more update",
+            "ask of each `tail` whether the rest becomes an update before the epoch ends",
+        ),
+        "token_loss": (
+            "how many tokens are there in all micro-batches together?",
+            "keep two running sums, one of losses and one of tokens, and divide at the very end",
+        ),
+        "lenet_gradient": (
+            "this is Exercise 1 with Tensors: one sum for each of the eight parameters",
+            "loop over `lenet.micro_batches(sizes)`; `images.shape[0]` is the weight of each",
+        ),
+        "clipped_update": (
+            "which vector does the optimizer see: is it one micro-batch's, or the average?",
+            "average first, measure the length of the result, and scale it down if it is too long",
+        ),
+        "lenet_training": (
+            "what must be zero when the next update begins?",
+            "reuse your answer to `lenet_gradient` inside the loop, and call `lenet.update` once "
+            "for each update, with Tensors",
+        ),
+    }
 )
 
 
 # Mistakes that learners make.
+
+
+def _each(lenet: OnLeNet, sizes: list) -> list:
+    """Micro-batches' gradients, each a list of NumPy arrays."""
+    batches = lenet.micro_batches(sizes)
+    return [[gradient.asnumpy() for gradient in lenet.gradients(*batch)] for batch in batches]
+
+
+def _averaged(lenet: OnLeNet, sizes: list, weights: Sequence[float]) -> list[np.ndarray]:
+    parts = zip(*_each(lenet, sizes), strict=True)
+    return [sum(w * g for w, g in zip(weights, own, strict=True)) for own in parts]
+
+
+def _weights(sizes: list) -> list[float]:
+    return [size / sum(sizes) for size in sizes]
+
+
+def _train(
+    lenet: OnLeNet, sizes: list, updates: int, *, weights: list, cleared: bool = True
+) -> list:
+    from mindspore import Tensor
+
+    total: list = [0.0] * len(lenet.parameters)
+    for _ in range(updates):
+        if cleared:
+            total = [0.0] * len(total)
+        new = _averaged(lenet, sizes, weights)
+        total = [t + g for t, g in zip(total, new, strict=True)]
+        lenet.update([Tensor(t) for t in total])
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
+def _train_each(lenet: OnLeNet, sizes: list, updates: int) -> list:
+    for _ in range(updates):
+        for batch in lenet.micro_batches(sizes):
+            lenet.update(lenet.gradients(*batch))
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
+def _untrained(lenet: OnLeNet, sizes: list, updates: int) -> list:
+    return [parameter.asnumpy() for parameter in lenet.parameters]
 
 
 def _always_scaled(gradients: list, sizes: list, clip_norm: float) -> np.ndarray:
@@ -149,6 +247,32 @@ HINTS = {
          "that is the loss of a sequence: how many tokens has one?"),
         (lambda losses, masks: np.mean([loss.mean() for loss in losses]),
          "the padding's losses are in it: what is the mask for?"),
+    ),
+    "lenet_gradient": (
+        (lambda lenet, sizes: _averaged(lenet, sizes, [1.0] * len(sizes)),
+         "the sum of means: what should it be divided by?"),
+        (lambda lenet, sizes: _averaged(lenet, sizes, [1 / len(sizes)] * len(sizes)),
+         "right only while all micro-batches have the same size"),
+        (lambda lenet, sizes: _averaged(lenet, sizes, sizes),
+         "weighed, but not yet a mean: it grows with the number of samples"),
+        (lambda lenet, sizes: _each(lenet, sizes)[-1],
+         "only the last micro-batch is in it: were the others overwritten?"),
+        (lambda lenet, sizes: _each(lenet, sizes)[0],
+         "only the first micro-batch is in it: does the loop return too early?"),
+    ),
+    "lenet_training": (
+        (lambda lenet, sizes, updates: _train(lenet, sizes, updates, weights=[1.0] * len(sizes)),
+         "the sum of the gradients: the learning rate is larger than it seems"),
+        (lambda lenet, sizes, updates: _train(
+            lenet, sizes, updates, weights=[1 / len(sizes)] * len(sizes)),
+         "right only while all micro-batches have the same size"),
+        (lambda lenet, sizes, updates: _train(
+            lenet, sizes, updates, weights=_weights(sizes), cleared=False),
+         "an update after the first still holds the gradients of the one before"),
+        (_train_each, "it makes an update of every micro-batch: the weights must wait"),
+        (_untrained, "the parameters are as they were: was the optimizer called?"),
+        (lambda lenet, sizes, updates: lenet_training(lenet, sizes, 1),
+         "it stops after one update"),
     ),
 }  # fmt: skip
 

@@ -2,8 +2,8 @@
 
 import base64
 import html
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from labkit.base.arguments import wrong
@@ -58,6 +58,62 @@ def show(
         display(widget(draw, alt, **sliders))
     else:
         plots.show(figure, alt)
+
+
+def move(
+    draw: Callable[..., object],
+    alt: str,
+    stills: Sequence[Mapping[str, float]],
+    save: Callable[[Any], object] | None = None,
+    size: tuple[float, float] = (4.6, 3.2),
+    **sliders: Slider,
+) -> None:
+    """Display a figure with sliders in JupyterLab; elsewhere stills of it, two in a row.
+
+    A page in a repository runs nothing: there the stills say all that the sliders would.
+
+    Args:
+        draw: draws on a matplotlib axis, its first argument, given the sliders' values
+        alt: what is to be seen: alternative text of the picture
+        stills: positions of the sliders that are drawn side by side, two to four; at the first of
+            them the sliders start
+        save: is called with the figure of the stills
+        size: of one picture, inches
+        **sliders: one for each further argument of ``draw``
+
+    Raises:
+        InputError: when a still is outside a slider, or as ``show``.
+    """
+    if not 2 <= len(stills) <= 4:
+        raise wrong("stills", len(stills), "two to four positions of the sliders")
+    for still in stills:
+        if still.keys() != sliders.keys():
+            raise wrong("a still", still, f"a position of each of {', '.join(sliders)}")
+        for name, slider in sliders.items():
+            if not slider.low <= still[name] <= slider.high:
+                raise wrong(f"still of {name}", still[name], f"{slider.low} to {slider.high}")
+    figure, grid = plots.axes(-(-len(stills) // 2), 2, *size)
+    cells = grid.ravel()
+    for axis, still in zip(cells, stills, strict=False):
+        draw(axis, **still)
+    for axis in cells[len(stills) :]:
+        axis.set_axis_off()
+    if save is not None:
+        save(figure)
+    if has_front_end():
+        from IPython.display import display
+
+        plots.png(figure)  # closes it: Jupyter would show it a second time
+
+        def one(**values: float) -> Any:
+            single, axis = plots.axes(1, 1, *size)
+            draw(axis, **values)
+            return single
+
+        starts = {name: replace(slider, start=stills[0][name]) for name, slider in sliders.items()}
+        display(widget(one, alt, **starts))
+    else:
+        plots.show(figure, alt, dpi=plots.SHARP)
 
 
 def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:

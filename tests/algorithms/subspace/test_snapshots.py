@@ -150,6 +150,13 @@ class TestSaving:
         pretend(Snapshots(nn.Dense(2, 2), tmp_path / "some"))
         assert numbers(tmp_path / "some") == [4, 8]
 
+    def test_in_sink_mode_once_an_epoch(self, tmp_path):
+        """Model then tells a callback of an epoch's end alone; TestFirstStage trains so."""
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path, start_epoch=2), epochs=3, sink=True)
+        assert numbers(tmp_path) == [8, 12]
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path, resume=True), epochs=4, done=8, sink=True)
+        assert numbers(tmp_path) == [8, 12, 16]
+
 
 def pretend(callback, epochs=2, size=4, done=0, sink=False):
     """Call a callback as ``Model.train`` does, without training."""
@@ -162,7 +169,7 @@ def pretend(callback, epochs=2, size=4, done=0, sink=False):
     for epoch in range(done // size, epochs):
         given.cur_epoch_num = epoch + 1
         callback.on_train_epoch_begin(context)
-        for _ in range(done % size if epoch == done // size else 0, size):
+        for _ in range(done % size if epoch == done // size else 0, 1 if sink else size):
             callback.on_train_step_end(context)
 
 
@@ -262,8 +269,8 @@ class TestRefusals:
         net = nn.Dense(2, 2)
         with pytest.raises(InputError, match="saves_per_epoch: expected at most 4, .* got 5"):
             pretend(Snapshots(net, tmp_path, saves_per_epoch=5))
-        with pytest.raises(InputError, match="dataset sink mode"):
-            pretend(Snapshots(net, tmp_path), sink=True)
+        with pytest.raises(InputError, match="saves_per_epoch: expected 1 in dataset sink mode, g"):
+            pretend(Snapshots(net, tmp_path, saves_per_epoch=2), sink=True)
         (tmp_path / "file").write_text("mine")
         with pytest.raises(InputError, match="cannot write to"):
             pretend(Snapshots(net, tmp_path / "file"))

@@ -11,8 +11,11 @@ import pytest
 
 from labkit import reference
 from labkit.errors import InputError
+from labkit.labs.exercises.advice import Advice
+from labkit.labs.exercises.check import LEVELS
 from tests.support.answers import LABS
 
+pytestmark = pytest.mark.usefixtures("runtime")  # two exercises compute in MindSpore
 EXERCISES = [(lab, each) for lab, (exercises, _) in LABS.items() for each in exercises.EXERCISES]
 each_exercise = pytest.mark.parametrize(
     ("lab", "exercise"), EXERCISES, ids=[exercise.name for _, exercise in EXERCISES]
@@ -94,6 +97,44 @@ def test_the_search_for_an_answer_given_away_finds_one():
 def test_an_unknown_exercise_is_refused_with_the_nearest_name():
     with pytest.raises(InputError, match="Did you mean 'normalise'"):
         LABS["01_gradient_accumulation"][0].check("normalize", len)
+
+
+@each_exercise
+def test_two_hints_on_demand_and_no_answer_in_them(lab, exercise, capsys):
+    if not exercise.level:
+        pytest.skip("this lab has no hints on demand yet")
+    exercises, _ = LABS[lab]
+    first, second = exercises.hint.hints[exercise.name]
+    assert first != second and not FORMULA.search(first + second)
+    secrets = expressions_of(exercise.spec)
+    given = re.sub(r"\s", "", first + second)
+    assert not [code for code in secrets if code in given and "micro_batches" not in code]
+    ask = Advice(exercises.hint.hints)
+    ask(exercise.name)
+    assert capsys.readouterr().out == f"{exercise.name}, hint 1 of 2: {first}\n"
+    for _ in range(2):
+        ask(exercise.name)
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[1:] == [f"{exercise.name}, hint 2 of 2: {second}"]
+
+
+def test_a_hint_for_no_exercise_is_refused():
+    with pytest.raises(InputError, match="Did you mean 'mean'"):
+        Advice({"mean": ("a", "b")})("means")
+
+
+def test_marks_are_the_notebooks_and_every_level_is_there(root):
+    for lab, (exercises, _) in LABS.items():
+        levels = {exercise.name: exercise.level for exercise in exercises.EXERCISES}
+        if not any(levels.values()):
+            continue
+        assert set(levels.values()) == set(LEVELS) and set(exercises.hint.hints) == set(levels)
+        notebook = json.loads((root / "notebooks" / f"{lab}.ipynb").read_text())
+        cells = ["".join(cell["source"]) for cell in notebook["cells"]]
+        for name, level in levels.items():
+            (cell,) = (cell for cell in cells if f'check("{name}"' in cell)
+            assert re.search(rf"^# Exercise \d+ · {level}\. .*hint\(\"{name}\"\)", cell, re.M), name
+            assert "Example: " in cell, name
 
 
 @pytest.mark.parametrize("lab", LABS)

@@ -104,3 +104,51 @@ def test_a_moved_slider_redraws_the_picture_and_its_text_is_no_markup(draw, draw
 def test_sliders_that_cannot_be_moved_are_refused(sliders, message, draw):
     with pytest.raises(InputError, match=message):
         interactive.show(draw, "a bar", **sliders)
+
+
+STILLS = [{"height": 0.5, "width": 2}, {"height": 1, "width": 2}, {"height": 2, "width": 1}]
+
+
+@pytest.fixture
+def draw_on(drawn):
+    def bar(axis, height, width):
+        drawn.append((height, width))
+        axis.bar([0], [height], width)
+        axis.set(xlim=(-2, 2), ylim=(0, 2))
+
+    return bar
+
+
+def test_without_a_front_end_the_stills_stand_side_by_side(shown, draw_on, drawn):
+    saved = []
+    interactive.move(draw_on, "bars", STILLS, saved.append, (3.0, 2.0), **SLIDERS)
+    ((data, options),) = shown
+    assert drawn == [(0.5, 2), (1, 2), (2, 1)] and len(saved) == 1
+    picture = Image.open(io.BytesIO(base64.b64decode(data["image/png"])))
+    assert picture.size == (6 * plots.SHARP, 4 * plots.SHARP)  # two in a row, a place left empty
+    assert options["metadata"]["image/png"] == {"alt": "bars", "width": 6 * plots.PAGE}
+
+
+def test_with_one_it_is_moved_from_the_first_still(monkeypatch, shown, draw_on, drawn):
+    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/01.ipynb")
+    interactive.move(draw_on, "a bar", STILLS, **SLIDERS)
+    ((box, _),) = shown
+    height, width, picture = box.children
+    assert (height.value, width.value) == (0.5, 2) and drawn[-1] == (0.5, 2)
+    before = pixels(picture)
+    height.value = 2
+    assert drawn[-1] == (2, 2) and pixels(picture).mean() < before.mean() - 1
+
+
+@pytest.mark.parametrize(
+    ("stills", "message"),
+    [
+        (STILLS[:1], "stills: expected two to four positions of the sliders, got 1"),
+        ([*STILLS, *STILLS], "stills: expected two to four"),
+        ([STILLS[0], {"height": 1}], "a still: expected a position of each of height, width"),
+        ([STILLS[0], {"height": 3, "width": 2}], "still of height: expected 0 to 2, got 3"),
+    ],
+)
+def test_stills_that_the_sliders_do_not_reach_are_refused(stills, message, draw_on):
+    with pytest.raises(InputError, match=message):
+        interactive.move(draw_on, "a bar", stills, **SLIDERS)

@@ -1,6 +1,7 @@
 """Lab 01: right answers, and wrong ones."""
 
 import numpy as np
+from mindspore import Tensor
 
 
 def mean_gradient(gradients, sizes):
@@ -30,6 +31,29 @@ def clipped_update(gradients, sizes, clip_norm):
 def token_loss(losses, is_token):
     losses, is_token = np.concatenate(losses), np.concatenate(is_token)
     return losses[is_token == 1].mean()
+
+
+def lenet_gradient(lenet, sizes):
+    total = None
+    for images, labels in lenet.micro_batches(sizes):
+        own = [len(labels) * gradient.asnumpy() for gradient in lenet.gradients(images, labels)]
+        total = own if total is None else [t + g for t, g in zip(total, own, strict=True)]
+    return [t / sum(sizes) for t in total]
+
+
+def lenet_training(lenet, sizes, updates):
+    for _ in range(updates):
+        lenet.update([Tensor(gradient) for gradient in lenet_gradient(lenet, sizes)])
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
+def _keeps_going(lenet, sizes, updates):
+    """The buffer is not cleared."""
+    total = [np.zeros(parameter.shape, np.float32) for parameter in lenet.parameters]
+    for _ in range(updates):
+        total = [t + g for t, g in zip(total, lenet_gradient(lenet, sizes), strict=True)]
+        lenet.update([Tensor(t) for t in total])
+    return [parameter.asnumpy() for parameter in lenet.parameters]
 
 
 def _mean_of_all(losses, masks):
@@ -72,4 +96,10 @@ WRONG = [
     ("token_loss", lambda losses, masks: (
         np.concatenate(losses) @ np.concatenate(masks)) / len(masks), "of a sequence"),
     ("token_loss", _mean_of_all, "what is the mask for"),
+    ("lenet_gradient", lambda lenet, sizes: lenet_gradient(lenet, sizes[-1:]), "off by"),
+    ("lenet_gradient", lambda lenet, sizes: [
+        3 * g for g in lenet_gradient(lenet, sizes)], "it is 3 times"),
+    ("lenet_training", _keeps_going, "of the one before"),
+    ("lenet_training", lambda lenet, sizes, updates: lenet_training(
+        lenet, sizes, 0), "was the optimizer called"),
 ]  # fmt: skip

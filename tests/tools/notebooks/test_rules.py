@@ -44,6 +44,7 @@ def test_a_good_notebook_has_no_fault():
         (printed("peak 812.5 MiB", COMPARED), "'812.5 MiB'"),
         (printed("on 2026-01-02", COMPARED), "'2026-01-02'"),
         (printed("loss 2.302572", COMPARED), "'2.302572'"),
+        (printed("loss 2.302572 │ 1 │ 1 ✓", COMPARED), "'2.302572'"),
         (printed("", COMPARED), "no text to compare"),
     ],
 )
@@ -68,6 +69,7 @@ def test_an_error_output_is_found():
         printed("took 3 s, loss 2.302572"),
         printed("https://example.org/home/page and runs/home/x and 1/tmp/2"),
         printed("10 000 images, lr 0.0125, 4 steps, 2 hidden", COMPARED),
+        printed("a claim │ 0.000302 │ < 1e-4 ✓", COMPARED),
         shown("image/png", "aGk=", {"image/png": {"alt": "loss over updates"}}),
         new_code_cell(""),
     ],

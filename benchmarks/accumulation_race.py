@@ -1,0 +1,186 @@
+"""MindSpore's tutorial on gradient accumulation with its four bugs, beside the corrected training.
+
+    python benchmarks/accumulation_race.py          prints the stored trainings
+    python benchmarks/accumulation_race.py --all    trains what is not yet done, and stores it
+    python benchmarks/accumulation_race.py --quick  everything on few images, into runs/bench
+
+LeNet on MNIST as the tutorial trains it: three epochs, updates of 4 micro-batches of 32, Momentum
+0.01 and 0.9. "four" bugs: gradients are summed, an epoch's tail is carried into the next one, the
+loss printed is the last micro-batch's, and pixels are divided by 255 after they were normalised,
+in training and in the test. "none": averaged, flushed, the update's loss, divided first; also at
+four times the rate, which is what the sum makes of 0.01. Trainings of a seed have the same initial
+weights and the same images in the same order; they are judged by all test images.
+
+--all and --quick take up what they have finished, from runs/bench; --anew does not.
+"""
+
+import mindspore as ms
+import numpy as np
+from _race import Images, batches, run
+from _side_by_side import look_at_machine, print_table
+from _trainings import RUNS, Trainings, arguments, at_end, made_by, percents
+from _trainings import check as check_table
+from mindspore import nn
+
+import labkit
+from labkit.data.prepare import prepare
+from labkit.labs import results
+from labkit.labs.results import accumulation_race as race
+from labkit.nets.lenet import LeNet5
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.steps.losses import LossNet
+
+BATCH, MICRO_STEPS, MOMENTUM = 32, 4, 0.9
+_PRINTED = tuple(race.PRINTED.values())
+MEANING = {
+    "bugs": "four: as published; none: corrected",
+    "loss_first": "loss printed at the first update",
+    "loss_end": "loss printed at the first epoch's last update",
+    "loss_459": "loss printed at the second epoch's update of the number in plan: quoted",
+    "printed_loss": "of the last update: its last micro-batch's loss with the bugs, its mean loss "
+    "without",
+}
+_PUBLISHED = {"bugs": "four", "learning_rate": 0.01}
+PLANS = {
+    "all": {
+        # A setting's images are read once: what shares them stands together.
+        "settings": [_PUBLISHED, *({"bugs": "none", "learning_rate": r} for r in (0.01, 0.04))],
+        "seeds": [1, 2, 3],
+        "epochs": 3,
+        "quoted": 459,
+        "images": {"held_out": 0, "train": None, "test": None},
+    },
+    # To see the program run: seconds, and no meaning.
+    "quick": {
+        "settings": [_PUBLISHED, {"bugs": "none", "learning_rate": 0.01}],
+        "seeds": [1],
+        "epochs": 2,
+        "quoted": 5,
+        "images": {"held_out": 0, "train": 1088, "test": 64},
+    },
+}
+
+
+def main():
+    """Do what the command line asks for."""
+    options = arguments(__doc__, ("all", "quick"))
+    out = options.out or results.stored.FOLDER
+    if options.train:
+        machine = look_at_machine()
+        labkit.start(device="CPU")
+        plan = PLANS[options.train]
+        work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
+        trainings = Trainings(
+            plan, options.data or prepare("mnist"), work, options.anew,
+            train=train, row_of=row_of, summary=lambda row: row["last_accuracy"],
+        )  # fmt: skip
+        limits = {name: plan[name] for name in ("epochs", "quoted")}
+        for stage, setting, seed in planned(plan):
+            part = "as published" if setting["bugs"] == "four" else "test"
+            trainings.add(stage, setting, seed, part, limits)
+        head = made_by(race.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
+        stored = results.Stored(head, trainings.rows, trainings.curves)
+        check(stored)
+        out = options.out or (work / "stored" if options.train == "quick" else out)
+        results.write(race.NAME, stored, out)
+    show(race.load(out))
+
+
+def planned(plan: dict) -> list[tuple[str, dict, int]]:
+    """Return (stage, setting, seed) of every training, in order."""
+    return [("race", setting, seed) for setting in plan["settings"] for seed in plan["seeds"]]
+
+
+def make_step(setting: dict, seed: int) -> tuple[nn.Cell, AccumulatedStep]:
+    """Return (network, step) of one setting, freshly initialised."""
+    ms.set_seed(seed)
+    np.random.seed(seed)
+    network = LeNet5()
+    loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+    optimizer = nn.Momentum(network.trainable_params(), setting["learning_rate"], MOMENTUM)
+    bugs = {"reduction": "sum", "tail": "carry"} if setting["bugs"] == "four" else {}
+    return network, AccumulatedStep(loss_net, optimizer, MICRO_STEPS, **bugs)
+
+
+def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -> dict:
+    """Train once and return what ``_race.run`` does; the points have ``printed_loss`` besides.
+
+    It is judged at the end of every epoch, and where the tutorial's losses are quoted.
+
+    Args:
+        setting: bugs and learning_rate
+        data: that it trains on and is judged by; with the bugs, rescaled as published
+        seed: of weights and order
+        epochs: passes over the images
+        quoted: update of the second epoch whose loss is noted
+    """
+    network, step = make_step(setting, seed)
+    in_epoch = len(data.rows) // BATCH
+    judged = {MICRO_STEPS, in_epoch + quoted * MICRO_STEPS}
+    judged |= {epoch * in_epoch for epoch in range(1, epochs + 1)}
+    returned, of_update = None, None
+
+    def micro_batch(*batch):
+        nonlocal returned
+        returned = step(*batch)
+        return returned
+
+    def after(number):
+        nonlocal of_update
+        # The group begins anew with every epoch: 1875 micro-batches are no multiple of 4.
+        if ((number - 1) % in_epoch + 1) % MICRO_STEPS == 0:
+            of_update = returned
+        if number % in_epoch == 0:
+            step.end_epoch()
+
+    def printed():
+        update = step.last_update
+        loss = float(of_update.asnumpy()) if setting["bugs"] == "four" else update.loss
+        return {"update": update.number, "printed_loss": loss}
+
+    stream = batches(data.rows, epochs * in_epoch, seed, BATCH)
+    return run(micro_batch, network, data, stream, judged, after=after, extra=printed)
+
+
+def row_of(run, stage, setting, seed, outcome) -> dict:
+    """Return one row of the table."""
+    row = {"run": run, "stage": stage, **setting, "seed": seed, **_of_curve(outcome["curve"])}
+    return row | {"failure": outcome["failure"] or None}
+
+
+def _of_curve(curve):
+    losses = [point["printed_loss"] for point in curve[:3]]
+    losses += [None] * (3 - len(losses))
+    return at_end(curve) | {f"loss_{n}": x for n, x in zip(_PRINTED, losses, strict=True)}
+
+
+def updates_of(plan: dict, setting: dict) -> int:
+    """Return the updates of a training: with the bugs, an epoch's tail makes none."""
+    per_epoch, tail = divmod((plan["images"]["train"] or 60_000) // BATCH, MICRO_STEPS)
+    return plan["epochs"] * (per_epoch + (setting["bugs"] == "none" and tail > 0))
+
+
+def check(stored: results.Stored) -> None:
+    """Raise ``InputError`` unless the rows are what ``stored.head`` says they are."""
+    plan = stored.head["plan"]
+
+    def updates(row):
+        return None if row["failure"] else updates_of(plan, row)
+
+    check_table(stored, planned(plan), lambda row, curve: _of_curve(curve), updates)
+
+
+def show(stored: results.Stored) -> None:
+    """Print what every setting prints and reaches, by seed."""
+    lines = []
+    for setting in stored.head["plan"]["settings"]:
+        losses = [race.values(stored, f"loss_{name}", **setting) for name in _PRINTED]
+        texts = [" ".join(f"{loss:.4f}" for loss in each) for each in losses]
+        right = percents(race.values(stored, "last_accuracy", **setting))
+        lines.append([setting["bugs"], f"{setting['learning_rate']}", *texts, *right])
+    print("\nloss printed then, and test accuracy at the end in %, by seed\n")
+    print_table(["bugs", "rate", *race.PRINTED, "mean", "accuracy"], lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""What a lab claims, as a table: what was measured, what is expected, and whether it is so."""
+
+import re
+from typing import Any
+
+from labkit.errors import InputError
+
+# Stands around the measured column and nowhere else: notebooks/sanitize.cfg knows it by this.
+BAR = "│"
+YES, NO = "✓", "✗"
+_NUMBER = r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(\s*%)?"
+_BOUND = re.compile(rf"([<>≤≥])\s*{_NUMBER}")
+_WITHIN = re.compile(rf"{_NUMBER}\s*±\s*{_NUMBER}")
+_HOLDS = {
+    "<": lambda value, bound: value < bound,
+    ">": lambda value, bound: value > bound,
+    "≤": lambda value, bound: value <= bound,
+    "≥": lambda value, bound: value >= bound,
+}
+
+Claim = tuple[str, Any, Any]
+
+
+def check(*claims: Claim) -> None:
+    """Print a table of claims, a line each, and raise where one of them does not hold.
+
+    Args:
+        *claims: (name, measured, expected). What is expected of a number is a text, which is
+            printed as it stands: ``"< 1e-5"``, ``"> 5 %"``, ``"≥ 0.978"``, ``"4 ± 1e-4"``. Of
+            anything else, and where it is no text of this form, it is what must be equal.
+
+    Raises:
+        AssertionError: naming the claims that do not hold, when all have been printed.
+        InputError: when there is none, or a name or expectation cannot stand in the table.
+    """
+    rows = [_row(*claim) for claim in claims]
+    if not rows:
+        raise InputError("claims: expected at least one, got none")
+    head = ("", "measured", "expected", "")
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(3)]
+    for name, measured, expected, mark in (head, *rows):
+        parts = f"{name:{widths[0]}} {BAR} {measured:{widths[1]}} {BAR} {expected:{widths[2]}}"
+        print(f"{parts} {mark}".rstrip())
+    wrong = [
+        f"{name}: {measured}, expected {expected}"
+        for name, measured, expected, mark in rows
+        if mark == NO
+    ]
+    if wrong:
+        raise AssertionError("; ".join(wrong))
+
+
+def _row(name: str, measured: Any, expected: Any) -> tuple[str, str, str, str]:
+    percent = isinstance(expected, str) and "%" in expected
+    row = name, _text(measured, percent), _text(expected), YES if holds(measured, expected) else NO
+    for text in row:
+        if BAR in text or "\n" in text:
+            raise InputError(f"claim {name!r}: expected one line without {BAR}, got {text!r}")
+    return row
+
+
+def holds(measured: Any, expected: Any) -> bool:
+    """Return whether a claim holds; see ``check``. NaN is neither above nor below anything.
+
+    Raises:
+        InputError: for a bound on what is no number.
+    """
+    if isinstance(expected, str):
+        if match := _BOUND.fullmatch(expected):
+            return bool(_HOLDS[match[1]](_number(measured, expected), _value(*match.group(2, 3))))
+        if match := _WITHIN.fullmatch(expected):
+            middle, width = _value(*match.group(1, 2)), _value(*match.group(3, 4))
+            return bool(abs(_number(measured, expected) - middle) <= width)
+        if re.match(r"[<>≤≥=]|.*±", expected):
+            raise InputError(f"expected a bound such as '< 1e-5', '> 5 %', '4 ± 0.1': {expected!r}")
+    if isinstance(measured, list | tuple) and isinstance(expected, list | tuple):
+        return list(measured) == list(expected)
+    return bool(measured == expected)
+
+
+def _number(measured: Any, expected: str) -> float:
+    try:
+        return float(measured)
+    except (TypeError, ValueError):
+        raise InputError(f"{expected!r} is a bound on a number, got {measured!r}") from None
+
+
+def _value(digits: str, percent: str | None) -> float:
+    return float(digits) / 100 if percent else float(digits)
+
+
+def _text(value: Any, percent: bool = False) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | str):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return str(list(value))
+    if hasattr(value, "__float__"):
+        return f"{100 * float(value):.3g} %" if percent else f"{float(value):.3g}"
+    return str(value)

@@ -1,0 +1,99 @@
+"""LeNet with a few images, for exercises of lab 01 that are solved in MindSpore itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
+    from mindspore import Tensor
+
+_IMAGES = 12
+
+
+class OnLeNet:
+    """A new LeNet-5 and 12 random images: what an exercise's function is given.
+
+    Every copy has the same initial weights, and is trained by nobody else. All is computed in
+    PyNative mode, operator by operator; the first gradient of each copy takes 0.3 s for each size
+    of a micro-batch. Hazard: copies that shared one network would share what ``asnumpy`` shows, and
+    an answer would change when the next copy is trained.
+
+    Args:
+        seed: of weights and images
+
+    Attributes:
+        parameters: the trainable ones, in order
+        learning_rate: of ``update``, which is Momentum's with 0.9
+    """
+
+    learning_rate = 0.1
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._built = False
+
+    def __deepcopy__(self, memo: object) -> OnLeNet:
+        return OnLeNet(self.seed)
+
+    def __eq__(self, other: object) -> bool:
+        # To train it is no change of an argument that the caller would regret.
+        return isinstance(other, OnLeNet) and other.seed == self.seed
+
+    def __hash__(self) -> int:
+        return hash(self.seed)
+
+    @property
+    def parameters(self) -> list:
+        """The trainable ``Parameter`` objects, in order."""
+        self._build()
+        return list(self._optimizer.parameters)
+
+    def micro_batches(self, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return the first images and labels, cut into micro-batches of these sizes."""
+        from mindspore import Tensor
+
+        stops = np.cumsum(sizes)
+        random = np.random.default_rng(self.seed)
+        images = random.normal(size=(_IMAGES, 1, 32, 32)).astype(np.float32)
+        # Each class has another brightness: gradients of micro-batches then differ in size.
+        labels = np.sort(random.integers(0, 10, _IMAGES)).astype(np.int32)
+        images += labels[:, None, None, None] / 5
+        return [
+            (Tensor(images[stop - size : stop]), Tensor(labels[stop - size : stop]))
+            for size, stop in zip(sizes, stops, strict=True)
+        ]
+
+    def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradient of a micro-batch's mean loss, a Tensor for each parameter."""
+        from labkit.runtime import pynative
+
+        self._build()
+        with pynative():
+            return self._value_and_grad(images, labels)[1]
+
+    def update(self, gradients: Sequence[Tensor]) -> None:
+        """Call the optimizer once with these gradients."""
+        from labkit.runtime import pynative
+
+        self._build()
+        with pynative():
+            self._optimizer(tuple(gradients))
+
+    def _build(self) -> None:
+        if self._built:
+            return
+        import mindspore as ms
+        from mindspore import nn
+
+        from labkit.nets.lenet import LeNet5
+        from labkit.steps.losses import LossNet
+
+        ms.set_seed(self.seed)
+        network = LeNet5()
+        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+        self._optimizer = nn.Momentum(network.trainable_params(), self.learning_rate, 0.9)
+        self._value_and_grad = ms.value_and_grad(loss_net, None, self._optimizer.parameters)
+        self._built = True

@@ -1,0 +1,84 @@
+"""Which micro-batches go into which update: lab 01's picture of a tail. No MindSpore import."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from labkit.errors import refuse_unknown
+from labkit.labs.figures import common as plots
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TAILS = ("carry", "drop", "flush")
+_PALE, _GREY = 0.3, "#DDDDDD"
+
+
+def updates(in_epoch: int, micro_steps: int, tail: str, epochs: int = 2) -> list[list[int]]:
+    """Return the numbers, from 0, of the micro-batches that each update is made of.
+
+    Args:
+        in_epoch: micro-batches in an epoch
+        micro_steps: micro-batches that an update is to have
+        tail: "carry", "drop" or "flush", as of ``AccumulatedStep``
+        epochs: how many
+
+    Raises:
+        InputError: for another tail.
+    """
+    refuse_unknown("tail", tail, TAILS)
+    made: list[list[int]] = []
+    buffer: list[int] = []
+    for epoch in range(epochs):
+        for number in range(in_epoch):
+            buffer.append(epoch * in_epoch + number)
+            if (number + 1) % micro_steps == 0:
+                made.append(buffer)
+                buffer = []
+        if buffer and tail == "flush":
+            made.append(buffer)
+        if tail != "carry":
+            buffer = []
+    return made
+
+
+def leak(axis: Axes, micro_steps: float, tail: float, seen: float, in_epoch: int = 7) -> None:
+    """Draw two epochs of micro-batches after ``seen`` of them, coloured by their update.
+
+    Args:
+        axis: to draw on
+        micro_steps: micro-batches that an update is to have
+        tail: place in ``TAILS``
+        seen: micro-batches so far
+        in_epoch: micro-batches in an epoch
+    """
+    k, word, now = int(micro_steps), TAILS[int(tail)], int(seen)
+    done = [group for group in updates(in_epoch, k, word) if group[-1] < now]
+    home = {number: place for place, group in enumerate(done) for number in group}
+    started = now - now % in_epoch if word != "carry" else 0
+    waiting = [n for n in range(started, now) if n not in home]
+    for number in range(2 * in_epoch):
+        row, column = divmod(number, in_epoch)
+        color, alpha, text = _GREY, _PALE, ""
+        if number in home:
+            color, alpha = plots.PALETTE[home[number] % 5], 1.0
+            text = f"update\n{home[number] + 1}"
+        elif number in waiting:
+            color, alpha, text = "black", _PALE, "buffer"
+        elif number < now:
+            alpha, text = 1.0, "lost"
+        axis.bar(column, 0.8, 0.9, 0.6 - row, color=color, alpha=alpha)
+        axis.text(column, 1.0 - row, text, ha="center", va="center", fontsize=7, color=_ink(color))
+    sizes = ", ".join(str(len(group)) for group in done) or "none"
+    axis.set_title(
+        f"k = {k}, {word}, after {now} micro-batches\nmicro-batches in each update: {sizes}",
+        fontsize=9,
+    )
+    axis.set_yticks([1, 0], ["epoch 1", "epoch 2"])
+    axis.set_xticks(range(in_epoch), [str(number + 1) for number in range(in_epoch)])
+    axis.set(xlabel="micro-batch of the epoch", xlim=(-0.6, in_epoch - 0.4), ylim=(-0.6, 1.6))
+    axis.grid(False)
+
+
+def _ink(color: str) -> str:
+    return "black" if color in (_GREY, "black", plots.ORANGE, plots.PURPLE) else "white"

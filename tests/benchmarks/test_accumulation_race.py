@@ -1,0 +1,101 @@
+"""The tutorial's training with its bugs and without: what is trained, and the quick form."""
+
+import numpy as np
+import pytest
+
+from tests.support.races import quick_twice
+
+BATCHES = 10  # two groups of 4 and a tail of 2
+
+
+@pytest.fixture(scope="module")
+def images():
+    from _race import Images
+
+    random = np.random.default_rng(0)
+    rows = BATCHES * 32
+    pictures = random.normal(size=(rows, 1, 32, 32)).astype(np.float32)
+    labels = random.integers(0, 10, rows).astype(np.int32)
+    return Images(pictures, labels, np.arange(rows), pictures[:64], labels[:64])
+
+
+@pytest.fixture(scope="module")
+def losses(runtime, images):
+    """Bugs -> (the outcome of two epochs, every micro-batch's loss as the step returned it)."""
+    import accumulation_race
+
+    returned, make_step = {"four": [], "none": []}, accumulation_race.make_step
+
+    def noting(setting, seed):
+        network, step = make_step(setting, seed)
+        return network, _Noted(step, returned[setting["bugs"]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulation_race, "make_step", noting)
+        outcomes = {
+            bugs: accumulation_race.train(
+                {"bugs": bugs, "learning_rate": 0.01}, images, 1, epochs=2, quoted=1
+            )
+            for bugs in ("four", "none")
+        }
+    return {bugs: (outcomes[bugs], returned[bugs]) for bugs in outcomes}
+
+
+class _Noted:
+    """A step whose returned losses are noted."""
+
+    def __init__(self, step, losses):
+        self._step, self._losses = step, losses
+
+    def __call__(self, *batch):
+        loss = self._step(*batch)
+        self._losses.append(float(loss.asnumpy()))
+        return loss
+
+    def __getattr__(self, name):
+        return getattr(self._step, name)
+
+
+def test_the_bugs_carry_the_tail_and_print_the_last_micro_batch(losses):
+    outcome, returned = losses["four"]
+    points = outcome["curve"]
+    assert [point["update"] for point in points] == [1, 2, 3, 4]
+    # The groups begin anew with each epoch: the last of the second epoch's first is number 14.
+    expected = [returned[i] for i in (3, 7, BATCHES + 3, BATCHES + 7)]
+    assert [point["printed_loss"] for point in points] == expected
+
+
+def test_without_them_the_tail_is_an_update_and_the_mean_is_printed(losses):
+    outcome, returned = losses["none"]
+    points = outcome["curve"]
+    assert [point["update"] for point in points] == [1, 3, 4, 6]
+    groups = [returned[:4], returned[8:10], returned[10:14], returned[18:20]]
+    expected = [np.mean(group) for group in groups]
+    np.testing.assert_allclose([p["printed_loss"] for p in points], expected, rtol=1e-6)
+
+
+def test_both_begin_alike_and_the_sum_goes_on_four_times_as_fast(losses, images):
+    """The same weights and images: only rounding parts their first losses."""
+    first, second = (np.array(losses[bugs][1]) for bugs in ("four", "none"))
+    np.testing.assert_allclose(first[:4], second[:4], rtol=1e-6)
+    assert np.abs(first[4:8] - second[4:8]).max() > 1e-6
+
+
+def test_the_published_order_of_rescales_is_a_shift(programs, mnist):
+    from _race import images_for
+
+    few = {"held_out": 0, "train": 64, "test": 32}
+    ours, published = (images_for(mnist, part, **few) for part in ("test", "as published"))
+    for name in ("images", "judged_images"):
+        shift = getattr(published, name) - getattr(ours, name)
+        np.testing.assert_allclose(shift, 0.1307 / 0.3081 * (1 - 1 / 255), atol=1e-6)
+    assert (ours.labels == published.labels).all()
+
+
+@pytest.mark.long
+def test_the_quick_form_runs_and_resumes(programs, root, mnist, tmp_path):
+    from accumulation_race import check
+
+    printed, stored = quick_twice("accumulation_race", programs, root, mnist, tmp_path)
+    check(stored)
+    assert "loss printed then, and test accuracy at the end" in printed

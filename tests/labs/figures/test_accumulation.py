@@ -1,0 +1,61 @@
+"""The picture of the tail: its groups are those of the real step."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from labkit import AccumulatedStep, InputError, LossNet
+from labkit.labs.figures import accumulation
+from labkit.labs.figures import common as plots
+
+
+@pytest.mark.parametrize("tail", accumulation.TAILS)
+@pytest.mark.parametrize(("micro_steps", "in_epoch"), [(4, 7), (3, 6), (5, 3)])
+def test_the_groups_are_those_of_the_step(runtime, tail, micro_steps, in_epoch):
+    """Micro-batch i has i + 1 rows: the images of an update say which micro-batches it had."""
+    network = nn.SequentialCell(nn.Flatten(), nn.Dense(4, 3))
+    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
+    step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps, tail=tail)
+    images, seen = [], 0
+    for number in range(2 * in_epoch):
+        rows = 2**number if in_epoch < 4 else number + 1
+        step(Tensor(np.ones((rows, 4), np.float32)), Tensor(np.zeros(rows, np.int32)))
+        if (number + 1) % in_epoch == 0:
+            step.end_epoch()
+        if step.last_update.number > seen:
+            seen = step.last_update.number
+            images.append(step.last_update.images)
+    groups = accumulation.updates(in_epoch, micro_steps, tail)
+    size = (lambda n: 2**n) if in_epoch < 4 else (lambda n: n + 1)
+    if not groups:
+        assert seen == 0
+    assert [sum(map(size, group)) for group in groups][: len(images)] == images
+    assert len(groups) == seen
+
+
+def texts(**values):
+    figure, axis = plots.axes()
+    accumulation.leak(axis, **values)
+    said = [text.get_text().replace("\n", " ") for text in axis.texts]
+    title = axis.get_title()
+    plots.png(figure)
+    return said, title
+
+
+def test_each_micro_batch_says_where_it_is():
+    said, title = texts(micro_steps=4, tail=0, seen=11)
+    assert said == ["update 1"] * 4 + ["update 2"] * 7 + [""] * 3
+    assert "k = 4, carry, after 11" in title and title.endswith("4, 7")
+    said, _ = texts(micro_steps=4, tail=0, seen=9)
+    assert said == ["update 1"] * 4 + ["buffer"] * 5 + [""] * 5
+    said, title = texts(micro_steps=4, tail=1, seen=9)
+    assert said == ["update 1"] * 4 + ["lost"] * 3 + ["buffer"] * 2 + [""] * 5
+    said, title = texts(micro_steps=4, tail=2, seen=14)
+    assert said[:7] == ["update 1"] * 4 + ["update 2"] * 3 and title.endswith("4, 3, 4, 3")
+    assert texts(micro_steps=8, tail=0, seen=3)[1].endswith("none")
+
+
+def test_an_unknown_tail_is_refused():
+    with pytest.raises(InputError, match="Did you mean 'flush'"):
+        accumulation.updates(7, 4, "flash")

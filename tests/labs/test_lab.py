@@ -1,0 +1,104 @@
+"""A lab opens with its notebook's parameters, and hides what a reader need not see."""
+
+import json
+
+import pytest
+
+import labkit
+from labkit.errors import InputError
+from labkit.labs.figures import common as plots
+from labkit.labs.presets import choose
+
+NAME = "01_gradient_accumulation"
+
+
+@pytest.fixture
+def opened(runtime, tmp_path, monkeypatch):
+    """(preset, changed settings) -> the lab, in a run folder of its own."""
+    monkeypatch.setenv("LABKIT_RUN", str(tmp_path / "run"))
+
+    def opened(preset="smoke", **named):
+        cell = dict.fromkeys(choose(NAME, "lab")) | {"preset": preset, "device": "CPU"}
+        return labkit.open_lab(NAME, cell | {"np": plots, "_": 3} | named)
+
+    return opened
+
+
+def test_none_is_the_presets_and_a_value_beats_it(opened, capsys):
+    lab = opened(micro_steps=8)
+    assert lab.settings == choose(NAME, "smoke", micro_steps=8)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("labkit: CPU (asked for)") and len(printed) == 2
+    assert printed[1].startswith("preset smoke: epochs=1, batch_size=32, micro_steps=8")
+    assert (lab.run.lab, lab.run.preset, lab.run.parameters) == (NAME, "smoke", lab.settings)
+
+
+def test_values_and_claims_of_the_text_are_the_presets(opened, capsys):
+    smoke, lab = opened(), opened("lab", seed=4)
+    assert (smoke.value(smoke=1, lab=2), lab.value(smoke=1, lab=2)) == (1, 2)
+    assert not smoke.as_written and lab.as_written
+    assert not opened("lab", micro_steps=8).as_written
+    capsys.readouterr()
+    smoke.check_text(("accuracy", 0.1, "> 0.9"))
+    assert "not compared with the text" in capsys.readouterr().out
+    for check in (lab.check_text, lab.check, smoke.check):
+        with pytest.raises(AssertionError, match="accuracy: 0.1, expected > 0.9"):
+            check(("accuracy", 0.1, "> 0.9"))
+        assert "✗" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"micro_steps": "four"}, "micro_steps: expected an integer"),
+        ({"preset": "labb"}, "unknown preset 'labb'.*Did you mean 'lab'"),
+    ],
+)
+def test_a_value_of_no_use_is_refused(opened, change, message):
+    with pytest.raises(InputError, match=message):
+        opened(**change)
+
+
+def test_a_name_that_the_cell_does_not_set_is_refused_with_the_nearest():
+    cell = dict.fromkeys(choose(NAME, "lab")) | {"preset": "smoke", "device": "CPU"}
+    cell["micro_step"] = cell.pop("micro_steps")
+    with pytest.raises(InputError, match="not set micro_steps. Did you mean 'micro_step'"):
+        labkit.open_lab(NAME, cell)
+    with pytest.raises(InputError, match="unknown lab 'gradients'"):
+        labkit.open_lab("gradients", cell)
+
+
+def test_a_figure_is_kept_and_shown_sharp(opened, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
+    lab = opened()
+    figure, _ = plots.axes(width=2.0, height=1.0)
+    lab.show(figure, "empty", "an empty frame")
+    ((data, options),) = shown
+    assert options["metadata"]["image/png"] == {"alt": "an empty frame", "width": 180}
+    assert data["text/plain"] == "an empty frame"
+    assert (lab.run.folder / "figures" / "empty.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("guess", "line"),
+    [
+        (None, "none; measured 4 times │ to compare, set guess = a number and run again"),
+        (4.1, "4.1; measured 4 times │ close"),
+        (3, "3; measured 4 times │ near"),
+        (1, "1; measured 4 times │ far off: why?"),
+    ],
+)
+def test_a_guess_is_compared(opened, guess, line, capsys):
+    lab = opened()
+    capsys.readouterr()
+    lab.compare_guess(guess, 4.0, "times")
+    assert capsys.readouterr().out == f"your guess │ {line}\n"
+
+
+def test_its_end_is_in_the_run_folder(opened, capsys):
+    lab = opened()
+    lab.finish({"test accuracy": 0.98, "more": 1}, ["test accuracy"])
+    assert capsys.readouterr().out.endswith("test accuracy: 0.98\n")
+    results = json.loads((lab.run.folder / "results.json").read_text())
+    assert results["metrics"] == {"test accuracy": 0.98, "more": 1}
