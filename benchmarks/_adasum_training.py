@@ -18,19 +18,24 @@ WARMUP = 0.17  # of the updates
 
 
 def make_step(setting: dict, updates: int, seed: int):
-    """Return (network, step) of one setting, freshly initialised.
+    """Return (network, step) of one setting, freshly initialised, for a schedule of ``updates``.
 
     Args:
         setting: of ``labkit.labs.results.adasum_race.setting_of``; learning_rate is the peak
         updates: length of the schedule
         seed: of the weights
     """
+    peak = setting["learning_rate"]
+    rates = get_lr(0.0, 0.0, peak, max(1, round(WARMUP * updates)), updates, 1)
+    return step_at(setting, Tensor(rates), seed)
+
+
+def step_at(setting: dict, rate: float | Tensor, seed: int):
+    """Return (network, step) of one setting at a constant rate, or at one for each update."""
     ms.set_seed(seed)
     np.random.seed(seed)
     network = LeNet5()
-    peak = setting["learning_rate"]
-    rates = Tensor(get_lr(0.0, 0.0, peak, max(1, round(WARMUP * updates)), updates, 1))
-    optimizer = nn.Momentum(network.trainable_params(), rates, MOMENTUM)
+    optimizer = nn.Momentum(network.trainable_params(), rate, MOMENTUM)
     loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
     if setting["workers"] == 1:
         return network, PlainStep(loss_net, optimizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +14,14 @@ if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from labkit.labs.results.critical_batch import Curve
+
 # One name, colour and mark for each reduction, in all figures.
 NAMES = {"adasum": "Adasum", "mean": "mean", "sum": "sum"}
 COLORS = {"adasum": plots.BLUE, "mean": plots.ORANGE, "sum": plots.RED}
 MARKS = {"sum": "o", "adasum": "D", "mean": "s"}
 _VECTORS = {"a": "black", "b": "#777777"}
+_UPDATES = (50, 100, 200, 500, 1000, 2000)
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5)
 
 
@@ -183,3 +186,53 @@ def _over_settings(
     plots.error_axis(axis, _ERRORS)
     figure.legend(frameon=False, loc="outside right center", fontsize=9)
     return figure, axis
+
+
+def critical_batch(
+    updates: Mapping[str, Mapping[float, Sequence[float]]],
+    curves: Mapping[str, Curve],
+    title: str = "",
+) -> Figure:
+    """Updates to an accuracy over the images of one update, with each critical batch size.
+
+    Args:
+        updates: method -> {images of one update: updates by seed}; a second word in it: dashed
+        curves: method -> the curve through them; a B_crit that is finite and not 0 is marked
+        title: of the figure
+    """
+    figure, axis = plots.axes(width=7.6, height=4.0)
+    for name, by_batch in updates.items():
+        color, dashed = COLORS[name.split()[0]], " " in name
+        style: dict[str, Any] = {"color": color, "linestyle": "--" if dashed else "-"}
+        plots.mean_and_seeds(
+            axis, by_batch, color, _spelled(name), line=style["linestyle"], mark=".", size=5
+        )
+        if 0 < (critical := curves[name].b_crit) < np.inf:
+            twice = curves[name].updates(critical)
+            axis.vlines(critical, 1, twice, linewidth=0.8, **style)
+            face = "white" if dashed else color
+            label = f"$B_{{crit}}$ of {_spelled(name)}: {critical:.0f}"
+            mark = MARKS[name.split()[0]]
+            axis.plot([critical], [twice], mark, color=color, markerfacecolor=face, label=label)
+    _perfect_scaling(axis, next(iter(updates.values())))
+    axis.set(xscale="log", yscale="log", xlabel="images of one update", ylabel="updates")
+    axis.set_title(title)
+    plots.label_ticks(axis, sorted(next(iter(updates.values()))), "x")
+    every = [one for by_batch in updates.values() for seeds in by_batch.values() for one in seeds]
+    plots.label_ticks(axis, _UPDATES)
+    axis.set_ylim(0.75 * min(every), 1.3 * max(every))
+    figure.legend(frameon=False, loc="outside right center", fontsize=9)
+    return figure
+
+
+def _spelled(method: str) -> str:
+    reduction, *variant = method.split()
+    return " ".join([NAMES[reduction], *variant])
+
+
+def _perfect_scaling(axis: Axes, updates: Mapping[float, Sequence[float]]) -> None:
+    """Half the updates with twice the batch, from the smallest batch on."""
+    batches = sorted(updates)
+    images = batches[0] * float(np.mean(updates[batches[0]]))
+    halved = [images / batch for batch in batches]
+    axis.plot(batches, halved, ":", color="grey", linewidth=1.2, label="perfect scaling", zorder=0)

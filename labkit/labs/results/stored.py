@@ -30,6 +30,7 @@ CURVES = {
     "adasum_race": CURVE + tuple(f"cosine_{layer}" for layer in LAYERS),
     "subspace_race": CURVE,
     "migration_race": CURVE,
+    "critical_batch": CURVE,
     "accumulation_race": (*CURVE, "printed_loss"),
 }
 

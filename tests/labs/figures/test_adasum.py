@@ -5,8 +5,9 @@ import pytest
 
 from labkit.labs.figures import adasum as adasum_plots
 from labkit.labs.figures import common as plots
+from labkit.labs.results.critical_batch import Curve
 from labkit.reference import adasum_pair
-from tests.support.figures import dots, legend, lines, x_labels
+from tests.support.figures import dots, legend, lines, x_labels, y_labels
 
 
 @pytest.mark.parametrize(("angle", "ratio"), [(60, 1.5), (0, 1.0), (180, 2.0), (90, 0.25)])
@@ -64,3 +65,31 @@ def test_over_rates_shows_each_seed_their_mean_and_what_failed():
 def test_over_workers_is_over_the_number_of_workers():
     (axis,) = adasum_plots.over_workers({"mean": {2: [0.99], 16: [0.9]}}).axes
     assert list(lines(axis)["mean"].get_xdata()) == [2, 16] and axis.get_xlabel() == "workers"
+
+
+def test_the_critical_batch_size_is_marked_where_the_updates_are_twice_the_fewest():
+    updates = {
+        "mean": {32: [1000, 1100], 64: [600, 500], 2048: [200, 200]},
+        "adasum": {32: [1000, 1100], 64: [550, 450], 2048: [100, 120]},
+        "adasum tuned": {32: [1000, 1100], 64: [500, 500], 2048: [90, 100]},
+    }
+    curves = {"mean": Curve(200.0, 26_000.0, 0.1), "adasum": Curve(0.0, 33_000.0, 0.1)}
+    curves["adasum tuned"] = Curve(100.0, 30_000.0, 0.1)
+    figure = adasum_plots.critical_batch(updates, curves, "updates to 97 %")
+    (axis,) = figure.axes
+    drawn = lines(axis)
+    assert list(drawn["mean"].get_xdata()) == [32, 64, 2048]
+    np.testing.assert_allclose(drawn["Adasum"].get_ydata(), [1050, 500, 110])
+    np.testing.assert_allclose(drawn["perfect scaling"].get_ydata(), [1050, 525, 1050 / 64])
+    assert drawn["Adasum tuned"].get_linestyle() == "--"
+    assert {drawn[name].get_color() for name in ("Adasum", "Adasum tuned")} == {plots.BLUE}
+    assert sum(dots(axis, "."), [])[:6] == [1000, 1100, 600, 500, 200, 200]
+    critical = {name: line for name, line in drawn.items() if "crit" in name}
+    # That of perfect scaling is infinite, and not drawn.
+    assert [name.split(" of ")[1] for name in critical] == ["mean: 130", "Adasum tuned: 300"]
+    points = [(*line.get_xdata(), *line.get_ydata()) for line in critical.values()]
+    np.testing.assert_allclose(points, [(130, 400), (300, 200)])
+    assert x_labels(axis) == ["32", "64", "2048"] and "1000" in y_labels(axis)
+    assert axis.get_xscale() == axis.get_yscale() == "log"
+    assert "images" in axis.get_xlabel() and axis.get_ylabel() == "updates"
+    assert legend(figure)[-1] == "perfect scaling"

@@ -1,0 +1,115 @@
+"""The critical batch size of LeNet on MNIST, for the mean of N workers and for Adasum.
+
+    python benchmarks/critical_batch.py            prints the stored measurement
+    python benchmarks/critical_batch.py --all      trains what is not yet done, and stores it
+    python benchmarks/critical_batch.py --quick    two workers on few images, into runs/bench
+
+Updates until 97 % of 2 000 training images that are held out are right, over the batch of one
+update: 32 images for each of N workers, 1 to 32. Momentum 0.9, a constant learning rate: no
+schedule that would have to know how long the training is. The rate is tuned for each N, by the
+updates to the target; Adasum is also at the rate of a single worker, which is its promise.
+``_critical_plan.py`` says how. The test set is not read.
+
+--all and --quick take up what they have finished, from runs/bench; --anew does not.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from _critical_plan import PLANS, best_rates, check, planned
+from _side_by_side import look_at_machine, print_table
+from _trainings import RUNS, Trainings, arguments, at_end, made_by
+
+import labkit
+from labkit.data.prepare import prepare
+from labkit.labs import results
+from labkit.labs.results import critical_batch as critical
+
+MEANING = {
+    "stage": "tune: of the learning rate; race: at the best one, Adasum's at one worker's as well",
+    "most": "updates after which a training would have ended that had not reached the target",
+    "to_target": "first update judged at which the accuracy is at least the target; empty: never",
+    "tuned": "best learning rate of the tuning, by reduction and workers",
+    "processor_seconds": "of the training, compiling and judging included",
+}
+
+
+def main():
+    """Do what the command line asks for."""
+    options = arguments(__doc__, ("all", "quick"))
+    out = options.out or results.stored.FOLDER
+    if options.train:
+        from _critical_training import train
+        from _race import images_for
+
+        machine = look_at_machine()
+        labkit.start(device="CPU")
+        work = RUNS / (critical.NAME + ("_quick" if options.train == "quick" else ""))
+        plan = PLANS[options.train]
+        images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
+        trainings = Trainings(
+            plan, images, work, options.anew, train=train, row_of=row_of, summary=_summary
+        )
+        for stage, setting, seed, most in planned(plan, trainings.rows):
+            limits = {"most": most, "target": plan["target"]}
+            trainings.add(stage, setting, seed, "validation", limits, **limits)
+        head = made_by(critical.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
+        head["tuned"] = best_rates(plan, trainings.rows)
+        stored = results.Stored(head, trainings.rows, trainings.curves)
+        check(stored)
+        out = options.out or (work / "stored" if options.train == "quick" else out)
+        results.write(critical.NAME, stored, out)
+    stored = critical.load(out)
+    show(stored)
+    if options.figure:
+        draw(stored, options.figure)
+
+
+def row_of(run, stage, setting, seed, outcome, *, most, target) -> dict:
+    """Return one row of the table."""
+    curve = outcome["curve"]
+    row = {"run": run, "stage": stage, **setting, "seed": seed, "most": most, **at_end(curve)}
+    row["to_target"] = results.steps_to(curve, target)
+    row["processor_seconds"] = round(outcome["processor_seconds"], 1)
+    return row | {"failure": outcome["failure"] or None}
+
+
+def _summary(row):
+    return f"{row['to_target'] or 'not'} of {row['most']} updates, {row['processor_seconds']} s"
+
+
+def show(stored: results.Stored) -> None:
+    """Print updates to the target by batch and method, and the curves through them."""
+    target = stored.head["plan"]["target"]
+    print(f"\nupdates to {target:.0%}, mean and seeds; rate: the learning rate\n")
+    rows = []
+    for method in critical.METHODS:
+        for batch, updates in critical.updates(stored, method).items():
+            rate = critical.rate_of(stored, method, batch // critical.BATCH)
+            mean = results.mean_steps(updates)
+            rows.append([method, batch // critical.BATCH, batch, f"{rate:g}", mean, updates])
+    print_table(["method", "workers", "batch", "rate", "mean", "by seed"], rows)
+    print("\nS(B) = S_min (1 + B_crit / B), through all seeds; B_crit of each seed alone\n")
+    rows = []
+    for method in critical.METHODS:
+        curve, alone = critical.curves(stored, method)
+        by_seed = " ".join(f"{each.b_crit:.0f}" for each in alone)
+        rows.append([method, f"{curve.s_min:.0f}", f"{curve.b_crit:.0f}", by_seed, curve.error])
+    print_table(["method", "S_min", "B_crit", "by seed", "error"], rows)
+
+
+def draw(stored: results.Stored, path: Path) -> None:
+    """Write the figure of lab 04."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from labkit.labs.figures import adasum as adasum_plots
+
+    updates = {method: critical.updates(stored, method) for method in critical.METHODS}
+    curves = {method: critical.curves(stored, method)[0] for method in critical.METHODS}
+    title = f"updates to {stored.head['plan']['target']:.0%}"
+    adasum_plots.critical_batch(updates, curves, title).savefig(path, dpi=110)
+
+
+if __name__ == "__main__":
+    main()

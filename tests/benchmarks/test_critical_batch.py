@@ -1,0 +1,212 @@
+"""The critical batch size: tunings, plan, one large batch, and the quick form end to end."""
+
+import numpy as np
+import pytest
+from mindspore import Tensor
+
+from labkit.errors import InputError
+from labkit.labs.compare import parameter_values
+from labkit.labs.results import Stored
+from labkit.labs.results.adasum_race import setting_of
+from tests.support.races import quick_twice
+
+RATES = (0.01, 0.02, 0.04, 0.08)
+
+
+def tuned(updates, start):
+    """Return what a tuning tries, in order; ``updates``: rate -> updates to the target."""
+    from _critical_plan import next_rate
+
+    tried = {}
+    while (rate := next_rate(RATES, start, tried)) is not None:
+        tried[rate] = updates[rate]
+    return list(tried)
+
+
+@pytest.mark.parametrize(
+    ("updates", "start", "tried"),
+    [
+        ((400, 300, 200, 500), 0.02, [0.02, 0.04, 0.08]),
+        ((400, 300, 350, None), 0.02, [0.02, 0.04, 0.01]),
+        ((400, 300, 300, None), 0.02, [0.02, 0.04, 0.01]),  # the first of equal ones
+        ((400, 300, 200, 100), 0.08, [0.08, 0.04]),
+        ((100, 200, 300, 400), 0.01, [0.01, 0.02]),
+        ((400, 300, None, None), 0.08, [0.08, 0.04, 0.02, 0.01]),
+    ],
+)
+def test_a_tuning_ends_between_two_neighbours_that_are_no_better(updates, start, tried):
+    assert tuned(dict(zip(RATES, updates, strict=True)), start) == tried
+
+
+def test_a_tuning_that_never_gets_there_is_refused():
+    with pytest.raises(InputError, match="no learning rate of a tuning got to the target"):
+        tuned(dict.fromkeys(RATES), 0.02)
+
+
+def test_what_is_judged_grows_by_five_per_cent():
+    from _critical_plan import judged_at
+
+    judged = sorted(judged_at(5000))
+    assert judged[0] == 32 and judged[-1] == 5000 and len(judged) < 120
+    ratios = np.divide(judged[1:], judged[:-1])
+    assert 1.02 < ratios[:-1].min() and ratios.max() < 1.08
+    assert judged_at(20) == {20} and max(judged_at(300)) == 300
+
+
+def carried_out(plan, updates_of):
+    """Return the rows of a plan whose trainings take ``updates_of(workers, reduction, rate)``."""
+    from _critical_plan import planned
+
+    rows = []
+    for stage, setting, seed, most in planned(plan, rows):
+        needed = updates_of(setting["workers"], setting["reduction"], setting["learning_rate"])
+        there = needed if needed <= most else None
+        rows.append({"stage": stage, **setting, "seed": seed, "most": most, "to_target": there})
+    return rows
+
+
+def test_the_plan_races_the_best_rate_of_each_number_of_workers():
+    """Here the mean's best rate grows with the workers until 0.06; Adasum's stays at 0.015."""
+    from _critical_plan import PATIENCE, PLANS, best_rates
+
+    def updates_of(workers, reduction, rate):
+        best = 0.015 if reduction == "adasum" else min(0.06, 0.015 * workers)
+        return round(200 * (1 + 4 / workers) * (1 + np.log2(rate / best) ** 2))
+
+    plan = PLANS["all"]
+    rows = carried_out(plan, updates_of)
+    best = best_rates(plan, rows)
+    assert list(best["mean"].values()) == [0.015, 0.03, *[0.06] * 5]
+    assert set(best["adasum"].values()) == {0.015}
+    raced = [row for row in rows if row["stage"] == "race"]
+    assert len(raced) == 3 * 7 + 3 * 6 and {row["seed"] for row in raced} == set(plan["seeds"])
+    for row in raced:
+        name = row["reduction"] or "mean"
+        assert row["learning_rate"] == best[name][str(row["workers"])]
+        assert row["most"] == PATIENCE * row["to_target"]
+    assert len({repr({**row, "most": 0}) for row in rows}) == len(rows)  # nothing twice
+
+
+def test_a_training_of_a_tuning_ends_where_the_best_one_before_got_there():
+    from _critical_plan import PLANS
+
+    plan = PLANS["all"]
+    rows = carried_out(plan, lambda workers, reduction, rate: round(3 / rate + 2000 * rate))
+    alone = [row for row in rows if row["stage"] == "tune" and row["workers"] == 1]
+    assert [row["learning_rate"] for row in alone] == [0.015, 0.03, 0.06, 0.015 / 2][:3]
+    assert [row["most"] for row in alone] == [plan["most"], 230, 160]
+    assert [row["to_target"] for row in alone] == [230, 160, None]
+    assert {row["seed"] for row in alone} == {plan["tuning_seed"]}
+
+
+def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
+    from _critical_plan import PLANS
+
+    def updates_of(workers, reduction, rate):
+        best = 0.0075 if reduction == "adasum" else 0.015
+        return round(200 * (1 + np.log2(rate / best) ** 2))
+
+    rows = carried_out(PLANS["all"], updates_of)
+    rates = {
+        reduction: {
+            r["learning_rate"] for r in rows if (r["stage"], r["reduction"]) == ("race", reduction)
+        }
+        for reduction in ("mean", "adasum")
+    }
+    assert rates == {"mean": {0.015}, "adasum": {0.0075, 0.015}}
+    first = {}
+    for row in rows:
+        first.setdefault((row["stage"], row["reduction"], row["workers"]), row["learning_rate"])
+    assert {first["tune", "adasum", workers] for workers in PLANS["all"]["workers"][1:]} == {0.015}
+
+
+@pytest.fixture
+def measured():
+    """A plan carried out with 200 (1 + 128 / B) updates, as the program would have stored it."""
+    from _critical_plan import PLANS, best_rates, planned
+    from critical_batch import row_of
+
+    plan, rows, curves = PLANS["all"], [], {}
+    for stage, setting, seed, most in planned(plan, rows):
+        off = 1 + np.log2(setting["learning_rate"] / 0.015) ** 2
+        there = round(200 * (1 + 128 / (32 * setting["workers"])) * off)
+        point = {"update": min(there, most), "accuracy": 0.9 + 0.08 * (there <= most), "loss": 0.1}
+        outcome = {"curve": [point], "failure": "", "processor_seconds": 1.0}
+        run = len(rows) + 1
+        limits = {"most": most, "target": plan["target"]}
+        rows.append(row_of(run, stage, setting, seed, outcome, **limits))
+        curves[run] = [point]
+    return Stored({"plan": plan, "tuned": best_rates(plan, rows)}, rows, curves)
+
+
+def test_what_is_printed_has_every_batch_and_the_critical_one(measured, capsys):
+    from _critical_plan import check
+    from critical_batch import show
+
+    check(measured)
+    show(measured)
+    printed = capsys.readouterr().out
+    for method in ("mean", "adasum", "adasum tuned"):
+        assert len([line for line in printed.splitlines() if line.startswith(f"{method} ")]) >= 8
+    assert "2048" in printed and "128 128 128" in printed
+
+
+@pytest.mark.parametrize(
+    ("stage", "change"),
+    [
+        ("race", {"to_target": 100}),
+        ("race", {"most": 5000}),
+        ("race", {"learning_rate": 0.03}),
+        ("race", {"seed": 4}),
+        ("tune", {"updates": 5}),
+        ("tune", {"to_target": 100}),
+        ("tune", {"learning_rate": 0.01}),
+    ],
+)
+def test_a_planted_row_is_refused(measured, stage, change):
+    from _critical_plan import check
+
+    row = next(r for r in measured.rows if r["stage"] == stage and r["workers"] > 1)
+    row.update(change)
+    with pytest.raises(InputError, match="row |tuning|were planned"):
+        check(measured)
+
+
+def test_a_row_too_few_is_refused(measured):
+    from _critical_plan import check
+
+    measured.rows.pop()
+    with pytest.raises(InputError, match="were planned"):
+        check(measured)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
+    """Of moves: momentum and mean are both linear. Of three updates, to rounding."""
+    from _adasum_training import step_at
+
+    random = np.random.default_rng(0)
+    images = random.normal(size=(3, workers * 32, 1, 32, 32)).astype(np.float32)
+    labels = random.integers(0, 10, (3, workers * 32)).astype(np.int32)
+    ends = []
+    for turns in (workers, 1):
+        network, step = step_at(setting_of(0.03, turns, "mean"), 0.03, seed=1)
+        start = parameter_values(network)
+        for x, y in zip(images, labels, strict=True):
+            for part in zip(np.split(x, turns), np.split(y, turns), strict=True):
+                step(*map(Tensor, part))
+        ends.append(parameter_values(network))
+    for name, came in ends[0].items():
+        moved = np.abs(ends[1][name] - start[name]).max()
+        # Weights of 0.02 to 0.2 are float32: they hold a move to 1e-8.
+        assert moved > 1e-5
+        np.testing.assert_allclose(came, ends[1][name], rtol=0, atol=1e-3 * moved + 1e-8)
+
+
+@pytest.mark.long
+def test_the_quick_measurement_runs_and_resumes(programs, root, mnist, tmp_path):
+    from _critical_plan import check
+
+    printed, stored = quick_twice("critical_batch", programs, root, mnist, tmp_path)
+    check(stored)
+    assert "B_crit of each seed alone" in printed
