@@ -11,7 +11,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.labs import results
-from labkit.labs.results import accumulation_race, adasum_race, subspace_race
+from labkit.labs.results import accumulation_race, adasum_race, migration_race, subspace_race
 from labkit.labs.results.stored import LAYERS
 from labkit.labs.results.thor_race import OPTIMIZERS, race_rows
 
@@ -21,9 +21,10 @@ PLANNED = {
     "adasum_race": "_adasum_plan",
     "subspace_race": "_subspace_plan",
     "accumulation_race": "accumulation_race",
+    "migration_race": "_migration_plan",
 }
 STORED = {name: results.load(name) for name in ("thor_race", *PLANNED)}
-THOR, ADASUM, SUBSPACE, ACCUMULATION = STORED.values()
+THOR, ADASUM, SUBSPACE, ACCUMULATION, MIGRATION = STORED.values()
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -31,7 +32,8 @@ def test_it_says_how_it_was_made_and_is_small(name, root):
     head = STORED[name].head
     program, option = head["command"].removeprefix("python ").split()[:2]
     assert option == "--all" and (root / program).is_file()
-    assert set(head["versions"]) == {"labkit", "mindspore", "numpy", "python"}
+    torch = {"torch"} if name == "migration_race" else set()
+    assert set(head["versions"]) == {"labkit", "mindspore", "numpy", "python"} | torch
     assert head["cores"] >= 1 and len(head["date"]) == 10
     files = list(results.stored.FOLDER.glob(f"{name}*.*"))
     assert sum(path.stat().st_size for path in files) < 250_000
@@ -55,6 +57,9 @@ DAMAGE = [
     *[("accumulation_race", "four", change) for change in (
         {"last_accuracy": 0.999}, {"loss_first": 2.0}, {"loss_end": 1.0}, {"loss_459": 0.1},
         {"updates": 1407}, {"learning_rate": 0.04}, {"bugs": "none"}, {"seed": 4}, {"run": 999})],
+    *[("migration_race", "MindSpore", change) for change in (
+        {"last_accuracy": 0.999}, {"updates": 842}, {"framework": "PyTorch"}, {"seed": 4},
+        {"order": "backwards"}, {"other_accuracy": 0.9}, {"images_differ": 5001}, {"run": 999})],
 ]  # fmt: skip
 
 
@@ -294,3 +299,22 @@ def test_what_was_not_trained_is_refused():
         accumulation_race.values(ACCUMULATION, "last_accuracy", "four", 0.04)
     with pytest.raises(InputError, match="unknown column 'loss_fist'.*Did you mean 'loss_first'"):
         accumulation_race.values(ACCUMULATION, "loss_fist")
+
+
+def test_both_frameworks_train_to_the_same_accuracy_and_mindspore_takes_twice_as_long():
+    gap, spread = migration_race.gap_and_spread(MIGRATION)
+    assert gap < 0.002 < spread
+    assert min(migration_race.accuracies(MIGRATION, "MindSpore")) > 0.96
+    assert all(row["images_differ"] == 0 for row in MIGRATION.rows)
+    times = MIGRATION.head["times"]
+    for what, ratio, avx2 in (("training", 2.19, 1.42), ("inference", 2.40, 1.41)):
+        own = times["PyTorch"][what]
+        assert times["MindSpore"][what] / own == pytest.approx(ratio, abs=0.005)
+        assert times[migration_race.AVX2][what] / own == pytest.approx(avx2, abs=0.005)
+
+
+def test_rounding_alone_parts_two_trainings_as_far_as_the_frameworks_are():
+    """1e-7 at the first loss, a tenth by update 100; with a batch's images backwards as well."""
+    for which in (("MindSpore", "given"), ("PyTorch", "backwards")):
+        off = migration_race.loss_differences(MIGRATION, 1, *which)
+        assert off[0] < 1e-6 < off[2] < 1e-3 < off[9] < 0.05 < 0.1 < max(off[:100])
