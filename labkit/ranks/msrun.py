@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -194,38 +194,50 @@ def command(plan: Plan, logs: Path) -> list[str]:
     return [str(part) for part in parts]
 
 
-def variables(plan: Plan, rank: int) -> dict[str, str]:
-    """Return what msrun itself puts into the environment of a rank."""
+def variables(plan: Plan, name: Name) -> dict[str, str]:
+    """Return what msrun itself puts into the environment of a rank, or of ``SCHEDULER``."""
     values = {
-        "MS_ROLE": "MS_WORKER",
+        "MS_ROLE": "MS_SCHED" if name == SCHEDULER else "MS_WORKER",
         "MS_SCHED_HOST": plan.host,
         "MS_SCHED_PORT": plan.port,
         "MS_WORKER_NUM": plan.nodes * plan.workers,
-        "MS_NODE_ID": rank,
+        "MS_TOPO_TIMEOUT": plan.cluster_timeout,
         "RANK_SIZE": plan.nodes * plan.workers,
-        "RANK_ID": rank,
-        "DEVICE_ID": rank - plan.ranks[0],
+        "RANK_ID": 0 if name == SCHEDULER else name,
     }
-    return {name: str(value) for name, value in values.items()}
+    if isinstance(name, int):
+        values |= {"MS_NODE_ID": name, "DEVICE_ID": name - plan.ranks[0]}
+    return {key: str(value) for key, value in values.items()}
 
 
-def environment(plan: Plan, more: dict[str, str]) -> dict[str, str]:
-    """Return the variables of the ranks: this process's, what they need, and ``more``."""
-    env = dict(os.environ)
+def environment(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of msrun, which ranks inherit: this process's, changed by its own."""
+    return os.environ | own_variables(plan, more)
+
+
+def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that msrun is given whatever this process has: its needs, and ``more``.
+
+    Where this process or ``more`` has one of the first two, or a PYTHONPATH or PATH, it counts.
+    """
+    given = os.environ | dict(more)
+    own = {
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
+    }
+    own = {name: given.get(name, value) for name, value in own.items()}
     # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
-    if "ipykernel" in sys.modules and env.get("GLOG_v") == "4":
-        env["GLOG_v"] = "3"
-    env.setdefault("PYTHONFAULTHANDLER", "1")
-    env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log
-    env |= more
-    env["PYTHONPATH"] = processes.python_path(env.get("PYTHONPATH"))
+    if "ipykernel" in sys.modules and os.environ.get("GLOG_v") == "4":
+        own["GLOG_v"] = "3"
+    own |= more
+    own["PYTHONPATH"] = processes.python_path(given.get("PYTHONPATH"))
     if plan.command[0] == "-m" and plan.command[1].partition(".")[0] == "labkit":
         # No module of the working folder; one's own module may well be there.
-        env["PYTHONSAFEPATH"] = "1"
+        own["PYTHONSAFEPATH"] = "1"
     # msrun starts "python": that of this interpreter's environment must come first.
     programs = str(Path(sys.executable).parent)
-    env["PATH"] = os.pathsep.join([programs, env.get("PATH", os.defpath)])
-    return env
+    own["PATH"] = os.pathsep.join([programs, given.get("PATH", os.defpath)])
+    return own
 
 
 def _takes(pid: int, number: int) -> bool:

@@ -3,6 +3,7 @@
 Most programs here do not join (msrun alone numbers them): a launch takes 3 s instead of 12.
 """
 
+import json
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 
 import labkit
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
-from labkit.ranks import failures, processes
+from labkit.ranks import failures, msrun, processes
 from labkit.ranks import plan as launch_plan
 from labkit.ranks.failures import Failures, culprit
 from labkit.ranks.launch import launch
@@ -34,6 +35,11 @@ if os.environ["MS_ROLE"] == "MS_SCHED":
 rank = int(os.environ["RANK_ID"])
 print("begins as", rank)
 """
+# Variables that MindSpore sets where it is imported: by msrun, and by each rank again.
+OF_AN_IMPORT = (
+    *("HCCL_CONNECT_TIMEOUT", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION",
+)
 JOINED = """
 import sys, time
 import numpy as np
@@ -157,6 +163,24 @@ class TestEnds:
                 f"2 {rank}",
             ]
         assert 0 < done.seconds < TIMEOUT
+
+    def test_the_environment_of_each_process_is_the_one_that_is_said(self, program, tmp_path):
+        """And so a dry run, which prints what ``own_variables`` and ``variables`` return."""
+        head = "import json, os\nwho = os.environ['MS_ROLE'] + os.environ['RANK_ID']\n"
+        code = "with open(who, 'w') as file: json.dump(dict(os.environ), file)"
+        given = {"MINE": "given"}
+        path = program(code, head=head)
+        launch(path, workers=2, timeout=TIMEOUT, cwd=tmp_path, env=given)
+        for name, who in ((SCHEDULER, "MS_SCHED0"), (0, "MS_WORKER0"), (1, "MS_WORKER1")):
+            real = json.loads((tmp_path / who).read_text())
+            plan = launch_plan.plan(
+                path, (), workers=2, timeout=None, cluster_timeout=60, nodes=1, node_rank=0,
+                master=None, cwd=tmp_path, port=int(real["MS_SCHED_PORT"]),
+            )  # fmt: skip
+            said = msrun.own_variables(plan, given) | msrun.variables(plan, name)
+            real = {key: value for key, value in real.items() if key not in OF_AN_IMPORT}
+            expected = os.environ | said | {processes.MARK: real[processes.MARK]}
+            assert real == {k: v for k, v in expected.items() if k not in OF_AN_IMPORT}
 
     def test_an_error_names_the_rank_and_shows_its_lines(self, program, tmp_path):
         code = (
