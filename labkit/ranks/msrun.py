@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from labkit.ranks import processes
+from labkit.ranks.master import Master
 from labkit.ranks.plan import Plan
 
 # Who was started: the number of a rank, SCHEDULER, or "msrun" itself.
@@ -28,7 +29,7 @@ _CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
 
 
 class Job:
-    """msrun and what it has started on this machine.
+    """msrun and what it has started on this machine, and node 0 where this is another one.
 
     Attributes:
         process: msrun.
@@ -38,9 +39,14 @@ class Job:
     """
 
     def __init__(
-        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float | None]
+        self,
+        process: subprocess.Popen,
+        logs: Path,
+        plan: Plan,
+        sessions: dict[int, float | None],
+        master: Master | None,
     ) -> None:
-        self.process = process
+        self.process, self._master = process, master
         self.pids: dict[Name, int] = {}
         self.codes: dict[Name, int | None] = {}
         self._logs, self._plan, self._sessions = logs, plan, sessions
@@ -52,6 +58,8 @@ class Job:
         for name, pid in self.pids.items():
             if self.codes.get(name) is None and _ended(pid):
                 self.codes[name] = self._code(pid)
+        if self._master is not None:
+            self._master.look()
 
     def _find(self) -> None:
         names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
@@ -90,6 +98,10 @@ class Job:
         return (over and self.process.returncode == 0) or all(
             self.codes.get(rank) == 0 for rank in self._plan.ranks
         )
+
+    def without_master(self, seconds: float = 0.0) -> str | None:
+        """Return what became of node 0, where this is another and it is gone for so long."""
+        return None if self._master is None else self._master.gone(seconds)
 
     def show_where(self, seconds: float) -> None:
         """Have the ranks that run write where each of their threads is; it ends them.
@@ -154,7 +166,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[Job]:
+def started(
+    plan: Plan, logs: Path, cwd: Path, env: dict[str, str], master: Master | None
+) -> Iterator[Job]:
     """Start msrun; give it as a ``Job`` and end whatever of it is left at the end."""
     sessions: dict[int, float | None] = {}
     with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
@@ -168,7 +182,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
             start_new_session=True,
         )
         sessions[process.pid] = processes.created(process.pid)
-        job = Job(process, logs, plan, sessions)
+        job = Job(process, logs, plan, sessions, master)
         try:
             yield job
         except (KeyboardInterrupt, SystemExit):
