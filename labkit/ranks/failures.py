@@ -19,13 +19,18 @@ _NOISE = re.compile(
     r"\s*$|\[(DEBUG|INFO|WARNING)\]|-{10,}$|- C\+\+ Call Stack|mindspore/ccsrc/\S+:\d+ "
     r"|Extension modules: |Thread 0x\w+ \(most recent call first\):$|  <no Python frame>"
 )
+_OUTSIDE = ": from outside"  # of a signal
 _TRACEBACK = "Traceback (most recent call last):"
+_COLLECTIVE = re.compile(r"Launch kernel failed: \S*(AllReduce|AllGather|Broadcast)")
 # The words of an error that a rank or the scheduler has only because another rank is gone.
 _ECHO = re.compile(
     r"time[d-]? ?out|heartbeat|reconnect|abnormal compute graph node|broken pipe|peer"
-    r"|connect\w* .*(refused|reset|lost|closed|fail)|(lost|fail\w*) .*connect",
+    r"|connect\w* .*(refused|reset|lost|closed|fail)|(lost|fail\w*) .*connect"
+    rf"|{_COLLECTIVE.pattern}",
     re.IGNORECASE,
 )
+# Above the first words of an error that one of MindSpore's kernels has.
+_HEADING = re.compile(r"-{10,}$|- .*:$|$")
 
 # MindSpore's error on the ranks that have joined, when others have not in time.
 _ALONE = "Failed to initialize distributed job cluster because some processes"
@@ -87,20 +92,32 @@ class Failures:
         """Return the error for an msrun that has ended while its ranks had not."""
         return self._error("msrun", self._job.process.returncode)
 
+    def cut_off(self) -> WorkerFailed:
+        """Return the error for the ranks of another node than node 0, which is gone."""
+        who = f"{_named(self._plan.ranks)} of {self._ranks()}"
+        message = f"{self._job.without_master()}; {who} cannot go on without it"
+        return self._several(WorkerFailed, message, list(range(self._plan.workers)), False)
+
     def _lost_elsewhere(
         self, name: Name, code: int, logs: Mapping[Name, str]
     ) -> WorkerFailed | None:
         """The error for a rank of another node, where this node's end because it is gone."""
-        echo = name == msrun.SCHEDULER or code == -signal.SIGTERM or is_echo(logs[name])
+        by_sigterm = code in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        echo = name == msrun.SCHEDULER or by_sigterm or is_echo(logs[name])
         if self._plan.nodes == 1 or not echo:
             return None
+        if self._job.without_master():
+            return self.cut_off()
         lost = lost_ranks(logs.get(msrun.SCHEDULER, ""))
         lost = [rank for rank in lost if rank not in self._plan.ranks]
         if lost:
-            message = f"{_named(lost)} of {self._ranks()}, on another node, is gone"
-            return self._several(WorkerFailed, f"{message}: the call there says why", lost, False)
-        if code == -signal.SIGTERM:
-            more = ": MindSpore does that when a rank of another node is gone"
+            message = (
+                f"{_named(lost)} of {self._ranks()}, on another node, stopped answering: "
+                "the call there says why, or that machine cannot be reached"
+            )
+            return self._several(WorkerFailed, message, lost, False)
+        if by_sigterm:
+            more = ": from outside, or by MindSpore, because a rank of another node is gone"
             return self._error(name, code, more)
         return None
 
@@ -152,14 +169,17 @@ class Failures:
 def _cause(code: int | None, error: str | None, more: str = "") -> str:
     if code == 128 + signal.SIGTERM and error is None:
         # Of a rank that tidied up first, as labkit's commands do.
-        return f"was ended by SIGTERM: from outside (exit code {code})"
+        return f"was ended by SIGTERM{more or _OUTSIDE} (exit code {code})"
     if code is not None and code < 0:
         cause = f"was ended by {_signal(-code)}"
         if -code == signal.SIGKILL:
-            cause += ": from outside, or because the machine's memory ran out"
+            cause += f"{_OUTSIDE}, or because the machine's memory ran out"
         elif -code == signal.SIGTERM:
-            cause += more or ": from outside"
+            cause += more or _OUTSIDE
         return cause
+    if error is not None and _COLLECTIVE.search(error):
+        # Its patience on CPU is 30 s, or MS_CPU_COMM_OP_TIMEOUT.
+        error += ": not every rank came in time; one has ended, or is behind"
     return ("failed" + (f": {error}" if error else "")) + (f" (exit code {code})" if code else "")
 
 
@@ -194,7 +214,11 @@ def last_error(log: str) -> str | None:
     if not traceback:
         return None
     # The first line that is not indented. A traceback cut off in the middle has none.
-    return next((line for line in after.splitlines() if line and not line[0].isspace()), None)
+    lines = iter(after.splitlines())
+    error = next((line for line in lines if line and not line[0].isspace()), None)
+    if error is None or not error.endswith(": "):
+        return error
+    return error + next((line for line in lines if not _HEADING.match(line)), "")
 
 
 def is_echo(log: str) -> bool:

@@ -18,9 +18,11 @@ from labkit.errors import InputError
 from labkit.ranks import msrun
 from labkit.ranks import plan as plans
 from labkit.ranks.failures import Failures
+from labkit.ranks.master import watched
 
 _POLL = 0.02  # seconds; an exit code can be read for up to a second, until msrun looks itself
 _SETTLE = 1.0  # seconds for ranks that fail together to do so, before one of them is named
+_PARTING = 30.0  # seconds for ranks to end after the scheduler; MindSpore ends them within 25
 _WHERE = 3.0  # seconds for hanging ranks to write where they are
 
 
@@ -84,7 +86,8 @@ def launch(
 
     Raises:
         InputError: when the program cannot be started.
-        WorkerFailed: as soon as a rank ends with an exit code that is not 0, or by a signal.
+        WorkerFailed: as soon as a rank ends with an exit code that is not 0, or by a signal; and
+            within about a minute after another node has failed or cannot be reached any more.
         WorkersTimedOut: when the time is up.
     """
     began = time.monotonic()
@@ -103,8 +106,9 @@ def launch(
             port=stack.enter_context(plans.held_port()),
         )
         variables = msrun.environment(plan, _variables(env))
+        node_0 = stack.enter_context(watched(plan, variables))
         logs = _logs(log_dir, plan, stack)
-        job = stack.enter_context(msrun.started(plan, logs, work, variables))
+        job = stack.enter_context(msrun.started(plan, logs, work, variables, node_0))
         _watch(job, plan, began + plan.timeout, kept=log_dir is not None)
         output = {rank: job.log(rank) for rank in plan.ranks}
         kept = {rank: job.path(rank) for rank in plan.ranks if log_dir is not None}
@@ -127,6 +131,8 @@ def _watch(job: msrun.Job, plan: plans.Plan, until: float, kept: bool) -> None:
             raise say.absent(absent) if absent else say.first_cause()
         if job.process.poll() is not None:
             raise say.msrun()
+        if job.without_master(_PARTING):
+            raise say.cut_off()
         if time.monotonic() >= until:
             hanging = job.running()
             job.show_where(_WHERE)

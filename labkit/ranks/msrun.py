@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
 
 from labkit.ranks import processes
+from labkit.ranks.master import Master
 from labkit.ranks.plan import Plan
 
 # Who was started: the number of a rank, SCHEDULER, or "msrun" itself.
@@ -28,7 +29,7 @@ _CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
 
 
 class Job:
-    """msrun and what it has started on this machine.
+    """msrun and what it has started on this machine, and node 0 where this is another one.
 
     Attributes:
         process: msrun.
@@ -38,9 +39,14 @@ class Job:
     """
 
     def __init__(
-        self, process: subprocess.Popen, logs: Path, plan: Plan, sessions: dict[int, float | None]
+        self,
+        process: subprocess.Popen,
+        logs: Path,
+        plan: Plan,
+        sessions: dict[int, float | None],
+        master: Master | None,
     ) -> None:
-        self.process = process
+        self.process, self._master = process, master
         self.pids: dict[Name, int] = {}
         self.codes: dict[Name, int | None] = {}
         self._logs, self._plan, self._sessions = logs, plan, sessions
@@ -52,6 +58,8 @@ class Job:
         for name, pid in self.pids.items():
             if self.codes.get(name) is None and _ended(pid):
                 self.codes[name] = self._code(pid)
+        if self._master is not None:
+            self._master.look()
 
     def _find(self) -> None:
         names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
@@ -90,6 +98,10 @@ class Job:
         return (over and self.process.returncode == 0) or all(
             self.codes.get(rank) == 0 for rank in self._plan.ranks
         )
+
+    def without_master(self, seconds: float = 0.0) -> str | None:
+        """Return what became of node 0, where this is another and it is gone for so long."""
+        return None if self._master is None else self._master.gone(seconds)
 
     def show_where(self, seconds: float) -> None:
         """Have the ranks that run write where each of their threads is; it ends them.
@@ -154,7 +166,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[Job]:
+def started(
+    plan: Plan, logs: Path, cwd: Path, env: dict[str, str], master: Master | None
+) -> Iterator[Job]:
     """Start msrun; give it as a ``Job`` and end whatever of it is left at the end."""
     sessions: dict[int, float | None] = {}
     with processes.guarded(sessions) as mark, own_log(logs, plan).open("wb") as log:
@@ -168,7 +182,7 @@ def started(plan: Plan, logs: Path, cwd: Path, env: dict[str, str]) -> Iterator[
             start_new_session=True,
         )
         sessions[process.pid] = processes.created(process.pid)
-        job = Job(process, logs, plan, sessions)
+        job = Job(process, logs, plan, sessions, master)
         try:
             yield job
         except (KeyboardInterrupt, SystemExit):
@@ -194,38 +208,50 @@ def command(plan: Plan, logs: Path) -> list[str]:
     return [str(part) for part in parts]
 
 
-def variables(plan: Plan, rank: int) -> dict[str, str]:
-    """Return what msrun itself puts into the environment of a rank."""
+def variables(plan: Plan, name: Name) -> dict[str, str]:
+    """Return what msrun itself puts into the environment of a rank, or of ``SCHEDULER``."""
     values = {
-        "MS_ROLE": "MS_WORKER",
+        "MS_ROLE": "MS_SCHED" if name == SCHEDULER else "MS_WORKER",
         "MS_SCHED_HOST": plan.host,
         "MS_SCHED_PORT": plan.port,
         "MS_WORKER_NUM": plan.nodes * plan.workers,
-        "MS_NODE_ID": rank,
+        "MS_TOPO_TIMEOUT": plan.cluster_timeout,
         "RANK_SIZE": plan.nodes * plan.workers,
-        "RANK_ID": rank,
-        "DEVICE_ID": rank - plan.ranks[0],
+        "RANK_ID": 0 if name == SCHEDULER else name,
     }
-    return {name: str(value) for name, value in values.items()}
+    if isinstance(name, int):
+        values |= {"MS_NODE_ID": name, "DEVICE_ID": name - plan.ranks[0]}
+    return {key: str(value) for key, value in values.items()}
 
 
-def environment(plan: Plan, more: dict[str, str]) -> dict[str, str]:
-    """Return the variables of the ranks: this process's, what they need, and ``more``."""
-    env = dict(os.environ)
+def environment(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of msrun, which ranks inherit: this process's, changed by its own."""
+    return os.environ | own_variables(plan, more)
+
+
+def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that msrun is given whatever this process has: its needs, and ``more``.
+
+    Where this process or ``more`` has one of the first two, or a PYTHONPATH or PATH, it counts.
+    """
+    given = os.environ | dict(more)
+    own = {
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
+    }
+    own = {name: given.get(name, value) for name, value in own.items()}
     # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
-    if "ipykernel" in sys.modules and env.get("GLOG_v") == "4":
-        env["GLOG_v"] = "3"
-    env.setdefault("PYTHONFAULTHANDLER", "1")
-    env.setdefault("PYTHONUNBUFFERED", "1")  # the last lines of a killed rank are in its log
-    env |= more
-    env["PYTHONPATH"] = processes.python_path(env.get("PYTHONPATH"))
+    if "ipykernel" in sys.modules and os.environ.get("GLOG_v") == "4":
+        own["GLOG_v"] = "3"
+    own |= more
+    own["PYTHONPATH"] = processes.python_path(given.get("PYTHONPATH"))
     if plan.command[0] == "-m" and plan.command[1].partition(".")[0] == "labkit":
         # No module of the working folder; one's own module may well be there.
-        env["PYTHONSAFEPATH"] = "1"
+        own["PYTHONSAFEPATH"] = "1"
     # msrun starts "python": that of this interpreter's environment must come first.
     programs = str(Path(sys.executable).parent)
-    env["PATH"] = os.pathsep.join([programs, env.get("PATH", os.defpath)])
-    return env
+    own["PATH"] = os.pathsep.join([programs, given.get("PATH", os.defpath)])
+    return own
 
 
 def _takes(pid: int, number: int) -> bool:

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from labkit import runtime
 from labkit.base.arguments import integer
@@ -180,9 +181,10 @@ def run(start: Start, say: str) -> int:
         start: what is started.
         say: the name in messages.
     """
+    ranks = "1 rank" if start.ranks == 1 else f"{start.ranks} ranks"
     machines = f" on each of {start.nodes} machines" if start.nodes > 1 else ""
     print(
-        f"labkit: {start.ranks} ranks{machines} by {start.by}, logs in {start.logs}"
+        f"labkit: {ranks}{machines} by {start.by}, logs in {start.logs}"
         + (f" ({start.why})" if start.why else ""),
         flush=True,
     )
@@ -200,18 +202,19 @@ def run(start: Start, say: str) -> int:
 def _by_msrun(start: Start) -> None:
     first = start.logs / f"worker_{start.node_rank * start.ranks}.log"
     with _shown(first):
-        launch(
-            "-m",
-            *start.command,
-            workers=start.ranks,
-            timeout=None,
-            cluster_timeout=_TOGETHER if start.nodes == 1 else _NODES,
-            nodes=start.nodes,
-            node_rank=start.node_rank,
-            master=start.master,
-            log_dir=start.logs,
-            env=start.variables,
-        )
+        launch("-m", *start.command, **_asked(start), log_dir=start.logs, env=start.variables)
+
+
+def _asked(start: Start) -> dict[str, Any]:
+    """What ``launch`` and, in a dry run, ``plan`` are asked for alike."""
+    return {
+        "workers": start.ranks,
+        "timeout": None,
+        "cluster_timeout": _TOGETHER if start.nodes == 1 else _NODES,
+        "nodes": start.nodes,
+        "node_rank": start.node_rank,
+        "master": start.master,
+    }
 
 
 def _mpirun(start: Start) -> list[str]:
@@ -278,25 +281,18 @@ def show(start: Start | Sequence[str]) -> None:
         _print("one process", {}, ["python", "-m", *start])
         return
     if start.by == "mpirun":
-        _print("mpirun", start.variables, _mpirun(start))
+        path = processes.python_path(os.environ.get("PYTHONPATH"))
+        _print("mpirun", {"PYTHONPATH": path, **start.variables}, _mpirun(start))
         return
     with plan.held_port() as port:
-        made = plan.plan(
-            "-m",
-            start.command,
-            workers=start.ranks,
-            timeout=None,
-            cluster_timeout=_TOGETHER if start.nodes == 1 else _NODES,
-            nodes=start.nodes,
-            node_rank=start.node_rank,
-            master=start.master,
-            cwd=Path.cwd(),
-            port=port,
-        )
-    _print("msrun", start.variables, msrun.command(made, start.logs))
-    for rank in made.ranks:
-        own = {**start.variables, **msrun.variables(made, rank)}
-        _print(f"rank {rank}, started by msrun", own, ["python", *made.command])
+        made = plan.plan("-m", start.command, **_asked(start), cwd=Path.cwd(), port=port)
+    shared = msrun.own_variables(made, start.variables)
+    _print("msrun", shared, msrun.command(made, start.logs))
+    scheduler = [msrun.SCHEDULER] if start.node_rank == 0 else []
+    for name in [*scheduler, *made.ranks]:
+        who = f"rank {name}" if isinstance(name, int) else name
+        own = shared | msrun.variables(made, name)
+        _print(f"{who}, started by msrun", own, ["python", *made.command])
 
 
 def _print(name: str, variables: Mapping[str, str], command: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 Most programs here do not join (msrun alone numbers them): a launch takes 3 s instead of 12.
 """
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,7 +19,7 @@ import pytest
 
 import labkit
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
-from labkit.ranks import failures, processes
+from labkit.ranks import failures, msrun, processes
 from labkit.ranks import plan as launch_plan
 from labkit.ranks.failures import Failures, culprit
 from labkit.ranks.launch import launch
@@ -34,6 +36,11 @@ if os.environ["MS_ROLE"] == "MS_SCHED":
 rank = int(os.environ["RANK_ID"])
 print("begins as", rank)
 """
+# Variables that MindSpore sets where it is imported: by msrun, and by each rank again.
+OF_AN_IMPORT = (
+    *("HCCL_CONNECT_TIMEOUT", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+    "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION",
+)
 JOINED = """
 import sys, time
 import numpy as np
@@ -157,6 +164,24 @@ class TestEnds:
                 f"2 {rank}",
             ]
         assert 0 < done.seconds < TIMEOUT
+
+    def test_the_environment_of_each_process_is_the_one_that_is_said(self, program, tmp_path):
+        """And so a dry run, which prints what ``own_variables`` and ``variables`` return."""
+        head = "import json, os\nwho = os.environ['MS_ROLE'] + os.environ['RANK_ID']\n"
+        code = "with open(who, 'w') as file: json.dump(dict(os.environ), file)"
+        given = {"MINE": "given"}
+        path = program(code, head=head)
+        launch(path, workers=2, timeout=TIMEOUT, cwd=tmp_path, env=given)
+        for name, who in ((SCHEDULER, "MS_SCHED0"), (0, "MS_WORKER0"), (1, "MS_WORKER1")):
+            real = json.loads((tmp_path / who).read_text())
+            plan = launch_plan.plan(
+                path, (), workers=2, timeout=None, cluster_timeout=60, nodes=1, node_rank=0,
+                master=None, cwd=tmp_path, port=int(real["MS_SCHED_PORT"]),
+            )  # fmt: skip
+            said = msrun.own_variables(plan, given) | msrun.variables(plan, name)
+            real = {key: value for key, value in real.items() if key not in OF_AN_IMPORT}
+            expected = os.environ | said | {processes.MARK: real[processes.MARK]}
+            assert real == {k: v for k, v in expected.items() if k not in OF_AN_IMPORT}
 
     def test_an_error_names_the_rank_and_shows_its_lines(self, program, tmp_path):
         code = (
@@ -403,6 +428,36 @@ class TestNodes:
             assert list(done.output) == list(done.logs) == [node]
             assert done.output[node].count(f"sum 3.0 of rank {node}") == 3
 
+    def test_the_end_of_node_0_ends_a_rank_that_does_not_hear_of_it(
+        self, program, tmp_path, monkeypatch
+    ):
+        """As one does not that is in a long function in C, and takes SIGTERM as an exception."""
+        monkeypatch.setattr("labkit.ranks.launch._PARTING", 2.0)
+        log = tmp_path / "log"
+        with socket.create_server(("127.0.0.1", 0)) as scheduler:
+            master = f"127.0.0.1:{scheduler.getsockname()[1]}"
+            thread, outcome = in_thread(
+                *(launch, program("time.sleep(600)")),
+                workers=1,
+                timeout=TIMEOUT,
+                nodes=2,
+                node_rank=1,
+                master=master,
+                log_dir=log,
+            )
+            wait_for(lambda: "begins as 1" in text(log / "worker_1.log"))
+            scheduler.settimeout(10)
+            scheduler.accept()[0].close()
+        began = time.monotonic()
+        thread.join(20)
+        assert 2 <= time.monotonic() - began < 6
+        (error,) = outcome
+        assert isinstance(error, WorkerFailed) and error.ranks == (0,)
+        assert str(error) == (
+            f"node 0 at {master} has ended: the call there says why; rank 1 of 2 cannot go on "
+            f"without it\n  logs: {log}"
+        )
+
 
 REFUSED = {
     "no script": ({"script": "nowhere.py"}, "there is no script .*nowhere.py"),
@@ -427,6 +482,10 @@ REFUSED = {
     "log_dir": ({"log_dir": 3}, "log_dir: expected a folder, got 3"),
     "log_dir a file": ({"log_dir": __file__}, "log_dir .* is not a folder"),
     "in a file": ({"log_dir": f"{__file__}/log"}, "cannot be written"),
+    "silence": (
+        {"nodes": 2, "node_rank": 1, "master": "127.0.0.1:8118", "env": {"MS_NODE_TIMEOUT": "no"}},
+        "MS_NODE_TIMEOUT: expected seconds, got 'no'",
+    ),
     "env": ({"env": {"A": 1}}, "env: expected texts, got {'A': 1}"),
 }
 
@@ -489,8 +548,12 @@ def test_what_steps_and_runtime_load_is_no_process_supervisor():
 class FakeJob:
     """A job whose ends and logs are given."""
 
-    def __init__(self, codes, logs):
+    def __init__(self, codes, logs, gone=None):
         self.codes, self.logs, self.pids = codes, logs, dict.fromkeys(logs)
+        self.gone = gone
+
+    def without_master(self):
+        return self.gone
 
     def failed(self):
         return [name for name, code in self.codes.items() if code]
@@ -505,31 +568,55 @@ class FakeJob:
 class TestOtherNodes:
     """What node 0 or 1 of two says when the other one's rank is gone."""
 
-    def first_cause(self, node, code, scheduler=""):
+    COLLECTIVE = (
+        "Traceback (most recent call last):\n  File\nRuntimeError: \n"
+        f"{'-' * 52}\n- Kernel error:\n{'-' * 52}\nLaunch kernel failed: Default/AllReduce-op0\n\n"
+    )
+    LOST_1 = "[ERROR] x.cc:548] UpdateTopoState] The node: 1 is timed out. It may exit with"
+    GONE = "node 0 at 10.0.0.1:8118 cannot be reached (Connection timed out)"
+
+    def first_cause(self, node, code, scheduler="", log="its lines", gone=None):
         plan = launch_plan.Plan(
             *(Path("msrun"), ("a.py",), 1, 2, node, "10.0.0.1", 8118, 60.0, 60),
         )
-        logs = {SCHEDULER: scheduler, node: "its lines"}
-        return Failures(FakeJob({node: code}, logs), plan, kept=True).first_cause()
+        logs = {SCHEDULER: scheduler, node: log}
+        return Failures(FakeJob({node: code}, logs, gone), plan, kept=True).first_cause()
 
-    def test_the_scheduler_knows_who(self):
+    @pytest.mark.parametrize("code", [-signal.SIGTERM, 128 + signal.SIGTERM, 1])
+    def test_the_scheduler_knows_who(self, code):
         """The words of MindSpore 2.10.0's scheduler after a SIGKILL on node 1."""
-        scheduler = "[ERROR] x.cc:548] UpdateTopoState] The node: 1 is timed out. It may exit with"
-        error = self.first_cause(0, -signal.SIGTERM, scheduler)
-        assert str(error).startswith("rank 1 of 2, on another node, is gone: the call there says")
-        assert error.rank == 1 and error.output == {0: "its lines"}
+        log = self.COLLECTIVE if code == 1 else "its lines"
+        error = self.first_cause(0, code, self.LOST_1, log)
+        assert str(error).startswith("rank 1 of 2, on another node, stopped answering: the ")
+        assert error.rank == 1 and error.output == {0: log}
 
-    def test_without_its_word(self):
+    @pytest.mark.parametrize("code", [-signal.SIGTERM, 128 + signal.SIGTERM, 1])
+    def test_node_0_is_gone(self, code):
+        error = self.first_cause(1, code, log=self.COLLECTIVE if code == 1 else "", gone=self.GONE)
+        said = f"{self.GONE}; rank 1 of 2 cannot go on without it\n  logs: log"
+        assert (str(error), error.rank) == (said, 0)
+
+    def test_without_their_word(self):
         error = self.first_cause(1, -signal.SIGTERM)
         assert str(error).startswith(
-            "rank 1 of 2 was ended by SIGTERM: MindSpore does that when a rank of another node is"
+            "rank 1 of 2 was ended by SIGTERM: from outside, or by MindSpore, because a rank of "
+            "another node is gone\n"
         )
         assert (error.rank, error.signal, error.tail) == (1, "SIGTERM", "its lines")
+        error = self.first_cause(1, 128 + signal.SIGTERM)
+        assert "another node is gone (exit code 143)\n" in str(error) and error.exit_code == 143
 
-    def test_an_end_of_its_own(self):
-        scheduler = "The node: 1 is timed out."
-        error = self.first_cause(0, 3, scheduler)
-        assert str(error).startswith("rank 0 of 2 failed (exit code 3)\n") and error.rank == 0
+    @pytest.mark.parametrize("gone", [None, GONE])
+    def test_an_end_of_its_own(self, gone):
+        error = self.first_cause(int(gone is not None), 3, self.LOST_1, gone=gone)
+        assert re.match(r"rank [01] of 2 failed \(exit code 3\)\n", str(error))
+
+    def test_a_collective_without_the_others(self):
+        error = self.first_cause(0, 1, log=self.COLLECTIVE)
+        assert str(error).startswith(
+            "rank 0 of 2 failed: RuntimeError: Launch kernel failed: Default/AllReduce-op0: not "
+            "every rank came in time; one has ended, or is behind (exit code 1)\n"
+        )
 
 
 class TestLogs:
@@ -541,6 +628,10 @@ class TestLogs:
         assert failures.last_error("Traceback (most recent call last):\n  cut") is None
         log = self.LOST.format("first") + "text\n" + self.OWN + "after\n"
         assert failures.last_error(log) == "ValueError: mine"
+        log = self.LOST.format("")
+        assert failures.last_error(log) == "RuntimeError: "
+        log += f"{'-' * 52}\n- Kernel error:\n{'-' * 52}\n\nLaunch kernel failed: X\nmore\n"
+        assert failures.last_error(log) == "RuntimeError: Launch kernel failed: X"
 
     def test_a_rank_that_waits_for_the_others(self):
         waits = '  File "/lib/mindspore/communication/management.py", line 210 in init\n  File\n'
@@ -564,6 +655,7 @@ class TestLogs:
             "Connection to rank 1 was lost",
             "Failed to connect to the scheduler",
             "no heartbeat from rank 1",
+            "\n- Kernel error:\nLaunch kernel failed: Default/AllGather-op2",
         ],
     )
     def test_an_echo_gives_way_to_a_cause(self, echo):

@@ -4,6 +4,7 @@ Python is a stand-in that writes down how it was called; that two ranks train is
 test_on_ranks.py, and real calls are below.
 """
 
+import csv
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from labkit.ranks import rank_table
@@ -298,14 +300,15 @@ def test_shellcheck_is_clean():
     assert done.returncode == 0, done.stdout
 
 
-SMALL = (
-    "--depth 18 --image_size 32 --batch_size 4 --epoch_size 1 --precision O0 --device_target CPU "
+TINY = (
+    "--depth 18 --image_size 32 --batch_size 4 --epoch_size 1 --device_target CPU "
     "--num_parallel_workers 1"
 ).split()
+SMALL = [*TINY, "--precision", "O0"]
 STARTS = {
-    "THOR": (THOR, ["table.json", "DATA", "small.yaml"], {}, "thor"),
-    "THOR on GPU": (THOR_GPU, ["DATA"], {"DEVICES": "2"}, "thor"),
-    "stage one": (ONE, ["DATA"], {"DEVICES": "2"}, "subspace/stage_1"),
+    "ResNet": (DISTRIBUTE, ["2", "DATA", *TINY, "--warmup", "0"], {}, "resnet50"),
+    "THOR": (THOR, ["table.json", "DATA", "small.yaml", *SMALL], {}, "thor"),
+    "THOR on GPU": (THOR_GPU, ["DATA", *SMALL], {"DEVICES": "2"}, "thor"),
 }
 
 
@@ -320,16 +323,52 @@ def test_two_ranks_train_a_resnet_to_the_end(digits, tmp_path, case):
     (tmp_path / "small.yaml").write_text("frequency: 2\nnet_name: resnet18\n")
     script, arguments, environment, run = STARTS[case]
     given = [data if each == "DATA" else each for each in arguments]
-    warm = ["--warmup_epochs", "0"] if script == ONE else []
-    done = real(script, tmp_path, *given, *SMALL, *warm, seconds=500, **environment)
+    said = trained(script, tmp_path, *given, **environment)
+    assert ("(a rank table is Ascend's" in said) == (case == "THOR")
+    assert ("(MindSpore takes mpirun on GPU alone" in said) == (case == "THOR on GPU")
+    folder = tmp_path / "runs" / run
+    assert_trained_on_two_ranks(folder, epochs=1)
+    assert bool(list(folder.glob("ckpt_0/resnet-1_2.ckpt"))) == case.startswith("THOR")
+
+
+@pytest.mark.long
+def test_two_ranks_train_both_stages(digits, tmp_path):
+    """Stage two searches in directions of the four snapshots that stage one has kept."""
+    data, epochs = digits(20, 10), ["--epoch_size", "2"]
+    options = [*SMALL, *epochs, "--warmup_epochs", "0", "--lr_max", "0.02"]
+    trained(ONE, tmp_path, data, *options, "--snapshots_per_epoch", "2", DEVICES="2")
+    one, two = tmp_path / "runs" / "subspace" / "stage_1", tmp_path / "runs/subspace/stage_2"
+    assert_trained_on_two_ranks(one, epochs=2)
+    assert len(list((one / "checkpoint_pca").glob("step-*"))) == 4
+    start = one / "checkpoint" / "step-000000004.ckpt"
+    options = [*SMALL, *epochs, "--n_components", "2"]
+    said = trained(TWO, tmp_path, data, start, *options, DEVICES="2")
+    assert f"labkit: starts from {start}\n" in said
+    rows = assert_trained_on_two_ranks(two, epochs=2)
+    assert all(int(row["trials"]) >= 1 for row in rows)
+    basis = np.load(one / "checkpoint_pca" / "pca_mat.npy").astype(np.float64)
+    assert basis.shape[0] == 2 and basis.shape[1] > 11_000_000  # ResNet-18's weights
+    np.testing.assert_allclose(basis @ basis.T, np.eye(2), atol=1e-5)
+
+
+def trained(script, folder, *arguments, **environment):
+    """Run a script on two ranks to the end; return what it has printed."""
+    done = real(script, folder, *arguments, seconds=500, **environment)
     assert done.returncode == 0, done.stderr
     assert "labkit: 2 ranks by msrun" in done.stdout and "top_1_accuracy" in done.stdout
-    assert ("(a rank table is Ascend's" in done.stdout) == (case == "THOR")
-    assert ("(MindSpore takes mpirun on GPU alone" in done.stdout) == (case == "THOR on GPU")
-    folder = tmp_path / "runs" / run
-    assert len((folder / "records.csv").read_text().splitlines()) == 3
-    assert list((folder / "checkpoint").iterdir())
-    assert bool(list(folder.glob("ckpt_0/resnet-1_2.ckpt"))) == case.startswith("THOR")
+    return done.stdout
+
+
+def assert_trained_on_two_ranks(run, epochs):
+    """Two updates an epoch, of four images of each rank, and the last one in the checkpoint."""
+    rows = list(csv.DictReader((run / "records.csv").read_text().splitlines()))
+    assert [(row["update"], row["images"]) for row in rows] == [
+        (str(update + 1), "8") for update in range(2 * epochs)
+    ]
+    assert (
+        max(path.name for path in (run / "checkpoint").iterdir()) == f"step-{2 * epochs:09d}.ckpt"
+    )
+    return rows
 
 
 @pytest.mark.long

@@ -49,11 +49,15 @@ def dry(capsys, *arguments):
 def test_a_dry_run_has_every_process(capsys, device):
     device("CPU")
     options = ["--seed", "2", "--ranks", "2", "--set", "batch_size=4", "--log_dir", "my logs"]
-    (_, _, msrun), *ranks = dry(capsys, *options)
+    (_, shared, msrun), (heading, variables, words), *ranks = dry(capsys, *options)
+    assert heading == "# the scheduler, started by msrun"
+    assert (variables["MS_ROLE"], variables["RANK_SIZE"]) == ("MS_SCHED", "2")
+    assert words == msrun[msrun.index("python") :]
     assert msrun[0].endswith("msrun") and msrun[msrun.index("--log_dir") + 1] == "my logs"
     for number, (heading, variables, words) in enumerate(ranks):
         assert heading == f"# rank {number}, started by msrun"
         assert (variables["RANK_ID"], variables["RANK_SIZE"]) == (str(number), "2")
+        assert shared.items() < variables.items() and shared["PYTHONSAFEPATH"] == "1"
         assert variables["DEVICE_ID"] == str(number)
         assert words == msrun[msrun.index("python") :]
         assert words[:3] == ["python", "-m", "labkit.recipes.thor"]
@@ -79,6 +83,8 @@ def test_two_machines_number_their_ranks_through(capsys, device):
     shared = ["--ranks", "2", "--nodes", "2", "--master", "127.0.0.1:39121"]
     for node in (0, 1):
         (_, _, msrun), *ranks = dry(capsys, *shared, "--node_rank", str(node))
+        if node == 0:  # the scheduler is there alone
+            assert ranks.pop(0)[1]["MS_ROLE"] == "MS_SCHED"
         assert [rank[1]["RANK_ID"] for rank in ranks] == [str(2 * node), str(2 * node + 1)]
         assert [rank[1]["DEVICE_ID"] for rank in ranks] == ["0", "1"]
         assert msrun[msrun.index("--node_rank") + 1] == str(node)
@@ -100,7 +106,8 @@ def test_a_rank_table_says_ranks_and_master(capsys, device, tmp_path, name):
 def test_mpirun_is_for_gpus(capsys, device, monkeypatch):
     device("GPU")
     monkeypatch.setattr(start.shutil, "which", lambda name: f"/bin/{name}")
-    ((heading, _, words),) = dry(capsys, "--mpirun", "--ranks", "8")
+    ((heading, variables, words),) = dry(capsys, "--mpirun", "--ranks", "8")
+    assert list(variables) == ["PYTHONPATH"]
     assert heading == "# mpirun" and words[0] == "/bin/mpirun"
     assert words[words.index("-n") + 1] == "8" and words[-1] == "8"
     device("CPU")
