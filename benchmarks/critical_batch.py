@@ -29,7 +29,7 @@ MEANING = {
     "stage": "tune: of the learning rate; race: at the best one, Adasum's at one worker's as well",
     "most": "updates after which a training would have ended that had not reached the target",
     "to_target": "first update judged at which the accuracy is at least the target; empty: never",
-    "tuned": "best learning rate of the tuning, by reduction and workers",
+    "tuned": "best learning rate of the tuning at which every seed arrives, by reduction, workers",
     "processor_seconds": "of the training, compiling and judging included",
 }
 

@@ -11,7 +11,13 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.labs import results
-from labkit.labs.results import accumulation_race, adasum_race, migration_race, subspace_race
+from labkit.labs.results import (
+    accumulation_race,
+    adasum_race,
+    critical_batch,
+    migration_race,
+    subspace_race,
+)
 from labkit.labs.results.stored import LAYERS
 from labkit.labs.results.thor_race import OPTIMIZERS, race_rows
 
@@ -22,9 +28,10 @@ PLANNED = {
     "subspace_race": "_subspace_plan",
     "accumulation_race": "accumulation_race",
     "migration_race": "_migration_plan",
+    "critical_batch": "_critical_plan",
 }
 STORED = {name: results.load(name) for name in ("thor_race", *PLANNED)}
-THOR, ADASUM, SUBSPACE, ACCUMULATION, MIGRATION = STORED.values()
+THOR, ADASUM, SUBSPACE, ACCUMULATION, MIGRATION, CRITICAL = STORED.values()
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -60,6 +67,9 @@ DAMAGE = [
     *[("migration_race", "MindSpore", change) for change in (
         {"last_accuracy": 0.999}, {"updates": 842}, {"framework": "PyTorch"}, {"seed": 4},
         {"order": "backwards"}, {"other_accuracy": 0.9}, {"images_differ": 5001}, {"run": 999})],
+    *[("critical_batch", "adasum", change) for change in (
+        {"last_accuracy": 0.999}, {"to_target": 100}, {"updates": 100}, {"most": 5000},
+        {"learning_rate": 0.12}, {"seed": 4}, {"run": 999})],
 ]  # fmt: skip
 
 
@@ -318,3 +328,24 @@ def test_rounding_alone_parts_two_trainings_as_far_as_the_frameworks_are():
     for which in (("MindSpore", "given"), ("PyTorch", "backwards")):
         off = migration_race.loss_differences(MIGRATION, 1, *which)
         assert off[0] < 1e-6 < off[2] < 1e-3 < off[9] < 0.05 < 0.1 < max(off[:100])
+
+
+def test_adasum_needs_no_new_rate_and_its_critical_batch_size_is_the_means():
+    mean, by_seed = critical_batch.curves(CRITICAL, "mean")
+    adasum, own = critical_batch.curves(CRITICAL, "adasum")
+    assert (round(mean.b_crit), round(adasum.b_crit)) == (110, 115)
+    assert [round(curve.b_crit) for curve in by_seed] == [115, 106, 111]
+    assert [round(curve.b_crit) for curve in own] == [101, 98, 154]
+    assert min(mean.error, adasum.error) < 0.2
+    # At one worker's rate as few updates as the mean at a rate that was searched for.
+    updates = {name: critical_batch.updates(CRITICAL, name) for name in ("mean", "adasum")}
+    ends = {name: statistics.mean(each[32 * 32]) for name, each in updates.items()}
+    assert ends["adasum"] < ends["mean"] < 0.3 * statistics.mean(updates["mean"][32])
+    rates = CRITICAL.head["tuned"]
+    assert rates["mean"]["1"] == 0.015 and rates["mean"]["32"] == 0.06
+    assert {n: rate for n, rate in rates["adasum"].items() if rate != 0.015} == {"8": 0.03}
+
+
+def test_the_means_luckiest_rate_loses_two_of_three_seeds():
+    rows = CRITICAL.select(stage="race", reduction="mean", workers=8, learning_rate=0.12)
+    assert [row["to_target"] is None for row in rows] == [True, False, True]

@@ -1,8 +1,4 @@
-"""docs/sources.md: a row for each thing that the source documents say, and every name in it exists.
-
-A row that is ``missing`` fails, unless it is in ``MISSING``; one that is not missing any more fails
-until it is taken out of there.
-"""
+"""docs/sources.md: a row for each thing that the source documents say; every name in it exists."""
 
 import ast
 import json
@@ -13,12 +9,10 @@ from typing import NamedTuple
 
 import pytest
 
-MISSING = ("002-14").split()
-
 ROWS_OF_DOCUMENT = {"000": 22, "001": 22, "002": 14, "003": 15, "004": 17}
-STATE = re.compile(r"met|(differs|not reproduced here|missing): \S.*")
+STATE = re.compile(r"met|(differs|not reproduced here): \S.*")
 ROW = re.compile(r"\| (\d{3}-\d{2}) \| (.+?) \| (.+?) \| (.+) \|")
-SHOWN_BY = re.compile(r"–|`[^`]+`(, `[^`]+`)*")
+SHOWN_BY = re.compile(r"`[^`]+`(, `[^`]+`)*")
 # FILE::TEST, NOTEBOOK#text of one cell, FILE:NAME
 TEST = re.compile(r"(tests/\S+/test_\w+\.py)((?:::\w+)+)")
 CELL = re.compile(r"(notebooks/\w+\.ipynb)#(.+)")
@@ -36,10 +30,6 @@ class Row(NamedTuple):
     @property
     def items(self) -> list[str]:
         return re.findall("`([^`]+)`", self.shown_by)
-
-    @property
-    def is_missing(self) -> bool:
-        return self.state.startswith("missing")
 
 
 ROWS = [Row(*found.groups()) for found in map(ROW.fullmatch, TEXT.splitlines()) if found]
@@ -106,15 +96,8 @@ def test_a_row_has_a_state_and_what_it_names_exists(row):
     assert STATE.fullmatch(row.state), row.state
     assert SHOWN_BY.fullmatch(row.shown_by), row.shown_by
     assert [found for found in map(fault, row.items) if found] == []
-    if not row.is_missing:  # a name of the package alone shows nothing
-        assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
-
-
-def test_what_is_missing_is_in_the_list_and_nothing_else():
-    missing = [row.id for row in ROWS if row.is_missing]
-    assert [each for each in missing if each not in MISSING] == [], "built, or into MISSING?"
-    assert [each for each in MISSING if each not in missing] == [], "take it out of MISSING"
-    assert len(MISSING) == len(set(MISSING))
+    # A name of the package alone shows nothing.
+    assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
 
 
 HERE = "tests/project/test_sources.py"
@@ -147,7 +130,7 @@ def test_one_that_exists_is_none(item):
 
 
 @pytest.mark.parametrize(
-    "state", ["", "Met", "met: nearly", "differs", "differs: ", "partly", "missing:"]
+    "state", ["", "Met", "met: nearly", "differs", "differs: ", "partly", "missing: it"]
 )
 def test_a_state_that_is_none_is_found(state):
     assert not STATE.fullmatch(state)
