@@ -88,11 +88,10 @@ def _rows(axis: Axes, bottom: float, size: int, padding: tuple[int, int]) -> Non
     before, after = padding
     for row in range(-before, size + after):
         inside = 0 <= row < size
-        color, hatch = (_GREY, None) if inside else ("white", "////")
-        look = {"color": color, "hatch": hatch, "edgecolor": "grey", "linewidth": 0.6}
-        axis.bar(row, 0.16, 0.9, bottom, **look)
+        color, hatch = (_GREY, "") if inside else ("white", "////")
+        axis.bar(row, 0.16, 0.9, bottom, color=color, hatch=hatch, edgecolor="grey", lw=0.6)
         if inside:
-            axis.text(row, bottom + 0.08, row, ha="center", va="center", fontsize=7)
+            axis.text(row, bottom + 0.08, str(row), ha="center", va="center", fontsize=7)
 
 
 def spread(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[int, int]]:
