@@ -2,8 +2,8 @@
 
     python data_scripts/record_steps.py            # needs PyTorch: pip install '.[test]'
 
-Writes ``labkit/migration/steps/resnet18.npz`` and ``resnet50.npz``. In float64: what is recorded is
-then the same on every machine, to more digits than float32 has.
+Writes ``labkit/migration/steps/tiny.npz``, ``resnet18.npz`` and ``resnet50.npz``. In float64: what
+is recorded is then the same on every machine, to more digits than float32 has.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,14 +28,38 @@ SETTINGS = {
     # Large: left out, it changes the updates by far more than their tolerance.
     "weight_decay": 0.01,
 }
+TINY = {"classes": 10, "batch": 8, "side": 32, "learning_rate": 0.1, "momentum": 0.9}
+
+
+class Tiny(torch.nn.Module):
+    """The network that lab 02 shows: images (B, 3, H, W) -> logits (B, 10)."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False)
+        self.bn1 = torch.nn.BatchNorm2d(8)
+        self.relu = torch.nn.ReLU()
+        self.maxpool = torch.nn.MaxPool2d(3, stride=2, padding=1)
+        self.fc = torch.nn.Linear(8, 10)
+
+    def forward(self, x):
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def build_tiny() -> tuple:
+    """Return (module, loss function, optimizer, images, labels) of the step of ``Tiny``."""
+    module = _with_the_rules_weights(Tiny(), torch.float64)
+    optimizer = torch.optim.SGD(
+        module.parameters(), lr=TINY["learning_rate"], momentum=TINY["momentum"]
+    )
+    batch = rule.batch(*(TINY[k] for k in ("batch", "side", "classes")))
+    return module, torch.nn.CrossEntropyLoss(), optimizer, *batch
 
 
 def build(depth: int, dtype: torch.dtype = torch.float64) -> tuple:
     """Return (module, loss function, optimizer, rule's images and labels) of the recorded step."""
-    module = torch_resnet.resnet(depth, SETTINGS["classes"])
-    state = rule.state({name: value.shape for name, value in module.state_dict().items()})
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
-    module = module.to(dtype)
+    module = _with_the_rules_weights(torch_resnet.resnet(depth, SETTINGS["classes"]), dtype)
     weights = [p for p in module.parameters() if p.ndim > 1]
     others = [p for p in module.parameters() if p.ndim <= 1]
     optimizer = torch.optim.SGD(
@@ -52,19 +76,26 @@ def build(depth: int, dtype: torch.dtype = torch.float64) -> tuple:
     )
 
 
+def _with_the_rules_weights(module: torch.nn.Module, dtype: torch.dtype) -> torch.nn.Module:
+    state = rule.state({name: value.shape for name, value in module.state_dict().items()})
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    return module.to(dtype)
+
+
 def losses(
     module: torch.nn.Module,
     loss_fn: Callable,
     optimizer: torch.optim.Optimizer,
     images: np.ndarray,
     labels: np.ndarray,
+    rates: Sequence[float] | None = None,
 ) -> list[float]:
     """Return the losses of the first steps on the one batch, a step for each learning rate."""
     module.train()
     dtype = next(module.parameters()).dtype
     batch = torch.from_numpy(images).to(dtype), torch.from_numpy(labels).long()
     values = []
-    for rate in SETTINGS["learning_rates_of_losses"]:
+    for rate in SETTINGS["learning_rates_of_losses"] if rates is None else rates:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.zero_grad()
@@ -75,8 +106,17 @@ def losses(
     return values
 
 
+def ten_steps_of_tiny() -> dict[str, list[float]]:
+    """Return the losses of ten steps of ``Tiny``, and BatchNorm's running variance after them."""
+    module, *rest = build_tiny()
+    values = losses(module, *rest, rates=10 * [TINY["learning_rate"]])
+    return {"losses": values, "running_var": module.bn1.running_var.tolist()}
+
+
 def main(depths: Sequence[int] = (18, 50)) -> None:
-    """Record the steps of these networks."""
+    """Record the steps of ``Tiny`` and of these ResNets."""
+    path = recorded.save("tiny", torch_trace(*build_tiny()), TINY | ten_steps_of_tiny())
+    print(f"{path.name}: {path.stat().st_size} bytes")
     for depth in depths:
         settings = {**SETTINGS, "depth": depth, "losses": losses(*build(depth))}
         path = recorded.save(f"resnet{depth}", torch_trace(*build(depth)), settings)

@@ -63,6 +63,17 @@ def by_operator(rows: Iterable[dict]) -> list[dict]:
     return sorted(summed, key=lambda row: -row["ms"])
 
 
+def calls_per_second(call: Callable[[], object], seconds: float) -> float:
+    """Call ``call`` once, which compiles, and then for at least ``seconds``; return its rate."""
+    call()
+    calls, begin = 0, time.perf_counter()
+    while True:
+        call()
+        calls += 1
+        if (taken := time.perf_counter() - begin) >= seconds:
+            return calls / taken
+
+
 def _profile(step: Callable, batch: tuple, calls: int, folder: str) -> float:
     """Profile into ``folder``; return the mean milliseconds of a call."""
     from mindspore.profiler import ProfilerActivity, profile, tensorboard_trace_handler

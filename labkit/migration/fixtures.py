@@ -75,7 +75,7 @@ def _sums(flat: np.ndarray) -> np.ndarray:
 
 
 def names() -> list[str]:
-    """Return the recorded steps: ``resnet18``, ``resnet50``."""
+    """Return the recorded steps: ``resnet18``, ``resnet50``, and ``tiny``, which lab 02 shows."""
     return sorted(path.stem for path in FOLDER.glob("*.npz"))
 
 
@@ -97,6 +97,8 @@ def settings(name: str) -> dict:
 
     Depth, classes, batch size, side of the images, label smoothing (PyTorch's), learning rates (of
     the step, and of the ten), momentum, weight decay (of weights with more than one dimension).
+    ``tiny`` has no depth, smoothing and decay, one learning rate, and ``running_var``, BatchNorm's
+    running variance after the ten steps.
     """
     return _read(name)[0]["settings"]
 

@@ -1,7 +1,10 @@
 """The recording script: what it records today is what is shipped."""
 
+import ast
 import importlib.util
+import inspect
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +33,8 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
     """All but the ten losses, which take longest."""
     name = f"resnet{depth}"
     shipped, shipped_settings = recorded.load(name), recorded.settings(name)
-    assert script.main.__defaults__ == ((18, 50),) and recorded.names() == ["resnet18", "resnet50"]
+    assert script.main.__defaults__ == ((18, 50),)
+    assert recorded.names() == ["resnet18", "resnet50", "tiny"]
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
     monkeypatch.setattr(script, "losses", lambda *_: [0.0])
     script.main([depth])
@@ -38,6 +42,11 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
     losses = shipped_settings.pop("losses")
     assert len(losses) == 10 and len(settings.pop("losses")) == 1
     assert settings == shipped_settings
+    assert_same(today, shipped)
+
+
+def assert_same(today, shipped):
+    """Every tensor of two recorded steps."""
     assert list(today.stages) == list(shipped.stages)
     for stage, tensors in shipped.stages.items():
         assert list(today.stages[stage]) == list(tensors) and tensors
@@ -48,6 +57,22 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
             numbers += [(actual.largest, expected.largest)]
             off = max(np.abs(np.subtract(*pair)).max(initial=0) for pair in numbers)
             assert off <= SAME * expected.largest, (stage, tensor)
+
+
+def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path, monkeypatch):
+    """Its class stands in lab 02 to the letter, and its ten steps are what is shipped."""
+    notebook = json.loads((root / "notebooks" / "02_resnet50_migration.ipynb").read_text())
+    text = "\n\n".join("".join(cell["source"]) for cell in notebook["cells"])
+    listing = re.search(r"^class Tiny\(torch.*?^```", text, re.MULTILINE | re.DOTALL)[0]
+    shown, used = (ast.parse(code) for code in (listing[:-3], inspect.getsource(script.Tiny)))
+    del used.body[0].body[0]  # the docstring
+    assert ast.dump(shown) == ast.dump(used)
+    shipped, shipped_settings = recorded.load("tiny"), recorded.settings("tiny")
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
+    script.main([])
+    assert_same(recorded.load("tiny"), shipped)
+    for name, expected in shipped_settings.items():
+        np.testing.assert_allclose(recorded.settings("tiny")[name], expected, rtol=SAME)
 
 
 @pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])

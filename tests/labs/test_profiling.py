@@ -29,6 +29,19 @@ def profiled(runtime):
     return step, batch, rows, time.perf_counter() - begin, step.last_update.number
 
 
+def test_calls_are_counted_for_at_least_as_long_as_asked_for(monkeypatch):
+    """A clock of its own: each call takes 0.4 s; the first one, which compiles, does not count."""
+    now, made = [0.0], []
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: now[0])
+
+    def call():
+        made.append(now[0])
+        now[0] += 0.4
+
+    assert profiling.calls_per_second(call, 1.0) == pytest.approx(3 / 1.2) and len(made) == 4
+    assert profiling.calls_per_second(call, 0.0) == pytest.approx(2.5)
+
+
 def test_each_operator_is_counted_per_call_in_its_cell_and_direction(profiled):
     step, _, rows, _, updates = profiled
     assert updates == 2 + 1  # real updates, and a call more compiles

@@ -125,7 +125,7 @@ def test_unknown_names_are_refused(folder):
 
 
 def test_shipped_steps():
-    assert recorded.names() == ["resnet18", "resnet50"]
+    assert recorded.names() == ["resnet18", "resnet50", "tiny"]
     with pytest.raises(InputError, match="Did you mean 'resnet50'"):
         recorded.settings("resnet51")
     for name, tensors in {"resnet18": 62, "resnet50": 161}.items():

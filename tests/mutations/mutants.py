@@ -82,6 +82,37 @@ MUTANTS = {
         notebook="02_resnet50_migration",
         test="tests/migration/test_names.py::test_names_of_a_resnet_both_ways",
     ),
+    # "same": the odd row comes after, where PyTorch pads both sides.
+    "migration, padding of the max-pool": Mutant(
+        file="labkit/nets/resnet.py",
+        right='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)',
+        wrong='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")',
+        notebook="02_resnet50_migration",
+        test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
+    ),
+    # The document's values for PyTorch's.
+    "migration, label smoothing": Mutant(
+        file="labkit/steps/losses.py",
+        right="smooth *= others / self.num_classes",
+        wrong="smooth *= 1",
+        notebook="02_resnet50_migration",
+        test="tests/steps/test_losses.py::test_the_pytorch_convention_is_pytorch_s",
+    ),
+    "migration, weight decay": Mutant(
+        file="labkit/steps/parameter_groups.py",
+        right="groups[weight_decay if decays else 0.0].append(parameter)",
+        wrong="groups[weight_decay].append(parameter)",
+        notebook="02_resnet50_migration",
+        test="tests/steps/test_parameter_groups.py",
+    ),
+    # The first update is lost: its rate is 0.
+    "migration, warm-up": Mutant(
+        file="labkit/steps/schedules.py",
+        right="rising = lr * np.arange(1, warmup + 1) / max(warmup, 1)",
+        wrong="rising = lr * np.arange(warmup) / max(warmup, 1)",
+        notebook="02_resnet50_migration",
+        test="tests/steps/test_schedules.py::test_cosine_is_the_reference",
+    ),
     # (F - damping I)^-1 g for the natural gradient (F + damping I)^-1 g.
     "THOR, natural gradient": Mutant(
         file="labkit/algorithms/thor/curvature.py",

@@ -45,7 +45,6 @@ def test_links_between_notebooks_and_to_their_sections_are_up_to_date(root):
 # Longer than a lesson should be: (cells, words, lines of a cell); to be cut, and out of the list.
 LONGEST = (70, 2200, 15)
 LONG = [
-    "02_resnet50_migration",
     "03_thor",
     "04_adasum",
     "05_dimension_reduction",

@@ -16,7 +16,6 @@ FILES = [
     "CONTRIBUTING.md",
 ]
 NOT_YET = [
-    "notebooks/02_resnet50_migration.ipynb",
     "notebooks/03_thor.ipynb",
     "notebooks/04_adasum.ipynb",
     "notebooks/05_dimension_reduction.ipynb",

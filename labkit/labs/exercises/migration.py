@@ -6,7 +6,9 @@ from collections.abc import Callable
 import numpy as np
 
 from labkit.labs.exercises import check as checks
+from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.on_resnet import OnResNet
 
 
 def same_padding(size: int, kernel: int, stride: int) -> list[int]:
@@ -32,11 +34,41 @@ def preprocess(pixels: np.ndarray, mean: np.ndarray, std: np.ndarray) -> np.ndar
     return (np.asarray(pixels, np.float64) - 255 * np.asarray(mean)) / (255 * np.asarray(std))
 
 
-def learning_rate(update: int, updates: int, warmup: int, rate: float) -> float:
+def scheduled_rate(update: int, updates: int, warmup: int, rate: float) -> float:
     """A linear warm-up to ``rate``, then a cosine down to 0."""
     if update < warmup:
         return rate * (update + 1) / warmup
     return rate * (1 + math.cos(math.pi * (update - warmup) / (updates - warmup))) / 2
+
+
+def load_weights(resnet: OnResNet) -> np.ndarray:
+    """The logits with PyTorch's tensors in the network, all of them in their places."""
+    from labkit import migration
+
+    migration.load(resnet.network, resnet.state)
+    return resnet.logits()
+
+
+def first_fault(resnet: OnResNet) -> int:
+    """Place of the first stage at which the two networks differ."""
+    return _differing(resnet)[0]
+
+
+def _differing(resnet: OnResNet) -> list[int]:
+    """Places of all stages whose outputs differ, by hooks."""
+    from labkit.runtime import pynative
+
+    outputs: dict[str, list] = {name: [] for name in resnet.stages}
+    for network in (resnet.right, resnet.wrong):
+        for name, kept in outputs.items():
+            getattr(network, name).register_forward_hook(
+                lambda cell, inputs, output, kept=kept: kept.append(output.asnumpy().copy())
+            )
+        with pynative():
+            network(resnet.images)
+    both = enumerate(outputs.values())
+    # Both run the same kernels: where nothing differs, no bit does.
+    return [place for place, (one, other) in both if not np.array_equal(one, other)]
 
 
 _PADDINGS = [(64, 7, 2), (32, 3, 2), (32, 3, 1), (33, 3, 2), (32, 1, 2), (7, 2, 2)]
@@ -45,12 +77,57 @@ _PIXELS = np.array([[0.0, 128.0, 255.0], [10.0, 20.0, 30.0]])
 _MEAN, _STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 _RATES = [(update, 100, 10, 0.4) for update in (0, 4, 9, 10, 55, 99)] + [(0, 10, 1, 0.1)]
 
+_RESNETS = [(OnResNet(fault),) for fault in ("layer2", "maxpool")]
+
 EXERCISES = (
-    Exercise(same_padding, _PADDINGS, rtol=0.0),
-    Exercise(running_variance, _VARIANCES),
-    Exercise(smooth_targets, [(2, 10, 0.1), (0, 3, 0.3), (4, 5, 0.0)]),
-    Exercise(preprocess, [(_PIXELS, _MEAN, _STD), (_PIXELS[0], np.full(3, 0.5), np.full(3, 0.25))]),
-    Exercise(learning_rate, _RATES),
+    Exercise(running_variance, _VARIANCES, level="easy"),
+    Exercise(
+        preprocess,
+        [(_PIXELS, _MEAN, _STD), (_PIXELS[0], np.full(3, 0.5), np.full(3, 0.25))],
+        level="easy",
+    ),
+    Exercise(smooth_targets, [(2, 10, 0.1), (0, 3, 0.3), (4, 5, 0.0)], level="easy"),
+    Exercise(same_padding, _PADDINGS, rtol=0.0, level="medium"),
+    Exercise(scheduled_rate, _RATES, level="medium"),
+    # float32: the same kernels on the same tensors; what is left is for other machines.
+    Exercise(load_weights, [(OnResNet(),)], rtol=1e-4, level="medium"),
+    Exercise(first_fault, _RESNETS, rtol=0.0, level="hard"),
+)
+
+hint = Advice(
+    {
+        "running_variance": (
+            "whose share is `torch_momentum`: the old value's, or the new one's?",
+            "the new value is the unbiased variance of `values`; the old one has the rest",
+        ),
+        "preprocess": (
+            "for which range of pixels are the two constants, and which range do you get?",
+            "either scale the pixels down first, or scale both constants up, as MindSpore does",
+        ),
+        "smooth_targets": (
+            "what must the targets of all classes sum to?",
+            "every class, the right one too, gets its part of `smoothing`; the rest is the label's",
+        ),
+        "same_padding": (
+            "how many windows are there, and which rows do the first and the last one reach?",
+            "rows that the windows need and the input lacks are the padding; half of them, "
+            "rounded down, come before",
+        ),
+        "scheduled_rate": (
+            "try update 0, the last one of the warm-up and the first one after it",
+            "after the warm-up count from there, and let the cosine have the updates that are left",
+        ),
+        "load_weights": (
+            "which names end differently in the two frameworks, and which tensors are no weights?",
+            "loop over `network.get_parameters()`, make PyTorch's name of each, and use `set_data`",
+        ),
+        "first_fault": (
+            "PyNative mode lets you look at every stage: which method of a Cell tells you its "
+            "output?",
+            "keep the outputs of both networks by `register_forward_hook`, and compare them in "
+            "the order of the calls",
+        ),
+    }
 )
 
 
@@ -69,11 +146,38 @@ def _label_at(label: int, classes: int, at_label: float, elsewhere: float) -> np
 
 def _after_warmup(rate_at: Callable) -> Callable:
     """A schedule whose warm-up is right, and then ``rate_at(update, updates, warmup, rate)``."""
-    return lambda i, n, warmup, rate: (learning_rate if i < warmup else rate_at)(i, n, warmup, rate)
+    return lambda i, n, warmup, rate: (scheduled_rate if i < warmup else rate_at)(
+        i, n, warmup, rate
+    )
 
 
 def _cosine(part: float) -> float:
     return (1 + math.cos(math.pi * part)) / 2
+
+
+def _load(resnet: OnResNet, name_of: Callable[[str], str]) -> np.ndarray:
+    """Logits with ``state[name_of(last part of a parameter's name)]`` in place; "" leaves it."""
+    from mindspore import Tensor
+
+    for parameter in resnet.network.get_parameters():
+        path, _, last = parameter.name.rpartition(".")
+        if other := name_of(last):
+            parameter.set_data(Tensor(resnet.state[f"{path}.{other}"]))
+    return resnet.logits()
+
+
+_TORCH = {
+    "weight": "weight",
+    "bias": "bias",
+    "gamma": "weight",
+    "beta": "bias",
+    "moving_mean": "running_mean",
+    "moving_variance": "running_var",
+}
+
+
+def _without(*lasts: str) -> Callable:
+    return lambda resnet: _load(resnet, lambda last: "" if last in lasts else _TORCH[last])
 
 
 HINTS = {
@@ -136,21 +240,41 @@ HINTS = {
         (lambda pixels, mean, std: (pixels - np.mean(pixels)) / np.std(pixels),
          "this image's own mean and deviation: are they the data set's?"),
     ),
-    "learning_rate": (
+    "scheduled_rate": (
         (lambda i, n, warmup, rate: rate * _cosine(min(i, warmup) / warmup),
          "that is the document's: no warm-up, and the floor after `warmup`"),
         (lambda i, n, warmup, rate: (
-            rate * i / warmup if i < warmup else learning_rate(i, n, warmup, rate)),
+            rate * i / warmup if i < warmup else scheduled_rate(i, n, warmup, rate)),
          "the first update has the rate 0 and does nothing"),
         (_after_warmup(lambda i, n, warmup, rate: rate * _cosine(i / n)),
          "after the warm-up it jumps: where does the cosine begin?"),
         (_after_warmup(lambda i, n, warmup, rate: rate * _cosine((i - warmup) / n)),
          "it does not reach 0: how many updates has the cosine?"),
         (_after_warmup(lambda i, n, warmup, rate: rate), "after the warm-up it stays where it is"),
-        (_after_warmup(lambda i, n, warmup, rate: 2 * learning_rate(i, n, warmup, rate)),
+        (_after_warmup(lambda i, n, warmup, rate: 2 * scheduled_rate(i, n, warmup, rate)),
          "after the warm-up it jumps to twice the rate"),
         (_after_warmup(lambda i, n, warmup, rate: rate * (n - i) / (n - warmup)),
          "it comes down in a straight line"),
+    ),
+    "load_weights": (
+        (lambda resnet: resnet.logits(), "the network is as it was: nothing was loaded"),
+        (lambda resnet: _load(resnet, (_TORCH | {"gamma": "bias", "beta": "weight"}).__getitem__),
+         "two tensors of BatchNorm have changed places: which of them scales?"),
+        (_without("moving_mean", "moving_variance"),
+         "the running statistics are MindSpore's initial ones: are they parameters to be trained?"),
+        (_without("gamma", "beta", "moving_mean", "moving_variance"),
+         "BatchNorm was left out: its parameters have other names"),
+        (_without("gamma", "beta"), "BatchNorm has its statistics, and not its scale and shift"),
+        (_without("beta"), "one parameter of each BatchNorm is still zero"),
+    ),
+    "first_fault": (
+        (lambda resnet: _differing(resnet)[-1],
+         "that is the last one that differs: which way does a fault spread?"),
+        (lambda resnet: _differing(resnet)[0] - 1, "that stage still agrees"),
+        (lambda resnet: _differing(resnet)[0] + 1,
+         "one too far: its input differs already, or places were counted from 1"),
+        (lambda resnet: len(_differing(resnet)), "that is how many stages differ"),
+        (lambda resnet: 0, "the first stage of all agrees in both"),
     ),
 }  # fmt: skip
 

@@ -3,6 +3,9 @@
 import math
 
 import numpy as np
+from mindspore import Tensor
+
+from labkit.runtime import pynative
 
 
 def same_padding(size, kernel, stride):
@@ -25,10 +28,44 @@ def preprocess(pixels, mean, std):
     return (pixels / 255 - mean) / std
 
 
-def learning_rate(update, updates, warmup, rate):
+def scheduled_rate(update, updates, warmup, rate):
     if update < warmup:
         return (update + 1) / warmup * rate
     return 0.5 * rate + 0.5 * rate * math.cos(math.pi * (update - warmup) / (updates - warmup))
+
+
+NAMES = [
+    ("gamma", "weight"), ("beta", "bias"),
+    ("moving_mean", "running_mean"), ("moving_variance", "running_var"),
+]  # fmt: skip
+
+
+def load_weights(resnet, names=NAMES, parameters=lambda network: network.get_parameters()):
+    for parameter in parameters(resnet.network):
+        name = parameter.name
+        for here, there in names:
+            name = name.replace(here, there)
+        if name in resnet.state:
+            parameter.set_data(Tensor(resnet.state[name]))
+    return resnet.logits()
+
+
+def first_fault(resnet):
+    seen = []
+    for network in (resnet.right, resnet.wrong):
+        for name in resnet.stages:
+            part = network.__getattr__(name)
+            part.register_forward_hook(lambda cell, inputs, output: seen.append(output.asnumpy()))
+        with pynative():
+            network(resnet.images)
+    half = len(seen) // 2
+    for place in range(half):
+        if np.abs(seen[place] - seen[place + half]).max() > 1e-6:
+            return place
+
+
+def _trainable(resnet):
+    return load_weights(resnet, parameters=lambda network: network.trainable_params())
 
 
 def _padded(outputs_of, least=0):
@@ -41,7 +78,7 @@ def _padded(outputs_of, least=0):
 
 def _after_warmup(rate_at):
     def attempt(i, n, w, rate):
-        return learning_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
+        return scheduled_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
 
     return attempt
 
@@ -67,15 +104,24 @@ WRONG = [
     ("preprocess", lambda pixels, mean, std: (pixels - mean * 255) / std, "does the deviation"),
     ("preprocess", lambda pixels, mean, std: (pixels - mean) / std / 255, "does the mean"),
     ("preprocess", lambda pixels, mean, std: (pixels - pixels.mean()) / pixels.std(), "own mean"),
-    ("learning_rate", lambda i, n, w, rate: rate / 2 * (
+    ("scheduled_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
-    ("learning_rate", lambda i, n, w, rate: learning_rate(i, n, w, rate) if i < w else (
+    ("scheduled_rate", lambda i, n, w, rate: scheduled_rate(i, n, w, rate) if i < w else (
         rate / 2 * (1 + math.cos(math.pi * i / n))), "where does the cosine begin"),
-    ("learning_rate", _after_warmup(lambda i, n, w, rate: rate / 2 * (
+    ("scheduled_rate", _after_warmup(lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * (i - w) / n))), "does not reach 0"),
-    ("learning_rate", _after_warmup(lambda i, n, w, rate: rate), "stays where it is"),
-    ("learning_rate", _after_warmup(lambda i, n, w, rate: rate * (
+    ("scheduled_rate", _after_warmup(lambda i, n, w, rate: rate), "stays where it is"),
+    ("scheduled_rate", _after_warmup(lambda i, n, w, rate: rate * (
         1 + math.cos(math.pi * (i - w) / (n - w)))), "twice the rate"),
-    ("learning_rate", _after_warmup(
+    ("scheduled_rate", _after_warmup(
         lambda i, n, w, rate: rate - rate * (i - w) / (n - w)), "a straight line"),
+    ("load_weights", _trainable, "running statistics"),
+    ("load_weights", lambda resnet: load_weights(resnet, []), "other names"),
+    ("load_weights", lambda resnet: load_weights(
+        resnet, [("gamma", "bias"), ("beta", "weight"), *NAMES[2:]]), "changed places"),
+    ("load_weights", lambda resnet: load_weights(resnet, NAMES[2:]), "not its scale"),
+    ("first_fault", lambda resnet: 6, "the last one that differs"),
+    ("first_fault", lambda resnet: first_fault(resnet) - 1, "still agrees"),
+    ("first_fault", lambda resnet: 7 - first_fault(resnet), "how many stages differ"),
+    ("first_fault", lambda resnet: first_fault(resnet) + 1, "counted from 1"),
 ]  # fmt: skip

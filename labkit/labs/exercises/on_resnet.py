@@ -1,0 +1,117 @@
+"""A ResNet with PyTorch's tensors, for exercises of lab 02 that are solved in MindSpore itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
+    from mindspore import Tensor, nn
+
+_CHANNELS = [16, 16, 32, 64, 128]  # a quarter of ResNet-18's
+_CLASSES, _IMAGES, _SIDE = 10, 2, 32
+
+
+class OnResNet:
+    """A ResNet of one basic block a stage, and two images: what an exercise's function is given.
+
+    All is computed in PyNative mode, operator by operator. Every copy builds networks of its own
+    when it is first asked for them, and an answer takes half a second: a ResNet-18 took twice that.
+
+    Args:
+        fault: stage of ``wrong`` that pads by "same"; one of ``stages`` that pads at all
+
+    Attributes:
+        stages: names of the network's parts, in the order of the calls
+    """
+
+    stages = ("conv1", "maxpool", "layer1", "layer2", "layer3", "layer4", "fc")
+
+    def __init__(self, fault: str = "maxpool"):
+        self.fault = fault
+        self._built: dict[str, Any] = {}
+
+    def __deepcopy__(self, memo: object) -> OnResNet:
+        return OnResNet(self.fault)
+
+    def __eq__(self, other: object) -> bool:
+        # To load weights is no change of an argument that the caller would regret.
+        return isinstance(other, OnResNet) and other.fault == self.fault
+
+    def __hash__(self) -> int:
+        return hash(self.fault)
+
+    @property
+    def images(self) -> Tensor:
+        """Two images (2, 3, 32, 32)."""
+        from mindspore import Tensor
+
+        from labkit.migration import rule
+
+        return Tensor(rule.batch(_IMAGES, _SIDE, _CLASSES)[0])
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """PyTorch's tensors for ``network``, by PyTorch's names."""
+        from labkit.migration import pairs, rule
+
+        def build() -> dict[str, np.ndarray]:
+            return rule.state({pair.torch: pair.torch_shape for pair in pairs(_resnet())})
+
+        return self._once("state", build)
+
+    @property
+    def network(self) -> nn.Cell:
+        """A ResNet with initial weights that are always the same."""
+        from labkit.nets.initialisers import initialise
+
+        def build() -> nn.Cell:
+            network = _resnet()
+            initialise(network, "torchvision", 1)
+            return network
+
+        return self._once("network", build)
+
+    @property
+    def right(self) -> nn.Cell:
+        """A ResNet with the tensors of ``state``."""
+        return self._once("right", lambda: self._with_state(_resnet()))
+
+    @property
+    def wrong(self) -> nn.Cell:
+        """As ``right``, but for one stage."""
+
+        def build() -> nn.Cell:
+            network, other = _resnet(), _resnet(2)
+            setattr(network, self.fault, getattr(other, self.fault))
+            return self._with_state(network)
+
+        return self._once("wrong", build)
+
+    def logits(self) -> np.ndarray:
+        """Return what ``network`` says of the images, (2, 10), in evaluation mode."""
+        from labkit.runtime import pynative
+
+        with pynative():
+            return self.network.set_train(False)(self.images).asnumpy()
+
+    def _once(self, name: str, build: Any) -> Any:
+        if name not in self._built:
+            self._built[name] = build()
+        return self._built[name]
+
+    def _with_state(self, network: nn.Cell) -> nn.Cell:
+        from labkit.migration import load
+
+        load(network, self.state)
+        return network.set_train(False)
+
+
+def _resnet(differences: int = 0) -> nn.Cell:
+    from labkit.nets.resnet import BLOG, ResidualBlockBase, ResNet
+
+    return ResNet(
+        ResidualBlockBase, [1] * 4, _CHANNELS[:4], _CHANNELS[1:], [1, 2, 2, 2], _CLASSES,
+        differences=BLOG[:differences],
+    )  # fmt: skip

@@ -1,0 +1,141 @@
+"""Lab 02's pictures to be moved: what a kernel sees, and how far a fault spreads. No MindSpore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from labkit.base.arguments import wrong
+from labkit.labs.figures import common as plots
+from labkit.reference.convolution import same_padding
+
+if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
+    from matplotlib.axes import Axes
+
+    from labkit.migration import Row
+
+LAYERS = ("stem", "layer1", "layer2", "layer3", "layer4", "fc")
+_WHOLE = ("preprocessing", "loss")  # stages of the step, not of a layer
+_GREY = "#DDDDDD"
+
+
+def paddings(size: int, kernel: int, stride: int) -> dict[str, tuple[int, int]]:
+    """Return the rows (before, after) that PyTorch's usual padding and "same" put on one axis.
+
+    Args:
+        size: rows of the input
+        kernel: rows of the kernel, odd
+        stride: from one window to the next
+
+    Raises:
+        InputError: for an even kernel, which no padding puts in the middle.
+    """
+    if kernel % 2 == 0:
+        raise wrong("kernel", kernel, "an odd number")
+    half = (kernel - 1) // 2
+    before, after, *_ = same_padding((size, size), (kernel, kernel), (stride, stride))
+    return {f"padding={half}": (half, half), '"same"': (before, after)}
+
+
+def windows(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> list[range]:
+    """Return the rows of the input that each row of the output sees.
+
+    Rows are counted from 0; those below 0 and from ``size`` on are padding.
+    """
+    before, after = padding
+    count = (size + before + after - kernel) // stride + 1
+    starts = (number * stride - before for number in range(count))
+    return [range(start, start + kernel) for start in starts]
+
+
+def rows_seen(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> list[list[int]]:
+    """Return the rows of the input itself that each row of the output sees, without padding."""
+    seen = windows(size, kernel, stride, padding)
+    return [[row for row in window if 0 <= row < size] for window in seen]
+
+
+def padding(axis: Axes, rows: float, kernel: float, stride: float) -> None:
+    """Draw the windows of PyTorch's padding above those of "same"; green where both agree.
+
+    Args:
+        axis: to draw on
+        rows: of the input
+        kernel: rows of the kernel, odd
+        stride: from one window to the next
+    """
+    size, k, step = int(rows), int(kernel), int(stride)
+    both = paddings(size, k, step)
+    seen = {name: windows(size, k, step, sides) for name, sides in both.items()}
+    agree = len(set(map(str, seen.values()))) == 1
+    color = plots.GREEN if agree else plots.ORANGE
+    for base, (name, sides) in zip((1.15, 0.0), both.items(), strict=True):
+        _rows(axis, base + 0.8, size, sides)
+        thick = 0.76 / max(len(seen[name]), 4)
+        for place, window in enumerate(seen[name]):
+            bottom, wide = base + 0.76 - (place + 0.9) * thick, len(window) - 0.1
+            axis.bar(window[0] - 0.45, 0.8 * thick, wide, bottom, align="edge", color=color)
+    labels = [f"{name}\n{before} before\n{after} after" for name, (before, after) in both.items()]
+    axis.set_yticks([1.6, 0.45], labels)
+    verdict = "the same windows" if agree else "different windows"
+    axis.set_title(f"size {size}, kernel {k}, stride {step}: {verdict}", fontsize=9)
+    axis.set(xlabel="row of the input (hatched: zeros)", ylim=(-0.1, 2.2))
+    axis.set(xlim=(-k / 2 - 0.5, size + k / 2 - 0.5), xticks=[])
+    axis.grid(False)
+
+
+def _rows(axis: Axes, bottom: float, size: int, padding: tuple[int, int]) -> None:
+    """Draw the rows of the input in a line, numbered, with the padding hatched."""
+    before, after = padding
+    for row in range(-before, size + after):
+        inside = 0 <= row < size
+        color, hatch = (_GREY, "") if inside else ("white", "////")
+        axis.bar(row, 0.16, 0.9, bottom, color=color, hatch=hatch, edgecolor="grey", lw=0.6)
+        if inside:
+            axis.text(row, bottom + 0.08, str(row), ha="center", va="center", fontsize=7)
+
+
+def spread(rows: Sequence[Row]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return how many tensors differ, of how many: (stage, layer) -> (failed, all).
+
+    The layer is one of ``LAYERS``, or "" for the stages that have none.
+
+    Args:
+        rows: of ``labkit.migration.compare_step`` on networks with ResNet's names
+    """
+    counts: dict[tuple[str, str], tuple[int, int]] = {}
+    for row in rows:
+        head = row.name.split(".")[0]
+        layer = "" if row.stage in _WHOLE else head if head in LAYERS else "stem"
+        if head in ("avgpool", "flatten"):  # between layer4 and fc, with nothing of their own
+            continue
+        failed, number = counts.get((row.stage, layer), (0, 0))
+        counts[row.stage, layer] = failed + (not row.passed), number + 1
+    return counts
+
+
+def fault(axis: Axes, rows: Sequence[Row], title: str) -> None:
+    """Draw where a step differs, stages downwards and layers to the right.
+
+    Args:
+        axis: to draw on
+        rows: as in ``spread``
+        title: what was planted
+    """
+    counts = spread(rows)
+    stages = list(dict.fromkeys(stage for stage, _ in counts))
+    for (stage, layer), (failed, number) in counts.items():
+        left, width = (LAYERS.index(layer), 0.92) if layer else (0, len(LAYERS) - 0.08)
+        color = plots.RED if failed else plots.GREEN
+        level = stages.index(stage)
+        axis.bar(left - 0.46, 0.86, width, level - 0.43, align="edge", color=color)
+        text = f"{failed}/{number}" if failed else "ok"
+        axis.text(left - 0.46 + width / 2, level, text, ha="center", va="center", color="white",
+                  fontsize=7)  # fmt: skip
+    first = next((row for row in rows if not row.passed), None)
+    where = f"first: {first.stage}, {first.name}" if first else "all stages agree"
+    axis.set_title(f"{title}\n{where}", fontsize=9)
+    axis.set_yticks(range(len(stages)), stages)
+    axis.set_xticks(range(len(LAYERS)), LAYERS)
+    axis.set(xlim=(-0.6, len(LAYERS) - 0.4), ylim=(len(stages) - 0.4, -0.6))
+    axis.tick_params(labelsize=8)
+    axis.grid(False)

@@ -1,0 +1,100 @@
+"""Lab 02's pictures: windows are MindSpore's, and a fault is red where the comparison says so."""
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Tensor, nn
+
+from labkit import InputError
+from labkit.labs.figures import common as plots
+from labkit.labs.figures import migration as figures
+from labkit.migration.compare import Row
+
+CASES = [(8, 3, 1), (8, 3, 2), (9, 3, 2), (8, 7, 2), (12, 5, 3), (4, 7, 4), (7, 1, 2), (10, 5, 4)]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
+def test_the_windows_are_those_of_mindspore(runtime, size, kernel, stride):
+    """Row i holds 2^i: the sum of a window says which rows are in it."""
+    column = Tensor(2.0 ** np.arange(size).reshape(1, 1, size, 1), ms.float32)
+    half = (kernel - 1) // 2
+    modes = [dict(pad_mode="pad", padding=(half, half, 0, 0)), dict(pad_mode="same")]
+    drawn = figures.paddings(size, kernel, stride)
+    assert list(drawn) == [f"padding={half}", '"same"']
+    for mode, sides in zip(modes, drawn.values(), strict=True):
+        layer = nn.Conv2d(1, 1, (kernel, 1), stride, weight_init="ones", **mode)
+        sums = layer(column).asnumpy()[0, 0, :, 0]
+        seen = figures.rows_seen(size, kernel, stride, sides)
+        assert [sum(2**row for row in rows) for rows in seen] == sums.tolist()
+
+
+def test_an_even_kernel_is_refused():
+    with pytest.raises(InputError, match="kernel: expected an odd number, got 4"):
+        figures.paddings(8, 4, 2)
+
+
+def colors(axis):
+    return {patch.get_facecolor() for patch in axis.patches}
+
+
+def is_in(color, axis):
+    from matplotlib.colors import to_rgba
+
+    return to_rgba(color) in colors(axis)
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
+def test_green_is_where_both_paddings_see_the_same(size, kernel, stride):
+    figure, axis = plots.axes()
+    figures.padding(axis, size, kernel, stride)
+    same = len({str(sides) for sides in figures.paddings(size, kernel, stride).values()}) == 1
+    one, other = (
+        figures.windows(size, kernel, stride, sides)
+        for sides in figures.paddings(size, kernel, stride).values()
+    )
+    agree = one == other
+    assert agree or not same
+    assert is_in(plots.GREEN, axis) == agree and is_in(plots.ORANGE, axis) != agree
+    assert ("the same windows" in axis.get_title()) == agree
+    plots.png(figure)
+
+
+ROWS = [
+    Row("preprocessing", "images", 0.0, 1e-6, True),
+    Row("weights", "conv1.weight", 0.0, 0.0, True),
+    Row("weights", "layer2.0.bn1.weight", 0.0, 0.0, True),
+    Row("forward", "maxpool", 0.5, 1e-4, False),
+    Row("forward", "conv1", 0.0, 1e-4, True),
+    Row("forward", "layer2.0.conv2", 0.5, 1e-4, False),
+    Row("forward", "avgpool", 0.5, 1e-4, False),
+    Row("forward", "fc", 1e-6, 1e-4, True),
+    Row("loss", "loss", 0.5, 1e-5, False),
+]
+
+
+def test_tensors_are_counted_by_stage_and_layer():
+    assert figures.spread(ROWS) == {
+        ("preprocessing", ""): (0, 1),
+        ("weights", "stem"): (0, 1),
+        ("weights", "layer2"): (0, 1),
+        ("forward", "stem"): (1, 2),
+        ("forward", "layer2"): (1, 1),
+        ("forward", "fc"): (0, 1),
+        ("loss", ""): (1, 1),
+    }
+
+
+def test_a_fault_is_drawn_with_its_counts_and_its_first_place():
+    figure, axis = plots.axes()
+    figures.fault(axis, ROWS, "max-pool")
+    assert axis.get_title() == "max-pool\nfirst: forward, maxpool"
+    texts = [text.get_text() for text in axis.texts]
+    assert texts == ["ok", "ok", "ok", "1/2", "1/1", "ok", "1/1"]
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == [
+        "preprocessing", "weights", "forward", "loss",
+    ]  # fmt: skip
+    assert is_in(plots.RED, axis) and is_in(plots.GREEN, axis)
+    axis.clear()
+    figures.fault(axis, ROWS[:3], "nothing")
+    assert axis.get_title().endswith("all stages agree") and not is_in(plots.RED, axis)
+    plots.png(figure)
