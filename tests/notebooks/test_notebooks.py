@@ -53,7 +53,6 @@ LONG = [
     "02_resnet50_migration",
     "03_thor",
     "04_adasum",
-    "05_dimension_reduction",
 ]
 
 

@@ -19,7 +19,6 @@ NOT_YET = [
     "notebooks/02_resnet50_migration.ipynb",
     "notebooks/03_thor.ipynb",
     "notebooks/04_adasum.ipynb",
-    "notebooks/05_dimension_reduction.ipynb",
 ]
 
 # What is not written, as a pattern, and what is written instead.
