@@ -60,6 +60,10 @@ TOLERANCES = {
             "a tenth of the rate: test accuracy": SAME,
             "average of snapshots: test accuracy": SAME,
         },
+        "05_dimension_reduction_in_depth": {
+            "end of stage one: test accuracy": SAME,
+            "projected BFGS: test accuracy": SAME,
+        },
     },
     "lab": {
         "00_start_here": {
@@ -105,9 +109,10 @@ TOLERANCES = {
                 "while it rises"),
         },
         "05_dimension_reduction": {
-            "end of stage one: test accuracy": ("absolute", 0.03,
-                "seeds 1 to 3: 0.9363, 0.9473, 0.9546; at a rate that is never lowered, the "
-                "end is noisy, which is this lab's subject"),
+            "end of stage one: test accuracy": ("absolute", 0.04,
+                "seeds 1 to 3 on four cores: 0.9363, 0.9473, 0.9546; seed 1 on one core 0.9535, on "
+                "two 0.9228; at a rate that is never lowered, the end is noisy, which is this "
+                "lab's subject"),
             "projected BFGS: test accuracy": ("absolute", 0.015,
                 "seeds 1 to 3: 0.9702, 0.9614, 0.9709"),
             "same rate: test accuracy": ("absolute", 0.045,
@@ -120,6 +125,13 @@ TOLERANCES = {
                 "seeds 1 to 3: 0.9743, 0.9694, 0.9727"),
             "average of snapshots: test accuracy": ("absolute", 0.008,
                 "seeds 1 to 3: 0.9704, 0.9702, 0.9753"),
+        },
+        # The two trainings of lab 05, in a notebook of their own.
+        "05_dimension_reduction_in_depth": {
+            "end of stage one: test accuracy": ("absolute", 0.04,
+                "as in lab 05, whose seed 1 gave 0.9228 to 0.9535, seeds 2 and 3 0.9473, 0.9546"),
+            "projected BFGS: test accuracy": ("absolute", 0.015,
+                "as in lab 05, whose seeds 1 to 3 gave 0.9702, 0.9614, 0.9709"),
         },
     },
 }  # fmt: skip

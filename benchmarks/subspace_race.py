@@ -145,11 +145,8 @@ def draw(stored: results.Stored, path: Path) -> None:
 
     panels = {}
     for setting, noise in {(row["setting"], row["noise"]): None for row in stored.rows}:
-        best = {}
-        for line in race.compared(stored, setting, noise):
-            rates = [best.get(line["method"], line["two_epochs"]), line["two_epochs"]]
-            best[line["method"]] = max(rates, key=statistics.mean)
-        panels[setting + (f"\n{noise:.0%} random labels" if noise else "")] = best
+        title = setting + (f"\n{noise:.0%} random labels" if noise else "")
+        panels[title] = race.best(stored, setting, noise)
     subspace_plots.by_method(panels).savefig(path, dpi=110)
 
 

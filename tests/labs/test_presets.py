@@ -59,10 +59,10 @@ PAPER = [
     ("04_adasum", ADASUM["one_device"], {
         "learning_rate": "lr_max", "epochs": "epoch_size", "workers": "workers",
         "batch_size": "batch_size", "momentum": "momentum", "seed": "seed"}),
-    ("05_dimension_reduction", ONE, {
+    ("05_dimension_reduction_in_depth", ONE, {
         "learning_rate": "lr_max", "epochs": "epoch_size", "batch_size": "batch_size",
         "momentum": "momentum", "seed": "seed", "saves_per_epoch": "snapshots_per_epoch"}),
-    ("05_dimension_reduction", TWO, {
+    ("05_dimension_reduction_in_depth", TWO, {
         "components": "n_components", "trials": "trials", "second_batch_size": "batch_size",
         "second_epochs": "epoch_size"}),
 ]  # fmt: skip
@@ -79,7 +79,7 @@ def test_paper_is_what_the_recipe_trains(lab, recipe, names):
 def test_paper_trains_the_sources_network_and_takes_its_40_snapshots():
     settings = choose("02_resnet50_migration", "paper")
     assert (settings["depth"], settings["image_size"], settings["width"]) == (50, 224, 1)
-    settings = choose("05_dimension_reduction", "paper")
+    settings = choose("05_dimension_reduction_in_depth", "paper")
     # The 40 newest of one snapshot an epoch are those from epoch 31 on.
     assert settings["epochs"] - settings["start_epoch"] + 1 == ONE.snapshot_max
 

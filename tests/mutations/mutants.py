@@ -137,4 +137,43 @@ MUTANTS = {
         notebook="05_dimension_reduction",
         test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
     ),
+    # -g for -B g: gradient descent in the subspace.
+    "subspace, direction": Mutant(
+        file="labkit/algorithms/subspace/search.py",
+        right="direction = (-inverse @ gradient).astype(np.float32)",
+        wrong="direction = (-gradient).astype(np.float32)",
+        notebook="05_dimension_reduction",
+        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
+    ),
+    # A bound above the loss: any whole step is taken.
+    "subspace, Armijo's bound": Mutant(
+        file="labkit/algorithms/subspace/search.py",
+        right="loss + constants.sigma * size * slope",
+        wrong="loss - constants.sigma * size * slope",
+        notebook="05_dimension_reduction",
+        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
+    ),
+    # The part in the subspace is in the residual as well.
+    "subspace, residual inside": Mutant(
+        file="labkit/algorithms/subspace/graphs.py",
+        right="self.gamma * self.residual + (gradient - inside)",
+        wrong="self.gamma * self.residual + gradient",
+        notebook="05_dimension_reduction",
+        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
+    ),
+    "subspace, residual without a past": Mutant(
+        file="labkit/algorithms/subspace/graphs.py",
+        right="residual = self.gamma * self.residual +",
+        wrong="residual = 0.0 * self.residual +",
+        notebook="05_dimension_reduction",
+        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
+    ),
+    # Directions from the middle snapshot, not from the mean of all.
+    "subspace, mean of the snapshots": Mutant(
+        file="labkit/algorithms/subspace/components.py",
+        right="np.linalg.eigh(_centred(gram))",
+        wrong="np.linalg.eigh(gram)",
+        notebook="05_dimension_reduction",
+        test="tests/algorithms/subspace/test_components.py::test_around_weights_that_are_larger_than_their_moves",
+    ),
 }

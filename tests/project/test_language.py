@@ -18,7 +18,6 @@ FILES = [
 NOT_YET = [
     "notebooks/03_thor.ipynb",
     "notebooks/04_adasum.ipynb",
-    "notebooks/05_dimension_reduction.ipynb",
 ]
 
 # What is not written, as a pattern, and what is written instead.

@@ -1,4 +1,4 @@
-"""LeNet with a few images, for exercises of lab 01 that are solved in MindSpore itself."""
+"""LeNet with a few images, for exercises that are solved in MindSpore itself."""
 
 from __future__ import annotations
 
@@ -74,6 +74,14 @@ class OnLeNet:
         with pynative():
             return self._value_and_grad(images, labels)[1]
 
+    def loss(self, images: Tensor, labels: Tensor) -> float:
+        """Return the mean loss of a micro-batch."""
+        from labkit.runtime import pynative
+
+        self._build()
+        with pynative():
+            return float(self._loss_net(images, labels).asnumpy())
+
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Call the optimizer once with these gradients."""
         from labkit.runtime import pynative
@@ -93,7 +101,8 @@ class OnLeNet:
 
         ms.set_seed(self.seed)
         network = LeNet5()
-        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        self._loss_net = LossNet(network, loss_fn)
         self._optimizer = nn.Momentum(network.trainable_params(), self.learning_rate, 0.9)
-        self._value_and_grad = ms.value_and_grad(loss_net, None, self._optimizer.parameters)
+        self._value_and_grad = ms.value_and_grad(self._loss_net, None, self._optimizer.parameters)
         self._built = True

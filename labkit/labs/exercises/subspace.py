@@ -1,4 +1,4 @@
-"""Exercises of lab 05, dimension reduction: plain specifications, cases, learners' mistakes."""
+"""Exercises of lab 05, dimension reduction: cases, hints, learners' mistakes."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -7,49 +7,20 @@ import numpy as np
 
 from labkit import reference
 from labkit.labs.exercises import check as checks
+from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
-
-
-def explained(snapshots: np.ndarray, components: int) -> np.ndarray:
-    """Share of the variance of snapshots (N, M) along each of their first K components, (K,)."""
-    pca = reference.principal_components(snapshots, components)
-    return pca.variance / pca.total_variance
-
-
-def nearest_point(basis: np.ndarray, mean: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The point of the subspace through ``mean`` that is nearest to weights (M,)."""
-    return reference.reconstruct(basis, mean, weights)
-
-
-def bfgs(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """BFGS update of the inverse Hessian; where y.s is not positive, ``inverse`` as it is."""
-    return reference.bfgs_inverse(inverse, s, y) if y @ s > 0 else inverse
-
-
-def line_search(
-    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
-) -> float:
-    """rho^m of the first m with losses[m] < loss + sigma rho^m slope; 0.0 where there is none."""
-    for m, trial in enumerate(losses):
-        if trial < loss + sigma * rho**m * slope:
-            return rho**m
-    return 0.0
-
-
-def residual_update(
-    residual: np.ndarray, gradient: np.ndarray, basis: np.ndarray, gamma: float, alpha: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """r <- gamma r + (g - P^T P g). Returns (r, alpha r), the latter is what the optimizer gets."""
-    outside = gradient - reference.projected_gradient(basis, gradient)
-    residual = gamma * residual + outside
-    return residual, alpha * residual
-
-
-def first_and_count(components: int, ranks: int, rank: int) -> tuple[int, int]:
-    """(first component, how many): every rank has room for K / ranks, rounded up, in order."""
-    room = -(-components // ranks)
-    first = rank * room
-    return first, max(0, min(room, components - first))
+from labkit.labs.exercises.on_lenet import OnLeNet
+from labkit.labs.exercises.subspace_specs import (
+    by_parameter,
+    direction,
+    explained,
+    lenet_average,
+    lenet_search,
+    line_search,
+    nearest_point,
+    swa,
+    weights_of,
+)
 
 
 def _snapshots(seed: int, count: int, numbers: int) -> np.ndarray:
@@ -60,11 +31,18 @@ def _basis(seed: int, components: int, numbers: int) -> np.ndarray:
     return np.linalg.qr(draw(seed, numbers, components))[0].T
 
 
-def _bfgs_case(seed: int, size: int, sign: int) -> tuple:
-    """(inverse, s, y) with y.s of the given sign."""
+def _of_biases(seed: int) -> np.ndarray:
+    """Three orthonormal directions (3, 61684) among the ten biases of LeNet's last layer."""
+    basis = np.zeros((3, 61_684))
+    basis[:, -10:] = _basis(seed, 3, 10)
+    return basis
+
+
+def _pairs(seed: int, count: int, size: int) -> list:
+    """Pairs (s, y) of a quadratic; the second one, if there are two, has y.s < 0."""
     half = draw(seed, size, size)
-    s, y = draw(seed + 1, 2, size)
-    return half @ half.T / size + np.eye(size), s, y * np.sign(y @ s) * sign
+    steps = draw(seed + 1, count, size)
+    return [(s, (half @ half.T @ s) * (-1) ** (i == 1)) for i, s in enumerate(steps)]
 
 
 _EXPLAINED = [(_snapshots(0, 6, 9), 3), (_snapshots(1, 5, 12), 2), (_snapshots(2, 9, 4), 3)]
@@ -74,18 +52,61 @@ _SEARCHES = [
     (np.array([1.5, 1.25, 1.3]), 1.0, -1.0, 0.5, 0.4),
     (np.array([np.nan, 2.7, 2.55, 2.85]), 3.0, -2.0, 0.55, 0.3),
 ]
-_RESIDUALS = [
-    (draw(20, 6), draw(21, 6), _basis(22, 2, 6), 0.9, 0.001),
-    (draw(23, 8), draw(24, 8), _basis(25, 3, 8), 0.5, 0.3),
-]
+_AVERAGES = [(draw(seed, 5), count, draw(seed + 9, 5)) for seed, count in enumerate((3, 1, 9))]
 
 EXERCISES = (
-    Exercise(explained, _EXPLAINED),
-    Exercise(nearest_point, _POINTS),
-    Exercise(bfgs, [_bfgs_case(9, 4, 1), _bfgs_case(11, 3, 1), _bfgs_case(13, 3, -1)]),
-    Exercise(line_search, _SEARCHES),
-    Exercise(residual_update, _RESIDUALS),
-    Exercise(first_and_count, [(32, 3, 2), (32, 5, 4), (3, 4, 3), (10, 3, 1)], rtol=1e-9),
+    Exercise(swa, _AVERAGES, level="easy"),
+    Exercise(explained, _EXPLAINED, level="easy"),
+    Exercise(nearest_point, _POINTS, level="medium"),
+    Exercise(line_search, _SEARCHES, level="medium"),
+    # float32: the weights after three updates are off by 1e-6 of the largest.
+    Exercise(lenet_average, [(OnLeNet(1), [4, 4, 4], 3)], rtol=1e-5, level="medium"),
+    Exercise(
+        direction,
+        [(draw(30 + n, size), _pairs(40 + n, n, size)) for n, size in ((1, 4), (3, 5), (0, 3))],
+        level="hard",
+    ),
+    # float32 against float64: losses near 2.3 that differ by 1e-7.
+    Exercise(
+        lenet_search,
+        [(OnLeNet(1), _of_biases(3), 0.55, 0.4), (OnLeNet(2), _of_biases(4), 0.5, 0.97)],
+        rtol=1e-4,
+        level="hard",
+    ),
+)
+
+hint = Advice(
+    {
+        "swa": (
+            "how often does the new snapshot count, and how often does the old average?",
+            "turn the average back into a sum, add the new snapshot, divide by all of them",
+        ),
+        "explained": (
+            "which point should be at 0 before you look at directions?",
+            "center over the snapshots; then squared singular values are proportional to variances",
+        ),
+        "nearest_point": (
+            "where does the subspace go through?",
+            "project the difference from the mean, and come back",
+        ),
+        "line_search": (
+            "the bound is lower for a longer step: which line does it follow?",
+            "walk through the losses in order; return at the first one below its own bound",
+        ),
+        "lenet_average": (
+            "when is a snapshot taken: before the update, or after it?",
+            "copy each parameter's array, since the next update may change what you keep",
+        ),
+        "direction": (
+            "write B as a matrix first: start from the identity, one pair after the other",
+            "without a matrix this is the two-loop recursion of L-BFGS: newest pairs first, "
+            "then back",
+        ),
+        "lenet_search": (
+            "flatten the gradient in the parameters' order, so that the basis can be applied",
+            "keep the weights of the start; every trial is set from them, `ops.assign` sets one",
+        ),
+    }
 )
 
 
@@ -105,23 +126,6 @@ def _of_the_first(snapshots: np.ndarray, components: int) -> np.ndarray:
     return variance / variance.sum()
 
 
-def _davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    if not y @ s > 0:
-        return inverse
-    moved = inverse @ y
-    return inverse - np.outer(moved, moved) / (y @ moved) + np.outer(s, s) / (y @ s)
-
-
-def _left(s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The factor of the rule that stands before the inverse."""
-    return np.eye(len(s)) - np.outer(s, y) / (y @ s)
-
-
-def _last(s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The term of the rule that is added."""
-    return np.outer(s, s) / (y @ s)
-
-
 def _bound_of_a_whole_step(
     losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
 ) -> float:
@@ -136,36 +140,89 @@ def _number_of_the_trial(
     return round(math.log(step) / math.log(rho)) if step else 0.0
 
 
-def _times_alpha(residual: np.ndarray, alpha: float) -> tuple[np.ndarray, np.ndarray]:
-    return residual, alpha * residual
+def _averaged(
+    lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable
+) -> list[np.ndarray]:
+    """What ``weigh`` makes of the weights (updates + 1, M) before and after each update."""
+    rows = [weights_of(lenet)]
+    for number in range(updates):
+        lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
+        rows.append(weights_of(lenet))
+    return by_parameter(lenet, weigh(np.array(rows)))
 
 
-def _newest_only(
-    residual: np.ndarray, gradient: np.ndarray, basis: np.ndarray, gamma: float, alpha: float
-) -> tuple[np.ndarray, np.ndarray]:
-    new, _ = residual_update(residual, gradient, basis, gamma, alpha)
-    return new, alpha * (new - gamma * residual)
+def _forgetting(rows: np.ndarray) -> np.ndarray:
+    average = rows[0]
+    for row in rows[1:]:
+        average = 0.9 * average + 0.1 * row
+    return average
 
 
-def _running_mean(
-    residual: np.ndarray, gradient: np.ndarray, basis: np.ndarray, gamma: float, alpha: float
-) -> tuple[np.ndarray, np.ndarray]:
-    outside, _ = residual_update(0 * residual, gradient, basis, gamma, alpha)
-    return _times_alpha(gamma * residual + (1 - gamma) * outside, alpha)
+def _after(
+    gradient: np.ndarray,
+    pairs: Sequence,
+    update: Callable = reference.bfgs_inverse,
+    *,
+    scaled: bool = False,
+    least: float = 0.0,
+) -> np.ndarray:
+    """-B g, B made by ``update(B, s, y)`` of the pairs whose product is above ``least``."""
+    inverse = np.eye(len(gradient))
+    for number, (s, y) in enumerate(pair for pair in pairs if pair[0] @ pair[1] > least):
+        if scaled and number == 0:
+            inverse = inverse * (y @ s) / (y @ y)
+        inverse = update(inverse, s, y)
+    return -inverse @ gradient
 
 
-def _rest_to_the_last(components: int, ranks: int, rank: int) -> tuple[int, int]:
-    room = components // ranks
-    first = rank * room
-    return first, components - first if rank == ranks - 1 else room
+def _davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
+    moved = inverse @ y
+    return inverse - np.outer(moved, moved) / (y @ moved) + np.outer(s, s) / (y @ s)
 
 
-def _spread(components: int, ranks: int, rank: int) -> tuple[int, int]:
-    parts = np.array_split(np.arange(components), ranks)
-    return sum(map(len, parts[:rank])), len(parts[rank])
+def _searched(
+    lenet: OnLeNet,
+    basis: np.ndarray,
+    rho: float,
+    sigma: float,
+    *,
+    sign: float = -1.0,
+    kept: bool = True,
+    projected: bool = True,
+    told: Callable = lambda m, size, losses: (size, losses[-1]),
+) -> tuple[float, float]:
+    """As ``lenet_search``, in MindSpore, with one thing otherwise."""
+    from mindspore import Tensor, ops
+
+    (batch,) = lenet.micro_batches([12])
+    start = weights_of(lenet)
+    gradient = np.concatenate([g.asnumpy().ravel() for g in lenet.gradients(*batch)])
+    gradient = gradient.astype(np.float64)
+    move = sign * (reference.projected_gradient(basis, gradient) if projected else gradient)
+    slope, losses, place = gradient @ move, [lenet.loss(*batch)], start
+    for m in range(20):
+        place = (start if kept else place) + rho**m * move
+        for parameter, value in zip(lenet.parameters, by_parameter(lenet, place), strict=True):
+            ops.assign(parameter, Tensor(value.astype(np.float32)))
+        losses.append(lenet.loss(*batch))
+        if losses[-1] < losses[0] + sigma * rho**m * slope or sigma > 1:
+            return told(m, rho**m, losses)
+    return 0.0, losses[0]
 
 
 HINTS = {
+    "swa": (
+        (lambda average, count, weights: (average + weights) / 2,
+         "the new snapshot counts as much as all before it together"),
+        (lambda average, count, weights: (count * average + weights) / count,
+         "how many snapshots are there now?"),
+        (lambda average, count, weights: (average + weights) / (count + 1),
+         "the average stands for several snapshots, and counts once here"),
+        (lambda average, count, weights: 0.9 * average + 0.1 * weights,
+         "the same share for every new snapshot: the old ones are forgotten"),
+        (lambda average, count, weights: count * average + weights,
+         "that is the sum of the snapshots: what is it divided by?"),
+    ),
     "explained": (
         (lambda x, components: _shares(_singular(x) ** 2, components),
          "the first direction is that of the mean: are the rows centred?"),
@@ -192,21 +249,9 @@ HINTS = {
         (lambda basis, mean, weights: mean - basis.T @ (basis @ (weights - mean)),
          "the mirror image, on the other side of the mean"),
     ),
-    "bfgs": (
-        (lambda inverse, s, y: reference.bfgs_inverse(inverse, s, y),
-         "after this pair B is not positive definite: which pairs are let in?"),
-        (lambda inverse, s, y: reference.bfgs_inverse(inverse, y, s) if y @ s > 0 else inverse,
-         "B s is y now: is B the Hessian, or its inverse?"),
-        (_davidon_fletcher_powell, "B y is s, as it should, but this is another rule (DFP's)"),
-        (lambda inverse, s, y: _left(s, y) @ inverse @ _left(s, y).T,
-         "B y is 0 now: what has become of s?"),
-        (lambda inverse, s, y: _left(s, y) @ inverse + _last(s, y), "B is not symmetric any more"),
-        (lambda inverse, s, y: _left(s, y).T @ inverse @ _left(s, y) + _last(s, y),
-         "B y is not s: in which order do the two factors stand?"),
-    ),
     "line_search": (
         (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, 0.0, rho, sigma),
-         "any decrease is taken: how much does the slope foresee?"),
+         "any decrease is taken: how much does the slope predict?"),
         (_bound_of_a_whole_step, "a short step is asked for as much as a whole one"),
         (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, -slope, rho, sigma),
          "the bound lies above the loss: which sign has the slope?"),
@@ -217,29 +262,54 @@ HINTS = {
             line_search(losses, loss, slope, rho, sigma) or rho ** (len(losses) - 1)),
          "no trial was low enough, and one was taken all the same"),
     ),
-    "residual_update": (
-        (lambda residual, gradient, basis, gamma, alpha: _times_alpha(
-            gamma * residual + gradient, alpha),
-         "what lies in the subspace is in it too: who else moves along that?"),
-        (lambda residual, gradient, basis, gamma, alpha: _times_alpha(
-            gamma * residual + reference.projected_gradient(basis, gradient), alpha),
-         "that is the part inside the subspace, which the search has had"),
-        (lambda residual, *others: residual_update(0 * residual, *others),
-         "what came before is forgotten: what is gamma for?"),
-        (_newest_only, "the optimizer gets the newest part only"),
-        (lambda residual, gradient, basis, gamma, alpha: (
-            residual_update(residual, gradient, basis, gamma, alpha)[0], alpha * residual),
-         "the optimizer gets the residual of the update before"),
-        (_running_mean,
-         "gamma and what is left of 1 weigh old and new: does the equation weigh both?"),
+    "lenet_average": (
+        (lambda lenet, sizes, updates: _averaged(lenet, sizes, updates, lambda x: x[-1]),
+         "the last weights: is every snapshot a copy, and is the mean taken over all?"),
+        (lambda lenet, sizes, updates: _averaged(
+            lenet, sizes, updates, lambda x: x.mean(axis=0)),
+         "the initial weights are in it too: no update has made them"),
+        (lambda lenet, sizes, updates: _averaged(
+            lenet, sizes, updates, lambda x: x[:-1].mean(axis=0)),
+         "each snapshot is taken before its update, not after"),
+        (lambda lenet, sizes, updates: _averaged(
+            lenet, sizes, updates, lambda x: x[1:].sum(axis=0)),
+         "a sum: it grows with the number of snapshots"),
+        (lambda lenet, sizes, updates: _averaged(lenet, sizes, updates, _forgetting),
+         "an average that forgets: every snapshot should count alike"),
+        (lambda lenet, sizes, updates: _averaged(lenet, sizes, updates, lambda x: x[0]),
+         "the weights are as they were: was the optimizer called?"),
     ),
-    "first_and_count": (
-        (lambda components, ranks, rank: (rank * (components // ranks), components // ranks),
-         "some components are nobody's now"),
-        (lambda components, ranks, rank: (rank * -(-components // ranks), -(-components // ranks)),
-         "this rank asks for components that are not there"),
-        (_rest_to_the_last, "the last rank has more than it has room for"),
-        (_spread, "the room is not the same for all ranks"),
+    "direction": (
+        (lambda gradient, pairs: _after(gradient, pairs, least=-np.inf),
+         "after one of these pairs B is not positive definite: which are left out?"),
+        (lambda gradient, pairs: -direction(gradient, pairs),
+         "uphill: which sign has a direction of descent?"),
+        (lambda gradient, pairs: direction(gradient, pairs[::-1]),
+         "the pairs are taken in the wrong order: which one is newest?"),
+        (lambda gradient, pairs: direction(gradient, [(y, s) for s, y in pairs]),
+         "the step and the change of the gradient have changed places: B is the inverse"),
+        (lambda gradient, pairs: _after(gradient, pairs, scaled=True),
+         "B was scaled before its first pair, as many programs do: here it starts as I"),
+        (lambda gradient, pairs: _after(gradient, pairs, _davidon_fletcher_powell),
+         "the secant equation holds, but this is another rule (DFP's)"),
+        (lambda gradient, pairs: direction(gradient, pairs[-1:]),
+         "only the newest pair is in it: what have the older ones taught?"),
+    ),
+    "lenet_search": (
+        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, 2.0),
+         "the whole step was taken, whatever its loss: which decrease is asked for?"),
+        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, sigma, sign=1.0),
+         "no step was found: does the direction lead downhill?"),
+        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, sigma, kept=False),
+         "a refused trial stays in the weights: where does the next one start?"),
+        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, sigma, projected=False),
+         "that is a step along the whole gradient: what is the basis for?"),
+        (lambda lenet, basis, rho, sigma: _searched(
+            lenet, basis, rho, sigma, told=lambda m, size, losses: (m, losses[-1])),
+         "that is m; how far does trial m go?"),
+        (lambda lenet, basis, rho, sigma: _searched(
+            lenet, basis, rho, sigma, told=lambda m, size, losses: (size, losses[0])),
+         "the step is right; the loss is that of the start"),
     ),
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """What the notebooks ask of the stored races: the numbers of the rows, and what is no row's."""
 
 import math
+import statistics
 
 import pytest
 
@@ -88,6 +89,17 @@ def test_accuracies_of_two_stages_are_by_method_and_epoch(subspace):
     assert subspace_race.by(subspace, "trials")[20] == second
     average = [subspace_race.accuracies(subspace, "average", epochs) for epochs in (1, 2)]
     assert average[0] == average[1]
+
+
+def test_the_best_rate_of_each_method_is_taken_and_no_method_is_lost(subspace):
+    best = subspace_race.best(subspace)
+    means = {}
+    for line in subspace_race.compared(subspace):
+        means.setdefault(line["method"], []).append(statistics.mean(line["two_epochs"]))
+    assert {method: statistics.mean(right) for method, right in best.items()} == {
+        method: max(found) for method, found in means.items()
+    }
+    assert len(means["large_batch"]) == len(means["projected_sgd"]) == 3
 
 
 @pytest.mark.parametrize("setting", ["batch 8", "batch 32"])

@@ -1,6 +1,11 @@
 """Lab 05: right answers, and wrong ones."""
 
 import numpy as np
+from mindspore import Tensor, ops
+
+
+def swa(average, count, weights):
+    return average + (weights - average) / (count + 1)
 
 
 def _gram_shares(rows, components, power=1.0):
@@ -18,14 +23,6 @@ def nearest_point(basis, mean, weights):
     return mean + sum(x * row for x, row in zip(coordinates, basis, strict=True))
 
 
-def bfgs(inverse, s, y):
-    product = y @ s
-    if product <= 0:
-        return inverse
-    left = np.eye(len(s)) - np.outer(s, y) / product
-    return left @ inverse @ left.T + np.outer(s, s) / product
-
-
 def line_search(losses, loss, slope, rho, sigma):
     rate = 1.0
     for trial in losses:
@@ -35,15 +32,42 @@ def line_search(losses, loss, slope, rho, sigma):
     return 0.0
 
 
-def residual_update(residual, gradient, basis, gamma, alpha):
-    residual = gamma * residual + gradient - basis.T @ (basis @ gradient)
-    return residual, alpha * residual
+def lenet_average(lenet, sizes, updates, weigh=np.mean):
+    snapshots = [[] for _ in lenet.parameters]
+    for number in range(updates):
+        batch = lenet.micro_batches(sizes)[number % len(sizes)]
+        lenet.update(lenet.gradients(*batch))
+        for kept, parameter in zip(snapshots, lenet.parameters, strict=True):
+            kept.append(parameter.asnumpy().copy())
+    return [weigh(kept, axis=0) for kept in snapshots]
 
 
-def first_and_count(components, ranks, rank):
-    room = (components + ranks - 1) // ranks
-    own = range(components)[rank * room : (rank + 1) * room]
-    return rank * room, len(own)
+def direction(gradient, pairs):
+    """L-BFGS: the two-loop recursion."""
+    pairs, q, kept = [(s, y) for s, y in pairs if y @ s > 0], gradient, []
+    for s, y in reversed(pairs):
+        kept.append(s @ q / (y @ s))
+        q = q - kept[-1] * y
+    for s, y in pairs:
+        q = q + (kept.pop() - y @ q / (y @ s)) * s
+    return -q
+
+
+def lenet_search(lenet, basis, rho, sigma, factor=1.0):
+    (batch,) = lenet.micro_batches([12])
+    start = [parameter.asnumpy().copy() for parameter in lenet.parameters]
+    slopes = [gradient.asnumpy().ravel() for gradient in lenet.gradients(*batch)]
+    g_k = basis @ np.concatenate(slopes)
+    move, loss = -factor * basis.T @ g_k, lenet.loss(*batch)
+    ends = np.cumsum([weights.size for weights in start])[:-1]
+    for m in range(20):
+        parts = np.split(rho**m * move, ends)
+        for parameter, weights, part in zip(lenet.parameters, start, parts, strict=True):
+            ops.assign(parameter, Tensor(np.float32(weights + part.reshape(weights.shape))))
+        trial = lenet.loss(*batch)
+        if trial < loss - sigma * rho**m * factor * g_k @ g_k:
+            return rho**m, trial
+    return 0.0, loss
 
 
 def _by_snapshot(snapshots, components):
@@ -58,27 +82,6 @@ def _among_themselves(snapshots, components):
 def _eigenvalues(snapshots, components):
     rows = snapshots - snapshots.mean(axis=0)
     return np.linalg.eigvalsh(rows @ rows.T)[::-1][:components] / (len(rows) - 1)
-
-
-def _two_sided(inverse, s, y, left):
-    return left @ inverse @ left.T + np.outer(s, s) / (y @ s)
-
-
-def _left(s, y):
-    return np.eye(len(s)) - np.outer(s, y) / (y @ s)
-
-
-def _direct(hessian, s, y):
-    if y @ s <= 0:
-        return hessian
-    return _two_sided(hessian, y, s, _left(y, s))
-
-
-def _dfp(inverse, s, y):
-    if y @ s <= 0:
-        return inverse
-    v = inverse @ y
-    return inverse + np.outer(s, s) / (s @ y) - np.outer(v, v) / (v @ y)
 
 
 def _search(bound):
@@ -109,16 +112,20 @@ def _always(losses, loss, slope, rho, sigma):
     return rate
 
 
-def _residual(part, seen=lambda new, old, part, alpha: alpha * new):
-    def attempt(r, g, basis, gamma, alpha):
-        inside = basis.T @ (basis @ g)
-        new = part(gamma * r, g, inside, gamma)
-        return new, seen(new, r, g - inside, alpha)
-
-    return attempt
+def _matrix(gradient, pairs, skip=True, left=lambda s, y: np.outer(s, y)):
+    inverse = np.eye(len(gradient))
+    for s, y in pairs:
+        if y @ s > 0 or not skip:
+            factor = np.eye(len(s)) - left(s, y) / (y @ s)
+            inverse = factor @ inverse @ factor.T + np.outer(s, s) / (y @ s)
+    return -inverse @ gradient
 
 
 WRONG = [
+    ("swa", lambda a, n, w: np.mean([a, w], axis=0), "as much as all before it"),
+    ("swa", lambda a, n, w: a + w / n, "how many snapshots are there now"),
+    ("swa", lambda a, n, w: a + 0.1 * (w - a), "are forgotten"),
+    ("swa", lambda a, n, w: w, "off by"),
     ("explained", lambda x, k: _gram_shares(x, k), "are the rows centred"),
     ("explained", _by_snapshot, "of a snapshot, or over the snapshots"),
     ("explained", lambda x, k: _gram_shares(x - x.mean(0), k, 0.5), "grow with a length"),
@@ -130,11 +137,6 @@ WRONG = [
     ("nearest_point", lambda p, m, w: p.T @ p @ w + m, "counted twice"),
     ("nearest_point", lambda p, m, w: w - m - p.T @ p @ (w - m), "cannot express"),
     ("nearest_point", lambda p, m, w: m - p.T @ p @ (w - m), "mirror image"),
-    ("bfgs", lambda b, s, y: _two_sided(b, s, y, _left(s, y)), "which pairs are let in"),
-    ("bfgs", _direct, "or its inverse"),
-    ("bfgs", _dfp, "DFP"),
-    ("bfgs", lambda b, s, y: _left(s, y) @ b + np.outer(s, s) / (y @ s), "not symmetric"),
-    ("bfgs", lambda b, s, y: _two_sided(b, s, y, _left(y, s)), "in which order"),
     ("line_search", _search(lambda loss, slope, sigma, rate: loss), "any decrease"),
     ("line_search", _search(
         lambda loss, slope, sigma, rate: loss + sigma * slope), "as much as a whole one"),
@@ -143,19 +145,22 @@ WRONG = [
     ("line_search", _argmin, "when does the search stop"),
     ("line_search", _m, "how far does trial m go"),
     ("line_search", _always, "taken all the same"),
-    ("residual_update", _residual(lambda old, g, inside, gamma: old + g), "who else moves"),
-    ("residual_update", _residual(lambda old, g, inside, gamma: old + inside), "has had"),
-    ("residual_update", _residual(lambda old, g, inside, gamma: g - inside), "gamma for"),
-    ("residual_update", _residual(
-        lambda old, g, inside, gamma: old + g - inside,
-        lambda new, old, part, alpha: alpha * part), "newest part only"),
-    ("residual_update", _residual(
-        lambda old, g, inside, gamma: old + g - inside,
-        lambda new, old, part, alpha: alpha * old), "of the update before"),
-    ("residual_update", _residual(
-        lambda old, g, inside, gamma: old + (1 - gamma) * (g - inside)), "weigh both"),
-    ("first_and_count", lambda k, n, i: (
-        i * (k // n), k // n + (k % n if i == n - 1 else 0)), "has room for"),
-    ("first_and_count", lambda k, n, i: (
-        i * (k // n) + min(i, k % n), k // n + (i < k % n)), "not the same for all"),
+    ("lenet_average", lambda lenet, sizes, updates: lenet_average(
+        lenet, sizes, updates, weigh=lambda kept, axis: kept[-1]), "is every snapshot a copy"),
+    ("lenet_average", lambda lenet, sizes, updates: lenet_average(
+        lenet, sizes, updates, weigh=np.sum), "a sum"),
+    ("lenet_average", lambda lenet, sizes, updates: lenet_average(
+        lenet, sizes, updates - 1), "off by"),
+    ("direction", lambda g, pairs: _matrix(g, pairs, skip=False), "not positive definite"),
+    ("direction", lambda g, pairs: -_matrix(g, pairs), "uphill"),
+    ("direction", lambda g, pairs: direction(g, pairs[-1:]), "only the newest pair"),
+    ("direction", lambda g, pairs: direction(g, pairs[::-1]), "in the wrong order"),
+    ("direction", lambda g, pairs: _matrix(
+        g, pairs, left=lambda s, y: np.outer(y, s)), "off by"),
+    ("lenet_search", lambda lenet, p, rho, sigma: lenet_search(
+        lenet, p, rho, sigma, factor=-1.0), "does the direction lead downhill"),
+    ("lenet_search", lambda lenet, p, rho, sigma: lenet_search(
+        lenet, p, rho, 0.0), "whatever its loss"),
+    ("lenet_search", lambda lenet, p, rho, sigma: lenet_search(
+        lenet, p, rho, sigma)[::-1], "their order is not"),
 ]  # fmt: skip

@@ -1,0 +1,77 @@
+"""LeNet-5 whose weights are one vector: what lab 05 moves along directions, and judges."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from mindspore import Tensor, nn
+
+from labkit import reference
+from labkit.nets.lenet import LeNet5
+from labkit.steps.losses import LossNet
+from labkit.steps.state import set_state
+
+_PART = 1000  # images that are judged at once
+
+
+class FlatLeNet:
+    """A LeNet-5 with softmax cross entropy, at any vector (M,) of its weights.
+
+    Weights stand in the vector in the order of ``trainable_params``, as in a ``Basis``.
+    """
+
+    def __init__(self) -> None:
+        self.network = LeNet5()
+        self._parameters = self.network.trainable_params()
+        loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+        self._loss_net = LossNet(self.network, loss_fn)
+        self._ends = np.cumsum([parameter.size for parameter in self._parameters])
+
+    def vector(self, arrays: Mapping[str, Any]) -> np.ndarray:
+        """Return weights by name, as ``parameter_values`` has them, as a float64 vector (M,)."""
+        parts = [np.ravel(arrays[parameter.name]) for parameter in self._parameters]
+        return np.concatenate(parts).astype(np.float64)
+
+    def by_name(self, vector: np.ndarray) -> dict[str, np.ndarray]:
+        """Return a vector (M,) as weights by name, in their shapes."""
+        parts = np.split(vector, self._ends[:-1])
+        return {
+            parameter.name: part.reshape(parameter.shape)
+            for parameter, part in zip(self._parameters, parts, strict=True)
+        }
+
+    def put(self, vector: np.ndarray, network: nn.Cell | None = None) -> nn.Cell:
+        """Set the weights of ``network``, or of the own one, to a vector (M,); return it."""
+        network, values = network or self.network, self.by_name(vector)
+        for parameter in network.trainable_params():
+            set_state(parameter, values[parameter.name].astype(np.float32))
+        return network
+
+    def loss(self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray) -> float:
+        """Return the mean loss of images (N, 1, 32, 32) at a vector (M,), in nats."""
+        self.put(vector)
+        return float(self._loss_net(Tensor(images), Tensor(labels)).asnumpy())
+
+    def gradient(
+        self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
+    ) -> tuple[float, np.ndarray]:
+        """Return (mean loss, gradient (M,)) at a vector, by hand in float64, without MindSpore."""
+        found = reference.lenet_gradients(self.by_name(vector), images, labels)
+        return found[0], self.vector(found[1])
+
+    def predicted(self, vector: np.ndarray, images: np.ndarray) -> np.ndarray:
+        """Return the network's outputs (N, 10) at a vector (M,), float64."""
+        self.put(vector)
+        parts = np.split(images, range(_PART, len(images), _PART))
+        outputs = [self.network(Tensor(part)).asnumpy() for part in parts]
+        return np.concatenate(outputs).astype(np.float64)
+
+    def judge(
+        self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
+    ) -> tuple[float, float]:
+        """Return (share of images classified rightly, their mean loss in nats) at a vector (M,)."""
+        outputs = self.predicted(vector, images)
+        outputs -= outputs.max(axis=1, keepdims=True)
+        own = outputs[np.arange(len(outputs)), labels]
+        loss = (np.log(np.exp(outputs).sum(axis=1)) - own).mean()
+        return float((outputs.argmax(axis=1) == labels).mean()), float(loss)
