@@ -12,6 +12,8 @@ from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
 from labkit.tools.notebooks import files
 
+# How the name of a lab's second notebook ends, "03_thor_in_depth", for readers who want all of it.
+_IN_DEPTH = "_in_depth"
 _NOTEBOOK = re.compile(r"(\d\d)_(\w+)\.ipynb")
 _TITLE = re.compile(r"^#\s+(?:\d+\s*·\s*)?(.+?)\s*$", re.MULTILINE)
 _MINUTES = re.compile(r"(\d+(?:\.\d+)?(?:\s*[-–]\s*\d+)?)\s*min", re.IGNORECASE)
@@ -36,6 +38,16 @@ class Lab:
         """The name without its number: ``gradient_accumulation``."""
         return self.name.split("_", 1)[1]
 
+    @property
+    def is_in_depth(self) -> bool:
+        """Whether it is the second notebook of the lab with the same number."""
+        return self.name.endswith(_IN_DEPTH)
+
+    @property
+    def prefix(self) -> str:
+        """What the anchors of this notebook, and of no other, begin with: "03", "03-in-depth"."""
+        return self.number + (_IN_DEPTH.replace("_", "-") if self.is_in_depth else "")
+
 
 def find_labs(project: Path) -> tuple[Lab, ...]:
     """Return the labs of ``project`` in reading order: every ``notebooks/NN_name.ipynb``."""
@@ -52,8 +64,9 @@ def chosen(names: Iterable[str] = ()) -> tuple[Path, tuple[Lab, ...]]:
 def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
     """Return the labs that ``names`` ask for, each once and in that order; no name means all labs.
 
-    A lab answers to its number (``01`` or ``1``), its name and its name without the number. Names
-    may be joined by commas or spaces. Raises ``InputError`` for an unknown or ambiguous name.
+    A lab answers to its number (``01`` or ``1``), its name and its name without the number; a
+    second notebook to its names alone. Names may be joined by commas or spaces. Raises
+    ``InputError`` for an unknown or ambiguous name.
     """
     names = list(names)
     wanted = [name for text in names for name in re.split(r"[,\s]+", text) if name]
@@ -94,7 +107,7 @@ def mentions(lab: Lab, word: str) -> bool:
 
 def _pick_one(labs: Sequence[Lab], name: str) -> Lab:
     if name.isdecimal():
-        matches = [lab for lab in labs if int(lab.number) == int(name)]
+        matches = [lab for lab in labs if int(lab.number) == int(name) and not lab.is_in_depth]
     else:
         matches = [lab for lab in labs if name in (lab.name, lab.short_name)]
     if len(matches) > 1:

@@ -20,7 +20,10 @@ def test_notebooks_are_numbered_in_reading_order():
     names = [path.stem for path in NOTEBOOKS]
     assert names and names[0] == "00_start_here"
     assert all(re.fullmatch(r"\d\d_[a-z0-9_]+", name) for name in names), names
-    assert [int(name[:2]) for name in names] == list(range(len(names)))
+    labs = [name for name in names if not name.endswith("_in_depth")]
+    assert [int(name[:2]) for name in labs] == list(range(len(labs)))
+    seconds = [name.removesuffix("_in_depth") for name in names if name.endswith("_in_depth")]
+    assert set(seconds) <= set(labs), "a second notebook has the name of its lab"
 
 
 @each_notebook
@@ -29,7 +32,9 @@ def test_source_sections_proofs_and_the_header_card_keep_the_form(path):
     nbformat.validate(notebook)
     assert notebook_form.source_faults(notebook) == []
     assert notebook_form.form_faults(notebook) == []
-    assert notebook.cells[0].source.startswith(f"# {path.stem[:2]} · ")
+    title = notebook.cells[0].source.splitlines()[0]
+    assert title.startswith(f"# {path.stem[:2]} · ")
+    assert title.endswith(" in depth") == path.stem.endswith("_in_depth")
 
 
 # Not linked yet: `python -m labkit.tools.notebooks.refresh --links`, and out of the list.

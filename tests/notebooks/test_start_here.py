@@ -73,7 +73,7 @@ def sections():
     found = {}
     for lab in find_labs(ROOT):
         notebook = files.read(lab.path)
-        anchors = [name for _, name in navigation.anchor(notebook, lab.number)]
+        anchors = [name for _, name in navigation.anchor(notebook, lab.prefix)]
         text = "\n".join(
             cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"
         )

@@ -21,9 +21,9 @@ SHARED = {"batch_size": 10, "momentum": 0.9, "seed": 1}
 
 
 def full_scale(lab):
-    """The cells of a notebook that train a recipe, in order."""
-    (path,) = NOTEBOOKS.glob(f"{lab}_*.ipynb")
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    """The cells of a lab that train a recipe, in order; those of its second notebook come last."""
+    texts = [path.read_text(encoding="utf-8") for path in sorted(NOTEBOOKS.glob(f"{lab}_*.ipynb"))]
+    cells = [cell for text in texts for cell in json.loads(text)["cells"]]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return [source for source in sources if trainings(source)]
 
@@ -68,7 +68,8 @@ def cells(data, tmp_path):
             "preset": "paper",
             "device": "CPU",
             "settings": SHARED | values | {"data": str(data)},
-            "run": SimpleNamespace(path=lambda name: tmp_path / name),
+            "run": (run := SimpleNamespace(path=lambda name: tmp_path / name)),
+            "lab": SimpleNamespace(run=run),
         }
         return full_scale(lab), known | names | {"replace": replace}
 

@@ -45,6 +45,8 @@ INTRODUCTION = (
     "Exercises",
     "Words",
 )
+# The second notebook of a lab, "# 03 · THOR in depth", teaches what it likes between these.
+IN_DEPTH = ("Question", "Parameters", "What we learned")
 # Where a lab calls a section by its subject: (number, section): the heading it has.
 BY_SUBJECT = {
     ("01", "Compare"): "Train, and compare",
@@ -117,11 +119,15 @@ def form_faults(notebook: Mapping) -> list[str]:
         f"the header card has no row **{row}**" for row in CARD if f"| **{row}** |" not in card
     ]
     lab = card[2:4]
+    is_in_depth = card.split("\n", 1)[0].endswith(" in depth")
     sections = _sections(cells)
     numbers = [section.number for section in sections]
     if numbers != list(range(1, len(numbers) + 1)):
         faults.append(f"sections are numbered {numbers}; expected 1, 2, 3 and so on")
-    faults += _order_faults(lab, [section.name for section in sections])
+    order = INTRODUCTION if lab == "00" else IN_DEPTH if is_in_depth else SECTIONS
+    faults += _order_faults(lab, order, [section.name for section in sections])
+    if is_in_depth and not any(map(_asserts, cells)):
+        faults.append("nothing is asserted")
     for number, cell in enumerate(cells):
         if cell["cell_type"] == "code":
             faults += [f"cell {number}: {fault}" for fault in _proof_faults(cell, cells)]
@@ -148,9 +154,9 @@ def _sections(cells: Sequence[Mapping]) -> list[_Section]:
     return sections
 
 
-def _order_faults(lab: str, names: list[str]) -> Iterator[str]:
+def _order_faults(lab: str, wanted: Sequence[str], names: list[str]) -> Iterator[str]:
     after = -1
-    for section in INTRODUCTION if lab == "00" else SECTIONS:
+    for section in wanted:
         places = [i for i, name in enumerate(names) if _fits(lab, section, name)]
         expected = BY_SUBJECT.get((lab, section), section)
         if len(places) != 1:

@@ -45,6 +45,15 @@ def test_labs_answer_to_each_of_their_names_and_come_once_in_the_order_given(
     assert place == project and [lab.number for lab in chosen] == numbers
 
 
+def test_a_second_notebook_answers_to_its_names_and_leaves_the_number_to_its_lab(project):
+    write_lab(project, "01_accumulation_in_depth")
+    assert [lab.prefix for lab in labs.chosen()[1]] == ["01", "01-in-depth", "02"]
+    assert [lab.is_in_depth for lab in labs.chosen(["1"])[1]] == [False]
+    for name in ("01_accumulation_in_depth", "accumulation_in_depth"):
+        (second,) = labs.chosen([name])[1]
+        assert second.is_in_depth and second.number == "01"
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -5,9 +5,12 @@ labs, its sources, its contents) and one at its end; the first notebook has the 
 tagged ``navigation``, and are made of the notebooks' own headings and header cards. Neither they
 nor the anchors count as what a person writes (``rules.source_digest``): outputs stay up to date.
 
+A second notebook, ``03_thor_in_depth``, stands beside its lab: both link to each other, and the way
+from lab to lab passes it by.
+
 Every heading below the title gets an anchor, ``<a id="03-idea"></a>``. JupyterLab 4.6.6 follows a
 link to a heading only where its text is ASCII ("1 · Question" is not), and takes the first place of
-that name in any open notebook, so that names begin with the lab's number.
+that name in any open notebook, so that names begin with ``Lab.prefix``.
 """
 
 import re
@@ -52,7 +55,7 @@ def navigated(project: Path, labs: Sequence[Lab], lab: Lab) -> dict[str, Any]:
     """Return the notebook of ``lab`` with its anchors and its cells of links."""
     notebook = files.read(lab.path)
     cells = notebook["cells"]
-    contents = anchor(notebook, lab.number)
+    contents = anchor(notebook, lab.prefix)
     ways = _ways(project, labs, lab)
     minutes = f"**Contents** ({reading_minutes(notebook)} minutes of reading)"
     listed = " · ".join(f"[{heading}](#{name})" for heading, name in contents)
@@ -63,18 +66,18 @@ def navigated(project: Path, labs: Sequence[Lab], lab: Lab) -> dict[str, Any]:
     return notebook
 
 
-def anchor(notebook: Mapping[str, Any], number: str) -> list[tuple[str, str]]:
+def anchor(notebook: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
     """Put an anchor above every heading below the title; return (heading, anchor) of each section.
 
     Args:
         notebook: its cells are changed
-        number: of the lab, with which anchors begin
+        prefix: with which anchors begin, ``Lab.prefix``
     """
     names: dict[str, int] = {}
     sections = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and rules.NAVIGATION not in files.tags(cell):
-            cell["source"], found = _anchored(cell["source"], number, names)
+            cell["source"], found = _anchored(cell["source"], prefix, names)
             sections += found
     return sections
 
@@ -108,7 +111,7 @@ def _prose_and_code(source: str) -> tuple[list[str], list[str]]:
     return prose, code
 
 
-def _anchored(source: str, number: str, names: dict[str, int]) -> tuple[str, list[tuple[str, str]]]:
+def _anchored(source: str, prefix: str, names: dict[str, int]) -> tuple[str, list[tuple[str, str]]]:
     """Return markdown with an anchor above each heading, and (heading, name) of each section."""
     made, sections, fenced = [], [], False
     for line in rules.ANCHOR.sub("", source).split("\n"):
@@ -117,7 +120,7 @@ def _anchored(source: str, number: str, names: dict[str, int]) -> tuple[str, lis
         if heading:
             plain = re.sub(r"[`*$\\]", "", heading[2])
             slug = re.sub(r"[^a-z0-9]+", "-", plain.split(" · ", 1)[-1].lower()).strip("-")
-            name = f"{number}-{slug}"
+            name = f"{prefix}-{slug}"
             names[name] = names.get(name, 0) + 1
             if names[name] > 1:
                 name += f"-{names[name]}"
@@ -140,14 +143,17 @@ def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> Non
 
 def _ways(project: Path, labs: Sequence[Lab], lab: Lab) -> str:
     """Return the line with the notebook before, the map, the sources, and the notebook after."""
-    here = labs.index(lab)
-    ways = [f"← {_link(labs[here - 1])}"] if here else []
+    line = [each for each in labs if not each.is_in_depth]
+    second = [each for each in labs if each.is_in_depth and each.number == lab.number]
+    here = next((i for i, each in enumerate(line) if each.number == lab.number), 0)
+    before = line[here : here + 1] if lab.is_in_depth else line[max(here - 1, 0) : here]
+    ways = [f"← {_link(each)}" for each in before]
     if any(cell.get("id") == MAP for cell in files.read(labs[0].path)["cells"]):
         ways.append(f"[Map of the labs]({labs[0].path.name if here else ''}#{MAP})")
     if (project / _SOURCES).is_file():
-        ways.append(f"[Sources](../{_SOURCES}{_anchor_of_sources(project, lab)})")
-    if here + 1 < len(labs):
-        ways.append(f"{_link(labs[here + 1])} →")
+        ways.append(f"[Sources](../{_SOURCES}{_anchor_of_sources(project, line[here])})")
+    ways += [_link(each) for each in second if each != lab]
+    ways += [f"{_link(each)} →" for each in line[here + 1 : here + 2]]
     return " | ".join(ways)
 
 

@@ -7,6 +7,7 @@ from labkit.tools.notebooks.rules import COMPARED
 from tests.support import notebook_form
 from tests.support.notebook_form import (
     CARD,
+    IN_DEPTH,
     INTRODUCTION,
     SECTIONS,
     form_faults,
@@ -16,9 +17,9 @@ from tests.support.notebook_form import (
 CARD_TEXT = "\n".join(f"| **{row}** | something |" for row in CARD)
 
 
-def lab(number="03", sections=SECTIONS):
+def lab(number="03", sections=SECTIONS, title="THOR"):
     """A notebook that keeps the rules: a proof in every section, 1 % asserted and claimed."""
-    cells = [new_markdown_cell(f"# {number} · THOR\n\n{CARD_TEXT}")]
+    cells = [new_markdown_cell(f"# {number} · {title}\n\n{CARD_TEXT}")]
     for i, section in enumerate(sections, 1):
         cells.append(new_markdown_cell(f"## {i} · {section}"))
         cells.append(proof())
@@ -60,6 +61,17 @@ def swap(notebook, first, second):
 def test_a_good_notebook_has_no_fault():
     assert source_faults(lab()) == form_faults(lab()) == []
     assert form_faults(lab("00", INTRODUCTION)) == []
+    assert form_faults(lab(sections=IN_DEPTH, title="THOR in depth")) == []
+
+
+def test_a_second_notebook_has_a_question_parameters_a_result_and_a_proof():
+    second = lab(sections=[*IN_DEPTH[:-1], "Ranks"], title="THOR in depth")
+    assert form_faults(second) == ["0 sections are called 'What we learned'; expected exactly one"]
+    second = lab(sections=IN_DEPTH[:-1], title="THOR in depth")
+    for cell in second.cells[2::2]:
+        cell.source = "a = 1"
+        cell.outputs = []
+    assert "nothing is asserted" in form_faults(second)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,25 @@ def test_a_notebook_leads_to_its_neighbours_the_map_its_sources_and_its_sections
     assert cells_of(project, "02_products")["navigation-end"].endswith("sources.md)")
 
 
+def test_a_second_notebook_and_its_lab_lead_to_each_other_and_the_way_passes_it_by(project):
+    notebook_of(project, "01_sums_in_depth", "## 1 · Sums: `a`\n\n[back](01_sums.ipynb)")
+    write(project)
+    there, back = (cells_of(project, name) for name in ("01_sums", "01_sums_in_depth"))
+    sources = "[Map of the labs](00_start.ipynb#map) | "
+    sources += "[Sources](../docs/sources.md#003--long-long-sums)"
+    assert there["navigation-end"] == (
+        f"← [00 · Start](00_start.ipynb) | {sources} | "
+        "[01 · Sums_In_Depth](01_sums_in_depth.ipynb) | [02 · Products](02_products.ipynb) →"
+    )
+    assert back["navigation-end"] == (
+        f"← [01 · Sums](01_sums.ipynb) | {sources} | [02 · Products](02_products.ipynb) →"
+    )
+    assert '<a id="01-in-depth-sums-a"></a>' in "\n".join(back.values())
+    first = cells_of(project, "02_products")["navigation-end"].split(" | ")[0]
+    assert first == "← [01 · Sums](01_sums.ipynb)"
+    assert cells_of(project, "00_start")["map"].index("01_sums_in_depth") > 0
+
+
 def test_every_heading_below_the_title_has_an_anchor_of_its_own(project):
     write(project)
     text = "\n".join(cells_of(project, "01_sums").values())
