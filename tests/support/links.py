@@ -104,7 +104,8 @@ def _anchors(path: Path) -> set[str]:
     texts = _texts(path)
     if path.suffix == ".ipynb":
         notebook = notebook_files.read(path)
-        navigation.anchor(notebook, path.stem[:2])
+        depth = "-in-depth" if path.stem.endswith("_in_depth") else ""
+        navigation.anchor(notebook, path.stem[:2] + depth)
         texts = _markdown(notebook)
     text = "\n\n".join(texts)
     if path.suffix not in (".md", ".ipynb"):
