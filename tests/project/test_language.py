@@ -17,7 +17,6 @@ FILES = [
 ]
 NOT_YET = [
     "notebooks/02_resnet50_migration.ipynb",
-    "notebooks/03_thor.ipynb",
     "notebooks/04_adasum.ipynb",
     "notebooks/05_dimension_reduction.ipynb",
 ]
