@@ -52,7 +52,7 @@ PAPER = [
         "epochs": "epoch_size", "batch_size": "batch_size", "learning_rate": "lr",
         "momentum": "momentum", "warmup_epochs": "warmup", "weight_decay": "weight_decay",
         "smoothing": "label_smooth_factor"}),
-    ("03_thor", THOR["ascend"], {
+    ("03_thor_in_depth", THOR["ascend"], {
         "thor_epochs": "epoch_size", "learning_rate": "lr_init", "damping": "damping_init",
         "frequency": "frequency", "batch_size": "batch_size", "momentum": "momentum",
         "weight_decay": "weight_decay", "seed": "seed"}),

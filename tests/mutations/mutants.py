@@ -121,6 +121,60 @@ MUTANTS = {
         notebook="03_thor",
         test="tests/algorithms/thor/test_curvature.py::test_directions_are_the_references",
     ),
+    # Six in the float64 twin, which the notebooks compare with the step and with their own lines.
+    "THOR, A of the rows alone": Mutant(
+        file="labkit/reference/kronecker.py",
+        right="return a_factor / (rows * positions), ",
+        wrong="return a_factor / rows, ",
+        notebook="03_thor",
+        test=(
+            "tests/reference/test_kronecker.py"
+            "::test_a_constant_convolution_is_underestimated_by_its_number_of_positions"
+        ),
+    ),
+    "THOR, G of the mean loss": Mutant(
+        file="labkit/reference/kronecker.py",
+        right="g_factor * rows / positions, positions",
+        wrong="g_factor / positions, positions",
+        notebook="03_thor",
+        test="tests/reference/test_kronecker.py::test_factors_by_hand",
+    ),
+    "THOR, inverse": Mutant(
+        file="labkit/reference/kronecker.py",
+        right="return np.linalg.inv(matrix + damping * np.eye(len(matrix)))",
+        wrong="return np.linalg.inv(matrix - damping * np.eye(len(matrix)))",
+        notebook="03_thor",
+        test="tests/reference/test_kronecker.py::test_direction_by_hand",
+    ),
+    # As MindSpore cuts: 128, 128, 128 and 17 inputs of LeNet's fc1 instead of 101, 101, 101 and 98.
+    "THOR, blocks with a rest": Mutant(
+        file="labkit/reference/kronecker.py",
+        right='size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))',
+        wrong="size = split",
+        notebook="03_thor",
+        test="tests/reference/test_kronecker.py::test_blocks_are_few_and_of_one_size_but_the_last",
+    ),
+    "THOR, positions": Mutant(
+        file="labkit/reference/kronecker.py",
+        right="return direction / _pair(positions)[0]",
+        wrong="return direction",
+        notebook="03_thor",
+        test=(
+            "tests/reference/test_kronecker.py"
+            "::test_direction_solves_the_whole_damped_kronecker_system"
+        ),
+    ),
+    # A (x) G is for vectors that stack a matrix's columns.
+    "THOR, Kronecker product of columns": Mutant(
+        file="labkit/reference/kronecker.py",
+        right="positions * np.kron(g, a)",
+        wrong="positions * np.kron(a, g)",
+        notebook="03_thor_in_depth",
+        test=(
+            "tests/reference/test_kronecker.py"
+            "::test_a_linear_network_with_derivatives_independent_of_inputs_has_kronecker_blocks"
+        ),
+    ),
     # 1 + <a, b> / 2 |a|^2 for 1 - <a, b> / 2 |a|^2.
     "Adasum, coefficient": Mutant(
         file="labkit/algorithms/adasum/gram.py",

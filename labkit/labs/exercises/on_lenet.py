@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
     from mindspore import Tensor
 
-_IMAGES = 12
+IMAGES = 12
 
 
 class OnLeNet:
@@ -36,7 +36,7 @@ class OnLeNet:
         self._built = False
 
     def __deepcopy__(self, memo: object) -> OnLeNet:
-        return OnLeNet(self.seed)
+        return type(self)(self.seed)
 
     def __eq__(self, other: object) -> bool:
         # To train it is no change of an argument that the caller would regret.
@@ -57,9 +57,9 @@ class OnLeNet:
 
         stops = np.cumsum(sizes)
         random = np.random.default_rng(self.seed)
-        images = random.normal(size=(_IMAGES, 1, 32, 32)).astype(np.float32)
+        images = random.normal(size=(IMAGES, 1, 32, 32)).astype(np.float32)
         # Each class has another brightness: gradients of micro-batches then differ in size.
-        labels = np.sort(random.integers(0, 10, _IMAGES)).astype(np.int32)
+        labels = np.sort(random.integers(0, 10, IMAGES)).astype(np.int32)
         images += labels[:, None, None, None] / 5
         return [
             (Tensor(images[stop - size : stop]), Tensor(labels[stop - size : stop]))

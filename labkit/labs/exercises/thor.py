@@ -6,7 +6,10 @@ from collections.abc import Callable
 import numpy as np
 
 from labkit.labs.exercises import check as checks
+from labkit.labs.exercises import thor_on_lenet
+from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.thor_on_lenet import OnTappedLeNet, lenet_factors, lenet_thor
 
 
 def patch_factor(patches: np.ndarray) -> np.ndarray:
@@ -104,12 +107,56 @@ _TIMES = [(936, 10, 42.0, 21.0), (7, 3, 30.0, 10.0), (6, 3, 30.0, 10.0), (100, 1
 _CHANGES = (0.2, -0.2, 0.004, -0.005, 0.0002)
 
 EXERCISES = (
-    Exercise(patch_factor, _PATCHES),
-    Exercise(unscaled_factor, _DERIVATIVES),
-    Exercise(block_inverse, _BLOCKS),
-    Exercise(pi_damping, _FACTORS),
-    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9),
-    Exercise(trace_decision, [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)]),
+    Exercise(patch_factor, _PATCHES, level="easy"),
+    Exercise(refreshes_and_mean_time, _TIMES, rtol=1e-9, level="easy"),
+    Exercise(unscaled_factor, _DERIVATIVES, level="medium"),
+    Exercise(block_inverse, _BLOCKS, level="medium"),
+    # float32, and 12 images whose derivatives nearly cancel in places.
+    Exercise(lenet_factors, [(OnTappedLeNet(1),)], rtol=1e-4, level="medium"),
+    Exercise(pi_damping, _FACTORS, level="medium"),
+    Exercise(
+        trace_decision,
+        [_trace_case(10 + 2 * i, c) for i, c in enumerate(_CHANGES)],
+        level="hard",
+    ),
+    Exercise(lenet_thor, [(OnTappedLeNet(1), 0.1, 2)], rtol=1e-4, level="hard"),
+)
+
+hint = Advice(
+    {
+        "patch_factor": (
+            "how many vectors p are there in the batch, all images and positions together?",
+            "one outer product for each image and position; add them, and divide by how many",
+        ),
+        "refreshes_and_mean_time": (
+            "write the updates 0 to 9 in a row and mark those that refresh, for frequency 4",
+            "count the marks; the others are cached; then a mean of all times",
+        ),
+        "unscaled_factor": (
+            "first turn each row into the derivative of that row's own loss, without the scale",
+            "the mean loss divides each row's loss by the number of rows: undo that as well",
+        ),
+        "block_inverse": (
+            "first the number of blocks, then their size: both are rounded up",
+            "walk along the diagonal in steps of that size; damp and invert what is cut out",
+        ),
+        "lenet_factors": (
+            "section 6 has the tap; `y` is what it passes on, and `bprop` gets two arguments more",
+            "`bprop` returns one thing for each input: zeros, dout, and the two factors",
+        ),
+        "pi_damping": (
+            "the mean eigenvalue of a symmetric matrix can be read off its diagonal",
+            "the factor with the larger eigenvalues takes the larger part; mind the root",
+        ),
+        "trace_decision": (
+            "the trace of a Kronecker product is the product of the traces",
+            "the damping adds its own trace: count the rows of the whole matrix",
+        ),
+        "lenet_thor": (
+            "make A and G from p and d as in section 6, and keep both inverses for later updates",
+            "only the gradient of number 6 changes: one inverse from the left, one from the right",
+        ),
+    }
 )
 
 
@@ -240,6 +287,7 @@ HINTS = {
         (lambda a, g, positions, damping, *limits: decide(trace(a, g, 1, damping), *limits),
          "the positions T are not in F"),
     ),
+    **thor_on_lenet.HINTS,
 }  # fmt: skip
 
 

@@ -256,36 +256,6 @@ def matrices(named: Mapping[str, np.ndarray], title: str, decades: float = 4) ->
     return figure
 
 
-def decisions(
-    history: Sequence[Sequence[str]], layers: Sequence[str], every: int, title: str
-) -> Figure:
-    """What a trace rule decided, by layer over the updates.
-
-    Args:
-        history: for each refresh a row of "refresh", "skip" or "freeze", one for each layer
-        layers: their names
-        every: updates from one refresh to the next
-        title: of the figure
-    """
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch
-
-    words, colors = ("refresh", "skip", "freeze"), (GREEN, ORANGE, "#999999")
-    numbers = np.array([[words.index(word) for word in row] for row in history]).T
-    figure, axis = axes(width=7.2, height=0.4 * len(layers) + 1.6)
-    span = (-every / 2, (len(history) - 0.5) * every, len(layers) - 0.5, -0.5)
-    axis.imshow(
-        numbers, cmap=ListedColormap(colors), vmin=0, vmax=2, aspect="auto", extent=span,
-        interpolation="nearest",
-    )  # fmt: skip
-    axis.set_yticks(range(len(layers)), layers)
-    axis.set(xlabel="update", title=title)
-    axis.grid(False)
-    handles = [Patch(color=color, label=word) for word, color in zip(words, colors, strict=True)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-    return figure
-
-
 def png(figure: Figure, dpi: int = PAGE) -> bytes:
     """Return ``figure`` as the bytes of a small PNG, and close it; ``dpi`` dots an inch."""
     from matplotlib import pyplot

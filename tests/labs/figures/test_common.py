@@ -103,15 +103,6 @@ def test_matrices_share_one_scale_and_leave_small_entries_white():
     assert first.get_array()[0, 1] == 2 and bar.get_ylabel() == "size of the entry"
 
 
-def test_decisions_are_drawn_by_layer_over_updates():
-    history = [["refresh", "refresh"], ["skip", "freeze"], ["refresh", "freeze"]]
-    figure = plots.decisions(history, ["conv1", "fc1"], every=5, title="rule")
-    (image,) = figure.axes[0].get_images()
-    np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
-    assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
-    assert legend(figure) == ["refresh", "skip", "freeze"]
-
-
 def test_the_verdict_grid_shows_how_many_failed():
     verdicts = {"before": {"loss": 1, "update": 3}, "after": {"loss": 0, "update": 0}}
     (axis,) = plots.verdict_grid(verdicts, ["loss", "update"], "mends").axes

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+from mindspore import Tensor, nn, ops
 
 
 def patch_factor(patches):
@@ -39,6 +40,39 @@ def trace_decision(a_factor, g_factor, positions, damping, last, high, low):
     return change, int(change > high) - int(change < low)
 
 
+def _tap(of_p, of_d):
+    class Tap(nn.Cell):
+        def construct(self, p, y, a, g):
+            return y
+
+        def bprop(self, p, y, a, g, out, dout):
+            return ops.zeros_like(p), dout, of_p(p), of_d(dout)
+
+    return Tap()
+
+
+def lenet_factors(lenet):
+    tap = _tap(lambda p: ops.matmul(p.T, p) / len(p), lambda d: len(d) * ops.matmul(d.T, d))
+    return [factor.asnumpy() for factor in lenet.through(tap)]
+
+
+def _own_factors(p, d):
+    p, d = p.asnumpy().astype(np.float64), 12 * d.asnumpy().astype(np.float64)
+    return np.cov(p.T, bias=True) + np.outer(p.mean(0), p.mean(0)), d.T @ d / 12
+
+
+def lenet_thor(lenet, damping, updates):
+    kept = None
+    for _ in range(updates):
+        gradients, p, d = lenet.seen()
+        kept = kept or _own_factors(p, d)
+        a, g = (factor + np.sqrt(damping) * np.eye(len(factor)) for factor in kept)
+        solved = np.linalg.solve(g, np.linalg.solve(a, gradients[6].asnumpy().T).T)
+        gradients[6] = Tensor(solved.astype(np.float32))
+        lenet.update(gradients)
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
 def _inverse_in_blocks(factor, damping, split):  # blocks of the whole inverse
     whole = np.linalg.inv(factor + damping * np.eye(len(factor)))
     return np.where(block_inverse(np.ones_like(factor), 1.0, split) != 0, whole, 0)
@@ -63,6 +97,13 @@ def _now(a, g, t, damping):
 
 
 WRONG = [
+    ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
+        _tap(lambda p: p.T @ p, lambda d: 12 * d.T @ d))], "A is a sum"),
+    ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
+        _tap(lambda p: p.T @ p / 12, lambda d: d.T @ d))], "is it G yet"),
+    ("lenet_factors", lambda lenet: lenet_factors(lenet)[::-1], "their order is not"),
+    ("lenet_thor", lambda lenet, damping, updates: lenet_thor(
+        lenet, damping**2, updates), "the whole damping"),
     ("patch_factor", lambda p: p.mean(0) @ p.mean(0).T / p.shape[2], "forgets the batch"),
     ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "no number of samples"),
     ("unscaled_factor", lambda d, s: len(d) * d.T @ d / s, "is quadratic"),

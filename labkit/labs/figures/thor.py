@@ -1,0 +1,139 @@
+"""Lab 03's pictures that can be moved: a valley, a step by its damping, a rule by its thresholds.
+
+No MindSpore import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from labkit.labs.figures import common as plots
+from labkit.reference.rules import TraceRule
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WORDS = ("refresh", "skip", "freeze")
+_LEFT, _RIGHT, _BOTTOM, _TOP = -1.0, 4.6, -4.4, 2.4
+_GRID = 70  # points a side
+_LEVELS = np.geomspace(1e-3, 4, 12)  # loss above the least
+
+
+def valley(
+    axis: Axes,
+    height: Callable[[np.ndarray], np.ndarray],
+    paths: Mapping[str, np.ndarray],
+    step: float,
+    title: str,
+) -> None:
+    """Draw ways through a valley of two weights, as far as they are after ``step`` steps.
+
+    Args:
+        axis: to draw on
+        height: weights (n, 2) -> loss above the least, (n,)
+        paths: name -> weights after each step, (steps + 1, 2); the first is drawn in Momentum's
+            colour, the second in THOR's
+        step: how many steps are drawn
+        title: above the picture
+    """
+    across, up = np.linspace(_LEFT, _RIGHT, _GRID), np.linspace(_BOTTOM, _TOP, _GRID)
+    grid = np.meshgrid(across, up)
+    levels = height(np.stack([part.ravel() for part in grid], axis=1)).reshape(_GRID, _GRID)
+    axis.contour(*grid, levels, _LEVELS, colors="grey", linewidths=0.6, alpha=0.7)
+    for (name, path), color in zip(paths.items(), (plots.ORANGE, plots.BLUE), strict=False):
+        walked = path[: int(step) + 1]
+        above = float(height(walked[-1:])[0])
+        label = f"{name}: {above:.0e}" if above < 100 else f"{name}: far away"
+        axis.plot(*walked.T, ".-", color=color, linewidth=1.3, label=label)
+        axis.plot(*walked[-1], "o", color=color, markersize=7)
+    axis.set(xlim=(_LEFT, _RIGHT), ylim=(_BOTTOM, _TOP))
+    axis.set(xlabel="weight of the left half", ylabel="weight of the right half")
+    axis.set_title(title, fontsize=9)
+    axis.legend(
+        title="loss above the least (nats)", title_fontsize=8, fontsize=8, loc="upper right",
+        edgecolor="none",
+    )  # fmt: skip
+    axis.grid(False)
+
+
+def damped_step(axis: Axes, layers: Mapping[str, tuple[float, float]], title: str) -> None:
+    """Draw by layer how far a step is from the gradient's, in direction and in length.
+
+    Args:
+        axis: to draw on
+        layers: name -> (cosine of the step and the gradient, length of the step over that of the
+            gradient divided by the damping); (1, 1) is the gradient's own step
+        title: above the picture
+    """
+    places = np.arange(len(layers))
+    for shift, part, color, label in (
+        (-0.2, 0, plots.BLUE, "direction: cosine with the gradient"),
+        (0.2, 1, plots.GREEN, "length, over |gradient| / damping"),
+    ):
+        values = [pair[part] for pair in layers.values()]
+        bars = axis.bar(places + shift, values, 0.38, color=color, label=label)
+        axis.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7)
+    axis.axhline(1, color="grey", linewidth=0.8, linestyle="--", label="plain gradient")
+    axis.set_xticks(places, list(layers))
+    axis.set(ylim=(0, 1.6), xlim=(-0.5, len(layers) - 0.5), ylabel="part of the gradient's step")
+    axis.set_title(title, fontsize=9)
+    axis.legend(frameon=False, fontsize=7, loc="upper left")
+
+
+def decide(traces: np.ndarray, refresh: float, freeze: float) -> list[list[str]]:
+    """Return what the trace rule says of traces that are known: a row of words for each refresh.
+
+    Args:
+        traces: tr(F + damping I) at each refresh, (refreshes, layers)
+        refresh: threshold of the change above which a layer is refreshed
+        freeze: threshold below which it is frozen for good
+    """
+    rule = TraceRule(refresh, freeze)
+    last, frozen = np.array(traces[0], dtype=np.float64), np.zeros(len(traces[0]), dtype=bool)
+    made = [["refresh"] * len(last)]
+    for now in traces[1:]:
+        row = []
+        for layer, trace in enumerate(now):
+            word = "freeze" if frozen[layer] else rule.decide(float(trace), float(last[layer]))
+            frozen[layer] |= word == "freeze"
+            last[layer] = trace if word == "refresh" else last[layer]
+            row.append(word)
+        made.append(row)
+    return made
+
+
+def decisions(
+    axis: Axes, history: Sequence[Sequence[str]], layers: Sequence[str], every: int, title: str
+) -> None:
+    """Draw what a trace rule decided, by layer over the updates, and how often it refreshed.
+
+    Args:
+        axis: to draw on
+        history: for each refresh a row of ``WORDS``, one for each layer
+        layers: their names
+        every: updates from one refresh to the next
+        title: above the picture
+    """
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    colors = (plots.GREEN, plots.ORANGE, "#999999")
+    numbers = np.array([[WORDS.index(word) for word in row] for row in history]).T
+    span = (-every / 2, (len(history) - 0.5) * every, len(layers) - 0.5, -0.5)
+    axis.imshow(
+        numbers, cmap=ListedColormap(colors), vmin=0, vmax=2, aspect="auto", extent=span,
+        interpolation="nearest",
+    )  # fmt: skip
+    made = (numbers == 0).sum(axis=1)
+    axis.set_yticks(range(len(layers)), [f"{n}: {k}" for n, k in zip(layers, made, strict=True)])
+    axis.set(xlabel="update", ylabel="layer: inverses made")
+    axis.set_title(title, fontsize=9)
+    axis.grid(False)
+    handles = [Patch(color=color, label=word) for word, color in zip(WORDS, colors, strict=True)]
+    axis.legend(
+        handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncols=3, frameon=False,
+        fontsize=8,
+    )  # fmt: skip

@@ -1,0 +1,97 @@
+"""Lab 03's pictures: what a position of the sliders shows is what the numbers are."""
+
+import numpy as np
+import pytest
+
+from labkit import InputError
+from labkit.labs.figures import common as plots
+from labkit.labs.figures import thor
+from labkit.reference import TraceRule
+
+
+def texts(legend):
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def drawn(draw, *arguments):
+    _, axis = plots.axes()
+    draw(axis, *arguments)
+    return axis
+
+
+class TestValley:
+    PATHS = {
+        "gradient": np.array([[0.0, 0.0], [1.0, -1.0], [2.0, 1.0]]),
+        "natural": np.array([[0.0, 0.0], [3.0, -3.0], [1e3, 0.0]]),
+    }
+
+    @staticmethod
+    def height(weights):
+        return (weights**2).sum(axis=1)
+
+    @pytest.mark.parametrize(
+        ("step", "said"),
+        [
+            (0, ["gradient: 0e+00", "natural: 0e+00"]),
+            (1, ["gradient: 2e+00", "natural: 2e+01"]),
+            (2, ["gradient: 5e+00", "natural: far away"]),
+        ],
+    )
+    def test_the_paths_are_drawn_up_to_the_step(self, step, said):
+        axis = drawn(thor.valley, self.height, self.PATHS, step, "title")
+        assert texts(axis.get_legend()) == said
+        assert axis.get_legend().get_title().get_text() == "loss above the least (nats)"
+        lines = axis.get_lines()[::2]
+        for line, path in zip(lines, self.PATHS.values(), strict=True):
+            np.testing.assert_array_equal(line.get_xydata(), path[: step + 1])
+        ends = [line.get_xydata()[0].tolist() for line in axis.get_lines()[1::2]]
+        assert ends == [path[step].tolist() for path in self.PATHS.values()]
+        assert [line.get_color() for line in lines] == [plots.ORANGE, plots.BLUE]
+
+    def test_the_contours_are_the_heights(self):
+        axis = drawn(thor.valley, self.height, self.PATHS, 1, "title")
+        (contours,) = axis.collections
+        levels = dict(zip(contours.levels, contours.get_paths(), strict=True))
+        assert min(levels) == pytest.approx(1e-3) and max(levels) == pytest.approx(4)
+        for level in [level for level in levels if level > 0.1]:
+            np.testing.assert_allclose(self.height(levels[level].vertices), level, rtol=0.05)
+
+
+def test_a_step_is_drawn_by_layer_in_direction_and_length():
+    axis = drawn(thor.damped_step, {"conv1": (0.25, 0.1), "fc1": (1.0, 0.9)}, "damping 3")
+    assert [bar.get_height() for bar in axis.patches] == [0.25, 1.0, 0.1, 0.9]
+    assert [text.get_text() for text in axis.texts] == ["0.25", "1.00", "0.10", "0.90"]
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["conv1", "fc1"]
+    assert texts(axis.get_legend())[0] == "plain gradient" and axis.get_title() == "damping 3"
+
+
+class TestRule:
+    # Of two layers; the changes since the last refresh are 0.5 %, 2 %, 0.05 % and 50 %.
+    TRACES = np.array([[100.0, 100], [100.5, 100], [102, 150], [102.05, 900], [150, 900]])
+
+    def test_the_words_are_the_rules(self):
+        words = thor.decide(self.TRACES, 0.01, 0.001)
+        assert [row[0] for row in words] == ["refresh", "skip", "refresh", "freeze", "freeze"]
+        assert [row[1] for row in words] == ["refresh", *["freeze"] * 4]
+
+    def test_a_layer_that_is_never_frozen_is_compared_with_its_last_refresh(self):
+        words = thor.decide(self.TRACES, 0.01, 0)
+        rule, last = TraceRule(0.01, 0), self.TRACES[0].copy()
+        for row, now in zip(words[1:], self.TRACES[1:], strict=True):
+            assert row == [rule.decide(*pair) for pair in zip(now, last, strict=True)]
+            refreshed = np.array(row) == "refresh"
+            last[refreshed] = now[refreshed]
+        assert "freeze" not in np.ravel(words) and words[3] == ["skip", "refresh"]
+
+    def test_thresholds_the_wrong_way_round_are_refused(self):
+        with pytest.raises(InputError, match="expected refresh >= freeze"):
+            thor.decide(self.TRACES, 0.001, 0.01)
+
+    def test_decisions_are_drawn_by_layer_over_updates(self):
+        history = [["refresh", "refresh"], ["skip", "freeze"], ["refresh", "freeze"]]
+        axis = drawn(thor.decisions, history, ["conv1", "fc1"], 5, "rule")
+        (image,) = axis.get_images()
+        np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
+        assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
+        assert texts(axis.get_legend()) == list(thor.WORDS)
+        assert [tick.get_text() for tick in axis.get_yticklabels()] == ["conv1: 2", "fc1: 1"]
