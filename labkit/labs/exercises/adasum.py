@@ -184,8 +184,8 @@ def _times(of_gathered: float, of_reduced: float) -> Callable:
     return received
 
 
-def _mean(vectors: Sequence[np.ndarray]) -> np.ndarray:
-    return np.mean(vectors, axis=0)
+def _of_rows(reduce: Callable) -> Combine:
+    return lambda vectors: reduce(vectors, axis=0)
 
 
 def _one_after_the_other(vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -258,9 +258,9 @@ HINTS = {
          "right for vectors of one length only: does it know the two lengths?"),
     ),
     "lenet_adasum": (
-        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _mean),
+        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _of_rows(np.mean)),
          "that is the mean, whatever the angle"),
-        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), sum),
+        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _of_rows(np.sum)),
          "that is the sum, whatever the angle"),
         (_whole_network, "one angle for the whole network: each parameter is to have its own"),
         (_row_by_row, "one angle for each row of a weight: the parameter is one vector"),
@@ -281,9 +281,9 @@ HINTS = {
          "the velocities are still those of the update before"),
     ),
     "lenet_adasum_training": (
-        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _mean),
+        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _of_rows(np.mean)),
          "the gradients were averaged"),
-        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, sum),
+        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _of_rows(np.sum)),
          "the gradients were summed"),
         (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _one_after_the_other),
          "one after the other: then the last worker counts as much as all before"),

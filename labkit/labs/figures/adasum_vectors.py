@@ -41,13 +41,13 @@ def two_vectors(axis: Axes, angle: float, ratio: float) -> None:
     a, b = np.array([1.0, 0.0]), _at(angle, ratio)
     for vector, color, name, below in ((a, "black", "a", -12), (b, _GREY, "b", 4)):
         _arrow(plane, np.zeros(2), vector, color, 2.0)
-        plane.annotate(name, vector, (-3, below), textcoords="offset points", color=color)
+        plane.annotate(name, tuple(vector), (-3, below), textcoords="offset points", color=color)
     angles = np.linspace(0, 180, 181)
     every = [combined(a, _at(degrees, ratio)) for degrees in angles]
     for name, vector in combined(a, b).items():
         plane.plot(*zip((0, 0), vector, strict=True), color=COLORS[name], linewidth=1, zorder=1)
         length = float(np.linalg.norm(vector))
-        _mark(plane, *vector, name, f"{NAMES[name]}: {length:.2f}")
+        _mark(plane, vector[0], vector[1], name, f"{NAMES[name]}: {length:.2f}")
         sizes = [np.linalg.norm(vectors[name]) for vectors in every]
         lengths.plot(angles, sizes, color=COLORS[name], label=NAMES[name])
         _mark(lengths, angle, length, name)
@@ -100,7 +100,8 @@ def both_orders(axis: Axes, angle: float, rate: float) -> None:
     axis.plot(*zip(*ends, strict=True), ":", color="black", linewidth=1)
     axis.plot(*mean, "*", color="black", markersize=11, label="mean of both orders")
     for name, vector in combined(x, y).items():
-        _mark(axis, *(-rate * vector), name, f"one step, {NAMES[name]}")
+        x_end, y_end = -rate * vector
+        _mark(axis, x_end, y_end, name, f"one step, {NAMES[name]}")
     off = np.linalg.norm(mean + rate * adasum_pair(x, y))
     axis.set(xlim=_WIDE, ylim=_HIGH, aspect="equal")
     axis.set(xlabel="first weight", ylabel="second weight")
