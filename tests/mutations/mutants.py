@@ -151,7 +151,7 @@ MUTANTS = {
         wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
         notebook="04_adasum",
         test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
-        "::test_every_kind_of_vector[3-tree]",
+        "::test_every_kind_of_vector[7-tree]",
     ),
     "Adasum, one angle for all layers": Mutant(
         file="labkit/algorithms/adasum/update.py",
