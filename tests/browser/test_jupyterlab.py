@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.server import ROOT
 
-# These have what no other has: a kernel that dies, figures to be moved, and a slider.
+# These have what no other has: a kernel that dies, and figures to be moved.
 MOVED = (
     "00_start_here",
     "01_gradient_accumulation",
