@@ -127,30 +127,6 @@ def step_through(lab, label, start, positions):
     assert len(set(seen)) == len(seen) and lab.errors() == []
 
 
-def move_the_slider(lab):
-    picture = lab.page.locator(".widget-vbox img")
-    before = picture.get_attribute("src")
-    knob = lab.slider("angle (degrees)")
-    knob.scroll_into_view_if_needed()
-    lab.picture("slider-before")
-    assert knob.get_attribute("aria-valuenow") == "60.0"
-    knob.focus()
-    for angle in range(65, 115, 5):
-        lab.page.keyboard.press("ArrowRight")
-        assert knob.get_attribute("aria-valuenow") == f"{angle}.0"
-    lab.page.wait_for_function(
-        "before => document.querySelector('.widget-vbox img').src !== before", arg=before
-    )
-    lab.page.wait_for_timeout(3000)  # the pictures of the values in between
-    lab.picture("slider-after")
-    moved = picture.get_attribute("src")
-    knob.press("Home")
-    lab.page.wait_for_function(
-        "before => document.querySelector('.widget-vbox img').src !== before", arg=moved
-    )
-    assert lab.images()[-1]["width"] > 0 and lab.errors() == []
-
-
 def test_an_exercise_says_what_is_wrong_and_passes_when_right(lab, server):
     lab.open(place(server, "01_gradient_accumulation"))
     cell = lab.cell("def mean_gradient(gradients, sizes)")

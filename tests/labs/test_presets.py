@@ -56,7 +56,7 @@ PAPER = [
         "thor_epochs": "epoch_size", "learning_rate": "lr_init", "damping": "damping_init",
         "frequency": "frequency", "batch_size": "batch_size", "momentum": "momentum",
         "weight_decay": "weight_decay", "seed": "seed"}),
-    ("04_adasum", ADASUM["one_device"], {
+    ("04_adasum_in_depth", ADASUM["one_device"], {
         "learning_rate": "lr_max", "epochs": "epoch_size", "workers": "workers",
         "batch_size": "batch_size", "momentum": "momentum", "seed": "seed"}),
     ("05_dimension_reduction_in_depth", ONE, {

@@ -183,6 +183,45 @@ MUTANTS = {
         notebook="04_adasum",
         test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
     ),
+    # Parallel vectors cancel: the whole overlap is subtracted from both.
+    "Adasum, the overlap not halved": Mutant(
+        file="labkit/algorithms/adasum/gram.py",
+        right="return i, j, m / (m + n), n / (m + n)",
+        wrong="return i, j, 1.0, 1.0",
+        notebook="04_adasum",
+        test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
+    ),
+    # The overlap is divided by the other vector's length: right for vectors of one length.
+    "Adasum, lengths exchanged": Mutant(
+        file="labkit/algorithms/adasum/gram.py",
+        right="pick[first, first, 0, every] = pick[second, second, 1, every] = 1",
+        wrong="pick[second, second, 0, every] = pick[first, first, 1, every] = 1",
+        notebook="04_adasum",
+        test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
+    ),
+    "Adasum, vector by vector": Mutant(
+        file="labkit/algorithms/adasum/tree.py",
+        right="combined = (length_a - self.of_first * cosine * length_b) * unit_a",
+        wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
+        notebook="04_adasum",
+        test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
+        "::test_every_kind_of_vector[7-tree]",
+    ),
+    "Adasum, one angle for all layers": Mutant(
+        file="labkit/algorithms/adasum/update.py",
+        right='layers = self.sizes if scope == "layer" else (self.numbers,)',
+        wrong="layers = (self.numbers,)",
+        notebook="04_adasum",
+        test="tests/algorithms/adasum/test_step.py::TestTwin",
+    ),
+    # Every worker goes on with the first one's momentum.
+    "Adasum, one momentum for all workers": Mutant(
+        file="labkit/algorithms/adasum/update.py",
+        right="index = ops.reshape(self.side * self.workers + self.worker, (1,))",
+        wrong="index = ops.reshape(self.side * self.workers, (1,))",
+        notebook="04_adasum",
+        test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
+    ),
     # (I + s y^T / y.s) B (I + y s^T / y.s) + s s^T / y.s
     "subspace, BFGS": Mutant(
         file="labkit/algorithms/subspace/search.py",

@@ -51,7 +51,6 @@ def test_links_between_notebooks_and_to_their_sections_are_up_to_date(root):
 LONGEST = (70, 2200, 15)
 LONG = [
     "03_thor",
-    "04_adasum",
 ]
 
 

@@ -17,7 +17,6 @@ FILES = [
 ]
 NOT_YET = [
     "notebooks/03_thor.ipynb",
-    "notebooks/04_adasum.ipynb",
 ]
 
 # What is not written, as a pattern, and what is written instead.

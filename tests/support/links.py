@@ -19,7 +19,8 @@ from labkit.tools.notebooks.rules import github_anchor
 # Public, and of the thing itself: papers, documentation, code, licences, publishers of data.
 HOSTS = frozenset(
     "arxiv.org creativecommons.org developers.google.com distill.pub docs.pytorch.org doi.org "
-    "en.wikipedia.org gitee.com github.com image-net.org jmlr.org keepachangelog.com mlsys.org "
+    "en.wikipedia.org gitee.com github.com horovod.readthedocs.io image-net.org jmlr.org "
+    "keepachangelog.com mlsys.org "
     "onnx.ai openaccess.thecvf.com openreview.net ossci-datasets.s3.amazonaws.com "
     "papers.nips.cc proceedings.mlr.press proceedings.mlsys.org proceedings.neurips.cc "
     "pytorch.org semver.org www.apache.org www.cs.toronto.edu www.image-net.org "

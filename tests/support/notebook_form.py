@@ -52,7 +52,6 @@ BY_SUBJECT = {
     ("01", "Compare"): "Train, and compare",
     ("02", "With labkit"): "The network, block by block, beside its original",
     ("02", "Compare"): "Ten steps",
-    ("04", "From scratch"): "Two vectors",
 }
 PROVEN = ("With labkit", "Compare")  # the sections in which something must be asserted
 

@@ -7,45 +7,20 @@ import numpy as np
 
 from labkit import reference
 from labkit.labs.exercises import check as checks
+from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
+from labkit.labs.exercises.on_lenet import OnLeNet
 
 
-def adasum_pair(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """(1 - a.b / (2 |a|^2)) a + (1 - a.b / (2 |b|^2)) b; a zero vector passes the other through."""
-    return reference.adasum_pair(a, b)
+def two_orders(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
+    """Mean of SGD on (x.w + 1)^2 / 2 and then on (y.w + 1)^2 / 2, and of the other order."""
+    first = _step(_step(w, x, rate), y, rate)
+    second = _step(_step(w, y, rate), x, rate)
+    return (first + second) / 2
 
 
-def adasum_all(vectors: np.ndarray) -> np.ndarray:
-    """Adasum(Adasum(first half), Adasum(second half)) for (N, d), N a power of two."""
-    if len(vectors) == 1:
-        return vectors[0]
-    half = len(vectors) // 2
-    return adasum_pair(adasum_all(vectors[:half]), adasum_all(vectors[half:]))
-
-
-def adasum_by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The pair for each layer by itself; layers of ``sizes`` numbers lie one behind the other."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(adasum_pair(a[start : start + size], b[start : start + size]))
-        start += size
-    return np.concatenate(parts)
-
-
-def adasum_update(
-    w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each worker's Momentum moves w by -rate v; the two moves are combined. Returns (w, v)."""
-    velocities = momentum * velocities + gradients
-    moves = -rate * velocities
-    return w + adasum_pair(*moves), velocities
-
-
-def coefficient_from_parts(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
-    """1 - a.b / (2 |a|^2), where each rank holds a slice of a and the same one of b: (a_i, b_i)."""
-    product = sum(float(a @ b) for a, b in parts)
-    square = sum(float(a @ a) for a, _ in parts)
-    return 1 - product / (2 * square)
+def _step(w: np.ndarray, v: np.ndarray, rate: float) -> np.ndarray:
+    return w - rate * (v @ w + 1) * v
 
 
 def bytes_received(ranks: int, numbers: int) -> tuple[int, float]:
@@ -55,29 +30,113 @@ def bytes_received(ranks: int, numbers: int) -> tuple[int, float]:
     return gathered, reduced
 
 
-def _parts(seed: int, *scales: float) -> tuple:
-    return ([tuple(scale * draw(seed + i, 2, 4)) for i, scale in enumerate(scales)],)
+def adasum_by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """The pair for each layer by itself; layers of ``sizes`` numbers lie one behind the other."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(reference.adasum_pair(a[start : start + size], b[start : start + size]))
+        start += size
+    return np.concatenate(parts)
 
 
-_PAIRS = [(draw(0, 5), draw(1, 5)), (3 * draw(2, 8), draw(3, 8)), (draw(4, 3), np.zeros(3))]
+def lenet_adasum(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Adasum of the workers' gradients, each parameter by itself, in float64."""
+    return _by_parameter(_gradients(lenet, sizes), reference.adasum_tree)
+
+
+def adasum_update(
+    w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each worker's Momentum moves w by -rate v; the two moves are combined. Returns (w, v)."""
+    velocities = momentum * velocities + gradients
+    moves = -rate * velocities
+    return w + reference.adasum_pair(*moves), velocities
+
+
+def lenet_adasum_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
+    """As many updates, each with the combined gradient, and the parameters after them."""
+    return _trained(lenet, sizes, updates, reference.adasum_tree)
+
+
+Combine = Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+def _gradients(lenet: OnLeNet, sizes: Sequence[int]) -> list[list[np.ndarray]]:
+    """Each worker's gradients, an array for each parameter."""
+    batches = lenet.micro_batches(sizes)
+    return [[gradient.asnumpy() for gradient in lenet.gradients(*batch)] for batch in batches]
+
+
+def _by_parameter(gradients: list[list[np.ndarray]], combine: Combine) -> list[np.ndarray]:
+    """Combine the workers' vectors of each parameter; the results have its shape."""
+    return [
+        combine([part.ravel() for part in parts]).reshape(parts[0].shape)
+        for parts in zip(*gradients, strict=True)
+    ]
+
+
+def _trained(lenet: OnLeNet, sizes: Sequence[int], updates: int, combine: Combine) -> list:
+    from mindspore import Tensor
+
+    for _ in range(updates):
+        parts = _by_parameter(_gradients(lenet, sizes), combine)
+        lenet.update([Tensor(part.astype(np.float32)) for part in parts])
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
+_STEPS = [(draw(i, 3), draw(5 + i, 3), draw(9 + i, 3), 0.1 + i / 5) for i in range(3)]
 _LAYERS = [
     (draw(10, 9), draw(11, 9), [2, 6, 1]),
     (draw(12, 12), draw(13, 12), [5, 4, 3]),
-    (draw(14, 7), draw(15, 7), [1, 2, 4]),
+    (draw(14, 7), np.append(draw(15, 3), np.zeros(4)), [1, 2, 4]),
 ]
 _UPDATES = [
     (draw(20 + i, 4), draw(30 + i, 2, 4), draw(40 + i, 2, 4), 0.1 + i / 5, 0.9 - i / 10)
     for i in range(3)
 ]
-_SLICES = [_parts(50, 1.0, 5.0), _parts(60, 2.0, 0.1, 1.0), _parts(70, 1.0, 1.0)]
 
 EXERCISES = (
-    Exercise(adasum_pair, _PAIRS),
-    Exercise(adasum_all, [(draw(5, 4, 6),), (draw(6, 8, 6),), (draw(7, 2, 3),)]),
-    Exercise(adasum_by_layer, _LAYERS),
-    Exercise(adasum_update, _UPDATES),
-    Exercise(coefficient_from_parts, _SLICES),
-    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], rtol=1e-9),
+    Exercise(two_orders, _STEPS, level="easy"),
+    Exercise(bytes_received, [(2, 61_684), (16, 1000), (8, 25_000_000)], 1e-9, level="easy"),
+    Exercise(adasum_by_layer, _LAYERS, level="medium"),
+    # float32: scalar products of 48 000 numbers are off by 1e-6 of the lengths.
+    Exercise(lenet_adasum, [(OnLeNet(1), [6, 6])], rtol=1e-4, level="medium"),
+    Exercise(adasum_update, _UPDATES, level="hard"),
+    Exercise(lenet_adasum_training, [(OnLeNet(1), [3, 3, 3, 3], 2)], rtol=1e-4, level="hard"),
+)
+
+hint = Advice(
+    {
+        "two_orders": (
+            "write down the gradient of one loss first: it is a number times the vector",
+            "make two steps, then start again and make them the other way round; the second "
+            "gradient of each pair belongs to the weights after the first",
+        ),
+        "bytes_received": (
+            "count vectors first, and bytes at the end: which of the vectors has a rank already?",
+            "a ring cuts each vector into as many slices as there are ranks, and goes round "
+            "twice: once to add up, once to hand out the sums",
+        ),
+        "adasum_by_layer": (
+            "cut both vectors in the same places, and combine piece by piece",
+            "`np.cumsum` of the sizes gives the places for `np.split`; treat a piece that is "
+            "zero by itself, before dividing",
+        ),
+        "lenet_adasum": (
+            "a scalar product of two weights is over all of their numbers, whatever the shape",
+            "`lenet.gradients` of each micro-batch, `zip` of the two results, and for each of the "
+            "eight pairs two scalar coefficients",
+        ),
+        "adasum_update": (
+            "follow one worker through its own optimizer first, as if it were alone",
+            "two velocities, two moves; only the moves meet, and the velocities go on as they are",
+        ),
+        "lenet_adasum_training": (
+            "four workers are two pairs, and then a pair of the two results",
+            "all four gradients belong to the same weights: compute them before the one call of "
+            "`lenet.update`, which takes Tensors",
+        ),
+    }
 )
 
 
@@ -90,38 +149,21 @@ def _divided(a: np.ndarray, b: np.ndarray, for_a: float, for_b: float) -> np.nda
     return (1 - product / (2 * for_a)) * a + (1 - product / (2 * for_b)) * b
 
 
-def _one_after_the_other(vectors: np.ndarray) -> np.ndarray:
-    total = vectors[0]
-    for vector in vectors[1:]:
-        total = adasum_pair(total, vector)
-    return total
+def _each_layer(pair: Callable) -> Callable:
+    """A wrong pair, layer by layer."""
 
+    def by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+        ends = np.cumsum(sizes)[:-1]
+        both = zip(np.split(a, ends), np.split(b, ends), strict=True)
+        return np.concatenate([pair(*layer) for layer in both])
 
-def _far_pairs(vectors: np.ndarray) -> np.ndarray:
-    if len(vectors) == 1:
-        return vectors[0]
-    return adasum_pair(_far_pairs(vectors[::2]), _far_pairs(vectors[1::2]))
-
-
-def _mean_of_pairs(vectors: np.ndarray) -> np.ndarray:
-    pairs = [adasum_pair(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
-    return np.mean(pairs, axis=0)
-
-
-def _equal_layers(a: np.ndarray, b: np.ndarray, sizes: list) -> np.ndarray:
-    ends = np.linspace(0, len(a), len(sizes) + 1).astype(int)
-    return adasum_by_layer(a, b, np.diff(ends).tolist())
-
-
-def _last_forgotten(a: np.ndarray, b: np.ndarray, sizes: list) -> np.ndarray:
-    known = sum(sizes[:-1])
-    return np.concatenate([adasum_by_layer(a[:known], b[:known], sizes[:-1]), (a + b)[known:]])
+    return by_layer
 
 
 def _on_gradients(
     w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    velocities = momentum * velocities + adasum_pair(*gradients)
+    velocities = momentum * velocities + reference.adasum_pair(*gradients)
     return w - rate * velocities.mean(axis=0), velocities
 
 
@@ -129,14 +171,7 @@ def _one_velocity(
     w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
 ) -> tuple[np.ndarray, np.ndarray]:
     moved, velocities = adasum_update(w, gradients, velocities, rate, momentum)
-    return moved, np.tile(adasum_pair(*velocities), (2, 1))
-
-
-def _own_scales(parts: list) -> float:
-    largest = [max(abs(a).max(), abs(b).max()) for a, b in parts]
-    return coefficient_from_parts(
-        [(a / size, b / size) for (a, b), size in zip(parts, largest, strict=True)]
-    )
+    return moved, np.tile(reference.adasum_pair(*velocities), (2, 1))
 
 
 def _times(of_gathered: float, of_reduced: float) -> Callable:
@@ -149,36 +184,87 @@ def _times(of_gathered: float, of_reduced: float) -> Callable:
     return received
 
 
+def _of_rows(reduce: Callable) -> Combine:
+    return lambda vectors: reduce(vectors, axis=0)
+
+
+def _one_after_the_other(vectors: Sequence[np.ndarray]) -> np.ndarray:
+    total = vectors[0]
+    for vector in vectors[1:]:
+        total = reference.adasum_pair(total, vector)
+    return total
+
+
+def _whole_network(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
+    parts = _gradients(lenet, sizes)
+    whole = reference.adasum_tree([np.concatenate([p.ravel() for p in own]) for own in parts])
+    ends = np.cumsum([part.size for part in parts[0]])[:-1]
+    cut = zip(np.split(whole, ends), parts[0], strict=True)
+    return [vector.reshape(part.shape) for vector, part in cut]
+
+
+def _row_by_row(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
+    return [
+        np.stack([reference.adasum_pair(x, y).reshape(x.shape) for x, y in zip(a, b, strict=True)])
+        for a, b in zip(*_gradients(lenet, sizes), strict=True)
+    ]
+
+
+def _update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
+    for _ in range(updates):
+        for batch in lenet.micro_batches(sizes):
+            lenet.update(lenet.gradients(*batch))
+    return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
 HINTS = {
-    "adasum_pair": (
-        (lambda a, b: (a + b) / 2, "that is the mean, whatever the angle"),
-        (lambda a, b: a + b, "that is the sum, whatever the angle"),
-        (lambda a, b: _divided(a, b, math.hypot(*a), math.hypot(*b)),
-         "is the overlap divided by a length, or by its square?"),
-        (lambda a, b: 2 * adasum_pair(a, b) - a - b,
-         "parallel vectors cancel now: how much of the overlap is to go?"),
-        (lambda a, b: _divided(a, b, sum(b * b), sum(a * a)),
-         "each coefficient divides by the length of which vector?"),
-        (lambda a, b: (1 - reference.cosine(a, b) / 2) * (a + b),
-         "right for vectors of one length only: does it know the two lengths?"),
+    "two_orders": (
+        (lambda w, x, y, rate: _step(_step(w, x, rate), y, rate),
+         "that is one order: what would the other one give?"),
+        (lambda w, x, y, rate: _step(w, x, rate) + _step(w, y, rate) - w,
+         "both gradients belong to the weights at the start: where does a second step begin?"),
+        (lambda w, x, y, rate: (_step(w, x, rate) + _step(w, y, rate)) / 2,
+         "two single steps, averaged: each order has two steps"),
+        (lambda w, x, y, rate: two_orders(w, x, y, -rate), "it climbs: which way does SGD go?"),
+        (lambda w, x, y, rate: 2 * two_orders(w, x, y, rate),
+         "the two ends were added: where is their middle?"),
+        (lambda w, x, y, rate: w - rate * reference.adasum_pair((x @ w + 1) * x, (y @ w + 1) * y),
+         "that is Adasum, the same at one rate only: make the steps themselves"),
     ),
-    "adasum_all": (
-        (_one_after_the_other,
-         "one after the other: then the last worker counts as much as all before"),
-        (_far_pairs, "which workers are combined first: neighbours, or every other one?"),
-        (_mean_of_pairs, "only the first level is Adasum, the others are a mean"),
-        (lambda vectors: adasum_pair(*(half.mean(axis=0) for half in np.split(vectors, 2))),
-         "only the last level is Adasum; inside the halves it is a mean"),
-        (lambda vectors: adasum_pair(*(half.sum(axis=0) for half in np.split(vectors, 2))),
-         "only the last level is Adasum; inside the halves it is a sum"),
+    "bytes_received": (
+        (lambda ranks, numbers: (4 * numbers * ranks, bytes_received(ranks, numbers)[1]),
+         "a rank need not receive what it already has"),
+        (_times(1 / 4, 1 / 4), "these are numbers; how many bytes has one?"),
+        (_times(1, 1 / 2), "a ring goes round twice: once to add, and then?"),
+        (lambda ranks, numbers: _times(1, ranks)(ranks, numbers),
+         "in a ring only a slice of the vector travels in each step"),
+        (lambda ranks, numbers: _times(ranks, ranks)(ranks, numbers),
+         "that is what all ranks receive together"),
     ),
     "adasum_by_layer": (
-        (lambda a, b, sizes: adasum_pair(a, b),
+        (lambda a, b, sizes: reference.adasum_pair(a, b),
          "one angle for all layers: each is to have its own"),
         (lambda a, b, sizes: adasum_by_layer(a, b, [1] * len(a)),
          "one angle for each number: a layer is a whole vector"),
-        (_equal_layers, "the layers are not all of one size"),
-        (_last_forgotten, "what about the last layer?"),
+        (lambda a, b, sizes: (a + b) / 2, "that is the mean, whatever the angle"),
+        (lambda a, b, sizes: a + b, "that is the sum, whatever the angle"),
+        (_each_layer(lambda a, b: _divided(a, b, math.hypot(*a), math.hypot(*b))),
+         "is the overlap divided by a length, or by its square?"),
+        (_each_layer(lambda a, b: 2 * reference.adasum_pair(a, b) - a - b),
+         "parallel vectors cancel now: how much of the overlap is to go?"),
+        (_each_layer(lambda a, b: _divided(a, b, sum(b * b), sum(a * a))),
+         "each coefficient divides by the length of which vector?"),
+        (_each_layer(lambda a, b: (1 - reference.cosine(a, b) / 2) * (a + b)),
+         "right for vectors of one length only: does it know the two lengths?"),
+    ),
+    "lenet_adasum": (
+        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _of_rows(np.mean)),
+         "that is the mean, whatever the angle"),
+        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _of_rows(np.sum)),
+         "that is the sum, whatever the angle"),
+        (_whole_network, "one angle for the whole network: each parameter is to have its own"),
+        (_row_by_row, "one angle for each row of a weight: the parameter is one vector"),
+        (lambda lenet, sizes: _gradients(lenet, sizes)[0], "only the first worker is in it"),
     ),
     "adasum_update": (
         (_on_gradients, "the gradients were combined; here it is what the optimizers make"),
@@ -194,25 +280,16 @@ HINTS = {
         (lambda w, g, v, rate, momentum: (adasum_update(w, g, v, rate, momentum)[0], v),
          "the velocities are still those of the update before"),
     ),
-    "coefficient_from_parts": (
-        (lambda parts: np.mean([1 - a @ b / (2 * a @ a) for a, b in parts]),
-         "a mean of the slices' coefficients: do their lengths count?"),
-        (_own_scales, "every slice has a unit of its own now: can they still be added?"),
-        (lambda parts: 1 - sum(a @ b / (2 * a @ a) for a, b in parts),
-         "a sum of quotients: what is to be added before dividing?"),
-        (lambda parts: coefficient_from_parts(parts[:1]), "only the first rank's slice is in it"),
-        (lambda parts: coefficient_from_parts([(b, a) for a, b in parts]),
-         "that is the coefficient of b"),
-    ),
-    "bytes_received": (
-        (lambda ranks, numbers: (4 * numbers * ranks, bytes_received(ranks, numbers)[1]),
-         "a rank need not receive what it already has"),
-        (_times(1 / 4, 1 / 4), "these are numbers; how many bytes has one?"),
-        (_times(1, 1 / 2), "a ring goes round twice: once to add, and then?"),
-        (lambda ranks, numbers: _times(1, ranks)(ranks, numbers),
-         "in a ring only a slice of the vector travels in each step"),
-        (lambda ranks, numbers: _times(ranks, ranks)(ranks, numbers),
-         "that is what all ranks receive together"),
+    "lenet_adasum_training": (
+        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _of_rows(np.mean)),
+         "the gradients were averaged"),
+        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _of_rows(np.sum)),
+         "the gradients were summed"),
+        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _one_after_the_other),
+         "one after the other: then the last worker counts as much as all before"),
+        (_update_of_each, "it makes an update of every worker: the weights must wait"),
+        (lambda lenet, sizes, updates: lenet_adasum_training(lenet, sizes, 1),
+         "it stops after one update"),
     ),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Figures of lab 04: vectors and their sums, cosines, races and sweeps. No MindSpore import."""
+"""Figures of lab 04: lengths, cosines, races and sweeps. No MindSpore import."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from labkit.labs.figures import common as plots
-from labkit.reference import adasum_pair
 
 if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
     from matplotlib.axes import Axes
@@ -20,64 +19,8 @@ if TYPE_CHECKING:  # matplotlib is loaded when the first figure is drawn
 NAMES = {"adasum": "Adasum", "mean": "mean", "sum": "sum"}
 COLORS = {"adasum": plots.BLUE, "mean": plots.ORANGE, "sum": plots.RED}
 MARKS = {"sum": "o", "adasum": "D", "mean": "s"}
-_VECTORS = {"a": "black", "b": "#777777"}
 _UPDATES = (50, 100, 200, 500, 1000, 2000)
 _ERRORS = (100.0, 50.0, 20.0, 10.0, 5.0, 2.0, 1.0, 0.5)
-
-
-def two_vectors(angle: float = 60.0, ratio: float = 1.5) -> Figure:
-    """Two vectors, what sum, mean and Adasum make of them, and its length at every angle.
-
-    Args:
-        angle: between them, degrees from 0 to 180
-        ratio: |b| / |a|; a has length 1
-    """
-    figure, (plane, lengths) = plots.axes(1, 2, width=4.8, height=3.6)
-    a, b = np.array([1.0, 0.0]), _at(angle, ratio)
-    for (name, color), vector in zip(_VECTORS.items(), (a, b), strict=True):
-        _arrow(plane, vector, color, name, 2.0)
-    for name, vector in _combined(a, b).items():
-        plane.plot(*zip((0, 0), vector, strict=True), color=COLORS[name], linewidth=1.2, zorder=1)
-        _mark(plane, vector[0], vector[1], name, label=NAMES[name])
-    plane.set(xlim=(-2.3, 3.3), ylim=(-0.5, 2.7), xlabel="first coordinate")
-    plane.set(ylabel="second coordinate", title=f"{angle:.0f}° apart, |b| = {ratio:.2g} |a|")
-    plane.set_aspect("equal")
-    plane.legend(frameon=False, ncols=5, fontsize=8, loc="upper center", columnspacing=1.0)
-    angles = np.linspace(0, 180, 181)
-    combined = [_combined(a, _at(degrees, ratio)) for degrees in angles]
-    for name in MARKS:
-        sizes = [np.linalg.norm(vectors[name]) for vectors in combined]
-        lengths.plot(angles, sizes, color=COLORS[name], label=NAMES[name])
-        _mark(lengths, angle, float(np.linalg.norm(_combined(a, b)[name])), name)
-    lengths.axvline(angle, color="grey", linewidth=0.8, linestyle="--", zorder=0)
-    lengths.set(xlabel="angle between a and b (degrees)", ylabel="length (of a is 1)")
-    lengths.set(xticks=range(0, 181, 45), ylim=(-0.1, 3.1), title="Length of the result")
-    lengths.legend(frameon=False)
-    return figure
-
-
-def _at(angle: float, length: float) -> np.ndarray:
-    radians = np.deg2rad(angle)
-    return length * np.array([np.cos(radians), np.sin(radians)])
-
-
-def _combined(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
-    return {"sum": a + b, "adasum": adasum_pair(a, b), "mean": (a + b) / 2}
-
-
-def _arrow(axis: Axes, vector: np.ndarray, color: str, label: str, width: float) -> None:
-    style = {"arrowstyle": "-|>", "color": color, "linewidth": width, "shrinkA": 0, "shrinkB": 0}
-    axis.annotate("", (vector[0], vector[1]), (0, 0), arrowprops=style, zorder=2)
-    axis.plot([], [], color=color, linewidth=width, label=label)
-
-
-def _mark(axis: Axes, x: float, y: float, name: str, label: str | None = None) -> None:
-    # Hollow and of different sizes: where two of them meet, both are seen.
-    size = {"sum": 9, "adasum": 6, "mean": 8}[name]
-    axis.plot(
-        [x], [y], MARKS[name], color=COLORS[name], markersize=size, label=label, clip_on=False,
-        markerfacecolor=COLORS[name] if name == "adasum" else "none", zorder=3,
-    )  # fmt: skip
 
 
 def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int]) -> Figure:

@@ -1,27 +1,11 @@
 """Figures of lab 04: numbers as given, units on the axes."""
 
 import numpy as np
-import pytest
 
 from labkit.labs.figures import adasum as adasum_plots
 from labkit.labs.figures import common as plots
 from labkit.labs.results.critical_batch import Curve
-from labkit.reference import adasum_pair
 from tests.support.figures import dots, legend, lines, x_labels, y_labels
-
-
-@pytest.mark.parametrize(("angle", "ratio"), [(60, 1.5), (0, 1.0), (180, 2.0), (90, 0.25)])
-def test_two_vectors_are_combined_as_the_reference_does(angle, ratio):
-    plane, lengths = adasum_plots.two_vectors(angle, ratio).axes
-    b = ratio * np.array([np.cos(np.deg2rad(angle)), np.sin(np.deg2rad(angle))])
-    expected = {"Adasum": adasum_pair([1, 0], b), "sum": b + [1, 0], "mean": (b + [1, 0]) / 2}
-    for name, vector in expected.items():
-        (x,), (y,) = lines(plane)[name].get_data()
-        np.testing.assert_allclose((x, y), vector, atol=1e-12)
-        at = lines(lengths)[name].get_ydata()[angle]
-        assert at == pytest.approx(np.linalg.norm(vector), abs=1e-12)
-        assert plane.get_xlim()[0] < x < plane.get_xlim()[1] and y < plane.get_ylim()[1]
-    assert "degrees" in lengths.get_xlabel() and "length" in lengths.get_ylabel()
 
 
 def test_step_lengths_are_over_the_workers():
