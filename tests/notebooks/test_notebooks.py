@@ -47,11 +47,7 @@ def test_links_between_notebooks_and_to_their_sections_are_up_to_date(root):
     assert outdated == UNLINKED, "`make notebooks` writes them; it executes what is stale"
 
 
-# Longer than a lesson should be: (cells, words, lines of a cell); to be cut, and out of the list.
-LONGEST = (70, 2200, 15)
-LONG = [
-    "03_thor",
-]
+LONGEST = (70, 2200, 15)  # cells, words, lines of a cell
 
 
 def test_a_lesson_is_no_longer_than_an_evening():
@@ -60,7 +56,7 @@ def test_a_lesson_is_no_longer_than_an_evening():
         for path in NOTEBOOKS
         if any(size > limit for size, limit in zip(sizes(path), LONGEST, strict=True))
     ]
-    assert long == LONG
+    assert long == []
 
 
 def sizes(path):

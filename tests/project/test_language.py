@@ -1,7 +1,4 @@
-"""What the project does not write: words and turns that a textbook in English would not have.
-
-A file that does not keep it yet is in ``NOT_YET``; one that keeps it must be taken out of there.
-"""
+"""What the project does not write: words and turns that a textbook in English would not have."""
 
 import json
 import re
@@ -14,9 +11,6 @@ FILES = [
     *(f"notebooks/{path.name}" for path in sorted((ROOT / "notebooks").glob("*.ipynb"))),
     "README.md",
     "CONTRIBUTING.md",
-]
-NOT_YET = [
-    "notebooks/03_thor.ipynb",
 ]
 
 # What is not written, as a pattern, and what is written instead.
@@ -71,19 +65,9 @@ def faults(text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in NOT_YET])
+@pytest.mark.parametrize("name", FILES)
 def test_the_language_is_plain(name):
     assert faults(prose(ROOT / name)) == []
-
-
-@pytest.mark.parametrize("name", NOT_YET)
-def test_what_keeps_it_is_taken_out_of_the_list(name):
-    assert name in FILES
-    assert faults(prose(ROOT / name)), f"{name} keeps it: take it out of NOT_YET"
-
-
-def test_the_list_becomes_shorter():
-    assert len(NOT_YET) == len(set(NOT_YET)) <= 5 and "notebooks/00_start_here.ipynb" not in NOT_YET
 
 
 @pytest.mark.parametrize(
