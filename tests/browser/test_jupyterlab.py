@@ -33,7 +33,7 @@ MOVED = {
     "04_adasum": {
         "angle (degrees)": ["60.0", "65.0", "70.0", "75.0"],
         "angle of x and y (degrees)": ["60.0", "65.0", "70.0"],
-        "rate, times |x|²": ["1.0", "1.25", "1.5"],
+        "rate, times |x|²": ["1.0", "1.3", "1.5"],  # the slider says 1.25 to one decimal
         "workers": ["9.0", "10.0", "11.0", "12.0"],
     },
     "05_dimension_reduction": {
