@@ -46,6 +46,9 @@ def look_at_each(project, notebooks, seconds=30.0):
 def test_the_exercises_of_every_lab_are_found_in_its_notebook():
     for lab in find_labs(ROOT):
         asked = answers.exercises(answers.code_cells(notebook_files.read(lab.path)))
+        if lab.name.endswith("_in_depth"):
+            assert asked == []
+            continue
         modules = {exercise.module for exercise in asked}
         (exercises,) = map(importlib.import_module, modules)
         assert {each.name for each in asked} == {each.name for each in exercises.EXERCISES}
