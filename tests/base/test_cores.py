@@ -37,12 +37,12 @@ def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):
     """As on macOS, where the first data set once ended in AttributeError."""
     from labkit.algorithms.subspace import components
     from labkit.base import arguments
-    from labkit.tools.running import sweep
+    from labkit.tools.running import pool
 
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert arguments.fit_workers(8) == 2
-    assert sweep.usable_jobs(5, 1e12) == 2
+    assert pool.usable_jobs(5, 1e12, 2e9) == 2
     assert components._Blocks(type("Snapshots", (list,), {"size": 3})(), None).threads == 2
 
 

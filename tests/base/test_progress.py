@@ -83,19 +83,18 @@ def test_lines_where_nobody_watches(monkeypatch, variables, kernel, terminal, ex
     assert is_headless() is expected
 
 
-CELL = """from labkit import interactive, plots
+CELL = """from labkit import interactive
 from labkit.base.progress import Progress, has_front_end
 with Progress("training", 3) as display:
     for _ in range(3):
         display.advance("loss 0.5")
 print("front end", has_front_end())
 
-def draw(height):
-    figure, axis = plots.axes()
+def draw(axis, height):
     axis.bar([0], [height])
-    return figure
 
-interactive.show(draw, "a bar", height=interactive.Slider("height", 0, 2, 0.5, 1))"""
+stills = [{"height": 1}, {"height": 2}]
+interactive.move(draw, "a bar", stills, height=interactive.Slider("height", 0, 2, 0.5, 1))"""
 
 
 @pytest.fixture

@@ -24,11 +24,11 @@ MOVED = {
         "steps made": ["6.0", "7.0", "8.0", "9.0"],
         "rate, part of the limit": ["0.8", "0.9", "1.0"],
         "correlation": ["0.8", "0.9"],
-        "damping of U, 10 to the power": ["-2.0", "-1.5", "-1.0", "-0.5"],
+        "log10(damping of U)": ["-2.0", "-1.5", "-1.0", "-0.5"],
     },
     "03_thor_in_depth": {
-        "damping, 10 to the power": ["0.5", "1.0"],
-        "freeze below 10 to the power": ["-3.0", "-2.0"],
+        "log10(damping)": ["0.5", "1.0"],
+        "log10(freeze below)": ["-3.0", "-2.0"],
     },
     "04_adasum": {
         "angle (degrees)": ["60.0", "65.0", "70.0", "75.0"],

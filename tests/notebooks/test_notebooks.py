@@ -60,9 +60,8 @@ def test_a_lesson_is_no_longer_than_an_evening():
 
 
 def sizes(path):
-    """Cells, words a reader reads, lines of the longest code cell; links made by program aside."""
+    """Cells, words outside code (those of the contents too), lines of the longest code cell."""
     cells = nbformat.read(path, as_version=4).cells
-    cells = [cell for cell in cells if rules.NAVIGATION not in rules.tags(cell)]
     texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
     prose = re.sub(r"^```.*?^```", "", "\n\n".join(texts), flags=re.MULTILINE | re.DOTALL)
     lines = [len(cell.source.splitlines()) for cell in cells if cell.cell_type == "code"]

@@ -199,7 +199,8 @@ def race(
                 axis.plot(x, errors(right), color=color, label=label, linewidth=1.2)
     for axis, what in zip(both, ("updates", "seconds of training"), strict=True):
         if goal is not None:
-            axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--")
+            label = None if axis is both[1] else f"{100 * goal:g} % right"
+            axis.axhline(100 - 100 * goal, color="grey", linewidth=0.8, linestyle="--", label=label)
         axis.set(xlabel=what, ylabel="test error (%)", yscale="log", ylim=ylim)
         axis.set_title(f"{title}, by {what.split()[0]}")
         label_ticks(axis, (1, 2, 5, 10, 20, 50))

@@ -23,43 +23,6 @@ class Slider:
     start: float
 
 
-def show(
-    draw: Callable[..., Any],
-    alt: str,
-    save: Callable[[Any], object] | None = None,
-    **sliders: Slider,
-) -> None:
-    """Display a figure, in JupyterLab with a slider for each of its arguments.
-
-    Headless it is the picture at the sliders' start values.
-
-    Args:
-        draw: returns a matplotlib figure of the arguments, a new one at each call
-        alt: what is to be seen: alternative text of the picture
-        save: is called with the figure at the start values
-        **sliders: one for each argument of ``draw``
-
-    Raises:
-        InputError: when there is no slider, or one cannot be moved to its start.
-    """
-    if not sliders:
-        raise InputError("sliders: expected one for each argument of the figure, got none")
-    for name, slider in sliders.items():
-        is_inside = slider.low <= slider.start <= slider.high
-        if not (is_inside and slider.low < slider.high and slider.step > 0):
-            raise wrong(f"slider {name}", slider, "low <= start <= high, low < high, step > 0")
-    figure = draw(**{name: slider.start for name, slider in sliders.items()})
-    if save is not None:
-        save(figure)
-    if has_front_end():
-        from IPython.display import display
-
-        plots.png(figure)  # closes it: Jupyter would show it a second time
-        display(widget(draw, alt, **sliders))
-    else:
-        plots.show(figure, alt)
-
-
 def move(
     draw: Callable[..., object],
     alt: str,
@@ -82,8 +45,13 @@ def move(
         **sliders: one for each further argument of ``draw``
 
     Raises:
-        InputError: when a still is outside a slider, or as ``show``.
+        InputError: when there is no slider, one cannot be moved, or a still is outside of one.
     """
+    if not sliders:
+        raise InputError("sliders: expected one for each argument of the figure, got none")
+    for name, slider in sliders.items():
+        if not (slider.low < slider.high and slider.step > 0):
+            raise wrong(f"slider {name}", slider, "low < high, step > 0")
     if not 2 <= len(stills) <= 4:
         raise wrong("stills", len(stills), "two to four positions of the sliders")
     for still in stills:
@@ -117,7 +85,10 @@ def move(
 
 
 def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:
-    """Return the ipywidgets box of a picture and its sliders; arguments as in ``show``."""
+    """Return the ipywidgets box of a picture and its sliders; arguments as in ``move``.
+
+    ``draw`` returns a matplotlib figure of the sliders' values, a new one at each call.
+    """
     import ipywidgets
 
     moved = {name: _slider(slider) for name, slider in sliders.items()}

@@ -28,6 +28,13 @@ def run(
             "not executed again, interrupted trainings continue from their checkpoints.",
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            help="Labs at once, each on cores of its own. If not given: one a core, as memory "
+            "allows; one at preset paper, or where there is an Ascend or a GPU to share."
+        ),
+    ] = None,
     timeout: options.Timeout = None,
     cell_timeout: options.CellTimeout = None,
     memory: options.Memory = None,
@@ -43,7 +50,8 @@ def run(
     Example: labkit run 01 --preset smoke -p micro_steps=8
     """
     from labkit.tools import console
-    from labkit.tools.running import runner
+    from labkit.tools.running import pool, runner
+    from labkit.tools.running.watch import free_memory
 
     if resume is not None and out is not None:
         raise InputError("--resume goes on in the folder of its run: expected no --out beside it")
@@ -52,17 +60,21 @@ def run(
     if source is not None and source.name == "ENVIRONMENT" and resume is not None:
         preset = None  # the shell's is for new runs
     wanted = _request(labs, preset, device, parameter, resume)
-    limits = options.limits(wanted.preset, timeout, cell_timeout, memory)
+    if jobs is None:
+        jobs, at_once = 1, wanted.preset != "paper" and pool.shares_no_device(wanted.device)
+        if at_once:
+            jobs = pool.usable_jobs(len(wanted.labs), free_memory(), runner.MEMORY)
+    pool.check_jobs(jobs)
+    limits = options.limits(wanted.preset, timeout, cell_timeout, memory, jobs)
     outcomes: list[runner.Outcome] = []
     with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as folder:
         try:
-            for lab in wanted.labs:
-                place = folder / lab.name
-                before = runner.passed_before(lab, wanted, place, say) if resume else None
-                outcomes.append(before or runner.run_lab(lab, wanted, place, say, limits))
+            for outcome in runner.run_labs(wanted, folder, jobs, say, limits, again=bool(resume)):
+                outcomes.append(outcome)
         except KeyboardInterrupt:
             console.closing(outcomes, folder, as_json=as_json, code=130)
             raise
+    outcomes.sort(key=lambda outcome: wanted.labs.index(outcome.lab))
     code = runner.exit_code(outcomes)
     console.closing(outcomes, folder, as_json=as_json, code=code)
     raise typer.Exit(code)
@@ -128,14 +140,15 @@ def sweep(
     Example: labkit sweep 01 -p micro_steps=1,2,4,8 -p seed=1,2 --preset smoke
     """
     from labkit.tools import console
-    from labkit.tools.running import request, sweep, sweep_table
+    from labkit.tools.running import pool, request, sweep, sweep_table
     from labkit.tools.running.watch import free_memory
 
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
     axes = request.parse_grid(parameter or ())
     requests = request.of_grid(lab, axes, preset=preset, device=device)
-    jobs = sweep.usable_jobs(len(requests), free_memory()) if jobs is None else jobs
-    sweep.check_jobs(jobs)
+    if jobs is None:
+        jobs = pool.usable_jobs(len(requests), free_memory(), sweep.MEMORY)
+    pool.check_jobs(jobs)
     project, name = requests[0].project, requests[0].labs[0].name
     folder = out or project / "runs" / "sweeps" / f"{name}-{preset}"
     limits = options.limits(preset, timeout, cell_timeout, memory, jobs)

@@ -58,11 +58,11 @@ def navigated(project: Path, labs: Sequence[Lab], lab: Lab) -> dict[str, Any]:
     contents = anchor(notebook, lab.prefix)
     ways = _ways(project, labs, lab)
     minutes = f"**Contents** ({reading_minutes(notebook)} minutes of reading)"
-    listed = " · ".join(f"[{heading}](#{name})" for heading, name in contents)
+    listed = ", ".join(f"[{heading}](#{name})" for heading, name in contents)
     _put(cells, TOP, 1, f"{ways}\n\n{minutes}: {listed}")
     if any(cell.get("id") == MAP for cell in cells):
         _put(cells, MAP, 0, _map(labs))
-    _put(cells, END, len(cells), ways)
+    _put(cells, END, len(cells), _ways(project, labs, lab, short=True))
     return notebook
 
 
@@ -141,8 +141,11 @@ def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> Non
     cell["source"] = source
 
 
-def _ways(project: Path, labs: Sequence[Lab], lab: Lab) -> str:
-    """Return the line with the notebook before, the map, the sources, and the notebook after."""
+def _ways(project: Path, labs: Sequence[Lab], lab: Lab, short: bool = False) -> str:
+    """Return the line with the notebook before, the map, the sources, and the notebook after.
+
+    ``short``: without the sources and the second notebook, which stand at the top.
+    """
     line = [each for each in labs if not each.is_in_depth]
     second = [each for each in labs if each.is_in_depth and each.number == lab.number]
     here = next((i for i, each in enumerate(line) if each.number == lab.number), 0)
@@ -150,9 +153,9 @@ def _ways(project: Path, labs: Sequence[Lab], lab: Lab) -> str:
     ways = [f"← {_link(each)}" for each in before]
     if any(cell.get("id") == MAP for cell in files.read(labs[0].path)["cells"]):
         ways.append(f"[Map of the labs]({labs[0].path.name if here else ''}#{MAP})")
-    if (project / _SOURCES).is_file():
+    if not short and (project / _SOURCES).is_file():
         ways.append(f"[Sources](../{_SOURCES}{_anchor_of_sources(project, line[here])})")
-    ways += [_link(each) for each in second if each != lab]
+    ways += [_link(each) for each in second if each != lab and not short]
     ways += [f"{_link(each)} →" for each in line[here + 1 : here + 2]]
     return " | ".join(ways)
 

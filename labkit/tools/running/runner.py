@@ -1,4 +1,4 @@
-"""Execution of checked labs one after the other, each into its own folder: `labkit run`."""
+"""Execution of checked labs, each into its own folder: `labkit run`."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from labkit.labs.run import new_folder
 from labkit.labs.run_files import LOG, read_results, write_results
 from labkit.ranks.processes import python_path
 from labkit.tools.labs import Lab, mentions
-from labkit.tools.running import digests, folders
+from labkit.tools.running import digests, folders, pool
 from labkit.tools.running.events import CAUSES, Event, Say
 from labkit.tools.running.execution import INTERRUPTED, Execution, Failure, execute
 from labkit.tools.running.request import Request
 from labkit.tools.running.watch import Limits
 
+MEMORY = 3e9  # bytes for each lab where several run at once: lab 02's header says 3 GB
 _DATA = "mnist"  # bundled with the project, so that preparing it needs no network
 
 
@@ -97,7 +99,30 @@ def run(
 ) -> list[Outcome]:
     """Prepare a run and execute all its labs; arguments and errors as in ``prepared``."""
     with prepared(request, out, say=say) as folder:
-        return [run_lab(lab, request, folder / lab.name, say, limits) for lab in request.labs]
+        return list(run_labs(request, folder, 1, say, limits))
+
+
+def run_labs(
+    request: Request, folder: Path, jobs: int, say: Say, limits: Limits, *, again: bool = False
+) -> Iterator[Outcome]:
+    """Execute the labs of a request, ``jobs`` at once, into a prepared folder; yield as they end.
+
+    With one job it is in this thread, and nothing is pinned. ``again``: labs that have passed here
+    with the same inputs are left as they are.
+    """
+
+    def one(lab: Lab, stop: threading.Event | None = None) -> Outcome:
+        place = folder / lab.name
+        before = passed_before(lab, request, place, say) if again else None
+        return before or run_lab(lab, request, place, say, limits, stop)
+
+    if jobs == 1:
+        yield from map(one, request.labs)
+        return
+    tasks = [partial(one, lab) for lab in request.labs]
+    for ended in pool.side_by_side(tasks, pool.equal_shares(jobs)):
+        if ended is not None:
+            yield ended[1]
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:

@@ -7,24 +7,23 @@ was, and one that is asked for a further seed runs that seed alone.
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-from labkit.base import arguments, locks
+from labkit.base import locks
 from labkit.base.cores import usable_cores
 from labkit.base.files import refuse_links
 from labkit.base.locks import locked
 from labkit.errors import InputError
 from labkit.labs.run_files import RESULTS, RUN, SWEEP, SWEEP_RUNS, now, read_json, write_json
-from labkit.tools.running import folders, runner
+from labkit.tools.running import folders, pool, runner
 from labkit.tools.running.events import Event, Say
 from labkit.tools.running.request import Request, folder_name
 from labkit.tools.running.watch import Limits
 
-_GB_EACH = 2e9  # a lab's kernel holds 1 to 1.5 GB
+MEMORY = 2e9  # bytes for each run: a lab's kernel holds 1 to 1.5 GB
 _EVERY = 10.0  # seconds without a run that ends, after which the sweep says how far it is
 
 
@@ -38,16 +37,6 @@ class Row:
     skipped: bool
 
 
-def usable_jobs(runs: int, free: float) -> int:
-    """Return how many runs go on at once if nobody says: one a core, each with 2 GB of memory."""
-    return max(1, min(runs, len(usable_cores()), int(free // _GB_EACH)))
-
-
-def check_jobs(jobs: int) -> None:
-    """Raise ``InputError`` for more runs at once than there are cores."""
-    arguments.integer("--jobs", jobs, at_least=1, at_most=len(usable_cores()))
-
-
 def sweep(
     requests: Sequence[Request],
     axes: Mapping[str, Sequence[Any]],
@@ -58,9 +47,6 @@ def sweep(
     limits: Limits,
 ) -> list[Row]:
     """Run every point of a grid, several at once; one that fails is its own failure.
-
-    With several jobs each run is pinned to a core of its own: a small network does not use a second
-    one, and two runs that share two cores slow each other down.
 
     Args:
         requests: one for each point.
@@ -81,7 +67,7 @@ def sweep(
     folders.refuse_unwritable(folder)
     refuse_links(folder)
     _refuse_other(folder, lab)
-    check_jobs(jobs)
+    pool.check_jobs(jobs)
     with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
         runner.prepare_data(first, say)
         asked = {"preset": first.preset, "device": first.device, "grid": dict(axes)}
@@ -110,38 +96,18 @@ def _refuse_other(folder: Path, lab: str) -> None:
 def _run_all(
     requests: Sequence[Request], out: Path, jobs: int, say: Say, limits: Limits
 ) -> list[Row]:
-    cores: SimpleQueue[int] = SimpleQueue()
-    for core in usable_cores():
-        cores.put(core)
-
-    def pin() -> None:
-        # This thread alone, with the kernels that it starts.
-        if jobs > 1 and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {cores.get()})
-
-    stop = threading.Event()
     cells: dict[str, str] = {}  # run -> how far it is
-    total, rows = len(requests), {}
-    with ThreadPoolExecutor(jobs, initializer=pin) as pool:
-        try:
-            numbers = {
-                pool.submit(_run_one, request, out, cells, say, limits, stop): number
-                for number, request in enumerate(requests)
-            }
-            running = set(numbers)
-            while running:
-                over, running = wait(running, _EVERY, return_when=FIRST_COMPLETED)
-                for future in sorted(over, key=lambda future: numbers[future]):
-                    row = rows[numbers[future]] = future.result()
-                    say(_finished(row, len(rows), total))
-                if not over:
-                    say(_progress(dict(cells), len(rows), total))
-        except BaseException:
-            # Every kernel is ended, and its results say interrupted; what has not begun, does not.
-            stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return [rows[number] for number in range(total)]
+    rows: dict[int, Row] = {}
+    tasks = [partial(_run_one, request, out, cells, say, limits) for request in requests]
+    # One core each, whatever the number of jobs: a result may depend on how many cores it had.
+    for ended in pool.side_by_side(tasks, [{core} for core in usable_cores()[:jobs]], _EVERY):
+        if ended is None:
+            say(_progress(dict(cells), len(rows), len(tasks)))
+        else:
+            number, row = ended
+            rows[number] = row
+            say(_finished(row, len(rows), len(tasks)))
+    return [rows[number] for number in range(len(tasks))]
 
 
 def _run_one(

@@ -59,28 +59,6 @@ def pixels(widget):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("L"))
 
 
-def test_headless_it_is_one_picture_at_the_start_values(shown, draw, drawn):
-    saved = []
-    interactive.show(draw, "a bar", save=saved.append, **SLIDERS)
-    ((data, options),) = shown
-    assert set(data) == {"image/png", "text/plain"} and data["text/plain"] == "a bar"
-    assert options["metadata"]["image/png"]["alt"] == "a bar"
-    assert drawn == [(1.5, 2)] and len(saved) == 1
-
-
-def test_under_a_server_it_is_sliders_and_a_picture(monkeypatch, shown, draw):
-    assert not interactive.has_front_end()
-    monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/04_adasum.ipynb")
-    interactive.show(draw, "a bar", **SLIDERS)
-    ((box, _),) = shown
-    height, width, picture = box.children
-    assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
-    assert (height.value, width.value) == (1.5, 2) and 'alt="a bar"' in picture.value
-    assert "max-width: 100%" in picture.value  # else JupyterLab cuts its right side off
-    monkeypatch.setenv("LABKIT_RUN", "runs/x")  # a run of labkit is headless even under a server
-    assert not interactive.has_front_end()
-
-
 def test_a_moved_slider_redraws_the_picture_and_its_text_is_no_markup(draw, drawn):
     height, width, picture = interactive.widget(draw, "a bar", **SLIDERS).children
     before = pixels(picture)
@@ -90,20 +68,6 @@ def test_a_moved_slider_redraws_the_picture_and_its_text_is_no_markup(draw, draw
     assert pixels(picture).mean() > before.mean() + 1
     picture = interactive.widget(draw, 'a "bar" <b>', **SLIDERS).children[-1]
     assert 'alt="a &quot;bar&quot; &lt;b&gt;"' in picture.value
-
-
-@pytest.mark.parametrize(
-    ("sliders", "message"),
-    [
-        ({}, "sliders: expected one for each argument"),
-        ({"height": Slider("h", 0, 1, 0.1, 2)}, "slider height: expected low <= start"),
-        ({"height": Slider("h", 1, 1, 0.1, 1)}, "low < high"),
-        ({"height": Slider("h", 0, 1, 0, 1)}, "step > 0"),
-    ],
-)
-def test_sliders_that_cannot_be_moved_are_refused(sliders, message, draw):
-    with pytest.raises(InputError, match=message):
-        interactive.show(draw, "a bar", **sliders)
 
 
 STILLS = [{"height": 0.5, "width": 2}, {"height": 1, "width": 2}, {"height": 2, "width": 1}]
@@ -130,14 +94,20 @@ def test_without_a_front_end_the_stills_stand_side_by_side(shown, draw_on, drawn
 
 
 def test_with_one_it_is_moved_from_the_first_still(monkeypatch, shown, draw_on, drawn):
+    assert not interactive.has_front_end()
     monkeypatch.setenv("JPY_SESSION_NAME", "notebooks/01.ipynb")
     interactive.move(draw_on, "a bar", STILLS, **SLIDERS)
     ((box, _),) = shown
     height, width, picture = box.children
+    assert (height.description, height.min, height.max, height.step) == ("height (m)", 0, 2, 0.5)
     assert (height.value, width.value) == (0.5, 2) and drawn[-1] == (0.5, 2)
+    assert 'alt="a bar"' in picture.value
+    assert "max-width: 100%" in picture.value  # else JupyterLab cuts its right side off
     before = pixels(picture)
     height.value = 2
     assert drawn[-1] == (2, 2) and pixels(picture).mean() < before.mean() - 1
+    monkeypatch.setenv("LABKIT_RUN", "runs/x")  # a run of labkit is headless even under a server
+    assert not interactive.has_front_end()
 
 
 @pytest.mark.parametrize(
@@ -152,3 +122,16 @@ def test_with_one_it_is_moved_from_the_first_still(monkeypatch, shown, draw_on, 
 def test_stills_that_the_sliders_do_not_reach_are_refused(stills, message, draw_on):
     with pytest.raises(InputError, match=message):
         interactive.move(draw_on, "a bar", stills, **SLIDERS)
+
+
+@pytest.mark.parametrize(
+    ("sliders", "message"),
+    [
+        ({}, "sliders: expected one for each argument"),
+        ({"height": Slider("h", 1, 1, 0.1, 1)}, "slider height: expected low < high"),
+        ({"height": Slider("h", 0, 1, 0, 1)}, "step > 0"),
+    ],
+)
+def test_sliders_that_cannot_be_moved_are_refused(sliders, message, draw_on):
+    with pytest.raises(InputError, match=message):
+        interactive.move(draw_on, "a bar", 2 * [dict.fromkeys(sliders, 1)], **sliders)

@@ -16,7 +16,7 @@ from labkit.base.locks import locked
 from labkit.errors import InputError
 from labkit.labs.run_files import write_json
 from labkit.tools import cli
-from labkit.tools.running import sweep, sweep_table
+from labkit.tools.running import pool, sweep, sweep_table
 from tests.support.lab_projects import ROOT, write_labs
 from tests.support.living import MARK, is_alive, marked
 
@@ -250,7 +250,7 @@ def test_figures_that_the_table_no_longer_has_are_removed_and_other_files_stay(t
 
 def test_the_jobs_fit_cores_and_memory():
     cores = len(os.sched_getaffinity(0))
-    assert sweep.usable_jobs(100, 1e12) == cores
-    assert sweep.usable_jobs(1, 1e12) == 1
-    assert sweep.usable_jobs(100, 2.5e9) == 1
-    assert sweep.usable_jobs(100, 0) == 1
+    assert pool.usable_jobs(100, 1e12, 2e9) == cores
+    assert pool.usable_jobs(1, 1e12, 2e9) == 1
+    assert pool.usable_jobs(100, 2.5e9, 2e9) == 1
+    assert pool.usable_jobs(100, 0, 2e9) == 1

@@ -1,0 +1,90 @@
+"""Several runs at once, each on cores of its own: labs of one run, points of one sweep.
+
+A small network hardly uses a second core, and two runs that share two cores slow each other down.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TypeVar
+
+from labkit.base import arguments
+from labkit.base.cores import usable_cores
+
+T = TypeVar("T")
+# Nobody asks a driver here: that would take as long as importing MindSpore.
+_ACCELERATORS = ("/dev/davinci0", "/dev/nvidia0")
+
+
+def usable_jobs(runs: int, free: float, each: float) -> int:
+    """Return how many runs go on at once if nobody says: one a core, as memory allows.
+
+    Args:
+        runs: how many there are
+        free: memory, bytes
+        each: what one holds, bytes
+    """
+    return max(1, min(runs, len(usable_cores()), int(free // each)))
+
+
+def check_jobs(jobs: int) -> None:
+    """Raise ``InputError`` for more runs at once than there are cores."""
+    arguments.integer("--jobs", jobs, at_least=1, at_most=len(usable_cores()))
+
+
+def shares_no_device(device: str) -> bool:
+    """Return whether runs on ``device`` (auto: the machine's best) have only the CPU to share."""
+    best_is_cpu = device == "auto" and not any(Path(each).exists() for each in _ACCELERATORS)
+    return device == "CPU" or best_is_cpu
+
+
+def equal_shares(jobs: int) -> list[set[int]]:
+    """Return the cores that this process may use, divided among ``jobs``."""
+    cores = usable_cores()
+    ends = [job * len(cores) // jobs for job in range(jobs + 1)]
+    return [set(cores[first:last]) for first, last in zip(ends, ends[1:], strict=False)]
+
+
+def side_by_side(
+    tasks: Sequence[Callable[[threading.Event], T]],
+    shares: Sequence[set[int]],
+    every: float | None = None,
+) -> Iterator[tuple[int, T] | None]:
+    """Run ``tasks``, as many at once as there are ``shares`` of the cores.
+
+    Args:
+        tasks: each takes an event: once it is set, the task has to end.
+        shares: cores that a task is pinned to; with one share nothing is pinned.
+        every: seconds without an end after which None is given.
+
+    Yields:
+        (number of the task, its result) as they end; those that end together in their order.
+
+    Raises:
+        BaseException: the first of a task, or whatever ends the caller's loop (Ctrl-C); all others
+            have ended then, and what has not begun does not.
+    """
+    free = iter(shares)
+
+    def pin() -> None:
+        # This thread alone, with the kernels that it starts.
+        if len(shares) > 1 and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, next(free))
+
+    stop = threading.Event()
+    with ThreadPoolExecutor(len(shares), initializer=pin) as executor:
+        try:
+            numbers = {executor.submit(task, stop): number for number, task in enumerate(tasks)}
+            running = set(numbers)
+            while running:
+                over, running = wait(running, every, return_when=FIRST_COMPLETED)
+                for future in sorted(over, key=lambda future: numbers[future]):
+                    yield numbers[future], future.result()
+                if not over:
+                    yield None
+        except BaseException:
+            stop.set()
+            executor.shutdown(wait=True, cancel_futures=True)
+            raise
