@@ -159,7 +159,8 @@ class AccumulatedStep(Step):
         Returns:
             Its loss ().
         """
-        loss, weight, gradients, finite = self.contribution(with_extras, *batch)
+        # A slice: of a value that is unpacked and not used MindSpore warns at every compilation.
+        loss, weight, gradients, finite = self.contribution(with_extras, *batch)[:4]
         if finite:
             sums = self.sums(with_extras)
             if self.weight_sum > 0:

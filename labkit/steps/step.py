@@ -289,9 +289,10 @@ class Step(nn.Cell):
         if self.statistics:
             self.map(ops.assign, self.kept, self.statistics)
         if with_extras:
-            loss, weight, gradients, finite = self.gradient.contribution_with_extras(*batch)
+            parts = self.gradient.contribution_with_extras(*batch)
         else:
-            loss, weight, gradients, finite = self.gradient.contribution(*batch)
+            parts = self.gradient.contribution(*batch)
+        loss, weight, gradients, finite, squares = parts
         if self.gradient.checked:
             adjusted = self.gradient.adjust_loss_scale(finite)
             if not finite:
@@ -299,9 +300,16 @@ class Step(nn.Cell):
                 if self.statistics:
                     self.map(ops.assign, self.statistics, self.kept)
             loss = ops.depend(loss, adjusted)
-        return loss, weight, gradients, finite
+        return loss, weight, gradients, finite, squares
 
-    def apply(self, total: tuple, loss_sum: Tensor, weight: Tensor, images: Tensor) -> object:
+    def apply(
+        self,
+        total: tuple,
+        loss_sum: Tensor,
+        weight: Tensor,
+        images: Tensor,
+        squares: Tensor | None = None,
+    ) -> object:
         """Sum over ranks, average and clip, and hand the result to the update stage.
 
         Args:
@@ -309,6 +317,7 @@ class Step(nn.Cell):
             loss_sum: sum of w_i L_i () on this rank.
             weight: sum of w_i () over ranks, > 0.
             images: rows () on this rank, int32.
+            squares: sum of the squares of ``total`` on this rank (), where it is known.
         """
         if self.gradient.ranks > 1:
             values: tuple = (loss_sum, ops.cast(images, ms.float32))
@@ -318,7 +327,7 @@ class Step(nn.Cell):
             gradients, extras = gradients[: self.count], gradients[self.count :]
             values = self.gradient.all_over_ranks(values, gradients, extras)
             loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
-        gradients, norm = self.gradient.finish(total[: self.count], weight)
+        gradients, norm = self.gradient.finish(total[: self.count], weight, squares)
         extras = ()
         if len(total) > self.count:
             extras = self.gradient.finish_extras(total[self.count :], weight)

@@ -85,7 +85,7 @@ class TrainForwardBackward(nn.Cell):
         return super().__call__(*inputs)
 
     def construct(self, *inputs: Tensor) -> Tensor:
-        loss, weight, gradients, _ = self.gradient.contribution(*inputs)
+        loss, weight, gradients = self.gradient.contribution(*inputs)[:3]
         if self.left_in != 1.0:
             gradients = self.hyper_map(ops.partial(ops.mul, self.left_in), gradients)
         ops.assign_add(self.weight_sum, weight)

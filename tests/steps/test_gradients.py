@@ -54,7 +54,7 @@ class Contribution(nn.Cell):
         self.stage = GradientStage(loss_net, self.parameters, **stage_options(options))
 
     def construct(self, *batch):
-        return self.stage.contribution(*batch)
+        return self.stage.contribution(*batch)[:4]
 
     def by_name(self, gradients):
         return {p.name: g.asnumpy() for p, g in zip(self.parameters, gradients, strict=True)}
@@ -69,6 +69,13 @@ class Contribution(nn.Cell):
             gradients = {n: g / weight for n, g in self.by_name(gradients).items()}
             results.append((float(loss), weight, gradients))
         return results
+
+
+class Squares(Contribution):
+    """What the check of a contribution sees: whether it is finite, and its sum of squares."""
+
+    def construct(self, *batch):
+        return self.stage.contribution(*batch)[3:]
 
 
 class Finish(nn.Cell):
@@ -486,7 +493,41 @@ class Bare(nn.Cell):
         return ops.mean(ops.square(inputs * self.slope - targets))
 
 
+class Slope(nn.Cell):
+    """A loss whose gradient is the input."""
+
+    def __init__(self, network):
+        super().__init__(auto_prefix=False)
+        self.network = network
+
+    def construct(self, inputs, targets):
+        return ops.mean(self.network(inputs))
+
+
 class TestFiniteCheck:
+    @pytest.mark.parametrize(
+        ("size", "options", "expected"),
+        [
+            (3.0, {}, True),
+            (1e18, {"weighted": False}, True),
+            (1e18, {"weighted": False, "loss_scale": 2.0**30}, True),
+            (1e20, {"weighted": False}, False),  # finite itself, but its square is not
+            (np.inf, {}, False),
+            (np.nan, {}, False),
+        ],
+    )
+    def test_it_sees_the_squares_of_what_is_handed_on(self, size, options, expected):
+        """That of the unscaled gradients, so that a large loss scale is no fault."""
+        network = nn.Dense(2, 1, weight_init="zeros", has_bias=False)
+        options = {"weighted": True, "normalise": "steps"} | options
+        cell = Squares(Slope(network), network, **options)
+        inputs = np.float32([[size, 2.0]])
+        finite, squares = cell(*tensors(inputs, inputs))
+        assert bool(finite) is expected
+        if expected:
+            exact = float((inputs.astype(np.float64) ** 2).sum())
+            np.testing.assert_allclose(float(squares), exact, rtol=1e-6)
+
     @pytest.mark.parametrize("offset", [np.nan, np.inf, -np.inf])
     def test_a_loss_alone_can_be_it(self, offset):
         network = linear()
@@ -641,7 +682,7 @@ class WithExtras(nn.Cell):
             self.network.unscale(self.stage.loss_scale)
 
     def construct(self, *batch):
-        return self.stage.contribution(*batch), self.stage.contribution_with_extras(*batch)
+        return self.stage.contribution(*batch)[:4], self.stage.contribution_with_extras(*batch)[:4]
 
 
 def row_size(network, inputs, targets):

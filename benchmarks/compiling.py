@@ -1,0 +1,139 @@
+"""The first call of each step, side by side: what compiling costs over a bare cell's.
+
+    python benchmarks/compiling.py [--batch 32] [--processes 5]
+
+LeNet and Momentum. The bare cell takes a gradient and calls the optimizer, nothing else. In every
+process each step is built and called once, in an order that is turned from process to process
+(compiling takes the longer the more a process has compiled); medians over processes. ThorStep is
+called twice, since its second update is another graph; so is SubspaceStep, which searches from the
+first update on, and AdasumStep, once for each of two workers.
+"""
+
+import argparse
+import json
+import time
+
+from _side_by_side import (
+    batch_of,
+    in_child,
+    in_processes,
+    lenet,
+    look_at_machine,
+    medians,
+    print_table,
+    verdict,
+    write_json,
+)
+
+# At most so many times a bare cell's compilation.
+LIMITS = {
+    "bare": 1.0,
+    "plain, no finite check": 1.2,
+    "plain": 1.5,
+    "accumulated": 1.5,
+    "thor": 4.0,
+    "adasum": 2.5,
+    "subspace": 4.0,
+}
+
+
+def main():
+    """Measure in children and print the table; or, as a child, measure and print JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--processes", type=int, default=5)
+    parser.add_argument("--child", type=int, help="number of the process: where its order begins")
+    options = parser.parse_args()
+    if options.child is not None:
+        print(json.dumps(measure(options.batch, options.child)))
+        return
+    machine = look_at_machine()
+    numbers = iter(range(options.processes))
+    runs = in_processes(
+        options.processes,
+        lambda: in_child(__file__, "--batch", str(options.batch), "--child", str(next(numbers))),
+    )
+    seconds = medians(runs)
+    rows = [
+        [name, taken, taken / seconds["bare"], limit, verdict(taken <= limit * seconds["bare"])]
+        for name, limit in LIMITS.items()
+        for taken in [seconds[name]]
+    ]
+    print_table(["first calls of a step", "seconds", "/ bare", "at most", ""], rows)
+    write_json("compiling", {"seconds": seconds, "runs": runs}, machine)
+
+
+def measure(batch: int, first: int) -> dict[str, float]:
+    """Return name -> seconds of building a step and of its first calls, in this process."""
+    from mindspore import Tensor
+
+    from labkit import start
+
+    start("CPU", seed=1)
+    images, labels = (Tensor(part) for part in batch_of(batch, 1, 32, 32))
+    contestants = list(builders().items())
+    seconds = {}
+    # One that does not count: what MindSpore loads when it first compiles.
+    for name, (build, calls) in [contestants[0], *turned(contestants, first)]:
+        begin = time.perf_counter()
+        step = build()
+        for _ in range(calls):
+            loss = step(images, labels)
+        loss.asnumpy()
+        seconds[name] = time.perf_counter() - begin
+    return {name: seconds[name] for name in LIMITS}
+
+
+def turned(contestants: list, first: int) -> list:
+    """Return the contestants beginning with number ``first``, round by round."""
+    first %= len(contestants)
+    return contestants[first:] + contestants[:first]
+
+
+def builders() -> dict:
+    """Return name -> (function that builds a step, calls until all its graphs are compiled)."""
+    import numpy as np
+    from mindspore import nn
+
+    from labkit import AccumulatedStep, AdasumStep, PlainStep, SubspaceStep, ThorStep
+    from labkit.algorithms.subspace import Basis
+
+    def subspace():
+        loss_net, _ = lenet()
+        weights = loss_net.trainable_params()
+        total = sum(weight.size for weight in weights)
+        matrix = np.linalg.qr(np.random.default_rng(0).normal(size=(total, 32)))[0].T
+        described = [(weight.name, weight.shape) for weight in weights]
+        basis = Basis(np.ascontiguousarray(matrix, np.float32), described, np.ones(32), 32.0)
+        return SubspaceStep(loss_net, nn.SGD(weights, 1.0), basis)
+
+    return {
+        "bare": (lambda: bare(*lenet()), 1),
+        "plain, no finite check": (lambda: PlainStep(*lenet(), nonfinite="propagate"), 1),
+        "plain": (lambda: PlainStep(*lenet()), 1),
+        "accumulated": (lambda: AccumulatedStep(*lenet(), micro_steps=2), 1),
+        "thor": (lambda: ThorStep(*lenet(), 1.0, frequency=10), 2),
+        "adasum": (lambda: AdasumStep(*lenet(), workers=2), 2),
+        "subspace": (subspace, 2),
+    }
+
+
+def bare(loss_net, optimizer):
+    """Return the smallest cell that trains."""
+    from mindspore import nn, ops
+
+    class Bare(nn.Cell):
+        def __init__(self):
+            super().__init__(auto_prefix=False)
+            self.gradient = ops.value_and_grad(loss_net, None, optimizer.parameters)
+            self.optimizer = optimizer
+
+        def construct(self, images, labels):
+            loss, gradients = self.gradient(images, labels)
+            return ops.depend(loss, self.optimizer(gradients))
+
+    return Bare().set_train()
+
+
+if __name__ == "__main__":
+    main()
