@@ -13,6 +13,8 @@ from labkit.errors import InputError
 if TYPE_CHECKING:
     from mindspore.nn import Cell
 
+    from labkit.steps.step import Step
+
 
 def parameter_values(network: Cell) -> dict[str, np.ndarray]:
     """Return a copy of the trainable parameters of a MindSpore Cell by name."""
@@ -49,3 +51,27 @@ def relative_error(actual: Mapping[str, np.ndarray], expected: Mapping[str, np.n
     off = sum(((actual[n].astype(np.float64) - expected[n]) ** 2).sum() for n in expected)
     size = sum((expected[n].astype(np.float64) ** 2).sum() for n in expected)
     return float(np.sqrt(off / size))
+
+
+def restarted(step: Step, weights: Mapping[str, np.ndarray], rate: float | None = None) -> Step:
+    """Put a step back to these weights, and its optimizer's moments to 0; return it.
+
+    What the step has compiled is used again: building a new one takes as long as hundreds of LeNet
+    steps. Its counts of updates go on; a group of micro-batches must not be half full.
+
+    Args:
+        step: with ``nn.Momentum``, or ``nn.SGD`` without momentum.
+        weights: an array by name of each Parameter that is trained.
+        rate: the new learning rate; None leaves what it is.
+    """
+    import mindspore as ms
+    from mindspore import Tensor, ops
+
+    optimizer = step.optimizer
+    for parameter in optimizer.parameters:
+        ops.assign(parameter, Tensor(weights[parameter.name]))
+    for moment in getattr(optimizer, "moments", ()):
+        ops.assign(moment, ops.zeros_like(moment))
+    if rate is not None:
+        ops.assign(optimizer.learning_rate, Tensor(rate, ms.float32))
+    return step

@@ -73,12 +73,13 @@ class OpenLab:
             draw: draws on an axis, given the sliders' values
             name: of the file of the stills
             alt: what is to be seen: alternative text
-            stills: positions of the sliders that a page shows side by side
+            stills: positions of the sliders that a page shows side by side; at preset smoke two
             size: of one picture, inches
             **sliders: one for each further argument of ``draw``
         """
         save = lambda figure: self.run.figure(figure, name)  # noqa: E731
-        interactive.move(draw, alt, stills, save=save, size=size, **sliders)
+        drawn = stills[:2] if self.run.preset == "smoke" else stills
+        interactive.move(draw, alt, drawn, save=save, size=size, **sliders)
 
     def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
         """Print one line: what was guessed beside what was measured.

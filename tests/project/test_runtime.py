@@ -3,6 +3,8 @@
 import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -208,3 +210,21 @@ class TestOneDnn:
     def test_other_processors_have_none(self, monkeypatch):
         monkeypatch.setattr(runtime.platform, "machine", lambda: "aarch64")
         assert runtime._cpu_flags() == set()
+
+
+FROZEN = """
+import gc
+from labkit import start
+
+assert gc.get_freeze_count() == 0
+start("CPU")
+first = gc.get_freeze_count()
+kept = [[] for _ in range(100_000)]
+start("CPU")
+print(first > 50_000, gc.get_freeze_count() <= first)
+"""
+
+
+def test_garbage_collection_passes_over_what_was_there_at_the_first_start_alone():
+    run = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines()[-1] == "True True"
