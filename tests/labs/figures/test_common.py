@@ -81,7 +81,7 @@ def test_the_race_is_drawn_as_errors_over_updates_and_over_seconds():
         np.testing.assert_allclose(goal.get_ydata(), 1.5)
         assert "error (%)" in axis.get_ylabel()
     assert (left.get_xlabel(), right.get_xlabel()) == ("updates", "seconds of training")
-    assert legend(left) == ["Momentum", "THOR"]
+    assert legend(left) == ["Momentum", "THOR", "98.5 % right"] and right.get_legend() is None
 
 
 def test_a_sweep_marks_what_failed():
