@@ -1,7 +1,7 @@
 """The settings of every lab at every preset, so that no notebook repeats a number.
 
-``smoke`` is for tests (under 30 s a notebook), ``lab`` gives the numbers the text speaks of (under
-4 minutes on two cores), ``paper`` is the source document's own full-scale setting.
+``smoke`` is for tests (half a minute a notebook), ``lab`` gives the numbers the text speaks of
+(under 4 minutes on two cores), ``paper`` is the source document's own full-scale setting.
 """
 
 from collections.abc import Callable
