@@ -28,6 +28,8 @@ STEPS := tests/steps tests/training tests/base
 ALGORITHMS := tests/algorithms tests/recipes tests/upstream
 PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STEPS) $(ALGORITHMS))"
 RANKS := tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py
+# What compares speed and memory. The races in benchmarks/, stored, take up to an hour each.
+BENCH ?= compiling waiting memory lenet_step resnet_step thor_step adasum_step subspace_step subspace
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -55,10 +57,10 @@ notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force
 	@$(ENVIRONMENT) base
 	@$(BIN)/python -m labkit.tools.notebooks.refresh $(ARGS)
 
-bench: ## run every program in benchmarks/; the figures go to runs/bench
+bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test
-	@status=0; for program in benchmarks/[a-z]*.py; do \
-	    echo "== $$program"; $(BIN)/python "$$program" $(ARGS) || status=1; done; exit $$status
+	@status=0; for name in $(BENCH); do echo "== $$name"; \
+	    $(BIN)/python benchmarks/$$name.py $(ARGS) || status=1; done; exit $$status
 
 clean: ## remove what runs and tools left behind: runs, caches, prepared MNIST; not .venv, not converted data
 	@sh scripts/clean.sh

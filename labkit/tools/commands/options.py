@@ -108,7 +108,8 @@ Memory = Annotated[
     typer.Option(
         min=0.1,
         metavar="GB",
-        help="Memory that one lab may take, in GB; 90 % of what is free if not given.",
+        help="Memory that one lab may take, in GB; if not given, 90 % of what is free, shared by "
+        "those that run at once.",
     ),
 ]
 Folder = Annotated[
