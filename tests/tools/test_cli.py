@@ -193,7 +193,7 @@ def asked(project, monkeypatch):
     """What `labkit run` asks of the runner, which does nothing."""
     calls = []
 
-    def pretend(lab, request, folder, say, limits):
+    def pretend(lab, request, folder, say, limits, stop=None):
         calls.append((request, folder, limits))
         return outcome(project)
 

@@ -209,7 +209,7 @@ def test_what_cannot_be_in_results_is_left_out_and_said(ran):
 
 def test_a_reader_who_leaves_stops_no_lab(tmp_path):
     write_labs(tmp_path, {"01_good": ["print('good')"], "02_too": ["print('good')"]})
-    process = labkit(tmp_path, "run", "--out", "out")
+    process = labkit(tmp_path, "run", "--jobs", "1", "--out", "out")
     assert process.stdout.readline().startswith("01_good: preset smoke")
     process.stdout.close()
     with process.stderr:
@@ -231,7 +231,9 @@ def test_a_full_disk_is_the_failure_of_the_lab_that_filled_it(tmp_path):
     mount = f"mount -t tmpfs -o size=300k none '{small}'"
     if subprocess.run(["unshare", "-m", "bash", "-c", mount], capture_output=True).returncode:
         pytest.skip("this machine lets nobody mount a file system of their own (unshare)")
-    command = f"{mount} && '{sys.executable}' -m labkit.tools.cli run --json --out '{small}/out'"
+    command = (
+        f"{mount} && '{sys.executable}' -m labkit.tools.cli run --json --jobs 1 --out '{small}/out'"
+    )
     command += f"; code=$?; cp -r '{small}/out' '{tmp_path}/kept'; exit $code"
     done = subprocess.run(
         ["unshare", "-m", "bash", "-c", command],
