@@ -124,7 +124,7 @@ class GradientStage(nn.Cell):
 
         The gradients are w_i grad L_i, unscaled, float32, shaped as the parameters (grad L_i where
         not ``weighted``). ``squares`` is the sum of their squares, ``finite`` whether it and the
-        loss are; where unchecked they are 0 and True.
+        loss are; where unchecked they are None and True.
 
         Of finite gradients the squares overflow from 1.8e19 on: such a micro-batch counts as not
         finite, as its norm is. In return the check costs nothing where that norm is wanted anyway:
@@ -164,7 +164,7 @@ class GradientStage(nn.Cell):
     def _checked(self, loss: Tensor, gradients: tuple) -> tuple:
         """Return (whether loss and gradients are finite, the sum of the gradients' squares)."""
         if not self.checked:
-            return True, 0.0
+            return True, None
         squares = self._squares(gradients)
         return ops.logical_and(ops.isfinite(squares), ops.isfinite(loss)), squares
 

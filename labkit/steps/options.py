@@ -80,8 +80,9 @@ class GradientOptions:
             ``self.network`` is the network and all else is loss; without that name see
             ``precision.use_float16``, which refuses what it cannot tell.
         loss_scale: number > 0, or ``DynamicLossScale``.
-        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group,
-            ``drop_group`` forgets the whole group; ``propagate`` checks nothing.
+        nonfinite: ``drop_micro`` leaves a micro-batch that is not finite (its loss, or the norm of
+            its gradient in float32) out of its group, ``drop_group`` forgets the whole group;
+            ``propagate`` checks nothing.
         clip_norm: largest global norm of the averaged gradient, or None.
         rank_group: None: the mean is over all ranks; the name of a communication group that this
             rank is in; or "" for this rank alone.

@@ -104,6 +104,5 @@ class PlainStep(Step):
         if finite:
             loss_sum = loss * weight
             images = ops.cast(self.gradient.objective.rows(batch), ms.int32)
-            known = squares if self.gradient.checked else None
-            done = self.apply(gradients, loss_sum, weight_sum, images, known)
+            done = self.apply(gradients, loss_sum, weight_sum, images, squares)
         return ops.depend(loss, done)

@@ -7,6 +7,7 @@ import pytest
 import labkit
 from labkit.errors import InputError
 from labkit.labs.figures import common as plots
+from labkit.labs.figures.interactive import Slider
 from labkit.labs.presets import choose
 
 NAME = "01_gradient_accumulation"
@@ -78,6 +79,16 @@ def test_a_figure_is_kept_and_shown_sharp(opened, monkeypatch):
     assert options["metadata"]["image/png"] == {"alt": "an empty frame", "width": 180}
     assert data["text/plain"] == "an empty frame"
     assert (lab.run.folder / "figures" / "empty.png").is_file()
+
+
+@pytest.mark.parametrize(("preset", "drawn"), [("smoke", [1, 2]), ("lab", [1, 2, 3])])
+def test_a_smoke_run_draws_two_stills(opened, monkeypatch, preset, drawn):
+    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+    lab, seen = opened(preset=preset), []
+    stills = [{"height": height} for height in (1, 2, 3)]
+    height = Slider("height", 0, 3, 1, 1)
+    lab.interactive(lambda axis, height: seen.append(height), "bar", "a bar", stills, height=height)
+    assert seen == drawn
 
 
 @pytest.mark.parametrize(

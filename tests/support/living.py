@@ -1,5 +1,11 @@
-"""Which processes live, and which of them a test has started."""
+"""Which processes live, which of them a test has started, and how one takes Ctrl-C."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -25,3 +31,25 @@ def _carries(pid, text):
         return text in Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:  # gone meanwhile, or another user's
         return False
+
+
+def interrupted(arguments: list[str], mark: Path, is_time: Callable[[], bool]) -> tuple:
+    """Start `labkit` with ``arguments``, send it Ctrl-C once ``is_time``.
+
+    Returns (exit code, stdout, stderr). Nothing that it has started lives on.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "labkit.tools.cli", *arguments],
+        env=os.environ | {MARK: str(mark)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        until = time.monotonic() + 60
+        while not is_time():
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert not marked(mark) and "Traceback" not in stderr
+    return process.returncode, stdout, stderr

@@ -51,7 +51,6 @@ def run(
     """
     from labkit.tools import console
     from labkit.tools.running import pool, runner
-    from labkit.tools.running.watch import free_memory
 
     if resume is not None and out is not None:
         raise InputError("--resume goes on in the folder of its run: expected no --out beside it")
@@ -60,10 +59,7 @@ def run(
     if source is not None and source.name == "ENVIRONMENT" and resume is not None:
         preset = None  # the shell's is for new runs
     wanted = _request(labs, preset, device, parameter, resume)
-    if jobs is None:
-        jobs, at_once = 1, wanted.preset != "paper" and pool.shares_no_device(wanted.device)
-        if at_once:
-            jobs = pool.usable_jobs(len(wanted.labs), free_memory(), runner.MEMORY)
+    jobs = _usual_jobs(wanted) if jobs is None else jobs
     pool.check_jobs(jobs)
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory, jobs)
     outcomes: list[runner.Outcome] = []
@@ -78,6 +74,16 @@ def run(
     code = runner.exit_code(outcomes)
     console.closing(outcomes, folder, as_json=as_json, code=code)
     raise typer.Exit(code)
+
+
+def _usual_jobs(wanted: "Request") -> int:
+    """Return how many labs go on at once if nobody says."""
+    from labkit.tools.running import pool, runner
+    from labkit.tools.running.watch import free_memory
+
+    if wanted.preset == "paper" or not pool.shares_no_device(wanted.device):
+        return 1
+    return pool.usable_jobs(len(wanted.labs), free_memory(), runner.MEMORY)
 
 
 def _request(

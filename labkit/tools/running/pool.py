@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,8 +44,8 @@ def shares_no_device(device: str) -> bool:
 def equal_shares(jobs: int) -> list[set[int]]:
     """Return the cores that this process may use, divided among ``jobs``."""
     cores = usable_cores()
-    ends = [job * len(cores) // jobs for job in range(jobs + 1)]
-    return [set(cores[first:last]) for first, last in zip(ends, ends[1:], strict=False)]
+    ends = (job * len(cores) // jobs for job in range(jobs + 1))
+    return [set(cores[first:last]) for first, last in pairwise(ends)]
 
 
 def side_by_side(

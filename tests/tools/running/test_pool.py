@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -16,7 +13,7 @@ from labkit.errors import InputError
 from labkit.tools import cli
 from labkit.tools.running import pool
 from tests.support.lab_projects import ROOT, write_labs
-from tests.support.living import MARK, is_alive, marked
+from tests.support.living import interrupted, is_alive
 
 CORES = sorted(os.sched_getaffinity(0))
 several_cores = pytest.mark.skipif(len(CORES) < 2, reason="one core: one lab at a time")
@@ -30,6 +27,7 @@ while time.monotonic() < until and not os.path.exists("{other}.begun"):
 met = os.path.exists("{other}.begun")
 mine = os.sched_getaffinity(0)
 run.finish({{"met": met, "cores": len(mine), "core": min(mine)}})"""
+WAIT = "time.sleep(3 if met else 0)"
 
 
 def test_cores_are_divided_and_none_is_left_out(monkeypatch):
@@ -85,7 +83,8 @@ def test_results_come_as_they_end_and_nothing_comes_when_nothing_does():
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     labs = {
-        "01_first": [SEEN.format(name="01_first", other="02_second", seconds=60)],
+        # It ends last, and stands first in the closing table.
+        "01_first": [SEEN.format(name="01_first", other="02_second", seconds=60), WAIT],
         "02_second": [SEEN.format(name="02_second", other="01_first", seconds=60)],
         "03_third": ["raise ValueError('third')"],
     }
@@ -130,36 +129,14 @@ def test_ctrl_c_ends_the_labs_that_run(project, tmp_path):
     """The second has passed by then, the first waits."""
     write = project / "notebooks" / "01_first.ipynb"
     write.write_text(write.read_text().replace("02_second.begun", "never"))
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "labkit.tools.cli",
-        "run",
-        "01",
-        "02",
-        "--preset",
-        "smoke",
-    ]
-    command += ["--jobs", "2", "--out", str(tmp_path / "out")]
-    with subprocess.Popen(
-        command,
-        env=os.environ | {MARK: str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        until = time.monotonic() + 60
-        while not (project / "notebooks" / "01_first.begun").exists() or not passed(
-            tmp_path / "out" / "02_second"
-        ):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in stderr
-    assert not marked(tmp_path)
-    assert not is_alive(int((project / "notebooks" / "01_first.begun").read_text()))
+    begun, second = project / "notebooks" / "01_first.begun", tmp_path / "out" / "02_second"
+    code, stdout, stderr = interrupted(
+        ["run", "01", "02", "--preset", "smoke", "--jobs", "2", "--out", str(tmp_path / "out")],
+        tmp_path,
+        lambda: begun.exists() and passed(second),
+    )
+    assert code == 130
+    assert not is_alive(int(begun.read_text()))
     results = json.loads((tmp_path / "out" / "01_first" / "results.json").read_text())
     assert results["status"] == "interrupted"
     assert f"go on with: labkit run --resume {tmp_path / 'out'}" in stderr

@@ -3,10 +3,6 @@
 import csv
 import json
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 from PIL import Image
@@ -18,7 +14,7 @@ from labkit.labs.run_files import write_json
 from labkit.tools import cli
 from labkit.tools.running import pool, sweep, sweep_table
 from tests.support.lab_projects import ROOT, write_labs
-from tests.support.living import MARK, is_alive, marked
+from tests.support.living import interrupted, is_alive
 
 JOBS = min(2, len(os.sched_getaffinity(0)))
 LAB = """import os, signal, time
@@ -163,26 +159,15 @@ def test_a_run_that_cannot_begin_has_failed_and_the_others_go_on(project, tmp_pa
 
 
 def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
-    command = [sys.executable, "-P", "-m", "labkit.tools.cli", "sweep", "01", "--preset", "smoke"]
-    command += ["--jobs", "1", "-p", "rate=1,5,2", "--out", str(tmp_path)]
     waits = project / "notebooks" / "waits"
-    with subprocess.Popen(
-        command,
-        env=os.environ | {MARK: str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        until = time.monotonic() + 60
-        while not waits.exists() or not waits.read_text():
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert "Traceback" not in stderr
+    arguments = ["sweep", "01", "--preset", "smoke", "--jobs", "1", "-p", "rate=1,5,2"]
+    code, _, _ = interrupted(
+        [*arguments, "--out", str(tmp_path)],
+        tmp_path,
+        lambda: waits.exists() and bool(waits.read_text()),
+    )
+    assert code == 130
     assert not is_alive(int(waits.read_text()))
-    assert not marked(tmp_path)
     status = json.loads((tmp_path / "runs" / "rate=5" / "results.json").read_text())["status"]
     assert status == "interrupted"
     assert not (tmp_path / "runs" / "rate=2").exists()
