@@ -4,6 +4,7 @@ import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +24,18 @@ if TYPE_CHECKING:
 
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
 _LOG_LINES = 5  # of a failed lab's log, below the closing table
+_WRITING = threading.Lock()
 
 
 def line(text: str) -> None:
     """Print one line at once, also into a pipe; control characters in it are written out."""
     text = printable(text)
     try:
-        # One write: print makes two of it, and another thread's line could come between.
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        # With PYTHONUNBUFFERED one write of more than a pipe holds (64 KiB) is several, and another
+        # thread's line could come between.
+        with _WRITING:
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone (| head): what is under way is worth more than its lines.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

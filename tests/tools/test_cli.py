@@ -52,6 +52,25 @@ def outcome(project, failure=None, **results):
     return runner.Outcome(lab, results, project / "out" / "01_sums.ipynb", failure)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_line_longer_than_a_pipe_holds_is_whole_beside_another_threads(unbuffered):
+    code = (
+        "import threading; from labkit.tools.console import line\n"
+        "def write(letter, times, lines):\n"
+        "    for _ in range(lines): line(letter * times)\n"
+        "threads = [threading.Thread(target=write, args=each)\n"
+        "           for each in (('a', 300_000, 20), ('b', 1, 5000))]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+    )
+    variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert sorted(lines, key=len) == ["b"] * 5000 + ["a" * 300_000] * 20
+
+
 def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
     code = (
         "import sys, time; began = time.process_time(); from labkit.tools.cli import app\n"
