@@ -31,7 +31,7 @@ class Exercise:
         spec: the slow specification, with the arguments of the learner's function
         cases: argument tuples
         rtol: relative tolerance on the largest entry of the specification's answer
-        level: one of ``LEVELS``, or empty where the notebook does not say
+        level: one of ``LEVELS``
     """
 
     spec: Callable
