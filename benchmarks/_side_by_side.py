@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 # Below this share of idle time before a measurement, other processes are at work.
@@ -134,11 +135,26 @@ def look_at_machine(seconds: float = 1.0) -> dict:
         )
     return {
         "cores": os.cpu_count(),
+        "processor": _processor(),
         "platform": platform.platform(),
+        "versions": {name: _version(name) for name in ("mindspore", "torch", "numpy")},
         "time": time.ctime(),
         "idle_before": round(idle, 3),
         "load_average_before": os.getloadavg(),
     }
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor_times():

@@ -16,7 +16,7 @@ from mindspore import Tensor, nn, ops
 
 from labkit.base.arguments import choice, wrong
 from labkit.errors import InputError
-from labkit.nets.convolution import PaddedConv2d
+from labkit.nets.layers import PaddedConv2d
 
 # "same" pads the even inputs of a strided convolution on the right and below only.
 BLOG = ("convolutions padded same", "max-pool padded same", "stride by max-pool")

@@ -89,7 +89,7 @@ def test_the_right_formula_stands_there_once(mutant, root):
     assert mutant.wrong != mutant.right
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_right_formulas_pass(root, tmp_path):
     project = copy_of(root, tmp_path / "project")
     tests = start_tests(project, *(mutant.test for mutant in MUTANTS.values()))

@@ -1,9 +1,11 @@
 """LeNet-5 as the tutorials write it."""
 
+import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn
 
+from labkit import LossNet
 from labkit.nets.lenet import LeNet5
 from tests.support.step_cells import digits, restore, snapshot
 from tests.support.tolerances import TOLERANCE
@@ -58,3 +60,32 @@ def test_logits_are_those_of_pytorch(conv_bias):
         x = x if layer == "fc3" else x.relu()
     assert logits.shape == (6, 10) and float(x.std()) > 0.1
     np.testing.assert_allclose(logits.asnumpy(), x.numpy(), **TOLERANCE["logits against PyTorch"])
+
+
+class ReluFirst(LeNet5):
+    """As the tutorials write it: ReLU before the pooling."""
+
+    def construct(self, x):
+        x = self.max_pool2d(self.relu(self.conv1(x)))
+        x = self.max_pool2d(self.relu(self.conv2(x)))
+        x = self.relu(self.fc2(self.relu(self.fc1(self.flatten(x)))))
+        return self.fc3(x)
+
+
+def test_pooling_before_relu_changes_no_bit_of_a_gradient():
+    """Also where all of a window is equal, as in the black frame of a digit, or negative."""
+    images, labels = digits(16)
+    images[:8, :, ::3] = -1.0
+    results = []
+    for kind in (LeNet5, ReluFirst):
+        network = kind()
+        loss_net = LossNet(network, nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"))
+        for parameter in network.trainable_params():
+            draw = np.random.default_rng(parameter.size).normal(size=parameter.shape)
+            parameter.set_data(Tensor((draw / 8).astype(np.float32)))
+        gradients_of = ms.value_and_grad(loss_net, None, network.trainable_params())
+        loss, gradients = gradients_of(Tensor(images), Tensor(labels))
+        results.append([loss.asnumpy(), *(gradient.asnumpy() for gradient in gradients)])
+    for ours, theirs in zip(*results, strict=True):
+        assert np.abs(ours).max() > 0
+        np.testing.assert_array_equal(ours, theirs)

@@ -18,7 +18,7 @@ from labkit.algorithms.thor.geometry import (
 )
 from labkit.algorithms.thor.taps import Tapped
 from labkit.errors import InputError
-from labkit.nets.convolution import PaddedConv2d
+from labkit.nets.layers import PaddedConv2d
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import resnet
 from labkit.steps.losses import LossNet

@@ -11,7 +11,7 @@ from labkit import reference
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.geometry import geometry_of
 from labkit.algorithms.thor.taps import Tap, Tapped
-from labkit.nets.convolution import PaddedConv2d
+from labkit.nets.layers import PaddedConv2d
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet
 from labkit.runtime import pynative

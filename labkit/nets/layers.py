@@ -1,6 +1,7 @@
-"""A padded convolution that stays fast where the maps are small: the last stages of a ResNet.
+"""Layers that go another way on CPU, where a kernel of MindSpore's is slow; elsewhere they are its.
 
-On CPU, MindSpore's convolution (oneDNN's gemm kernel for plain layouts) makes one matrix product
+``PaddedConv2d`` stays fast where the maps are small: in the last stages of a ResNet. On CPU,
+MindSpore's convolution (oneDNN's gemm kernel for plain layouts) makes one matrix product
 per image, of as many rows as the map has positions. A 2x2 map leaves it 4 rows, and 14 to 30
 GFLOP/s of the 100 that it reaches on 8x8 maps (two cores, AVX2). There the whole batch goes
 through one product instead:
@@ -8,6 +9,9 @@ through one product instead:
     Y (B P, O) = X (B P, C k k) W (C k k, O),        P positions of the output map
 
 with X gathered from the input map by a product with a constant matrix of zeros and ones.
+
+``TiledMaxPool2d`` is max-pooling by windows that lie side by side. The backward pass of
+MindSpore's own is oneDNN's reference kernel there, which takes more than a convolution.
 """
 
 import mindspore as ms
@@ -53,7 +57,7 @@ class PaddedConv2d(nn.Conv2d):
             padding=(kernel - 1) // 2,
         )
         self.kernel, self.step = kernel, stride
-        self.largest = _SMALL.get(kernel, 0) if ms.get_context("device_target") == "CPU" else 0
+        self.largest = _SMALL.get(kernel, 0) if _on_cpu() else 0
 
     def construct(self, x: Tensor) -> Tensor:
         height = -(-x.shape[2] // self.step)
@@ -75,6 +79,36 @@ class PaddedConv2d(nn.Conv2d):
         rows = ops.MatMul(transpose_b=True)(patches.reshape(batch * positions, -1), weight)
         maps = ops.transpose(rows.reshape(batch, positions, self.out_channels), (0, 2, 1))
         return maps.reshape(batch, self.out_channels, height, width)
+
+
+class TiledMaxPool2d(nn.MaxPool2d):
+    """``nn.MaxPool2d(size, stride=size)``: (B, C, H, W) -> (B, C, H // size, W // size).
+
+    On CPU, where ``size`` divides H and W, adaptive pooling has the same windows, and a gradient to
+    the first of equal largest numbers as well: both are equal to the bit. Forward and backward,
+    (32, 6, 28, 28) by 2: 0.6 ms instead of 1.7 on two cores.
+
+    Hazard: of a window that holds a NaN behind another number MindSpore's own result is a NaN or
+    not, by its place; here it is not. A window that begins with NaN, or is NaN, is NaN.
+
+    Args:
+        size: of a window, in both directions.
+    """
+
+    def __init__(self, size: int):
+        super().__init__(size, stride=size)
+        self.size, self.adaptive = size, _on_cpu()
+
+    def construct(self, x: Tensor) -> Tensor:
+        if self.adaptive and x.ndim == 4 and x.dtype != ms.bfloat16:
+            height, width = x.shape[2], x.shape[3]
+            if height % self.size == 0 and width % self.size == 0:
+                return ops.AdaptiveMaxPool2D((height // self.size, width // self.size))(x)[0]
+        return super().construct(x)
+
+
+def _on_cpu() -> bool:
+    return ms.get_context("device_target") == "CPU"
 
 
 @ops.constexpr

@@ -1,4 +1,4 @@
-"""PaddedConv2d is nn.Conv2d: the same numbers, also where it takes the other form."""
+"""Layers that go another way on CPU: the same numbers as MindSpore's own."""
 
 import mindspore as ms
 import numpy as np
@@ -7,7 +7,8 @@ from mindspore import Tensor, nn, ops
 
 from labkit import LossNet, PlainStep
 from labkit.errors import InputError
-from labkit.nets.convolution import PaddedConv2d
+from labkit.nets import layers
+from labkit.nets.layers import PaddedConv2d, TiledMaxPool2d
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -127,3 +128,45 @@ def test_float16_inside_the_network_follows_float32():
     # float16 keeps 11 bits; measured 2e-4.
     np.testing.assert_allclose(losses["O2"], losses["O0"], rtol=2e-3)
     assert losses["O2"] != losses["O0"]
+
+
+class Pooled(nn.Cell):
+    """The gradient of a pooling, for a random one behind it."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.pool = pool
+        self.gradient = ops.GradOperation(sens_param=True)(pool)
+
+    def construct(self, x, behind):
+        return self.pool(x), self.gradient(x, behind)
+
+
+@pytest.mark.parametrize("kind", [ms.float32, ms.float16])
+@pytest.mark.parametrize(
+    ("shape", "size"), [((3, 2, 28, 28), 2), ((2, 3, 9, 6), 3), ((2, 1, 7, 8), 2), ((2, 6, 6), 2)]
+)
+def test_pooling_by_tiles_is_mindspores_to_the_bit(shape, size, kind):
+    """Whole numbers: most windows have several largest. 7 rows are not divided, and go its way."""
+    draw = np.random.default_rng(1)
+    x = Tensor(draw.integers(-1, 2, shape).astype(np.float32), kind)
+    tiled, own = TiledMaxPool2d(size), nn.MaxPool2d(size, size)
+    behind = Tensor(draw.normal(size=own(x).shape).astype(np.float32), kind)
+    for ours, theirs in zip(Pooled(tiled)(x, behind), Pooled(own)(x, behind), strict=True):
+        assert ours.dtype == theirs.dtype and np.abs(theirs.asnumpy()).max() > 0
+        np.testing.assert_array_equal(ours.asnumpy(), theirs.asnumpy())
+
+
+def test_pooling_by_tiles_is_adaptive_on_cpu_alone(monkeypatch):
+    x = Tensor(np.full((1, 1, 2, 2), -np.inf, np.float32))
+    assert np.isneginf(TiledMaxPool2d(2)(x).asnumpy())
+    monkeypatch.setattr(layers, "_on_cpu", lambda: False)
+    # MindSpore's own begins with the lowest number there is.
+    assert TiledMaxPool2d(2)(x).asnumpy() == np.finfo(np.float32).min
+
+
+def test_a_window_of_nan_is_nan():
+    x = np.zeros((1, 1, 2, 6), np.float32)
+    x[..., :2], x[0, 0, 0, 2], x[0, 0, 1, 4] = np.nan, np.nan, np.nan
+    pooled = TiledMaxPool2d(2)(Tensor(x)).asnumpy().ravel()
+    np.testing.assert_array_equal(pooled, np.float32([np.nan, np.nan, 0]))
