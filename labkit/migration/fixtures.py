@@ -69,9 +69,12 @@ def _positions(size: int) -> np.ndarray:
 
 
 def _sums(flat: np.ndarray) -> np.ndarray:
-    signs = np.random.PCG64(flat.size).random_raw(flat.size)
-    rows = [1.0 - 2.0 * ((signs >> np.uint64(bit)) & np.uint64(1)) for bit in range(20, 20 + SUMS)]
-    return np.array([row @ flat for row in rows]) / math.sqrt(max(flat.size, 1))
+    # Which signs a number has, as SUMS bits: one sum for each of the 16 kinds, in one pass.
+    kinds = np.random.PCG64(flat.size).random_raw(flat.size) >> np.uint64(20)
+    kinds &= np.uint64(2**SUMS - 1)
+    by_kind = np.bincount(kinds.view(np.int64), flat, 2**SUMS)
+    signs = 1 - 2 * (np.arange(2**SUMS) >> np.arange(SUMS)[:, None] & 1)
+    return signs @ by_kind / math.sqrt(max(flat.size, 1))
 
 
 def names() -> list[str]:

@@ -58,9 +58,7 @@ class BatchCheck:
         self.differs = derived and self.mean.class_weights is not None
         self.flattened = False
         self._flattened: dict[tuple, bool] = {}  # of the signatures that were looked at
-        graphs = ms.get_context("mode") == ms.GRAPH_MODE
-        self._compiles = graphs and hasattr(loss_net, "label_key")
-        self._runs = not self._compiles
+        self._asked = False  # what V is
         self._classes: int | None = None
 
     def shapes(self, batch: tuple) -> None:
@@ -127,12 +125,12 @@ class BatchCheck:
         if self.mean.dense and labels.dtype in FLOATS and array.ndim > 1:
             return
         check_integers(array)
-        if self.classes is None and compiled is not None:
-            if self._compiles:
-                self._compiles = False
+        if self.classes is None and compiled is not None and not self._asked:
+            self._asked = True
+            # The mode of this call: a graph that nobody runs takes seconds for a ResNet.
+            if ms.get_context("mode") == ms.GRAPH_MODE and hasattr(self.loss_net, "label_key"):
                 compiled()
-            elif self._runs:
-                self._runs = False
+            else:
                 self._classes = self._classes_of_outputs(batch)
         check_labels(array, self.classes, self.mean.ignore_index)
         if self.derived and not self.differs and self.mean.over == "labels":

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mindspore import Tensor, mint, nn, ops
 
-from labkit import reference
+from labkit import reference, runtime
 from labkit.errors import InputError
 from labkit.labs.compare import relative_error
 from labkit.steps.accumulation import AccumulatedStep
@@ -471,6 +471,17 @@ class TestTheFirstBatch:
         step = self.refused(lambda network: LossNet(network, loss_fn), OfTokens(True), labels)
         step(*tensors(self.tokens, np.minimum(labels, 5)))
         assert int(step.updates.asnumpy()) == 1
+
+    def test_a_step_of_graph_mode_compiles_nothing_in_pynative_mode(self, monkeypatch):
+        network = OfTokens(True)
+        step = plain(LossNet(network, nn.CrossEntropyLoss()), nn.SGD(network.trainable_params()))
+        compiled = []
+        monkeypatch.setattr(step, "compile", lambda *batch: compiled.append(batch))
+        with runtime.pynative():
+            with pytest.raises(InputError, match="label 6 at .*label < V = 6"):
+                step(*tensors(self.tokens, np.int32([0, 1, 6, 1, 2, 3])))
+            step(*tensors(self.tokens, np.int32([0, 1, 5, 1, 2, 3])))
+        assert not compiled and int(step.updates.asnumpy()) == 1
 
     def test_tokens_without_graphs(self, pynative):
         self.refused(TokenLossNet, OfTokens(), np.int32([[0, 1, 6], [1, 2, 3]]))
