@@ -28,6 +28,7 @@ NO_KERNEL = frozenset(
 
 # Operators of the backward pass, undocumented, and the forward one whose gradient they are.
 GRADIENT_OF = {
+    "AdaptiveMaxPool2DGrad": "AdaptiveMaxPool2D",
     "AvgPoolGrad": "AvgPool",
     "BatchNormGrad": "BatchNorm",
     "BiasAddGrad": "BiasAdd",
