@@ -175,7 +175,7 @@ _PARTS = {
     "conv2, weight and input": ("conv2", (6, 14, 14), True),
     "max-pool 1": ("pool", (6, 28, 28), True),
     "max-pool 2": ("pool", (16, 10, 10), True),
-    "ReLU 1": ("relu", (6, 28, 28), True),
+    "ReLU 1, after the pooling": ("relu", (6, 14, 14), True),
     "dense layers": ("dense", (400,), True),
 }
 
@@ -187,6 +187,8 @@ def mindspore_parts(batch, rounds):
     start()
     import numpy as np
     from mindspore import Parameter, Tensor, nn, ops
+
+    from labkit.nets.layers import TiledMaxPool2d
 
     class Part(nn.Cell):
         def __init__(self, layer, by_input):
@@ -214,7 +216,7 @@ def mindspore_parts(batch, rounds):
     layers = {
         "conv1": nn.Conv2d(1, 6, 5, pad_mode="valid"),
         "conv2": nn.Conv2d(6, 16, 5, pad_mode="valid"),
-        "pool": nn.MaxPool2d(2, 2),
+        "pool": TiledMaxPool2d(2),
         "relu": nn.ReLU(),
         "dense": nn.SequentialCell(
             nn.Dense(400, 120), nn.ReLU(), nn.Dense(120, 84), nn.ReLU(), nn.Dense(84, 10)

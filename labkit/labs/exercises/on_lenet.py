@@ -17,9 +17,8 @@ class OnLeNet:
     """A new LeNet-5 and 12 random images: what an exercise's function is given.
 
     Every copy has the same initial weights, and is trained by nobody else. All is computed in
-    PyNative mode, operator by operator; the first gradient of each copy takes 0.3 s for each size
-    of a micro-batch. Hazard: copies that shared one network would share what ``asnumpy`` shows, and
-    an answer would change when the next copy is trained.
+    PyNative mode, operator by operator. Hazard: copies that shared one network would share what
+    ``asnumpy`` shows, and an answer would change when the next copy is trained.
 
     Args:
         seed: of weights and images
@@ -97,6 +96,7 @@ class OnLeNet:
         from mindspore import nn
 
         from labkit.nets.lenet import LeNet5
+        from labkit.runtime import pynative
         from labkit.steps.losses import LossNet
 
         ms.set_seed(self.seed)
@@ -104,5 +104,8 @@ class OnLeNet:
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
         self._loss_net = LossNet(network, loss_fn)
         self._optimizer = nn.Momentum(network.trainable_params(), self.learning_rate, 0.9)
-        self._value_and_grad = ms.value_and_grad(self._loss_net, None, self._optimizer.parameters)
+        parameters = self._optimizer.parameters
+        # Made in graph mode it is a graph whatever mode it is called in: 0.3 s for each size.
+        with pynative():
+            self._value_and_grad = ms.value_and_grad(self._loss_net, None, parameters)
         self._built = True
