@@ -82,11 +82,11 @@ def sections():
     return found
 
 
-WORDS = re.findall(r"^\| \[\*\*(.+?)\*\*\]\((\S+?)\)", CELLS[-3]["source"], re.M)
+WORDS = re.findall(r"^\|\[\*\*(.+?)\*\*\]\((\S+?)\)", CELLS[-3]["source"], re.M)
 
 
 def test_every_word_is_there():
-    assert CELLS[-3]["source"].count("| [**") == len(WORDS) == 24
+    assert CELLS[-3]["source"].count("|[**") == len(WORDS) == 24
 
 
 @pytest.mark.parametrize(("word", "link"), WORDS)

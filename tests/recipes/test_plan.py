@@ -226,8 +226,8 @@ class TestMemory:
         source = recipe("accumulation").RECIPE
         config = replace(source.named["lenet"], batch_size=batch)
         during = plan.make(source, config, 1)["memory"]["during_an_update"]
-        # Convolution, ReLU, pool, twice; flattened; three dense layers, two of them with a ReLU.
-        first, second = (6 * (2 * 28**2 + 14**2), 16 * (2 * 10**2 + 5**2))
+        # Convolution, pool, ReLU, twice; flattened; three dense layers, two of them with a ReLU.
+        first, second = (6 * (28**2 + 2 * 14**2), 16 * (10**2 + 2 * 5**2))
         assert during[ACTIVATIONS] == 4 * batch * (first + second + 400 + 2 * (120 + 84) + 10)
 
     @of_every_recipe

@@ -126,7 +126,8 @@ def _anchored(source: str, prefix: str, names: dict[str, int]) -> tuple[str, lis
                 name += f"-{names[name]}"
             made += [f'<a id="{name}"></a>', ""]
             if len(heading[1]) == 2:
-                sections.append((re.sub(r"[\[\]]", "", heading[2]).replace(" · ", " ", 1), name))
+                title = heading[2].split(" · ", 1)[-1]
+                sections.append((re.sub(r"[\[\]]", "", title), name))
         made.append(line)
     return "\n".join(made), sections
 
@@ -144,24 +145,25 @@ def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> Non
 def _ways(project: Path, labs: Sequence[Lab], lab: Lab, short: bool = False) -> str:
     """Return the line with the notebook before, the map, the sources, and the notebook after.
 
-    ``short``: without the sources and the second notebook, which stand at the top.
+    ``short``: numbers alone, without the sources and the second notebook, which stand at the top.
     """
     line = [each for each in labs if not each.is_in_depth]
     second = [each for each in labs if each.is_in_depth and each.number == lab.number]
     here = next((i for i, each in enumerate(line) if each.number == lab.number), 0)
     before = line[here : here + 1] if lab.is_in_depth else line[max(here - 1, 0) : here]
-    ways = [f"← {_link(each)}" for each in before]
+    ways = [f"← {_link(each, short)}" for each in before]
     if any(cell.get("id") == MAP for cell in files.read(labs[0].path)["cells"]):
         ways.append(f"[Map of the labs]({labs[0].path.name if here else ''}#{MAP})")
     if not short and (project / _SOURCES).is_file():
         ways.append(f"[Sources](../{_SOURCES}{_anchor_of_sources(project, line[here])})")
     ways += [_link(each) for each in second if each != lab and not short]
-    ways += [f"{_link(each)} →" for each in line[here + 1 : here + 2]]
+    ways += [f"{_link(each, short)} →" for each in line[here + 1 : here + 2]]
     return " | ".join(ways)
 
 
-def _link(lab: Lab) -> str:
-    return f"[{lab.number} · {lab.title}]({lab.path.name})"
+def _link(lab: Lab, short: bool = False) -> str:
+    name = f"Notebook {lab.number}" if short else f"{lab.number} · {lab.title}"
+    return f"[{name}]({lab.path.name})"
 
 
 def _anchor_of_sources(project: Path, lab: Lab) -> str:

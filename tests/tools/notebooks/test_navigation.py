@@ -52,17 +52,18 @@ def test_a_notebook_leads_to_its_neighbours_the_map_its_sources_and_its_sections
         "← [00 · Start](00_start.ipynb) | [Map of the labs](00_start.ipynb#map) | "
         "[Sources](../docs/sources.md#003--long-long-sums) | [02 · Products](02_products.ipynb) →"
     )
-    assert contents == (
-        "**Contents** (5 minutes of reading): [1 Sums: `a`](#01-sums-a), [2 x](#01-x)"
-    )
+    assert contents == ("**Contents** (5 minutes of reading): [Sums: `a`](#01-sums-a), [x](#01-x)")
     assert [*cells_of(project, "01_sums")][1] == "navigation"
     last, source = [*cells_of(project, "01_sums").items()][-1]
-    # At the end without the sources, which stand at the top.
-    short = ways.replace("[Sources](../docs/sources.md#003--long-long-sums) | ", "")
-    assert (last, source) == ("navigation-end", short)
+    # At the end by number, and without the sources, which stand at the top.
+    assert (last, source) == (
+        "navigation-end",
+        "← [Notebook 00](00_start.ipynb) | [Map of the labs](00_start.ipynb#map) | "
+        "[Notebook 02](02_products.ipynb) →",
+    )
     first = cells_of(project, "00_start")
     assert first["navigation"].startswith("[Map of the labs](#map) | [Sources](../docs/sources.md)")
-    assert first["navigation-end"] == "[Map of the labs](#map) | [01 · Sums](01_sums.ipynb) →"
+    assert first["navigation-end"] == "[Map of the labs](#map) | [Notebook 01](01_sums.ipynb) →"
     assert cells_of(project, "02_products")["navigation"].split("\n\n")[0].endswith("sources.md)")
     assert cells_of(project, "02_products")["navigation-end"].endswith("00_start.ipynb#map)")
 
@@ -82,7 +83,7 @@ def test_a_second_notebook_and_its_lab_lead_to_each_other_and_the_way_passes_it_
     )
     assert '<a id="01-in-depth-sums-a"></a>' in "\n".join(back.values())
     first = cells_of(project, "02_products")["navigation-end"].split(" | ")[0]
-    assert first == "← [01 · Sums](01_sums.ipynb)"
+    assert first == "← [Notebook 01](01_sums.ipynb)"
     assert cells_of(project, "00_start")["map"].index("01_sums_in_depth") > 0
 
 
@@ -117,7 +118,7 @@ def test_it_is_written_once_and_follows_a_heading(project):
     files.write(path, notebook)
     assert write(project) == ["01_sums"]
     text = "\n".join(cells_of(project, "01_sums").values())
-    assert "[2 z](#01-z)" in text and "01-x" not in text
+    assert "[z](#01-z)" in text and "01-x" not in text
 
 
 def test_what_the_program_writes_is_not_what_a_person_writes(project):
