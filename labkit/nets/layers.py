@@ -100,7 +100,7 @@ class TiledMaxPool2d(nn.MaxPool2d):
         self.size, self.adaptive = size, _on_cpu()
 
     def construct(self, x: Tensor) -> Tensor:
-        if self.adaptive and x.ndim == 4 and x.dtype != ms.bfloat16:
+        if self.adaptive and x.ndim == 4:
             height, width = x.shape[2], x.shape[3]
             if height % self.size == 0 and width % self.size == 0:
                 return ops.AdaptiveMaxPool2D((height // self.size, width // self.size))(x)[0]
