@@ -234,3 +234,19 @@ def _raise(root: Path, faults: list[str]) -> None:
         f"image folder {root} cannot be used: {'; '.join(faults[:_SHOWN])}{more}. "
         "Expected FOLDER/CLASS/FILE with whole JPEG or PNG files and nothing else"
     )
+
+
+def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tuple[str, ...]:
+    """Return the class names that two folders share; raise ``InputError`` where they differ.
+
+    One class more in one of them would shift the labels of all that follow.
+    """
+    names, others = class_names(train), class_names(val)
+    if names != others:
+        extras = ((train, set(names) - set(others)), (val, set(others) - set(names)))
+        only = [f"only in {path}: {', '.join(sorted(extra))}" for path, extra in extras if extra]
+        raise InputError(
+            f"{train} has {len(names)} classes and {val} has {len(others)}; expected the same. "
+            f"{'; '.join(only)}"
+        )
+    return names

@@ -33,7 +33,13 @@ from mindspore.dataset import transforms, vision
 
 from labkit.base.arguments import choice, fit_workers, flag, integer, number, wrong
 from labkit.data.cache import open_cache
-from labkit.data.imagefiles import ImageFolder, check_image, class_names, read_folder
+from labkit.data.imagefiles import (
+    ImageFolder,
+    check_image,
+    check_same_classes,
+    class_names,
+    read_folder,
+)
 from labkit.data.shards import choose_images
 from labkit.errors import InputError
 
@@ -205,22 +211,6 @@ def create_datasets(
 def classes(dataset_path: str | os.PathLike) -> tuple[str, ...]:
     """Return the names of the classes in order of their labels; raise ``InputError`` for none."""
     return class_names(dataset_path)
-
-
-def check_same_classes(train: str | os.PathLike, val: str | os.PathLike) -> tuple[str, ...]:
-    """Return the class names that two folders share; raise ``InputError`` where they differ.
-
-    One class more in one of them would shift the labels of all that follow.
-    """
-    names, others = class_names(train), class_names(val)
-    if names != others:
-        extras = ((train, set(names) - set(others)), (val, set(others) - set(names)))
-        only = [f"only in {path}: {', '.join(sorted(extra))}" for path, extra in extras if extra]
-        raise InputError(
-            f"{train} has {len(names)} classes and {val} has {len(others)}; expected the same. "
-            f"{'; '.join(only)}"
-        )
-    return names
 
 
 def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:

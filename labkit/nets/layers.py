@@ -107,6 +107,16 @@ class TiledMaxPool2d(nn.MaxPool2d):
         return super().construct(x)
 
 
+class GlobalAveragePool(nn.Cell):
+    """The mean over all positions, (B, C, H, W) -> (B, C, 1, 1): AdaptiveAvgPool2d(1).
+
+    By ReduceMean, as the source document does; MindSpore had no AdaptiveAvgPool2d then.
+    """
+
+    def construct(self, x: Tensor) -> Tensor:
+        return ops.mean(x, (2, 3), keep_dims=True)
+
+
 def _on_cpu() -> bool:
     return ms.get_context("device_target") == "CPU"
 

@@ -12,15 +12,14 @@ Its three differences can be switched on one by one: ``differences``, all of the
 
 from collections.abc import Collection, Sequence
 
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 
 from labkit.base.arguments import choice, wrong
 from labkit.errors import InputError
-from labkit.nets.layers import PaddedConv2d
+from labkit.nets.layers import GlobalAveragePool, PaddedConv2d
 
 # "same" pads the even inputs of a strided convolution on the right and below only.
 BLOG = ("convolutions padded same", "max-pool padded same", "stride by max-pool")
-
 
 Differences = Collection[str]
 
@@ -31,18 +30,6 @@ def _conv(
     if BLOG[0] in differences:
         return nn.Conv2d(in_channels, out_channels, kernel, stride, pad_mode="same")
     return PaddedConv2d(in_channels, out_channels, kernel, stride)
-
-
-def _conv1x1(
-    in_channels: int, out_channels: int, stride: int = 1, differences: Differences = ()
-) -> nn.Cell:
-    return _conv(in_channels, out_channels, 1, stride, differences)
-
-
-def _conv3x3(
-    in_channels: int, out_channels: int, stride: int = 1, differences: Differences = ()
-) -> nn.Cell:
-    return _conv(in_channels, out_channels, 3, stride, differences)
 
 
 def _bn(channels: int) -> nn.Cell:
@@ -65,18 +52,8 @@ def _downsample(
 ) -> nn.Cell | None:
     if stride == 1 and in_channels == out_channels:
         return None
-    conv = _conv1x1(in_channels, out_channels, stride, differences)
+    conv = _conv(in_channels, out_channels, 1, stride, differences)
     return nn.SequentialCell(conv, _bn(out_channels))
-
-
-class GlobalAveragePool(nn.Cell):
-    """The mean over all positions, (B, C, H, W) -> (B, C, 1, 1): AdaptiveAvgPool2d(1).
-
-    By ReduceMean, as the source document does; MindSpore had no AdaptiveAvgPool2d then.
-    """
-
-    def construct(self, x: Tensor) -> Tensor:
-        return ops.mean(x, (2, 3), keep_dims=True)
 
 
 class ResidualBlockBase(nn.Cell):
@@ -88,9 +65,9 @@ class ResidualBlockBase(nn.Cell):
         self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
     ):
         super().__init__()
-        self.conv1 = _conv3x3(in_channel, out_channel, stride, differences)
+        self.conv1 = _conv(in_channel, out_channel, 3, stride, differences)
         self.bn1 = _bn(out_channel)
-        self.conv2 = _conv3x3(out_channel, out_channel, 1, differences)
+        self.conv2 = _conv(out_channel, out_channel, 3, 1, differences)
         self.bn2 = _bn_last(out_channel)
         self.relu = nn.ReLU()
         self.downsample = _downsample(in_channel, out_channel, stride, differences)
@@ -113,11 +90,11 @@ class ResidualBlock(nn.Cell):
         super().__init__()
         channel = out_channel // self.expansion
         by_pool = stride != 1 and BLOG[2] in differences
-        self.conv1 = _conv1x1(in_channel, channel, 1, differences)
+        self.conv1 = _conv(in_channel, channel, 1, 1, differences)
         self.bn1 = _bn(channel)
-        self.conv2 = _conv3x3(channel, channel, 1 if by_pool else stride, differences)
+        self.conv2 = _conv(channel, channel, 3, 1 if by_pool else stride, differences)
         self.bn2 = _bn(channel)
-        self.conv3 = _conv1x1(channel, out_channel, 1, differences)
+        self.conv3 = _conv(channel, out_channel, 1, 1, differences)
         self.bn3 = _bn_last(out_channel)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(kernel_size=2, stride=2, pad_mode="same") if by_pool else None
@@ -162,7 +139,13 @@ class ResNet(nn.Cell):
         differences: Differences = (),
     ):
         super().__init__()
-        _check(layer_nums, in_channels, out_channels, strides, differences)
+        _check(
+            layer_nums=layer_nums,
+            in_channels=in_channels,
+            out_channels=out_channels,
+            strides=strides,
+        )
+        _check_differences(differences)
         stem = in_channels[0]
         self.conv1 = _conv(3, stem, 7, 2, differences)
         self.bn1 = _bn(stem)
@@ -198,27 +181,19 @@ def _stage(
     return nn.SequentialCell(first, *others)
 
 
-def _check(
-    layer_nums: Sequence[int],
-    in_channels: Sequence[int],
-    out_channels: Sequence[int],
-    strides: Sequence[int],
-    differences: Differences,
-) -> None:
-    lists = {
-        "layer_nums": layer_nums,
-        "in_channels": in_channels,
-        "out_channels": out_channels,
-        "strides": strides,
-    }
+def _check(**lists: Sequence[int]) -> None:
     for name, numbers in lists.items():
         if len(numbers) != 4:
             raise wrong(name, numbers, "4 entries")
+    in_channels, out_channels = lists["in_channels"], lists["out_channels"]
     if list(in_channels[1:]) != list(out_channels[:3]):
         raise InputError(
             f"in_channels {in_channels} do not take up out_channels {out_channels}: each stage's "
             "input is the output of the one before"
         )
+
+
+def _check_differences(differences: Differences) -> None:
     if isinstance(differences, str):
         raise wrong("differences", differences, "a collection of names")
     for name in differences:

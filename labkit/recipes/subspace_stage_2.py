@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> Step:
     """Return the step cell, with the network's weights where the stage starts from."""
     from labkit.algorithms.subspace import SubspaceStep
-    from labkit.algorithms.subspace.basis import basis_from
     from labkit.steps.losses import LossNet
+    from labkit.upstream.basis import basis_from
 
     load_start(config, network)
     optimizer = build_optimizer(config, network)

@@ -12,6 +12,8 @@ rounding, may depend on where in its message a number is. While a message is und
 gradients are in memory twice.
 """
 
+from collections.abc import Callable
+
 from mindspore import ops
 
 from labkit.errors import InputError
@@ -61,3 +63,17 @@ def separated(messages: tuple, values: tuple, ends: tuple[int, ...]) -> tuple:
             first += value.size
         start = end
     return parts
+
+
+def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
+    """Return each value's sum over ranks, one after the other.
+
+    The order must be the same on all ranks, and a graph promises none to nodes that do not depend
+    on each other: of four ranks on two cores, one added its loss to another one's factor.
+    """
+    sums: tuple = ()
+    last = values[0]
+    for value in values:
+        last = all_reduce(ops.depend(value, last))
+        sums += (last,)
+    return sums

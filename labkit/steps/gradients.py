@@ -9,14 +9,14 @@ The order is fixed: scale the loss, differentiate, unscale (exactly once, into f
 non-finite values, accumulate, sum over ranks, divide, clip.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.communication import GlobalComm, get_group_size
 
 from labkit.errors import InputError
-from labkit.steps.fusion import joined, message_ends, separated
+from labkit.steps.fusion import joined, message_ends, separated, summed_in_order
 from labkit.steps.labels import INTEGERS
 from labkit.steps.objective import Objective
 from labkit.steps.options import LARGEST_SCALE, DynamicLossScale, GradientOptions
@@ -55,7 +55,6 @@ class GradientStage(nn.Cell):
         extras: tuple[Sequence[Parameter], Sequence[Parameter]] | None = None,
     ):
         super().__init__(auto_prefix=False)
-        _refuse_sparse(loss_net)
         self._set_ranks(options.rank_group)
         self.mean = options.reduction == "mean"
         self.weighted = weighted or self.ranks > 1
@@ -266,38 +265,6 @@ class GradientStage(nn.Cell):
         if self.clip_norm is not None:
             divisor = divisor * (ops.maximum(norm, self.clip_norm) / self.clip_norm)
         return self.map(ops.partial(_divided, divisor), total), norm
-
-
-def _refuse_sparse(loss_net: nn.Cell) -> None:
-    """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
-
-    Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
-    of all other rows alone. Not trained, it still hides all other gradients' types from MindSpore.
-    """
-    for path, cell in loss_net.cells_and_names():
-        names = {primitive.name for primitive in cell._primitives.values()}
-        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
-        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
-            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
-            raise InputError(
-                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
-                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
-                "target='DEVICE', sparse=False) and nn.Embedding give"
-            )
-
-
-def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
-    """Return each value's sum over ranks, one after the other.
-
-    The order must be the same on all ranks, and a graph promises none to nodes that do not depend
-    on each other: of four ranks on two cores, one added its loss to another one's factor.
-    """
-    sums: tuple = ()
-    last = values[0]
-    for value in values:
-        last = all_reduce(ops.depend(value, last))
-        sums += (last,)
-    return sums
 
 
 def _float32(gradient: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ class Objective(nn.Cell):
         may_be_undefined: whether the loss of a batch may be 0 / 0, which has weight 0 here.
 
     Raises:
-        InputError: for a reduction that does not go with the loss.
+        InputError: for a reduction that does not go with the loss, and for a layer whose gradient
+            is sparse.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Objective(nn.Cell):
         weighted: bool,
     ):
         super().__init__(auto_prefix=False)
+        _refuse_sparse(loss_net)
         self.loss_net, self.batch_axis = loss_net, batch_axis
         self.loss_net.set_grad()
         self.mean = reduction == "mean"
@@ -189,3 +191,21 @@ class Objective(nn.Cell):
             index, _ = masks(labels, self.class_weights.shape[0], self.ignore_index)
             counts = counts * ops.gather(self.class_weights, index, 0)
         return ops.reduce_sum(counts)
+
+
+def _refuse_sparse(loss_net: nn.Cell) -> None:
+    """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
+
+    Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
+    of all other rows alone. Not trained, it still hides all other gradients' types from MindSpore.
+    """
+    for path, cell in loss_net.cells_and_names():
+        names = {primitive.name for primitive in cell._primitives.values()}
+        sparse = getattr(cell, "sparse", "EmbeddingLookup" in names)
+        if "SparseGatherV2" in names or (sparse and "EmbeddingLookup" in names):
+            tables = [parameter.name for parameter in cell.get_parameters(expand=False)]
+            raise InputError(
+                f"layer {path!r}, a {type(cell).__name__}, gives {', '.join(map(repr, tables))} a "
+                "sparse gradient; expected a dense one, as nn.EmbeddingLookup(..., "
+                "target='DEVICE', sparse=False) and nn.Embedding give"
+            )

@@ -1,18 +1,14 @@
 """What every step cell is made of: a gradient stage, an update stage, and the state between them.
 
 A step is called as ``loss = step(*batch)`` and returns that micro-batch's mean loss before any
-update. What belongs to an update as a whole is in ``step.last_update``.
-
-Hazard: inside a compiled graph, MindSpore 2.10 drops the assignments of a method that returns None
-when it is called behind an ``if``. Every method here that assigns returns a value, and its caller
-uses it.
+update. What belongs to an update as a whole is in ``step.last_update``. What a step does inside
+compiled graphs is in ``labkit.steps.graph``.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
@@ -20,6 +16,7 @@ from labkit.errors import InputError
 from labkit.steps.forward_state import assigned, may_assign, running_statistics
 from labkit.steps.forward_state import trainable_batch_norms as trainable_batch_norms
 from labkit.steps.gradients import GradientStage
+from labkit.steps.graph import StepGraph, WithExtras
 from labkit.steps.modes import TrainingModes
 from labkit.steps.options import GradientOptions
 from labkit.steps.state import (
@@ -35,7 +32,7 @@ from labkit.steps.sunk import on_the_host, refusal, refuse_sink
 from labkit.steps.update import UpdateStage, check_stage, warn_of_float16
 
 
-class Step(nn.Cell):
+class Step(StepGraph):
     """Base of the step cells: owns the two stages and all state, as named Parameters.
 
     Args:
@@ -100,7 +97,7 @@ class Step(nn.Cell):
         # Micro-batches that were not finite.
         self.dropped = state("dropped", 0)
         self._keep_statistics(loss_net)
-        self._with_extras: nn.Cell = None if update.extras is None else _WithExtras(self)
+        self._with_extras: nn.Cell = None if update.extras is None else WithExtras(self)
         self._modes = TrainingModes(self, loss_net, optimizer.parameters)
         # Whether the host has done its part for the graph that is compiled, see labkit.steps.sunk.
         self.prepared = False
@@ -276,71 +273,3 @@ class Step(nn.Cell):
     def can_be_saved(self) -> bool:
         """Whether the Parameters are all that the step would have to go on from."""
         return self.update.can_be_saved
-
-    # --- in compiled graphs --------------------------------------------------------------------
-
-    def contribution(self, with_extras: bool, *batch: Tensor) -> tuple:
-        """``GradientStage.contribution``; one that is not finite is counted, leaves no trace.
-
-        Args:
-            with_extras: whether those of the update stage are gathered; constant in a graph.
-            *batch: the micro-batch, tensors (B, ...).
-        """
-        if self.statistics:
-            self.map(ops.assign, self.kept, self.statistics)
-        if with_extras:
-            parts = self.gradient.contribution_with_extras(*batch)
-        else:
-            parts = self.gradient.contribution(*batch)
-        loss, weight, gradients, finite, squares = parts
-        if self.gradient.checked:
-            adjusted = self.gradient.adjust_loss_scale(finite)
-            # Added without a condition, which would be one more graph: 3 % of a LeNet step.
-            dropped = ops.assign_add(self.dropped, ops.cast(ops.logical_not(finite), ms.int32))
-            if self.statistics:
-                if not finite:
-                    self.map(ops.assign, self.statistics, self.kept)
-            loss = ops.depend(loss, (adjusted, dropped))
-        return loss, weight, gradients, finite, squares
-
-    def apply(
-        self,
-        total: tuple,
-        loss_sum: Tensor,
-        weight: Tensor,
-        images: Tensor,
-        squares: Tensor | None = None,
-    ) -> object:
-        """Sum over ranks, average and clip, and hand the result to the update stage.
-
-        Args:
-            total: sum of w_i grad L_i on this rank, float32; behind them the extras', if gathered.
-            loss_sum: sum of w_i L_i () on this rank.
-            weight: sum of w_i () over ranks, > 0.
-            images: rows () on this rank, int32.
-            squares: sum of the squares of ``total`` on this rank (), where it is known.
-        """
-        if self.gradient.ranks > 1:
-            values: tuple = (loss_sum, ops.cast(images, ms.float32))
-            gradients: tuple = ()
-            for value in total:
-                gradients += (value,)
-            gradients, extras = gradients[: self.count], gradients[self.count :]
-            values = self.gradient.all_over_ranks(values, gradients, extras)
-            loss_sum, images, total = values[0], ops.cast(values[1], ms.int32), values[2:]
-        gradients, norm = self.gradient.finish(total[: self.count], weight, squares)
-        extras = ()
-        if len(total) > self.count:
-            extras = self.gradient.finish_extras(total[self.count :], weight)
-        return self.update.take(gradients, extras, (loss_sum, weight, norm, images))
-
-
-class _WithExtras(nn.Cell):
-    """The compiled graph of a micro-batch that gathers the update stage's extras."""
-
-    def __init__(self, step: Step):
-        super().__init__(auto_prefix=False)
-        self.micro_batch = step.micro_batch
-
-    def construct(self, *batch: Tensor) -> Tensor:
-        return self.micro_batch(True, *batch)

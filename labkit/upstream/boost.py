@@ -30,7 +30,6 @@ from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
 from labkit.algorithms.less_bn import fit_to, less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.basis import basis_from
 from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
@@ -38,6 +37,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.step import Step, check_optimizer
+from labkit.upstream.basis import basis_from
 from labkit.upstream.boost_config import Boost, read_boost
 
 _FREEZE = ("param_groups", "freeze_type", "freeze_p", "total_steps")

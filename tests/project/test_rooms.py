@@ -51,6 +51,11 @@ def test_imports_between_rooms_run_one_way(room):
             assert FLOOR.get(other, -1) > FLOOR[room], f"{path} imports {other}"
 
 
+def test_no_module_has_more_than_300_lines():
+    lines = {path: len(path.read_text().splitlines()) for path in LABKIT.rglob("*.py")}
+    assert {path: count for path, count in lines.items() if count > 300} == {}
+
+
 def test_labkit_itself_imports_no_room_until_a_name_is_asked_for():
     tree = ast.parse((LABKIT / "__init__.py").read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))

@@ -113,7 +113,7 @@ def _one_convolution(resnet):
     class Block(nn.Cell):
         def __init__(self, in_channel, out_channel, stride=1, *, differences=()):
             super().__init__()
-            self.conv1 = resnet._conv3x3(in_channel, out_channel, stride, differences)
+            self.conv1 = resnet._conv(in_channel, out_channel, 3, stride, differences)
             self.bn1 = resnet._bn(out_channel)
             self.relu = nn.ReLU()
 

@@ -21,12 +21,12 @@ from labkit import AccumulatedStep, AdasumStep, EndOfEpoch, PlainStep, boost_ste
 from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
 from labkit.algorithms.less_bn import less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace import basis as basis_module
 from labkit.algorithms.subspace.search import Constants
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
+from labkit.upstream import basis as basis_module
 from labkit.upstream import boost
 from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, manual
 from tests.support.step_cells import (

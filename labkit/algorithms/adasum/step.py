@@ -124,4 +124,4 @@ class AdasumStep(AccumulatedStep):
 
         Called on every rank alike; when the step is built and at the end of every epoch it is.
         """
-        self.update.check_replicas()
+        self.update.team.check_replicas(self.update.parameters)

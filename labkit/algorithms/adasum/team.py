@@ -1,14 +1,17 @@
 """Who is combined: virtual workers of this process, ranks, nodes of ranks."""
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+import numpy as np
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.communication import create_group
 
 from labkit.base.arguments import integer
 from labkit.errors import InputError
-from labkit.ranks.cluster import rank_and_size
+from labkit.ranks.cluster import gather, rank_and_size
 
 _groups: set[str] = set()
 
@@ -131,3 +134,18 @@ class Team(nn.Cell):
     def bytes_received(self, numbers: int) -> int:
         """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""
         return self.sizes.bytes_received(numbers)
+
+    def check_replicas(self, parameters: Sequence[Parameter]) -> None:
+        """Raise ``InputError`` unless all ranks hold the same bits in every parameter."""
+        if self.ranks == 1:
+            return
+        digests = [hashlib.sha256(p.asnumpy().tobytes()).digest()[:8] for p in parameters]
+        gathered = gather(np.frombuffer(b"".join(digests), np.uint8).astype(np.float64))
+        for index, parameter in enumerate(parameters):
+            part = gathered[:, 8 * index : 8 * (index + 1)]
+            others = np.flatnonzero((part != part[0]).any(axis=1))
+            if others.size:
+                raise InputError(
+                    f"parameter {parameter.name!r} of rank {others[0]} is not that of rank 0; "
+                    "expected the same bits on all ranks: the same seed and the same checkpoint"
+                )

@@ -6,8 +6,6 @@
 With ``updates``, every worker starts at the same w and has an optimizer state of its own.
 """
 
-import hashlib
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -32,7 +30,6 @@ from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.algorithms.words import ADASUM_ON, ADASUM_ON_HOST, ADASUM_SCOPES, WHOLE_TAILS
 from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
-from labkit.ranks import cluster
 from labkit.steps.state import cast_like, copied, flat, integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
 
@@ -105,7 +102,7 @@ class AdasumUpdate(UpdateStage):
         super().attach(step)
         if self.freeze:
             self.freeze.attach(step)
-        self.check_replicas()
+        self.team.check_replicas(self.parameters)
 
     def description(self) -> str:
         words = self.settings
@@ -259,7 +256,7 @@ class AdasumUpdate(UpdateStage):
         set_state(self.worker, 0)
 
     def end_epoch(self, step: nn.Cell) -> None:
-        self.check_replicas()
+        self.team.check_replicas(self.parameters)
 
     def vectors(self) -> dict[str, np.ndarray]:
         """Return each parameter's vectors (workers, size) that this process entered last."""
@@ -268,21 +265,6 @@ class AdasumUpdate(UpdateStage):
         rows = self.rows.asnumpy()[:, : self.numbers].copy()
         names = [parameter.name for parameter in self.parameters]
         return dict(zip(names, np.split(rows, ends, axis=1), strict=True))
-
-    def check_replicas(self) -> None:
-        """Raise ``InputError`` unless all ranks hold the same bits in every trained parameter."""
-        if self.team.ranks == 1:
-            return
-        digests = [hashlib.sha256(p.asnumpy().tobytes()).digest()[:8] for p in self.parameters]
-        gathered = cluster.gather(np.frombuffer(b"".join(digests), np.uint8).astype(np.float64))
-        for index, parameter in enumerate(self.parameters):
-            part = gathered[:, 8 * index : 8 * (index + 1)]
-            others = np.flatnonzero((part != part[0]).any(axis=1))
-            if others.size:
-                raise InputError(
-                    f"parameter {parameter.name!r} of rank {others[0]} is not that of rank 0; "
-                    "expected the same bits on all ranks: the same seed and the same checkpoint"
-                )
 
 
 class _Whole(nn.Cell):

@@ -10,7 +10,7 @@ import numpy as np
 
 from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
 from labkit.base.arguments import integer, number
-from labkit.errors import refuse_unknown
+from labkit.errors import InputError, refuse_unknown
 
 # A direction longer than this is none: its squares leave the range of float32.
 _LONGEST = 1e18
@@ -55,6 +55,17 @@ class Constants:
             number(name, getattr(self, name), at_least=0, below=1)
         number("alpha", self.alpha, at_least=0)
         integer("trials", self.trials)
+
+
+def refuse_constants(constants: Constants) -> None:
+    """Refuse constants of the search where there is none."""
+    default = vars(Constants())
+    others = sorted(name for name, value in vars(constants).items() if value != default[name])
+    if others:
+        raise InputError(
+            f"method='sgd' searches nothing and has no residual: expected none of the constants, "
+            f"or method='bfgs', got {', '.join(others)}"
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from labkit.algorithms.subspace.search import (
     after_search,
     descent,
     line_search,
+    refuse_constants,
     updated_inverse,
 )
 from labkit.algorithms.subspace.shares import Share, rows_of_rank
@@ -73,7 +74,7 @@ class SubspaceUpdate(UpdateStage):
         self.constants = Constants(rho, sigma, trials, gamma, alpha, curvature, start, failure)
         self.searches = method == "bfgs"
         if not self.searches:
-            _refuse_constants(self.constants)
+            refuse_constants(self.constants)
         self.share = Share(basis, optimizer.parameters)
         self.checksum = basis.checksum
         self.settings = {"method": method, "basis": str(basis.checksum)}
@@ -294,14 +295,3 @@ def memory_usage(
 
 def _kept(name: str, values: np.ndarray) -> Parameter:
     return Parameter(Tensor(values), name=f"step.subspace.{name}", requires_grad=False)
-
-
-def _refuse_constants(constants: Constants) -> None:
-    """Refuse constants of the search where there is none."""
-    default = vars(Constants())
-    others = sorted(name for name, value in vars(constants).items() if value != default[name])
-    if others:
-        raise InputError(
-            f"method='sgd' searches nothing and has no residual: expected none of the constants, "
-            f"or method='bfgs', got {', '.join(others)}"
-        )

@@ -10,7 +10,7 @@ from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature
 from labkit.algorithms.thor.rules import FREEZE, REFRESH, TraceRule
-from labkit.steps.gradients import summed_in_order
+from labkit.steps.fusion import summed_in_order
 
 # A failed inversion is tried with 10, 100, ... 10^6 times the damping.
 TRIES = 7

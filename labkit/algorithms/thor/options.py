@@ -118,3 +118,8 @@ def check_loss(loss_net: nn.Cell) -> None:
             f"the {name} has weights, so that its mean is not the mean over rows; expected none. "
             f"{vouch}"
         )
+
+
+def settled(value: object) -> str:
+    """Return what a resumed training must share: a function's own value cannot be compared."""
+    return "a schedule" if callable(value) else repr(value)

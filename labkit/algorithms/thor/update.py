@@ -11,7 +11,7 @@ from labkit.algorithms.thor.adapt import Adaptation
 from labkit.algorithms.thor.curvature import Directions
 from labkit.algorithms.thor.geometry import find_layers
 from labkit.algorithms.thor.inverses import Inverses, LayerState
-from labkit.algorithms.thor.options import Options, check_loss
+from labkit.algorithms.thor.options import Options, check_loss, settled
 from labkit.algorithms.thor.rules import Damping, Frequency, LevenbergMarquardt, TraceRule
 from labkit.algorithms.thor.stops import check_factors, check_loss_value
 from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_cells
@@ -121,7 +121,7 @@ class ThorUpdate(UpdateStage):
         self.seen_shapes: set[tuple] = set()
         self.gathers = False
         given = {"damping": damping} | vars(options)
-        self.settings = {name: _settled(value) for name, value in given.items()}
+        self.settings = {name: settled(value) for name, value in given.items()}
 
     def _make_layers(self, loss_net: nn.Cell) -> None:
         options = self.options
@@ -296,8 +296,3 @@ class _ApplyPending(nn.Cell):
 def _table(name: str, shape: tuple[int, ...], dtype: Any) -> Parameter:
     value = Tensor(np.zeros(shape), dtype)
     return Parameter(value, name=f"step.thor.{name}", requires_grad=False)
-
-
-def _settled(value: object) -> str:
-    """Return what a resumed training must share: a function's own value cannot be compared."""
-    return "a schedule" if callable(value) else repr(value)

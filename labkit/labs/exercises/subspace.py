@@ -1,7 +1,6 @@
 """Exercises of lab 05, dimension reduction: cases, hints, learners' mistakes."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,8 +9,19 @@ from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
 from labkit.labs.exercises.on_lenet import OnLeNet
+from labkit.labs.exercises.subspace_mistakes import (
+    after,
+    averaged,
+    bound_of_a_whole_step,
+    davidon_fletcher_powell,
+    forgetting,
+    number_of_the_trial,
+    of_the_first,
+    searched,
+    shares,
+    singular,
+)
 from labkit.labs.exercises.subspace_specs import (
-    by_parameter,
     direction,
     explained,
     lenet_average,
@@ -19,7 +29,6 @@ from labkit.labs.exercises.subspace_specs import (
     line_search,
     nearest_point,
     swa,
-    weights_of,
 )
 
 
@@ -109,107 +118,6 @@ hint = Advice(
     }
 )
 
-
-# Mistakes that learners make.
-
-
-def _shares(values: np.ndarray, components: int) -> np.ndarray:
-    return values[:components] / values.sum()
-
-
-def _singular(rows: np.ndarray) -> np.ndarray:
-    return np.linalg.svd(rows)[1]
-
-
-def _of_the_first(snapshots: np.ndarray, components: int) -> np.ndarray:
-    variance = reference.principal_components(snapshots, components).variance
-    return variance / variance.sum()
-
-
-def _bound_of_a_whole_step(
-    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
-) -> float:
-    below = [m for m, trial in enumerate(losses) if trial < loss + sigma * slope]
-    return rho ** below[0] if below else 0.0
-
-
-def _number_of_the_trial(
-    losses: Sequence[float], loss: float, slope: float, rho: float, sigma: float
-) -> float:
-    step = line_search(losses, loss, slope, rho, sigma)
-    return round(math.log(step) / math.log(rho)) if step else 0.0
-
-
-def _averaged(
-    lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable
-) -> list[np.ndarray]:
-    """What ``weigh`` makes of the weights (updates + 1, M) before and after each update."""
-    rows = [weights_of(lenet)]
-    for number in range(updates):
-        lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
-        rows.append(weights_of(lenet))
-    return by_parameter(lenet, weigh(np.array(rows)))
-
-
-def _forgetting(rows: np.ndarray) -> np.ndarray:
-    average = rows[0]
-    for row in rows[1:]:
-        average = 0.9 * average + 0.1 * row
-    return average
-
-
-def _after(
-    gradient: np.ndarray,
-    pairs: Sequence,
-    update: Callable = reference.bfgs_inverse,
-    *,
-    scaled: bool = False,
-    least: float = 0.0,
-) -> np.ndarray:
-    """-B g, B made by ``update(B, s, y)`` of the pairs whose product is above ``least``."""
-    inverse = np.eye(len(gradient))
-    for number, (s, y) in enumerate(pair for pair in pairs if pair[0] @ pair[1] > least):
-        if scaled and number == 0:
-            inverse = inverse * (y @ s) / (y @ y)
-        inverse = update(inverse, s, y)
-    return -inverse @ gradient
-
-
-def _davidon_fletcher_powell(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarray:
-    moved = inverse @ y
-    return inverse - np.outer(moved, moved) / (y @ moved) + np.outer(s, s) / (y @ s)
-
-
-def _searched(
-    lenet: OnLeNet,
-    basis: np.ndarray,
-    rho: float,
-    sigma: float,
-    *,
-    sign: float = -1.0,
-    kept: bool = True,
-    projected: bool = True,
-    told: Callable = lambda m, size, losses: (size, losses[-1]),
-) -> tuple[float, float]:
-    """As ``lenet_search``, in MindSpore, with one thing otherwise."""
-    from mindspore import Tensor, ops
-
-    (batch,) = lenet.micro_batches([12])
-    start = weights_of(lenet)
-    gradient = np.concatenate([g.asnumpy().ravel() for g in lenet.gradients(*batch)])
-    gradient = gradient.astype(np.float64)
-    move = sign * (reference.projected_gradient(basis, gradient) if projected else gradient)
-    slope, losses, place = gradient @ move, [lenet.loss(*batch)], start
-    for m in range(20):
-        place = (start if kept else place) + rho**m * move
-        for parameter, value in zip(lenet.parameters, by_parameter(lenet, place), strict=True):
-            ops.assign(parameter, Tensor(value.astype(np.float32)))
-        losses.append(lenet.loss(*batch))
-        if losses[-1] < losses[0] + sigma * rho**m * slope or sigma > 1:
-            return told(m, rho**m, losses)
-    return 0.0, losses[0]
-
-
 HINTS = {
     "swa": (
         (lambda average, count, weights: (average + weights) / 2,
@@ -224,14 +132,14 @@ HINTS = {
          "that is the sum of the snapshots: what is it divided by?"),
     ),
     "explained": (
-        (lambda x, components: _shares(_singular(x) ** 2, components),
+        (lambda x, components: shares(singular(x) ** 2, components),
          "the first direction is that of the mean: are the rows centred?"),
-        (lambda x, components: _shares(
-            _singular(x - x.mean(axis=1, keepdims=True)) ** 2, components),
+        (lambda x, components: shares(
+            singular(x - x.mean(axis=1, keepdims=True)) ** 2, components),
          "which mean was taken away: of a snapshot, or over the snapshots?"),
-        (lambda x, components: _shares(_singular(x - x.mean(axis=0)), components),
+        (lambda x, components: shares(singular(x - x.mean(axis=0)), components),
          "shares of lengths; how does a variance grow with a length?"),
-        (_of_the_first, "they add up to 1: is there no variance outside these components?"),
+        (of_the_first, "they add up to 1: is there no variance outside these components?"),
         (lambda x, components: np.cumsum(explained(x, components)),
          "these are running sums: what is the share of each one alone?"),
         (lambda x, components: reference.principal_components(x, components).variance,
@@ -252,35 +160,35 @@ HINTS = {
     "line_search": (
         (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, 0.0, rho, sigma),
          "any decrease is taken: how much does the slope predict?"),
-        (_bound_of_a_whole_step, "a short step is asked for as much as a whole one"),
+        (bound_of_a_whole_step, "a short step is asked for as much as a whole one"),
         (lambda losses, loss, slope, rho, sigma: line_search(losses, loss, -slope, rho, sigma),
          "the bound lies above the loss: which sign has the slope?"),
         (lambda losses, loss, slope, rho, sigma: rho ** int(np.nanargmin(losses)),
          "that is the lowest loss of all; when does the search stop?"),
-        (_number_of_the_trial, "that is m; how far does trial m go?"),
+        (number_of_the_trial, "that is m; how far does trial m go?"),
         (lambda losses, loss, slope, rho, sigma: (
             line_search(losses, loss, slope, rho, sigma) or rho ** (len(losses) - 1)),
          "no trial was low enough, and one was taken all the same"),
     ),
     "lenet_average": (
-        (lambda lenet, sizes, updates: _averaged(lenet, sizes, updates, lambda x: x[-1]),
+        (lambda lenet, sizes, updates: averaged(lenet, sizes, updates, lambda x: x[-1]),
          "the last weights: is every snapshot a copy, and is the mean taken over all?"),
-        (lambda lenet, sizes, updates: _averaged(
+        (lambda lenet, sizes, updates: averaged(
             lenet, sizes, updates, lambda x: x.mean(axis=0)),
          "the initial weights are in it too: no update has made them"),
-        (lambda lenet, sizes, updates: _averaged(
+        (lambda lenet, sizes, updates: averaged(
             lenet, sizes, updates, lambda x: x[:-1].mean(axis=0)),
          "each snapshot is taken before its update, not after"),
-        (lambda lenet, sizes, updates: _averaged(
+        (lambda lenet, sizes, updates: averaged(
             lenet, sizes, updates, lambda x: x[1:].sum(axis=0)),
          "a sum: it grows with the number of snapshots"),
-        (lambda lenet, sizes, updates: _averaged(lenet, sizes, updates, _forgetting),
+        (lambda lenet, sizes, updates: averaged(lenet, sizes, updates, forgetting),
          "an average that forgets: every snapshot should count alike"),
-        (lambda lenet, sizes, updates: _averaged(lenet, sizes, updates, lambda x: x[0]),
+        (lambda lenet, sizes, updates: averaged(lenet, sizes, updates, lambda x: x[0]),
          "the weights are as they were: was the optimizer called?"),
     ),
     "direction": (
-        (lambda gradient, pairs: _after(gradient, pairs, least=-np.inf),
+        (lambda gradient, pairs: after(gradient, pairs, least=-np.inf),
          "after one of these pairs B is not positive definite: which are left out?"),
         (lambda gradient, pairs: -direction(gradient, pairs),
          "uphill: which sign has a direction of descent?"),
@@ -288,26 +196,26 @@ HINTS = {
          "the pairs are taken in the wrong order: which one is newest?"),
         (lambda gradient, pairs: direction(gradient, [(y, s) for s, y in pairs]),
          "the step and the change of the gradient have changed places: B is the inverse"),
-        (lambda gradient, pairs: _after(gradient, pairs, scaled=True),
+        (lambda gradient, pairs: after(gradient, pairs, scaled=True),
          "B was scaled before its first pair, as many programs do: here it starts as I"),
-        (lambda gradient, pairs: _after(gradient, pairs, _davidon_fletcher_powell),
+        (lambda gradient, pairs: after(gradient, pairs, davidon_fletcher_powell),
          "the secant equation holds, but this is another rule (DFP's)"),
         (lambda gradient, pairs: direction(gradient, pairs[-1:]),
          "only the newest pair is in it: what have the older ones taught?"),
     ),
     "lenet_search": (
-        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, 2.0),
+        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, 2.0),
          "the whole step was taken, whatever its loss: which decrease is asked for?"),
-        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, sigma, sign=1.0),
+        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, sign=1.0),
          "no step was found: does the direction lead downhill?"),
-        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, sigma, kept=False),
+        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, kept=False),
          "a refused trial stays in the weights: where does the next one start?"),
-        (lambda lenet, basis, rho, sigma: _searched(lenet, basis, rho, sigma, projected=False),
+        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, projected=False),
          "that is a step along the whole gradient: what is the basis for?"),
-        (lambda lenet, basis, rho, sigma: _searched(
+        (lambda lenet, basis, rho, sigma: searched(
             lenet, basis, rho, sigma, told=lambda m, size, losses: (m, losses[-1])),
          "that is m; how far does trial m go?"),
-        (lambda lenet, basis, rho, sigma: _searched(
+        (lambda lenet, basis, rho, sigma: searched(
             lenet, basis, rho, sigma, told=lambda m, size, losses: (size, losses[0])),
          "the step is right; the loss is that of the start"),
     ),

@@ -92,17 +92,6 @@ def convert(notebook: Path) -> tuple[str, str]:
 
 
 @cache
-def highlight_css() -> tuple[str, str]:
-    """Return the colours of code as CSS, on a light and on a dark page."""
-    from pygments.formatters import HtmlFormatter
-
-    return tuple(
-        HtmlFormatter(style=style).get_style_defs(".highlight")
-        for style in ("default", "github-dark")
-    )
-
-
-@cache
 def _exporter() -> Any:
     from jinja2 import pass_context
     from nbconvert import HTMLExporter

@@ -231,7 +231,7 @@ def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
             lab.problems.append(str(error))
             continue
         name = re.sub(r"[^A-Za-z0-9_.=-]+", "-", f"{number:02}-{lab.label}-{lab.lab}")[:120]
-        light, dark = notebook_page.highlight_css()
+        light, dark = _highlight_css()
         page = _template("notebook.html.j2").render(
             title=title, body=body, lab=lab, back=out.name, light=light, dark=dark
         )
@@ -243,6 +243,17 @@ def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
 def _letters(text: str) -> str:
     # Half of a pair of surrogates, out of a damaged file, is no letter of any encoding.
     return _NO_LETTER.sub("\ufffd", text)
+
+
+@cache
+def _highlight_css() -> tuple[str, str]:
+    """Return the colours of code as CSS, on a light and on a dark page."""
+    from pygments.formatters import HtmlFormatter
+
+    return tuple(
+        HtmlFormatter(style=style).get_style_defs(".highlight")
+        for style in ("default", "github-dark")
+    )
 
 
 @cache

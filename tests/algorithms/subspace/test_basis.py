@@ -10,12 +10,12 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.subspace import Basis, basis_of
-from labkit.algorithms.subspace.basis import basis_from
 from labkit.algorithms.subspace.shares import Share
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.reference import principal_components, reconstruct
+from labkit.upstream.basis import basis_from
 from tests.support.snapshots import SHAPES, size, split, with_spectrum, write
 from tests.support.tolerances import TOLERANCE
 from tests.support.trainings import python
