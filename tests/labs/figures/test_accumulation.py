@@ -12,26 +12,22 @@ from labkit.labs.figures import common as plots
 @pytest.mark.parametrize("tail", accumulation.TAILS)
 @pytest.mark.parametrize(("micro_steps", "in_epoch"), [(4, 7), (3, 6), (5, 3)])
 def test_the_groups_are_those_of_the_step(runtime, tail, micro_steps, in_epoch):
-    """Micro-batch i has i + 1 rows: the images of an update say which micro-batches it had."""
-    network = nn.SequentialCell(nn.Flatten(), nn.Dense(4, 3))
-    loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-    optimizer = nn.Momentum(network.trainable_params(), 0.01, 0.9)
-    step = AccumulatedStep(LossNet(network, loss_fn), optimizer, micro_steps, tail=tail)
-    images, seen = [], 0
-    for number in range(2 * in_epoch):
-        rows = 2**number if in_epoch < 4 else number + 1
-        step(Tensor(np.ones((rows, 4), np.float32)), Tensor(np.zeros(rows, np.int32)))
+    """Micro-batch i is the row e_i: the weights that an update moves say which ones it had."""
+    count = 2 * in_epoch
+    network = nn.Dense(count, 1, weight_init="zeros", has_bias=False)
+    optimizer = nn.SGD(network.trainable_params(), 0.1)
+    step = AccumulatedStep(LossNet(network, nn.MSELoss()), optimizer, micro_steps, tail=tail)
+    groups, before = [], np.zeros(count)
+    for number, row in enumerate(np.eye(count, dtype=np.float32)):
+        step(Tensor(row[None]), Tensor(np.ones((1, 1), np.float32)))
         if (number + 1) % in_epoch == 0:
             step.end_epoch()
-        if step.last_update.number > seen:
-            seen = step.last_update.number
-            images.append(step.last_update.images)
-    groups = accumulation.updates(in_epoch, micro_steps, tail)
-    size = (lambda n: 2**n) if in_epoch < 4 else (lambda n: n + 1)
-    if not groups:
-        assert seen == 0
-    assert [sum(map(size, group)) for group in groups][: len(images)] == images
-    assert len(groups) == seen
+        weights = network.weight.asnumpy()[0].copy()
+        if step.last_update.number > len(groups):
+            groups.append(np.flatnonzero(weights != before).tolist())
+        before = weights
+    assert groups == [list(group) for group in accumulation.updates(in_epoch, micro_steps, tail)]
+    assert step.last_update.number == len(groups)
 
 
 def texts(**values):
