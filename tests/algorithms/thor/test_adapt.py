@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-import labkit.steps.step
+import labkit.steps.graph
 from labkit import reference
 from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
 from labkit.algorithms.thor.rules import Damping
@@ -89,9 +89,9 @@ class TestTraceRule:
     def test_frozen_layers_stay_frozen_and_gather_no_more_factors(self, monkeypatch, once):
         """However much the factors would change later on."""
         calls = []
-        gather = labkit.steps.step._WithExtras.__call__
+        gather = labkit.steps.graph.WithExtras.__call__
         noted = lambda graph, *batch: calls.append(True) or gather(graph, *batch)  # noqa: E731
-        monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", noted)
+        monkeypatch.setattr(labkit.steps.graph.WithExtras, "__call__", noted)
         for update, _, _ in self.run(once, (0.5, 0.02), (1.0, 1.0, 9.0, 1.0)):
             decisions = update.decisions
         assert decisions == {FIRST: "freeze", SECOND: "freeze"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-import labkit.steps.step
+import labkit.steps.graph
 from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.stops import check_factors
 from labkit.algorithms.thor.taps import tapped_cells
@@ -58,7 +58,7 @@ def compiled(monkeypatch):
     """The calls that reached a graph which gathers factors; it is not run."""
     calls = []
     noted = lambda graph, *batch: calls.append(batch) or Tensor(0.0)  # noqa: E731
-    monkeypatch.setattr(labkit.steps.step._WithExtras, "__call__", noted)
+    monkeypatch.setattr(labkit.steps.graph.WithExtras, "__call__", noted)
     return calls
 
 
