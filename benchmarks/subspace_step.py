@@ -131,6 +131,7 @@ def graphs(step, images, labels):
 
     update = step.update
     share, rate = update.share, Tensor(0.0, ms.float32)
+    half = Tensor(0.5, ms.float32)  # a trial puts the weights back, and moves none by 0
     flat = update.project(share.tensor)[1]
     rows = np.zeros((2, share.components), np.float32)
     (move, inside), start = update.prepare(share.tensor, share.of(rows))
@@ -143,7 +144,7 @@ def graphs(step, images, labels):
     return {
         "project": lambda: update.project(share.tensor)[0].asnumpy(),
         "prepare": lambda: update.prepare(share.tensor, share.of(rows))[1].asnumpy(),
-        "trial": lambda: update.trial(rate, move, start, images, labels)[0].asnumpy(),
+        "trial": lambda: update.trial(half, move, start, images, labels)[0].asnumpy(),
         "finish": lambda: int(finished()),
     }
 
