@@ -161,8 +161,11 @@ def planned(plan: Mapping, rows: Sequence[Mapping]) -> Iterator[tuple[str, dict,
         start = fewest(tried(plan, rows, "mean", workers))
     for workers in teams:
         yield from _tuning(plan, rows, "adasum", workers, alone)
-    for workers in plan["workers"]:
-        for reduction in REDUCTIONS[: 1 if workers == single else None]:
+    yield from _race(plan, rows, "mean", single, alone)
+    # As ``best_rates`` has it: the tuning's best rate need not take every seed to the target.
+    alone = best_rates(plan, rows)["mean"][str(single)] or alone
+    for workers in teams:
+        for reduction in REDUCTIONS:
             yield from _race(plan, rows, reduction, workers, alone)
 
 

@@ -1,4 +1,4 @@
-"""Layers that go another way on CPU, where a kernel of MindSpore's is slow; elsewhere they are its.
+"""Layers: a pooling, and two that go another way on CPU, where MindSpore's own kernel is slow.
 
 ``PaddedConv2d`` stays fast where the maps are small: in the last stages of a ResNet. On CPU,
 MindSpore's convolution (oneDNN's gemm kernel for plain layouts) makes one matrix product

@@ -165,8 +165,7 @@ class GradientStage(nn.Cell):
         if not self.checked:
             return True, None
         squares = self._squares(gradients)
-        # One kernel instead of three: the sum is finite where both are.
-        return ops.isfinite(squares + loss), squares
+        return ops.logical_and(ops.isfinite(squares), ops.isfinite(loss)), squares
 
     def _squares(self, gradients: tuple) -> Tensor:
         return ops.addn(self.map(_squared_norm, gradients))

@@ -124,6 +124,22 @@ def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
     assert {first["tune", "adasum", workers] for workers in PLANS["all"]["workers"][1:]} == {0.015}
 
 
+def test_adasum_follows_the_single_worker_to_the_rate_that_loses_no_seed():
+    """In the quick measurement the tuned rate lost a seed; Adasum was raced at that one."""
+    from _critical_plan import PLANS, best_rates
+
+    def updates_of(workers, reduction, rate):
+        best = 0.06 if reduction == "adasum" else 0.03
+        return round(200 * (1 + np.log2(rate / best) ** 2))
+
+    plan = PLANS["all"]
+    rows = carried_out(plan, updates_of, {(None, 1, 0.03, 2)})
+    alone = best_rates(plan, rows)["adasum"]["1"]
+    assert alone != 0.03
+    raced = [r for r in rows if r["stage"] == "race" and r["reduction"] == "adasum"]
+    assert {0.06, alone} == {row["learning_rate"] for row in raced}
+
+
 @pytest.mark.parametrize("reduction", ["mean", "adasum"])
 def test_a_rate_that_loses_a_seed_does_not_count_and_the_next_best_is_raced(reduction):
     from _critical_plan import PLANS, best_rates

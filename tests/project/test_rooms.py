@@ -52,7 +52,9 @@ def test_imports_between_rooms_run_one_way(room):
 
 
 def test_no_module_has_more_than_300_lines():
-    lines = {path: len(path.read_text().splitlines()) for path in LABKIT.rglob("*.py")}
+    lines = {
+        path: len(path.read_text(encoding="utf-8").splitlines()) for path in LABKIT.rglob("*.py")
+    }
     assert {path: count for path, count in lines.items() if count > 300} == {}
 
 
