@@ -26,10 +26,6 @@ os.environ.setdefault("MS_DEV_DUMP_IR_PASSES", "validate")
 # PyTorch's threads wait for each other busily: where other processes compute as well, 200 backward
 # passes of LeNet took 26 s instead of 5. Their number, which changes rounding, stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-# Ranks that wait for each other ask again after 3 to 5 s, when they join and when they leave: to
-# start two and end them took 15 s, of which 4 s of computing, and takes 10.
-os.environ.setdefault("MS_RETRY_INTERVAL_LOWER", "1")
-os.environ.setdefault("MS_RETRY_INTERVAL_UPPER", "1")
 # A shell lets what it starts in the background, with all that this starts, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -25,6 +25,9 @@ SCHEDULER = "the scheduler"
 _STARTS = re.compile(r"^Start (?:scheduler process|worker process with rank id:(\d+)),", re.M)
 _PROGRAM = "python"
 _PATIENCE = 5.0  # seconds for ranks that are asked to end
+# Ranks that wait for each other ask again at such intervals, when they join and when they leave.
+# MindSpore's 3 to 5 s are for thousands: two ranks that compute for 4 s took 15, and take 10.
+_INTERVAL = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 _CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
 
 
@@ -232,7 +235,8 @@ def environment(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
 def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that msrun is given whatever this process has: its needs, and ``more``.
 
-    Where this process or ``more`` has one of the first two, or a PYTHONPATH or PATH, it counts.
+    Where this process or ``more`` has one of the first two, or a PYTHONPATH or PATH, it counts. So
+    does an interval at which ranks ask again; else that is 1 s on one machine, MindSpore's on more.
     """
     given = os.environ | dict(more)
     own = {
@@ -240,6 +244,8 @@ def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
     }
     own = {name: given.get(name, value) for name, value in own.items()}
+    if plan.nodes == 1 and not any(name in given for name in _INTERVAL):
+        own |= dict.fromkeys(_INTERVAL, "1")
     # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.
     if "ipykernel" in sys.modules and os.environ.get("GLOG_v") == "4":
         own["GLOG_v"] = "3"

@@ -109,9 +109,8 @@ def prepare(options: argparse.Namespace, command: Sequence[str], run_folder: str
         )
     nodes = 1 if options.nodes is None else options.nodes
     node_rank, ranks = options.node_rank or 0, options.ranks
-    device = options.device_target
-    if device == "auto":
-        device = runtime.available_devices()[0]
+    auto = options.device_target == "auto"
+    device = runtime.available_devices()[0] if auto else options.device_target
     variables, why, master = {}, "", options.master
     if options.rank_table is not None:
         table = rank_table.read(options.rank_table)
@@ -123,29 +122,31 @@ def prepare(options: argparse.Namespace, command: Sequence[str], run_folder: str
             variables["RANK_TABLE_FILE"] = str(Path(options.rank_table).absolute())
         else:
             why = f"a rank table is Ascend's: on {device} it says the number of ranks alone"
-    if ranks is None:
-        raise InputError("expected --ranks N, the ranks of this machine, or --rank_table FILE")
-    for name, count in (("ranks", ranks), ("nodes", nodes)):
-        integer(name, count)
-    integer("node_rank", node_rank, 0, nodes - 1)
+    _check_counts(ranks, nodes, node_rank)
     by = "mpirun" if options.mpirun and device == "GPU" else "msrun"
     if by == "mpirun" and nodes > 1:
         raise InputError("--mpirun starts the ranks of one machine; expected no --nodes with it")
     if options.mpirun and by == "msrun":
         why = f"MindSpore takes mpirun on GPU alone, and this is {device}"
-    shared = ("--run_distribute", "True", "--device_num", str(ranks * nodes))
-    folder = options.log_dir or f"{run_folder.rstrip('/')}-log"
     return Start(
-        command=(*command, *shared),
+        command=(*command, "--run_distribute", "True", "--device_num", str(ranks * nodes)),
         ranks=ranks,
         nodes=nodes,
         node_rank=node_rank,
         master=master,
-        logs=Path(folder),
+        logs=Path(options.log_dir or f"{run_folder.rstrip('/')}-log"),
         by=by,
         variables=variables,
         why=why,
     )
+
+
+def _check_counts(ranks: int | None, nodes: int, node_rank: int) -> None:
+    if ranks is None:
+        raise InputError("expected --ranks N, the ranks of this machine, or --rank_table FILE")
+    for name, count in (("ranks", ranks), ("nodes", nodes)):
+        integer(name, count)
+    integer("node_rank", node_rank, 0, nodes - 1)
 
 
 def _ranks_of(table: dict, node_rank: int, options: argparse.Namespace) -> int:
@@ -200,8 +201,7 @@ def run(start: Start, say: str) -> int:
 
 
 def _by_msrun(start: Start) -> None:
-    first = start.logs / f"worker_{start.node_rank * start.ranks}.log"
-    with _shown(first):
+    with _shown(start.logs / f"worker_{start.node_rank * start.ranks}.log"):
         launch("-m", *start.command, **_asked(start), log_dir=start.logs, env=start.variables)
 
 

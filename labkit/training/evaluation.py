@@ -104,7 +104,7 @@ class _Evaluation(nn.Cell):
         outputs, wanted = (logits, labels) if self.mean.over == "unknown" else rows
         # Operator by operator: a graph took 0.4 s to compile, anew for every evaluation.
         with pynative():
-            # As LossNet does: a network in float16 is evaluated with the loss that it is trained with.
+            # As LossNet does: a network in float16 is evaluated with the loss it is trained with.
             loss = self.loss_fn(ops.cast(outputs, ms.float32), wanted)
         return loss, *rows
 

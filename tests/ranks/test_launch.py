@@ -540,6 +540,33 @@ def test_a_held_port_is_taken_by_nobody_but_a_server_that_reuses_addresses():
         other.bind(("127.0.0.1", port))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "here", "more", "expected"),
+    [
+        (1, {}, {}, ("1", "1")),
+        (2, {}, {}, (None, None)),
+        (1, {"LOWER": "4"}, {}, (None, None)),  # inherited: MindSpore's own for the other
+        (1, {}, {"LOWER": "2", "UPPER": "9"}, ("2", "9")),
+    ],
+)
+def test_ranks_of_one_machine_ask_each_other_again_after_a_second(
+    tmp_path, monkeypatch, nodes, here, more, expected
+):
+    """But for what this process, or who calls, has chosen."""
+    (tmp_path / "a.py").write_text("")
+    for end in ("LOWER", "UPPER"):
+        monkeypatch.delenv(f"MS_RETRY_INTERVAL_{end}", raising=False)
+    for end, value in here.items():
+        monkeypatch.setenv(f"MS_RETRY_INTERVAL_{end}", value)
+    master = None if nodes == 1 else "localhost:8118"  # looked at on node 0 alone
+    plan = launch_plan.plan(
+        tmp_path / "a.py", (), workers=2, timeout=None, cluster_timeout=60, nodes=nodes,
+        node_rank=nodes - 1, master=master, cwd=tmp_path, port=8118,
+    )  # fmt: skip
+    own = msrun.own_variables(plan, {f"MS_RETRY_INTERVAL_{end}": x for end, x in more.items()})
+    assert tuple(own.get(f"MS_RETRY_INTERVAL_{end}") for end in ("LOWER", "UPPER")) == expected
+
+
 def test_what_steps_and_runtime_load_is_no_process_supervisor():
     code = "import sys, labkit.runtime, labkit.ranks.cluster; sys.exit('psutil' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -14,10 +14,13 @@ from pathlib import Path
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 LEAST = 2.0  # seconds, on two cores
 FIXTURE = 5.0  # seconds of a fixture that makes a class or file slow: its tests share it
-# What `make test` shows whatever it takes: batteries of all steps, resuming, types, runs, sweeps.
+# What `make test` shows whatever it takes: batteries of all steps, resuming, types, runs, sweeps,
+# ranks that end well and one that fails.
 KEPT = {
     "tests/migration/test_trace.py::test_one_training_step_is_pytorchs",  # marked itself
     "tests/project/test_packaging.py",
+    "tests/ranks/test_launch.py::TestEnds::test_an_error_names_the_rank_and_shows_its_lines",
+    "tests/ranks/test_launch.py::TestEnds::test_well",
     "tests/steps/test_step.py::TestEveryStep",
     "tests/steps/test_step.py::TestNonfinite",
     "tests/tools/running/test_runner.py",

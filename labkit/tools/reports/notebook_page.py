@@ -91,8 +91,8 @@ def convert(notebook: Path) -> tuple[str, str]:
     return _title(read, notebook), body
 
 
-@cache
-def _exporter() -> Any:
+def _exporter_class() -> type:
+    """Return the one that formats markdown; nbconvert is imported by who makes a page alone."""
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -124,10 +124,15 @@ def _exporter() -> Any:
             renderer = Renderer(escape=False, attachments=attachments)
             return MarkdownWithMath(renderer=renderer).render(source)
 
+    return Exporter
+
+
+@cache
+def _exporter() -> Any:
     # What it warns of, pictures without a text, the page mends.
     log = logging.getLogger(f"{__name__}.nbconvert")
     log.setLevel(logging.CRITICAL)
-    return Exporter(
+    return _exporter_class()(
         template_name="basic",
         log=log,
         # nbconvert looks templates up in the working folder first, and a template can execute code.

@@ -36,14 +36,14 @@ def test_a_wrong_solution_gets_its_hint_which_gives_nothing_away(lab, exercise, 
     exercises, answers = LABS[lab]
     hints = exercises.HINTS[exercise.name]
     assert len({hint for _, hint in hints}) == len(hints) >= 4
-    right = exercise.answers(exercise.spec)
+    right = exercise.known(exercise.spec)
     secrets = expressions_of(exercise.spec)
     fractions = {f"{x:.4g}" for answer in right for x in flat(answer) if x != round(x)}
     wrong = [(attempt, f"; {hint}\n") for attempt, hint in hints]
     wrong += [(attempt, part) for name, attempt, part in answers.WRONG if name == exercise.name]
     for attempt, hint in wrong:
         with np.errstate(all="ignore"):  # a mistake may divide by zero in some cases
-            pairs = zip(exercise.answers(attempt), right, strict=True)
+            pairs = zip(exercise.known(attempt), right, strict=True)
             assert not all(np.allclose(flat(a), flat(b), rtol=1e-9) for a, b in pairs), hint
             assert not exercises.check(exercise.name, attempt)
         printed = capsys.readouterr().out
