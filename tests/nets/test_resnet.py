@@ -60,6 +60,16 @@ def test_logits_parameters_and_names_are_those_of_pytorch(depth):
     assert np.abs(actual - expected).max() <= LOGITS * np.abs(expected).max()
 
 
+def test_pytorchs_bottlenecks_have_the_published_size():
+    torch = pytest.importorskip("torch")
+    from labkit.nets import torch_resnet
+
+    module = torch_resnet.resnet(50).eval()
+    assert sum(weight.numel() for weight in module.parameters()) == PARAMETERS[50]
+    with torch.no_grad():
+        assert module(torch.from_numpy(images(side=32))).shape == (2, 1000)
+
+
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_the_pytorch_original_is_the_installed_torchvision(depth):
     torch = pytest.importorskip("torch")
