@@ -191,3 +191,12 @@ def test_a_search_of_before_is_read_under_its_new_name(tmp_path):
     ]
     path.write_text("update,rate\n1,0.5\n")
     assert read_records(path).rows == [{"update": 1, "rate": 0.5}]
+
+
+@pytest.mark.parametrize("names", ["loss,loss", "loss,\x1b[2J", "loss,\rx"])
+def test_names_of_columns_that_are_none_are_refused(tmp_path, names):
+    """Twice the same, one that would clear a terminal, and one that is no row to csv."""
+    path = tmp_path / "records.csv"
+    path.write_text(f"{names}\n1,2\n")
+    with pytest.raises(InputError, match="as names of columns"):
+        read_records(path)

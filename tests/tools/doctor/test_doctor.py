@@ -354,8 +354,8 @@ def test_a_crash_of_a_process_is_a_failed_check(answers, name):
     assert not check.ok and "SystemError" in check.found and "pip install" in check.remedy
 
 
-def test_a_process_that_dies_raises_or_hangs_says_which(monkeypatch):
-    """Each call is answered as soon as it ends: what comes before a crash or a hang is known."""
+def test_a_process_that_dies_or_raises_says_which(monkeypatch):
+    """Each call is answered as soon as it ends: what comes before a crash is known."""
     for name in ("MS_SIMULATION_LEVEL", "LABKIT_A", "LABKIT_B"):
         monkeypatch.setenv(name, "1")
     # The first is said by the check of the environment, and would break what is measured.
@@ -368,7 +368,12 @@ def test_a_process_that_dies_raises_or_hangs_says_which(monkeypatch):
     assert replies["os.abort()"] == replies["devices()"] == ended
     (reply,) = measured.ask(["os._exit(3)"]).values()
     assert reply == {"error": "the process ended with exit code 3"}
+
+
+def test_a_process_that_hangs_says_so():
+    """And what comes before it is known."""
     replies = measured.ask(["os.sep", "time.sleep(100)"], seconds=8)
+    assert replies["os.sep"] == {"answer": os.sep}
     assert replies["time.sleep(100)"] == {"error": "no answer within 8 s"}
 
 
