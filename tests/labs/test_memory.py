@@ -33,6 +33,13 @@ def test_the_sampler_sees_a_peak_that_is_gone_at_the_end():
     assert left < 80
 
 
+def test_the_full_batch_takes_more_than_its_micro_batches():
+    """1024 images at once, and 32 times 32: 295 and 224 MB."""
+    (row,) = memory.sweep([1024])
+    assert row["batch"] == 1024 and row["full_mb"] > row["accumulated_mb"] + 40
+    assert memory.sweep([]) == []
+
+
 @pytest.mark.long
 def test_accumulation_is_flat_and_the_full_batch_is_not():
     rows = memory.sweep([32, 1024])

@@ -263,6 +263,10 @@ def test_labels_of_no_class():
         evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, labels.astype(np.float32)))
     with pytest.raises(InputError, match="holds no label to count"):
         evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, np.full_like(labels, -100)))
+
+
+def test_a_loss_that_is_no_mean_or_ignores_another_label():
+    numbers, labels = sequences(3, 4)
     with pytest.raises(InputError, match="is a sum, not a mean; expected a mean over the labels"):
         evaluate(Table(4), nn.CrossEntropyLoss(reduction="sum"), batches(numbers, labels))
     with pytest.raises(InputError, match="ignore_index is -1, and that of the CrossEntropyLoss"):

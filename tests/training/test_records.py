@@ -41,6 +41,7 @@ def test_a_row_is_in_the_file_at_once(tmp_path):
 def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     records = filled()
+    records.remove_file()
     records.keep_first(1)
     assert records.column("update") == [1] and len(records) == 1
     assert list(tmp_path.iterdir()) == []

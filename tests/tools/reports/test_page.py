@@ -137,8 +137,9 @@ def test_nothing_is_written_where_the_page_cannot_be(tmp_path, known):
     run = folders.write_run(tmp_path / "r")
     (tmp_path / "file").write_text("")
     (tmp_path / "mine.html").write_text("<!DOCTYPE html>\n<title>My thesis</title>\n")
+    (tmp_path / "folder.html").mkdir()
     before = sorted(tmp_path.rglob("*"))
-    for out in ("page.pdf", "r", "x.html/..", "file/page.html", "mine.html"):
+    for out in ("page.pdf", "r", "x.html/..", "file/page.html", "mine.html", "folder.html"):
         with pytest.raises(InputError, match="cannot write the report"):
             page.write([run], tmp_path / out, notebooks=out != "file/page.html")
     with pytest.raises(InputError, match="no run at"):
