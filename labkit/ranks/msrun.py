@@ -26,7 +26,7 @@ _STARTS = re.compile(r"^Start (?:scheduler process|worker process with rank id:(
 _PROGRAM = "python"
 _PATIENCE = 5.0  # seconds for ranks that are asked to end
 # Ranks that wait for each other ask again at such intervals, when they join and when they leave.
-# MindSpore's 3 to 5 s are for thousands: two ranks that compute for 4 s took 15, and take 10.
+# MindSpore's 3 to 5 s are for thousands: two that add three numbers took 12 to 16 s, now 8 to 10.
 _INTERVAL = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
 _CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
 

@@ -92,7 +92,7 @@ def convert(notebook: Path) -> tuple[str, str]:
 
 
 def _exporter_class() -> type:
-    """Return the one that formats markdown; nbconvert is imported by who makes a page alone."""
+    """Return an HTMLExporter that formats markdown; nbconvert is imported here, for pages alone."""
     from jinja2 import pass_context
     from nbconvert import HTMLExporter
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
