@@ -12,6 +12,7 @@ The inputs of a reader are numbered; number and reader decide what is in one.
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -128,8 +129,10 @@ class Child:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            for file in (self._process.stdin, self._process.stdout, self._errors):
-                file.close()
+            with contextlib.suppress(BrokenPipeError):  # closing sends what was not read
+                self._process.stdin.close()
+            self._process.stdout.close()
+            self._errors.close()
             self._process = None
 
 

@@ -94,5 +94,6 @@ def test_a_child_that_dies_is_a_failure_and_the_next_input_has_another(tmp_path)
     with readers.Child("yaml", tmp_path) as child:
         assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "refused"
         os.kill(child._process.pid, 9)
+        child._process.wait()  # so that the pipe has no reader any more
         assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "failure"
         assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "refused"
