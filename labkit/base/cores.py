@@ -1,6 +1,8 @@
 """The processor cores that this process may use."""
 
+import contextlib
 import os
+from itertools import pairwise
 
 
 def usable_cores() -> list[int]:
@@ -12,3 +14,27 @@ def usable_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def equal_shares(sharers: int) -> list[set[int]]:
+    """Return the cores that this process may use, divided among ``sharers``.
+
+    Each has at least one: more sharers than cores share one with others.
+    """
+    cores = usable_cores()
+    firsts = [number * len(cores) // sharers for number in range(sharers + 1)]
+    return [set(cores[first : max(last, first + 1)]) for first, last in pairwise(firsts)]
+
+
+def keep_to(cores: set[int], *, all_threads: bool = False) -> bool:
+    """Have this thread, or all of the process, use only ``cores``, and those that they start.
+
+    Returns:
+        Whether they do: macOS and Windows have no such call in Python.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return False
+    for thread in os.listdir("/proc/self/task") if all_threads else ["0"]:
+        with contextlib.suppress(ProcessLookupError):  # one that has just ended
+            os.sched_setaffinity(int(thread), cores)
+    return True

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # Who says how many ranks there are: msrun and the source documents' scripts, msrun, mpirun.
 SIZES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
+RANKS_HERE = "LOCAL_WORLD_SIZE"  # ranks of this machine, as torchrun names it; from labkit.launch
 _TEXT = 1000  # bytes of a refusal that the other ranks get to see
 
 

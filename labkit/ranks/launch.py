@@ -68,7 +68,9 @@ def launch(
             it on every rank, and once more as the scheduler: there, joining (``labkit.start`` with
             ``distribute=True``) does not return before the ranks have ended.
         *args: arguments of the program.
-        workers: ranks of this machine.
+        workers: ranks of this machine. On a CPU each keeps to an equal share of its cores from
+            ``labkit.start`` on, where they can be shared equally; with ``LOCAL_WORLD_SIZE`` "1"
+            in ``env`` all use all.
         timeout: seconds for all of it; None for no limit.
         cluster_timeout: seconds for the ranks to find each other.
         nodes: how many machines. Call it on each, with the same number of workers; ranks are

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.ranks import processes
+from labkit.ranks import cluster, processes
 from labkit.ranks.master import Master
 from labkit.ranks.plan import Plan
 
@@ -244,6 +244,7 @@ def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",  # the last lines of a killed rank are in its log
     }
     own = {name: given.get(name, value) for name, value in own.items()}
+    own[cluster.RANKS_HERE] = str(plan.workers)
     if plan.nodes == 1 and not any(name in given for name in _INTERVAL):
         own |= dict.fromkeys(_INTERVAL, "1")
     # In a notebook labkit.start hides MindSpore's errors, which are false there for every cell.

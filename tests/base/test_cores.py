@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from labkit.base import cores
 from labkit.base.cores import usable_cores
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,19 @@ def test_all_of_the_machine_where_the_system_does_not_say(monkeypatch):
     assert usable_cores() == [0, 1, 2]
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert usable_cores() == [0]
+
+
+def test_cores_are_divided_and_none_is_left_out(monkeypatch):
+    monkeypatch.setattr(cores, "usable_cores", lambda: [1, 3, 4, 6, 7])
+    assert cores.equal_shares(1) == [{1, 3, 4, 6, 7}]
+    assert cores.equal_shares(2) == [{1, 3}, {4, 6, 7}]
+    assert cores.equal_shares(5) == [{1}, {3}, {4}, {6}, {7}]
+    assert cores.equal_shares(10) == [{1}, {1}, {3}, {3}, {4}, {4}, {6}, {6}, {7}, {7}]
+
+
+def test_where_the_system_pins_nothing(monkeypatch):
+    monkeypatch.delattr(os, "sched_setaffinity")
+    assert not cores.keep_to({0}) and not cores.keep_to({0}, all_threads=True)
 
 
 def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):

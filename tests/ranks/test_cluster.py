@@ -14,7 +14,7 @@ NAMES = ("RANK_SIZE", "MS_WORKER_NUM", "OMPI_COMM_WORLD_SIZE")
 @pytest.fixture(autouse=True)
 def environment(monkeypatch, runtime):
     """An environment that speaks of no ranks."""
-    for name in (*NAMES, "DEVICE_ID"):
+    for name in (*NAMES, "DEVICE_ID", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
@@ -99,6 +99,36 @@ class TestStart:
         started = runtime.start("CPU", distribute=True)
         assert (started.rank, started.ranks) == (1, 2)
         assert capsys.readouterr().out.endswith(", rank 1 of 2\n")
+
+    @pytest.mark.parametrize(
+        ("ranks", "rank", "expected"),
+        [
+            (2, 1, (3, 4)),
+            (3, 0, (1,)),
+            (8, 5, (3,)),
+            (1, 0, ()),  # nobody to share with
+            (5, 2, ()),  # two would share a core, and the others wait for them
+            (2, 2, ()),
+            (2, "", ()),
+            ("", 1, ()),
+        ],
+    )
+    def test_a_rank_of_several_keeps_to_its_cores(self, environment, capsys, ranks, rank, expected):
+        kept = []
+        environment.setattr("labkit.base.cores.usable_cores", lambda: [1, 2, 3, 4])
+        environment.setattr(runtime, "usable_cores", lambda: [1, 2, 3, 4])
+        environment.setattr(runtime, "keep_to", lambda cores, **_: not kept.append(cores))
+        environment.setattr("mindspore.communication.init", lambda: None)
+        environment.setattr(cluster, "rank_and_size", lambda: (1, 2))
+        environment.setenv("RANK_SIZE", "2")
+        environment.setenv("LOCAL_WORLD_SIZE", str(ranks))
+        environment.setenv("DEVICE_ID", str(rank))
+        started = runtime.start("CPU", distribute=True)
+        assert started.cores == expected and kept == [set(expected)][: len(expected)]
+        said = f" on core {', '.join(map(str, expected))}" if expected else ""
+        assert capsys.readouterr().out.endswith(f", rank 1 of 2{said}\n")
+        environment.setattr(cluster, "joined", lambda: True)  # a share is not divided again
+        assert runtime.start("CPU", distribute=True).cores == ()
 
     @pytest.mark.parametrize(
         ("device", "number", "expected"),

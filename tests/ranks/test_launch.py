@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 import labkit
+from labkit.base.cores import equal_shares
 from labkit.errors import InputError, WorkerFailed, WorkersTimedOut
 from labkit.ranks import failures, msrun, processes
 from labkit.ranks import plan as launch_plan
@@ -277,7 +278,11 @@ class TestProcesses:
         options = {"workers": 2, "timeout": TIMEOUT, "log_dir": tmp_path / "log", "cwd": tmp_path}
         thread, outcome = in_thread(launch, program(JOINED, head=""), 100_000, **options)
         wait_for(lambda: text(log).count("sum 3.0 of rank 1") > 3)
-        (victim,) = [pid for pid in about(tmp_path) if environment(pid).get("RANK_ID") == "1"]
+        pids = {environment(pid).get("RANK_ID"): pid for pid in about(tmp_path)}
+        for rank, share in zip("01", equal_shares(2), strict=True):
+            for task in psutil.Process(pids[rank]).threads():
+                assert os.sched_getaffinity(task.id) == share  # a rank keeps to its cores
+        victim = pids["1"]
         killed = time.monotonic()
         os.kill(victim, signal.SIGKILL)
         thread.join(60)

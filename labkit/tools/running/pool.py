@@ -3,16 +3,14 @@
 A small network hardly uses a second core, and two runs that share two cores slow each other down.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from labkit.base import arguments
-from labkit.base.cores import usable_cores
+from labkit.base.cores import keep_to, usable_cores
 
 T = TypeVar("T")
 # Nobody asks a driver here: that would take as long as importing MindSpore.
@@ -41,13 +39,6 @@ def shares_no_device(device: str) -> bool:
     return device == "CPU" or best_is_cpu
 
 
-def equal_shares(jobs: int) -> list[set[int]]:
-    """Return the cores that this process may use, divided among ``jobs``."""
-    cores = usable_cores()
-    ends = (job * len(cores) // jobs for job in range(jobs + 1))
-    return [set(cores[first:last]) for first, last in pairwise(ends)]
-
-
 def side_by_side(
     tasks: Sequence[Callable[[threading.Event], T]],
     shares: Sequence[set[int]],
@@ -71,8 +62,8 @@ def side_by_side(
 
     def pin() -> None:
         # This thread alone, with the kernels that it starts.
-        if len(shares) > 1 and hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, next(free))
+        if len(shares) > 1:
+            keep_to(next(free))
 
     stop = threading.Event()
     with ThreadPoolExecutor(len(shares), initializer=pin) as executor:

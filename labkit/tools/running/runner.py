@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from labkit.base.cores import equal_shares
 from labkit.base.files import remove_unfinished
 from labkit.base.locks import locked
 from labkit.base.project import own_checkout
@@ -120,7 +121,7 @@ def run_labs(
         yield from map(one, request.labs)
         return
     tasks = [partial(one, lab) for lab in request.labs]
-    for ended in pool.side_by_side(tasks, pool.equal_shares(jobs)):
+    for ended in pool.side_by_side(tasks, equal_shares(jobs)):
         if ended is not None:
             yield ended[1]
 

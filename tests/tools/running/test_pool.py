@@ -30,11 +30,8 @@ run.finish({{"met": met, "cores": len(mine), "core": min(mine)}})"""
 WAIT = "time.sleep(3 if met else 0)"
 
 
-def test_cores_are_divided_and_none_is_left_out(monkeypatch):
+def test_more_runs_than_cores_are_refused(monkeypatch):
     monkeypatch.setattr(pool, "usable_cores", lambda: [1, 3, 4, 6, 7])
-    assert pool.equal_shares(1) == [{1, 3, 4, 6, 7}]
-    assert pool.equal_shares(2) == [{1, 3}, {4, 6, 7}]
-    assert pool.equal_shares(5) == [{1}, {3}, {4}, {6}, {7}]
     with pytest.raises(InputError, match="--jobs: expected an integer >= 1 and <= 5, got 6"):
         pool.check_jobs(6)
 
