@@ -74,10 +74,10 @@ def freeze_schedule(
     Raises:
         InputError: for values that are none of these, and a network of fewer pieces than groups.
     """
-    arguments.integer("freeze_type", freeze_type, 0, 1)
-    arguments.number("freeze_p", freeze_p, at_least=0, below=1)
-    arguments.integer("total_steps", total_steps)
-    arguments.seed(seed)
+    freeze_type = arguments.integer("freeze_type", freeze_type, 0, 1)
+    freeze_p = arguments.number("freeze_p", freeze_p, at_least=0, below=1)
+    total_steps = arguments.integer("total_steps", total_steps)
+    seed = arguments.seed(seed)
     names = [parameter.name for parameter in network.trainable_params()]
     parts = pieces(names)
     if param_groups is None:
@@ -87,7 +87,7 @@ def freeze_schedule(
             f"param_groups is {param_groups}, and the network's {len(names)} parameters make "
             f"{len(parts)} pieces of 3 and more; expected 2 pieces, and no more groups than pieces"
         )
-    arguments.integer("param_groups", param_groups, at_least=2)
+    param_groups = arguments.integer("param_groups", param_groups, at_least=2)
     stride = len(parts) // param_groups
     groups = {
         name: min(number // stride, param_groups - 1)
@@ -127,7 +127,7 @@ def first_groups(
 ) -> np.ndarray:
     """Return k(u) for u = 0 .. length - 1, (length,) int32; arguments as ``freeze_schedule``'s."""
     if freeze_type == CONTINUOUS:
-        zeros = int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5)
+        zeros = min(length, int(freeze_p * (groups - 1) // (1 - freeze_p) + 0.5))
         period = np.r_[np.zeros(zeros, np.int32), np.arange(1, groups)]
         return np.resize(period, length).astype(np.int32)
     freezes, frozen = np.zeros(length, bool), 0
@@ -161,6 +161,8 @@ class GradFreezeUpdate(UpdateStage):
 
     def __init__(self, optimizer: nn.Optimizer, schedule: FreezeSchedule):
         super().__init__(optimizer)
+        if not isinstance(schedule, FreezeSchedule):
+            raise arguments.wrong("schedule", schedule, "a FreezeSchedule, of freeze_schedule()")
         names = [parameter.name for parameter in self.parameters]
         unknown = [name for name in names if name not in schedule.groups]
         if unknown:

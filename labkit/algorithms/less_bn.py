@@ -34,6 +34,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.base.arguments import flag
 from labkit.errors import InputError
+from labkit.nets.layers import exchange
 from labkit.steps.state import integer_of
 
 EPSILON = 1e-4
@@ -121,12 +122,12 @@ def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
         raise InputError("less_bn normalises the last nn.Dense: expected one in the network, got 0")
     spared = [(path, *place) for path, cell in cells for place in _spared(cell)]
     for _, _, parent, name in spared:
-        _exchange(parent, name, nn.Identity())
+        exchange(parent, name, nn.Identity())
     names = tuple(_joined(path, full_name) for path, full_name, *_ in spared)
     if not normalises:
         return Conversion("", names)
     full_name, parent, name, last = dense[-1]
-    _exchange(parent, name, NormalisedDense(last))
+    exchange(parent, name, NormalisedDense(last))
     return Conversion(full_name, names)
 
 
@@ -201,10 +202,3 @@ def _is_convolution(cell: nn.Cell) -> bool:
 
 def _joined(path: str, name: str) -> str:
     return f"{path}.{name}".strip(".")
-
-
-def _exchange(parent: nn.Cell, name: str, cell: nn.Cell) -> None:
-    # Not by setattr: it would put the parent's name before the weight's once more.
-    parent.insert_child_to_cell(name, cell)
-    if isinstance(parent, nn.SequentialCell):
-        parent.cell_list = list(parent.cells())  # what it calls

@@ -129,3 +129,12 @@ def _selection(height: int, width: int, kernel: int, stride: int) -> Tensor:
     patches = np.lib.stride_tricks.sliding_window_view(numbers, (kernel, kernel))
     patches = patches[::stride, ::stride].reshape(-1)
     return Tensor((np.arange(1, height * width + 1)[:, None] == patches).astype(np.float32))
+
+
+def exchange(parent: nn.Cell, key: str, cell: nn.Cell) -> None:
+    """Put ``cell`` in the place of ``parent``'s Cell ``key``; names of Parameters stay."""
+    # Not by setattr, which would put the parent's name before them.
+    parent._cells[key] = cell
+    if isinstance(parent, nn.SequentialCell):
+        # What it calls. Not its cells(), which leave out one that it holds a second time.
+        parent.cell_list = list(parent._cells.values())

@@ -26,7 +26,9 @@ class TraceRule:
     def decide(self, trace: float, last: float) -> str:
         """Return "refresh", "skip" or "freeze" by |trace - last| / last, of tr(F + damping I)."""
         change = abs(trace - last) / last
-        return "refresh" if change > self.refresh else "freeze" if change < self.freeze else "skip"
+        if math.isnan(change) or change > self.refresh:
+            return "refresh"
+        return "freeze" if change < self.freeze else "skip"
 
 
 def running_average(old: np.ndarray | None, new: np.ndarray, decay: float) -> np.ndarray:
@@ -88,9 +90,10 @@ def levenberg_marquardt(
     ``fisher_quadratic``, summed over layers.
 
     rho = (L(w + s) - L(w)) / (slope + quadratic / 2); above 3/4 the damping is multiplied by
-    omega^interval, below 1/4 divided by it. Martens and Grosse 2015, section 6.5.
+    omega^interval; below 1/4, and where it is not finite, divided by it.
+    Martens and Grosse 2015, section 6.5.
     """
     rho = (loss_after - loss_before) / (slope + quadratic / 2)
-    if rho > 3 / 4:
-        return rho, damping * omega**interval
-    return rho, damping / omega**interval if rho < 1 / 4 else damping
+    if not math.isfinite(rho) or rho < 1 / 4:
+        return rho, damping / omega**interval
+    return rho, damping * omega**interval if rho > 3 / 4 else damping

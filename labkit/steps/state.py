@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mindspore as ms
+import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
@@ -53,11 +54,9 @@ class UpdateRecord(nn.Cell):
         self.last_loss = state("last_loss", 0.0)
         self.last_norm = state("last_norm", 0.0)
         self.last_images = state("last_images", 0)
-        # nn.LARS has a learning rate of 0 that it does not use.
-        self.rated = optimizer.opt if isinstance(optimizer, nn.LARS) else optimizer
+        self.rated = rated(optimizer)
         self._group_starts = _group_starts(self.rated)
-        rates = Tensor([0.0] * len(self._group_starts), ms.float32)
-        self.last_rates = Parameter(rates, name="step.last_rates", requires_grad=False)
+        self.last_rates = state("last_rates", np.zeros(len(self._group_starts)))
 
     def note(self, loss: Tensor, norm: Tensor, images: Tensor) -> bool:
         """Keep the loss (), gradient norm () and rows () of the update that is being made."""
@@ -105,9 +104,14 @@ def check_optimizer(optimizer: object) -> None:
         raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
 
 
-def state(name: str, value: int | float) -> Parameter:
-    """Return a named scalar Parameter of a step's state: int32 for an int, float32 for a float."""
-    dtype = ms.int32 if isinstance(value, int) else ms.float32
+def rated(optimizer: nn.Optimizer) -> nn.Optimizer:
+    """Return the optimizer whose rates count: nn.LARS has one of 0 that it does not use."""
+    return optimizer.opt if isinstance(optimizer, nn.LARS) else optimizer
+
+
+def state(name: str, value: int | float | np.ndarray) -> Parameter:
+    """Return a named Parameter of a step's state: int32 for integers, float32 for floats."""
+    dtype = ms.float32 if np.asarray(value).dtype.kind == "f" else ms.int32
     return Parameter(Tensor(value, dtype), name=f"step.{name}", requires_grad=False)
 
 

@@ -1,5 +1,7 @@
 """Gradient freezing: the schedule is MindSpore's, and what is frozen does not move in any way."""
 
+import json
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -129,6 +131,22 @@ class TestTheSchedule:
     def test_what_is_refused(self, options, message):
         with pytest.raises(InputError, match=message):
             freeze_schedule(LeNet5(), **options)
+
+    def test_numbers_of_numpy_are_saved_with_a_checkpoint(self):
+        schedule = freeze_schedule(
+            LeNet5(),
+            param_groups=np.int64(2),
+            freeze_type=np.int32(1),
+            freeze_p=np.float32(0.5),
+            total_steps=np.int64(9),
+            seed=np.int64(2),
+        )
+        assert json.loads(json.dumps(schedule.settings)) == {
+            "param_groups": 2, "freeze_type": 1, "freeze_p": 0.5, "total_steps": 9, "freeze_seed": 2
+        }  # fmt: skip
+
+    def test_a_share_near_one_takes_no_more_memory_than_its_updates(self):
+        assert not first_groups(10, 0, 1 - 1e-12, 50, 0).any()
 
     def test_a_network_of_one_piece_has_nothing_to_freeze(self):
         with pytest.raises(InputError, match="2 parameters make 1 pieces of 3 and more"):
@@ -343,6 +361,15 @@ class TestUnderAdasum:
             resumed(*batch)
         assert_bit_equal(snapshot(resumed), snapshot(step))
         assert step.settings["freeze"] == "a"
+
+    @pytest.mark.parametrize("freeze", [{"a": 1}, 3])
+    def test_what_is_no_stage_is_refused(self, freeze):
+        network = deep()
+        loss_net = LossNet(network, nn.MSELoss())
+        with pytest.raises(InputError, match="freeze: expected a GradFreezeUpdate or None, got"):
+            AdasumStep(loss_net, momentum(network), workers=2, freeze=freeze)
+        with pytest.raises(InputError, match="schedule: expected a FreezeSchedule"):
+            GradFreezeUpdate(momentum(network), freeze)
 
     def test_a_stage_of_another_optimizer_is_refused(self):
         network = deep()

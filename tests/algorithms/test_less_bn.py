@@ -213,6 +213,15 @@ class TestTheNetwork:
         assert isinstance(LessBN(theirs, fn_flag=True).network._cells["1"], CommonHeadLastFN)
         np.testing.assert_array_equal(theirs(batch).asnumpy(), before)
 
+    def test_a_cell_that_is_called_twice_is_called_twice_afterwards(self):
+        relu = nn.ReLU()
+        network = nn.SequentialCell(nn.Dense(3, 4), relu, nn.Dense(4, 4), relu, nn.Dense(4, 2))
+        batch = Tensor(rows(4)[0])
+        hidden = network[:4](batch)
+        less_bn(network)
+        np.testing.assert_array_equal(network(batch).asnumpy(), network[4](hidden).asnumpy())
+        assert len(network) == 5 and network[3] is relu
+
     def test_no_dense_is_refused_where_one_is_asked_for(self):
         with pytest.raises(InputError, match=r"expected one in the network, got 0"):
             less_bn(basics())

@@ -11,7 +11,6 @@ from mindspore import Tensor, nn
 from mindspore.train import serialization
 
 import labkit
-from labkit.algorithms.subspace.snapshots import convert_checkpoints
 from labkit.base import checkpoint_files, checkpoint_format
 from labkit.base.checkpoint_files import DamagedCheckpoint, read
 from labkit.errors import InputError
@@ -217,8 +216,6 @@ def test_texts_where_numbers_are_expected_are_refused(tmp_path):
     )
     with pytest.raises(InputError, match="weight is a text"):
         load_network(net, tmp_path / "a.ckpt")
-    with pytest.raises(InputError, match="for weight it holds no such tensor"):
-        convert_checkpoints(tmp_path, net, tmp_path / "new")
     values = {name: Tensor(np.ones(3, np.float32)) for name in ("mean", "variance")}
     values |= {name: values["mean"] for name in ("gamma", "beta")}
     for count in ("text", Tensor([1, 2]), 0.5):
@@ -276,11 +273,8 @@ def test_what_was_not_expected_takes_no_memory(sparse, monkeypatch):
         load_network(net, sparse["weight"])
     with pytest.raises(InputError, match=words):
         convert_back(sparse["weight"], sparse["weight"].with_name("x.safetensors"), net)
-    with pytest.raises(InputError, match=r"for weight it holds Float32 \(\d+,\)"):
-        convert_checkpoints(sparse["weight"].parent, net, sparse["weight"].parent / "new")
     load_network(net, sparse["other"])
     assert net.weight.asnumpy().tolist() == [[0]]
-    convert_checkpoints(sparse["other"].parent, net, sparse["other"].parent / "new")
     for path in sparse.values():
         with pytest.raises(InputError, match="holds no position"):
             checkpoint.load(net, path)

@@ -262,12 +262,6 @@ def _convert(folder: Path, out: Path):
     return convert_back(folder / "step-000000004.ckpt", out / "x.safetensors", _cell(), {})
 
 
-def _converted(folder: Path, out: Path):
-    from labkit.algorithms.subspace.snapshots import convert_checkpoints
-
-    return convert_checkpoints(folder, _cell(), out / "snapshots")
-
-
 def _snapshot_folder(folder: Path, _out: Path):
     from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 
@@ -326,7 +320,7 @@ def _basis_again(folder: Path, out: Path):
 READERS = {
     "safetensors": Reader(_make_safetensors, (_read_torch("weights.safetensors"),), heavy=True),
     "pth": Reader(_make_pth, (_read_torch("weights.pth"),), heavy=True),
-    "ckpt": Reader(_make_ckpt, (_checkpoint, _values, _convert, _converted), heavy=True),
+    "ckpt": Reader(_make_ckpt, (_checkpoint, _values, _convert, _snapshot_folder), heavy=True),
     "snapshots": Reader(
         _make_snapshots, (_snapshot_folder, _any_snapshots, _load_snapshot), heavy=True
     ),

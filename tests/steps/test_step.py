@@ -9,6 +9,8 @@ from mindspore import ParameterTuple, nn, ops
 from mindspore.train import LossMonitor, Model, ModelCheckpoint, TimeMonitor
 
 from labkit import reference
+from labkit.algorithms.adasum.workers import states_of
+from labkit.algorithms.thor import ThorUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
 from labkit.steps.accumulation import AccumulatedStep
@@ -432,6 +434,16 @@ def test_the_rates_of_lars_are_those_of_the_optimizer_inside(rate):
     if rate != 0.1:
         with pytest.raises(InputError, match="has 3 values for 4 updates"):
             step.check_length(1)
+
+
+def test_thors_clipping_and_adasums_workers_know_the_optimizer_inside_lars():
+    """Its own rate is 0, which clips nothing; workers have no rates of their own."""
+    _, loss_net = regression()
+    inner = nn.Momentum(loss_net.trainable_params(), 0.1, 0.9)
+    update = ThorUpdate(loss_net, Unadapted(inner), 1.0, kl_clip=1e-3)
+    assert update.directions.optimizer is inner
+    states = {parameter.name for parameter in states_of(Unadapted(inner))}
+    assert states - {"fake_param"} == {parameter.name for parameter in inner.moments}
 
 
 OPTIMIZERS = {

@@ -28,7 +28,7 @@ from labkit.algorithms.adasum.workers import (
 )
 from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.algorithms.words import ADASUM_ON, ADASUM_ON_HOST, ADASUM_SCOPES, WHOLE_TAILS
-from labkit.base.arguments import names_checked
+from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.state import cast_like, copied, flat, integer_of, set_state, state
 from labkit.steps.update import Summary, UpdateStage
@@ -68,6 +68,8 @@ class AdasumUpdate(UpdateStage):
         freeze: GradFreezeUpdate | None = None,
     ):
         super().__init__(optimizer)
+        if not isinstance(freeze, GradFreezeUpdate | None):
+            raise wrong("freeze", freeze, "a GradFreezeUpdate or None")
         if freeze is not None and freeze.optimizer is not optimizer:
             raise InputError("freeze: expected a stage of the same optimizer, got one of another")
         self.freeze, self.optimized = freeze, freeze or optimizer

@@ -1,12 +1,13 @@
 """What a worker has of its own: the state of its optimizer, and notes on its turn."""
 
+from itertools import product
 from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.steps.state import cast_like, flat
+from labkit.steps.state import cast_like, flat, rated
 
 # An optimizer's attributes that are no state of its own: what a callback may change, what counts.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
@@ -22,8 +23,8 @@ LOSS_SUM, WEIGHT, IMAGES, NORM, PRESENT = range(NOTES)
 def states_of(optimizer: nn.Optimizer) -> list[Parameter]:
     """Return the Parameters that the optimizer changes for itself: moments and powers of betas."""
     kept_out = {id(parameter) for parameter in optimizer.parameters}
-    for name in SETTINGS:
-        kept_out |= {id(parameter) for parameter in _parameters(getattr(optimizer, name, None))}
+    for each, name in product((optimizer, rated(optimizer)), SETTINGS):
+        kept_out |= {id(parameter) for parameter in _parameters(getattr(each, name, None))}
     return [parameter for parameter in optimizer.get_parameters() if id(parameter) not in kept_out]
 
 

@@ -14,7 +14,7 @@ from labkit.algorithms.subspace.components import principal_components
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe, difference
 from labkit.base.arguments import integer
 from labkit.errors import InputError
-from labkit.ranks.cluster import gather, rank_and_size
+from labkit.ranks.cluster import rank_and_size, together
 
 _HASHED = 2**24  # bytes of the matrix at a time
 # A network, its Parameters, or (name, shape) of each.
@@ -47,7 +47,9 @@ class Basis:
         snapshots: Sequence = (),
     ):
         described = describe(parameters)
-        self.matrix = matrix
+        # As files hold it; one that is read from a file stays there.
+        right = matrix.dtype == np.float32 and matrix.flags.c_contiguous
+        self.matrix = matrix if right else np.ascontiguousarray(matrix, np.float32)
         self.names = tuple(name for name, _ in described)
         self.shapes = tuple(shape for _, shape in described)
         self.variance = np.asarray(variance, np.float64)
@@ -182,17 +184,9 @@ def basis_of(
     rank, ranks = rank_and_size()
     if ranks == 1:
         return _made(path, snapshots, parameters, components, report)
-    if rank == 0:
-        try:
-            basis = _made(path, snapshots, parameters, components, report)
-        except Exception:
-            gather([1.0])  # the others hear of it before it goes on
-            raise
-        gather([0.0])
-        return basis
-    if gather([0.0])[0, 0]:
-        raise InputError("rank 0 could not make the basis; its message says why")
-    return Basis.load(path, parameters)
+    with together():
+        basis = None if rank else _made(path, snapshots, parameters, components, report)
+    return basis or Basis.load(path, parameters)
 
 
 def _made(

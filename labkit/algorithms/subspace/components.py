@@ -76,7 +76,7 @@ def _eigen(
     values, vectors = np.linalg.eigh(_centred(gram))
     values, vectors = values[::-1], vectors[:, ::-1]
     # The largest singular value of a matrix of float32 rounding errors, and of those of G itself.
-    rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / snapshots.size))
+    rounding = _ROUNDING * np.sqrt(size) * (1 + np.sqrt(count / max(snapshots.size, 1)))
     floor = max(rounding**2, _EPSILON * count * np.trace(gram))
     directions = int((values > floor).sum())
     if directions < components:

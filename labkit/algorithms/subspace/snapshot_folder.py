@@ -15,6 +15,7 @@ import numpy as np
 
 from labkit.algorithms.subspace.snapshot_files import check, existing_paths, read_header
 from labkit.base.arguments import wrong
+from labkit.base.cores import usable_cores
 from labkit.errors import InputError
 
 _HASHED = 1 << 20  # bytes at a time, for each thread
@@ -71,17 +72,20 @@ class SnapshotFolder:
         return len(self.paths)
 
     def __enter__(self) -> Self:
+        opened: list[int] = []
         for path in self.paths:
             try:
-                self._files.append(os.open(path, os.O_RDONLY))
+                opened.append(os.open(path, os.O_RDONLY))
             except OSError as error:
-                self.__exit__()
+                _close(opened)
                 raise InputError(f"the snapshot {path} cannot be read: {error}") from error
+        self._files += opened
         return self
 
     def __exit__(self, *_: object) -> None:
-        while self._files:
-            os.close(self._files.pop())
+        # Of the innermost block, the last that were opened.
+        _close(self._files[-len(self.paths) :])
+        del self._files[-len(self.paths) :]
 
     def read(self, start: int, part: np.ndarray) -> None:
         """Fill ``part``, (N, n) float32, with the numbers from ``start`` on of each snapshot."""
@@ -140,13 +144,13 @@ class SnapshotFolder:
         """Return name, bytes and SHA-256 of each snapshot: which they are.
 
         The SHA-256 is that of the weights, as ``write_snapshot`` saves it beside them; of a file
-        without it, that of the file. All files are read for it, by as many threads as there are
-        processors.
+        without it, that of the file. All files are read for it, by as many threads as
+        there are cores to use.
 
         Raises:
             InputError: For a snapshot whose weights are not those of its SHA-256.
         """
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with ThreadPoolExecutor(len(usable_cores())) as pool:
             return list(pool.map(self._identity, range(len(self))))
 
     def _identity(self, index: int) -> dict[str, Any]:
@@ -181,6 +185,11 @@ class SnapshotFolder:
         return digest.hexdigest()
 
 
+def _close(files: Iterable[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
 def difference(then: Iterable[dict], now: Iterable[dict]) -> str | None:
     """Return what differs between two lists of ``identities``, in words; None for nothing."""
     before = {snapshot["name"]: snapshot for snapshot in then}
@@ -198,10 +207,12 @@ def describe(parameters: Any) -> list[tuple[str, tuple[int, ...]]]:
     """Return (name, shape) of each parameter; ``parameters`` as in ``SnapshotFolder``."""
     if hasattr(parameters, "trainable_params"):
         parameters = parameters.trainable_params()
-    if not isinstance(parameters, Iterable):
-        raise wrong("parameters", parameters, "a network, Parameters or pairs (name, shape)")
-    pairs = [p if isinstance(p, tuple) else (p.name, p.shape) for p in parameters]
-    described = [(name, tuple(int(length) for length in shape)) for name, shape in pairs]
+    try:
+        pairs = [p if isinstance(p, tuple) else (p.name, p.shape) for p in parameters]
+        described = [(name, tuple(int(length) for length in shape)) for name, shape in pairs]
+    except (TypeError, ValueError, AttributeError):
+        expected = "a network, Parameters or pairs (name, shape)"
+        raise wrong("parameters", parameters, expected) from None
     names = {name for name, _ in described}
     if not described or len(names) < len(described):
         raise InputError(

@@ -20,12 +20,11 @@ from mindspore.train import Callback, RunContext
 
 from labkit.algorithms.subspace.snapshot_files import NOTE, SUFFIX
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.base import checkpoint_files
-from labkit.base.arguments import choice, integer, wrong
-from labkit.base.files import make_folder, natural_order, remove_unfinished, whole_file
+from labkit.base.arguments import choice, flag, integer, wrong
+from labkit.base.files import make_folder, remove_unfinished, whole_file
 from labkit.errors import InputError
-from labkit.ranks.cluster import rank_and_size
-from labkit.steps.gradients import set_state
+from labkit.ranks.cluster import rank_and_size, together
+from labkit.steps.state import set_state
 
 _NAME = re.compile(r"step-(\d{9})\.safetensors")
 _WHICH = {"first": 0, "last": -1}
@@ -76,7 +75,7 @@ class Snapshots(Callback):
         self._saves = integer("saves_per_epoch", saves_per_epoch)
         self._keep = None if keep is None else integer("keep", keep)
         self._parameters = trainable(network)
-        self._folder, self._resume = Path(folder), bool(resume)
+        self._folder, self._resume = Path(folder), flag("resume", resume)
         self._writes = False
 
     def on_train_begin(self, run_context: RunContext) -> None:
@@ -97,13 +96,17 @@ class Snapshots(Callback):
             return
         self._prepared = True
         self._writes = rank_and_size()[0] == 0
-        if self._writes:
-            arguments = run_context.original_args()
-            done = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
-            self._prepare(done)
-            # The training may have been killed after its checkpoint and before this snapshot.
-            if self._resume and done and not self._path(done).exists():
-                self._save(done, arguments.batch_num)
+        with together():
+            if self._writes:
+                self._begin(run_context)
+
+    def _begin(self, run_context: RunContext) -> None:
+        arguments = run_context.original_args()
+        done = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
+        self._prepare(done)
+        # The training may have been killed after its checkpoint and before this snapshot.
+        if self._resume and done and not self._path(done).exists():
+            self._save(done, arguments.batch_num)
 
     def _prepare(self, done: int) -> None:
         """Make the folder ready for a training that goes on from micro-batch ``done``."""
@@ -135,26 +138,29 @@ class Snapshots(Callback):
         epoch, moment = (number - 1) // size + 1, (number - 1) % size + 1
         if epoch < self._start or moment not in self._moments:
             return
-        write_snapshot(self._path(number), self._parameters, epoch=epoch, micro_batch=number)
+        note = {"epoch": epoch, "micro_batch": number}
+        write_snapshot(self._path(number), self._parameters, note)
         if self._keep is not None:
             for old in list(_saved(self._folder).values())[: -self._keep]:
                 old.unlink()
 
 
 def write_snapshot(
-    path: str | os.PathLike, parameters: Iterable[Parameter], **note: str | float
+    path: str | os.PathLike,
+    parameters: Iterable[Parameter],
+    note: Mapping[str, str | float] | None = None,
 ) -> None:
     """Write float32 Parameters to ``path`` by name: complete, or not at all.
 
     Args:
         path: The file.
         parameters: Whose values are written.
-        **note: Plain values to be kept beside them, as JSON, with the SHA-256 of the weights.
+        note: Plain values to be kept beside them, as JSON, with the SHA-256 of the weights.
     """
     from safetensors.numpy import save_file
 
     values = {parameter.name: parameter.asnumpy() for parameter in parameters}
-    note["sha256"] = weights_digest(values)
+    note = {**(note or {}), "sha256": weights_digest(values)}
     with whole_file(path, "the snapshot") as temporary:
         # One entry: the order of several would change from process to process, and so the bits.
         save_file(values, temporary, metadata={NOTE: json.dumps(note, sort_keys=True)})
@@ -187,46 +193,6 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
     for parameter in parameters:
         set_state(parameter, values[parameter.name])
     return path
-
-
-def convert_checkpoints(
-    source: str | os.PathLike, network: nn.Cell, folder: str | os.PathLike
-) -> SnapshotFolder:
-    """Write the ``.ckpt`` files in ``source`` as snapshots of ``network``; return the new folder.
-
-    Args:
-        source: Folder of MindSpore checkpoints, in their order by name (``resnet-2_625.ckpt``
-            before ``resnet-10_625.ckpt``); what they hold beside the trainable weights is left out.
-        network: Whose weights they hold.
-        folder: To be made; without snapshots.
-
-    Raises:
-        InputError: For a folder without checkpoints or with snapshots, and for a checkpoint that
-            is damaged or of another network.
-    """
-    paths = sorted(Path(source).glob("*.ckpt"), key=natural_order)
-    if not paths:
-        raise InputError(f"{source} holds no .ckpt file")
-    parameters, folder = trainable(network), Path(folder)
-    make_folder(folder)
-    if _saved(folder):
-        raise InputError(f"{folder} holds snapshots; expected a folder without")
-    expected = {parameter.name: (parameter.dtype, parameter.shape) for parameter in parameters}
-    for number, path in enumerate(paths, 1):
-        values = checkpoint_files.read(path, expected=expected)
-        for name, (dtype, shape) in expected.items():
-            value = values.get(name)
-            if (getattr(value, "dtype", None), getattr(value, "shape", None)) != (dtype, shape):
-                held = "no such tensor"
-                if isinstance(value, Parameter | checkpoint_files.Unread):
-                    held = f"{value.dtype} {value.shape}"
-                raise InputError(
-                    f"{path} is of another network: for {name} it holds {held}; "
-                    f"expected {dtype} {shape}"
-                )
-        ours = [values[name] for name in expected]
-        write_snapshot(folder / f"step-{number:09d}{SUFFIX}", ours, source=path.name)
-    return SnapshotFolder(folder, parameters)
 
 
 def trainable(network: nn.Cell) -> list[Parameter]:

@@ -94,10 +94,10 @@ class SubspaceUpdate(UpdateStage):
         # last_gradient, last_step: P g and s of the last update, where has_pair is 1.
         # trials, step_size: of the last search. failures: searches so far without a step.
         memory = Memory.empty(self.share.components)
-        self.residual = _kept("residual", np.zeros(self.share.numbers, np.float32))
-        self.inverse_hessian = _kept("inverse_hessian", memory.inverse)
-        self.last_gradient = _kept("last_gradient", memory.gradient)
-        self.last_step = _kept("last_step", memory.step)
+        self.residual = state("subspace.residual", np.zeros(self.share.numbers, np.float32))
+        self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
+        self.last_gradient = state("subspace.last_gradient", memory.gradient)
+        self.last_step = state("subspace.last_step", memory.step)
         self.has_pair = state("subspace.has_pair", 0)
         self.trials = state("subspace.trials", 0)
         self.step_size = state("subspace.rate", 0.0)
@@ -291,7 +291,3 @@ def memory_usage(
         statistics = running_statistics(network)
         parts["running statistics before a trial"] = sum(each.nbytes for each in statistics)
     return parts
-
-
-def _kept(name: str, values: np.ndarray) -> Parameter:
-    return Parameter(Tensor(values), name=f"step.subspace.{name}", requires_grad=False)

@@ -22,6 +22,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
 from labkit.algorithms.thor.geometry import Dense, Place
+from labkit.steps.state import rated
 
 DAMPING_SPLITS = ("equal", "pi")
 # Largest entry of (A + damping I) A_inverse - I, or of G's, that counts as an inverse. Measured on
@@ -248,7 +249,7 @@ class Directions(nn.Cell):
     ) -> None:
         super().__init__(auto_prefix=False)
         self.layers = layers
-        self.optimizer = optimizer
+        self.optimizer = rated(optimizer)
         # float: a NumPy number takes over the division by a Tensor.
         self.kl_clip = None if kl_clip is None else float(kl_clip)
         self.sources = tuple(

@@ -165,7 +165,7 @@ def find_layers(
             network leaves a layer's call out (``nn.MultiheadAttention``).
     """
     layers = list(_layers(loss_net))
-    _check_skip(skip, [name for name, *_ in layers], loss_net)
+    _check_skip(skip, layers)
     index = {id(parameter): number for number, parameter in enumerate(parameters)}
     places = []
     for name, parent, key, layer in layers:
@@ -212,15 +212,18 @@ def _layers(loss_net: nn.Cell) -> Iterator[tuple[str, nn.Cell, str, nn.Cell]]:
                 yield _short(f"{path}.{key}"), parent, key, layer
 
 
-def _check_skip(skip: Sequence[nn.Cell | str], names: list[str], loss_net: nn.Cell) -> None:
-    cells = {id(cell) for _, cell in loss_net.cells_and_names()}
+def _check_skip(skip: Sequence[nn.Cell | str], layers: list) -> None:
+    names = [name for name, *_ in layers]
     for layer in skip:
         if isinstance(layer, str) and layer not in names:
             raise InputError(
                 f"skip names a layer {layer!r} that has no factors.{nearest(layer, names)}"
             )
-        if not isinstance(layer, str) and id(layer) not in cells:
-            raise InputError(f"skip holds a {type(layer).__name__} that is no Cell of the network")
+        if not isinstance(layer, str) and not any(layer is other for *_, other in layers):
+            raise InputError(
+                f"skip holds a {type(layer).__name__} that is no Cell of the network with factors; "
+                f"expected some of its layers: {', '.join(names)}"
+            )
 
 
 def _owners(loss_net: nn.Cell) -> dict[int, list[str]]:

@@ -1,5 +1,6 @@
 """When factors and inverses are made anew, and with how much damping: plain Python, on the host."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,7 +47,7 @@ class TraceRule:
             last: of F' + damping I.
         """
         change = abs(trace - last) / last
-        if change > self.refresh:
+        if not change <= self.refresh:  # one of infinite traces is no number
             return REFRESH
         return SKIP if change >= self.freeze else FREEZE
 
@@ -83,9 +84,9 @@ class LevenbergMarquardt:
             damping: the old one.
             rho: see above; one that is not finite counts as a bad prediction.
         """
-        if rho > 0.75:
+        if 0.75 < rho < math.inf:
             damping *= self.decay
-        elif not rho >= 0.25:
+        elif not 0.25 <= rho < math.inf:
             damping /= self.decay
         return min(max(damping, self.least), self.largest)
 

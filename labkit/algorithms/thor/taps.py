@@ -27,6 +27,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import Blocks, Convolution, Dense, Place, geometry_of, padding
 from labkit.errors import InputError
+from labkit.nets.layers import exchange
 
 
 class Tap(nn.Cell):
@@ -203,7 +204,7 @@ def tap_layers(
         layers.append(LayerCurvature(place.name, geometry))
     for place, layer in zip(places, layers, strict=True):
         buffers = (layer.a_factor, layer.positions, layer.g_factor)
-        _put(place.parent, place.key, Tapped(place.layer, tap(layer.geometry), buffers))
+        exchange(place.parent, place.key, Tapped(place.layer, tap(layer.geometry), buffers))
     return layers
 
 
@@ -226,7 +227,7 @@ def release_layers(places: Sequence[Place]) -> None:
     for place in places:
         parent, key, tap = _tap_at(place)
         if tap is not None:
-            _put(parent, key, tap.release())
+            exchange(parent, key, tap.release())
 
 
 def _tap_at(place: Place) -> tuple[nn.Cell, str, Tapped | None]:
@@ -237,10 +238,3 @@ def _tap_at(place: Place) -> tuple[nn.Cell, str, Tapped | None]:
         # precision="O2" wraps a network, also one that is nothing but a tapped layer.
         parent, key, cell = cell, "_backbone", cell.name_cells().get("_backbone")
     return parent, key, cell if hasattr(cell, "taps_thor") else None
-
-
-def _put(parent: nn.Cell, key: str, cell: nn.Cell) -> None:
-    # Through _cells: setattr would prefix the Parameters' names.
-    parent._cells[key] = cell
-    if isinstance(parent, nn.SequentialCell):
-        parent.cell_list = list(parent._cells.values())

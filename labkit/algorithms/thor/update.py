@@ -1,11 +1,10 @@
 """The update stage: gradients through their layers' inverses, and from there to any optimizer."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
+from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor.adapt import Adaptation
 from labkit.algorithms.thor.curvature import Directions
@@ -142,14 +141,14 @@ class ThorUpdate(UpdateStage):
         count = len(self.layers)
         self.pending = state("thor.held", 0)
         self.pending_gradients = ParameterTuple(zeros_like(p, "held") for p in self.parameters)
-        self.measured = _table("seen", (count, 3), ms.float32)
+        self.measured = state("thor.seen", np.zeros((count, 3)))
         self.last_factors = state("thor.last_factors", -1)
         self.last_refresh = state("thor.last_refresh", -1)
         self.damping = state("thor.damping", 0.0)
-        self.traces = _table("traces", (count,), ms.float32)
-        self.frozen = _table("frozen", (count,), ms.int32)
-        self.refreshes = _table("refreshes", (count,), ms.int32)
-        self.retries = _table("retries", (count,), ms.int32)
+        self.traces = state("thor.traces", np.zeros(count))
+        self.frozen = state("thor.frozen", np.zeros(count, np.int32))
+        self.refreshes = state("thor.refreshes", np.zeros(count, np.int32))
+        self.retries = state("thor.retries", np.zeros(count, np.int32))
         # What the graph that updates is given the new values of, in this order.
         scalars = (self.last_factors, self.last_refresh, self.damping)
         tables = (self.traces, self.frozen, self.refreshes, self.retries)
@@ -259,15 +258,15 @@ class ThorUpdate(UpdateStage):
         return [Tensor(value) for value in values]
 
     def attach(self, step: nn.Cell) -> None:
-        super().attach(step)
-        if step.gradient.scaled:
-            for cell in tapped_cells(self.places):
-                cell.unscale(step.gradient.loss_scale)
         if self.adaptation is not None and isinstance(step, AccumulatedStep):
             raise InputError(
                 "adapt_damping looks at the loss of the update's batch before and after; expected "
                 "a step that updates at every batch, not one that accumulates"
             )
+        super().attach(step)
+        if step.gradient.scaled:
+            for cell in tapped_cells(self.places):
+                cell.unscale(step.gradient.loss_scale)
 
     def memory_usage(self) -> list[dict]:
         """Return a row by layer: its name, factor shapes, and bytes of factors and inverses."""
@@ -291,8 +290,3 @@ class _ApplyPending(nn.Cell):
         done = (self.updated(self.gradients), self.map(ops.assign, self.refreshed, values))
         released = ops.assign(self.pending, ops.depend(ops.cast(0, ms.int32), done))
         return ops.depend(True, released)
-
-
-def _table(name: str, shape: tuple[int, ...], dtype: Any) -> Parameter:
-    value = Tensor(np.zeros(shape), dtype)
-    return Parameter(value, name=f"step.thor.{name}", requires_grad=False)

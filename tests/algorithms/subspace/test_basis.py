@@ -163,6 +163,14 @@ class TestFiles:
         assert_same(Basis.load(saved), basis)
         assert sorted(os.listdir(saved.parent)) == ["pca_mat.json", "pca_mat.npy", "snapshots"]
 
+    @pytest.mark.parametrize("kind", [np.float64, np.float32])
+    def test_a_matrix_of_another_layout_is_saved_as_one_that_can_be_loaded(self, tmp_path, kind):
+        """As numpy.linalg gives it: columns in a row, or float64."""
+        matrix = np.linalg.qr(np.random.default_rng(0).standard_normal((6, 2)))[0].T.astype(kind)
+        Basis(matrix, [("a", (6,))], [2, 1], 3).save(tmp_path / "a.npy")
+        loaded = Basis.load(tmp_path / "a.npy", [("a", (6,))])
+        np.testing.assert_array_equal(loaded.matrix, matrix.astype(np.float32))
+
     def test_it_holds_no_pickle(self, saved):
         assert np.load(saved, allow_pickle=False).shape == (K, size())
         np.save(saved, np.array([{"a": 1}], object), allow_pickle=True)
@@ -382,7 +390,7 @@ class TestBasisOf:
         folder.mkdir()
         for number, row in enumerate(rows):
             values = [Noted(name, value) for name, value in split(row).items()]
-            write_snapshot(folder / f"step-{number:09d}.safetensors", values, epoch=1)
+            write_snapshot(folder / f"step-{number:09d}.safetensors", values, {"epoch": 1})
         if there:
             call()
         files = contents(tmp_path)

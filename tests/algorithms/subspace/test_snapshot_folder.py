@@ -50,6 +50,19 @@ class TestReading:
         expected = [np.concatenate([each[name].ravel() for name, _ in other]) for each in arrays]
         np.testing.assert_array_equal(part, expected)
 
+    def test_a_block_in_a_block_closes_its_own_files(self, folder, rows):
+        part = np.empty(rows.shape, np.float32)
+        with SnapshotFolder(folder, list(SHAPES.items())) as snapshots:
+            with snapshots:
+                pass
+            (folder / "gone").symlink_to("nowhere")
+            snapshots.paths.append(folder / "gone")
+            with pytest.raises(InputError, match="gone cannot be read"), snapshots:
+                raise AssertionError("expected a refusal")
+            snapshots.paths.pop()
+            snapshots.read(0, part)
+        np.testing.assert_array_equal(part, rows)
+
     def test_without_parameters_they_come_by_name(self, folder):
         assert SnapshotFolder(folder).names == tuple(sorted(SHAPES))
 
@@ -165,6 +178,13 @@ class TestRefusals:
             describe(3)
         with pytest.raises(InputError, match="got 2 with 1 names"):
             describe([("a", (1,)), ("a", (2,))])
+
+    @pytest.mark.parametrize(
+        "parameters", ["network", ["fc.weight"], [["a", (2, 3)]], [("a",)], [("a", 3)]]
+    )
+    def test_parameters_of_another_form(self, parameters):
+        with pytest.raises(InputError, match="parameters: expected a network, Parameters or pairs"):
+            describe(parameters)
 
 
 def test_identities_see_any_change(folder, rows):

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from labkit.algorithms.subspace import snapshots as module
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.algorithms.subspace.snapshots import Snapshots, convert_checkpoints, load_snapshot
+from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import set_state
@@ -326,28 +326,3 @@ class TestLoading:
     def test_another_network_is_refused_by_the_parameter(self, saved):
         with pytest.raises(InputError, match=r"1.weight is F32 \(7, 16\); expected F32 \(8, 16\)"):
             load_snapshot(network(8), saved)
-
-
-class TestCheckpoints:
-    def test_of_mindspore_become_snapshots_in_their_order(self, tmp_path):
-        net = network(norm=True)
-        for epoch in (2, 10, 1):
-            set_state(net[1].bias, np.full(7, epoch, np.float32))
-            ms.save_checkpoint(net, str(tmp_path / f"resnet-{epoch}_625.ckpt"))
-        folder = convert_checkpoints(tmp_path, net, tmp_path / "new")
-        assert [note["source"] for note in folder.notes] == [
-            f"resnet-{epoch}_625.ckpt" for epoch in (1, 2, 10)
-        ]
-        load_snapshot(other := network(norm=True), tmp_path / "new")
-        assert_bit_equal(weights(other), {**weights(net), "1.bias": np.full(7, 10, np.float32)})
-
-    def test_refusals(self, tmp_path):
-        with pytest.raises(InputError, match="holds no .ckpt file"):
-            convert_checkpoints(tmp_path, network(), tmp_path / "new")
-        ms.save_checkpoint(network(8), str(tmp_path / "a.ckpt"))
-        with pytest.raises(InputError, match=r"a.ckpt is of another network: for 1.weight it hol"):
-            convert_checkpoints(tmp_path, network(), tmp_path / "new")
-        (tmp_path / "a.ckpt").write_bytes(b"no checkpoint")
-        with pytest.raises(InputError, match="a.ckpt is damaged and cannot be read"):
-            convert_checkpoints(tmp_path, network(), tmp_path / "new")
-        assert not any((tmp_path / "new").iterdir())

@@ -27,6 +27,8 @@ from tests.support.thor_layers import Nested
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
+BLOCK = nn.SequentialCell(nn.Dense(4, 4), nn.Dense(4, 4))
+
 
 class TestBlocks:
     @given(st.integers(1, 5000), st.none() | st.integers(1, 600))
@@ -357,6 +359,12 @@ class TestRefused:
             (LeNet5, ("conv1", "relu"), "skip names a layer 'relu' that has no factors"),
             (LeNet5, (3,), "skip holds a int that is no Cell of the network"),
             (LeNet5, (nn.Dense(3, 3),), "skip holds a Dense that is no Cell of the network"),
+            # Its layers would be preconditioned all the same.
+            (
+                lambda: nn.SequentialCell(BLOCK),
+                (BLOCK,),
+                "skip holds a SequentialCell that",
+            ),
             (lambda: nn.SequentialCell(nn.LayerNorm((4,))), (), "nothing to precondition"),
             (lambda: nn.SequentialCell(nn.Dense(4, 4)), ("0",), r"skip=\('0',\) leaves"),
         ],

@@ -38,6 +38,10 @@ class TestTraceRule:
     def test_a_freeze_of_zero_never_freezes(self):
         assert TraceRule(0.0, 0.0).decide(1.0, 1.0) == "skip"
 
+    def test_traces_beyond_float32_freeze_nothing(self):
+        for rule in (TraceRule(), reference.TraceRule()):
+            assert rule.decide(math.inf, math.inf) == "refresh"
+
     def test_the_papers_thresholds(self):
         assert TraceRule() == TraceRule(refresh=0.01, freeze=0.001)
 
@@ -58,7 +62,16 @@ class TestLevenbergMarquardt:
 
     @pytest.mark.parametrize(
         "rho, factor",
-        [(0.76, 0.5), (0.75, 1), (0.25, 1), (0.24, 2), (-1.0, 2), (math.nan, 2), (math.inf, 0.5)],
+        [
+            (0.76, 0.5),
+            (0.75, 1),
+            (0.25, 1),
+            (0.24, 2),
+            (-1.0, 2),
+            (math.nan, 2),
+            (math.inf, 2),
+            (-math.inf, 2),
+        ],
     )
     def test_thresholds(self, rho, factor):
         assert LevenbergMarquardt(0.5).adjust(0.25, rho) == 0.25 * factor
