@@ -203,8 +203,8 @@ def _keep_to_share() -> tuple[int, ...]:
     # Three ranks on two cores: the one alone would wait for the two.
     if rank >= ranks or ranks == 1 or (ranks > cores and ranks % cores):
         return ()
-    # MindSpore makes its threads at the first product, as many as there are cores then. Their number
-    # decides how sums are rounded: so the bits stay those of one process and of virtual workers.
+    # MindSpore makes its threads at the first product, as many as there are cores then. Their
+    # number decides how sums are rounded: the bits stay those of one process, of virtual workers.
     ones = mindspore.ops.ones((8, 8), mindspore.float32)
     mindspore.ops.matmul(ones, ones).asnumpy()
     share = equal_shares(ranks)[rank]
