@@ -1,7 +1,8 @@
 """Texts that stand for values that are no small numbers, to compare one training's with another's.
 
 Of a large array its type, shape, ends and SHA-256; of a function its name and a SHA-256 of what it
-computes with; of an object of MindSpore its class.
+computes with; of a method the function and what its object holds; of an object of MindSpore its
+class.
 """
 
 import enum
@@ -18,6 +19,7 @@ from mindspore import Parameter, Tensor, nn
 UNKNOWN = "cannot be compared: "
 _LONGEST = 200  # characters of a text that is kept as it is
 _DEEPEST = 5
+_OF = " of "  # between a method's function and its object
 
 
 def fingerprint(value: Any, depth: int = 0) -> str:
@@ -40,7 +42,8 @@ def fingerprint(value: Any, depth: int = 0) -> str:
     if isinstance(value, functools.partial):
         return f"partial of {_joined([value.func, value.args, value.keywords], depth + 1)}"
     if isinstance(value, types.MethodType):
-        return fingerprint(value.__func__, depth)
+        function, held = fingerprint(value.__func__, depth), _of_object(value.__self__, depth + 1)
+        return function if UNKNOWN in function else f"{function}{_OF}{held}"
     if isinstance(value, types.FunctionType):
         return _of_function(value, depth + 1)
     if isinstance(value, type | types.BuiltinFunctionType | np.ufunc):
@@ -52,9 +55,25 @@ def fingerprint(value: Any, depth: int = 0) -> str:
     return UNKNOWN + _name(kind)
 
 
+def agrees(text: str, noted: str) -> bool:
+    """Return whether a text stands for what ``noted``, of a checkpoint, does.
+
+    An older labkit has noted a method's function alone.
+    """
+    return text == noted or text.startswith(noted + _OF)
+
+
 def is_mindspores(kind: type) -> bool:
     """Return whether a class is one of MindSpore's own."""
     return kind.__module__.partition(".")[0] == "mindspore"
+
+
+def _of_object(value: Any, depth: int) -> str:
+    """Return class and attributes of an object of the user's."""
+    text = fingerprint(value, depth)
+    if not text.startswith(UNKNOWN) or not hasattr(value, "__dict__"):
+        return text
+    return _known(f"{_name(type(value))} with {_of_parts(vars(value), depth)}")
 
 
 def _of_array(value: np.ndarray) -> str:

@@ -7,7 +7,7 @@ from mindspore import Tensor
 
 from labkit.steps.step import Step
 from labkit.training import optimizer_numbers as numbers
-from labkit.training.fingerprints import UNKNOWN
+from labkit.training.fingerprints import UNKNOWN, agrees
 
 Differences = dict[str, tuple[Any, Any]]
 
@@ -42,7 +42,7 @@ def not_compared(then: dict[str, Any] | None, step: Step) -> list[str]:
         name
         for kind, own in kinds.items()
         for name, text in own.items()
-        if (then or {}).get(kind) is None or text.startswith(UNKNOWN)
+        if (then or {}).get(kind) is None or UNKNOWN in text
     ]
 
 
@@ -66,7 +66,7 @@ def _of_functions(then: dict[str, Any], step: Step) -> Differences:
     return {
         name: (text, theirs[name])
         for name, text in own.items()
-        if name in theirs and text != theirs[name]
+        if name in theirs and not _same(text, theirs[name])
     }
 
 
@@ -114,6 +114,8 @@ def _same(mine: Any, other: Any) -> bool:
         return mine.keys() == other.keys() and all(_same(mine[n], other[n]) for n in mine)
     if isinstance(mine, list) and isinstance(other, list):
         return len(mine) == len(other) and all(map(_same, mine, other))
+    if isinstance(mine, str) and isinstance(other, str):
+        return agrees(mine, other)
     return mine == other or (mine != mine and other != other)
 
 

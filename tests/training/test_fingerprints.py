@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from labkit.training.fingerprints import UNKNOWN, fingerprint
+from labkit.training.fingerprints import UNKNOWN, agrees, fingerprint
 
 
 class Schedule:
@@ -16,6 +16,10 @@ class Schedule:
 
     def at(self, update):
         return self.rate / update
+
+    @classmethod
+    def named(cls, name):
+        return cls(float(name))
 
 
 def scaled(factor):
@@ -37,6 +41,7 @@ SAME = {
     "two closures": (scaled(2), scaled(2)),
     "two partials": (functools.partial(round, ndigits=2), functools.partial(round, ndigits=2)),
     "two methods": (Schedule(1).at, Schedule(1).at),
+    "methods of a class": (Schedule.named, Schedule.named),
     "what is not assigned yet": (unassigned(), unassigned()),
     "cells of a class": (nn.ReLU(), nn.ReLU()),
     "a builtin": (len, len),
@@ -45,6 +50,7 @@ OTHER = {
     "an entry of an array": (np.arange(9.0), np.array([*range(4), 7.0, *range(5, 9)])),
     "its type": (np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int64)),
     "what is enclosed": (scaled(2), scaled(3)),
+    "what a method's object holds": (Schedule(1).at, Schedule(2).at),
     "a default": (lambda x=1: x, lambda x=2: x),
     "the code": (lambda x: x + 1, lambda x: x - 1),
     "an argument of a partial": (functools.partial(round, ndigits=2), functools.partial(round)),
@@ -76,3 +82,18 @@ def test_what_differs_shows(pair):
 @pytest.mark.parametrize("value", UNKNOWNS.values(), ids=UNKNOWNS)
 def test_what_shows_nothing_of_it_says_so(value):
     assert fingerprint(value).startswith(UNKNOWN)
+
+
+def test_a_method_of_an_object_that_shows_nothing_is_known_by_its_function():
+    slotted = type("Slotted", (), {"__slots__": (), "at": Schedule.at})
+    for schedule in (Schedule(SimpleNamespace()), slotted()):
+        text = fingerprint(schedule.at)
+        assert text.startswith(fingerprint(Schedule.at)) and UNKNOWN in text
+    assert fingerprint([Schedule(object()).at]).startswith(UNKNOWN)
+
+
+def test_an_older_checkpoint_has_noted_a_methods_function_alone():
+    mine = fingerprint(Schedule(1).at)
+    assert agrees(mine, fingerprint(Schedule.at)) and agrees(mine, mine)
+    assert not agrees(mine, fingerprint(Schedule(2).at))
+    assert not agrees(fingerprint(scaled(2)), fingerprint(scaled(3)))

@@ -409,6 +409,14 @@ def constant(value):
     return lambda updates: value
 
 
+class Constant:
+    def __init__(self, value):
+        self.value = value
+
+    def at(self, updates):
+        return self.value
+
+
 class TestFunctionsOfTheUpdates:
     def accumulating(self, micro_steps):
         net = network()
@@ -432,6 +440,16 @@ class TestFunctionsOfTheUpdates:
         assert number_differences.not_compared(note, step) == []
         del note["functions"]
         assert number_differences.not_compared(note, step) == ["micro_steps"]
+        assert number_differences.differences(note, values, step) == {}
+
+    def test_a_method_by_what_its_object_holds(self):
+        step = self.accumulating(Constant(2).at)
+        note, values = checkpointed(step)
+        for value, differ in ((2, []), (4, ["micro_steps"])):
+            other = self.accumulating(Constant(value).at)
+            assert list(number_differences.differences(note, values, other)) == differ
+        # An older labkit has noted the function alone.
+        note["functions"]["micro_steps"] = fingerprint(Constant.at)
         assert number_differences.differences(note, values, step) == {}
 
     @pytest.mark.parametrize("name", ["damping", "frequency", "factor_frequency"])
