@@ -100,8 +100,8 @@ def combinations_ms(workers, rounds):
     from mindspore import Tensor
 
     from labkit.algorithms.adasum import combination
-    from labkit.algorithms.adasum.combination import bounds
     from labkit.reference import adasum_tree
+    from labkit.steps.state import bounds
 
     random = np.random.default_rng(0)
     # Half of each vector is the same for all workers, as in gradients: neither parallel nor not.
@@ -199,12 +199,12 @@ def ranks_ms(rounds, data):
     step, adasum = fresh(AdasumStep)
     sizes = step.update.sizes
     if sizes != SIZES or step.total_workers != ranks:
-        raise ValueError(f"LeNet has parameters of {sizes}, {step.team.text()}; see SIZES")
+        raise ValueError(f"LeNet has parameters of {sizes}, {step.team.sizes.text()}; see SIZES")
     calls = {"AdasumStep": adasum, "PlainStep": fresh(PlainStep)[1]}
     calls |= _combinations(step.team, Tensor(random.standard_normal((1, sum(SIZES)), np.float32)))
     found = {"ms": interleaved_ms(calls, rounds, STEPS["rank"])}
     step.check_replicas()
-    return found | {"bytes_received": step.team.bytes_received(sum(SIZES) + NOTES)}
+    return found | {"bytes_received": step.team.sizes.bytes_received(sum(SIZES) + NOTES)}
 
 
 def _combinations(team, row):

@@ -27,17 +27,8 @@ def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arra
             f"{len(gradients)} gradients and weights {list(weights)}; expected as many weights as "
             "gradients, at least one, with a sum > 0"
         )
-    return [
-        sum(
-            (
-                w * np.asarray(g[leaf], dtype=np.float64)
-                for w, g in zip(weights, gradients, strict=True)
-            ),
-            np.zeros(()),
-        )
-        / sum(weights)
-        for leaf in range(len(gradients[0]))
-    ]
+    leaves = zip(*gradients, strict=True)
+    return [np.average(np.asarray(leaf, np.float64), axis=0, weights=weights) for leaf in leaves]
 
 
 def global_norm(gradients: Arrays) -> float:

@@ -44,20 +44,15 @@ def same_padding(size: Pair, kernel: Pair, stride: Pair = (1, 1), dilation: Pair
     return rows // 2, rows - rows // 2, columns // 2, columns - columns // 2
 
 
-def map_size(size: Pair, window: Window) -> Pair:
-    """Return (height, width) of a convolution's output on a map of ``size`` (height, width)."""
+def _map_of(shape: Sequence[int], window: Window) -> Pair:
+    """Return (height, width) of a convolution's output on an input of ``shape`` (N, C, H, W)."""
     top, bottom, left, right = window.padding
-    padded = (size[0] + top + bottom, size[1] + left + right)
+    padded = (shape[2] + top + bottom, shape[3] + left + right)
     spans = [(k - 1) * d + 1 for k, d in zip(window.kernel, window.dilation, strict=True)]
     if padded[0] < spans[0] or padded[1] < spans[1]:
         raise InputError(f"a map of {padded}, padding included; expected at least {spans}")
     height, width = ((p - s) // t + 1 for p, s, t in zip(padded, spans, window.stride, strict=True))
     return height, width
-
-
-def _map_of(shape: Sequence[int], window: Window) -> Pair:
-    height, width = shape[2:]
-    return map_size((height, width), window)
 
 
 def patches(

@@ -225,10 +225,7 @@ def exact_fisher(gradients: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
     layers = [gradients] if isinstance(gradients, np.ndarray) else list(gradients)
     rows = len(layers[0])
     flat = np.concatenate([np.asarray(layer).reshape(rows, -1) for layer in layers], axis=1)
-    fisher = np.zeros((flat.shape[1], flat.shape[1]))
-    for gradient in flat:
-        fisher += np.outer(gradient, gradient)
-    return fisher / rows
+    return flat.T @ flat / rows
 
 
 def layer_block(fisher: np.ndarray, sizes: Sequence[int], layer: int) -> np.ndarray:

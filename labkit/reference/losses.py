@@ -27,15 +27,18 @@ def softmax_regression(
 
     weights (classes, in), bias (classes,), inputs (B, in), labels (B,) integers
     """
-    logits = inputs @ weights.T + bias
-    logits = logits - logits.max(axis=1, keepdims=True)
-    probability = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    loss, slope = cross_entropy(inputs @ weights.T + bias, labels)
+    return loss, [slope.T @ inputs, slope.sum(axis=0)]
+
+
+def cross_entropy(logits: np.ndarray, labels: np.ndarray) -> tuple[float, np.ndarray]:
+    """Return (mean softmax cross entropy, its slope by the logits (N, C))."""
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_probability = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     rows = np.arange(len(labels))
-    loss = -np.mean(np.log(probability[rows, labels]))
-    slope = probability.copy()
+    slope = np.exp(log_probability)
     slope[rows, labels] -= 1.0
-    slope /= len(labels)
-    return float(loss), [slope.T @ inputs, slope.sum(axis=0)]
+    return float(-log_probability[rows, labels].mean()), slope / len(labels)
 
 
 def token_cross_entropy(

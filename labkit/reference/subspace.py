@@ -29,11 +29,6 @@ def bfgs_inverse(inverse: np.ndarray, s: np.ndarray, y: np.ndarray) -> np.ndarra
     return inverse + grown - (np.outer(moved, s) + np.outer(s, moved)) / product
 
 
-def sgd_update(weights: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return w - slope: MindSpore's SGD at rate 1, what the source's rule ends with."""
-    return weights - slope
-
-
 @dataclass
 class ProjectedBFGS:
     """Whole updates: ``weights = search.update(weights, gradient, loss_of)``.
@@ -42,7 +37,8 @@ class ProjectedBFGS:
 
     Attributes:
         basis: P (K, M), rows orthonormal.
-        optimizer: function (weights, slope) -> weights.
+        optimizer: function (weights, slope) -> weights; if none is given MindSpore's SGD at rate
+            1, what the source's rule ends with.
         inverse: B.
         pair: (P g, s) of the last update, or None.
         residual: r (M,).
@@ -60,7 +56,7 @@ class ProjectedBFGS:
     curvature: float = 1e-8
     failure: str = "reset"
     start: str = "identity"
-    optimizer: Callable = sgd_update
+    optimizer: Callable = np.subtract
     pair: tuple | None = None
     made: int = 0
     rate: float = 0.0

@@ -165,6 +165,18 @@ def flat(tensor: Tensor) -> Tensor:
     return ops.reshape(ops.cast(tensor, ms.float32), (-1,))
 
 
+def part_of(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
+    """Return the numbers start .. end - 1 shaped and typed as a Parameter."""
+    part = ops.slice(vector, (start,), (end - start,))
+    return cast_like(ops.reshape(part, parameter.shape), parameter)
+
+
+def bounds(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return (start, end) of each Parameter of so many numbers in the vector of all."""
+    ends = np.cumsum(sizes).tolist()
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
+
+
 def _group_starts(optimizer: nn.Optimizer) -> tuple[int, ...]:
     """Return the index of the first parameter of each parameter group with its own rate."""
     if not optimizer.is_group_lr:

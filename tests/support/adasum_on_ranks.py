@@ -85,8 +85,8 @@ def run(case, rank=0, ranks=1):
             written[f"{case}/{parameter.name}/{update}"] = parameter.asnumpy().copy()
     step.end_epoch()
     written[f"{case}/dropped"] = step.dropped.asnumpy()
-    written[f"{case}/team"] = np.array([step.total_workers, step.team.bytes_received(1000)])
-    written[f"{case}/text"] = np.array(step.team.text())
+    written[f"{case}/team"] = np.array([step.total_workers, step.team.sizes.bytes_received(1000)])
+    written[f"{case}/text"] = np.array(step.team.sizes.text())
     return written
 
 

@@ -99,7 +99,7 @@ class TestIsTheStepThatTheWordsMean:
         assert type(step) is kind and step.settings == other.settings
         assert step.micro_batches == other.micro_batches
         if kind is AdasumStep:
-            assert step.team.text() == other.team.text()
+            assert step.team.sizes.text() == other.team.sizes.text()
         assert_bit_equal(snapshot(step), snapshot(other))
 
     def test_and_trains_as_it(self):

@@ -13,6 +13,7 @@ from labkit.algorithms.adasum.gram import TINY, Coefficients
 from labkit.algorithms.adasum.tree import Tree
 from labkit.algorithms.words import ADASUM_REDUCTIONS
 from labkit.errors import InputError, refuse_unknown
+from labkit.steps.state import bounds
 
 # Squares of float32 numbers keep their bits and their sums stay finite between these.
 SMALLEST, LARGEST = 1e-24, 1e36
@@ -116,7 +117,7 @@ class Sum(nn.Cell):
         return self.construct(rows, present), ops.cast(True, ms.bool_)
 
 
-class Mean(nn.Cell):
+class Mean(Sum):
     """Mean of the rows that are present."""
 
     def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
@@ -124,9 +125,6 @@ class Mean(nn.Cell):
         if present is not None:
             count = ops.reduce_sum(present)
         return ops.reduce_sum(rows, 0) / count
-
-    def attempt(self, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-        return self.construct(rows, present), ops.cast(True, ms.bool_)
 
 
 def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "gram") -> nn.Cell:
@@ -154,12 +152,6 @@ def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "g
     if reduction == "adasum":
         return (ByGram if by == "gram" else ByTree)(sizes, workers)
     return Mean() if reduction == "mean" else Sum()
-
-
-def bounds(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return (start, end) of each layer."""
-    ends = np.cumsum(sizes).tolist()
-    return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _layer(rows: Tensor, start: int, end: int) -> Tensor:

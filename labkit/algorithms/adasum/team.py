@@ -97,10 +97,6 @@ class Team(nn.Cell):
         self.all_gather = ops.AllGather() if self.ranks > 1 else None
         self.all_reduce = ops.AllReduce() if self.ranks > 1 else None
 
-    def text(self) -> str:
-        """Return who is combined, in words."""
-        return self.sizes.text()
-
     @property
     def rank_group(self) -> str:
         """Name of the group of ranks whose gradients are averaged; "" for this rank alone."""
@@ -130,10 +126,6 @@ class Team(nn.Cell):
         if self.all_reduce is None:
             return truth
         return self.all_reduce(ops.cast(truth, ms.float32)) > self.ranks - 0.5
-
-    def bytes_received(self, numbers: int) -> int:
-        """Return the bytes that one rank receives for ``numbers`` float32 of each worker."""
-        return self.sizes.bytes_received(numbers)
 
     def check_replicas(self, parameters: Sequence[Parameter]) -> None:
         """Raise ``InputError`` unless all ranks hold the same bits in every parameter."""

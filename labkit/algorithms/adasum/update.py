@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.algorithms.adasum.combination import bounds, combination
+from labkit.algorithms.adasum.combination import combination
 from labkit.algorithms.adasum.team import Team
 from labkit.algorithms.adasum.workers import (
     IMAGES,
@@ -22,7 +22,6 @@ from labkit.algorithms.adasum.workers import (
     bank_of,
     difference,
     load,
-    part,
     states_of,
     store,
 )
@@ -30,7 +29,16 @@ from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.algorithms.words import ADASUM_ON, ADASUM_ON_HOST, ADASUM_SCOPES, WHOLE_TAILS
 from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError, refuse_unknown
-from labkit.steps.state import cast_like, copied, flat, integer_of, set_state, state
+from labkit.steps.state import (
+    bounds,
+    cast_like,
+    copied,
+    flat,
+    integer_of,
+    part_of,
+    set_state,
+    state,
+)
 from labkit.steps.update import Summary, UpdateStage
 
 
@@ -94,7 +102,8 @@ class AdasumUpdate(UpdateStage):
         self.unsure = state("adasum_unsure", 0)
         self.whole = _Whole(self)
         settings: dict[str, object] = {"on": on, "reduction": reduction, "scope": scope}
-        self.settings = settings | {"team": team.text()} | dict(freeze.settings if freeze else {})
+        settings["team"] = team.sizes.text()
+        self.settings = settings | dict(freeze.settings if freeze else {})
         if self.on_updates:
             self._keep_states()
             if team.ranks > 1:
@@ -220,7 +229,7 @@ class AdasumUpdate(UpdateStage):
 
     def construct(self, vector: Tensor) -> object:
         """Move the weights by the combined vector."""
-        parts = self.map(ops.partial(part, vector), self.starts, self.ends, self.parameters)
+        parts = self.map(ops.partial(part_of, vector), self.starts, self.ends, self.parameters)
         if self.on_updates:
             done = self.map(ops.assign_add, self.parameters, parts)
             ops.assign_add(self.optimizer.global_step, 1)

@@ -18,7 +18,7 @@ import mindspore as ms
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.steps.forward_state import running_statistics
-from labkit.steps.state import cast_like, copied, flat, keep_also
+from labkit.steps.state import copied, flat, keep_also, part_of
 
 
 class Project(nn.Cell):
@@ -32,7 +32,7 @@ class Project(nn.Cell):
         self.before, self.after = share.others()
 
     def construct(self, basis: Tensor) -> tuple:
-        gradient = flat_of(self.map, self.gradients)
+        gradient = ops.concat(self.map(flat, self.gradients))
         own = ops.reshape(ops.matmul(basis, ops.reshape(gradient, (-1, 1))), (-1,))
         if self.all_reduce is not None:
             # Each number is one rank's, the others add 0 to it: nothing is rounded.
@@ -57,7 +57,7 @@ class Prepare(nn.Cell):
         if self.all_reduce is not None:
             moves = self.all_reduce(moves)
         # Not moves[0]: the CPU's StridedSlice takes 2.1 ms for a row of 61 684, Unstack 0.1.
-        return ops.unstack(moves), flat_of(self.map, self.weights)
+        return ops.unstack(moves), ops.concat(self.map(flat, self.weights))
 
 
 class Trial(nn.Cell):
@@ -162,14 +162,3 @@ def _applied(graph: nn.Cell, done: object) -> Tensor:
     released = ops.assign(graph.held, ops.depend(ops.cast(0, ms.int32), done))
     counted = ops.assign_add(graph.updates, 1)
     return ops.depend(True, (released, counted))
-
-
-def flat_of(hyper_map: ops.HyperMap, values: tuple) -> Tensor:
-    """Return all numbers of many tensors in one vector, float32."""
-    return ops.concat(hyper_map(flat, values))
-
-
-def part_of(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tensor:
-    """Return the numbers start .. end - 1 shaped and typed as a Parameter."""
-    part = ops.slice(vector, (start,), (end - start,))
-    return cast_like(ops.reshape(part, parameter.shape), parameter)

@@ -6,10 +6,10 @@ from typing import NamedTuple
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
-from mindspore.communication import GlobalComm, get_group_size, get_rank
 
 from labkit.algorithms.thor.curvature import RESIDUAL, LayerCurvature
 from labkit.algorithms.thor.rules import FREEZE, REFRESH, TraceRule
+from labkit.ranks.cluster import rank_and_size
 from labkit.steps.fusion import summed_in_order
 
 # A failed inversion is tried with 10, 100, ... 10^6 times the damping.
@@ -44,9 +44,7 @@ class Inverses:
     """
 
     def __init__(self, layers: Sequence[LayerCurvature], damping_split: str) -> None:
-        joined = GlobalComm.INITED
-        self.ranks: int = get_group_size() if joined else 1
-        self.rank: int = get_rank() if joined else 0
+        self.rank, self.ranks = rank_and_size()
         self.layers, self.damping_split = list(layers), damping_split
         self.owners = share_out([layer.cost for layer in layers], self.ranks)
         self.exchange = _Exchange(self.layers, self.owners, self.rank) if self.ranks > 1 else None

@@ -9,10 +9,11 @@ from mindspore import Tensor
 
 from labkit import reference
 from labkit.algorithms.adasum import combination
-from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, ByGram, bounds
+from labkit.algorithms.adasum.combination import LARGEST, SMALLEST, ByGram
 from labkit.algorithms.adasum.gram import SOUND, Coefficients
 from labkit.errors import InputError
 from labkit.runtime import pynative
+from labkit.steps.state import bounds
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
