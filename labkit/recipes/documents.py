@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from labkit.base.arguments import wrong
-from labkit.base.files import make_folder, natural_order, whole_file
+from labkit.base.files import make_folder, natural_order, write_text
 
 if TYPE_CHECKING:
     from mindspore import Parameter, nn
@@ -90,9 +90,11 @@ class Log(AbstractContextManager):
             return
         make_folder(self.folder)
         known = sorted(name for name in os.environ if name.startswith(_PREFIXES))
-        with whole_file(self.folder / "env.log", "env.log") as path:
-            path.write_text("".join(f"{name}={os.environ[name]}\n" for name in known))
-        self._file = (self.folder / "train.log").open("a", buffering=1)
+        text = "".join(f"{name}={os.environ[name]}\n" for name in known)
+        write_text(self.folder / "env.log", text, "env.log")
+        # Not in the locale's encoding, which may lack a letter that is printed.
+        utf8 = {"encoding": "utf-8", "errors": "backslashreplace"}
+        self._file = (self.folder / "train.log").open("a", buffering=1, **utf8)
         self._streams = (sys.stdout, sys.stderr)
         sys.stdout, sys.stderr = (_Both(each, self._file) for each in self._streams)
 

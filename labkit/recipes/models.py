@@ -75,19 +75,19 @@ def _image_size(rest: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _depth(rest: Mapping[Any, Any]) -> dict[str, Any]:
-    name = rest.get("net_name", "resnet50")
+    name = str(rest.get("net_name", "resnet50"))
     if name not in _DEPTHS:
         raise InputError(f"net_name is {name!r}; expected one of {', '.join(_DEPTHS)}")
     return {"depth": _DEPTHS[name]} if "net_name" in rest else {}
 
 
 def _initialiser(rest: dict[Any, Any]) -> dict[str, Any]:
-    named = tuple(rest.pop(key) for key in ("conv_init", "dense_init") if key in rest)
+    named = tuple(str(rest.pop(key)) for key in ("conv_init", "dense_init") if key in rest)
     if not named:
         return {}
     if named not in _SCHEMES:
         raise InputError(
-            f"conv_init and dense_init are {', '.join(map(str, named))}; expected XavierUniform "
+            f"conv_init and dense_init are {', '.join(named)}; expected XavierUniform "
             "and TruncatedNormal, twice HeUniform, or the setting initialiser"
         )
     return {"initialiser": _SCHEMES[named]}
@@ -111,6 +111,6 @@ def _loss(rest: dict[Any, Any]) -> dict[str, Any]:
 
 def _check_optimizer(rest: dict[Any, Any], known: Container[str]) -> None:
     name = rest.pop("optimizer", None)
-    if name is not None and _OPTIMIZERS.get(name) not in known:
+    if name is not None and _OPTIMIZERS.get(str(name)) not in known:
         expected = " or ".join(each for each, setting in _OPTIMIZERS.items() if setting in known)
         raise InputError(f"optimizer is {name!r}; expected {expected or 'Momentum'}, this recipe's")

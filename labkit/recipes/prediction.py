@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit import runtime
-from labkit.base.arguments import integer
-from labkit.base.input_files import read_json
+from labkit.base.arguments import integer, wrong
+from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.recipes import run_folder
 
@@ -48,20 +48,24 @@ def predict(
         picture: PNG file to draw the images into, with the likeliest class of each.
 
     Returns:
-        For each image ``top`` pairs (class, probability), the likeliest first.
+        For each image its ``top`` classes as pairs (class, probability), the likeliest first.
 
     Raises:
         InputError: for a checkpoint of another network, and what is no image.
     """
     top = integer("top", top)
+    if not images:
+        raise wrong("images", images, "at least one file")
     if picture is not None:
         _check_picture(Path(picture))
     runtime.start(device, config.seed)
     path = run_folder.beside(checkpoint_path, run_folder.CLASSES)
-    names = None if path is None else list(read_json(path))
-    config = replace(config, class_num=config.class_num or (len(names) if names else None))
+    names = run_folder.read_classes(path) or []
+    config = replace(config, class_num=config.class_num or len(names) or None)
     if config.class_num is None:
         raise InputError(f"{checkpoint_path} has no classes.json beside it; expected --class_num")
+    # A network may have more outputs than the data had classes: 1001 for ImageNet's 1000.
+    names += map(str, range(len(names), config.class_num))
     probabilities = _probabilities(recipe, config, checkpoint_path, images)
     found = [_likeliest(row, names, top) for row in probabilities]
     for image, classes in zip(images, found, strict=True):
@@ -93,14 +97,9 @@ def _probabilities(
     return softmax(np.concatenate(logits).astype(np.float64), axis=1)
 
 
-def _likeliest(row: np.ndarray, names: list[str] | None, top: int) -> list[tuple[str, float]]:
+def _likeliest(row: np.ndarray, names: list[str], top: int) -> list[tuple[str, float]]:
     order = row.argsort(kind="stable")[::-1][:top]
-    return [(_name(names, int(k)), float(row[k])) for k in order]
-
-
-def _name(names: list[str] | None, label: int) -> str:
-    # A network may have more outputs than the data had classes: 1001 for ImageNet's 1000.
-    return names[label] if names and label < len(names) else str(label)
+    return [(names[k], float(row[k])) for k in order]
 
 
 def _check_picture(path: Path) -> None:
@@ -128,4 +127,5 @@ def _draw(path: Path, images: Sequence[Any], found: list[list[tuple[str, float]]
             place.imshow(opened.convert("RGB"))
         name, share = classes[0]
         place.set_title(f"{name[:20]}\np = {share:.3f}", fontsize=9)
-    figure.savefig(path, dpi=150)
+    with whole_file(path, "the picture") as temporary:
+        figure.savefig(temporary, dpi=150)

@@ -54,12 +54,17 @@ def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -
             )
 
 
+def read_classes(path: Path | None) -> list[str] | None:
+    """Return the names of the classes in a run folder's file; None where it is not there."""
+    return _json(path, list, "a list of names")
+
+
 def check_classes(classes: Sequence[str], path: Path | None) -> None:
     """Raise ``InputError`` unless ``classes`` are those in ``path``; without a file all are right.
 
     One class more or less would shift the labels of all that follow.
     """
-    known = _json(path, list, "a list of names")
+    known = read_classes(path)
     if known is None or list(classes) == known:
         return
     differ = []
@@ -109,9 +114,24 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:
-    """Return RUN/name for a checkpoint RUN/checkpoint/FILE that ``fit`` wrote, None for others."""
-    path = Path(checkpoint_path).absolute().parent.parent / name
-    return path if path.is_file() else None
+    """Return RUN/name for a checkpoint that a training wrote into its run folder, None for others.
+
+    It is RUN/checkpoint/FILE, and the tutorial's RUN/FILE or RUN/FOLDER/FOLDER/FILE where the
+    training in RUN had ``layout="documents"``.
+    """
+    path = Path(checkpoint_path).absolute()
+    for folder in path.parents[:3]:
+        ours = folder == path.parent.parent or _holds_documents(folder)
+        if ours and (folder / name).is_file():
+            return folder / name
+    return None
+
+
+def _holds_documents(folder: Path) -> bool:
+    try:
+        return read_json(folder / CONFIG)["layout"] == "documents"
+    except (OSError, InputError, KeyError, TypeError):  # none, or none of a recipe
+        return False
 
 
 def newest(folder: Path) -> str | None:

@@ -156,16 +156,16 @@ def read(
         raise InputError(f"{path} holds a {type(content).__name__}; expected name: value lines")
     # A key that is the bare word on is True in YAML 1.1.
     content = {"on" if key is True and "on" in known else key: v for key, v in content.items()}
-    changes = list(models.translated(content, known).items())
+    changes = [(*item, f" in {path}") for item in models.translated(content, known).items()]
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
             raise InputError(f"--set {text}; expected name=value")
-        changes.append((name.strip(), value.strip()))
-    for name, value in changes:
+        changes.append((name.strip(), value.strip(), ""))
+    for name, value, where in changes:
         if name not in known:
             hint = f"{nearest(name, known)} The settings are: {', '.join(known)}"
-            raise InputError(f"unknown setting {name!r}.{hint}")
+            raise InputError(f"unknown setting {name!r}{where}.{hint}")
         values[name] = _from_text(known[name], value) if isinstance(value, str) else value
     return kind(**values)
 

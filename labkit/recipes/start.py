@@ -24,6 +24,7 @@ from typing import Any
 
 from labkit import runtime
 from labkit.base.arguments import integer
+from labkit.base.files import make_folder
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import msrun, plan, processes, rank_table
 from labkit.ranks.launch import launch
@@ -152,18 +153,14 @@ def _check_counts(ranks: int | None, nodes: int, node_rank: int) -> None:
 def _ranks_of(table: dict, node_rank: int, options: argparse.Namespace) -> int:
     """The number of ranks that a table has on one server; msrun numbers them through."""
     servers = table["server_list"]
-    if node_rank >= len(servers):
-        raise InputError(f"--node_rank is {node_rank}; the rank table has {len(servers)} servers")
+    integer("node_rank", node_rank, 0, len(servers) - 1)
     counts = {len(server["device"]) for server in servers}
     if len(counts) > 1:
         raise InputError(f"the servers have {sorted(counts)} devices; expected as many on each")
     ranks = counts.pop()
-    for name, given, value in (
-        ("--ranks", options.ranks, ranks),
-        ("--nodes", options.nodes, len(servers)),
-    ):
-        if given not in (None, value):
-            raise InputError(f"{name} is {given}, and the rank table has {value}")
+    for name, value in {"ranks": ranks, "nodes": len(servers)}.items():
+        if (given := getattr(options, name)) not in (None, value):
+            raise InputError(f"--{name} is {given}, and the rank table has {value}")
     first = node_rank * ranks
     for place, device in enumerate(servers[node_rank]["device"]):
         held, expected = (device["device_id"], device["rank_id"]), (str(place), str(first + place))
@@ -228,7 +225,7 @@ def _mpirun(start: Start) -> list[str]:
 def _by_mpirun(start: Start) -> None:
     """mpirun ends all ranks with the first that fails, and returns its exit code."""
     command, log = _mpirun(start), start.logs / "mpirun.log"
-    start.logs.mkdir(parents=True, exist_ok=True)
+    make_folder(start.logs)
     with processes.guarded() as mark, _shown(log), log.open("wb") as output:
         code = subprocess.run(
             command,
@@ -244,14 +241,15 @@ def _by_mpirun(start: Start) -> None:
 @contextlib.contextmanager
 def _shown(path: Path) -> Iterator[None]:
     """Print what is written to a file meanwhile."""
-    path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # where there can be no log, the start says so
+        path.unlink()
     over = threading.Event()
 
     def follow() -> None:
         place, last = 0, False
         while True:
             last = over.wait(_FOLLOW)
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+            with contextlib.suppress(OSError), path.open("rb") as file:
                 file.seek(place)
                 lines = file.readlines()
                 if lines and not lines[-1].endswith(b"\n") and not last:

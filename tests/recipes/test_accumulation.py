@@ -1,6 +1,7 @@
 """Accumulation's recipe on MNIST: the tutorial's LeNet-5."""
 
 import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -10,6 +11,7 @@ from labkit.errors import InputError
 from labkit.recipes import accumulation
 from labkit.recipes.accumulation_config import AccumulationConfig
 from labkit.recipes.accumulation_parts import build_network, datasets
+from labkit.recipes.prediction import predict
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -74,6 +76,35 @@ def test_what_cannot_be_predicted(run, tmp_path, capsys, image, options, message
     assert accumulation.main([*given, "--device_target", "CPU"]) == 2
     shown = capsys.readouterr().err
     assert message in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize("content", ['"abc"', '{"a": 1}', "7", "[1, 2]", '["a'])
+def test_a_damaged_list_of_classes_is_named(tmp_path, capsys, content):
+    (tmp_path / "classes.json").write_text(content)
+    given = ["predict", "--checkpoint_path", str(tmp_path / "checkpoint/x.ckpt"), "x.png"]
+    assert accumulation.main([*given, "--device_target", "CPU"]) == 2
+    assert str(tmp_path / "classes.json") in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(run, tmp_path, monkeypatch):
+    image, picture = tmp_path / "image.png", tmp_path / "picture.png"
+    for path in (image, picture):
+        Image.new("L", (28, 28)).save(path)
+    before = picture.read_bytes()
+
+    def full(self, path, **options):
+        Path(path).write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    given = ["predict", "--checkpoint_path", checkpoint(run), str(image)]
+    assert accumulation.main([*given, "--picture", str(picture), "--device_target", "CPU"]) == 2
+    assert picture.read_bytes() == before
+
+
+def test_no_images_are_refused(run):
+    with pytest.raises(InputError, match=r"images: expected at least one file, got \[\]"):
+        predict(accumulation.RECIPE, AccumulationConfig(), checkpoint(run), [], device="CPU")
 
 
 def test_ranks_share_the_images(mnist):

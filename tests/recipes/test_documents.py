@@ -1,5 +1,7 @@
 """layout="documents": the tutorials' folders, names and logs, beside the run folder's own."""
 
+import io
+import json
 import sys
 
 import numpy as np
@@ -10,7 +12,7 @@ from mindspore.train.callback import _InternalCallbackParam
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.errors import InputError
-from labkit.recipes import documents, thor
+from labkit.recipes import documents, run_folder, thor
 from labkit.training import checkpoint
 from tests.support.recipes import newest, recipe, settings
 
@@ -119,6 +121,31 @@ def test_another_ranks_device(tmp_path, name, writes):
     assert names(folder) == {"env.log", "train.log"} | ({"ckpt_0"} if writes else set())
     assert (folder / "train.log").read_text() == "said by rank 1\n"
     assert [path.name for path in folder.rglob("*.ckpt")] == ["resnet-3_4.ckpt"] * writes
+
+
+def test_a_log_is_utf8_whatever_is_printed(tmp_path, monkeypatch):
+    """A name that is no UTF-8 is spelled: it ends no training."""
+    monkeypatch.setenv("MS_TEST", "\udcff")
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    with documents.Log(tmp_path) as log:
+        log.begin()
+        print("Möwe \udcff")
+    assert (tmp_path / "train.log").read_bytes() == "Möwe \\udcff\n".encode()
+    assert "MS_TEST=\\udcff\n" in (tmp_path / "env.log").read_text()
+
+
+@pytest.mark.parametrize(
+    "place", ["resnet-2_4.ckpt", "checkpoint/F.ckpt", "train_parallel0/ckpt_0/resnet-2_4.ckpt"]
+)
+@pytest.mark.parametrize("layout", documents.LAYOUTS)
+def test_the_run_folder_of_a_checkpoint(tmp_path, place, layout):
+    """Another training's, which wrote no such file, is not meant."""
+    path, own = tmp_path / "config.json", place.startswith("checkpoint/")
+    path.write_text(json.dumps({"layout": layout}))
+    found = run_folder.beside(tmp_path / place, "config.json")
+    assert found == (path if own or layout == "documents" else None)
+    path.write_text("[")  # of no recipe
+    assert run_folder.beside(tmp_path / place, "config.json") == (path if own else None)
 
 
 def test_on_gpu_ranks_share_a_folder():

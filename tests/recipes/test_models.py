@@ -96,7 +96,10 @@ REFUSED = {
     "pre_trained: a.ckpt": "a checkpoint to start from",
     "parameter_server: True": "parameter servers",
     "image_size: 64\neval_image_size: 32": "image_size is 64, and other keys of the file say 32",
-    "batchsize: 3": "unknown setting 'batchsize'. Did you mean 'batch_size'?",
+    "batchsize: 3": "zoo.yaml. Did you mean 'batch_size'?",
+    "optimizer: [Thor]": "optimizer is ['Thor']; expected Thor",
+    "net_name: [resnet50]": "net_name is \"['resnet50']\"; expected one of resnet18",
+    "conv_init: [a]\ndense_init: {b: 1}": "conv_init and dense_init are ['a'], {'b': 1}",
 }
 
 

@@ -106,7 +106,7 @@ class TestRead:
             (b"rate: 1" + 400 * b"0", "rate: expected a finite number"),
             (b"rate: true\n", "rate: expected a finite number >= 0, got True"),
             (b"size: true\n", "size: expected one of 1, 2, got True"),
-            (b"2: 1\n", "unknown setting 2"),
+            (b"2: 1\n", "bad.yaml. The settings are: count"),
         ],
     )
     def test_files_that_are_refused(self, tmp_path, content, message):

@@ -120,7 +120,8 @@ WRONG = {
     "both ways": (["--ranks", "2", "--run_distribute", "True"], "expected neither with --ranks"),
     "no master": (["--ranks", "2", "--nodes", "2"], "master: expected HOST:PORT"),
     "more than the table has": (["--rank_table", "t.json", "--ranks", "3"], "the rank table has 2"),
-    "another server": (["--rank_table", "t.json", "--node_rank", "2"], "has 2 servers"),
+    "another server": (["--rank_table", "t.json", "--node_rank", "2"], ">= 0 and <= 1, got 2"),
+    "no server": (["--rank_table", "t.json", "--node_rank", "-1"], ">= 0 and <= 1, got -1"),
     "unequal servers": (["--rank_table", "u.json"], "the servers have [1, 2] devices"),
     "other devices": (["--rank_table", "v.json"], "has device 4 as rank 0; expected device 0"),
     "no table": (["--rank_table", "none.json"], "cannot read none.json"),
@@ -138,6 +139,17 @@ def test_what_does_not_go_together(capsys, device, tmp_path, case):
     assert main(["train", "thor", "--data_path", "x", *arguments, "--dry-run"], "labkit") == 2
     shown = capsys.readouterr().err
     assert shown.startswith("thor: ") and message in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(("name", "by"), [("CPU", []), ("GPU", ["--mpirun"])])
+def test_logs_that_cannot_be_kept_are_bad_input(capsys, device, monkeypatch, tmp_path, name, by):
+    device(name)
+    monkeypatch.setattr(start.shutil, "which", lambda name: f"/bin/{name}")
+    (tmp_path / "file").touch()
+    for folder in ("file", "file/logs"):
+        given = ["train", "thor", "--data_path", "x", "--ranks", "2", *by, "--log_dir", folder]
+        assert main(given, "labkit") == 2
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_settings_are_checked_before_any_rank_starts(capsys, monkeypatch):
