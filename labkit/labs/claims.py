@@ -1,7 +1,10 @@
 """What a lab claims, as a table: what was measured, what is expected, and whether it is so."""
 
+import operator
 import re
 from typing import Any
+
+import numpy as np
 
 from labkit.errors import InputError
 
@@ -11,12 +14,7 @@ YES, NO = "✓", "✗"
 _NUMBER = r"([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)(\s*%)?"
 _BOUND = re.compile(rf"([<>≤≥])\s*{_NUMBER}")
 _WITHIN = re.compile(rf"{_NUMBER}\s*±\s*{_NUMBER}")
-_HOLDS = {
-    "<": lambda value, bound: value < bound,
-    ">": lambda value, bound: value > bound,
-    "≤": lambda value, bound: value <= bound,
-    "≥": lambda value, bound: value >= bound,
-}
+_HOLDS = {"<": operator.lt, ">": operator.gt, "≤": operator.le, "≥": operator.ge}
 
 Claim = tuple[str, Any, Any]
 
@@ -51,6 +49,7 @@ def check(*claims: Claim) -> None:
 
 
 def _row(name: str, measured: Any, expected: Any) -> tuple[str, str, str, str]:
+    measured, expected = _plain(measured), _plain(expected)
     percent = isinstance(expected, str) and "%" in expected
     row = name, _text(measured, percent), _text(expected), YES if holds(measured, expected) else NO
     for text in row:
@@ -78,6 +77,10 @@ def holds(measured: Any, expected: Any) -> bool:
     return bool(measured == expected)
 
 
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
 def _number(measured: Any, expected: str) -> float:
     try:
         return float(measured)
@@ -92,7 +95,7 @@ def _value(digits: str, percent: str | None) -> float:
 def _text(value: Any, percent: bool = False) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int | str):
+    if isinstance(value, int) and not percent:
         return str(value)
     if isinstance(value, list | tuple):
         return str(list(value))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from labkit.base.arguments import is_number, number
 from labkit.errors import InputError, nearest, refuse_unknown
 from labkit.labs import claims
 from labkit.labs.figures import common as plots
@@ -89,20 +90,22 @@ class OpenLab:
             measured: what it is
             unit: of both
         """
-        said, told = f"measured {measured:.3g} {unit}".rstrip(), "none"
+        said, guessed = f"measured {measured:.3g} {unit}".rstrip(), "none"
         verdict = "to compare, set guess = a number and run again"
         if guess is not None:
+            guess = number("guess", guess)
             off = abs(guess - measured) / max(abs(measured), 1e-300)
             verdict = "close" if off < 0.1 else "near" if off < 0.5 else "far off: why?"
-            told = f"{guess:g}"
+            guessed = f"{guess:g}"
         # As in a table of claims: what stands between the bars differs between runs.
-        print(f"your guess {claims.BAR} {told}; {said} {claims.BAR} {verdict}")
+        print(f"your guess {claims.BAR} {guessed}; {said} {claims.BAR} {verdict}")
 
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str]) -> None:
         """Write results.json and print the headline metrics; as ``Run.finish``."""
         self.run.finish(metrics, headline)
         for name in headline:
-            print(f"{name}: {metrics[name]:.4g}")
+            value = metrics[name]
+            print(f"{name}: {value:.4g}" if is_number(value) else f"{name}: {value}")
 
 
 def open_lab(name: str, namespace: Mapping[str, Any]) -> OpenLab:

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import integer, wrong
+from labkit.errors import refuse_unknown
 
 if TYPE_CHECKING:
     from mindspore.nn import Cell
@@ -50,10 +51,7 @@ def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> lis
     Only for one micro-batch, where all sizes are one graph: the graphs of smaller full batches
     stayed in the next one's peak, up to 12 % of it (LeNet, 32 to 4096 images).
     """
-    refuse_unknown("network", network, NETWORKS)
-    for batch in batches:
-        if batch < 1 or (micro_batch is not None and (micro_batch < 1 or batch % micro_batch)):
-            raise InputError(f"batch {batch} is not made of micro-batches of {micro_batch}")
+    _check(network, batches, micro_batch)
     # Not at the top: the child, whose memory is measured, does without.
     from labkit.ranks.processes import child_environment, module_command
 
@@ -67,11 +65,20 @@ def _peaks(network: str, batches: Sequence[int], micro_batch: int | None) -> lis
     return json.loads(done.stdout.splitlines()[-1])["peaks_mb"]
 
 
+def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> None:
+    refuse_unknown("network", network, NETWORKS)
+    for batch in batches:
+        integer("batch", batch)
+        if micro_batch is not None and batch % integer("micro_batch", micro_batch):
+            raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
+
+
 def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
     """Return a row (batch, full_mb, accumulated_mb) for each size of ``batches``, two at a time."""
     batches = list(batches)
     if not batches:
         return []
+    _check(network, batches, micro_batch)  # before the first is measured
     with ThreadPoolExecutor(max_workers=2) as pool:
         accumulated = pool.submit(_peaks, network, batches, micro_batch)
         full = pool.map(lambda batch: peak_memory_mb(network, batch), batches)

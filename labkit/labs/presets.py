@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from labkit.base.arguments import integer, number, seed, wrong
+from labkit.base.arguments import integer, is_integer, is_number, number, seed, wrong
 from labkit.errors import InputError, refuse_unknown
 
 PRESETS = ("smoke", "lab", "paper")
@@ -220,7 +220,8 @@ def _check_stages(settings: Settings) -> None:
 
 
 def _one_of(values: tuple[float, ...], name: str, value: object) -> None:
-    if value not in values:
+    whole = all(isinstance(each, int) for each in values)
+    if not (is_integer if whole else is_number)(value) or value not in values:
         raise wrong(name, value, f"one of {', '.join(map(str, values))}")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, number
 from labkit.errors import InputError
 
 
@@ -65,6 +65,7 @@ def by_operator(rows: Iterable[dict]) -> list[dict]:
 
 def calls_per_second(call: Callable[[], object], seconds: float) -> float:
     """Call ``call`` once, which compiles, and then for at least ``seconds``; return its rate."""
+    seconds = number("seconds", seconds, at_least=0)
     call()
     calls, begin = 0, time.perf_counter()
     while True:

@@ -205,6 +205,7 @@ def installed_version(package: str) -> str | None:
 def git_revision(folder: Path) -> str | None:
     """Return the git revision of the checkout that labkit runs from, with "+" if it was changed.
 
+    "+" as well where git does not say.
     None where ``folder`` is not in a git work tree that has labkit's pyproject.toml under version
     control (an unpacked archive inside somebody's own repository must not record that one's).
     """
@@ -213,7 +214,7 @@ def git_revision(folder: Path) -> str | None:
         return None
     revision = _git(root, "rev-parse", "HEAD")
     changes = _git(root, "status", "--porcelain")
-    return revision and revision + ("+" if changes else "")
+    return revision and revision + ("" if changes == "" else "+")
 
 
 def _git(root: Path, *arguments: str) -> str | None:

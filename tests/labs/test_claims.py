@@ -21,6 +21,8 @@ HOLD = [
     (True, True),
     ("float32", "float32"),
     (469, 469),
+    (np.array([3, 4]), [3, 4]),
+    ([3, 4], np.array([3, 4])),
 ]
 FAIL = [
     (1e-5, "< 1e-5"),
@@ -61,6 +63,12 @@ def test_columns_stand_below_each_other_and_shares_are_percents(capsys):
         "gap           │ 12.3 %   │ > 5 %    ✓\n"
         "a longer name │ 2.25e-07 │ < 1e-5   ✓\n"
     )
+
+
+def test_values_of_numpy_are_shown_as_pythons(capsys):
+    claims.check(("a", np.int64(1875), 1875), ("b", np.True_, np.True_), ("c", 1, "> 5 %"))
+    shown = [line.split("│")[1].strip() for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["measured", "1875", "yes", "100 %"]
 
 
 @pytest.mark.parametrize(

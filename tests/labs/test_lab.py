@@ -107,6 +107,16 @@ def test_a_guess_is_compared(opened, guess, line, capsys):
     assert capsys.readouterr().out == f"your guess │ {line}\n"
 
 
+def test_a_guess_is_a_number(opened):
+    with pytest.raises(InputError, match="guess: expected a finite number, got '0.97'"):
+        opened().compare_guess("0.97", 4.0)
+
+
+def test_a_headline_may_be_a_text_or_a_truth(opened, capsys):
+    opened().finish({"net": "LeNet", "fits": True}, ["net", "fits"])
+    assert capsys.readouterr().out.endswith("net: LeNet\nfits: True\n")
+
+
 def test_its_end_is_in_the_run_folder(opened, capsys):
     lab = opened()
     lab.finish({"test accuracy": 0.98, "more": 1}, ["test accuracy"])

@@ -92,6 +92,8 @@ REFUSED = [
     (LAB, {"momentum": 1}, "momentum: expected a finite number >= 0 and < 1, got 1"),
     (LAB, {"batch_size": 64, "train_images": 63}, "batch_size 64 is larger than .* 63"),
     ("02_resnet50_migration", {"depth": 20}, "depth: expected one of 18, 34, 50, 101, 152"),
+    ("02_resnet50_migration", {"depth": 18.0}, "depth: expected one of 18, 34, 50, 101, 152"),
+    ("02_resnet50_migration", {"width": True}, "width: expected one of 0.25, 0.5, 1, 2"),
     ("02_resnet50_migration", {"width": 0.3}, "width: expected one of 0.25, 0.5, 1, 2"),
     ("02_resnet50_migration", {"image_size": 30}, "image_size: expected an integer >= 32"),
     ("02_resnet50_migration", {"image_size": 33}, "image_size: expected a multiple of 4"),

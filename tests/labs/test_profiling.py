@@ -40,6 +40,8 @@ def test_calls_are_counted_for_at_least_as_long_as_asked_for(monkeypatch):
 
     assert profiling.calls_per_second(call, 1.0) == pytest.approx(3 / 1.2) and len(made) == 4
     assert profiling.calls_per_second(call, 0.0) == pytest.approx(2.5)
+    with pytest.raises(InputError, match="seconds: expected a finite number >= 0, got nan"):
+        profiling.calls_per_second(call, float("nan"))
 
 
 def test_each_operator_is_counted_per_call_in_its_cell_and_direction(profiled):

@@ -156,7 +156,7 @@ def _raised(function: Callable, error: BaseException) -> str:
 def _same(value: Any, other: Any) -> bool:
     if isinstance(value, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(value, other, equal_nan=True)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple) and isinstance(other, list | tuple):
         return len(value) == len(other) and all(map(_same, value, other))
     return value is other or bool(value == other)
 

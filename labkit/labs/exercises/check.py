@@ -20,7 +20,7 @@ from labkit.labs.exercises.attempts import Attempt
 Hints = Sequence[tuple[Callable, str]]
 LEVELS = ("easy", "medium", "hard")
 _SHOWN_LINES = 5  # of what a learner's function printed
-_TINY = 1e-300  # where a specification's answer is zero
+_TINY = 1e-300  # where the squares of a specification's answer are zero
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,13 @@ def _rounded(answer: Any, numbers: np.ndarray, right: np.ndarray) -> str:
 
 
 def _size_of_error(numbers: np.ndarray, right: np.ndarray) -> str:
+    if not right.any():
+        return "it is not zero where it should be"
     ratio = np.dot(numbers, right) / max(np.dot(right, right), _TINY)
     if _close(numbers, ratio * right, 1e-6) and ratio != 0:
         other_way = "; which sign should it have?" if ratio < 0 else ""
         return f"it is {ratio:.3g} times what is expected{other_way}"
-    off = np.abs(numbers - right).max() / max(np.abs(right).max(), _TINY)
+    off = np.abs(numbers - right).max() / np.abs(right).max()
     return f"it is off by {off:.2g} of the largest expected number"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +32,7 @@ def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int])
         workers: numbers of workers
     """
     figure, axis = plots.axes(width=6.4, height=3.6)
-    for (label, values), color in zip(lengths.items(), plots.PALETTE, strict=False):
+    for (label, values), color in zip(lengths.items(), cycle(plots.PALETTE)):
         axis.plot(workers, values, ".-", color=color, label=label)
     axis.set_xscale("log", base=2)
     axis.set_yscale("log", base=2)
@@ -44,24 +45,21 @@ def step_lengths(lengths: Mapping[str, Sequence[float]], workers: Sequence[int])
 
 
 def cosines(
-    panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]],
-    updates: int,
-    ylim: tuple[float, float] = (-0.15, 1.05),
+    panels: Mapping[str, tuple[Sequence[int], Mapping[str, Sequence[float]]]], updates: int
 ) -> Figure:
     """Mean pairwise cosine by layer over training, a panel for each kind of vector.
 
     Args:
         panels: title -> (updates, {layer: cosines})
         updates: length of the training
-        ylim: limits of the cosine
     """
     figure, drawn = plots.side_by_side(panels, width=4.6, height=3.4)
     for axis, title, (when, by_layer) in drawn:
-        for (name, values), color in zip(by_layer.items(), plots.PALETTE, strict=False):
+        for (name, values), color in zip(by_layer.items(), cycle(plots.PALETTE)):
             axis.plot(when, values, ".-", color=color, label=name, linewidth=1, markersize=4)
         axis.axhline(0, color="grey", linewidth=0.8)
         axis.set(xlabel="update", ylabel="mean cosine of two workers", title=title)
-        axis.set(xlim=(0, updates), ylim=ylim)
+        axis.set(xlim=(0, updates), ylim=(-0.15, 1.05))
     handles, labels = drawn[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=len(labels))
     return figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -192,7 +193,7 @@ def race(
         ylim: limits of the error, %
     """
     figure, both = axes(1, 2)
-    for (name, trainings), color in zip(curves.items(), (ORANGE, BLUE, GREEN), strict=False):
+    for (name, trainings), color in zip(curves.items(), cycle((ORANGE, BLUE, GREEN))):
         for number, (*scales, right) in enumerate(trainings):
             label = None if number else name
             for axis, x in zip(both, scales, strict=True):

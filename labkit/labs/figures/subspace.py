@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,7 +88,7 @@ def path(
         *np.asarray(points).T, ".-", color=plots.BLUE, linewidth=1, markersize=5, label="snapshots"
     )
     kinds = (("o", plots.ORANGE), ("D", plots.RED), ("s", plots.GREEN), ("^", plots.PURPLE))
-    for (label, (x, y)), (mark, color) in zip(marks.items(), kinds, strict=False):
+    for (label, (x, y)), (mark, color) in zip(marks.items(), cycle(kinds)):
         axis.plot([x], [y], mark, color=color, markersize=9, markeredgecolor="white", label=label)
     axis.set(xlabel="first component (length)", ylabel="second component (length)", title=title)
     axis.grid(False)

@@ -6,6 +6,7 @@ No MindSpore import.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +44,7 @@ def valley(
     grid = np.meshgrid(across, up)
     levels = height(np.stack([part.ravel() for part in grid], axis=1)).reshape(_GRID, _GRID)
     axis.contour(*grid, levels, _LEVELS, colors="grey", linewidths=0.6, alpha=0.7)
-    for (name, path), color in zip(paths.items(), (plots.ORANGE, plots.BLUE), strict=False):
+    for (name, path), color in zip(paths.items(), cycle((plots.ORANGE, plots.BLUE))):
         walked = path[: int(step) + 1]
         above = float(height(walked[-1:])[0])
         label = f"{name}: {above:.0e}" if above < 100 else f"{name}: far away"

@@ -66,8 +66,9 @@ def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
         InputError: for fewer than two batch sizes, and for what is no number above 0, as of a
             training that has not reached the accuracy.
     """
-    if len(updates) < 2:
-        raise InputError(f"updates: expected two batch sizes or more, got {list(updates)}")
+    trained = [batch for batch, trainings in updates.items() if trainings]
+    if len(trained) < 2:
+        raise InputError(f"updates: expected two batch sizes or more, got {trained}")
     pairs = [
         (math.log(number("batch size", batch, above=0)), math.log(number("updates", one, above=0)))
         for batch, trainings in updates.items()

@@ -18,7 +18,8 @@ def steps_to(curve: Iterable[Mapping], target: float) -> int | None:
 
     A curve is judged every so many updates, so this is the number rounded up to them.
     """
-    return next((point["update"] for point in curve if point["accuracy"] >= target), None)
+    judged = (point for point in curve if point["accuracy"] is not None)
+    return next((point["update"] for point in judged if point["accuracy"] >= target), None)
 
 
 def mean_steps(steps: Iterable[int | None]) -> float | None:

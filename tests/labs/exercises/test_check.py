@@ -124,6 +124,23 @@ def test_one_line_says_what_is_wrong(attempt, message, capsys):
     assert re.match(message if message[0].isdigit() else f".*{message}", printed), printed
 
 
+def test_a_specification_that_answers_zero_has_no_ratio(capsys):
+    zero = (Exercise(squared, [(ROWS, 0.0)]),)
+    checks.check(zero, "squared", lambda rows, scale: rows**3)
+    assert capsys.readouterr().out.endswith("; it is not zero where it should be\n")
+
+
+def _nests(rows, scale):
+    rows[0] = [1, 2]
+    return np.zeros(2)
+
+
+def test_a_list_that_is_put_into_an_argument_is_reported(capsys):
+    doubled = (Exercise(lambda rows, scale: 2 * np.array(rows), [([1, 2], 1.0)]),)
+    checks.check(doubled, "<lambda>", _nests)
+    assert "changes its argument `rows`" in capsys.readouterr().out
+
+
 def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
     """In the second case, where the scale is 1, a forgotten scale is right."""
     assert "the square is forgotten" in said(lambda rows, scale: scale * rows, capsys)

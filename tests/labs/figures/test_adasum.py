@@ -14,6 +14,13 @@ def test_step_lengths_are_over_the_workers():
     assert x_labels(axis) == ["1", "4", "16"]
 
 
+def test_more_lines_than_colours_are_all_drawn():
+    (axis,) = adasum_plots.step_lengths(dict.fromkeys("abcdefgh", [1, 2]), (1, 4)).axes
+    assert lines(axis).keys() == set("abcdefgh")
+    panel = adasum_plots.cosines({"of moves": ([0, 3], dict.fromkeys("abcdefgh", [1, 0]))}, 10)
+    assert legend(panel) == list("abcdefgh")
+
+
 def test_cosines_have_a_panel_for_each_kind_and_one_legend():
     moves = ([0, 3], {"conv1": [0.9, 0.1], "fc1": [0.2, 0.0]})
     figure = adasum_plots.cosines({"of moves": moves, "of gradients": moves}, 10)

@@ -84,6 +84,11 @@ def test_the_race_is_drawn_as_errors_over_updates_and_over_seconds():
     assert legend(left) == ["Momentum", "THOR", "98.5 % right"] and right.get_legend() is None
 
 
+def test_a_race_of_four_draws_all_four():
+    trainings = dict.fromkeys("abcd", [([10, 20], [1.0, 2.0], [0.9, 0.95])])
+    assert legend(plots.race(trainings, "race").axes[0]) == list("abcd")
+
+
 def test_a_sweep_marks_what_failed():
     settings = {"damping": [(0.1, None), (1.0, 2.5)], "frequency": [(1, 3.0), (10, 3.5)]}
     damping, frequency = plots.sweep(settings, "error (%)", worst=50).axes

@@ -39,6 +39,13 @@ def test_the_path_lies_over_the_losses_with_its_marks():
     assert y_labels(bar)[:2] == ["0.5", "1"]
 
 
+def test_every_mark_of_a_path_is_drawn():
+    grid, marks = np.linspace(-1, 1, 3), {name: (0.5, 0.5) for name in "abcde"}
+    losses = 0.1 + grid[None] ** 2 + grid[:, None] ** 2
+    figure = subspace_plots.path(grid, grid, losses, [[0, 1], [1, 0]], marks, "t")
+    assert marks.keys() < lines(figure.axes[0]).keys()
+
+
 def test_reconstruction_is_drawn_in_per_cent_and_in_order():
     (axis,) = subspace_plots.reconstruction({"a snapshot": {8: 0.1, 2: 0.5}}, "t").axes
     assert lines(axis)["a snapshot"].get_xydata().tolist() == [[2, 50], [8, 10]]

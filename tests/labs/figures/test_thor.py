@@ -48,6 +48,11 @@ class TestValley:
         assert ends == [path[step].tolist() for path in self.PATHS.values()]
         assert [line.get_color() for line in lines] == [plots.ORANGE, plots.BLUE]
 
+    def test_a_third_path_is_drawn_too(self):
+        paths = {name: self.PATHS[next(iter(self.PATHS))] for name in "abc"}
+        axis = drawn(thor.valley, self.height, paths, 1, "title")
+        assert [text[0] for text in texts(axis.get_legend())] == list("abc")
+
     def test_the_contours_are_the_heights(self):
         axis = drawn(thor.valley, self.height, self.PATHS, 1, "title")
         (contours,) = axis.collections

@@ -93,6 +93,8 @@ def test_no_other_curve_is_nearer_in_the_logarithm():
     [
         ({}, "two batch sizes or more, got \\[\\]"),
         ({32: [100.0, 200.0]}, "two batch sizes or more, got \\[32\\]"),
+        ({32: [], 64: [7.0]}, "two batch sizes or more, got \\[64\\]"),
+        ({32: [], 64: []}, "two batch sizes or more, got \\[\\]"),
         ({32: [100.0], 64: [None]}, "updates: expected a finite number > 0, got None"),
         ({32: [100.0], 64: [0]}, "updates: expected a finite number > 0, got 0"),
         ({32: [100.0], 64: [math.inf]}, "updates: expected a finite number > 0, got inf"),
