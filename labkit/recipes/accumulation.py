@@ -44,10 +44,7 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
         config.micro_steps,
         reduction=config.reduction,
         tail=config.tail,
-        precision=config.precision,
-        nonfinite=config.nonfinite,
-        loss_scale=config.loss_scale,
-        all_reduce_fusion_config=config.all_reduce_fusion_config,
+        **config.step_options(),
     )
 
 

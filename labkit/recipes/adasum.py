@@ -48,10 +48,7 @@ def build_step(config: AdasumConfig, network: nn.Cell, micro_batches: int) -> St
         scope=config.scope,
         node_size=config.node_size,
         tail=config.tail,
-        precision=config.precision,
-        nonfinite=config.nonfinite,
-        loss_scale=config.loss_scale,
-        all_reduce_fusion_config=config.all_reduce_fusion_config,
+        **config.step_options(),
     )
 
 

@@ -1,6 +1,7 @@
 """The settings that recipes share. Each recipe adds its own, and other defaults, in a subclass."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from labkit import nets
 from labkit.base.arguments import wrong
@@ -107,6 +108,10 @@ class TrainingConfig:
             value = self.save_checkpoint_steps
             raise wrong("save_checkpoint_steps", value, "None with dataset_sink_mode True")
 
+    def step_options(self) -> dict[str, Any]:
+        """Return the arguments of a step that these settings are."""
+        return {"all_reduce_fusion_config": self.all_reduce_fusion_config}
+
 
 @dataclass(frozen=True)
 class MixedConfig(TrainingConfig):
@@ -132,6 +137,11 @@ class MixedConfig(TrainingConfig):
     def nonfinite(self) -> str:
         """The word of a step for ``drop_overflow_update``."""
         return "drop_micro" if self.drop_overflow_update else "propagate"
+
+    def step_options(self) -> dict[str, Any]:
+        """Return the arguments of a step that these settings are."""
+        names = ("precision", "nonfinite", "loss_scale")
+        return super().step_options() | {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,5 @@ def _accumulated(config: MixedConfig, network: nn.Cell, optimizer: nn.Optimizer)
         LossNet(network, build_loss(config)),
         optimizer,
         config.micro_steps,
-        precision=config.precision,
-        nonfinite=config.nonfinite,
-        loss_scale=config.loss_scale,
+        **config.step_options(),
     )

@@ -162,7 +162,7 @@ class Recipe:
         return result
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run the command; return 0, or 2 for bad input with its message on stderr."""
+        """Run the command; return its exit code, as ``command.run``."""
         return command.run(self, arguments)
 
 

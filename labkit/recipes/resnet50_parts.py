@@ -239,11 +239,8 @@ def make_step(
     from labkit.steps.plain import PlainStep
 
     loss_net = LossNet(network, build_loss(config))
-    options: dict[str, Any] = {"update": None if make_update is None else make_update(loss_net)}
-    options["all_reduce_fusion_config"] = config.all_reduce_fusion_config
-    if isinstance(config, MixedConfig):
-        options |= {"precision": config.precision, "loss_scale": config.loss_scale}
-        options["nonfinite"] = config.nonfinite
+    update = None if make_update is None else make_update(loss_net)
+    options = config.step_options() | {"update": update}
     if config.micro_steps > 1:
         return AccumulatedStep(loss_net, optimizer, config.micro_steps, **options)
     return PlainStep(loss_net, optimizer, **options)

@@ -88,12 +88,14 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
         config: settings of the same kind; lengths, rates and places may differ.
 
     Raises:
-        InputError: where there is no such training, or it made fewer than five updates.
+        InputError: where there is no such training, or its records are fewer than five.
     """
     from labkit.training.records import read_records
     from labkit.training.update_rows import RECORDS
 
     folder = Path(folder)
+    if (folder / "rank_0").is_dir():  # each rank has a folder of its own
+        folder /= "rank_0"
     before = _json(folder / CONFIG, dict, "names and values")
     if before is None:
         raise InputError(f"expected the run folder of a recipe, got {folder}: it has no {CONFIG}")
@@ -107,7 +109,7 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
     seconds, updates = records.column("seconds"), records.column("update")
     if len(seconds) < 5:
         raise InputError(
-            f"expected a training of at least 5 updates, got {len(seconds)} in {folder}"
+            f"expected a training of at least 5 rows in {RECORDS}, got {len(seconds)} in {folder}"
         )
     # In dataset sink mode a row is an epoch's.
     return (seconds[-1] - seconds[1]) / (updates[-1] - updates[1])

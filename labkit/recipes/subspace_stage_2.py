@@ -58,10 +58,7 @@ def build_step(config: StageTwoConfig, network: nn.Cell, micro_batches: int) -> 
         ),
         method=config.method,
         micro_steps=config.micro_steps,
-        precision=config.precision,
-        nonfinite=config.nonfinite,
-        loss_scale=config.loss_scale,
-        all_reduce_fusion_config=config.all_reduce_fusion_config,
+        **config.step_options(),
         **constants,
     )
 

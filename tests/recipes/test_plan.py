@@ -1,6 +1,7 @@
 """A plan against what the training itself does: its loader, its step, its records."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -353,6 +354,7 @@ class TestCommand:
             (["thor", "--data_path", "DATA", "--class_num", "2"], "class_num is 2, and the data"),
             (["adasum", "--devices", "8"], "nothing to combine"),
             (["adasum", "--devices", "12"], "node_size is 8 and there are 12 ranks"),
+            (["adasum", "--all_reduce_fusion_config", "500"], "all_reduce_fusion_config"),
             (["accumulation", "--save_checkpoint_steps", "2"], "save_checkpoint_steps with"),
         ],
     )
@@ -391,7 +393,7 @@ class TestCommand:
             text = (run.folder / file).read_text().splitlines()[:5]
             (tmp_path / file).write_text("\n".join(text) + "\n")
         (tmp_path / run_folder.CONFIG).write_text((run.folder / run_folder.CONFIG).read_text())
-        with pytest.raises(InputError, match="at least 5 updates, got 4"):
+        with pytest.raises(InputError, match="at least 5 rows in records.csv, got 4"):
             run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path))
 
     def test_a_record_of_a_sunk_training_is_an_epochs(self, trained, tmp_path):
@@ -401,6 +403,9 @@ class TestCommand:
         rows = "".join(f"{100 * n},{10.0 * n}\n" for n in range(1, 6))
         (tmp_path / "records.csv").write_text(f"update,seconds\n{rows}")
         assert run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path)) == 0.1
+        # On several ranks Adasum has a folder of each.
+        shutil.copytree(tmp_path, tmp_path / "run/rank_0")
+        assert run_folder.seconds_of_update(tmp_path / "run", settings("thor", tmp_path)) == 0.1
 
     def test_images_are_counted_or_given(self, data, tmp_path):
         config = settings("thor", tmp_path)
