@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.base.arguments import wrong
-from labkit.errors import InputError
 
 if TYPE_CHECKING:
     from mindspore.nn import Cell
@@ -35,7 +34,7 @@ def largest_differences(
             nothing would always agree.
     """
     if not expected or actual.keys() != expected.keys():
-        raise InputError(f"{sorted(actual)} cannot be compared with {sorted(expected)}")
+        raise wrong("actual", sorted(actual), f"the names {sorted(expected)}, at least one")
     for name in expected:
         if actual[name].shape != expected[name].shape:
             raise wrong(name, actual[name].shape, f"the shape {expected[name].shape}")

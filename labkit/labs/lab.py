@@ -126,9 +126,8 @@ def open_lab(name: str, namespace: Mapping[str, Any]) -> OpenLab:
     settings = [*LABS[name][PRESETS[0]]]
     for wanted in ("preset", "device", *settings):
         if wanted not in namespace:
-            raise InputError(
-                f"the cell of parameters does not set {wanted}.{nearest(wanted, namespace)}"
-            )
+            hint = nearest(wanted, namespace)
+            raise InputError(f"expected {wanted} in the cell of parameters, got none.{hint}")
     preset = namespace["preset"]
     chosen = choose(name, preset, **{setting: namespace[setting] for setting in settings})
     runtime = start(namespace["device"], chosen.get("seed", 1))

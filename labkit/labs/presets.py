@@ -184,7 +184,7 @@ def choose(lab: str, preset: str, **named: Any) -> Settings:
 def _check_batch(settings: Settings, name: str) -> None:
     batch, images = settings[name], settings["train_images"]
     if batch > images:
-        raise InputError(f"{name} {batch} is larger than the data: train_images {images}")
+        raise wrong(name, batch, f"at most train_images {images}")
 
 
 def _check_updates(settings: Settings) -> None:
@@ -206,8 +206,8 @@ def _check_stages(settings: Settings) -> None:
     if snapshots <= components:
         raise InputError(
             f"epochs {settings['epochs']}, start_epoch {settings['start_epoch']} and "
-            f"saves_per_epoch {saves} make {snapshots} snapshots; "
-            f"{components} components need at least {components + 1}"
+            f"saves_per_epoch {saves} make {snapshots} snapshots; expected at least "
+            f"{components + 1} for {components} components"
         )
     _check_batch(settings, "second_batch_size")
     epochs, batch = settings["second_epochs"], settings["second_batch_size"]

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.base.project import project_root, version
 from labkit.errors import InputError, refuse_unknown
@@ -81,7 +82,7 @@ class Run:
         place = self.folder / name
         # Both resolved: runs/ may be a link to another disk.
         if not name or self.folder.resolve() not in place.resolve().parents:
-            raise InputError(f"{name!r} is not the name of a file inside the run folder")
+            raise wrong("name", name, "a file inside the run folder")
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 

@@ -276,7 +276,7 @@ def start(
     check_ranks(config, ranks)
     started = runtime.start(device, config.seed, distribute=distribute)
     if started.ranks != ranks:
-        raise InputError(f"{started.ranks} ranks have met; the environment speaks of {ranks}")
+        raise InputError(f"expected the environment's {ranks} ranks, got {started.ranks}")
     return started
 
 

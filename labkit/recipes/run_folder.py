@@ -50,7 +50,7 @@ def check_resume(config: TrainingConfig, classes: Sequence[str], folder: Path) -
     for name, value in asdict(config).items():
         if name not in MAY_CHANGE and value != before[name]:
             raise InputError(
-                f"cannot resume: {name} is {value}, the training in {folder} has {before[name]}"
+                f"cannot resume: {name}: expected {before[name]}, as in {folder}, got {value}"
             )
 
 

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.recipes import run_folder
@@ -77,7 +78,7 @@ def pretrained(config: StageTwoConfig) -> Path:
     if config.pretrained_weight_path is not None:
         path = Path(config.pretrained_weight_path)
         if not path.is_file():
-            raise InputError(f"pretrained_weight_path is {path}, which is no file")
+            raise wrong("pretrained_weight_path", str(path), "a file")
         return path
     newest = run_folder.newest(Path(config.stage_1))
     if newest is None:

@@ -18,8 +18,8 @@ def test_differences_are_found_leaf_by_leaf():
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        (({}, {}), "cannot be compared"),
-        (({"a": np.zeros(2)}, {"b": np.zeros(2)}), "cannot be compared"),
+        (({}, {}), "actual: expected the names .*, at least one, got"),
+        (({"a": np.zeros(2)}, {"b": np.zeros(2)}), r"the names \['b'\], at least one, got \['a'\]"),
         (({"a": np.zeros(1)}, {"a": np.zeros(3)}), r"a: expected the shape \(3,\), got \(1,\)"),
     ],
 )

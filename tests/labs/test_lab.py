@@ -63,7 +63,10 @@ def test_a_value_of_no_use_is_refused(opened, change, message):
 def test_a_name_that_the_cell_does_not_set_is_refused_with_the_nearest():
     cell = dict.fromkeys(choose(NAME, "lab")) | {"preset": "smoke", "device": "CPU"}
     cell["micro_step"] = cell.pop("micro_steps")
-    with pytest.raises(InputError, match="not set micro_steps. Did you mean 'micro_step'"):
+    with pytest.raises(
+        InputError,
+        match="expected micro_steps in the cell of parameters, got none. Did you mean 'micro_step'",
+    ):
         labkit.open_lab(NAME, cell)
     with pytest.raises(InputError, match="unknown lab 'gradients'"):
         labkit.open_lab("gradients", cell)

@@ -122,9 +122,9 @@ class TestResume:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            ({"lr": 0.06}, "lr is 0.06, the training in .* has 0.05"),
-            ({"epoch_size": 4}, "epoch_size is 4"),
-            ({"initialiser": "seed"}, "initialiser is seed"),
+            ({"lr": 0.06}, "lr: expected 0.05, as in .*, got 0.06"),
+            ({"epoch_size": 4}, "epoch_size: expected 3"),
+            ({"initialiser": "seed"}, "initialiser: expected torchvision"),
         ],
     )
     def test_another_training_is_refused(self, done, data, changed, message):
@@ -300,7 +300,7 @@ class TestRanks:
     def test_fewer_ranks_than_the_environment_says(self, tmp_path, monkeypatch):
         monkeypatch.setenv("RANK_SIZE", "2")
         monkeypatch.setattr("mindspore.communication.init", lambda: None)
-        with pytest.raises(InputError, match="1 ranks have met; the environment speaks of 2"):
+        with pytest.raises(InputError, match="expected the environment's 2 ranks, got 1"):
             recipe.start(settings(tmp_path), "CPU", True, 2)
 
 

@@ -173,7 +173,9 @@ class TestStart:
         with pytest.raises(InputError, match="stage_1 holds no checkpoint; expected stage_1 to be"):
             subspace_stage_2.train(settings(TWO, tmp_path), data, device="CPU")
         config = settings(TWO, tmp_path, pretrained_weight_path=str(tmp_path / "no.ckpt"))
-        with pytest.raises(InputError, match=r"pretrained_weight_path is .*no\.ckpt, which is no"):
+        with pytest.raises(
+            InputError, match=r"pretrained_weight_path: expected a file, got .*no\.ckpt"
+        ):
             subspace_stage_2.train(config, data, device="CPU")
         assert list(tmp_path.iterdir()) == []
 

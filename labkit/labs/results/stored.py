@@ -62,7 +62,7 @@ def by_seed(rows: Iterable[dict], setting: object, name: str) -> list[dict]:
     """Return rows of one ``setting`` of result ``name``, by seed; ``InputError`` if none is."""
     ordered = sorted(rows, key=lambda row: row["seed"])
     if not ordered:
-        raise InputError(f"{setting} was not raced; {name}.csv lists what was")
+        raise InputError(f"expected a setting of {name}.csv, got {setting}: it was not raced")
     return ordered
 
 

@@ -146,7 +146,7 @@ def test_sweeps_have_their_values(subspace):
         (lambda *s: subspace_race.accuracies(s[2], "tenth", trials=2), "tenth has no trials"),
         (lambda *s: subspace_race.accuracies(s[2], "projected_bfgs", trials=7), "was not raced"),
         (lambda *s: subspace_race.accuracies(s[2], "tenth", 3), "epochs: expected 1 or 2, got 3"),
-        (lambda *s: subspace_race.compared(s[2], "batch 32", 0.1), "noise 0.1 was not raced"),
+        (lambda *s: subspace_race.compared(s[2], "batch 32", 0.1), "noise 0.1: it was not raced"),
         (lambda *s: subspace_race.by(s[2], "moments"), "unknown field 'moments'"),
     ],
 )  # fmt: skip
