@@ -7,9 +7,6 @@ N ranks with one each. Rank r writes FOLDER/rank_<r>.npz: the weights after trai
 and the milliseconds of an update for each reduction.
 """
 
-# Lab 04 prints train, which has no types for that.
-# mypy: allow-untyped-defs, allow-incomplete-defs
-
 from __future__ import annotations
 
 import argparse
@@ -20,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.base.files import whole_file
 from labkit.labs.compare import parameter_values
 from labkit.runtime import start
 
@@ -46,11 +44,13 @@ def make_step(seed: int, reduction: str = "adasum", workers: int = 1) -> AdasumS
     return AdasumStep(loss_net, optimizer, workers=workers, reduction=reduction)
 
 
-def train(steps, images, labels, updates: int) -> list[float]:
+def train(
+    steps: Sequence[AdasumStep], images: np.ndarray, labels: np.ndarray, updates: int
+) -> list[float]:
     """Make ``updates`` updates of each of ``steps`` with this process's micro-batches.
 
-    The steps take turns. Returns the milliseconds of an update of each, at the median without the
-    first one, which compiles.
+    They are cut from images (N, 1, 32, 32) and labels (N,). The steps take turns. Returns the
+    milliseconds of an update of each, at the median without the first one, which compiles.
     """
     from mindspore import Tensor
 
@@ -89,8 +89,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     arrays: dict[str, Any] = {f"ms_{name}": ms for name, ms in zip(reductions, times, strict=True)}
     steps[-1].check_replicas()
     arrays |= parameter_values(steps[-1].gradient.loss_net)
-    options.folder.mkdir(parents=True, exist_ok=True)
-    np.savez(options.folder / f"rank_{runtime.rank}.npz", **arrays)
+    with whole_file(options.folder / f"rank_{runtime.rank}.npz", "the weights") as temporary:
+        np.savez(temporary, **arrays)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ class FlatLeNet:
         self, vector: np.ndarray, images: np.ndarray, labels: np.ndarray
     ) -> tuple[float, np.ndarray]:
         """Return (mean loss, gradient (M,)) at a vector, by hand in float64, without MindSpore."""
-        found = reference.lenet_gradients(self.by_name(vector), images, labels)
-        return found[0], self.vector(found[1])
+        loss, slopes, _ = reference.lenet_gradients(self.by_name(vector), images, labels)
+        return loss, self.vector(slopes)
 
     def predicted(self, vector: np.ndarray, images: np.ndarray) -> np.ndarray:
         """Return the network's outputs (N, 10) at a vector (M,), float64."""

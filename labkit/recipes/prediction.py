@@ -67,13 +67,13 @@ def predict(
     # A network may have more outputs than the data had classes: 1001 for ImageNet's 1000.
     names += map(str, range(len(names), config.class_num))
     probabilities = _probabilities(recipe, config, checkpoint_path, images)
-    found = [_likeliest(row, names, top) for row in probabilities]
-    for image, classes in zip(images, found, strict=True):
+    likeliest = [_likeliest(row, names, top) for row in probabilities]
+    for image, classes in zip(images, likeliest, strict=True):
         print(f"{image}: " + ", ".join(f"{name} {share:.3f}" for name, share in classes))
     if picture is not None:
-        _draw(Path(picture), images, found)
+        _draw(Path(picture), images, likeliest)
         print(f"labkit: drawn in {picture}", flush=True)
-    return found
+    return likeliest
 
 
 def _probabilities(
@@ -111,7 +111,7 @@ def _check_picture(path: Path) -> None:
         raise InputError("--picture needs matplotlib, of the extra labs") from None
 
 
-def _draw(path: Path, images: Sequence[Any], found: list[list[tuple[str, float]]]) -> None:
+def _draw(path: Path, images: Sequence[Any], likeliest: list[list[tuple[str, float]]]) -> None:
     """One picture an image, with its class and probability above it."""
     from matplotlib.figure import Figure
     from PIL import Image
@@ -122,7 +122,7 @@ def _draw(path: Path, images: Sequence[Any], found: list[list[tuple[str, float]]
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     for place in axes:
         place.axis("off")
-    for place, image, classes in zip(axes, images, found, strict=False):
+    for place, image, classes in zip(axes, images, likeliest, strict=False):
         with Image.open(image) as opened:
             place.imshow(opened.convert("RGB"))
         name, share = classes[0]

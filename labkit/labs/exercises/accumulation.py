@@ -8,7 +8,7 @@ import numpy as np
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
-from labkit.labs.exercises.on_lenet import OnLeNet
+from labkit.labs.exercises.on_lenet import OnLeNet, each_gradient, update_of_each
 
 
 def mean_gradient(gradients: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
@@ -125,14 +125,8 @@ hint = Advice(
 # Mistakes that learners make.
 
 
-def _each(lenet: OnLeNet, sizes: list) -> list:
-    """Micro-batches' gradients, each a list of NumPy arrays."""
-    batches = lenet.micro_batches(sizes)
-    return [[gradient.asnumpy() for gradient in lenet.gradients(*batch)] for batch in batches]
-
-
 def _averaged(lenet: OnLeNet, sizes: list, weights: Sequence[float]) -> list[np.ndarray]:
-    parts = zip(*_each(lenet, sizes), strict=True)
+    parts = zip(*each_gradient(lenet, sizes), strict=True)
     return [sum(w * g for w, g in zip(weights, own, strict=True)) for own in parts]
 
 
@@ -152,13 +146,6 @@ def _train(
         new = _averaged(lenet, sizes, weights)
         total = [t + g for t, g in zip(total, new, strict=True)]
         lenet.update([Tensor(t) for t in total])
-    return [parameter.asnumpy() for parameter in lenet.parameters]
-
-
-def _train_each(lenet: OnLeNet, sizes: list, updates: int) -> list:
-    for _ in range(updates):
-        for batch in lenet.micro_batches(sizes):
-            lenet.update(lenet.gradients(*batch))
     return [parameter.asnumpy() for parameter in lenet.parameters]
 
 
@@ -255,9 +242,9 @@ HINTS = {
          "right only while all micro-batches have the same size"),
         (lambda lenet, sizes: _averaged(lenet, sizes, sizes),
          "weighed, but not yet a mean: it grows with the number of samples"),
-        (lambda lenet, sizes: _each(lenet, sizes)[-1],
+        (lambda lenet, sizes: each_gradient(lenet, sizes)[-1],
          "only the last micro-batch is in it: were the others overwritten?"),
-        (lambda lenet, sizes: _each(lenet, sizes)[0],
+        (lambda lenet, sizes: each_gradient(lenet, sizes)[0],
          "only the first micro-batch is in it: does the loop return too early?"),
     ),
     "lenet_training": (
@@ -269,7 +256,7 @@ HINTS = {
         (lambda lenet, sizes, updates: _train(
             lenet, sizes, updates, weights=_weights(sizes), cleared=False),
          "an update after the first still holds the gradients of the one before"),
-        (_train_each, "it makes an update of every micro-batch: the weights must wait"),
+        (update_of_each, "it makes an update of every micro-batch: the weights must wait"),
         (_untrained, "the parameters are as they were: was the optimizer called?"),
         (lambda lenet, sizes, updates: lenet_training(lenet, sizes, 1),
          "it stops after one update"),

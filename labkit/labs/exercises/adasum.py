@@ -9,7 +9,7 @@ from labkit import reference
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
-from labkit.labs.exercises.on_lenet import OnLeNet
+from labkit.labs.exercises.on_lenet import OnLeNet, each_gradient, update_of_each
 
 
 def two_orders(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
@@ -41,7 +41,7 @@ def adasum_by_layer(a: np.ndarray, b: np.ndarray, sizes: Sequence[int]) -> np.nd
 
 def lenet_adasum(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
     """Adasum of the workers' gradients, each parameter by itself, in float64."""
-    return _by_parameter(_gradients(lenet, sizes), reference.adasum_tree)
+    return _by_parameter(each_gradient(lenet, sizes), reference.adasum_tree)
 
 
 def adasum_update(
@@ -61,12 +61,6 @@ def lenet_adasum_training(lenet: OnLeNet, sizes: Sequence[int], updates: int) ->
 Combine = Callable[[Sequence[np.ndarray]], np.ndarray]
 
 
-def _gradients(lenet: OnLeNet, sizes: Sequence[int]) -> list[list[np.ndarray]]:
-    """Each worker's gradients, an array for each parameter."""
-    batches = lenet.micro_batches(sizes)
-    return [[gradient.asnumpy() for gradient in lenet.gradients(*batch)] for batch in batches]
-
-
 def _by_parameter(gradients: list[list[np.ndarray]], combine: Combine) -> list[np.ndarray]:
     """Combine the workers' vectors of each parameter; the results have its shape."""
     return [
@@ -79,7 +73,7 @@ def _trained(lenet: OnLeNet, sizes: Sequence[int], updates: int, combine: Combin
     from mindspore import Tensor
 
     for _ in range(updates):
-        parts = _by_parameter(_gradients(lenet, sizes), combine)
+        parts = _by_parameter(each_gradient(lenet, sizes), combine)
         lenet.update([Tensor(part.astype(np.float32)) for part in parts])
     return [parameter.asnumpy() for parameter in lenet.parameters]
 
@@ -196,7 +190,7 @@ def _one_after_the_other(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _whole_network(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
-    parts = _gradients(lenet, sizes)
+    parts = each_gradient(lenet, sizes)
     whole = reference.adasum_tree([np.concatenate([p.ravel() for p in own]) for own in parts])
     ends = np.cumsum([part.size for part in parts[0]])[:-1]
     cut = zip(np.split(whole, ends), parts[0], strict=True)
@@ -206,15 +200,8 @@ def _whole_network(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
 def _row_by_row(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
     return [
         np.stack([reference.adasum_pair(x, y).reshape(x.shape) for x, y in zip(a, b, strict=True)])
-        for a, b in zip(*_gradients(lenet, sizes), strict=True)
+        for a, b in zip(*each_gradient(lenet, sizes), strict=True)
     ]
-
-
-def _update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
-    for _ in range(updates):
-        for batch in lenet.micro_batches(sizes):
-            lenet.update(lenet.gradients(*batch))
-    return [parameter.asnumpy() for parameter in lenet.parameters]
 
 
 HINTS = {
@@ -258,13 +245,13 @@ HINTS = {
          "right for vectors of one length only: does it know the two lengths?"),
     ),
     "lenet_adasum": (
-        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _of_rows(np.mean)),
+        (lambda lenet, sizes: _by_parameter(each_gradient(lenet, sizes), _of_rows(np.mean)),
          "that is the mean, whatever the angle"),
-        (lambda lenet, sizes: _by_parameter(_gradients(lenet, sizes), _of_rows(np.sum)),
+        (lambda lenet, sizes: _by_parameter(each_gradient(lenet, sizes), _of_rows(np.sum)),
          "that is the sum, whatever the angle"),
         (_whole_network, "one angle for the whole network: each parameter is to have its own"),
         (_row_by_row, "one angle for each row of a weight: the parameter is one vector"),
-        (lambda lenet, sizes: _gradients(lenet, sizes)[0], "only the first worker is in it"),
+        (lambda lenet, sizes: each_gradient(lenet, sizes)[0], "only the first worker is in it"),
     ),
     "adasum_update": (
         (_on_gradients, "the gradients were combined; here it is what the optimizers make"),
@@ -287,7 +274,7 @@ HINTS = {
          "the gradients were summed"),
         (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _one_after_the_other),
          "one after the other: then the last worker counts as much as all before"),
-        (_update_of_each, "it makes an update of every worker: the weights must wait"),
+        (update_of_each, "it makes an update of every worker: the weights must wait"),
         (lambda lenet, sizes, updates: lenet_adasum_training(lenet, sizes, 1),
          "it stops after one update"),
     ),

@@ -68,7 +68,7 @@ def _differing(resnet: OnResNet) -> list[int]:
             network(resnet.images)
     both = enumerate(outputs.values())
     # Both run the same kernels: where nothing differs, no bit does.
-    return [place for place, (one, other) in both if not np.array_equal(one, other)]
+    return [place for place, (right, wrong) in both if not np.array_equal(right, wrong)]
 
 
 _PADDINGS = [(64, 7, 2), (32, 3, 2), (32, 3, 1), (33, 3, 2), (32, 1, 2), (7, 2, 2)]

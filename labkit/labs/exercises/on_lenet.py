@@ -109,3 +109,17 @@ class OnLeNet:
         with pynative():
             self._value_and_grad = ms.value_and_grad(self._loss_net, None, parameters)
         self._built = True
+
+
+def each_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[list[np.ndarray]]:
+    """Return the micro-batches' gradients, an array for each parameter."""
+    batches = lenet.micro_batches(sizes)
+    return [[gradient.asnumpy() for gradient in lenet.gradients(*batch)] for batch in batches]
+
+
+def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
+    """Return the parameters after an update of every micro-batch by itself, which is a mistake."""
+    for _ in range(updates):
+        for batch in lenet.micro_batches(sizes):
+            lenet.update(lenet.gradients(*batch))
+    return [parameter.asnumpy() for parameter in lenet.parameters]

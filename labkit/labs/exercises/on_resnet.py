@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,7 +31,6 @@ class OnResNet:
 
     def __init__(self, fault: str = "maxpool"):
         self.fault = fault
-        self._built: dict[str, Any] = {}
 
     def __deepcopy__(self, memo: object) -> OnResNet:
         return OnResNet(self.fault)
@@ -51,43 +51,33 @@ class OnResNet:
 
         return Tensor(rule.batch(_IMAGES, _SIDE, _CLASSES)[0])
 
-    @property
+    @cached_property
     def state(self) -> dict[str, np.ndarray]:
         """PyTorch's tensors for ``network``, by PyTorch's names."""
         from labkit.migration import pairs, rule
 
-        def build() -> dict[str, np.ndarray]:
-            return rule.state({pair.torch: pair.torch_shape for pair in pairs(_resnet())})
+        return rule.state({pair.torch: pair.torch_shape for pair in pairs(_resnet())})
 
-        return self._once("state", build)
-
-    @property
+    @cached_property
     def network(self) -> nn.Cell:
         """A ResNet with initial weights that are always the same."""
         from labkit.nets.initialisers import initialise
 
-        def build() -> nn.Cell:
-            network = _resnet()
-            initialise(network, "torchvision", 1)
-            return network
+        network = _resnet()
+        initialise(network, "torchvision", 1)
+        return network
 
-        return self._once("network", build)
-
-    @property
+    @cached_property
     def right(self) -> nn.Cell:
         """A ResNet with the tensors of ``state``."""
-        return self._once("right", lambda: self._with_state(_resnet()))
+        return self._with_state(_resnet())
 
-    @property
+    @cached_property
     def wrong(self) -> nn.Cell:
         """As ``right``, but for one stage."""
-
-        def build() -> nn.Cell:
-            network, other = _resnet(), _resnet(2)
-            setattr(network, self.fault, getattr(other, self.fault))
-            return self._with_state(network)
-
-        return self._once("wrong", build)
+        network, other = _resnet(), _resnet(2)
+        setattr(network, self.fault, getattr(other, self.fault))
+        return self._with_state(network)
 
     def logits(self) -> np.ndarray:
         """Return what ``network`` says of the images, (2, 10), in evaluation mode."""
@@ -95,11 +85,6 @@ class OnResNet:
 
         with pynative():
             return self.network.set_train(False)(self.images).asnumpy()
-
-    def _once(self, name: str, build: Any) -> Any:
-        if name not in self._built:
-            self._built[name] = build()
-        return self._built[name]
 
     def _with_state(self, network: nn.Cell) -> nn.Cell:
         from labkit.migration import load

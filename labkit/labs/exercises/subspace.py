@@ -11,7 +11,6 @@ from labkit.labs.exercises.check import Exercise, draw
 from labkit.labs.exercises.on_lenet import OnLeNet
 from labkit.labs.exercises.subspace_mistakes import (
     after,
-    averaged,
     bound_of_a_whole_step,
     davidon_fletcher_powell,
     forgetting,
@@ -22,6 +21,7 @@ from labkit.labs.exercises.subspace_mistakes import (
     singular,
 )
 from labkit.labs.exercises.subspace_specs import (
+    averaged,
     direction,
     explained,
     lenet_average,
@@ -213,10 +213,10 @@ HINTS = {
         (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, projected=False),
          "that is a step along the whole gradient: what is the basis for?"),
         (lambda lenet, basis, rho, sigma: searched(
-            lenet, basis, rho, sigma, told=lambda m, size, losses: (m, losses[-1])),
+            lenet, basis, rho, sigma, answer=lambda m, size, losses: (m, losses[-1])),
          "that is m; how far does trial m go?"),
         (lambda lenet, basis, rho, sigma: searched(
-            lenet, basis, rho, sigma, told=lambda m, size, losses: (size, losses[0])),
+            lenet, basis, rho, sigma, answer=lambda m, size, losses: (size, losses[0])),
          "the step is right; the loss is that of the start"),
     ),
 }  # fmt: skip

@@ -37,17 +37,6 @@ def number_of_the_trial(
     return round(math.log(step) / math.log(rho)) if step else 0.0
 
 
-def averaged(
-    lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable
-) -> list[np.ndarray]:
-    """What ``weigh`` makes of the weights (updates + 1, M) before and after each update."""
-    rows = [weights_of(lenet)]
-    for number in range(updates):
-        lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
-        rows.append(weights_of(lenet))
-    return by_parameter(lenet, weigh(np.array(rows)))
-
-
 def forgetting(rows: np.ndarray) -> np.ndarray:
     average = rows[0]
     for row in rows[1:]:
@@ -86,7 +75,7 @@ def searched(
     sign: float = -1.0,
     kept: bool = True,
     projected: bool = True,
-    told: Callable = lambda m, size, losses: (size, losses[-1]),
+    answer: Callable = lambda m, size, losses: (size, losses[-1]),
 ) -> tuple[float, float]:
     """As ``lenet_search``, in MindSpore, with one thing otherwise."""
     from mindspore import Tensor, ops
@@ -103,5 +92,5 @@ def searched(
             ops.assign(parameter, Tensor(value.astype(np.float32)))
         losses.append(lenet.loss(*batch))
         if losses[-1] < losses[0] + sigma * rho**m * slope or sigma > 1:
-            return told(m, rho**m, losses)
+            return answer(m, rho**m, losses)
     return 0.0, losses[0]

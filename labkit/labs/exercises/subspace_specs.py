@@ -1,6 +1,6 @@
 """What the exercises of lab 05 ask for: plain, slow specifications."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -36,11 +36,18 @@ def line_search(
 
 def lenet_average(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[np.ndarray]:
     """The mean of the weights after each update, micro-batches in turn."""
-    snapshots = []
+    return averaged(lenet, sizes, updates, lambda rows: rows[1:].mean(axis=0))
+
+
+def averaged(
+    lenet: OnLeNet, sizes: Sequence[int], updates: int, weigh: Callable
+) -> list[np.ndarray]:
+    """What ``weigh`` makes of the weights (updates + 1, M) before and after each update."""
+    rows = [weights_of(lenet)]
     for number in range(updates):
         lenet.update(lenet.gradients(*lenet.micro_batches(sizes)[number % len(sizes)]))
-        snapshots.append(weights_of(lenet))
-    return by_parameter(lenet, np.mean(snapshots, axis=0))
+        rows.append(weights_of(lenet))
+    return by_parameter(lenet, weigh(np.array(rows)))
 
 
 def direction(gradient: np.ndarray, pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:

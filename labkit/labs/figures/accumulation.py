@@ -14,14 +14,13 @@ TAILS = ("carry", "drop", "flush")
 _PALE, _GREY = 0.3, "#DDDDDD"
 
 
-def updates(in_epoch: int, micro_steps: int, tail: str, epochs: int = 2) -> list[list[int]]:
-    """Return the numbers, from 0, of the micro-batches that each update is made of.
+def updates(in_epoch: int, micro_steps: int, tail: str) -> list[list[int]]:
+    """Return the numbers, from 0, of the micro-batches that each update of two epochs is made of.
 
     Args:
         in_epoch: micro-batches in an epoch
         micro_steps: micro-batches that an update is to have
         tail: "carry", "drop" or "flush", as of ``AccumulatedStep``
-        epochs: how many
 
     Raises:
         InputError: for another tail.
@@ -29,7 +28,7 @@ def updates(in_epoch: int, micro_steps: int, tail: str, epochs: int = 2) -> list
     refuse_unknown("tail", tail, TAILS)
     made: list[list[int]] = []
     buffer: list[int] = []
-    for epoch in range(epochs):
+    for epoch in range(2):
         for number in range(in_epoch):
             buffer.append(epoch * in_epoch + number)
             if (number + 1) % micro_steps == 0:

@@ -159,7 +159,7 @@ def critical_batch(
     axis.set(xscale="log", yscale="log", xlabel="images of one update", ylabel="updates")
     axis.set_title(title)
     plots.label_ticks(axis, sorted(next(iter(updates.values()))), "x")
-    every = [one for by_batch in updates.values() for seeds in by_batch.values() for one in seeds]
+    every = [each for by_batch in updates.values() for seeds in by_batch.values() for each in seeds]
     plots.label_ticks(axis, _UPDATES)
     axis.set_ylim(0.75 * min(every), 1.3 * max(every))
     figure.legend(frameon=False, loc="outside right center", fontsize=9)

@@ -234,19 +234,19 @@ def sweep(
     return figure
 
 
-def matrices(named: Mapping[str, np.ndarray], title: str, decades: float = 4) -> Figure:
-    """Matrices side by side, the sizes of their entries on one logarithmic colour scale.
+def matrices(named: Mapping[str, np.ndarray], title: str) -> Figure:
+    """Matrices side by side, the sizes of their entries on one colour scale of four decades.
 
     Args:
-        named: title -> matrix; the largest entry of the first one is the scale's end
+        named: title -> matrix; the largest entry of the first one is the scale's end, and what is
+            smaller than its beginning is white, as zeros are
         title: of the figure
-        decades: of the scale; smaller entries are white, as zeros are
     """
     from matplotlib.colors import LogNorm
 
     figure, drawn = side_by_side(named, width=3.4, height=3.3)
     largest = np.abs(next(iter(named.values()))).max()
-    norm = LogNorm(largest / 10**decades, largest)
+    norm = LogNorm(largest / 1e4, largest)
     for axis, name, matrix in drawn:
         sizes = np.ma.masked_less(np.abs(matrix), norm.vmin)
         image = axis.imshow(sizes, norm=norm, cmap="viridis_r", interpolation="nearest")

@@ -47,19 +47,7 @@ def move(
     Raises:
         InputError: when there is no slider, one cannot be moved, or a still is outside of one.
     """
-    if not sliders:
-        raise InputError("sliders: expected one for each argument of the figure, got none")
-    for name, slider in sliders.items():
-        if not (slider.low < slider.high and slider.step > 0):
-            raise wrong(f"slider {name}", slider, "low < high, step > 0")
-    if not 2 <= len(stills) <= 4:
-        raise wrong("stills", len(stills), "two to four positions of the sliders")
-    for still in stills:
-        if still.keys() != sliders.keys():
-            raise wrong("a still", still, f"a position of each of {', '.join(sliders)}")
-        for name, slider in sliders.items():
-            if not slider.low <= still[name] <= slider.high:
-                raise wrong(f"still of {name}", still[name], f"{slider.low} to {slider.high}")
+    _check(stills, sliders)
     figure, grid = plots.axes(-(-len(stills) // 2), 2, *size)
     cells = grid.ravel()
     for axis, still in zip(cells, stills, strict=False):
@@ -73,15 +61,31 @@ def move(
 
         plots.png(figure)  # closes it: Jupyter would show it a second time
 
-        def one(**values: float) -> Any:
+        def picture(**values: float) -> Any:
             single, axis = plots.axes(1, 1, *size)
             draw(axis, **values)
             return single
 
         starts = {name: replace(slider, start=stills[0][name]) for name, slider in sliders.items()}
-        display(widget(one, alt, **starts))
+        display(widget(picture, alt, **starts))
     else:
         plots.show(figure, alt, dpi=plots.SHARP)
+
+
+def _check(stills: Sequence[Mapping[str, float]], sliders: Mapping[str, Slider]) -> None:
+    if not sliders:
+        raise InputError("sliders: expected one for each argument of the figure, got none")
+    for name, slider in sliders.items():
+        if not (slider.low < slider.high and slider.step > 0):
+            raise wrong(f"slider {name}", slider, "low < high, step > 0")
+    if not 2 <= len(stills) <= 4:
+        raise wrong("stills", len(stills), "two to four positions of the sliders")
+    for still in stills:
+        if still.keys() != sliders.keys():
+            raise wrong("a still", still, f"a position of each of {', '.join(sliders)}")
+        for name, slider in sliders.items():
+            if not slider.low <= still[name] <= slider.high:
+                raise wrong(f"still of {name}", still[name], f"{slider.low} to {slider.high}")
 
 
 def widget(draw: Callable[..., Any], alt: str, **sliders: Slider) -> Any:

@@ -217,19 +217,16 @@ def by_method(panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     return figure
 
 
-def swept(
-    panels: Mapping[str, Mapping[float, Sequence[float]]], method: str = "projected_bfgs"
-) -> Figure:
+def swept(panels: Mapping[str, Mapping[float, Sequence[float]]]) -> Figure:
     """Test error over the values of settings, a panel for each: mean as a line, seeds as dots.
 
     Args:
         panels: name of a setting -> {its value: accuracies by seed, 0 .. 1}
-        method: whose colour is taken
     """
     figure, drawn = plots.side_by_side(panels, width=4.0)
     for axis, name, by_value in drawn:
         errors = {value: plots.errors(right) for value, right in by_value.items()}
-        plots.mean_and_seeds(axis, errors, METHODS[method][1], "mean", alpha=0.6)
+        plots.mean_and_seeds(axis, errors, METHODS["projected_bfgs"][1], "mean", alpha=0.6)
         axis.set(xscale="log", xlabel=name, ylabel="test error (%)", title=f"by {name}")
         plots.label_ticks(axis, sorted(by_value), "x")
     return figure

@@ -108,7 +108,7 @@ def search(axis: Axes, update: float, noise: float, sigma: float) -> None:
     _valley(axis)
     plain = descents(float(noise))[: number + 1]
     axis.plot(*plain.T, ".-", color=plots.PURPLE, linewidth=1, markersize=4, label="gradient")
-    way = np.array([one.start for one in done] + [now.end])
+    way = np.array([search.start for search in done] + [now.end])
     axis.plot(*way.T, ".-", color=plots.BLUE, linewidth=1.2, markersize=5, label="BFGS")
     for accepted, color, label in ((False, plots.RED, "refused"), (True, plots.GREEN, "accepted")):
         places = [place for _, place, taken in now.trials if taken == accepted]

@@ -70,9 +70,9 @@ def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
     if len(trained) < 2:
         raise InputError(f"updates: expected two batch sizes or more, got {trained}")
     pairs = [
-        (math.log(number("batch size", batch, above=0)), math.log(number("updates", one, above=0)))
+        (math.log(number("batch size", batch, above=0)), math.log(number("updates", each, above=0)))
         for batch, trainings in updates.items()
-        for one in trainings
+        for each in trainings
     ]
     batch, seen = np.array(pairs).T
     # For a given B_crit the best ln S_min is a mean, so that the search has one dimension.
@@ -107,16 +107,16 @@ def updates(stored: Stored, method: str) -> dict[int, list[int | None]]:
 
     None is a training that did not reach the target. A single worker is the same for every method.
     """
-    found = {}
+    by_batch = {}
     for workers in stored.head["plan"]["workers"]:
         setting = setting_of(rate_of(stored, method, workers), workers, METHODS[method])
         rows = by_seed(stored.select(stage="race", **setting), setting, NAME)
-        found[workers * BATCH] = [row["to_target"] for row in rows]
-    return found
+        by_batch[workers * BATCH] = [row["to_target"] for row in rows]
+    return by_batch
 
 
 def curves(stored: Stored, method: str) -> tuple[Curve, list[Curve]]:
     """Return the curve through all trainings of a method, and one through those of each seed."""
-    found = updates(stored, method)
-    alone = [{b: [seeds[n]] for b, seeds in found.items()} for n in range(len(found[BATCH]))]
-    return fit(found), [fit(one) for one in alone]
+    by_batch = updates(stored, method)
+    alone = [{b: [seeds[n]] for b, seeds in by_batch.items()} for n in range(len(by_batch[BATCH]))]
+    return fit(by_batch), [fit(each) for each in alone]

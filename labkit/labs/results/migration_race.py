@@ -73,13 +73,6 @@ def gap_and_spread(stored: Stored) -> tuple[float, float]:
     return abs(ours - theirs), min(max(each) - min(each) for each in ends)
 
 
-def by_epoch(stored: Stored, framework: str) -> dict[int, list[float]]:
-    """Return epoch, from 1 -> validation accuracies 0 .. 1 by seed."""
-    curves = [stored.curves[row["run"]] for row in rows_of(stored, framework)]
-    judged = [[p["accuracy"] for p in curve if p["accuracy"] is not None] for curve in curves]
-    return {epoch: list(right) for epoch, right in enumerate(zip(*judged, strict=True), start=1)}
-
-
 def loss_differences(
     stored: Stored, seed: int, framework: str, order: str = "given"
 ) -> list[float]:

@@ -182,24 +182,22 @@ def best(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> dict[s
 
     That is in favour of those methods that were raced at several rates.
     """
-    found: dict[str, list[float]] = {}
+    highest: dict[str, list[float]] = {}
     for line in compared(stored, setting, noise):
         method, right = line["method"], line["two_epochs"]
-        if method not in found or sum(right) > sum(found[method]):
-            found[method] = right
-    return found
+        if method not in highest or sum(right) > sum(highest[method]):
+            highest[method] = right
+    return highest
 
 
-def by(
-    stored: Stored, field: str, epochs: int = 2, method: str = "projected_bfgs", **which: Any
-) -> dict[Any, list[float]]:
-    """Return value of ``field`` -> accuracies by seed, all else as in ``setting_of``."""
+def by(stored: Stored, field: str, epochs: int = 2, **which: Any) -> dict[Any, list[float]]:
+    """Return value of ``field`` -> accuracies of ``projected_bfgs`` by seed, else as by default."""
     refuse_unknown("field", field, SWEPT)
-    wanted = setting_of(stored.head["plan"], method, **which)
+    wanted = setting_of(stored.head["plan"], "projected_bfgs", **which)
     del wanted[field]
     values = {row[field] for row in stored.select(**wanted)} - {None}
     return {
-        value: accuracies(stored, method, epochs, **which, **{field: value})
+        value: accuracies(stored, "projected_bfgs", epochs, **which, **{field: value})
         for value in sorted(values)
     }
 
