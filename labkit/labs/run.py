@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.base.project import project_root, version
 from labkit.errors import InputError, refuse_unknown
@@ -82,7 +81,7 @@ class Run:
         place = self.folder / name
         # Both resolved: runs/ may be a link to another disk.
         if not name or self.folder.resolve() not in place.resolve().parents:
-            raise wrong("name", name, "a file inside the run folder")
+            raise InputError(f"name: expected a file inside the run folder, got {name!r}")
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
