@@ -17,9 +17,9 @@ import pytest
 from labkit.ranks import master as masters
 from labkit.ranks import processes
 from labkit.ranks.master import Master
+from tests.support.living import wait_until
 from tests.support.namespaces import ADDRESSES, machines
 from tests.support.ports import free_port
-from tests.support.shell_scripts import wait_until
 
 
 @pytest.fixture

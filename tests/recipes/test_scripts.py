@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from labkit.ranks import rank_table
+from tests.support.living import wait_until
 from tests.support.ports import free_port
 from tests.support.shell_scripts import (
     FAKE,
     SIGNALS,
     assert_executable_and_posix,
     assert_nothing_stays,
-    wait_until,
 )
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"

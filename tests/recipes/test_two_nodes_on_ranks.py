@@ -17,10 +17,10 @@ import pytest
 from labkit.nets import resnet
 from labkit.ranks import processes
 from labkit.training import checkpoint
-from tests.support.living import MARK, marked
+from tests.support.living import MARK, marked, wait_until
 from tests.support.namespaces import ADDRESSES, machines
 from tests.support.recipes import newest
-from tests.support.shell_scripts import SIGNALS, wait_until
+from tests.support.shell_scripts import SIGNALS
 from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.long

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.living import MARK, marked
-from tests.support.shell_scripts import wait_until
+from tests.support.living import MARK, marked, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 300

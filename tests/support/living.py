@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -33,8 +34,24 @@ def _carries(pid, text):
         return False
 
 
+def kill_marked(by):
+    """End whatever ``marked(by)`` still names: a test that fails leaves nothing behind."""
+    while pids := marked(by):  # again: one of them may just have started another
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition, seconds=60):
+    """Return once ``condition()`` is true; fail where it is not within so many seconds."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
 def interrupted(arguments: list[str], mark: Path, is_time: Callable[[], bool]) -> tuple:
-    """Start `labkit` with ``arguments``, send it Ctrl-C once ``is_time``.
+    """Start `labkit` with ``arguments``, send it Ctrl-C once ``is_time``, if it still runs.
 
     Returns (exit code, stdout, stderr). Nothing that it has started lives on.
     """
@@ -45,11 +62,11 @@ def interrupted(arguments: list[str], mark: Path, is_time: Callable[[], bool]) -
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        until = time.monotonic() + 60
-        while not is_time():
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
-    assert not marked(mark) and "Traceback" not in stderr
+        try:
+            wait_until(lambda: is_time() or process.poll() is not None)
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=30)
+            assert not marked(mark) and "Traceback" not in stderr
+        finally:
+            kill_marked(mark)
     return process.returncode, stdout, stderr

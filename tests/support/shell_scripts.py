@@ -4,9 +4,8 @@ import os
 import re
 import signal
 import subprocess
-import time
 
-from tests.support.living import MARK, marked
+from tests.support.living import MARK, kill_marked, marked, wait_until
 
 # Stands in for python, and writes down how it was called.
 FAKE = """#!/bin/sh
@@ -53,21 +52,16 @@ def assert_nothing_stays(script, arguments, folder, by=None, code=0, **environme
         # Where the tests run in the background SIGINT is ignored, which a shell cannot undo.
         preexec_fn=lambda: [signal.signal(number, signal.SIG_DFL) for number in SIGNALS],
     )
-    wait_until((folder / "started").exists)
-    if by:
-        # The program that has just been started may not have exec'ed all of its own yet.
-        wait_until(lambda: len(marked(folder)) > 4)
-        process.send_signal(by)
-    assert process.wait(60) == (-by if by else code)
-    assert marked(folder) == []
-
-
-def wait_until(condition, seconds=60):
-    """Return once ``condition()`` is true; fail where it is not within so many seconds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    try:
+        wait_until((folder / "started").exists)
+        if by:
+            # The program that has just been started may not have exec'ed all of its own yet.
+            wait_until(lambda: len(marked(folder)) > 4)
+            process.send_signal(by)
+        assert process.wait(60) == (-by if by else code)
+        assert marked(folder) == []
+    finally:
+        kill_marked(folder)
 
 
 def assert_executable_and_posix(path):

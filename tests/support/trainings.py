@@ -19,6 +19,7 @@ from labkit.steps.losses import LossNet
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = 3
+SECONDS = 120  # after which ``python`` ends its process
 # What a resumed training cannot share with an uninterrupted one.
 OF_THE_PROCESS = ("seconds", "peak_memory_mb")
 
@@ -84,22 +85,19 @@ def digest(cell):
     return sha.hexdigest()
 
 
-def python(code, *arguments, wait=True, **environment):
+def python(code, *arguments, **environment):
     """Run Python code in a new process that can import labkit and tests; None unsets a variable."""
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
     for name, value in environment.items():
         variables.pop(name, None)
         if value is not None:
             variables[name] = value
-    child = subprocess.Popen(
+    return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env=variables,
         cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         text=True,
+        timeout=SECONDS,
+        check=False,
     )
-    if not wait:
-        return child
-    out, err = child.communicate(timeout=120)
-    return subprocess.CompletedProcess(child.args, child.returncode, out, err)

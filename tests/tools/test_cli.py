@@ -17,8 +17,7 @@ from labkit.tools.running import runner
 from labkit.tools.running.execution import Failure
 from labkit.tools.running.watch import Limits
 from tests.support.lab_projects import ROOT, write_lab, write_labs
-from tests.support.living import is_alive
-from tests.support.shell_scripts import wait_until
+from tests.support.living import is_alive, wait_until
 
 LAB = {"card": "# 01 · The sums", "parameters": ['preset = "lab"\ndevice = "auto"\nepochs = None']}
 

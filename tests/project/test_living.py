@@ -1,0 +1,50 @@
+"""The helpers that start processes leave none behind where a test fails."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support import trainings
+from tests.support.living import MARK, interrupted, marked
+from tests.support.shell_scripts import assert_nothing_stays
+
+LONG = 60  # seconds that a program sleeps which ought to be killed
+
+
+@pytest.fixture(autouse=True)
+def _soon():
+    """Nothing waits for what sleeps."""
+    before = time.monotonic()
+    yield
+    assert time.monotonic() - before < LONG / 2
+
+
+def test_one_that_is_not_to_be_interrupted_is_killed(tmp_path, monkeypatch):
+    program = tmp_path / "program"
+    program.write_text(f"#!/bin/sh\nsleep {LONG} &\nsleep {LONG}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with pytest.raises(ZeroDivisionError):
+        interrupted([], tmp_path, lambda: 1 / 0)
+    assert marked(tmp_path) == []
+
+
+def test_one_that_ends_by_itself_is_not_waited_for(tmp_path):
+    assert interrupted(["--version"], tmp_path, lambda: False)[0] == 0
+
+
+def test_what_a_script_leaves_behind_is_killed(tmp_path):
+    script = tmp_path / "script"
+    script.write_text('"$PYTHON"\n')
+    with pytest.raises(AssertionError):
+        assert_nothing_stays(script, [], tmp_path)
+    assert marked(tmp_path) == []
+
+
+def test_python_that_hangs_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainings, "SECONDS", 1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        trainings.python(f"import time; time.sleep({LONG})", **{MARK: str(tmp_path)})
+    assert marked(tmp_path) == []
