@@ -9,13 +9,12 @@ from labkit import reference
 from labkit.errors import InputError
 from labkit.reference import Accumulation, MicroBatch
 
-RANDOM = np.random.default_rng(0)
-
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=5))
 def test_weighted_mean_of_the_parts_is_the_whole(sizes):
-    inputs, labels = RANDOM.normal(size=(sum(sizes), 3)), RANDOM.integers(0, 4, sum(sizes))
-    values = [RANDOM.normal(size=(4, 3)), RANDOM.normal(size=4)]
+    random = np.random.default_rng(sum(sizes))  # a failing example is the same when tried again
+    inputs, labels = random.normal(size=(sum(sizes), 3)), random.integers(0, 4, sum(sizes))
+    values = [random.normal(size=(4, 3)), random.normal(size=4)]
     ends = np.cumsum(sizes)
     parts = [
         reference.softmax_regression(*values, inputs[e - s : e], labels[e - s : e])[1]
@@ -59,11 +58,12 @@ def test_clipping_keeps_the_direction_and_the_limit():
 
 def test_momentum_is_that_of_pytorch():
     torch = pytest.importorskip("torch")
-    start = RANDOM.normal(size=(3, 2))
+    random = np.random.default_rng(0)
+    start = random.normal(size=(3, 2))
     parameter = torch.nn.Parameter(torch.from_numpy(start.copy()))
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
     weights, velocities = [start], [np.zeros_like(start)]
-    for gradient in RANDOM.normal(size=(5, 3, 2)):
+    for gradient in random.normal(size=(5, 3, 2)):
         parameter.grad = torch.from_numpy(gradient)
         optimizer.step()
         weights, velocities = reference.momentum_update(weights, velocities, [gradient], 0.1)

@@ -40,7 +40,7 @@ HALF = GradientOptions(precision="O2")
 
 
 def stage_options(options):
-    """The keywords of a ``GradientStage``: its ``GradientOptions``, and its own two."""
+    """The keywords of a ``GradientStage``: its ``GradientOptions``, and its own."""
     own = {name: options.pop(name) for name in ("weighted",) if name in options}
     return {"options": GradientOptions(**options), **own}
 

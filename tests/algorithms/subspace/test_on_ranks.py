@@ -37,12 +37,10 @@ def test_replicas_hold_the_same_bits(ranks):
             np.testing.assert_array_equal(rank[name], ranks[0][name], err_msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_ranks_are_one_process_with_all_rows(ranks, case):
+@pytest.mark.parametrize(("count", "case"), [(n, case) for n in RANKS for case in cases(n)])
+def test_ranks_are_one_process_with_all_rows(count, case, launches):
     """The weights to 1e-4, and every search with the same trials and the same step."""
-    if case not in cases(len(ranks)):
-        return
-    alone = subspace_on_ranks.run(case, len(ranks))
+    ranks, alone = launches(count), subspace_on_ranks.run(case, count)
     weights = of_case(alone, case, "weights")
     assert len(weights) == UPDATES * CASES[case][1].get("micro_steps", 1)
     for kind in ("weights", "last", "search"):
