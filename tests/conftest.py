@@ -45,6 +45,18 @@ def runtime():
     return start(device="CPU", seed=1)
 
 
+@pytest.fixture
+def eager(runtime):
+    """Operator by operator, which compiles nothing: a graph takes seconds.
+
+    That both modes agree is shown for every step in tests/steps/test_step.py.
+    """
+    from labkit.runtime import pynative
+
+    with pynative():
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _placed(request):
     """A worker has a core of its own for a module that computes here, and all for another one.

@@ -40,7 +40,7 @@ def tiny(block=ResidualBlock, differences=(), num_classes=5, **lists):
 @pytest.mark.parametrize(
     "depth", [pytest.param(d, marks=pytest.mark.slow) if d > 50 else d for d in DEPTHS]
 )
-def test_logits_parameters_and_names_are_those_of_pytorch(depth):
+def test_logits_parameters_and_names_are_those_of_pytorch(depth, eager):
     torch = pytest.importorskip("torch")
     from labkit.nets import torch_resnet
 
@@ -176,7 +176,7 @@ def test_the_blogs_resnet50_has_as_many_parameters_under_the_same_names():
 
 
 @pytest.mark.parametrize("depth", [18, 50])
-def test_half_the_width_is_half_of_all_channels_and_as_many_layers(depth, runtime):
+def test_half_the_width_is_half_of_all_channels_and_as_many_layers(depth, eager):
     whole, half = (resnet(depth, 10, width=width) for width in (1.0, 0.5))
     names = [p.name for p in whole.trainable_params()]
     assert names == [p.name for p in half.trainable_params()]

@@ -615,21 +615,6 @@ class TestBadInput:
             new_step(2, tail="flushed")
 
 
-def test_no_group_is_longer_than_micro_steps(build):
-    """Whatever the length of an epoch: the count is the group's own."""
-    for length, expected in ((3, [3, 3, 3]), (4, [4, 4, 4]), (5, [4, 1, 4, 1, 4, 1])):
-        _, step = build(4)
-        sizes = []
-        for call in range(3 * (length + 1)):
-            before = step.last_update.number
-            if call % (length + 1) < length:
-                step(*tensors(*rows(1, seed=call)))
-            else:
-                step.end_epoch()
-            sizes += [step.last_update.images] * (step.last_update.number - before)
-        assert sizes == expected
-
-
 def test_numpy_integers_are_integers_and_a_new_shape_needs_no_new_step():
     """A partial last micro-batch recompiles and counts by its rows."""
     _, step = new_step(np.int64(2))

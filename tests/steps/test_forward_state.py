@@ -143,7 +143,7 @@ def test_a_trial_leaves_no_trace(once):
     assert_bit_equal(*averages)
 
 
-def test_in_pynative_mode(pynative):
+def test_in_pynative_mode(eager):
     network, step = build("plain")
     step(*tensors(*rows(8)))
     before = snapshot(network)

@@ -97,7 +97,7 @@ def mean_of(results, weights=None):
     return dict(zip(names, leaves, strict=True))
 
 
-def test_mean_of_micro_batches_is_the_full_batch_gradient():
+def test_mean_of_micro_batches_is_the_full_batch_gradient(eager):
     """Weighted by samples, whatever their sizes; the mean of the means of uneven ones is not."""
     network, arrays = LeNet5(), digits(128)
     cell = Contribution(LossNet(network, nn.CrossEntropyLoss()), network)
@@ -724,7 +724,7 @@ class TestExtras:
         expected = weight * row_size(cell.network.layer, inputs, targets)
         assert size == pytest.approx(expected, rel=1e-5)
 
-    def test_mean_by_rows(self):
+    def test_mean_by_rows(self, eager):
         """Of uneven micro-batches, that of the whole batch."""
         cell, arrays = WithExtras(), rows(9)
         parts = [cell(*batch)[1] for batch in split(arrays, [6, 2, 1])]

@@ -75,29 +75,6 @@ def test_the_finite_check_changes_no_bit(once):
     assert_bit_equal(states[0], states[2])
 
 
-@pytest.mark.parametrize("fault", [np.nan, np.inf])
-def test_a_batch_that_is_not_finite_is_no_update(fault, once):
-    """Neither parameters nor momentum nor the optimizer's own count move; the next batch counts."""
-    _, step = once(build)
-    inputs, targets = rows(4)
-    step(*tensors(inputs, targets))
-    before = snapshot(step)
-    step(*tensors(inputs, targets * fault))
-    after = snapshot(step)
-    assert after.pop("step.dropped") == 1 and before.pop("step.dropped") == 0
-    assert_bit_equal(after, before)
-    step(*tensors(inputs, targets))
-    assert step.last_update.number == 2 and int(step.optimizer.global_step.asnumpy()[0]) == 2
-
-
-def test_propagate_lets_nan_into_the_parameters(once):
-    network, step = once(build, nonfinite="propagate")
-    inputs, targets = rows(4)
-    step(*tensors(inputs, targets * np.nan))
-    assert all(np.isnan(value).all() for value in parameter_values(network).values())
-    assert step.last_update.number == 1 and np.isnan(step.last_update.loss)
-
-
 def test_tokens_are_averaged_over_those_that_count():
     """The update of the mean over the tokens that count, and none where no token counts."""
     network = NextToken()

@@ -13,6 +13,7 @@ from labkit.algorithms.adasum.workers import states_of
 from labkit.algorithms.thor import ThorUpdate
 from labkit.errors import InputError
 from labkit.labs.compare import parameter_values
+from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
@@ -118,12 +119,9 @@ class TestEveryStep:
         np.testing.assert_allclose(trained, solution, **TOLERANCE["trained to the optimum"])
 
     def test_graph_and_pynative_mode_agree(self, make_step, reused):
-        ms.set_context(mode=ms.PYNATIVE_MODE)
-        try:
+        with pynative():
             _, eager = _with_momentum(make_step)
             eager_losses = train(eager, calls=5)
-        finally:
-            ms.set_context(mode=ms.GRAPH_MODE)
         _, graph = reused
         losses = train(graph, calls=5)
         tolerance = TOLERANCE["float32, a few updates"]
@@ -254,7 +252,7 @@ class TestNonfinite:
 
     # A group of one micro-batch is dropped by either word; the default is "drop_micro".
     @pytest.mark.parametrize("name", sorted(STEPS.keys() - set(GROUPS)))
-    def test_drop_group_in_pynative_mode(self, pynative, name):
+    def test_drop_group_in_pynative_mode(self, eager, name):
         self.test_nan_leaves_no_trace(name, {"nonfinite": "drop_group"})
 
     @pytest.mark.parametrize(
@@ -271,6 +269,7 @@ class TestNonfinite:
         broken[3] = np.nan
         kept = {f"kept.{name}" for name in self.STATISTICS}
         before, whole = snapshot(network), snapshot(step)
+        number = step.last_update.number
         for batch in ((inputs, np.full_like(targets, np.inf)), (broken, targets)):
             restore(step, whole)
             loss, changed = moved(step, *batch)
@@ -282,6 +281,7 @@ class TestNonfinite:
             self.in_the_middle_of_a_group(step, inputs, targets)
         for call in range(2):
             assert np.isfinite(float(step(*tensors(*rows(8, seed=2 + call)))))
+        assert options or step.last_update.number > number  # in a dropped group none
         assert all(np.isfinite(value).all() for value in snapshot(step).values())
 
     def in_the_middle_of_a_group(self, step, inputs, targets):
@@ -295,7 +295,7 @@ class TestNonfinite:
         assert_bit_equal({n: v for n, v in snapshot(step).items() if n in sums}, sums)
         set_state(step.group_size, 2)
 
-    def test_in_pynative_mode(self, pynative):
+    def test_in_pynative_mode(self, eager):
         network, step = self.build(STEPS["accumulated"])
         inputs, targets = rows(8)
         step(*tensors(inputs, targets))
@@ -305,7 +305,7 @@ class TestNonfinite:
         assert_bit_equal(snapshot(network), before)
 
     @pytest.mark.parametrize("name", sorted(STEPS.keys() - set(PROPAGATE)))
-    def test_propagate_in_pynative_mode(self, pynative, name):
+    def test_propagate_in_pynative_mode(self, eager, name):
         self.test_propagate_lets_nan_through(name)
 
     @pytest.mark.parametrize("name", PROPAGATE)

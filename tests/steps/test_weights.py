@@ -466,7 +466,7 @@ class TestTheFirstBatch:
     @pytest.mark.parametrize(
         "loss_fn", [nn.CrossEntropyLoss(), nn.SoftmaxCrossEntropyWithLogits(True, "mean")]
     )
-    def test_without_graphs(self, pynative, loss_fn):
+    def test_without_graphs(self, eager, loss_fn):
         labels = np.int32([0, 1, 6, 1, 2, 3])
         step = self.refused(lambda network: LossNet(network, loss_fn), OfTokens(True), labels)
         step(*tensors(self.tokens, np.minimum(labels, 5)))
@@ -483,7 +483,7 @@ class TestTheFirstBatch:
             step(*tensors(self.tokens, np.int32([0, 1, 5, 1, 2, 3])))
         assert not compiled and int(step.updates.asnumpy()) == 1
 
-    def test_tokens_without_graphs(self, pynative):
+    def test_tokens_without_graphs(self, eager):
         self.refused(TokenLossNet, OfTokens(), np.int32([[0, 1, 6], [1, 2, 3]]))
 
     def test_a_loss_cell_of_mindspores(self):

@@ -429,14 +429,9 @@ class TestRefused:
         quiet_fit(step, dataset(), 1, dataset_sink_mode=True)
         assert queues.taken == [4] * SIZE
 
-    def test_pynative_mode(self):
-        step = plain()
-        ms.set_context(mode=ms.PYNATIVE_MODE)
-        try:
-            with pytest.raises(InputError, match="there is no graph in PyNative mode"):
-                quiet_fit(step, dataset(), 1, dataset_sink_mode=True)
-        finally:
-            ms.set_context(mode=ms.GRAPH_MODE)
+    def test_pynative_mode(self, eager):
+        with pytest.raises(InputError, match="there is no graph in PyNative mode"):
+            quiet_fit(plain(), dataset(), 1, dataset_sink_mode=True)
 
     def test_a_call_in_another_graph(self):
         """What would be left out on the host is not left out silently."""
