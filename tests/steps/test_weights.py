@@ -28,6 +28,7 @@ from tests.support.step_cells import (
     snapshot,
     tensors,
 )
+from tests.support.trainings import loss_fn as softmax_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("runtime")
 CLASSES = 4
@@ -35,17 +36,9 @@ CLASS_WEIGHTS = np.float32([0.5, 3.0, 1.0, 0.25])
 THREE_WORDS = "normalise='samples', 'tokens' or 'steps'"
 
 
-def cross_entropy(**options):
-    return nn.CrossEntropyLoss(**options)
-
-
-def softmax_cross_entropy():
-    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-
-
 LOSSES = {
-    "ignore_index": (cross_entropy, {}),
-    "another": (cross_entropy, {"ignore_index": 2}),
+    "ignore_index": (nn.CrossEntropyLoss, {}),
+    "another": (nn.CrossEntropyLoss, {"ignore_index": 2}),
     "weights, smoothing": (
         lambda weight, **options: nn.CrossEntropyLoss(Tensor(weight), **options),
         {"weight": CLASS_WEIGHTS, "label_smoothing": 0.1},
@@ -294,11 +287,10 @@ def padded(logits, labels):
 LOGITS = np.zeros((6, 4), np.float32)
 
 
-def check(loss_fn, *arrays, derived=True, batch_axis=None, loss_net=None):
+def check(loss_fn, *arrays, loss_net=None):
     """Look at a batch as a step does before it compiles anything."""
-    network = nn.Identity()
-    loss_net = loss_net or LossNet(network, loss_fn)
-    batch, looked = tensors(*arrays), BatchCheck(loss_net, derived, batch_axis)
+    loss_net = loss_net or LossNet(nn.Identity(), loss_fn)
+    batch, looked = tensors(*arrays), BatchCheck(loss_net, True, None)
     for _ in range(2):  # a shape that was refused is refused again
         with pytest.raises(InputError) as caught:
             looked.shapes(batch)

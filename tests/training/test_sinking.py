@@ -12,10 +12,7 @@ from mindspore import nn, ops
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback, LossMonitor, Model, ModelCheckpoint
 
-from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
-from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
@@ -25,8 +22,7 @@ from labkit.steps.update import UpdateStage
 from labkit.training.fit import EndOfEpoch
 from tests.support.resuming import EPOCHS, quiet_fit
 from tests.support.sinking import Queues
-from tests.support.step_cells import assert_bit_equal, restore, snapshot
-from tests.support.subspace_cells import basis_of
+from tests.support.step_cells import STEPS, assert_bit_equal, restore, snapshot
 from tests.support.trainings import (
     CLASSES,
     comparable,
@@ -85,10 +81,6 @@ def lookahead():
     return AccumulatedStep(loss_net, optimizer, 2, update=technique()(optimizer))
 
 
-def averaged_workers():
-    return AdasumStep(*parts(), workers=2, reduction="mean")
-
-
 QUALIFY = {
     "plain": plain,
     "BatchNorm": lambda: plain(norm=True),
@@ -99,7 +91,7 @@ QUALIFY = {
     "carry": lambda: accumulated(tail="carry"),
     "freezing": frozen,
     "an update stage of one's own": lookahead,
-    "workers averaged": averaged_workers,
+    "workers averaged": lambda: STEPS["adasum"](*parts(), reduction="mean"),
 }
 
 
@@ -323,24 +315,6 @@ class TestLabels:
             quiet_fit(step, data, 1)
 
 
-def thor():
-    return ThorStep(*parts(), 0.1)
-
-
-def accumulated_thor():
-    loss_net, optimizer = parts()
-    return AccumulatedStep(loss_net, optimizer, 2, update=ThorUpdate(loss_net, optimizer, 0.1))
-
-
-def adasum():
-    return AdasumStep(*parts(), workers=2)
-
-
-def subspace():
-    loss_net, optimizer = parts()
-    return SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 3))
-
-
 def scheduled():
     return AccumulatedStep(*parts(), lambda updates: 2)
 
@@ -361,13 +335,18 @@ class OwnLoss(nn.Cell):
 
 
 REFUSED = {
-    "THOR": (thor, "ThorUpdate: THOR has a graph that gathers factors and one that does not"),
-    "accumulated THOR": (accumulated_thor, "AccumulatedStep with ThorUpdate: THOR has a graph"),
-    "Adasum": (adasum, "AdasumUpdate: Adasum has a second graph"),
-    "subspace": (subspace, "SubspaceUpdate: an update in the subspace is several graphs"),
-    "micro_steps": (scheduled, "PlainUpdate: micro_steps is a function, which the host asks"),
-    "one's own": (own_between, "ActsBetween: ActsBetween acts on the host between graphs, in betw"),
+    "thor": "ThorUpdate: THOR has a graph that gathers factors and one that does not",
+    "accumulated thor": "AccumulatedStep with ThorUpdate: THOR has a graph",
+    "adasum": "AdasumUpdate: Adasum has a second graph",
+    "subspace": "SubspaceUpdate: an update in the subspace is several graphs",
+    "micro_steps": "PlainUpdate: micro_steps is a function, which the host asks",
+    "one's own": "ActsBetween: ActsBetween acts on the host between graphs, in between",
 }
+OWN = {"micro_steps": scheduled, "one's own": own_between}
+
+
+def refused_step(name):
+    return OWN[name]() if name in OWN else STEPS[name](*parts())
 
 
 class TestRefused:
@@ -375,8 +354,7 @@ class TestRefused:
 
     @pytest.mark.parametrize("name", REFUSED)
     def test_a_step_that_is_not_one_graph(self, name, tmp_path, capsys):
-        make, words = REFUSED[name]
-        step = make()
+        step, words = refused_step(name), REFUSED[name]
         fresh = snapshot(step)
         with pytest.raises(InputError, match="dataset_sink_mode: expected False .*" + words):
             quiet_fit(step, dataset(), dataset_sink_mode=True, folder=tmp_path / "run")
@@ -386,8 +364,7 @@ class TestRefused:
     @pytest.mark.parametrize("name", REFUSED)
     def test_in_a_training_by_model(self, name, queues):
         """With ``EndOfEpoch`` when it begins, without it where the graph is compiled."""
-        make, words = REFUSED[name]
-        step = make()
+        step, words = refused_step(name), REFUSED[name]
         fresh = snapshot(step)
         for callbacks in ([EndOfEpoch(step)], []):
             with pytest.raises(InputError, match=words.partition(": ")[2]):

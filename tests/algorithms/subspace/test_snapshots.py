@@ -15,10 +15,10 @@ from labkit.algorithms.subspace import snapshots as module
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import Snapshots, load_snapshot
 from labkit.errors import InputError
+from labkit.labs.compare import parameter_values
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import set_state
 from labkit.steps.losses import LossNet
-from labkit.steps.plain import PlainStep
 from labkit.training.checkpoint import checkpoints
 from labkit.training.fit import EndOfEpoch, fit
 from tests.support.leftovers import DEAD, left_over
@@ -33,25 +33,17 @@ pytestmark = [
 SIZE = 11  # micro-batches in an epoch of ``dataset()``
 
 
-def make(accumulated=True):
+def make():
     """A network with BatchNorm, whose statistics are no weights, and a step with Adam."""
     net = network(norm=True)
     optimizer = nn.Adam(net.trainable_params(), 0.02)
-    loss_net = LossNet(net, loss_fn())
-    step = (
-        AccumulatedStep(loss_net, optimizer, 4) if accumulated else PlainStep(loss_net, optimizer)
-    )
-    return net, step
+    return net, AccumulatedStep(LossNet(net, loss_fn()), optimizer, 4)
 
 
 @pytest.fixture(scope="module")
 def built(once, runtime):
     """A function that gives ``make()`` as new, compiled once."""
     return lambda: once(make)
-
-
-def weights(net):
-    return {p.name: p.asnumpy().copy() for p in net.trainable_params()}
 
 
 def names(folder):
@@ -78,7 +70,7 @@ class Look(Callback):
 
     def on_train_step_end(self, run_context):
         self.done += 1
-        self.seen[self.done] = weights(self.net)
+        self.seen[self.done] = parameter_values(self.net)
         if self.done == self.stop:
             raise KeyboardInterrupt
 
@@ -134,7 +126,7 @@ class TestSaving:
         )
         assert numbers(tmp_path / "bare") == [22, 33]
         load_snapshot(other := network(), tmp_path / "bare")
-        assert_bit_equal(weights(other), weights(bare))
+        assert_bit_equal(parameter_values(other), parameter_values(bare))
 
     def test_a_frozen_parameter_is_left_out(self, tmp_path):
         net = network()
@@ -303,7 +295,7 @@ class TestLoading:
         trained = snapshot(net)
         other = network(norm=True)
         load_snapshot(other, tmp_path)
-        assert_bit_equal(weights(other), {n: trained[n] for n in weights(net)})
+        assert_bit_equal(parameter_values(other), {n: trained[n] for n in parameter_values(net)})
         assert (other[2].moving_mean.asnumpy() == 0).all() and trained["2.moving_mean"].any()
 
     @pytest.mark.parametrize("which", ["middle", 3, -2, True, 1.0, None])
