@@ -1,11 +1,14 @@
-"""Two processes with a part of the samples each are one process with all of them."""
+"""Two processes with a part of the samples each are one process with all of them.
+
+And those that send gradients in messages of several train as with a message for each.
+"""
 
 import numpy as np
 import pytest
 
 from labkit import reference
 from tests.support.msrun import msrun
-from tests.support.on_ranks import CASES, LEARNING_RATE, batch
+from tests.support.on_ranks import CASES, FUSED, INDICES, LEARNING_RATE, batch
 from tests.support.step_cells import linear
 from tests.support.tolerances import TOLERANCE
 
@@ -90,3 +93,17 @@ def test_each_rank_counts_what_it_dropped(ranks):
         for rank in range(2):
             expected = sum(1 for at, _ in nan if at == rank)
             assert ranks[rank][f"{case}/{calls}/dropped"] == expected, case
+
+
+@pytest.mark.parametrize("kind", FUSED)
+def test_weights_are_the_same_to_the_bit_whatever_the_messages(ranks, kind):
+    expected = ranks[0][f"fused/{kind}/single"]
+    assert np.isfinite(expected).all()
+    for name in INDICES:
+        for results in ranks:
+            np.testing.assert_array_equal(results[f"fused/{kind}/{name}"], expected)
+
+
+def test_the_steps_do_not_train_alike(ranks):
+    weights = [ranks[0][f"fused/{kind}/single"] for kind in FUSED]
+    assert all(np.abs(a - b).max() > 1e-4 for a, b in zip(weights, weights[1:], strict=False))

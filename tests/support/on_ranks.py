@@ -1,6 +1,7 @@
 """What each rank runs in test_accumulation_on_ranks.py: ``msrun ... on_ranks.py OUT``.
 
-Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case.
+Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case; and
+weights after three updates by messages of several gradients, by step and indices.
 """
 
 import sys
@@ -28,6 +29,8 @@ CASES = {
     "plain": ("plain", {}, (6, 2), (), 3),
     "plain, not finite on one rank": ("plain", {}, (4, 4), ((0, 1),), 3),
 }
+INDICES = {"single": None, "one": (5,), "two": (1, 5), "three": (0, 3)}
+FUSED = ("plain", "accumulated", "thor", "subspace")
 
 
 def batch(rank, call, sizes, nan=()):
@@ -64,6 +67,30 @@ def run(case, rank):
     return results
 
 
+def fused(kind, indices, rank):
+    """Three updates of a step that sends gradients in these messages; return the weights."""
+    import mindspore as ms
+    from mindspore import nn
+
+    from labkit import LossNet
+    from tests.support.step_cells import STEPS, momentum, tensors
+    from tests.support.trainings import loss_fn
+
+    ms.set_seed(3)
+    network = nn.SequentialCell(
+        nn.Dense(6, 5), nn.ReLU(), nn.Dense(5, 4), nn.ReLU(), nn.Dense(4, 3)
+    )
+    options = {"all_reduce_fusion_config": indices, "clip_norm": 0.5}
+    step = STEPS[kind](LossNet(network, loss_fn()), momentum(network, 0.1), **options)
+    random = np.random.default_rng(rank)
+    for _ in range(6 if kind == "accumulated" else 3):
+        images = random.normal(size=(7 + rank, 6)).astype(np.float32)
+        labels = random.integers(0, 3, 7 + rank).astype(np.int32)
+        step(*tensors(images, labels))
+    assert step.last_update.number == 3
+    return np.concatenate([p.asnumpy().ravel() for p in network.trainable_params()])
+
+
 def main(out):
     from mindspore.communication import get_rank, init
 
@@ -74,6 +101,9 @@ def main(out):
     results = {}
     for case in CASES:
         results |= run(case, get_rank())
+    for kind in FUSED:
+        for name, indices in INDICES.items():
+            results[f"fused/{kind}/{name}"] = fused(kind, indices, get_rank())
     save(out, get_rank(), results)
 
 
