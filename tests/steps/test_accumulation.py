@@ -536,21 +536,21 @@ class TestNonfinite:
 
 
 class TestFloat16Parameters:
-    def test_a_thousand_small_contributions_are_not_lost(self):
+    def test_a_hundred_small_contributions_are_not_lost(self):
         """1 + 1e-4 is 1 in float16: a float16 buffer would end where it began."""
         network = Scalar()
         network.slope.set_dtype(ms.float16)
         loss_net = LossNet(network, Product())
         optimizer = nn.SGD(network.trainable_params(), 1.0)
-        step = AccumulatedStep(loss_net, optimizer, 2000, reduction="sum")
+        step = AccumulatedStep(loss_net, optimizer, 200, reduction="sum")
         ones = np.ones((1, 1), np.float16)
-        for slope in [1.0] + [1e-4] * 1000:
+        for slope in [1.0] + [1e-4] * 100:
             step(*tensors(ones, np.float32(slope * ones)))
         assert [buffer.dtype for buffer in step.gradient_sum] == [ms.float32]
-        np.testing.assert_allclose(step.gradient_sum[0].asnumpy(), 1.1, rtol=1e-3)
+        np.testing.assert_allclose(step.gradient_sum[0].asnumpy(), 1.01, rtol=1e-3)
         step.end_epoch()
         assert network.slope.dtype == ms.float16
-        np.testing.assert_allclose(network.slope.asnumpy(), 2.0 - 1.1, rtol=2e-3)
+        np.testing.assert_allclose(network.slope.asnumpy(), 2.0 - 1.01, rtol=2e-3)
 
     def test_o2_keeps_the_buffer_in_float32(self):
         _, step = new_step(2, precision="O2", loss_scale=1024.0)
