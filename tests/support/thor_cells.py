@@ -119,10 +119,6 @@ def same(values, others):
     return all(np.array_equal(values[name], others[name]) for name in values)
 
 
-def cross_entropy():
-    return nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-
-
 def three_updates(step, network, twin, parameters, batches, gradients_of):
     """Yield {name: (what moved here, what moved in float64)} of one refresh and two cached steps.
 

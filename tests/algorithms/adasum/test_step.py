@@ -113,11 +113,10 @@ def assert_last(step, twin):
     assert last["number"] == twin.updates
 
 
-def train_both(step, twin, calls, nan=()):
-    """Give both the same micro-batches, those of ``nan`` not finite."""
+def train_both(step, twin, calls):
+    """Give both the same micro-batches."""
     for call in range(calls):
         inputs, targets = rows(4, seed=call)
-        targets *= np.float32(np.nan if call in nan else 1)
         step(*tensors(inputs, targets))
         twin.micro_batch(inputs, targets)
 
@@ -571,11 +570,6 @@ class TestWhoIsCombined:
     def test_what_is_refused(self, options, message):
         with pytest.raises(InputError, match=message):
             build(options)
-
-    def test_unknown_options(self):
-        for wrong in ("worker", "rank_group"):
-            with pytest.raises(TypeError, match=wrong):
-                build({"workers": 2, wrong: 2})
 
 
 class TestBatchNorm:

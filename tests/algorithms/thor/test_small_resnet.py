@@ -15,7 +15,8 @@ from labkit.migration.names import pairs
 from labkit.nets.resnet import ResidualBlockBase, ResNet
 from labkit.steps.losses import LossNet
 from tests.support.migrating import by_rule
-from tests.support.thor_cells import cross_entropy, error, three_updates
+from tests.support.thor_cells import error, three_updates
+from tests.support.trainings import loss_fn
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -105,7 +106,7 @@ def test_a_small_resnet_with_batch_norm():
     names = {pair.torch: pair.mindspore for pair in pairs(network)}
     module = torch_resnet(torch, state)
     optimizer = nn.Momentum(network.trainable_params(), 0.2, 0.9, weight_decay=5e-4)
-    step = ThorStep(LossNet(network, cross_entropy()), optimizer, 0.1, frequency=3)
+    step = ThorStep(LossNet(network, loss_fn()), optimizer, 0.1, frequency=3)
     assert len(step.update.layers) == 13
     parameters = {n: v.astype(np.float64) for n, v in parameter_values(network).items()}
     plain = {n for n in parameters if n.endswith((".gamma", ".beta"))}

@@ -29,7 +29,6 @@ from tests.support.thor_cells import (
     SECOND,
     Twin,
     call,
-    cross_entropy,
     error,
     factors,
     gradients,
@@ -42,6 +41,7 @@ from tests.support.thor_cells import (
     values,
 )
 from tests.support.tolerances import TOLERANCE
+from tests.support.trainings import loss_fn
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -238,7 +238,7 @@ def test_lenet(options, eager):
         return slopes, layers
 
     momentum = nn.Momentum(network.trainable_params(), 0.02, 0.9, weight_decay=5e-4)
-    step = ThorStep(LossNet(network, cross_entropy()), momentum, 0.1, frequency=3, **options)
+    step = ThorStep(LossNet(network, loss_fn()), momentum, 0.1, frequency=3, **options)
     moves = list(three_updates(step, network, twin, parameters, batches, gradients_of))
     assert len(kinks) == 3 and min(kinks) >= 2e-6
     assert len(moves) == 3 and max(error(moved) for moved in moves)[0] <= BOUND
