@@ -101,11 +101,12 @@ def read(report: Path) -> dict:
 
 
 def kept() -> list[dict]:
-    """Return the finished rounds; a line that was cut short is none."""
+    """Return the finished rounds, and drop a line that was cut short from the file."""
     if not KEPT.exists():
         return []
-    lines = KEPT.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    whole, end, _ = KEPT.read_bytes().rpartition(b"\n")
+    os.truncate(KEPT, len(whole + end))  # else the next round's line would go on from it
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def show(rounds: list[dict]) -> int:

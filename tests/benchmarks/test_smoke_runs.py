@@ -38,3 +38,12 @@ def test_rounds_without_a_failure_pass(program, capsys):
     assert ["00_start_here", "2", "0", "1.5"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
     ]
+
+
+def test_a_round_goes_behind_a_line_that_was_cut_short(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "KEPT", tmp_path / "kept.jsonl")
+    program.KEPT.write_text('{"seconds": 1}\n{"secon')
+    assert program.kept() == [{"seconds": 1}]
+    with program.KEPT.open("a") as file:
+        file.write('{"seconds": 2}\n')
+    assert program.kept() == [{"seconds": 1}, {"seconds": 2}]
