@@ -23,9 +23,20 @@ RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 
 
 def arguments(
-    description: str, options: Sequence[str], data: str = "train/ and test/ of MNIST"
+    description: str,
+    options: Sequence[str],
+    data: str = "train/ and test/ of MNIST",
+    *,
+    figure: bool = False,
 ) -> argparse.Namespace:
-    """Return a race's arguments; ``train`` is the option that was asked for, or None."""
+    """Return a race's arguments; ``train`` is the option that was asked for, or None.
+
+    Args:
+        description: the program's docstring
+        options: what can be asked for, each a flag
+        data: what the folder of ``--data`` holds
+        figure: whether the program draws its race, with ``--figure``
+    """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -35,7 +46,7 @@ def arguments(
     parser.add_argument("--anew", action="store_true", help="forget the finished trainings")
     parser.add_argument("--data", type=Path, help=f"folder with {data}")
     parser.add_argument("--out", type=Path, help="where the stored race is; default: as said above")
-    if "time-only" not in options:
+    if figure:
         parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
     return parser.parse_args()
 

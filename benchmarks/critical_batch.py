@@ -36,7 +36,7 @@ MEANING = {
 
 def main():
     """Do what the command line asks for."""
-    options = arguments(__doc__, ("all", "quick"))
+    options = arguments(__doc__, ("all", "quick"), figure=True)
     out = options.out or results.stored.FOLDER
     if options.train:
         from _critical_training import train

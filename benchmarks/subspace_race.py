@@ -42,7 +42,7 @@ _KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
 
 def main():
     """Do what the command line asks for."""
-    options = arguments(__doc__, tuple(PLANS))
+    options = arguments(__doc__, tuple(PLANS), figure=True)
     out = options.out or results.stored.FOLDER
     if options.train:
         machine = look_at_machine()

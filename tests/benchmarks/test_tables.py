@@ -46,6 +46,15 @@ def test_it_says_how_it_was_made_and_is_small(name, root):
     assert sum(path.stat().st_size for path in files) < 250_000
 
 
+@pytest.mark.parametrize("name", STORED)
+def test_figure_is_an_option_of_the_programs_that_draw(name, monkeypatch, capsys):
+    program = importlib.import_module(name)
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit):
+        program.main()
+    assert ("--figure" in capsys.readouterr().out) == hasattr(program, "draw")
+
+
 @pytest.mark.parametrize("name", PLANNED)
 def test_it_is_what_its_plan_says(name):
     plan = importlib.import_module(PLANNED[name])
