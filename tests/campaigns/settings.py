@@ -118,9 +118,15 @@ def _addresses(folder: Path, _out: Path):
 
 
 def _recipes():
-    from labkit.recipes import adasum_config, resnet50_config, subspace_config, thor_config
+    from labkit.recipes import (
+        accumulation_config,
+        adasum_config,
+        resnet50_config,
+        subspace_config,
+        thor_config,
+    )
 
-    modules = (resnet50_config, thor_config, adasum_config, subspace_config)
+    modules = (resnet50_config, accumulation_config, thor_config, adasum_config, subspace_config)
     for module in modules:
         for name, kind in vars(module).items():
             if name.endswith("Config") and kind.__module__ == module.__name__:
@@ -131,8 +137,7 @@ def _settings(which: int):
     def read(folder: Path, out: Path):
         from labkit.recipes import settings
 
-        kinds = list(_recipes())
-        result = settings.read(kinds[which % len(kinds)], folder / "settings.yaml")
+        result = settings.read(list(_recipes())[which], folder / "settings.yaml")
         settings.write(result, out / "config.json")
         return settings.lines(result)
 
@@ -170,6 +175,6 @@ def _grid(folder: Path, _out: Path):
 
 READERS = {
     "ranktable": Reader(_make_table, (_rank_table, _merge, _addresses)),
-    "yaml": Reader(_make_yaml, tuple(map(_settings, range(5)))),
+    "yaml": Reader(_make_yaml, tuple(map(_settings, range(6)))),
     "parameters": Reader(_make_values, (_parameters("01"), _parameters("02"), _assignments, _grid)),
 }
