@@ -97,7 +97,7 @@ def test_a_training_of_a_tuning_ends_where_the_best_one_before_got_there():
     plan = PLANS["all"]
     rows = carried_out(plan, lambda workers, reduction, rate: round(3 / rate + 2000 * rate))
     alone = [row for row in rows if row["stage"] == "tune" and row["workers"] == 1]
-    assert [row["learning_rate"] for row in alone] == [0.015, 0.03, 0.06, 0.015 / 2][:3]
+    assert [row["learning_rate"] for row in alone] == [0.015, 0.03, 0.06]
     assert [row["most"] for row in alone] == [plan["most"], 230, 160]
     assert [row["to_target"] for row in alone] == [230, 160, None]
     assert {row["seed"] for row in alone} == {plan["tuning_seed"]}
@@ -190,32 +190,13 @@ def test_what_is_printed_has_every_batch_and_the_critical_one(measured, capsys):
     assert "1024" in printed and "128 128 128" in printed
 
 
-@pytest.mark.parametrize(
-    ("stage", "change"),
-    [
-        ("race", {"to_target": 100}),
-        ("race", {"most": 5000}),
-        ("race", {"learning_rate": 0.03}),
-        ("race", {"seed": 4}),
-        ("tune", {"updates": 5}),
-        ("tune", {"to_target": 100}),
-        ("tune", {"learning_rate": 0.01}),
-    ],
-)
-def test_a_planted_row_is_refused(measured, stage, change):
+@pytest.mark.parametrize("change", [{"updates": 5}, {"to_target": 100}, {"learning_rate": 0.01}])
+def test_a_planted_tuning_is_refused(measured, change):
     from _critical_plan import check
 
-    row = next(r for r in measured.rows if r["stage"] == stage and r["workers"] > 1)
+    row = next(r for r in measured.rows if r["stage"] == "tune" and r["workers"] > 1)
     row.update(change)
     with pytest.raises(InputError, match="row |tuning|were planned"):
-        check(measured)
-
-
-def test_a_row_too_few_is_refused(measured):
-    from _critical_plan import check
-
-    measured.rows.pop()
-    with pytest.raises(InputError, match="were planned|learning rates are not"):
         check(measured)
 
 

@@ -1,6 +1,5 @@
 """The race of PyTorch and MindSpore: both sides are one training, and the quick form end to end."""
 
-import copy
 import math
 
 import numpy as np
@@ -126,21 +125,6 @@ def test_a_table_that_is_its_plan_passes():
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"last_accuracy": 0.975}, {"last_loss": 0.001}, {"updates": 5}, {"seed": 4},
-        {"stage": "control"}, {"framework": "PyTorch"}, {"order": "backwards"}, {"run": 999},
-        {"other_accuracy": 0.5}, {"images_differ": -1}, {"images_differ": 41},
-    ],
-)  # fmt: skip
-def test_a_planted_row_is_refused(change):
-    stored, check = stored_and_check()
-    stored.rows[1].update(change)
-    with pytest.raises(InputError, match=f"row 2.*{next(iter(change))}"):
-        check(stored)
-
-
-@pytest.mark.parametrize(
     ("point", "change", "message"),
     [
         (0, {"training_loss": 2.5}, "one loss before any update"),
@@ -158,12 +142,8 @@ def test_a_planted_loss_is_refused(point, change, message):
         check(stored)
 
 
-def test_a_row_or_a_time_that_is_not_there_is_refused():
+def test_a_time_that_is_not_there_is_refused():
     stored, check = stored_and_check()
-    damaged = copy.deepcopy(stored)
-    damaged.rows.pop()
-    with pytest.raises(InputError, match="were planned"):
-        check(damaged)
     del stored.head["times"]["MindSpore"]
     with pytest.raises(InputError, match="expected times of .*'MindSpore'"):
         check(stored)

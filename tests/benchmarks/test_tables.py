@@ -75,7 +75,8 @@ DAMAGE = [
         {"updates": 1407}, {"learning_rate": 0.04}, {"bugs": "none"}, {"seed": 4}, {"run": 999})],
     *[("migration_race", "MindSpore", change) for change in (
         {"last_accuracy": 0.999}, {"updates": 842}, {"framework": "PyTorch"}, {"seed": 4},
-        {"order": "backwards"}, {"other_accuracy": 0.9}, {"images_differ": 5001}, {"run": 999})],
+        {"order": "backwards"}, {"other_accuracy": 0.9}, {"images_differ": 5001}, {"run": 999},
+        {"last_loss": 0.001}, {"stage": "control"}, {"images_differ": -1})],
     *[("critical_batch", "adasum", change) for change in (
         {"last_accuracy": 0.999}, {"to_target": 100}, {"updates": 100}, {"most": 5000},
         {"learning_rate": 0.12}, {"seed": 4}, {"run": 999})],
