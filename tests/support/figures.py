@@ -1,5 +1,14 @@
 """What tests ask of a figure's axes."""
 
+from labkit.labs.figures import common as plots
+
+
+def drawn(draw, *arguments, **values):
+    """Return a new axis on which ``draw`` has drawn."""
+    _, axis = plots.axes()
+    draw(axis, *arguments, **values)
+    return axis
+
 
 def lines(axis):
     """Return label -> line."""

@@ -5,17 +5,10 @@ import pytest
 
 from labkit.algorithms.adasum.tree import Tree
 from labkit.labs.figures import adasum_vectors
-from labkit.labs.figures import common as plots
 from labkit.reference import adasum_pair
-from tests.support.figures import lines
+from tests.support.figures import drawn, lines
 
 AT_60 = np.array([np.cos(np.pi / 3), np.sin(np.pi / 3)])
-
-
-def drawn(draw, **values):
-    figure, axis = plots.axes()
-    draw(axis, **values)
-    return axis
 
 
 def point(line):

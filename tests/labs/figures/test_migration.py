@@ -9,6 +9,7 @@ from labkit import InputError
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import migration as figures
 from labkit.migration.compare import Row
+from tests.support.figures import y_labels
 
 CASES = [(8, 3, 1), (8, 3, 2), (9, 3, 2), (8, 7, 2), (12, 5, 3), (4, 7, 4), (7, 1, 2), (10, 5, 4)]
 
@@ -90,9 +91,7 @@ def test_a_fault_is_drawn_with_its_counts_and_its_first_place():
     assert axis.get_title() == "max-pool\nfirst: forward, maxpool"
     texts = [text.get_text() for text in axis.texts]
     assert texts == ["ok", "ok", "ok", "1/2", "1/1", "ok", "1/1"]
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == [
-        "preprocessing", "weights", "forward", "loss",
-    ]  # fmt: skip
+    assert y_labels(axis) == ["preprocessing", "weights", "forward", "loss"]
     assert is_in(plots.RED, axis) and is_in(plots.GREEN, axis)
     axis.clear()
     figures.fault(axis, ROWS[:3], "nothing")

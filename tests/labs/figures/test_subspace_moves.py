@@ -5,13 +5,7 @@ import pytest
 
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import subspace_moves as moves
-from tests.support.figures import lines, x_labels
-
-
-def drawn(draw, **values):
-    figure, axis = plots.axes()
-    draw(axis, **values)
-    return axis
+from tests.support.figures import drawn, lines, x_labels
 
 
 def test_the_valley_is_a_quadratic_of_its_curvatures():

@@ -7,16 +7,7 @@ from labkit import InputError
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import thor
 from labkit.reference import TraceRule
-
-
-def texts(legend):
-    return [text.get_text() for text in legend.get_texts()]
-
-
-def drawn(draw, *arguments):
-    _, axis = plots.axes()
-    draw(axis, *arguments)
-    return axis
+from tests.support.figures import drawn, legend, x_labels, y_labels
 
 
 class TestValley:
@@ -39,7 +30,7 @@ class TestValley:
     )
     def test_the_paths_are_drawn_up_to_the_step(self, step, said):
         axis = drawn(thor.valley, self.height, self.PATHS, step, "title")
-        assert texts(axis.get_legend()) == said
+        assert legend(axis) == said
         assert axis.get_legend().get_title().get_text() == "loss above the least (nats)"
         lines = axis.get_lines()[::2]
         for line, path in zip(lines, self.PATHS.values(), strict=True):
@@ -66,8 +57,8 @@ def test_a_step_is_drawn_by_layer_in_direction_and_length():
     axis = drawn(thor.damped_step, {"conv1": (0.25, 0.1), "fc1": (1.0, 0.9)}, "damping 3")
     assert [bar.get_height() for bar in axis.patches] == [0.25, 1.0, 0.1, 0.9]
     assert [text.get_text() for text in axis.texts] == ["0.25", "1.00", "0.10", "0.90"]
-    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["conv1", "fc1"]
-    assert texts(axis.get_legend())[0] == "plain gradient" and axis.get_title() == "damping 3"
+    assert x_labels(axis) == ["conv1", "fc1"]
+    assert legend(axis)[0] == "plain gradient" and axis.get_title() == "damping 3"
 
 
 class TestRule:
@@ -98,5 +89,5 @@ class TestRule:
         (image,) = axis.get_images()
         np.testing.assert_array_equal(image.get_array(), [[0, 1, 0], [0, 2, 2]])
         assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
-        assert texts(axis.get_legend()) == list(thor.WORDS)
-        assert [tick.get_text() for tick in axis.get_yticklabels()] == ["conv1: 2", "fc1: 1"]
+        assert legend(axis) == list(thor.WORDS)
+        assert y_labels(axis) == ["conv1: 2", "fc1: 1"]
