@@ -208,15 +208,6 @@ STEPS = {
     "subspace, sgd": lambda: (subspace(smallest(), method="sgd", reduction="sum"), grey()),
 }
 
-LONG = {  # 6 to 13 s each
-    "plain, ResNet",
-    "thor, every option",
-    "thor, GPU formulas",
-    "thor, BatchNorm",
-    "adasum, five",
-    "adasum, gradients",
-}
-
 
 def every_cell(step, *batch):
     step(*batch)
@@ -225,13 +216,7 @@ def every_cell(step, *batch):
 
 
 @pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm")
-@pytest.mark.parametrize(
-    "build",
-    [
-        pytest.param(build, id=name, marks=[pytest.mark.slow] if name in LONG else [])
-        for name, build in STEPS.items()
-    ],
-)
+@pytest.mark.parametrize("build", STEPS.values(), ids=STEPS)
 def test_every_operator_of_a_step_is_documented_for_all_platforms(build):
     step, batch = build()
     operators = compiled_operators(every_cell, step, *batch)
