@@ -1,7 +1,6 @@
 """Fixtures that every test may ask for."""
 
 import gc
-import importlib.util
 import os
 import signal
 import sys
@@ -165,28 +164,23 @@ def once(runtime):
 @pytest.fixture(scope="session")
 def mnist(tmp_path_factory) -> Path:
     """The bundled MNIST, unpacked: a folder with train/ and test/."""
-    script = _data_script("mnist")
-    return script.prepare(out=tmp_path_factory.mktemp("datasets") / "MNIST_Data")
+    from tests.support.data_archives import load
+
+    return load("mnist").prepare(out=tmp_path_factory.mktemp("datasets") / "MNIST_Data")
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A function of (training images, validation images) that draws colour digits of 32 pixels."""
-    script = _data_script("color_digits")
+    from tests.support.data_archives import load
+
+    script = load("color_digits")
 
     def make(train, val):
         out = tmp_path_factory.mktemp("digits") / "colour"
         return script.prepare(32, train, val, out=out, say=lambda line: None)
 
     return make
-
-
-def _data_script(name):
-    path = ROOT / "data_scripts" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"data_scripts_{name}_of_conftest", path)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    return script
 
 
 @pytest.fixture(scope="session")

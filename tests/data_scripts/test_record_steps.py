@@ -1,10 +1,8 @@
 """The recording script: what it records today is what is shipped."""
 
 import ast
-import importlib.util
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,18 +11,15 @@ torch = pytest.importorskip("torch")
 
 from labkit.migration import recorded, rule  # noqa: E402
 from labkit.migration.torch_trace import torch_trace  # noqa: E402
+from tests.support.data_archives import SCRIPTS, load  # noqa: E402
 
-SCRIPT = Path(__file__).resolve().parents[2] / "data_scripts" / "record_steps.py"
 # float64 sums in another order: 5e-15 measured with one thread instead of two.
 SAME = 1e-9
 
 
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("record_steps", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load("record_steps")
 
 
 @pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
@@ -66,7 +61,7 @@ def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path,
     [shown] = ast.parse(listing[:-3]).body
     [used] = (
         node
-        for node in ast.parse(SCRIPT.read_text()).body
+        for node in ast.parse((SCRIPTS / "record_steps.py").read_text()).body
         if isinstance(node, ast.ClassDef) and node.name == "Tiny"
     )
     del used.body[0]  # the docstring

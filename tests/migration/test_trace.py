@@ -1,7 +1,6 @@
 """One step, looked at: ResNet-18 and -50 against PyTorch, and the look leaves no trace itself."""
 
-import importlib.util
-from pathlib import Path
+import importlib
 
 import mindspore as ms
 import numpy as np
@@ -25,6 +24,7 @@ from labkit.nets.resnet import resnet
 from labkit.runtime import pynative
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
+from tests.support import data_archives
 from tests.support.migrating import Small, by_rule, momentum, smoothed_cross_entropy
 
 pytestmark = pytest.mark.usefixtures("runtime")
@@ -36,11 +36,7 @@ DEPTHS = [18, 50]
 def script():
     """data_scripts/record_steps.py, which needs PyTorch."""
     pytest.importorskip("torch")
-    path = Path(__file__).resolve().parents[2] / "data_scripts" / "record_steps.py"
-    spec = importlib.util.spec_from_file_location("record_steps", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return data_archives.load("record_steps")
 
 
 def prepared(depth, rates="learning_rates", **other):
