@@ -4,37 +4,7 @@ import json
 
 import pytest
 
-CHECK = "from labkit.labs.exercises.accumulation import check\n\n\n"
-STUB = "def {0}(pixels):\n    raise NotImplementedError\n\n\npassed = check('{0}', {0})"
-
-
-def code(name, source, **more):
-    made = {"cell_type": "code", "id": name, "metadata": {}, "source": source}
-    return made | {"outputs": [], "execution_count": None} | more
-
-
-def text(name, source):
-    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
-
-
-def lab_cells():
-    parameters = code("p", 'preset = "lab"\ndevice = "auto"\nseed = None')
-    parameters["metadata"]["tags"] = ["parameters"]
-    printed = {"output_type": "stream", "name": "stdout", "text": "1\n"}
-    return [
-        text("t", "# 01 · Sums\n\n[code](../labkit/x.py) [next](02_b.ipynb) [w](https://a.b/c)"),
-        parameters,
-        code("n", "import numpy as np\nimport math", outputs=[printed], execution_count=3),
-        code("e1", CHECK + STUB.format("normalise")),
-        code("e2", STUB.format("mean_gradient")),
-    ]
-
-
-def write(path, cells, **metadata):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook))
-    return path
+from tests.support.lab_cells import lab_cells, write
 
 
 @pytest.fixture

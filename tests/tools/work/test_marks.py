@@ -18,8 +18,8 @@ from labkit.tools.labs import find_labs
 from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers, copies, marks
 from tests.support.answers import LABS
+from tests.support.lab_cells import CHECK, code, lab_cells, write
 from tests.support.living import MARK, is_alive, marked
-from tests.tools.work.conftest import CHECK, code, lab_cells, write
 
 ROOT = Path(cli.__file__).resolve().parents[2]
 RIGHT = "def normalise(pixels):\n    return (pixels / 255 - 0.1307) / 0.3081\n"
