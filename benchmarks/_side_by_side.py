@@ -12,6 +12,8 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from labkit.base.files import write_json
+
 # Below this share of idle time before a measurement, other processes are at work.
 _IDLE = 0.9
 
@@ -163,11 +165,9 @@ def _processor_times():
         return [int(ticks) for ticks in file.readline().split()[1:9]]
 
 
-def write_json(name: str, results: dict, machine: dict) -> Path:
+def write_results(name: str, results: dict, machine: dict) -> Path:
     """Write ``runs/bench/<name>.json``, ``look_at_machine``'s finding beside the results."""
-    folder = Path(__file__).resolve().parent.parent / "runs" / "bench"
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine, **results}, indent=1) + "\n")
+    path = Path(__file__).resolve().parent.parent / "runs" / "bench" / f"{name}.json"
+    write_json(path, {"machine": machine, **results}, "the results")
     print(f"\nwritten to runs/bench/{path.name}")
     return path

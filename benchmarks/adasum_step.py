@@ -29,7 +29,7 @@ from _side_by_side import (
     look_at_machine,
     print_table,
     verdict,
-    write_json,
+    write_results,
 )
 
 from labkit.data.prepare import prepare
@@ -75,7 +75,7 @@ def main():
         print(f"{ranks} ranks done", file=sys.stderr)
     found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*options.ranks, 16, 64})}
     show(found)
-    path = write_json("adasum_step", found, machine)
+    path = write_results("adasum_step", found, machine)
     if options.json:
         options.json.write_text(path.read_text())
 

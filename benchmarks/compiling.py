@@ -22,7 +22,7 @@ from _side_by_side import (
     medians,
     print_table,
     verdict,
-    write_json,
+    write_results,
 )
 
 # At most so many times a bare cell's compilation.
@@ -60,7 +60,7 @@ def main():
         for taken in [seconds[name]]
     ]
     print_table(["first calls of a step", "seconds", "/ bare", "at most", ""], rows)
-    write_json("compiling", {"seconds": seconds, "runs": runs}, machine)
+    write_results("compiling", {"seconds": seconds, "runs": runs}, machine)
 
 
 def measure(batch: int, first: int) -> dict[str, float]:

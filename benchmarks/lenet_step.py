@@ -18,7 +18,7 @@ from _side_by_side import (
     medians,
     print_table,
     step_parser,
-    write_json,
+    write_results,
 )
 
 STEPS = 40
@@ -70,7 +70,7 @@ def main():
     part_rows = [[name, mine[name], theirs[name], mine[name] - theirs[name]] for name in mine]
     print_table(["part", "MindSpore", "PyTorch", "difference"], part_rows)
     results = {"batch": options.batch, "steps_ms": steps, "runs": runs, **parts}
-    write_json("lenet_step", results, machine)
+    write_results("lenet_step", results, machine)
 
 
 def _calls(steps, batch):

@@ -8,7 +8,7 @@ adds to a network of 25 million parameters.
 
 from statistics import median
 
-from _side_by_side import look_at_machine, print_table, write_json
+from _side_by_side import look_at_machine, print_table, write_results
 
 from labkit.labs.memory import peak_memory_mb, sweep
 
@@ -31,7 +31,7 @@ def main():
         f"PlainStep {plain:.0f} MB, AccumulatedStep {accumulated:.0f} MB: {copies:.2f} copies more"
     )
     dense = {"plain_mb": plain, "accumulated_mb": accumulated, "copies_more": copies}
-    write_json("memory", {"lenet": rows, "dense": dense}, machine)
+    write_results("memory", {"lenet": rows, "dense": dense}, machine)
 
 
 if __name__ == "__main__":

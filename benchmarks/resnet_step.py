@@ -19,7 +19,7 @@ from _side_by_side import (
     medians,
     print_table,
     step_parser,
-    write_json,
+    write_results,
 )
 
 SIZE, CLASSES, RATE, MOMENTUM = 64, 1000, 0.01, 0.9
@@ -75,7 +75,7 @@ def main():
     print("\nwhere the time of one step goes, ms (PlainStep without finite check, profiled)\n")
     print_table(["kind", "MindSpore", "PyTorch", "difference"], _rows(*parts.values()))
     results = {"batch": options.batch, "steps_ms": steps, "runs": runs, "losses": losses, **parts}
-    write_json("resnet_step", results, machine)
+    write_results("resnet_step", results, machine)
 
 
 def _rows(mine, theirs):

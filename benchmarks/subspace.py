@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from _side_by_side import in_child, look_at_machine, print_table, verdict, write_json
+from _side_by_side import in_child, look_at_machine, print_table, verdict, write_results
 
 from labkit.base.cores import usable_cores
 
@@ -41,7 +41,7 @@ def main():
         print(json.dumps({"write": write, "times": times, "memory": memory}[name](*arguments)))
         return
     machine = look_at_machine()
-    write_json("subspace", {"basis": measure_basis(options.folder, options.rounds)}, machine)
+    write_results("subspace", {"basis": measure_basis(options.folder, options.rounds)}, machine)
 
 
 def measure_basis(place, rounds) -> dict:

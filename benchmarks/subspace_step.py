@@ -22,7 +22,7 @@ from _side_by_side import (
     print_table,
     step_parser,
     verdict,
-    write_json,
+    write_results,
 )
 
 TARGET = 1.4  # of an ordinary step, where the first trial is accepted
@@ -51,7 +51,7 @@ def main():
         "trials": [run["trials"] for run in runs],
     }
     show(found)
-    path = write_json("subspace_step", found, machine)
+    path = write_results("subspace_step", found, machine)
     if options.json:
         options.json.write_text(path.read_text())
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from _race_plan import PLANS, TUNING_SEED, sweeps
 from _race_table import head_of, row_of, show, winner
-from _side_by_side import look_at_machine, write_json
+from _side_by_side import look_at_machine, write_results
 from _trainings import RUNS, Trainings, arguments
 
 import labkit
@@ -56,7 +56,7 @@ def main():
         results.write(NAME, stored, out)
         stored = results.load(NAME, out)
     show(stored)
-    write_json(NAME, {"times": stored.head["times"]}, machine)
+    write_results(NAME, {"times": stored.head["times"]}, machine)
 
 
 def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:

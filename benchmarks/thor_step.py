@@ -24,7 +24,7 @@ from _side_by_side import (
     print_table,
     step_parser,
     verdict,
-    write_json,
+    write_results,
 )
 
 STEPS = 50
@@ -52,7 +52,7 @@ def main():
     print(f"LeNet, batch {options.batch}, mean of {STEPS} steps\n")
     print_table(["per step", "ms", "/ Momentum", "at most"], rows)
     results = {"batch": options.batch, "steps_ms": taken, "ratios": ratios, "runs": runs}
-    write_json("thor_step", results | {"table": rows}, machine)
+    write_results("thor_step", results | {"table": rows}, machine)
 
 
 def steps_ms(batch, rounds):

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from _side_by_side import look_at_machine, print_table, verdict, write_json
+from _side_by_side import look_at_machine, print_table, verdict, write_results
 
 LABKIT = [str(Path(sys.executable).parent / "labkit")]
 # Seconds to the first line of output, at most.
@@ -44,7 +44,7 @@ def main():
         table = [[names[jobs], seconds] for jobs, seconds in runs.items()]
         print_table([f"all labs at preset {options.preset}", "seconds"], table)
         runs = {"one_by_one": runs["1"], "side_by_side": runs[None]}
-    write_json("waiting", {"first_line": first, "preset": options.preset, "runs": runs}, machine)
+    write_results("waiting", {"first_line": first, "preset": options.preset, "runs": runs}, machine)
 
 
 def first_line(arguments: list[str]) -> float:
