@@ -42,7 +42,7 @@ class TestValley:
     def test_a_third_path_is_drawn_too(self):
         paths = {name: self.PATHS[next(iter(self.PATHS))] for name in "abc"}
         axis = drawn(thor.valley, self.height, paths, 1, "title")
-        assert [text[0] for text in texts(axis.get_legend())] == list("abc")
+        assert [text[0] for text in legend(axis)] == list("abc")
 
     def test_the_contours_are_the_heights(self):
         axis = drawn(thor.valley, self.height, self.PATHS, 1, "title")
