@@ -28,7 +28,7 @@ from labkit.data.sources.cifar import Dataset
 from labkit.data.sources.classfolders import ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
 from labkit.data.sources.members import listed
-from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging
+from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging, unreceived
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -132,7 +132,7 @@ def prepare(
 
 def _form_of(known: Dataset, where: str) -> str:
     """Return what is at a path: "official" archive, folder of "records", or "images"."""
-    if not Path(where).exists():
+    if not os.path.exists(where):
         raise InputError(
             f"source {where} is not there; expected download, a folder, an archive or an address."
             f"{nearest(where, ['download'])}"
@@ -163,7 +163,10 @@ def _is_complete(known: Dataset, out: Path) -> bool:
 def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say: Say) -> None:
     """Make the classes that are missing from the official archive."""
     out = folders.out
-    _refuse_full(known, folders, known.archive.size if is_address(where) else 0)
+    missing = [s for s in SPLITS for name in known.classes if not folders.whole(s, name)]
+    images = sum(map(known.per_class, missing))
+    more = unreceived(known.archive, out / DOWNLOADS) if is_address(where) else 0
+    refuse_full(out, images * cifar.MAX_PNG + more, images)
     if is_address(where):
         name = known.archive.name
         address = where if where.endswith((".tar.gz", ".tgz")) else f"{where.rstrip('/')}/{name}"
@@ -204,16 +207,6 @@ def _copy(
         f"warning: {where} is not the official {known.title} ({known.archive.name}); only the "
         "structure is checked"
     )
-
-
-def _refuse_full(known: Dataset, folders: ClassFolders, more: int) -> None:
-    missing = sum(
-        known.per_class(split)
-        for split in SPLITS
-        for name in known.classes
-        if not folders.whole(split, name)
-    )
-    refuse_full(folders.out, missing * cifar.MAX_PNG + more, missing)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,7 +24,6 @@ appears under its name whole or not at all, and other data is never overwritten.
 import hashlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +36,7 @@ from labkit.base.input_files import read_json
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
 from labkit.data.sources.classfolders import MANIFEST, write_manifest
+from labkit.data.sources.download import Say
 from labkit.data.sources.script import exit_code, new_parser, staging
 from labkit.errors import InputError
 
@@ -52,8 +52,6 @@ LUMINANCE = np.array([0.299, 0.587, 0.114])
 MOST = {"train": 54210, "val": 8920}
 _VERSION = 1  # of the drawing: raise it when an image changes
 _GRID = 5
-
-Say = Callable[[str], None]
 
 
 def prepare(

@@ -36,7 +36,7 @@ from labkit.data.sources.classfolders import MANIFEST, ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
 from labkit.data.sources.ilsvrc import ILSVRC2012, Dataset
 from labkit.data.sources.members import tar_members
-from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging
+from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging, unreceived
 from labkit.errors import InputError, nearest, refuse_unknown
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -134,7 +134,7 @@ def _checked(
     if first is not None and (classes or first < 1):
         raise InputError(f"first is {first}; expected 1 or more, and not together with classes")
     wrong = [name for name in folders if not re.fullmatch(r"\w[\w.-]*", name) or name == MANIFEST]
-    if wrong or len(set(folders)) != len(SPLITS):
+    if wrong or len(folders) != len(SPLITS) or folders[0] == folders[1]:
         raise InputError(f"folders {' and '.join(map(repr, folders))}; expected two plain names")
     by_split = dict(zip(SPLITS, folders, strict=True))
     return Request(
@@ -164,7 +164,7 @@ def _checked_source(source: str | os.PathLike | None, needed: list[Published]) -
         )
     where = os.fspath(source)
     if not is_address(where):
-        missing = [known.name for known in needed if not (Path(where) / known.name).is_file()]
+        missing = [known.name for known in needed if not os.path.isfile(Path(where, known.name))]
         if missing:
             raise InputError(
                 f"{where} holds no {', '.join(missing)}; expected a folder with {names}, or an "
@@ -189,7 +189,11 @@ class _Job:
         needed = self.request.archives(self.known)
         paths = {published.name: folder / published.name for published in needed}
         if is_address(where):
-            self._refuse_full(paths)
+            missing = [known for known in needed if not paths[known.name].exists()]
+            whole = not self.request.classes and self.request.first is None
+            # All classes take the size of their archive once more.
+            size = sum(unreceived(known, folder) + whole * known.size for known in missing)
+            refuse_full(self.target.out, size, len(missing))
         for published in needed:
             path = paths[published.name]
             if path.exists() and self.target.remembers(path):
@@ -203,13 +207,6 @@ class _Job:
                 verify(path, published, self.say)
             self.target.remember(path)
         return paths
-
-    def _refuse_full(self, archives: dict[str, Path]) -> None:
-        needed = self.request.archives(self.known)
-        missing = [known.size for known in needed if not archives[known.name].exists()]
-        whole = not self.request.classes and self.request.first is None
-        # All classes take the size of their archive once more.
-        refuse_full(self.target.out, sum(missing) * (2 if whole else 1), len(missing))
 
     def convert(self, archives: dict[str, Path]) -> None:
         """Make the classes that are missing, one after the other."""

@@ -202,18 +202,23 @@ def _refuse_to_replace(targets: dict[str, Path], digests: dict[str, str], say: S
 
 
 def _digests(paths: dict[str, Path]) -> dict[str, str | None]:
-    """Return the SHA-256 of each file, None for one that is not there or cannot be read.
+    """Return the SHA-256 of each file, None for one that is not there.
 
     Raises:
-        InputError: when it is a pipe, which may wait for ever, or a folder.
+        InputError: when it cannot be read, or is a pipe, which may wait for ever, or a folder.
     """
     digests: dict[str, str | None] = {}
     for name, path in paths.items():
         try:
             with open_file(path) as file:
                 digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
             digests[name] = None
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}). Remove it, or choose another folder "
+                "with --out"
+            ) from error
     return digests
 
 
@@ -221,17 +226,14 @@ def _download(address: str, folder: Path, say: Say) -> Path:
     """Fetch an archive, or the four gzipped files of a mirror; return its path."""
     last = PurePosixPath(urllib.parse.urlsplit(address).path).name
     if last.endswith(ARCHIVES):
-        _fetch(address, folder / last, say)
+        download(address, folder / last, limit=MAX_DOWNLOAD, say=say)
         return folder / last
     place = folder / "download"
     place.mkdir()
     for name in FILES:
-        _fetch(f"{address.rstrip('/')}/{name}.gz", place / f"{name}.gz", say)
+        packed = f"{address.rstrip('/')}/{name}.gz"
+        download(packed, place / f"{name}.gz", limit=MAX_DOWNLOAD, say=say)
     return place
-
-
-def _fetch(address: str, target: Path, say: Say) -> None:
-    download(address, target, limit=MAX_DOWNLOAD, say=say)
 
 
 def main(arguments: list[str] | None = None) -> int:

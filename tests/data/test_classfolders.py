@@ -23,10 +23,10 @@ def out(tmp_path):
     return tmp_path / "out"
 
 
-def add(target: ClassFolders, work, split="train", name="cat", images=IMAGES) -> Record:
+def add(target: ClassFolders, work, say=None, split="train", name="cat", images=IMAGES) -> Record:
     work.mkdir(exist_ok=True)
     record = target.stage(work, split, name, images.items())
-    target.install(work, split, name, record)
+    target.install(work, split, name, record, say)
     return record
 
 
@@ -83,8 +83,10 @@ def test_a_class_with_a_file_of_somebody_else_stays(out, tmp_path):
     mine = out / "train" / "cat" / "mine.txt"
     mine.write_text("mine")
     before = (out / "manifest.json").read_text()
+    lines = []
     with pytest.raises(InputError, match="mine.txt is no file of this class"):
-        add(folders(out), tmp_path / "two")
+        add(folders(out), tmp_path / "two", lines.append)
+    assert lines == []  # nothing is said of a replacement that is refused
     assert mine.read_text() == "mine" and (out / "manifest.json").read_text() == before
 
 

@@ -33,6 +33,11 @@ def test_after_a_failure_what_was_there_stays(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 
+def test_a_name_that_is_too_long_is_refused(tmp_path):
+    with pytest.raises(InputError, match="File name too long"), staging(tmp_path / ("x" * 300)):
+        pass
+
+
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("x")
     for out in (tmp_path / "file", tmp_path / "file" / "below"):

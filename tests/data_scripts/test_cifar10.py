@@ -155,6 +155,9 @@ def test_a_folder_of_unpacked_records_is_taken_and_said(small, tmp_path):
         (folder / name).write_bytes(content)
     assert_same_images(small.prepare(tmp_path / "out", folder, lines.append), small.pixels)
     assert "is not the official CIFAR-10" in lines[0]
+    (folder / "copy").mkdir()
+    (folder / "copy" / "data_batch_1.bin").write_bytes(small.files["data_batch_1.bin"])
+    refused(small, folder, tmp_path / "new", "holds data_batch_1.bin more than once")
 
 
 def test_other_images_of_ones_own_are_a_conflict(small, tmp_path):
@@ -230,6 +233,11 @@ def test_the_room_for_the_download_is_counted(small, server, tmp_path, monkeypat
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     refused(small, "download", tmp_path / "out", "Make room")
     assert server.asked == []
+    # What is here already is not counted once more.
+    downloads = tmp_path / "here" / ".download"
+    downloads.mkdir(parents=True)
+    (downloads / small.source.name).write_bytes(small.content)
+    small.prepare(tmp_path / "here", "download")
     small.prepare(tmp_path / "out")
 
 

@@ -228,6 +228,7 @@ def test_a_kit_or_labels_that_do_not_fit_are_refused(archives, tmp_path, labels)
         ({"first": 1, "classes": ["n00000001"]}, "not together with classes"),
         ({"folders": ("../x", "val")}, "expected two plain names"),
         ({"folders": ("x", "x")}, "expected two plain names"),
+        ({"folders": ("x", "y", "x")}, "expected two plain names"),
         ({"folders": ("manifest.json", "x")}, "expected two plain names"),
     ],
 )
@@ -264,6 +265,18 @@ def test_no_room_for_the_download_is_said_before_it(archives, server, tmp_path, 
     monkeypatch.setattr(os, "statvfs", lambda path: room)
     refused(archives, tmp_path / "out", "Make room", source=server.address)
     assert server.asked == []
+
+
+def test_a_part_that_is_here_needs_no_room_again(archives, server, tmp_path, monkeypatch):
+    """What is received takes its room already: as much less is asked for."""
+    contents, name = archives.contents, archives.known.train.name
+    left = 2 * sum(map(len, contents.values())) - len(contents["train"]) + 3 * 2048
+    room = SimpleNamespace(f_bavail=left, f_frsize=1, f_files=0, f_favail=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: room)
+    (tmp_path / "out" / ".download").mkdir(parents=True)
+    refused(archives, tmp_path / "out", "Make room", source=server.address)
+    (tmp_path / "out" / ".download" / f"{name}.part").write_bytes(contents["train"])
+    assert images(archives.prepare(tmp_path / "out", source=server.address)) == archives.expected()
 
 
 def test_the_command_hands_its_arguments_on(archives, tmp_path, monkeypatch, labels):

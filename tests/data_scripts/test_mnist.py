@@ -1,6 +1,7 @@
 """The MNIST script: verified files or none, from every source."""
 
 import dataclasses
+import errno
 import gzip
 import hashlib
 import os
@@ -68,6 +69,20 @@ def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(script, tmp
     os.mkfifo(tmp_path / "train" / "train-images-idx3-ubyte")
     with pytest.raises(InputError, match="train-images-idx3-ubyte is a pipe"):
         script.prepare(out=tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_not_replaced(small, tmp_path, monkeypatch):
+    out = small.prepare(tmp_path / "out")
+    opened = small.script.open_file
+
+    def refuse(path):
+        if path.parent == out / "train":
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return opened(path)
+
+    monkeypatch.setattr(small.script, "open_file", refuse)
+    with pytest.raises(InputError, match=r"cannot be read \(Permission denied\). Remove it"):
+        small.prepare(out)
 
 
 def test_other_data_is_never_overwritten(small, mnist, tmp_path):

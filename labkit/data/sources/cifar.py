@@ -73,6 +73,10 @@ def images_of_records(known: Dataset, members: list[Member], where: str) -> Imag
     """Return the images of every class as PNG, read from the .bin files among ``members``."""
     by_name = {PurePosixPath(member.name).name: member for member in members}
     wanted = [name for files in known.files.values() for name in files]
+    held = [PurePosixPath(member.name).name for member in members]
+    twice = [name for name in (*wanted, known.names) if held.count(name) > 1]
+    if twice:
+        raise InputError(f"{where} holds {twice[0]} more than once; expected it once")
     missing = [name for name in (*wanted, known.names) if name not in by_name]
     if missing:
         raise InputError(f"{where} holds no {', '.join(missing)}; expected {known.archive.name}")

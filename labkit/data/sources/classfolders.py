@@ -106,8 +106,6 @@ class ClassFolders:
                 somebody's own, and would be removed.
         """
         folder = self.out / split / name
-        if say and folder.exists():
-            say(f"replacing a damaged class: {folder}")
         if folder.is_dir() and (
             own := set(os.listdir(folder)) - set(os.listdir(work / split / name))
         ):
@@ -115,6 +113,8 @@ class ClassFolders:
                 f"{folder / min(own)} is no file of this class, which must be made anew; expected "
                 "nothing else in its folder. Move it away, or choose another folder with --out"
             )
+        if say and folder.exists():
+            say(f"replacing a damaged class: {folder}")
         # First the record: a folder without one would be taken for somebody else's.
         self.records[f"{split}/{name}"] = record
         self._write()

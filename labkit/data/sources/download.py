@@ -34,7 +34,6 @@ STATE = ".part.json"
 # Where a script keeps what it downloads, in its folder, until the images are made.
 DOWNLOADS = ".download"
 _HEADERS = {"User-Agent": "labkit-data-scripts"}
-
 _CHUNK = 1 << 20
 # The system's other errors, such as a full disk, are no reason to try again.
 _BROKEN = (
@@ -46,7 +45,6 @@ _BROKEN = (
 )
 # Statuses that may be others a moment later.
 _PASSING = (408, 425, 429, 500, 502, 503, 504)
-
 Say = Callable[[str], None]
 
 
@@ -117,6 +115,7 @@ def download(
             raise
         # Before the rename: what is still in the buffer would come too late for a killed program.
         file.flush()
+        os.fsync(file.fileno())
         os.replace(part, target)
     state.unlink(missing_ok=True)
 
@@ -192,6 +191,7 @@ class _Transfer:
     say: Say
 
     def persist(self, attempts: int, pause: float) -> None:
+        """Try until all is received; ``InputError`` after so many ``attempts``."""
         for attempt in range(1, attempts + 1):
             try:
                 return self.resume()

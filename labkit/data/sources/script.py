@@ -9,6 +9,7 @@ from pathlib import Path
 
 from labkit.base.files import remove_unfinished, scratch_folder
 from labkit.base.locks import locked
+from labkit.data.sources.download import PART, Published
 from labkit.errors import InputError
 
 _BLOCK = 4096  # bytes that a file system gives out at once
@@ -45,7 +46,7 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
         InputError: when ``out`` cannot be written (an ``OSError``, here or in the body), or another
             program has locked it.
     """
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    made = [folder for folder in (out, *out.parents) if not os.path.exists(folder)]
     try:
         out.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -64,12 +65,21 @@ def staging(out: Path, alone: bool = False) -> Iterator[Path]:
         raise
 
 
+def unreceived(published: Published, folder: Path) -> int:
+    """Return how many bytes of a file a download into ``folder`` has still to bring."""
+    target = folder / published.name
+    if target.exists():
+        return 0
+    part = Path(f"{target}{PART}")
+    return max(published.size - (part.stat().st_size if part.exists() else 0), 0)
+
+
 def refuse_full(out: Path, size: int, files: int) -> None:
     """Raise ``InputError`` unless ``files`` files of ``size`` bytes in all have room at ``out``.
 
     ``out`` need not exist yet. Half a block a file is added for the rounding to whole blocks.
     """
-    place = next(folder for folder in (out, *out.parents) if folder.exists())
+    place = next(folder for folder in (out, *out.parents) if os.path.exists(folder))
     needed, disk = size + files * _BLOCK // 2, os.statvfs(place)
     free = disk.f_bavail * disk.f_frsize
     if needed > free:
