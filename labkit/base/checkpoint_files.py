@@ -90,7 +90,7 @@ def _opened(
 ) -> Iterator[tuple[Any, dict[str, Entry]]]:
     """Give the file and what it holds; raise ``DamagedCheckpoint`` for what is wrong with it."""
     path = Path(path)
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"no checkpoint at {path}")
     try:
         with open_file(path) as file:

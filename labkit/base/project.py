@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 
+from labkit.base.input_files import read_text
 from labkit.errors import InputError
 
 # The name in pyproject.toml, today's and that of up to 0.1.0.
@@ -97,8 +98,9 @@ def _is_trusted(root: Path) -> bool:
 
 def _names_labkit(folder: Path) -> bool:
     try:
-        settings = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        # Anybody's may lie here: a pipe is not waited for, nor is anything read without end.
+        settings = tomllib.loads(read_text(folder / "pyproject.toml"))
+    except (OSError, ValueError, RecursionError):
         # No such file here, or one that is not ours to judge: look further up.
         return False
     project = settings.get("project")

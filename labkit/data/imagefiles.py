@@ -24,6 +24,7 @@ from typing import BinaryIO
 from PIL import Image
 
 from labkit.base.arguments import wrong
+from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -56,7 +57,7 @@ def class_names(dataset_path: str | os.PathLike) -> tuple[str, ...]:
     Raises:
         InputError: when the folder is missing or holds no class.
     """
-    root = _folder(dataset_path)
+    root = existing_folder("dataset_path", dataset_path, "one folder a class")
     faults: list[str] = []
     names = _class_names(root, faults)
     _raise(root, faults)
@@ -76,7 +77,7 @@ def read_folder(
     Raises:
         InputError: when something cannot be used; it names the first five faults and their number.
     """
-    root = _folder(dataset_path)
+    root = existing_folder("dataset_path", dataset_path, "one folder a class")
     faults: list[str] = []
     names = _class_names(root, faults)
     count, height, width = 0, 0, 0
@@ -99,16 +100,12 @@ def existing_folder(name: str, path: object, content: str) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise wrong(name, path, "the path of a folder")
     folder = Path(path)
-    if not folder.is_dir():
-        state = "a file" if folder.exists() else "not there"
+    if not os.path.isdir(folder):
+        state = "a file" if os.path.exists(folder) else "not there"
         raise InputError(
             f"{name}: expected a folder with {content}, got {folder}, which is {state}"
         )
     return folder
-
-
-def _folder(dataset_path: object) -> Path:
-    return existing_folder("dataset_path", dataset_path, "one folder a class")
 
 
 def _class_names(root: Path, faults: list[str]) -> tuple[str, ...]:
@@ -164,7 +161,7 @@ def check_image(path: Path) -> None:
 def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
     """Return what is wrong with a file, or None, and its (width, height)."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             if not file.read(1):
                 return "is empty (0 bytes); expected a JPEG or PNG file", (0, 0)
             if (size := os.fstat(file.fileno()).st_size) > _MOST_BYTES:
@@ -176,6 +173,8 @@ def _look(path: Path, deep: bool) -> tuple[str | None, tuple[int, int]]:
                 else:
                     whole = _ends_with(file, b"\xff\xd9") or _jpeg_is_whole(_content(file))
                 return _fault(image, whole, deep), image.size
+    except InputError:
+        return "is no regular file; expected a JPEG or PNG file", (0, 0)
     except Image.DecompressionBombError:
         return f"has more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels", (0, 0)
     # Of files damaged at random Pillow's readers also raise struct.error, SyntaxError, IndexError.

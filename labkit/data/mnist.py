@@ -89,10 +89,13 @@ def create_dataset(
     repeat_size = integer("repeat_size", repeat_size)
     files = _find_files(data_path, usage)
     count = _image_count(files, images)
-    if batch_size > count:
-        raise InputError(f"batch_size {batch_size} is larger than the data: {count} images")
+    rank_size = integer("rank_size", rank_size)
+    rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
+    rows = count // rank_size if drop else count
+    if batch_size > rows:
+        raise InputError(f"batch_size {batch_size} is larger than the data: {rows} images")
     sampler = _sampler(count, shuffle)
-    if integer("rank_size", rank_size) > 1:
+    if rank_size > 1:
         if count < files.count:
             raise InputError(f"images is {images} with {rank_size} ranks; expected None")
         sampler = choose_images(count, files.folder, batch_size, rank_size, rank_id, shuffle)
@@ -210,16 +213,17 @@ def _find_files(data_path: str | os.PathLike, usage: str | None) -> _Files:
     if usage is not None:
         choice("usage", usage, USAGES)
     folder = existing_folder("data_path", data_path, "MNIST's IDX files")
-    present = [name for name in USAGES if _images_path(folder, name).exists()]
+    present = [name for name in USAGES if os.path.exists(_images_path(folder, name))]
     if usage is None:
         if len(present) != 1:
             raise InputError(_ambiguous(folder, present))
         usage = present[0]
-    elif usage not in present and _images_path(folder / usage, usage).exists():
+    elif usage not in present and os.path.exists(_images_path(folder / usage, usage)):
         folder = folder / usage
     elif usage not in present:
         raise InputError(_missing(folder, usage))
-    images, labels = _images_path(folder, usage), _labels_path(folder, usage)
+    images = _images_path(folder, usage)
+    labels = folder / f"{_FILE_PREFIX[usage]}-labels-idx1-ubyte"
     _refuse_lookalikes(folder, usage, {images.name, labels.name})
     return _Files(folder, usage, idx.check_pair(images, labels, size=PIXELS)[0])
 
@@ -240,12 +244,8 @@ def _images_path(folder: Path, usage: str) -> Path:
     return folder / f"{_FILE_PREFIX[usage]}-images-idx3-ubyte"
 
 
-def _labels_path(folder: Path, usage: str) -> Path:
-    return folder / f"{_FILE_PREFIX[usage]}-labels-idx1-ubyte"
-
-
 def _ambiguous(folder: Path, present: list[str]) -> str:
-    if present or any(_images_path(folder / name, name).exists() for name in USAGES):
+    if present or any(os.path.exists(_images_path(folder / name, name)) for name in USAGES):
         return f'{folder} does not say which set is meant; give usage="train" or usage="test"'
     return _missing(folder, *USAGES)
 

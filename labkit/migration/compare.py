@@ -116,7 +116,8 @@ def stage_table(rows: Sequence[Row]) -> str:
 
 def _stage(stage: str, actual: Trace, reference: Trace, tolerance: float) -> Iterator[Row]:
     ours, theirs = actual.stages.get(stage, {}), reference.stages.get(stage, {})
-    floor = _NOISE * max((_largest(value) for value in theirs.values()), default=0.0)
+    largest = [x for x in map(_largest, theirs.values()) if np.isfinite(x)]
+    floor = _NOISE * max(largest, default=0.0)
     names = [name for name in theirs if name in ours] if stage == "forward" else list(theirs)
     for name in names:
         if name not in ours:
@@ -140,7 +141,7 @@ def _difference(value: object, expected: object, floor: float, slack: float) -> 
     if value.shape != shape:
         hint = ": transposed?" if value.shape == shape[::-1] else ""
         return np.inf, f"shape {value.shape}, expected {shape}{hint}"
-    if not np.isfinite(value).all():
+    if not np.isfinite(value).all() or not np.isfinite(_largest(expected)):
         return np.inf, "not finite"
     scale = max(_largest(expected), floor) or 1.0
     if isinstance(expected, Digest):

@@ -55,7 +55,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     if path.suffix not in _TORCH + _SAFETENSORS:
         known = ", ".join(_TORCH + _SAFETENSORS)
         raise InputError(f"{path} ends in {path.suffix!r}; expected a file ending in {known}")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputError(f"{path} is not there; expected a file of PyTorch weights")
     if path.suffix in _SAFETENSORS and entry is not None:
         raise InputError(f"{path} has no entries, only tensors; entry={entry!r} was given")
@@ -79,22 +79,16 @@ def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
         raise InputError(f"{path} ends in {path.suffix!r}; expected .pth or .safetensors")
+    torch = _torch(path) if path.suffix == ".pth" else None
     arrays = {name: np.array(value, order="C") for name, value in state.items()}
-    write = _write_pickle if path.suffix == ".pth" else _write_safetensors
     with whole_file(path, "the weights") as temporary:
-        write(arrays, temporary, path)
+        if torch is not None:
+            torch.save({n: torch.from_numpy(value) for n, value in arrays.items()}, temporary)
+        else:
+            from safetensors.numpy import save_file
+
+            save_file(arrays, temporary)
     return path
-
-
-def _write_pickle(arrays: State, temporary: Path, path: Path) -> None:
-    torch = _torch(path)
-    torch.save({name: torch.from_numpy(value) for name, value in arrays.items()}, temporary)
-
-
-def _write_safetensors(arrays: State, temporary: Path, path: Path) -> None:
-    from safetensors.numpy import save_file
-
-    save_file(arrays, temporary)
 
 
 def _read_safetensors(path: Path) -> State:
@@ -151,14 +145,15 @@ def _tensors(path: Path, content: object, entry: str | None) -> Mapping:
     """Return the dict of tensors in what a file held."""
     if not isinstance(content, Mapping):
         raise InputError(f"{path} holds a {type(content).__name__}; expected tensors by name")
+    content = {str(name): value for name, value in content.items()}
     if entry is None:
         if content and all(hasattr(value, "detach") for value in content.values()):
             return content
         entry = next((name for name in _ENTRIES if name in content), None)
         if entry is None:
-            held = ", ".join(map(str, list(content)[:6])) or "nothing"
+            held = ", ".join(list(content)[:6]) or "nothing"
             raise InputError(f"{path} holds {held}; name the entry that holds the tensors: entry=")
-    refuse_unknown("entry", entry, map(str, content))
+    refuse_unknown("entry", entry, content)
     tensors = content[entry]
     if not isinstance(tensors, Mapping):
         raise InputError(

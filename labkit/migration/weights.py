@@ -8,6 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
+from labkit.base.arguments import integer
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.files import State, read_torch, write_torch
 from labkit.migration.names import COUNTER, Match, match, pairs
@@ -64,7 +65,7 @@ def state_dict(
         counters: name -> value of ``num_batches_tracked``; default: 0 for each BatchNorm.
 
     Raises:
-        InputError: when a counter is of no BatchNorm.
+        InputError: when a counter is of no BatchNorm, or no integer >= 0.
     """
     values = {parameter.name: _readable(parameter) for parameter in network.get_parameters()}
     state: State = {}
@@ -73,7 +74,8 @@ def state_dict(
         module, _, attribute = pair.torch.rpartition(".")
         if attribute == "running_var":
             counter = f"{module}.{COUNTER}" if module else COUNTER
-            state[counter] = np.asarray((counters or {}).get(counter, 0), np.int64)
+            count = integer(counter, (counters or {}).get(counter, 0), 0)
+            state[counter] = np.asarray(count, np.int64)
     for counter in counters or {}:
         refuse_unknown("counter", counter, _counters(state))
     return state
@@ -115,7 +117,7 @@ def convert_file(
     """
     state = read_torch(source, entry=entry, prefix=prefix)
     matched = load(network, state, renames)
-    carried = {name: int(state[name]) for name in matched.carried}
+    carried = {name: _count(source, name, state[name]) for name in matched.carried}
     checkpoint.write(network, target, extra=carried)
     return matched
 
@@ -147,16 +149,18 @@ def convert_back(
         raise InputError(f"{source} has no {', '.join(missing)}; is it of another network?")
     checkpoint.load_into(network, {name: saved[name] for name in names}, source)
     state = state_dict(network, renames)
-    counters = {
-        name: _count(source, name, saved[name]) for name in _counters(state) if name in saved
-    }
-    return write_torch(target, state_dict(network, renames, counters))
+    for name in _counters(state):
+        if name in saved:
+            state[name] = np.asarray(_count(source, name, saved[name]), np.int64)
+    return write_torch(target, state)
 
 
-def _count(source: str | os.PathLike, name: str, value: ms.Parameter) -> int:
-    if getattr(value, "dtype", None) not in (ms.int32, ms.int64) or value.shape != ():
-        raise InputError(f"{source}: {name} is no whole number")
-    return int(value)
+def _count(source: str | os.PathLike, name: str, value: object) -> int:
+    number = np.asarray(value.asnumpy() if isinstance(value, ms.Parameter) else value)
+    if number.dtype.kind not in "iu" or number.size != 1:
+        what = f"{number.dtype} {number.shape}"
+        raise InputError(f"{source}: {name}: expected a whole number, got {what}")
+    return int(number.item())
 
 
 def _exactly(name: str, value: np.ndarray, parameter: ms.Parameter) -> np.ndarray:

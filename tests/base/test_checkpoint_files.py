@@ -222,7 +222,7 @@ def test_texts_where_numbers_are_expected_are_refused(tmp_path):
         counted = {"num_batches_tracked": count}
         saved = [{"name": name, "data": value} for name, value in values.items()]
         ms.save_checkpoint(saved, str(tmp_path / "bn.ckpt"), append_dict=counted)
-        with pytest.raises(InputError, match="num_batches_tracked is no whole number"):
+        with pytest.raises(InputError, match="num_batches_tracked: expected a whole number"):
             convert_back(tmp_path / "bn.ckpt", tmp_path / "x.safetensors", nn.BatchNorm1d(3))
 
 

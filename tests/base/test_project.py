@@ -56,6 +56,7 @@ def test_outside_a_checkout_the_message_says_so(tmp_path, installed_elsewhere):
         ('[project]\nname = "mindspore"\n', False),
         ("project = 'labkit'\n", False),
         ("", False),
+        pytest.param("x = " + "[" * 5000, False, id="5000 brackets"),
     ],
 )
 def test_a_pyproject_of_something_else_is_passed_over(project, text, ours):
@@ -63,6 +64,16 @@ def test_a_pyproject_of_something_else_is_passed_over(project, text, ours):
     inner.mkdir()
     (inner / "pyproject.toml").write_text(text)
     assert project_root(inner) == (inner if ours else project)
+
+
+def test_a_pipe_in_a_folder_above_is_not_waited_for(project):
+    inner = project / "inner"
+    inner.mkdir()
+    os.mkfifo(inner / "pyproject.toml")
+    code = "from labkit.base.project import project_root; print(project_root())"
+    command, here = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(own_checkout())}
+    done = subprocess.run(command, cwd=inner, env=here, capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == str(project), done.stderr
 
 
 def test_another_users_project_is_passed_over(project, another_user, request):

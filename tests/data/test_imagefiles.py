@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from labkit.data.imagefiles import ImageFolder, class_names, read_folder
+from labkit.data.imagefiles import ImageFolder, check_image, class_names, read_folder
 from labkit.errors import InputError
 from tests.support.image_files import COLUMNS, ROWS, encode, picture, store, unusable, usable
 
@@ -125,6 +125,8 @@ def test_folders_that_are_none_are_refused(tmp_path, read):
         match="expected a folder with one folder a class, got .*absent, which is not there",
     ):
         read(tmp_path / "absent")
+    with pytest.raises(InputError, match="xxx, which is not there"):
+        read(tmp_path / ("x" * 300))
     with pytest.raises(InputError, match="holds no class"):
         read(tmp_path)
     store(tmp_path, {"file": b"x"})
@@ -139,6 +141,12 @@ def test_a_file_without_permission_is_named(root):
     (root / "dog" / "c.jpg").chmod(0)
     with pytest.raises(InputError, match="dog/c.jpg cannot be read .Permission denied"):
         read_folder(root)
+
+
+def test_a_pipe_for_an_image_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(InputError, match="pipe.jpg is no regular file; expected a JPEG or PNG"):
+        check_image(tmp_path / "pipe.jpg")
 
 
 def test_an_image_too_large_for_memory_is_named(root, monkeypatch):

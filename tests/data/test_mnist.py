@@ -198,6 +198,11 @@ def call(folder, **arguments):
         ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
         ({"batch_size": 201}, "batch_size 201 is larger than the data: 200 images"),
         ({"batch_size": 60, "images": 50}, "batch_size 60 is larger than the data: 50 images"),
+        (
+            {"batch_size": 60, "rank_size": 4, "shuffle": False, "drop_remainder": True},
+            "batch_size 60 is larger than the data: 50 images",
+        ),
+        ({"rank_id": 7}, "rank_id: expected an integer >= 0 and <= 0, got 7"),
         ({"images": 201}, "images: expected an integer >= 1 and <= 200, got 201"),
         ({"repeat_size": 0}, "repeat_size: expected"),
         ({"num_parallel_workers": 0}, "num_parallel_workers: expected"),

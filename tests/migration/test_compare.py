@@ -119,6 +119,12 @@ def test_values_that_are_not_finite_fail(value, form):
     rows = compare_step(made(forward={"t": np.array([value, -2.0])}), form(made()))
     row = first_difference(rows)
     assert (row.stage, row.difference, row.note) == ("forward", np.inf, "not finite")
+    # In the reference too, where it leaves the noise floor of its stage to the others.
+    same = {"big": np.array([2.0]), "nothing": np.array([1e-12])}
+    reference = made(gradients={"t": np.array([value, 1.0]), **same})
+    actual = made(gradients={"t": np.ones(2), **same, "nothing": np.zeros(1)})
+    rows = compare_step(actual, form(reference))
+    assert [(row.name, row.note) for row in rows if not row.passed] == [("t", "not finite")]
 
 
 def test_other_shapes_fail_and_transposed_ones_are_recognised(form):

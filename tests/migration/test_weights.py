@@ -203,6 +203,17 @@ def test_the_prefix_of_data_parallel_is_pointed_out(tmp_path):
 def test_unknown_counters_are_refused():
     with pytest.raises(InputError, match="unknown counter '0.num_batches_tracked'"):
         state_dict(network(), counters={"0.num_batches_tracked": 1})
+    for count in (1.7, True, -1):
+        with pytest.raises(InputError, match="1.num_batches_tracked: expected an integer >= 0"):
+            state_dict(network(), counters={"1.num_batches_tracked": count})
+
+
+@pytest.mark.parametrize("count", [np.array(1.5), np.array(np.nan), np.array([1, 2, 3])])
+def test_a_counter_that_is_no_whole_number_is_refused(tmp_path, count):
+    write_torch(tmp_path / "a.safetensors", numbers() | {"1.num_batches_tracked": count})
+    with pytest.raises(InputError, match="1.num_batches_tracked: expected a whole number, got"):
+        convert_file(tmp_path / "a.safetensors", tmp_path / "a.ckpt", network())
+    assert not (tmp_path / "a.ckpt").exists()
 
 
 # ---- checkpoints
@@ -349,6 +360,7 @@ UNREADABLE = [  # content, options of read_torch, message
     (lambda torch: {"state_dict": {"w": 3}}, {}, "w of state_dict is no tensor"),
     (lambda torch: {"epoch": 3, "ema": {}, 7: 1}, {}, "holds epoch, ema, 7; name the entry"),
     (lambda torch: {"ema": {}}, {"entry": "emma"}, "unknown entry 'emma'.*Did you mean 'ema'"),
+    (lambda torch: {0: {"w": 3}}, {"entry": "0"}, "w of 0 is no tensor"),
     (lambda torch: {"epoch": 3}, {"entry": "epoch"}, "epoch holds a int; expected tensors by name"),
     (
         lambda torch: {"w": torch.eye(3).to_sparse()},
@@ -392,7 +404,7 @@ def test_without_pytorch_pth_files_are_refused_and_safetensors_are_not(tmp_path,
     with pytest.raises(InputError, match=message):
         read_torch(tmp_path / "a.pth")
     with pytest.raises(InputError, match=message):
-        write_torch(tmp_path / "b.pth", numbers())
+        write_torch(tmp_path / "new" / "b.pth", numbers())
     assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
     assert_bits(read_torch(write_torch(tmp_path / "a.safetensors", numbers())), numbers())
 
