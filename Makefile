@@ -62,7 +62,7 @@ bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@status=0; for name in $(BENCH); do echo "== $$name"; \
 	    $(BIN)/python benchmarks/$$name.py $(ARGS) || status=1; done; exit $$status
 
-clean: ## remove what runs and tools left behind: runs, caches, prepared MNIST; not .venv, not converted data
+clean: ## remove what runs and tools left behind: runs, caches, prepared MNIST and digits; not .venv, not converted data
 	@sh scripts/clean.sh
 
 distclean: clean ## clean, and remove .venv as well, if `make` has made it

@@ -7,7 +7,7 @@ cd -- "$(dirname -- "$0")/.."
 
 # What can be made again: runs and builds, and the caches of tools.
 for name in runs build dist labkit.egg-info mindspore_labs.egg-info \
-    .pytest_cache .ruff_cache .hypothesis .ipynb_checkpoints kernel_meta; do
+    .pytest_cache .ruff_cache .mypy_cache .hypothesis .ipynb_checkpoints kernel_meta; do
     if [ -L "$name" ]; then
         echo "$name is a link, and stays"
     elif [ -d "$name" ]; then

@@ -218,7 +218,10 @@ python) find_python; exit ;;
 base) project_spec='.[labs]' stamps=base ;;
 test) project_spec='.[labs,test]' stamps='base test' ;;
 remove) remove; exit ;;
-*) echo "usage: environment.sh base|test|python|remove; came: ${1:-nothing}" >&2 && exit 2 ;;
+*)
+    echo "environment.sh: expected base, test, python or remove, got ${1:-nothing}" >&2
+    exit 2
+    ;;
 esac
 
 # The path belongs to the key: an environment that was moved must be installed again.

@@ -1,1 +1,1 @@
-"""What every other room stands on: arguments, files, locks, where the project is. No MindSpore."""
+"""What every other room stands on: arguments, files, locks; MindSpore in checkpoints alone."""

@@ -57,10 +57,16 @@ class Entry:
 
     @property
     def size(self) -> int:
+        """Its bytes, in all slices."""
         return sum(part.length for part in self.slices)
 
 
 def parse(file: BinaryIO, need_crc: bool) -> dict[str, Entry]:
+    """Return by name what a file holds, without reading the values; see ``checkpoint_files.read``.
+
+    Raises:
+        Malformed: for what is no whole checkpoint.
+    """
     end = os.fstat(file.fileno()).st_size
     if end > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise Malformed(f"it has {end} bytes, more than this machine's memory")

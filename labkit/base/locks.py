@@ -251,4 +251,5 @@ def _let_go_in_child() -> None:
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, where `labkit doctor` says what to do
+    os.register_at_fork(after_in_child=_let_go_in_child)

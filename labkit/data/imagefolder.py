@@ -217,7 +217,7 @@ def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:
     """Return one file as evaluation gives it to a network: (3, S, S) float32, S = image_size.
 
     Raises:
-        InputError: for what is no image, or smaller than S after the resize.
+        InputError: for what is no image.
     """
     length = resize_length(image_size, "auto")
     check_image(Path(path))
@@ -232,7 +232,8 @@ def augmenting_operations(
 ) -> list:
     """Return the random operations of training: file bytes -> (3, S, S) float32."""
     flip = vision.RandomHorizontalFlip(0.5)
-    crop = vision.RandomCropDecodeResize(image_size, scale=SCALE, ratio=RATIO)
+    side = integer("image_size", image_size)
+    crop = vision.RandomCropDecodeResize(side, scale=SCALE, ratio=RATIO)
     return [crop, flip, _normalise(mean, std), vision.HWC2CHW()]
 
 
@@ -251,7 +252,7 @@ def plain_operations(
     operations = [vision.Decode(to_pil=pillow)]
     if resize is not None:
         operations.append(vision.Resize(resize, vision.Inter.LINEAR))
-    operations.append(vision.CenterCrop(image_size))
+    operations.append(vision.CenterCrop(integer("image_size", image_size)))
     if pillow:
         mean, std = _three("mean", mean), _three("std", std)
         return [*operations, vision.ToTensor(), vision.Normalize(mean, std, is_hwc=False)]

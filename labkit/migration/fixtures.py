@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.base.files import whole_file
 from labkit.base.input_files import open_file, parse_json
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration import synthetic
@@ -115,9 +116,10 @@ def save(name: str, trace: Trace, settings: dict) -> Path:
             tensors.append([stage, tensor, list(digest.shape), digest.largest])
             arrays += [digest.kept, digest.sums]
     header = {"origin": trace.origin, "settings": settings, "tensors": tensors}
-    FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.npz"
-    np.savez_compressed(path, header=np.array(json.dumps(header)), numbers=np.concatenate(arrays))
+    text, numbers = np.array(json.dumps(header)), np.concatenate(arrays)
+    with whole_file(path, "the recorded step") as temporary:
+        np.savez_compressed(temporary, header=text, numbers=numbers)
     return path
 
 

@@ -45,7 +45,7 @@ class Trace:
 class _OneStep(nn.Cell):
     """One plain training step that also returns its gradients."""
 
-    def __init__(self, network: nn.Cell, loss_fn: nn.Cell, optimizer: nn.Optimizer):
+    def __init__(self, network: nn.Cell, loss_fn: nn.Cell, optimizer: nn.Optimizer) -> None:
         super().__init__(auto_prefix=False)
         self.network, self.loss_fn, self.optimizer = network, loss_fn, optimizer
         self.value_and_grad = ops.value_and_grad(self._loss, None, optimizer.parameters)

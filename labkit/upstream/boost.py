@@ -135,7 +135,8 @@ def _refuse_options(boost: Boost, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         owners = [function for function, own in _OWN_OPTIONS.items() if name in own]
         if owners and name not in right:
-            raise wrong(name, value, f"none where {' and '.join(owners)} are off")
+            verb = "is" if len(owners) == 1 else "are"
+            raise wrong(name, value, f"none where {' and '.join(owners)} {verb} off")
 
 
 def _build(

@@ -48,12 +48,13 @@ def schedule(name: str, value: Any, zero: bool) -> float | np.ndarray | OfUpdate
         return value
     bound = ">= 0" if zero else "> 0"
     expected = f"a finite number {bound}, one of them for each update, or a function of the update"
-    if isinstance(value, bool | str):
-        raise wrong(name, value, expected)
     try:
         values = np.asarray(value, np.float32)
+        are_numbers = np.asarray(value).dtype.kind not in "bSU"  # NumPy takes True and "0.1"
     except (TypeError, ValueError):
-        raise wrong(name, value, expected) from None
+        are_numbers = False
+    if not are_numbers:
+        raise wrong(name, value, expected)
     if values.ndim > 1 or not values.size:
         raise InputError(f"{name}: expected {expected}, got shape {values.shape}")
     bad = np.flatnonzero(~np.isfinite(values) | (values < 0) | ((values == 0) & (not zero)))

@@ -199,7 +199,7 @@ class ThorModel(Model):
         text = f"batch_size is {expected} in thor, and the data comes in batches of {rows}"
         if self._settings.options.formulas != "thor":
             raise InputError(f"{text}; expected the same where upstream's formulas are asked for")
-        warnings.warn(f"{text}: factors are means over the {rows}", stacklevel=3)
+        warnings.warn(f"{text}: factors are means over the {rows}", stacklevel=4)
 
 
 class _FollowRate(Callback):

@@ -1,6 +1,7 @@
 """The archives of ImageNet: classes by name, images by number, labels by the kit's own order."""
 
 import io
+import os
 import sys
 
 import pytest
@@ -80,6 +81,12 @@ def test_labels_that_do_not_fit_are_refused(tmp_path, fault):
     if content is not None:
         (tmp_path / "labels.txt").write_bytes(content)
     with pytest.raises(InputError, match=f"labels.txt.*{message}"):
+        ilsvrc.labels_of_text(tmp_path / "labels.txt", 6, 3)
+
+
+def test_labels_in_a_pipe_are_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "labels.txt")
+    with pytest.raises(InputError, match="labels.txt cannot be read .*is a pipe"):
         ilsvrc.labels_of_text(tmp_path / "labels.txt", 6, 3)
 
 

@@ -83,6 +83,12 @@ def test_the_seeds_call_takes_its_five_arguments_by_place(folder):
     assert numbers(dataset) == [[11, 12, 13, 14], [15, 16, 17, 18], [19, 20, 21, 22]]
 
 
+@pytest.mark.parametrize("do_train", [True, False])
+def test_an_image_size_of_numpys_is_taken(pictures, do_train):
+    images, _ = batches(create_dataset(pictures, 5, do_train=do_train, image_size=np.int64(32)))[0]
+    assert images.shape == (5, 3, 32, 32)
+
+
 def test_without_augmentation_training_images_are_the_evaluations(pictures):
     """The pipeline of the source document: shuffled, but not augmented."""
     plain = batches(create_dataset(pictures, 24, augment=False))

@@ -235,6 +235,13 @@ def test_a_hostile_archive_is_refused(tmp_path, fault):
             assert archive.getnames() == ["one"]
 
 
+def test_a_zip_at_the_end_of_a_tar_is_a_member_of_it(tmp_path):
+    inner = make("zip", tmp_path / "inner", CONTENT).read_bytes()
+    outer = make("tar", tmp_path / "outer", {"inner.zip": inner})
+    with listed(outer) as (member,):
+        assert member.name == "inner.zip" and read(member, 1 << 20) == inner
+
+
 def test_a_tar_inside_a_tar_is_read_where_it_lies(tmp_path):
     inner = {
         "good.tar": tar(CONTENT.items()),

@@ -24,6 +24,7 @@ GOES = [
     "labkit.egg-info/PKG-INFO",
     ".pytest_cache/x",
     ".ruff_cache/x",
+    ".mypy_cache/x",
     ".hypothesis/x",
     "kernel_meta/x",
     "labkit/__pycache__/run.pyc",

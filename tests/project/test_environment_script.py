@@ -424,5 +424,5 @@ def test_no_environment_is_made_in_a_folder_that_holds_more(project, tmp_path, v
 
 
 def test_unknown_arguments_are_refused(project):
-    assert "came: nothing" in project.call(code=2)
-    assert "came: prod" in project.call("prod", code=2)
+    assert "expected base, test, python or remove, got nothing" in project.call(code=2)
+    assert "got prod" in project.call("prod", code=2)

@@ -397,7 +397,8 @@ class TestRefused:
     def test_options_of_a_function_that_is_off(self, words, name, value, owners):
         _, loss_net, optimizer = parts()
         level = "O1" if words else "O0"
-        expected = f"{name}: expected none where {owners} are off, got {value!r}"
+        verb = "are" if " and " in owners else "is"
+        expected = f"{name}: expected none where {owners} {verb} off, got {value!r}"
         with pytest.raises(InputError, match=expected):
             boost_step(loss_net, optimizer, level, words, **{name: value})
 

@@ -298,8 +298,9 @@ class TestBatchSize:
     def test_another_one_than_was_said_warns(self, reused):
         """Right by default: the rows are counted in the batch."""
         model, net = reused()  # whose batch_size is 32
-        with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4"):
+        with pytest.warns(UserWarning, match="batch_size is 32 in thor, .* in batches of 4") as w:
             model.train(1, dataset())
+        assert w[0].filename == __file__
         warned = snapshot(net)
         model, net = reused()
         model._settings = dataclasses.replace(model._settings, batch_size=BATCH)

@@ -240,6 +240,8 @@ def test_a_learning_rate_schedule_of_mindspore():
         (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0.*, got -0.1"),
         (dict(learning_rate=math.nan), "learning_rate: .*, got nan"),
         (dict(learning_rate="0.1"), "learning_rate: .*, got '0.1'"),
+        (dict(learning_rate=[True, True]), r"learning_rate: .*, got \[True, True\]"),
+        (dict(learning_rate=["0.1", "0.2"]), r"learning_rate: .*, got \['0.1', '0.2'\]"),
         (dict(learning_rate=[]), r"learning_rate: .*, got shape \(0,\)"),
         (dict(learning_rate=[[0.1]]), r"learning_rate: .*, got shape \(1, 1\)"),
         (dict(learning_rate=[0.1, -0.2]), r"learning_rate\[1\]: .*, got -0.2"),

@@ -96,7 +96,8 @@ def archive_members(stack: contextlib.ExitStack, path: Path) -> list[Member]:
         file = stack.enter_context(open_file(path))
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from error
-    if zipfile.is_zipfile(file):
+    # A .tar may end with a .zip, which is_zipfile would find there.
+    if file.peek(2)[:2] == b"PK" and zipfile.is_zipfile(file):
         limited = Limited(file, largest=_DIRECTORY)
         members = _zip_members(stack.enter_context(zipfile.ZipFile(limited)))
     else:
@@ -130,7 +131,9 @@ class Limited:
     largest  bytes that may be read at once; None where members are read, whose readers have limits
     """
 
-    def __init__(self, stream: Stream, end: int | None = None, largest: int | None = _HEADER):
+    def __init__(
+        self, stream: Stream, end: int | None = None, largest: int | None = _HEADER
+    ) -> None:
         self._stream, self._end, self.largest = stream, end, largest
         self.tell, self.close = stream.tell, stream.close
         self.seekable, self.readable = stream.seekable, stream.readable

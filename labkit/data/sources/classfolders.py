@@ -53,7 +53,7 @@ class ClassFolders:
         InputError: when ``out`` holds other data or its manifest cannot be read.
     """
 
-    def __init__(self, out: Path, title: str, splits: Collection[str], official: bool):
+    def __init__(self, out: Path, title: str, splits: Collection[str], official: bool) -> None:
         self.out, self.title, self.official = out, title, official
         self.splits = tuple(splits)
         self.records: dict[str, Record] = {}

@@ -13,8 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+from labkit.base.input_files import read_text
 from labkit.data.sources.archives import Member
 from labkit.data.sources.download import Published
 from labkit.data.sources.members import opened, read, tar_members
@@ -181,8 +181,8 @@ def labels_of_text(path: str | os.PathLike, images: int, classes: int) -> list[s
             each of the ``classes``.
     """
     try:
-        labels = Path(path).read_text(encoding="ascii").split()
-    except (OSError, UnicodeDecodeError) as error:
+        labels = read_text(path, _MAX_TEXT).split()
+    except (OSError, InputError) as error:
         raise InputError(f"labels {path} cannot be read ({error})") from error
     for number, wnid in enumerate(labels, 1):
         if not WNID.fullmatch(wnid):
