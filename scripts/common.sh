@@ -125,14 +125,8 @@ data_and_checkpoint() {
     [ -f "$2" ] || refuse "$2 is no file"
 }
 
-# Of the tutorials' scripts: FILE of settings, where the next argument is one and no option.
+# Of the tutorials' scripts: succeed where the next argument is FILE of settings and no option.
 config_first() {
-    config=
-    case ${1-} in
-    '' | -*) ;;
-    *)
-        [ -f "$1" ] || refuse "$1 is no file"
-        config=$1
-        ;;
-    esac
+    case ${1-} in '' | -*) return 1 ;; esac
+    [ -f "$1" ] || refuse "$1 is no file"
 }

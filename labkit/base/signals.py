@@ -16,10 +16,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def _terminate(number: int, frame: object) -> None:
-    # A second one, to the group and by the script, would end what is being done finally.
-    signal.signal(number, _pass)
+    # A second one, to the group and by the script, would end what is being done finally. Not
+    # SIG_IGN: a signal that is ignored would stay ignored in what is started.
+    signal.signal(number, lambda *_: None)
     raise SystemExit(128 + number)
-
-
-def _pass(number: int, frame: object) -> None:
-    """Do nothing; a signal that is ignored would stay ignored in what is started."""

@@ -6,11 +6,6 @@ from labkit.base.arguments import integer
 from labkit.data.imagefiles import ImageFolder
 from labkit.errors import InputError
 
-_EXPECTED = (
-    "expected the number that `dataset-cache --generate_session` prints, after "
-    "`dataset-cache --start`"
-)
-
 
 def open_cache(session_id: int, folder: ImageFolder) -> ds.DatasetCache:
     """Return the cache of a session, after asking the server whether it has it.
@@ -34,4 +29,7 @@ def open_cache(session_id: int, folder: ImageFolder) -> ds.DatasetCache:
         # MindSpore's reason is one line among headings and places in its source.
         reason = str(error).rpartition("Error Message'.")[2].rpartition("[ERROR] ")[2]
         line = reason.strip().partition("\n")[0]
-        raise InputError(f"cache_session_id: {_EXPECTED}, got {session_id} ({line})") from error
+        raise InputError(
+            "cache_session_id: expected the number that `dataset-cache --generate_session` prints, "
+            f"after `dataset-cache --start`, got {session_id} ({line})"
+        ) from error

@@ -43,7 +43,10 @@ def prepare(
     known = _COLOR_DIGITS if name == "color-digits" else {}
     for option in options:
         refuse_unknown(f"option of {name}", option, known)
-    project = own_checkout() or _checkout_around(name)
+    try:
+        project = own_checkout() or find_project()
+    except InputError as error:
+        raise InputError(f"{name} cannot be prepared: {error}") from error
     if name == "color-digits":
         chosen = known | options
         script, folder = "color_digits.py", color_digits_folder(**chosen)
@@ -55,13 +58,6 @@ def prepare(
     if done.returncode:
         raise InputError(done.stderr.strip() or f"{name} cannot be prepared: {done.stdout.strip()}")
     return project / "datasets" / folder
-
-
-def _checkout_around(name: str) -> Path:
-    try:
-        return find_project()
-    except InputError as error:
-        raise InputError(f"{name} cannot be prepared: {error}") from error
 
 
 def color_digits_folder(size: int = 32, train: int = 6000, val: int = 1000, seed: int = 1) -> str:

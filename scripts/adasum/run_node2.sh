@@ -10,8 +10,6 @@ From the environment: DEVICE_NUM, devices of each server (default 8), and MASTER
 first one; or RANK_TABLE_FILE, which says both. LOG_DIR (default RUN-log)"
 [ $# -ge 1 ] || refuse "expected a folder"
 data_folder "$1"
-data=$1
-shift
 # Its ranks are SERVER_ID * DEVICE_NUM and those that follow.
 SERVER_ID=1
-two_servers "$data" "$@"
+two_servers "$@"

@@ -11,6 +11,5 @@ From the environment: LOG_DIR (default RUN-log), MASTER_PORT (a free one)"
 [ $# -ge 2 ] || refuse "expected a number of devices and a folder"
 data_folder "$2"
 devices=$1
-data=$2
-shift 2
-on_ranks "$devices" train resnet50 --data_path "$data" "$@"
+shift
+on_ranks "$devices" train resnet50 --data_path "$@"

@@ -8,6 +8,4 @@ usage="usage: $(basename "$0") DATA [OPTION ...]
   OPTION  of 'labkit train resnet50', such as --batch_size 32"
 [ $# -ge 1 ] || refuse "expected a folder"
 data_folder "$1"
-data=$1
-shift
-labkit train resnet50 --data_path "$data" "$@"
+labkit train resnet50 --data_path "$@"

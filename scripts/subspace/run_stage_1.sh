@@ -9,6 +9,4 @@ usage="usage: $(basename "$0") DATA [OPTION ...]
 From the environment: DEVICES (default 8), LOG_DIR (default RUN-log), MASTER_PORT (a free one)"
 [ $# -ge 1 ] || refuse "expected a folder"
 data_folder "$1"
-data=$1
-shift
-on_ranks "${DEVICES-8}" train subspace-1 --data_path "$data" "$@"
+on_ranks "${DEVICES-8}" train subspace-1 --data_path "$@"

@@ -15,9 +15,5 @@ data_folder "$2"
 table=$1
 data=$2
 shift 2
-config_first "$@"
-if [ -n "$config" ]; then
-    shift
-    set -- --config "$config" "$@"
-fi
+if config_first "$@"; then set -- --config "$@"; fi
 labkit train thor --rank_table "$table" --node_rank "${SERVER_ID:-0}" --data_path "$data" "$@"

@@ -12,9 +12,5 @@ From the environment: DEVICES (default 8), LOG_DIR (default RUN-log)"
 data_folder "$1"
 data=$1
 shift
-config_first "$@"
-if [ -n "$config" ]; then
-    shift
-    set -- --config "$config" "$@"
-fi
+if config_first "$@"; then set -- --config "$@"; fi
 on_ranks "${DEVICES-8}" train thor --settings gpu --mpirun --data_path "$data" "$@"

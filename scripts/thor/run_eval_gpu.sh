@@ -12,9 +12,5 @@ data_and_checkpoint "$@"
 data=$1
 checkpoint=$2
 shift 2
-config_first "$@"
-if [ -n "$config" ]; then
-    shift
-    set -- --config "$config" "$@"
-fi
+if config_first "$@"; then set -- --config "$@"; fi
 labkit eval thor --settings gpu --data_path "$data" --checkpoint_path "$checkpoint" "$@"
