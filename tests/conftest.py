@@ -78,7 +78,7 @@ def pytest_collection_modifyitems(items):
     """
     listed = slow_tests.listed()
     for item in items:
-        if slow_tests.is_among(item.nodeid, listed) or item.get_closest_marker("long"):
+        if slow_tests.is_slow(item.nodeid, listed) or item.get_closest_marker("long"):
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     sizes = Counter(item.path for item in items)

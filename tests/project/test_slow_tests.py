@@ -36,10 +36,17 @@ def test_a_name_covers_what_is_below_it():
         assert not slow_tests.is_among("a.py::T::test_x[1::2]", {other})
 
 
+def test_one_that_is_kept_is_not_slow_with_its_file():
+    kept = next(name for name in slow_tests.KEPT if "test_sanitizer.py" in name)
+    file = kept.partition("::")[0]
+    assert not slow_tests.is_slow(f"{kept}[a]", {file})
+    assert slow_tests.is_slow(f"{file}::test_other", {file})
+
+
 def test_every_line_names_a_test(root):
     names = slow_tests.listed()
     assert names
-    for name in names:
+    for name in names | slow_tests.KEPT:
         file, *inside = name.partition("[")[0].split("::")
         source = (root / file).read_text()
         for part in inside:
