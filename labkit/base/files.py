@@ -196,3 +196,20 @@ def natural_order(path: str | os.PathLike) -> list[int | str]:
     """Return a key that sorts file names by the numbers in them: step-9 before step-10."""
     parts = re.split(r"([0-9]+)", Path(path).name)
     return [int(part) if index % 2 else part for index, part in enumerate(parts)]
+
+
+def refusal(folder: str | os.PathLike) -> str:
+    """Return why ``folder`` cannot be written to or made, or an empty text; leaves no trace."""
+    existing = Path(folder).absolute()
+    while not os.path.lexists(existing):
+        existing = existing.parent
+    if not os.path.isdir(existing):
+        dangles = os.path.islink(existing) and not os.path.exists(existing)
+        target = f": a link to {os.readlink(existing)}, which is not there" if dangles else ""
+        return f"{existing} is not a folder{target}"
+    try:
+        # Asking the permissions is not enough: root may write anywhere, and not in /proc.
+        with tempfile.TemporaryFile(dir=existing):
+            return ""
+    except OSError as error:
+        return f"{error.strerror} in {existing}"

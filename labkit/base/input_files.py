@@ -62,6 +62,15 @@ def read_bytes(path: str | os.PathLike, limit: int = TEXT_BYTES) -> bytes:
     return content
 
 
+def first_bytes(path: str | os.PathLike, count: int) -> bytes:
+    """Return the first ``count`` bytes of a regular file; none of one that cannot be read."""
+    try:
+        with open_file(path) as file:
+            return file.read(count)
+    except (OSError, InputError):
+        return b""
+
+
 def read_text(path: str | os.PathLike, limit: int = TEXT_BYTES) -> str:
     """Return the text of a regular file, with line feeds as ends of lines.
 

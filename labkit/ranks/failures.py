@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from labkit.errors import WorkerFailed, WorkersTimedOut
-from labkit.ranks import msrun
+from labkit.ranks import msrun, processes
 from labkit.ranks.msrun import Name
 from labkit.ranks.plan import Plan
 
@@ -131,7 +131,7 @@ class Failures:
             f"{who} {_cause(code, last_error(log), more)}\n{_shown(name, lines)}{where}",
             ranks=ranks,
             exit_code=code if code is not None and code >= 0 else None,
-            signal=_signal(-code) if code is not None and code < 0 else None,
+            signal=processes.signal_name(-code) if code is not None and code < 0 else None,
             tail=lines,
             logs=self._kept_logs(),
             output=self._output(),
@@ -171,7 +171,7 @@ def _cause(code: int | None, error: str | None, more: str = "") -> str:
         # Of a rank that tidied up first, as labkit's commands do.
         return f"was ended by SIGTERM{more or _OUTSIDE} (exit code {code})"
     if code is not None and code < 0:
-        cause = f"was ended by {_signal(-code)}"
+        cause = f"was ended by {processes.signal_name(-code)}"
         if -code == signal.SIGKILL:
             cause += f"{_OUTSIDE}, or because the machine's memory ran out"
         elif -code == signal.SIGTERM:
@@ -191,13 +191,6 @@ def _shown(name: Name, lines: str) -> str:
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 # ---- what a log says

@@ -26,7 +26,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except InputError as error:
+        except (InputError, PermissionError) as error:  # a path that may not be looked at
             print(printable(f"labkit: {error}"), file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:

@@ -271,3 +271,13 @@ def test_a_terminal_gets_a_drawn_table(project, monkeypatch, capsys):
     console.outcomes([outcome(project)])
     drawn = capsys.readouterr().out
     assert "───" in drawn and "01_sums" in drawn and "\x1b[32mpassed" in drawn
+
+
+def test_a_path_that_may_not_be_looked_at_is_bad_input(tmp_path, monkeypatch):
+    def denied(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os.path, "isdir", denied)
+    done = call("report", str(tmp_path / "x"))
+    assert done.exit_code == 2 and done.stderr.startswith("labkit: [Errno 13] Permission denied: ")
+    assert done.stderr.count("\n") == 1

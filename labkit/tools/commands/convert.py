@@ -74,14 +74,19 @@ def _build(network: str, classes: int) -> "nn.Cell":
 
         return resnet(int(match[1]), classes)
     module, colon, function = network.partition(":")
-    if not colon:
+    if not colon or not all(map(str.isidentifier, module.split("."))):
         raise wrong("network", network, "resnet18, 34, 50, 101, 152, or module:function")
+    from mindspore import nn
+
     with _working_folder():
         try:
             make = getattr(importlib.import_module(module), function)
         except (ImportError, AttributeError) as error:
             raise InputError(f"network {network}: {error}") from error
-        return make()
+        cell = make() if callable(make) else None
+    if not isinstance(cell, nn.Cell):
+        raise wrong("network", network, "a function that returns an nn.Cell")
+    return cell
 
 
 @contextmanager

@@ -61,6 +61,7 @@ def run(
     wanted = _request(labs, preset, device, parameter, resume)
     jobs = _usual_jobs(wanted) if jobs is None else jobs
     pool.check_jobs(jobs)
+    jobs = min(jobs, len(wanted.labs))
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory, jobs)
     outcomes: list[runner.Outcome] = []
     with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as folder:
@@ -155,6 +156,7 @@ def sweep(
     if jobs is None:
         jobs = pool.usable_jobs(len(requests), free_memory(), sweep.MEMORY)
     pool.check_jobs(jobs)
+    jobs = min(jobs, len(requests))
     project, name = requests[0].project, requests[0].labs[0].name
     folder = out or project / "runs" / "sweeps" / f"{name}-{preset}"
     limits = options.limits(preset, timeout, cell_timeout, memory, jobs)

@@ -12,6 +12,7 @@ import zlib
 from pathlib import Path
 from types import ModuleType
 
+from labkit.base.files import refusal
 from labkit.base.project import own_checkout
 from labkit.tools.doctor.check import Finding
 
@@ -90,7 +91,7 @@ def _left_in_container() -> float | None:
 def folders(root: Path) -> Finding:
     """Check that the folders for runs and data sets can be written to."""
     places = [root / "runs", root / "datasets"]
-    bad = [f"{place} ({reason})" for place in places if (reason := refuses(place))]
+    bad = [f"{place} ({reason})" for place in places if (reason := refusal(place))]
     if bad:
         return Finding(False, f"not writable: {'; '.join(bad)}")
     return Finding(True, f"writable: {', '.join(map(str, places))}")
@@ -102,7 +103,7 @@ def temporary(root: Path) -> Finding:
         place = os.environ.get(variable)
         if not place:
             continue
-        reason = refuses(Path(place)) or ("" if Path(place).is_dir() else "no such folder")
+        reason = refusal(place) or ("" if Path(place).is_dir() else "no such folder")
         if reason:
             # Python goes on to the next place without a word; compilers and shells do not.
             remedy = f"unset {variable}, or set it to a folder that can be written to"
@@ -111,23 +112,8 @@ def temporary(root: Path) -> Finding:
         place = tempfile.gettempdir()
     except FileNotFoundError as error:
         return Finding(False, f"none: {error.strerror}")
-    reason = refuses(Path(place))
+    reason = refusal(place)
     return Finding(not reason, f"{place}: {reason or 'writable'}")
-
-
-def refuses(folder: Path) -> str:
-    """Return why ``folder`` cannot be written to or made, or an empty text; leaves no trace."""
-    if folder.is_symlink() and not folder.exists():
-        return f"it is a link to {os.readlink(folder)}, which is not there"
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not existing.is_dir():
-        return f"{existing} is not a folder"
-    try:
-        # Asking the permissions is not enough: root may write anywhere, and not in /proc.
-        with tempfile.TemporaryFile(dir=existing):
-            return ""
-    except OSError as error:
-        return f"{error.strerror} in {existing}"
 
 
 def loopback(root: Path) -> Finding:

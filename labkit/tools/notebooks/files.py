@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from labkit.base import input_files
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 
-# A relative link of markdown; never an address, a place on the same page or an absolute path.
-_LINK = re.compile(r"(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
+# Code, which is left alone, or a relative link of markdown; never an address, a place on the same
+# page or an absolute path.
+_LINK = re.compile(r"`[^`\n]*`|(\]\()(?![a-z]+:|#|/)([^)\s#]+)")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -46,6 +48,8 @@ def write(path: Path, notebook: Mapping[str, Any]) -> None:
     text = json.dumps({**notebook, "cells": cells}, indent=1, ensure_ascii=False, sort_keys=True)
     with whole_file(path, "the notebook") as temporary:
         temporary.write_text(text + "\n", encoding="utf-8", newline="\n")
+        if path.exists():
+            shutil.copymode(path, temporary)
 
 
 def tags(cell: Mapping[str, Any]) -> list[str]:
@@ -70,6 +74,8 @@ def relinked(text: str, source: Path, folder: Path, *, with_labs: bool) -> str:
     """
 
     def moved(match: re.Match) -> str:
+        if match[1] is None:
+            return match[0]
         target = (source / match[2]).resolve()
         if with_labs and target.parent == source.resolve() and target.suffix == ".ipynb":
             return match[0]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.base.files import write_text
-from labkit.base.input_files import open_file
+from labkit.base.input_files import first_bytes
 from labkit.errors import InputError
 from labkit.tools.reports import curves, notebook_page, tables
 from labkit.tools.reports.read import LabRun, RunFolder, read_all
@@ -66,21 +66,12 @@ def write(
         raise InputError(f"cannot write the report to {out}: expected a name that ends in .html")
     if out.is_dir():
         raise InputError(f"cannot write the report to {out}: it is a folder")
-    if os.path.lexists(out) and not _is_report(out):
+    if os.path.lexists(out) and _TITLE not in first_bytes(out, _HEAD_BYTES):
         raise InputError(f"cannot write the report to {out}: it is no report of labkit; give --out")
     out = out.absolute()
     links = _write_notebooks(runs, out) if notebooks else {}
     write_text(out, _letters(render(runs, links)), "the report")
     return out
-
-
-def _is_report(place: Path) -> bool:
-    """Return whether the file at ``place`` is a page that ``write`` may have written."""
-    try:
-        with open_file(place) as file:
-            return _TITLE in file.read(_HEAD_BYTES)
-    except (OSError, InputError):
-        return False
 
 
 def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit.base.files import natural_order, refuse_links
-from labkit.base.input_files import open_file, read_text, usable_name
+from labkit.base.input_files import first_bytes, read_text, usable_name
 from labkit.errors import InputError
 from labkit.labs.run_files import (
     FIGURES,
@@ -152,7 +152,7 @@ def read(folder: str | os.PathLike, label: str | None = None) -> RunFolder:
         InputError: when it holds no run, or a link.
     """
     place = Path(folder).resolve()
-    if not place.is_dir():
+    if not os.path.isdir(place):  # a name may be too long for a folder
         raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
     # Before links are refused: a folder of runs has labkit's own, latest.
     if not _holds_run(place):
@@ -269,7 +269,7 @@ def _pictures(folder: Path) -> tuple[list[Path], list[str]]:
     pictures, problems, left = [], [], _PICTURE_BYTES
     for path in _files(folder / FIGURES, "*.png"):
         name = f"{FIGURES}/{path.name}"
-        if not _is_png(path):
+        if first_bytes(path, len(_PNG)) != _PNG:
             problems.append(f"{name} is not a PNG picture")
         elif (size := path.stat().st_size) > left:
             problems.append(f"{name} is left out: it has {size} bytes, {left} are left")
@@ -277,11 +277,3 @@ def _pictures(folder: Path) -> tuple[list[Path], list[str]]:
             left -= size
             pictures.append(path)
     return pictures, problems
-
-
-def _is_png(path: Path) -> bool:
-    try:
-        with open_file(path) as file:
-            return file.read(len(_PNG)) == _PNG
-    except (OSError, InputError):
-        return False

@@ -152,10 +152,12 @@ def _judged(metric: str, value: Any, known: Mapping[str, Any], why: str) -> Row:
     reference, kind, amount = known["value"], known["kind"], known.get("amount")
     tolerance, reason = tolerance_text(known), known["reason"]
     row = partial(Row, metric, reference=reference, tolerance=tolerance, reason=reason)
+    if why:
+        return row(None if value is _MISSING else value, why)
     if value is _MISSING:
         return row(None, "outside: the run has no such metric", within=False)
-    if why or kind == "none":
-        return row(value, why or "not compared: no tolerance")
+    if kind == "none":
+        return row(value, "not compared: no tolerance")
     by = value - reference if is_number(value) and is_number(reference) else None
     within = is_within(value, reference, kind, amount)
     verdict = "within" if within else f"outside{_beyond(value, by, kind, amount)}"

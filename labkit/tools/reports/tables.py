@@ -165,4 +165,5 @@ def _shorter(cell: str) -> str:
         value = float(cell)
     except ValueError:
         return cell
-    return cell if len(cell) < 9 else f"{value:.6g}"
+    is_whole = cell.lstrip("-").isdigit()
+    return cell if is_whole or len(cell) < 9 else f"{value:.6g}"

@@ -89,11 +89,11 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         self._over.set()
         self._thread.join()
-        self._end_line()
+        self.write("\n")
 
     def cell_started(self, cell: Mapping[str, Any], cell_index: int) -> None:
         """Count a cell that is about to run; pass on what the last one left without line end."""
-        self._end_line()
+        self.write("\n")
         if is_executed(cell):
             self.cell += 1
             self._silent = True
@@ -108,10 +108,6 @@ class Progress:
 
     def flush(self) -> None:
         """Do nothing: papermill flushes after every message, also in the middle of a line."""
-
-    def _end_line(self) -> None:
-        line, self._partial = self._partial, ""
-        self._pass_on(line)
 
     def _pass_on(self, line: str) -> None:
         line = last_state(line).rstrip()
@@ -131,7 +127,7 @@ class Progress:
             self._say(Event("progress", text, self._lab, values))
 
 
-def merge_streams(cell: Any, **message: Any) -> None:
+def merge_streams(cell: Any, cell_index: int = 0, execute_reply: Any = None) -> None:
     """Join the stream outputs of ``cell`` that follow each other on one stream, in place.
 
     A line that redraws itself with carriage returns keeps its last state. nbclient's own

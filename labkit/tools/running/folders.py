@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from labkit.base.files import refuse_links
+from labkit.base.files import refusal, refuse_links
 from labkit.errors import InputError
 from labkit.labs.run import describe
 from labkit.labs.run_files import (
@@ -59,17 +58,8 @@ def refuse_used(labs: Iterable[Lab], out: Path | None, runs: Path) -> None:
 
 def refuse_unwritable(folder: Path) -> None:
     """Raise ``InputError`` unless ``folder`` exists and can be written to, or can be made."""
-    existing = folder.absolute()
-    while not os.path.lexists(existing):
-        existing = existing.parent
-    if not existing.is_dir():
-        raise InputError(f"cannot write to {folder}: {existing} is not a folder")
-    try:
-        # Asking the permissions is not enough: root may write anywhere, and not in /proc.
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror} ({existing})") from error
+    if reason := refusal(folder):
+        raise InputError(f"cannot write to {folder}: {reason}")
 
 
 def point_latest(runs: Path, folder: Path) -> None:

@@ -48,7 +48,7 @@ def side_by_side(
 
     Args:
         tasks: each takes an event: once it is set, the task has to end.
-        shares: cores that a task is pinned to; with one share nothing is pinned.
+        shares: cores that a task is pinned to.
         every: seconds without an end after which None is given.
 
     Yields:
@@ -58,15 +58,9 @@ def side_by_side(
         BaseException: the first of a task, or whatever ends the caller's loop (Ctrl-C); all others
             have ended then, and what has not begun does not.
     """
-    free = iter(shares)
-
-    def pin() -> None:
-        # This thread alone, with the kernels that it starts.
-        if len(shares) > 1:
-            keep_to(next(free))
-
-    stop = threading.Event()
-    with ThreadPoolExecutor(len(shares), initializer=pin) as executor:
+    free, stop = iter(shares), threading.Event()
+    # This thread alone, with the kernels that it starts.
+    with ThreadPoolExecutor(len(shares), initializer=lambda: keep_to(next(free))) as executor:
         try:
             numbers = {executor.submit(task, stop): number for number, task in enumerate(tasks)}
             running = set(numbers)

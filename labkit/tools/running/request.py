@@ -8,12 +8,13 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from labkit.base.arguments import wrong
 from labkit.base.project import find_project
 from labkit.base.yaml_values import parse_yaml
 from labkit.errors import InputError, refuse_unknown
@@ -22,8 +23,22 @@ from labkit.runtime import DEVICES, available_devices
 from labkit.tools import labs as lab_files
 from labkit.tools.labs import Lab
 
-_PLAIN = re.compile(r"[\w.+=,-]+")
+_PLAIN = re.compile(r"[\w.+=,-]+", re.ASCII)  # a name has at most 255 bytes
 _SHOWN = 100  # letters of a -p that a message repeats
+
+
+class _Values(yaml.SafeLoader):
+    """YAML's safe loader, reading 1e-3 as a number and leaving dates as text."""
+
+    yaml_implicit_resolvers = {
+        first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
+        for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+
+# YAML 1.1 wants 1.0e-3: PyYAML reads the learning rate 1e-3 as a text.
+_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
+_Values.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
         if name in named:
             raise InputError(f"parameter {name!r} was given twice")
         try:
-            named[name] = parse_yaml(value, _values())
+            named[name] = parse_yaml(value, _Values)
             # run.json and results.json say with what a lab ran.
             json.dumps(named[name], allow_nan=False)
         except (InputError, TypeError, ValueError) as error:
@@ -117,21 +132,6 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
                 f"{error}"
             ) from error
     return named
-
-
-def _values() -> type[yaml.SafeLoader]:
-    """Return YAML's safe loader, reading 1e-3 as a number and leaving dates as text."""
-
-    class Values(yaml.SafeLoader):
-        # YAML 1.1 wants 1.0e-3: PyYAML reads the learning rate 1e-3 as a text.
-        yaml_implicit_resolvers = {
-            first: [pair for pair in pairs if not pair[0].endswith(":timestamp")]
-            for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
-
-    number = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
-    Values.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
-    return Values
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
@@ -161,18 +161,17 @@ def points(grid: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def of_grid(
-    lab: str,
-    grid: Mapping[str, Sequence[Any]],
-    *,
-    preset: str,
-    device: str,
-    start: Path | None = None,
+    lab: str, grid: Mapping[str, Sequence[Any]], *, preset: str, device: str
 ) -> list[Request]:
     """Return a checked request for each point of the grid; errors as in ``check``."""
-    return [
-        check([lab], preset=preset, device=device, parameters=point, start=start)
-        for point in points(grid)
-    ]
+    first, *others = points(grid)
+    request = check([lab], preset=preset, device=device, parameters=first)
+    if len(request.labs) > 1:
+        raise wrong("LAB", lab, "one lab")
+    name = request.labs[0].name
+    for point in others if name in LABS else ():
+        choose(name, preset, **point)
+    return [replace(request, parameters={name: point}) for point in (first, *others)]
 
 
 def folder_name(parameters: Mapping[str, Any]) -> str:
@@ -182,7 +181,7 @@ def folder_name(parameters: Mapping[str, Any]) -> str:
         return name
     # What a file system may refuse, or fold together, is told apart by a digest.
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return re.sub(r"[^\w.+=,-]+", "_", name)[:110] + "-" + digest
+    return re.sub(r"[^\w.+=,-]+", "_", name, flags=re.ASCII)[:110] + "-" + digest
 
 
 def text(value: Any) -> str:

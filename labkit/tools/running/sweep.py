@@ -67,7 +67,6 @@ def sweep(
     folders.refuse_unwritable(folder)
     refuse_links(folder)
     _refuse_other(folder, lab)
-    pool.check_jobs(jobs)
     with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
         runner.prepare_data(first, say)
         asked = {"preset": first.preset, "device": first.device, "grid": dict(axes)}
@@ -123,18 +122,19 @@ def _run_one(
     point = request.of(lab)
     name = folder_name(point)
     folder = out / name
-    before = runner.passed_before(lab, request, folder, say)
-    if before is not None:
-        return Row(point, folder, before.results, skipped=True)
 
     def pass_on(event: Event) -> None:
         if event.kind == "progress":
             cells[name] = f"cell {event.values['cell']}/{event.values['cells']}"
         else:
-            text = event.text.replace(lab.name, name, 1) if event.lab else event.text
+            begins = event.text.startswith(lab.name)
+            text = name + event.text.removeprefix(lab.name) if begins else event.text
             say(Event(event.kind, text, event.lab, {"run": name, **event.values}))
 
     try:
+        before = runner.passed_before(lab, request, folder, say)
+        if before is not None:
+            return Row(point, folder, before.results, skipped=True)
         results = runner.run_lab(lab, request, folder, pass_on, limits, stop).results
     except Exception as error:  # of a run that cannot even begin: the others go on
         say(Event("output", f"{name}: {error}", values={"text": str(error)}))

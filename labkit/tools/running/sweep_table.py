@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.base.arguments import is_number
 from labkit.base.files import whole_file
-from labkit.base.input_files import open_file
-from labkit.errors import InputError
+from labkit.base.input_files import first_bytes
 from labkit.labs.run_files import FIGURES, SWEEP_TABLE
 from labkit.tools.running.request import text
 from labkit.tools.running.sweep import Row
@@ -91,11 +90,10 @@ def _drawn_before(place: Path) -> list[str]:
 
     Other figures than theirs are not the sweep's, and stay.
     """
+    header = first_bytes(place, _LONGEST_HEADER).partition(b"\n")[0].decode("utf-8", "replace")
     try:
-        with open_file(place) as file:
-            header = file.readline(_LONGEST_HEADER).decode("utf-8", "replace")
         return next(csv.reader([header]), [])
-    except (OSError, InputError, csv.Error):
+    except csv.Error:
         return []
 
 
@@ -126,11 +124,11 @@ def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: G
     # Combination -> place on the axis -> values.
     groups: dict[tuple, dict[float, list[float]]] = {}
     for parameters, value in values:
-        dots = groups.setdefault(tuple(parameters[other] for other in several), {})
+        dots = groups.setdefault(tuple(text(parameters[other]) for other in several), {})
         dots.setdefault(where[_index(axes[first], parameters[first])], []).append(value)
     drawn, axis = plots.axes(width=6.4 if len(groups) > 1 else 5.2, height=3.6)
     for number, (group, dots) in enumerate(groups.items()):
-        label = ", ".join(f"{key} {_short(x)}" for key, x in zip(several, group, strict=True))
+        label = ", ".join(f"{key} {x}" for key, x in zip(several, group, strict=True))
         color, mark = plots.PALETTE[number % len(plots.PALETTE)], _MARKS[number % len(_MARKS)]
         plots.mean_and_seeds(axis, dots, color, label or None, mark=mark, size=5, alpha=0.7)
         if any(len(seeds) > 1 for seeds in dots.values()):

@@ -5,6 +5,7 @@ inside a compiled graph, or that takes the machine's memory, is stopped all the 
 """
 
 import contextlib
+import math
 import signal
 import subprocess
 import threading
@@ -49,12 +50,13 @@ class Limits:
     def __str__(self) -> str:
         """What they are, as the end of a sentence; empty where there is none."""
         parts = []
-        if self.seconds is not None:
-            parts.append(f"{self.seconds:g} s")
-        if self.cell_seconds is not None:
-            parts.append(f"{self.cell_seconds:g} s a cell")
-        if self.memory is not None:
-            parts.append(f"{self.memory / GB:.3g} GB")
+        for value, unit in (
+            (self.seconds, "s"),
+            (self.cell_seconds, "s a cell"),
+            (self.memory and self.memory / GB, "GB"),
+        ):
+            if value is not None and not math.isinf(value):
+                parts.append(f"{value:.3g} {unit}" if unit == "GB" else f"{value:g} {unit}")
         return f", at most {', '.join(parts)}" if parts else ""
 
 
@@ -119,7 +121,7 @@ class Watch:
         elif code >= 0:
             self.reason = f"the kernel's process exited with code {code}"
         else:
-            name = signal.Signals(-code).name
+            name = processes.signal_name(-code)
             self.reason = f"the kernel was ended by {name}"
             if name == "SIGKILL" and _out_of_memory_kills() > self._kills:
                 self.cause = "memory"

@@ -28,14 +28,12 @@ class Copy:
     """What became of one copy.
 
     Attributes:
-        lab: the project's notebook
         path: of the copy
         state: "copied" (new), "unchanged" (the project's notebook is the one that was copied),
             "behind" (it has changed since), "updated" (merged), "left" (no copy to merge with)
         notes: what a person should know besides, a line each
     """
 
-    lab: Lab
     path: Path
     state: str
     notes: tuple[str, ...] = ()
@@ -74,28 +72,28 @@ def _make_one(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
     theirs = as_copied(project, lab, path.parent)
     if not os.path.lexists(path):
         notebook_files.write(path, theirs)
-        return Copy(lab, path, "copied")
+        return Copy(path, "copied")
     try:
         mine = notebook_files.read(path)
     except InputError as error:
-        return Copy(lab, path, "left", (str(error),))
+        return Copy(path, "left", (str(error),))
     base = _base_of(mine)
     if base is None:
         note = "not made by `labkit work`, or its metadata was removed: nothing to compare with"
         beside = [_beside(path, theirs)] if update else []
-        return Copy(lab, path, "left", (note, *beside))
+        return Copy(path, "left", (note, *beside))
     if base == _base_of(theirs):
-        return Copy(lab, path, "unchanged")
+        return Copy(path, "unchanged")
     if not update:
         changed = sum(base.get(cell["id"]) != digest(cell) for cell in theirs["cells"])
         removed = len(base.keys() - {cell["id"] for cell in theirs["cells"]})
         note = f"{changed + removed} cells changed in the project since it was copied"
-        return Copy(lab, path, "behind", (note,))
+        return Copy(path, "behind", (note,))
     try:
         merged = merging.merge(base, mine["cells"], theirs["cells"])
     except merging.CannotMerge as error:
-        return Copy(lab, path, "left", (str(error), _beside(path, theirs)))
-    return Copy(lab, path, "updated", _update(path, mine, merged, theirs))
+        return Copy(path, "left", (str(error), _beside(path, theirs)))
+    return Copy(path, "updated", _update(path, mine, merged, theirs))
 
 
 def _update(

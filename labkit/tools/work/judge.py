@@ -27,6 +27,8 @@ import traceback
 
 import psutil
 
+from labkit.ranks.processes import signal_name
+
 # Imports of an answer may take long on a busy machine; MindSpore's own took 3 to 12 s.
 _PREPARATION = 60.0
 _DATA = 2 << 30  # bytes of memory of its own; an import of MindSpore takes 0.8
@@ -131,7 +133,7 @@ def _ended(process: int) -> tuple[str, str]:
         os.kill(process, signal.SIGKILL)  # does nothing to one that has ended
     _, status = os.waitpid(process, 0)
     if os.WIFSIGNALED(status):
-        return "error", f"its process was ended by {signal.Signals(os.WTERMSIG(status)).name}"
+        return "error", f"its process was ended by {signal_name(os.WTERMSIG(status))}"
     return "error", f"its process ended with exit code {os.WEXITSTATUS(status)} before the verdict"
 
 

@@ -1,14 +1,13 @@
 """Which exercises of a learner's notebooks pass; labkit writes nothing, no training is run."""
 
 import json
-import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from labkit.errors import InputError
-from labkit.ranks.processes import child_environment, guarded, module_command
+from labkit.ranks.processes import child_environment, guarded, module_command, signal_name
 from labkit.tools.labs import Lab
 from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers
@@ -61,10 +60,11 @@ def look(folder: Path, labs: Sequence[Lab], seconds: float = 10.0) -> list[LabMa
         if not (exercises := answers.exercises(_cells(lab.path))):
             continue
         try:
-            cells = _copy(path)
+            cells = _cells(path)
         except InputError as error:
+            problem = str(error) if path.exists() else "no copy yet"
             unknown = tuple(Mark(each.name, "not attempted") for each in exercises)
-            results[lab] = LabMarks(lab, path, unknown, str(error))
+            results[lab] = LabMarks(lab, path, unknown, problem)
         else:
             held[lab] = [answers.find(cells, each) for each in exercises]
             results[lab] = LabMarks(lab, path, ())  # in its place; the marks are still to come
@@ -74,12 +74,6 @@ def look(folder: Path, labs: Sequence[Lab], seconds: float = 10.0) -> list[LabMa
         marks = tuple(_mark(answer, verdicts) for answer in each)
         results[lab] = LabMarks(lab, results[lab].path, marks)
     return list(results.values())
-
-
-def _copy(path: Path) -> list[answers.Cell]:
-    if not path.exists():
-        raise InputError("no copy yet")
-    return _cells(path)
 
 
 def _cells(path: Path) -> list[answers.Cell]:
@@ -113,7 +107,7 @@ def _judge(folder: Path, held: Sequence[answers.Answer], seconds: float) -> list
             env=child_environment() | mark,
         )
     if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
+        name = signal_name(-done.returncode)
         last = min(done.stdout.count("\n"), len(held) - 1)
         raise InputError(
             f"the process that judges was ended by {name}, with the answer to "

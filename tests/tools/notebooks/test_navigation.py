@@ -143,3 +143,17 @@ def test_reading_counts_words_and_lines_of_code():
     links = new_markdown_cell("word " * 9999)
     links.metadata["tags"] = [rules.NAVIGATION]
     assert navigation.reading_minutes({"cells": [words, code, links]}) == 25
+
+
+def test_what_looks_like_a_link_in_code_stays(tmp_path):
+    text = "use `layers[0](images)` and [this](a.png)"
+    moved = files.relinked(text, tmp_path / "notebooks", tmp_path / "work", with_labs=True)
+    assert moved == "use `layers[0](images)` and [this](../notebooks/a.png)"
+
+
+def test_a_notebook_that_is_written_anew_keeps_its_mode(tmp_path):
+    path = tmp_path / "a.ipynb"
+    files.write(path, {"cells": []})
+    path.chmod(0o600)
+    files.write(path, files.read(path))
+    assert path.stat().st_mode & 0o777 == 0o600

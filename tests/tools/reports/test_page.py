@@ -3,7 +3,7 @@
 import pytest
 
 from labkit.errors import InputError
-from labkit.tools.reports import page, read, reference
+from labkit.tools.reports import page, read, reference, tables
 from tests.support import run_folders as folders
 from tests.support.html_pages import check
 
@@ -159,3 +159,10 @@ def test_several_runs_have_their_page_here_with_values_as_they_are(tmp_path, kno
     text = check((tmp_path / "report.html").read_text(encoding="utf-8")).text
     for shown in ("1e-09", "[1, 2]", "True", "\ufffd"):
         assert shown in text
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"), [("0.123456789", "0.123457"), ("1234567891", "1234567891"), ("a", "a")]
+)
+def test_numbers_of_a_table_are_shortened_and_seeds_are_not(cell, shown):
+    assert tables._shorter(cell) == shown

@@ -46,6 +46,8 @@ def test_a_row_has_value_stored_value_tolerance_and_reason(tmp_path):
         (SEED_7 | {"entry": {"any_seed": False}}, None, "not compared: seed is 7, stored 1"),
         ({"parameters": {**folders.PARAMETERS, "epochs": 1}}, None,
          "not compared: epochs is 1, stored 3"),
+        ({"parameters": {**folders.PARAMETERS, "epochs": 1}, "metrics": {"other": 1},
+          "headline": []}, None, "not compared: epochs is 1, stored 3"),
         ({"parameters": {**folders.PARAMETERS, "new": 1}}, None,
          "not compared: new is 1, stored None"),
         ({"preset": "paper"}, None,

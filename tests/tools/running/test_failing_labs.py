@@ -283,3 +283,4 @@ def test_a_limit_that_is_not_above_zero_is_refused(limits):
     with pytest.raises(InputError, match=f"{next(iter(limits))}: expected a number > 0, got"):
         Limits(**limits)
     assert Limits(seconds=float("inf")).seconds == float("inf")
+    assert str(Limits(float("inf"), 9, 3e9)) == ", at most 9 s a cell, 3 GB"

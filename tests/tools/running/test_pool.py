@@ -110,6 +110,14 @@ def test_labs_of_a_run_meet_each_on_its_own_cores(project, tmp_path):
     assert table == [["01_first", "passed"], ["02_second", "passed"], ["03_third", "failed"]]
 
 
+def test_more_jobs_than_labs_take_no_core_from_them(project, tmp_path):
+    place = project / "notebooks" / "02_second.ipynb"
+    place.write_text(place.read_text().replace("monotonic() + 60", "monotonic() + 0.1"))
+    arguments = ["run", "02", "--preset", "smoke", "--jobs", str(len(CORES))]
+    assert CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "out")]).exit_code == 0
+    assert metrics_of(tmp_path / "out" / "02_second")["cores"] == len(CORES)
+
+
 def test_one_job_is_one_lab_at_a_time_with_all_cores(project, tmp_path):
     for name in ("01_first", "02_second"):
         place = project / "notebooks" / f"{name}.ipynb"

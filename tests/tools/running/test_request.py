@@ -138,6 +138,11 @@ VALUES = st.one_of(
 )
 
 
+def test_a_folders_name_has_no_more_bytes_than_a_file_system_takes():
+    name = request.folder_name({"x": "\u4e2d" * 90})
+    assert len(name.encode()) <= 255 and name != request.folder_name({"x": "\u4e2d" * 91})
+
+
 @given(VALUES, VALUES)
 def test_two_values_never_share_a_folder(left, right):
     names = [request.folder_name({"x": value}) for value in (left, right)]

@@ -181,6 +181,7 @@ def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path):
         (["-p", "rat=1,2"], "Did you mean 'rate'?"),
         (["-p", "rate=1", "--jobs", "999"], "--jobs: expected an integer >= 1 and <= "),
         ([], "at least one parameter"),
+        (["02", "-p", "rate=1,2"], "unexpected extra argument"),
         (["-p", "rate=1", "-q", "--json"], "at most one of"),
         (["-p", "rate=1", "--out", "pyproject.toml"], "is not a folder"),
     ],
@@ -231,6 +232,29 @@ def test_figures_that_the_table_no_longer_has_are_removed_and_other_files_stay(t
         row = sweep.Row({"rate": 1}, tmp_path, {"status": "passed", "metrics": metrics}, False)
         sweep_table.write([row], {"rate": [1]}, tmp_path)
         assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == names
+
+
+def test_two_labs_are_no_sweep(tmp_path, monkeypatch):
+    write_labs(tmp_path / "project", {"01_lab": [LAB], "02_lab": [LAB]})
+    monkeypatch.chdir(tmp_path / "project")
+    done = CliRunner().invoke(cli.app, ["sweep", "01,02", "-p", "rate=1,2"])
+    assert done.exit_code == 2 and "LAB: expected one lab, got '01,02'" in done.stderr
+    assert not (tmp_path / "project" / "runs").exists()
+
+
+def test_values_that_are_lists_have_a_line_each_in_a_figure():
+    drawn = sweep_table.figure(
+        "a", [({"rate": 1, "sizes": sizes}, 1.0) for sizes in ([1, 2], [3], True, 1)],
+        {"rate": [1], "sizes": [[1, 2], [3], True, 1]},
+    )  # fmt: skip
+    labels = [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
+    assert labels == ["sizes [1, 2]", "sizes [3]", "sizes true", "sizes 1"]
+
+
+def test_the_only_run_of_a_sweep_has_one_core_as_every_other_has(project, tmp_path):
+    assert call("-p", "rate=1", "--out", str(tmp_path)).exit_code == 0
+    (row,) = rows_of(tmp_path)
+    assert row["cores"] == "1"
 
 
 def test_the_jobs_fit_cores_and_memory():

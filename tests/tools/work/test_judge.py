@@ -1,6 +1,8 @@
 """What the judge makes of one answer, without a process of its own."""
 
 import contextlib
+import os
+import signal
 
 import pytest
 
@@ -62,3 +64,12 @@ def test_of_endless_output_the_end_is_kept():
         print(number, file=tail)
     kept = tail.getvalue()
     assert kept.endswith("29998\n29999\n") and len(kept) <= 2 * judge._KEPT
+
+
+def test_a_signal_without_a_name_ends_an_answer_and_not_the_judge():
+    if not (process := os.fork()):
+        os.kill(os.getpid(), signal.SIGRTMIN + 3)
+    assert judge._ended(process) == (
+        "error",
+        f"its process was ended by signal {signal.SIGRTMIN + 3}",
+    )
