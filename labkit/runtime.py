@@ -115,7 +115,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
             ``distribute`` is asked for where the environment speaks of no ranks.
     """
     refuse_unknown("device", device, DEVICES)
-    seed = arguments.seed(seed)
+    seed, distribute = arguments.seed(seed), arguments.flag("distribute", distribute)
     if distribute and not _started_as_rank():
         raise InputError(
             "got distribute=True in a process that was started alone: RANK_SIZE is not in its "

@@ -3,6 +3,8 @@
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Normal
 
+from labkit.base.arguments import choice
+
 NORMS = ("batch", "group", "none")
 
 
@@ -11,11 +13,15 @@ class NormNet(nn.Cell):
 
     Args:
         norm: "batch" (nn.BatchNorm2d), "group" (nn.GroupNorm, 4 groups of 2 channels) or "none".
+
+    Raises:
+        InputError: for another norm.
     """
 
     def __init__(self, norm: str = "batch"):
         super().__init__()
         self.conv = nn.Conv2d(1, 8, 5, stride=2, pad_mode="valid")
+        choice("norm", norm, NORMS)
         layers = {"batch": lambda: nn.BatchNorm2d(8), "group": lambda: nn.GroupNorm(4, 8)}
         self.norm = layers.get(norm, nn.Identity)()
         self.pool = nn.AvgPool2d(2, 2)

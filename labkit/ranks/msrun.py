@@ -74,7 +74,8 @@ class Job:
             self._sessions[pid] = processes.created(pid)
             # On one machine there may be several nodes: the scheduler is that of node 0.
             if name == SCHEDULER and self._plan.node_rank:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def running(self) -> list[int]:
         """Return the ranks, lowest first, that have not ended."""

@@ -123,7 +123,7 @@ def read(path: str | os.PathLike, masked: bool = False) -> dict[str, Any]:
         table = parse_json(read_text(path, _BYTES), object_pairs_hook=_once)
     except OSError as error:
         raise InputError(f"cannot read {path} ({error.strerror}); expected a rank table") from error
-    except InputError as error:
+    except ValueError as error:  # an InputError is one
         raise InputError(f"{path} is no JSON file ({error}); expected a rank table") from error
     return check(table, source=str(path), masked=masked)
 

@@ -57,7 +57,7 @@ class AccumulatedStep(Step):
             others.
         batch_axis: axis of the batch's first tensor that counts rows.
         reduction: ``mean`` or ``sum``.
-        precision: ``O0`` or ``O2``.
+        precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro`` leaves a micro-batch that is not finite out of its group;
             ``drop_group`` forgets the whole group; ``propagate`` checks nothing. ``dropped`` counts
@@ -291,8 +291,8 @@ class _Flush(nn.Cell):
 
 
 def check_micro_steps(value: Any) -> int:
-    """Return ``value`` if it is an integer >= 1, else raise ``InputError``."""
-    if not is_integer(value) or value < 1:
+    """Return ``value`` if it is an integer >= 1 that an int32 holds, else raise ``InputError``."""
+    if not is_integer(value) or not 1 <= value < 2**31:
         raise InputError(
             "micro_steps: expected an integer >= 1, or a function of the number of updates that "
             f"returns one, got {value!r}"

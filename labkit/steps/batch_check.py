@@ -7,7 +7,7 @@ import numpy as np
 from mindspore import Tensor, nn
 from mindspore.common import dtype as mstype
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.steps.forward_state import unchanged
 from labkit.steps.labels import INTEGERS, check_integers, check_labels, classes_of
@@ -73,6 +73,8 @@ class BatchCheck:
         if self.batch_axis is not None:
             batch_rows(batch, self.batch_axis)
         if self.derived:
+            if not isinstance(batch[-1], Tensor):
+                raise wrong("the batch's last part", batch[-1], "a tensor of labels")
             check_derivable(self.mean, batch, self.batch_axis)
             self._compare_with_rows(batch, shapes)
         self._flattened[signature] = self.flattened
@@ -83,6 +85,8 @@ class BatchCheck:
         self.differs |= self.flattened
         if self.mean.over == "elements":
             rows = shapes[0][0] if self.flattened else batch_rows(batch, self.batch_axis)
+            if not rows:
+                raise InputError("the batch: expected at least one row, got none")
             per_row = labels.size / rows
             self.elements_per_row = self.elements_per_row or per_row
             self.differs |= per_row != self.elements_per_row

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import mindspore as ms
 from mindspore import Tensor, nn, ops
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.steps.batch_check import BatchCheck
 from labkit.steps.labels import INTEGERS, masks
@@ -29,8 +30,8 @@ class Objective(nn.Cell):
         may_be_undefined: whether the loss of a batch may be 0 / 0, which has weight 0 here.
 
     Raises:
-        InputError: for a reduction that does not go with the loss, and for a layer whose gradient
-            is sparse.
+        InputError: for what is no Cell, a reduction that does not go with the loss, and for a layer
+            whose gradient is sparse.
     """
 
     def __init__(
@@ -42,6 +43,8 @@ class Objective(nn.Cell):
         weighted: bool,
     ):
         super().__init__(auto_prefix=False)
+        if not isinstance(loss_net, nn.Cell):
+            raise wrong("loss_net", type(loss_net).__name__, "an nn.Cell: network and loss")
         _refuse_sparse(loss_net)
         self.loss_net, self.batch_axis = loss_net, batch_axis
         self.loss_net.set_grad()

@@ -112,6 +112,8 @@ class GradientOptions:
         refuse_unknown("reduction", self.reduction, REDUCTION)
         refuse_unknown("precision", self.precision, PRECISION)
         refuse_unknown("nonfinite", self.nonfinite, NONFINITE)
+        if not isinstance(self.rank_group, str | None):
+            raise wrong("rank_group", self.rank_group, "the name of a group, '' or None")
         if self.clip_norm is not None:
             number("clip_norm", self.clip_norm, at_least=_SMALLEST, at_most=_LARGEST)
         if self.all_reduce_fusion_config is not None:

@@ -1,5 +1,6 @@
 """``evaluate``: accuracies and mean loss over every row, on one rank or added up over all."""
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Metric, Model
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
@@ -51,6 +52,8 @@ def evaluate(
         InputError: Where no label counts, for a k that is no integer >= 1, for labels whose shape
             does not fit the logits, and for one that is of no class and not ignored.
     """
+    if not isinstance(top, Iterable):
+        raise wrong("top", top, "integers >= 1 in a list")
     mean = _counted(loss_fn, ignore_index)
     metrics = {"accuracy": TopK(1, mean)} | {f"top_{k}_accuracy": TopK(k, mean) for k in top}
     metrics["loss"] = MeanLoss(mean)
@@ -58,7 +61,9 @@ def evaluate(
     kept, phase = modes(cell), network.phase
     model = Model(network, eval_network=cell, metrics=metrics)
     try:
-        model.eval(dataset, dataset_sink_mode=False)
+        # Where one rank refuses a label, the others would wait for its counts.
+        with cluster.together() if over_ranks else contextlib.nullcontext():
+            model.eval(dataset, dataset_sink_mode=False)
     finally:
         set_modes(kept)
         network.phase = phase

@@ -1,7 +1,7 @@
 """``fit`` over ``mindspore.train.Model``, with records, progress, checkpoints and resume."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from mindspore.dataset import Dataset
@@ -86,12 +86,10 @@ def fit(
     """
     intervals = {"checkpoint_every": checkpoint_every, "checkpoint_epochs": checkpoint_epochs}
     with cluster.together():
-        epochs = integer("epochs", epochs)
-        integer("keep", keep)
+        further = _callbacks(step, callbacks)
+        epochs, keep = integer("epochs", epochs), integer("keep", keep)
         flag("dataset_sink_mode", dataset_sink_mode)
-        for name, interval in intervals.items():
-            if interval is not None:
-                integer(name, interval)
+        intervals = {name: x if x is None else integer(name, x) for name, x in intervals.items()}
         _check_folder(folder, resume, checkpoint_every, write)
         if dataset_sink_mode:
             sinking.check(step, dataset, checkpoint_every)
@@ -104,15 +102,27 @@ def fit(
         _take_up(run, resume, held)
         own: list[Callback] = [sinking.Sunk(step), Recorder(run, progress)]
         if any(writer is not None for writer in run.writers):
-            own.append(Checkpointer(run, checkpoint_every, checkpoint_epochs, keep))
+            every, after = intervals.values()
+            own.append(Checkpointer(run, every, after, keep))
         if run.micro_batches < epochs * run.epoch_size:
             if dataset_sink_mode:
                 sinking.say_where_not()
             try:
-                train(step, dataset, epochs, [*own, *callbacks], run.micro_batches, **sinks)
+                train(step, dataset, epochs, [*own, *further], run.micro_batches, **sinks)
             finally:
                 run.records.close()
     return run.records
+
+
+def _callbacks(step: object, callbacks: object) -> list[Callback]:
+    """Return ``callbacks`` as a list; ``InputError`` for what ``fit`` cannot train with."""
+    if not isinstance(step, Step):
+        raise wrong("step", type(step).__name__, "a step cell, such as PlainStep")
+    if isinstance(callbacks, Callback):
+        return [callbacks]  # as Model.train takes one
+    if not isinstance(callbacks, Iterable):
+        raise wrong("callbacks", callbacks, "MindSpore callbacks")
+    return list(callbacks)
 
 
 def _take_up(run: Run, resume: bool | str, held: ExitStack) -> None:

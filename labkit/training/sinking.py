@@ -12,7 +12,12 @@ loop over the compiled graph and its own ``Model``, with an operator of Python's
 
 from mindspore import Tensor, context
 from mindspore.dataset import Dataset
-from mindspore.dataset.engine.datasets import BatchDataset
+from mindspore.dataset.engine.datasets import (
+    BatchDataset,
+    MapDataset,
+    ProjectDataset,
+    RenameDataset,
+)
 from mindspore.train import Callback, RunContext
 
 from labkit.errors import InputError
@@ -90,6 +95,8 @@ def check(step: Step, dataset: Dataset, checkpoint_every: int | None = None) -> 
         checkpoint_every: micro-batches between checkpoints; refused where there is a number.
     """
     refuse_sink(step)
+    while isinstance(dataset, MapDataset | ProjectDataset | RenameDataset):
+        dataset = dataset.children[0]  # as many rows
     if isinstance(dataset, BatchDataset) and not dataset.drop_remainder:
         rows, size = dataset.children[0].get_dataset_size(), dataset.get_batch_size()
         if size > 0 and rows % size:

@@ -163,12 +163,13 @@ class ThorModel(Model):
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
         # A Model sets the mode once and then believes in it, whatever another one has set since.
         network = self.step.gradient.loss_net.network
-        kept = modes(network)
+        kept, phase = modes(network), network.phase
         network.set_train(False)
         try:
             return self._predictor.predict(*predict_data, backend=backend, config=config)
         finally:
             set_modes(kept)
+            network.phase = phase  # which of its graphs a call takes
 
     def _callbacks(self, callbacks: Callbacks) -> list[Callback]:
         callbacks = [] if callbacks is None else callbacks

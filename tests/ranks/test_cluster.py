@@ -80,6 +80,8 @@ class TestStart:
     def test_distribute_in_a_process_started_alone(self):
         with pytest.raises(InputError, match="was started alone: RANK_SIZE is not"):
             runtime.start("CPU", distribute=True)
+        with pytest.raises(InputError, match="distribute: expected True or False, got 'False'"):
+            runtime.start("CPU", distribute="False")
 
     def test_another_parallel_mode_is_refused(self, environment):
         import mindspore as ms

@@ -323,6 +323,7 @@ class TestFiles:
             (b"\xff\xfe", "is no JSON file"),
             ('{"version": "1.0", "version": "1.0"}', "'version' is there twice in one object"),
             ("[" * 100_000, "is no JSON file"),
+            ('{"\\ud800": "1", "\\ud801": "1"}', "is no JSON file"),
         ],
     )
     def test_what_cannot_be_read(self, tmp_path, text, message):

@@ -599,7 +599,7 @@ class TestBatchNorm:
 
 
 class TestBadInput:
-    @pytest.mark.parametrize("micro_steps", [0, -1, 2.5, True, "4", None, 4.0, np.nan])
+    @pytest.mark.parametrize("micro_steps", [0, -1, 2.5, True, "4", None, 4.0, np.nan, 2**31])
     def test_micro_steps(self, micro_steps):
         for value in (micro_steps, lambda updates: micro_steps):
             with pytest.raises(InputError, match="micro_steps: expected an integer >= 1"):

@@ -259,6 +259,13 @@ class TestFloat16:
                 LossNet(network, nn.MSELoss()), ParameterTuple(network.trainable_params())
             )
 
+    def test_what_is_no_cell_is_refused(self):
+        parameters = ParameterTuple(nn.Dense(1, 1).trainable_params())
+        with pytest.raises(InputError, match="loss_net: expected an nn.Cell.* got 'function'"):
+            GradientStage(lambda x: x, parameters)
+        with pytest.raises(InputError, match="rank_group: expected the name of a group, .* got 3"):
+            GradientOptions(rank_group=3)
+
     def test_a_loss_net_without_a_network_is_refused(self):
         loss_net = Bare()
         with pytest.raises(InputError, match="finds no network inside the loss_net, a Bare"):

@@ -24,7 +24,9 @@ from tests.support.step_cells import (
     assert_close,
     linear,
     plain,
+    regression,
     restore,
+    rows,
     snapshot,
     tensors,
 )
@@ -569,6 +571,16 @@ def test_elements_count_where_rows_hold_other_numbers_of_them():
     assert step.settings["normalise"] == "'elements'"
 
 
+def test_a_batch_without_rows_or_labels_is_refused():
+    _, loss_net = regression()
+    step = AccumulatedStep(loss_net, nn.Momentum(loss_net.trainable_params(), 0.1, 0.9))
+    inputs, targets = tensors(*rows(4))
+    with pytest.raises(InputError, match="at least one row, got none"):
+        step(inputs[:0], targets[:0])
+    with pytest.raises(InputError, match="the batch's last part: expected a tensor of labels, got"):
+        step(inputs, 3)
+
+
 def test_a_mean_over_elements_that_are_broadcast_is_refused():
     network = linear()
     step = AccumulatedStep(
@@ -585,8 +597,8 @@ def test_steps_that_share_a_loss_net_ask_for_shapes_of_their_own():
         AccumulatedStep(loss_net, nn.SGD(network.trainable_params(), 0.0), 1, normalise=word)
         for word in (None, "samples")
     )
-    for rows in (4, 6):
-        broadcast = tensors(np.ones((rows, 3), np.float32), np.ones(rows, np.float32))
+    for count in (4, 6):
+        broadcast = tensors(np.ones((count, 3), np.float32), np.ones(count, np.float32))
         free(*broadcast)
         with pytest.raises(ValueError, match="expected the same shape, or normalise"):
             strict(*broadcast)

@@ -71,6 +71,8 @@ def test_a_row_that_is_nan_is_wrong():
 def test_a_k_that_is_none():
     with pytest.raises(InputError, match="k: expected an integer >= 1, got 0"):
         evaluate(network(), loss_fn(), dataset(), top=(0,))
+    with pytest.raises(InputError, match="top: expected integers >= 1 in a list, got 5"):
+        evaluate(network(), loss_fn(), dataset(), top=5)
 
 
 def test_all_rows_count_alike():

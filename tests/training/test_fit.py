@@ -400,6 +400,7 @@ class TestRefused:
             ({"checkpoint_epochs": 0}, "checkpoint_epochs: expected"),
             ({"resume": "new setting"}, "resume: expected .* Did you mean 'new settings'"),
             ({"resume": 2}, "resume: expected True, False or 'new settings', got 2"),
+            ({"callbacks": 3}, "callbacks: expected MindSpore callbacks, got 3"),
             ({"write": "yes"}, "write: expected None, True or False, got 'yes'"),
             ({"folder": None, "resume": True}, "resume and checkpoint_every need a folder"),
             ({"folder": None, "checkpoint_every": 3}, "resume and checkpoint_every need a folder"),
@@ -412,6 +413,20 @@ class TestRefused:
         with pytest.raises(InputError, match=words):
             fit(step, data, progress=None, **options)
         assert not (tmp_path / "run").exists()
+
+    def test_what_is_no_step(self, step, tmp_path):
+        other = nn.TrainOneStepCell(step.gradient.loss_net, step.optimizer)
+        with pytest.raises(InputError, match="step: expected a step cell.* got 'TrainOneStepCell'"):
+            fit(other, dataset(), 1, folder=tmp_path / "run", progress=None)
+        assert not (tmp_path / "run").exists()
+
+
+def test_numpys_numbers_and_a_callback_alone_are_taken(step, tmp_path):
+    """-keep of a NumPy uint8 is 254: every checkpoint was deleted."""
+    called = []
+    options = {"keep": np.uint8(1), "checkpoint_every": np.int64(4), "folder": tmp_path}
+    quiet_fit(step, dataset(), 1, callbacks=At(1, called.append), **options)
+    assert len(list(tmp_path.rglob("*.ckpt"))) == 1 and called
 
 
 def test_workers_are_counted_for_each_map_and_source(monkeypatch):

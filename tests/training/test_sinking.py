@@ -380,6 +380,9 @@ class TestRefused:
             quiet_fit(step, dataset(), checkpoint_every=5, **options)
         with pytest.raises(InputError, match="got a last one of 2 rows where the others have 4"):
             quiet_fit(step, dataset(drop=False), **options)
+        behind = dataset(drop=False).map(lambda images: images, ["images"])
+        with pytest.raises(InputError, match="got a last one of 2 rows where the others have 4"):
+            quiet_fit(step, behind, **options)
         assert not (tmp_path / "run").exists()
 
     def test_a_checkpoint_within_an_epoch(self, tmp_path):

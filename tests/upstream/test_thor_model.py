@@ -155,7 +155,9 @@ class TestTutorial:
         logits = net(Tensor(images)).asnumpy()
         accuracy = (logits.argmax(1) == labels).mean()
         assert model.eval(batches(50, 20)) == {"acc": pytest.approx(accuracy)}
+        phase = net.phase
         np.testing.assert_array_equal(model.predict(Tensor(images)).asnumpy(), logits)
+        assert net.phase == phase  # or a later call would take the prediction's graph
 
     def test_a_longer_training_is_refused_with_numbers(self, tutorial):
         """8 updates are made of 8 rates: the next would stop in Gather."""

@@ -34,7 +34,7 @@ class AdasumStep(AccumulatedStep):
             those that have, ``drop`` forgets them.
         normalise: see ``GradientOptions``, as for the others.
         batch_axis: axis of the batch's first tensor that counts rows.
-        precision: ``O0`` or ``O2``.
+        precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of a worker's averaged gradient, or None.

@@ -37,7 +37,7 @@ class SubspaceStep(AccumulatedStep):
         normalise: see ``GradientOptions``, as for the others.
         batch_axis: axis of the batch's first tensor that counts rows.
         reduction: ``mean`` or ``sum``.
-        precision: ``O0`` or ``O2``.
+        precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: shortens g before all else: B learns from clipped gradients, and a trial is asked

@@ -39,7 +39,7 @@ class ThorStep(PlainStep):
         normalise: see ``GradientOptions``, as for the others.
         batch_axis: axis of the batch's first tensor that counts rows.
         reduction: ``mean`` or ``sum``.
-        precision: ``O0`` or ``O2``.
+        precision: ``O0``, ``O2`` or ``O3``.
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: largest global norm of the gradient, or None.
