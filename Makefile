@@ -55,7 +55,7 @@ lab: ## open JupyterLab on your own copies of the notebooks, in work/, on this m
 
 notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force: all of them)
 	@$(ENVIRONMENT) base
-	@$(BIN)/python -m labkit.tools.notebooks.refresh $(ARGS)
+	@$(BIN)/python -m scripts.notebooks.refresh $(ARGS)
 
 bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test

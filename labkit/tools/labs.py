@@ -10,7 +10,7 @@ from labkit.base.arguments import wrong
 from labkit.base.project import find_project
 from labkit.errors import InputError, nearest
 from labkit.labs.presets import LABS, PRESETS
-from labkit.tools.notebooks import files
+from labkit.tools import notebook_files as files
 
 # How the name of a lab's second notebook ends, "03_thor_in_depth", for readers who want all of it.
 _IN_DEPTH = "_in_depth"

@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Metric, Model
 
-from labkit.base.arguments import integer, wrong
+from labkit.base.arguments import integer
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
@@ -53,7 +53,7 @@ def evaluate(
             does not fit the logits, and for one that is of no class and not ignored.
     """
     if not isinstance(top, Iterable):
-        raise wrong("top", top, "integers >= 1 in a list")
+        raise InputError(f"top: expected integers >= 1 in a list, got {top!r}")
     mean = _counted(loss_fn, ignore_index)
     metrics = {"accuracy": TopK(1, mean)} | {f"top_{k}_accuracy": TopK(k, mean) for k in top}
     metrics["loss"] = MeanLoss(mean)

@@ -226,7 +226,7 @@ def _convert(folder: Path, _out: Path):
 
 
 def _work(folder: Path, out: Path):
-    from labkit.tools.notebooks import files as notebook_files
+    from labkit.tools import notebook_files
 
     notebook = notebook_files.read(folder / "lab" / "01_x.ipynb")
     for cell in notebook["cells"]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from labkit.tools import notebook_files
 from labkit.tools.labs import find_labs
-from labkit.tools.notebooks import navigation, rules
+from scripts.notebooks import navigation, rules
 from tests.support import notebook_form
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -37,7 +38,7 @@ def test_source_sections_proofs_and_the_header_card_keep_the_form(path):
     assert title.endswith(" in depth") == path.stem.endswith("_in_depth")
 
 
-# Not linked yet: `python -m labkit.tools.notebooks.refresh --links`, and out of the list.
+# Not linked yet: `python -m scripts.notebooks.refresh --links`, and out of the list.
 UNLINKED: list[str] = []
 
 
@@ -76,7 +77,7 @@ def test_outputs_are_those_of_the_lab_preset_and_can_be_committed(path):
     assert stamp["outputs"] == rules.output_digest(notebook), "outputs edited: `make notebooks`"
     assert rules.output_faults(notebook) == []
     assert path.stat().st_size <= rules.MAX_BYTES
-    assert any(rules.COMPARED in rules.tags(cell) for cell in notebook.cells)
+    assert any(rules.COMPARED in notebook_files.tags(cell) for cell in notebook.cells)
 
 
 @each_notebook

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from labkit.tools import notebook_files as files
 from labkit.tools.labs import find_labs
-from labkit.tools.notebooks import files, navigation
+from scripts.notebooks import navigation
 
 ROOT = Path(__file__).parents[2]
 CELLS = files.read(ROOT / "notebooks" / "00_start_here.ipynb")["cells"]

@@ -1,7 +1,7 @@
 """Which links of notebooks and pages lead nowhere, found without a network.
 
 A link to a place in a notebook names an anchor ``<a id="...">``: JupyterLab does not find a heading
-with characters beyond ASCII, and looks in every open notebook (labkit.tools.notebooks.navigation).
+with characters beyond ASCII, and looks in every open notebook (scripts.notebooks.navigation).
 Places on a page are spelled as GitHub spells its headings.
 """
 
@@ -12,9 +12,9 @@ from posixpath import normpath
 from typing import Any
 from urllib.parse import urlsplit
 
-from labkit.tools.notebooks import files as notebook_files
-from labkit.tools.notebooks import navigation
-from labkit.tools.notebooks.rules import github_anchor
+from labkit.tools import notebook_files
+from scripts.notebooks import navigation
+from scripts.notebooks.rules import github_anchor
 
 # Public, and of the thing itself: papers, documentation, code, licences, publishers of data.
 HOSTS = frozenset(

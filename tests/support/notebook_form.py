@@ -1,6 +1,6 @@
 """What a lab's notebook must hold: cells and metadata, header card, sections, proofs.
 
-``labkit.tools.notebooks.rules`` looks at its outputs, before they are written back;
+``scripts.notebooks.rules`` looks at its outputs, before they are written back;
 ``tests.support.links`` at its links.
 """
 
@@ -9,15 +9,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from labkit.tools.notebooks.rules import (
-    ANCHOR,
-    COMPARED,
-    NAVIGATION,
-    NO_ALT,
-    PATH,
-    compared_text,
-    tags,
-)
+from labkit.tools.notebook_files import tags
+from labkit.tools.running.digests import ANCHOR, NAVIGATION
+from scripts.notebooks.rules import COMPARED, NO_ALT, PATH, compared_text
 
 MAX_CELL_LINES = 20
 

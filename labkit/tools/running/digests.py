@@ -4,27 +4,67 @@ import hashlib
 import json
 import os
 import platform
+import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from labkit.errors import InputError
 from labkit.labs.run import installed_version
-from labkit.tools.notebooks import rules
+from labkit.tools.notebook_files import tags
 
+NAVIGATION = "navigation"  # a cell that scripts/notebooks/navigation.py writes
+# A place that a link leads to: a line of its own above a heading, written by the same program.
+ANCHOR = re.compile(r"^<a id=\"\d\d-[\w-]+\"></a>\n+", re.MULTILINE)
 _MOST_FILES = 2_000_000  # ImageNet has 1.3
+
+
+def source_digest(notebook: Mapping) -> str:
+    """Return the SHA-256 of what a person writes: cell types, sources and tags, in order.
+
+    Cells and anchors of ``scripts/notebooks/navigation.py`` do not count: they print nothing.
+    """
+    cells = [cell for cell in notebook["cells"] if NAVIGATION not in tags(cell)]
+    written = (
+        ANCHOR.sub("", cell["source"]) if cell["cell_type"] == "markdown" else cell["source"]
+        for cell in cells
+    )
+    return text_digest(
+        [(cell["cell_type"], text, tags(cell)) for cell, text in zip(cells, written, strict=True)]
+    )
+
+
+def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
+    """Return the SHA-256 of the names and bytes of the files under ``root`` that match a pattern.
+
+    Hidden files, caches, and files called one of ``without`` do not count.
+    """
+    ignored = ("__pycache__", *without)
+    contents = {}
+    for path in {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}:
+        parts = path.relative_to(root).parts
+        if not any(part in ignored or part.startswith(".") for part in parts):
+            contents["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return text_digest(contents)
+
+
+def text_digest(value: object) -> str:
+    """Return the SHA-256 of a value as JSON, letters as they are."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def of_project(project: Path, notebook: Mapping) -> dict[str, str]:
     """Return the SHA-256 of what the project gives to a lab: its notebook, labkit, the data."""
     return {
-        "notebook": rules.source_digest(notebook),
-        # tools run the labs, or read what these have left; nothing that a lab imports imports them.
-        "labkit": rules.file_digest(project, "labkit/**/*", without=("tools",)),
+        "notebook": source_digest(notebook),
+        # tools run the labs, or read what these have left. Of them lab 00 alone sees something, the
+        # doctor, whose answers are the machine's.
+        "labkit": file_digest(project, "labkit/**/*", without=("tools",)),
         # Stored tables that a notebook shows are in labkit/results, or in benchmarks.
-        "data": rules.file_digest(
+        "data": file_digest(
             project, "data_scripts/**/*", "benchmarks/**/*.csv", "benchmarks/**/*.json"
         ),
     }

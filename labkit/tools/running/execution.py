@@ -12,7 +12,7 @@ from typing import Any
 
 from labkit.labs.run_files import KERNEL_LOG, last_lines, write_text
 from labkit.ranks.processes import MARK, guarded
-from labkit.tools.notebooks.files import relinked
+from labkit.tools.notebook_files import relinked
 from labkit.tools.running.events import Event, Progress, Say, is_executed, merge_streams
 from labkit.tools.running.watch import Limits, Watch
 

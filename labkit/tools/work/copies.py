@@ -13,9 +13,9 @@ from typing import Any
 
 from labkit.base.files import whole_file
 from labkit.errors import InputError
+from labkit.tools import notebook_files
 from labkit.tools.labs import Lab
-from labkit.tools.notebooks import files as notebook_files
-from labkit.tools.notebooks.files import digest, relinked
+from labkit.tools.notebook_files import digest, relinked
 from labkit.tools.work import merging
 
 FOLDER = "work"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from labkit.errors import InputError
 from labkit.ranks.processes import child_environment, guarded, module_command, signal_name
+from labkit.tools import notebook_files
 from labkit.tools.labs import Lab
-from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers
 
 

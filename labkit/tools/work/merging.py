@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from labkit.tools.notebooks.files import digest, tags
+from labkit.tools.notebook_files import digest, tags
 
 Cell = Mapping[str, Any]
 

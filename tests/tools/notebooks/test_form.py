@@ -3,7 +3,7 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit.tools.notebooks.rules import COMPARED
+from scripts.notebooks.rules import COMPARED
 from tests.support import notebook_form
 from tests.support.notebook_form import (
     CARD,

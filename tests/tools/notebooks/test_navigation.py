@@ -6,8 +6,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from labkit.tools import notebook_files as files
 from labkit.tools.labs import find_labs
-from labkit.tools.notebooks import files, navigation, rules
+from labkit.tools.running import digests
+from scripts.notebooks import navigation
 
 CARD = "# {} · {}\n\nWhat it teaches.\n\n| | |\n|---|---|\n| **You need to know** | sums |\n"
 CARD += "| **Takes** | 2 minutes |\n"
@@ -111,10 +113,10 @@ def test_it_is_written_once_and_follows_a_heading(project):
     assert write(project) == []
     path = project / "notebooks" / "01_sums.ipynb"
     notebook = files.read(path)
-    digest = rules.source_digest(notebook)
+    digest = digests.source_digest(notebook)
     heading = next(cell for cell in notebook["cells"] if "## 2 · x" in cell["source"])
     heading["source"] = heading["source"].replace("· x", "· z")
-    assert rules.source_digest(notebook) != digest
+    assert digests.source_digest(notebook) != digest
     files.write(path, notebook)
     assert write(project) == ["01_sums"]
     text = "\n".join(cells_of(project, "01_sums").values())
@@ -123,9 +125,9 @@ def test_it_is_written_once_and_follows_a_heading(project):
 
 def test_what_the_program_writes_is_not_what_a_person_writes(project):
     path = project / "notebooks" / "01_sums.ipynb"
-    before = rules.source_digest(files.read(path))
+    before = digests.source_digest(files.read(path))
     write(project)
-    assert rules.source_digest(files.read(path)) == before
+    assert digests.source_digest(files.read(path)) == before
 
 
 def test_an_anchor_of_a_person_stays(project):
@@ -141,7 +143,7 @@ def test_reading_counts_words_and_lines_of_code():
     words = new_markdown_cell("word " * 2000 + "\n\n```\n" + "line\n" * 75 + "```")  # 10 + 5
     code = new_code_cell("a = 1\n\n" * 150)  # 10
     links = new_markdown_cell("word " * 9999)
-    links.metadata["tags"] = [rules.NAVIGATION]
+    links.metadata["tags"] = [digests.NAVIGATION]
     assert navigation.reading_minutes({"cells": [words, code, links]}) == 25
 
 

@@ -6,9 +6,10 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from labkit.tools.notebooks import refresh as notebooks
-from labkit.tools.notebooks.refresh import main, refresh, why_stale, write_links
-from labkit.tools.notebooks.rules import ANCHOR, COMPARED, NAVIGATION, output_faults
+from labkit.tools.running.digests import ANCHOR, NAVIGATION
+from scripts.notebooks import refresh as notebooks
+from scripts.notebooks.refresh import main, refresh, why_stale, write_links
+from scripts.notebooks.rules import COMPARED, output_faults
 from tests.support.notebook_form import source_faults
 
 PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
@@ -137,7 +138,7 @@ def test_a_changed_input_is_named(project, name, kind, capsys):
     "name",
     [
         "labkit/__pycache__/step.pyc",
-        "labkit/tools/notebooks/refresh.py",
+        "scripts/notebooks/refresh.py",
         "data_scripts/.part",
         "README.md",
     ],

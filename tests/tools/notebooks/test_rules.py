@@ -3,7 +3,8 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit.tools.notebooks.rules import COMPARED, file_digest, output_faults
+from labkit.tools.running.digests import file_digest
+from scripts.notebooks.rules import COMPARED, output_faults
 
 
 def good():

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from labkit.tools import cli
 from labkit.tools.labs import find_labs
-from labkit.tools.notebooks.refresh import refresh
 from labkit.tools.work import copies
+from scripts.notebooks.refresh import refresh
 
 ROOT = Path(cli.__file__).resolve().parents[2]
 

@@ -13,9 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.errors import InputError
-from labkit.tools import cli
+from labkit.tools import cli, notebook_files
 from labkit.tools.labs import find_labs
-from labkit.tools.notebooks import files as notebook_files
 from labkit.tools.work import answers, copies, marks
 from tests.support.answers import LABS
 from tests.support.lab_cells import CHECK, code, lab_cells, write

@@ -2,7 +2,7 @@
 
 import pytest
 
-from labkit.tools.notebooks.files import digest
+from labkit.tools.notebook_files import digest
 from labkit.tools.work.merging import CannotMerge, merge
 
 

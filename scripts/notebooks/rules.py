@@ -1,20 +1,16 @@
-"""What the outputs of a committed notebook must keep to, and the digests of a notebook."""
+"""What the outputs of a committed notebook must keep to."""
 
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from labkit.labs.claims import BAR
-from labkit.tools.notebooks.files import tags
+from labkit.tools.notebook_files import tags
+from labkit.tools.running.digests import text_digest
 
 COMPARED = "nbval-check-output"
-NAVIGATION = "navigation"  # a cell that labkit.tools.notebooks.navigation writes
 MAX_BYTES = 500_000
 
-# A place that a link leads to: a line of its own above a heading, written by the same program.
-ANCHOR = re.compile(r"^<a id=\"\d\d-[\w-]+\"></a>\n+", re.MULTILINE)
 NO_ALT = re.compile(r"!\[\s*\]\(|<img(?![^>]*\balt=[\"'][^\"'])[^>]*>")
 # Only folders in which a person's or an installation's own files lie; never the path of a URL.
 PATH = re.compile(
@@ -58,39 +54,10 @@ def github_anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def source_digest(notebook: Mapping) -> str:
-    """Return the SHA-256 of what a person writes: cell types, sources and tags, in order.
-
-    Cells and anchors of ``labkit.tools.notebooks.navigation`` do not count: they print nothing.
-    """
-    cells = [cell for cell in notebook["cells"] if NAVIGATION not in tags(cell)]
-    written = (
-        ANCHOR.sub("", cell["source"]) if cell["cell_type"] == "markdown" else cell["source"]
-        for cell in cells
-    )
-    return _digest(
-        [(cell["cell_type"], text, tags(cell)) for cell, text in zip(cells, written, strict=True)]
-    )
-
-
 def output_digest(notebook: Mapping) -> str:
     """Return the SHA-256 of all outputs and execution counts, in order."""
     cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    return _digest([(cell.get("execution_count"), cell.get("outputs", [])) for cell in cells])
-
-
-def file_digest(root: Path, *patterns: str, without: Iterable[str] = ()) -> str:
-    """Return the SHA-256 of the names and bytes of the files under ``root`` that match a pattern.
-
-    Hidden files, caches, and files called one of ``without`` do not count.
-    """
-    ignored = ("__pycache__", *without)
-    contents = {}
-    for path in {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}:
-        parts = path.relative_to(root).parts
-        if not any(part in ignored or part.startswith(".") for part in parts):
-            contents["/".join(parts)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return _digest(contents)
+    return text_digest([(cell.get("execution_count"), cell.get("outputs", [])) for cell in cells])
 
 
 def _cell_output_faults(cell: Mapping, literal: list[str]) -> Iterator[str]:
@@ -130,8 +97,3 @@ def _texts(cell: Mapping) -> Iterator[tuple[str, str]]:
         for kind, text in output.get("data", {}).items():
             if kind.startswith("text/"):
                 yield kind, "".join(text)
-
-
-def _digest(value: object) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -3,7 +3,7 @@
 Each notebook has a cell below its header card (the notebooks before and after it, the map of the
 labs, its sources, its contents) and one at its end; the first notebook has the map itself. They are
 tagged ``navigation``, and are made of the notebooks' own headings and header cards. Neither they
-nor the anchors count as what a person writes (``rules.source_digest``): outputs stay up to date.
+nor the anchors count as what a person writes (``digests.source_digest``): outputs stay up to date.
 
 A second notebook, ``03_thor_in_depth``, stands beside its lab: both link to each other, and the way
 from lab to lab passes it by.
@@ -18,8 +18,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.tools import notebook_files as files
 from labkit.tools.labs import Lab
-from labkit.tools.notebooks import files, rules
+from labkit.tools.running.digests import ANCHOR, NAVIGATION
+from scripts.notebooks import rules
 
 TOP, MAP, END = "navigation", "map", "navigation-end"  # the ids of the cells
 WORDS_A_MINUTE, CODE_LINES_A_MINUTE = 200, 15
@@ -76,7 +78,7 @@ def anchor(notebook: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
     names: dict[str, int] = {}
     sections = []
     for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown" and rules.NAVIGATION not in files.tags(cell):
+        if cell["cell_type"] == "markdown" and NAVIGATION not in files.tags(cell):
             cell["source"], found = _anchored(cell["source"], prefix, names)
             sections += found
     return sections
@@ -86,7 +88,7 @@ def reading_minutes(notebook: Mapping[str, Any]) -> int:
     """Return the minutes that reading takes, in steps of five: 200 words, 15 lines of code each."""
     words = lines = 0
     for cell in notebook["cells"]:
-        if rules.NAVIGATION in files.tags(cell):
+        if NAVIGATION in files.tags(cell):
             continue
         if cell["cell_type"] == "markdown":
             prose, code = _prose_and_code(cell["source"])
@@ -103,7 +105,7 @@ def _prose_and_code(source: str) -> tuple[list[str], list[str]]:
     prose: list[str] = []
     code: list[str] = []
     fenced = False
-    for line in rules.ANCHOR.sub("", source).splitlines():
+    for line in ANCHOR.sub("", source).splitlines():
         if _FENCE.match(line):
             fenced = not fenced
         else:
@@ -114,7 +116,7 @@ def _prose_and_code(source: str) -> tuple[list[str], list[str]]:
 def _anchored(source: str, prefix: str, names: dict[str, int]) -> tuple[str, list[tuple[str, str]]]:
     """Return markdown with an anchor above each heading, and (heading, name) of each section."""
     made, sections, fenced = [], [], False
-    for line in rules.ANCHOR.sub("", source).split("\n"):
+    for line in ANCHOR.sub("", source).split("\n"):
         fenced ^= bool(_FENCE.match(line))
         heading = None if fenced else _HEADING.match(line)
         if heading:
@@ -138,7 +140,7 @@ def _put(cells: list[dict[str, Any]], name: str, place: int, source: str) -> Non
     if cell is None:
         cell = {"cell_type": "markdown", "id": name, "metadata": {}}
         cells.insert(place, cell)
-    cell["metadata"]["tags"] = [rules.NAVIGATION]
+    cell["metadata"]["tags"] = [NAVIGATION]
     cell["source"] = source
 
 

@@ -1,8 +1,8 @@
 """Refresh the committed notebooks: execute those whose inputs changed, write their outputs back.
 
-    python -m labkit.tools.notebooks.refresh [LAB ...] [--check | --links | --force [--accept]]
+    python -m scripts.notebooks.refresh [LAB ...] [--check | --links | --force [--accept]]
 
-Their links (labkit.tools.notebooks.navigation) are written first; ``--links`` does nothing else.
+Their links (scripts.notebooks.navigation) are written first; ``--links`` does nothing else.
 What a notebook was executed from is stamped into its metadata (``metadata.labkit``), as hashes of
 the notebook, labkit, the data and the versions. A refresh with nothing changed writes nothing.
 """
@@ -21,10 +21,11 @@ from labkit.base.files import whole_file
 from labkit.base.project import find_project
 from labkit.errors import InputError
 from labkit.tools.labs import Lab, find_labs, pick
-from labkit.tools.notebooks import navigation, rules
+from labkit.tools.notebook_files import tags
 from labkit.tools.running import digests as inputs
 from labkit.tools.running import runner
 from labkit.tools.running.request import check
+from scripts.notebooks import navigation, rules
 
 PRESET = "lab"
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -36,7 +37,7 @@ class Refused(Exception):
 
 def stamped(project: Path, notebook: Mapping) -> dict[str, str]:
     """Return the hash of everything that decides what ``notebook`` prints, by kind of input."""
-    versions = rules.file_digest(project, "constraints.txt")
+    versions = inputs.file_digest(project, "constraints.txt")
     return inputs.of_project(project, notebook) | {"versions": versions}
 
 
@@ -198,7 +199,7 @@ def _compared(notebook: Mapping) -> dict[str, str]:
     return {
         f"cell {number}": rules.compared_text(cell)
         for number, cell in enumerate(notebook["cells"])
-        if rules.COMPARED in rules.tags(cell) and cell.get("execution_count") is not None
+        if rules.COMPARED in tags(cell) and cell.get("execution_count") is not None
     }
 
 
@@ -217,7 +218,7 @@ def _check(project: Path, names: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, 1 if a notebook failed or is stale, 2 for input of no use."""
     parser = argparse.ArgumentParser(
-        prog="labkit.tools.notebooks.refresh", description=__doc__.split("\n")[0]
+        prog="scripts.notebooks.refresh", description=__doc__.split("\n")[0]
     )
     parser.add_argument("labs", nargs="*", metavar="LAB", help="number or name; none: all")
     what = parser.add_mutually_exclusive_group()

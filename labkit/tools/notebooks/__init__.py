@@ -1,1 +1,0 @@
-"""The committed notebooks: their rules, their links, how they are executed again."""
