@@ -180,7 +180,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     console = Console()
     if console.is_terminal:
         # Folded, not cut off with an ellipsis: a path must stay whole.
-        drawn = Table(*(Column(name, overflow="fold") for name in head), box=box.SIMPLE_HEAD)
+        drawn = Table(*(Column(Text(name), overflow="fold") for name in head), box=box.SIMPLE_HEAD)
         for row in rows:
             drawn.add_row(*(Text(cell, style=_STYLE.get(cell, "")) for cell in row))
         console.print(drawn)

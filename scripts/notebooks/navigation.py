@@ -79,8 +79,8 @@ def anchor(notebook: Mapping[str, Any], prefix: str) -> list[tuple[str, str]]:
     sections = []
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown" and NAVIGATION not in files.tags(cell):
-            cell["source"], found = _anchored(cell["source"], prefix, names)
-            sections += found
+            cell["source"], own = _anchored(cell["source"], prefix, names)
+            sections += own
     return sections
 
 
@@ -190,5 +190,5 @@ def _map(labs: Sequence[Lab]) -> str:
 
 
 def _row(card: str, name: str) -> str:
-    found = re.search(rf"^\| \*\*{name}\*\* \| (.+?) \|\s*$", card, re.M)
-    return found[1] if found else "–"
+    row = re.search(rf"^\| \*\*{name}\*\* \| (.+?) \|\s*$", card, re.M)
+    return row[1] if row else "–"

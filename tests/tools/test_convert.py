@@ -74,6 +74,7 @@ def test_a_network_of_ones_own_with_other_names(tmp_path, monkeypatch, runtime):
         ("in.safetensors", "out.ckpt", "--network os:getcwd", "a function that returns an nn.Cell"),
         ("in.safetensors", "out.ckpt", "--rename fc", "expected MINDSPORE=PYTORCH"),
         ("in.safetensors", "out.ckpt", "--rename end_point=fc", "change no name"),
+        ("in.safetensors", "out.ckpt", "--rename a=b --rename a=c", "expected a once"),
         ("in.safetensors", "out.ckpt", "--classes 1000", "shape (10, 512), expected (1000, 512)"),
         ("absent.safetensors", "out.ckpt", "", "is not there"),
         ("absent.ckpt", "out.pth", "", "no checkpoint at"),

@@ -93,6 +93,8 @@ def test_options_for_jupyterlab_come_last_and_win(project, started):
     assert done.exit_code == 0, done.stderr
     options, others, _ = started[0]
     assert options["ServerApp.port"] == "9001" and others == ["--no-browser", "--debug"]
+    assert call("1", "--", "--port", "9002").exit_code == 0
+    assert started[1][1][-2:] == ["--port", "9002"]
 
 
 def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch):
@@ -116,6 +118,7 @@ def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch
         (["0,1"], "expected one lab, got 0,1"),
         (["work/01_sums.ipynb"], "there is no notebook"),
         (["notebooks/01_sums.ipynb", "--committed"], "--committed choose a lab"),
+        (["01", "--committed", "--folder", "x"], "--folder is of your copies"),
         (["--folder", "notebooks"], "where the project writes"),
         (["--port", "0"], "--port"),
         (["--browsr"], "--browser"),

@@ -52,7 +52,11 @@ def convert(
         raise InputError("entry and prefix: expected none with a checkpoint, which has neither")
     if not target.parent.is_dir():
         raise InputError(f"{target.parent} is no folder; expected one to write {target.name} into")
-    renames = dict(_rename(text) for text in rename or ())
+    renames: dict[str, str] = {}
+    for ours, theirs in map(_rename, rename or ()):
+        if ours in renames:
+            raise InputError(f"rename: expected {ours} once, got it twice")
+        renames[ours] = theirs
     from labkit import runtime
 
     runtime.start("CPU")

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,8 +72,10 @@ def lab(
     from labkit.tools import jupyter
 
     refuse_unknown("preset", os.environ.get("LABKIT_PRESET", "lab"), presets.PRESETS)
-    more = [word for word in notebook or () if word.startswith("-")]
-    named = [word for word in notebook or () if not word.startswith("-")]
+    words = list(notebook or ())
+    # From the first option on they are JupyterLab's own, values too.
+    named = list(takewhile(lambda word: not word.startswith("-"), words))
+    more = words[len(named) :]
     if len(named) > 1:
         raise InputError(f"expected one lab or notebook, got {' '.join(named)}")
     root, place = _choose(named[0] if named else None, folder, committed)
@@ -94,6 +97,8 @@ def _choose(name: str | None, folder: Path | None, committed: bool) -> tuple[Pat
         if not place.is_file():
             raise InputError(f"there is no notebook {place}")
     else:
+        if folder is not None and committed:
+            raise InputError("--folder is of your copies: expected none with --committed")
         project, labs = chosen([name or "0"])
         if len(labs) != 1:
             raise InputError(f"expected one lab, got {name}")

@@ -112,15 +112,15 @@ def run_labs(
     with the same inputs are left as they are.
     """
 
-    def one(lab: Lab, stop: threading.Event | None = None) -> Outcome:
+    def run_or_keep(lab: Lab, stop: threading.Event | None = None) -> Outcome:
         place = folder / lab.name
         before = passed_before(lab, request, place, say) if again else None
         return before or run_lab(lab, request, place, say, limits, stop)
 
     if jobs == 1:
-        yield from map(one, request.labs)
+        yield from map(run_or_keep, request.labs)
         return
-    tasks = [partial(one, lab) for lab in request.labs]
+    tasks = [partial(run_or_keep, lab) for lab in request.labs]
     for ended in pool.side_by_side(tasks, equal_shares(jobs)):
         if ended is not None:
             yield ended[1]
