@@ -23,7 +23,7 @@ from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.base.arguments import choice, flag, integer, wrong
 from labkit.base.files import make_folder, remove_unfinished, whole_file
 from labkit.errors import InputError
-from labkit.ranks.cluster import rank_and_size, together
+from labkit.ranks.cluster import rank_and_size
 from labkit.steps.state import set_state
 
 _NAME = re.compile(r"step-(\d{9})\.safetensors")
@@ -96,17 +96,13 @@ class Snapshots(Callback):
             return
         self._prepared = True
         self._writes = rank_and_size()[0] == 0
-        with together():
-            if self._writes:
-                self._begin(run_context)
-
-    def _begin(self, run_context: RunContext) -> None:
-        arguments = run_context.original_args()
-        done = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
-        self._prepare(done)
-        # The training may have been killed after its checkpoint and before this snapshot.
-        if self._resume and done and not self._path(done).exists():
-            self._save(done, arguments.batch_num)
+        if self._writes:
+            arguments = run_context.original_args()
+            done = (arguments.cur_epoch_num - 1) * arguments.batch_num + self._in_epoch
+            self._prepare(done)
+            # The training may have been killed after its checkpoint and before this snapshot.
+            if self._resume and done and not self._path(done).exists():
+                self._save(done, arguments.batch_num)
 
     def _prepare(self, done: int) -> None:
         """Make the folder ready for a training that goes on from micro-batch ``done``."""
