@@ -20,8 +20,8 @@ class NormNet(nn.Cell):
 
     def __init__(self, norm: str = "batch"):
         super().__init__()
-        self.conv = nn.Conv2d(1, 8, 5, stride=2, pad_mode="valid")
         choice("norm", norm, NORMS)
+        self.conv = nn.Conv2d(1, 8, 5, stride=2, pad_mode="valid")
         layers = {"batch": lambda: nn.BatchNorm2d(8), "group": lambda: nn.GroupNorm(4, 8)}
         self.norm = layers.get(norm, nn.Identity)()
         self.pool = nn.AvgPool2d(2, 2)

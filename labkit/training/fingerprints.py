@@ -19,7 +19,7 @@ from mindspore import Parameter, Tensor, nn
 UNKNOWN = "cannot be compared: "
 _LONGEST = 200  # characters of a text that is kept as it is
 _DEEPEST = 5
-_OF = " of "  # between a method's function and its object
+_OF = ", a method of "  # between a method's function and its object
 
 
 def fingerprint(value: Any, depth: int = 0) -> str:

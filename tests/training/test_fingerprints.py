@@ -97,3 +97,4 @@ def test_an_older_checkpoint_has_noted_a_methods_function_alone():
     assert agrees(mine, fingerprint(Schedule.at)) and agrees(mine, mine)
     assert not agrees(mine, fingerprint(Schedule(2).at))
     assert not agrees(fingerprint(scaled(2)), fingerprint(scaled(3)))
+    assert not agrees(fingerprint("mean of rows"), fingerprint("mean"))
