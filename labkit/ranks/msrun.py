@@ -28,7 +28,7 @@ _PATIENCE = 5.0  # seconds for ranks that are asked to end
 # Ranks that wait for each other ask again at such intervals, when they join and when they leave.
 # MindSpore's 3 to 5 s are for thousands: two that add three numbers took 12 to 16 s, now 8 to 10.
 _INTERVAL = ("MS_RETRY_INTERVAL_LOWER", "MS_RETRY_INTERVAL_UPPER")
-_CODE = r"Worker process {} exit with exception\. Error code: (-?\d+)"
+_FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-?\d+)")
 
 
 class Job:
@@ -58,11 +58,25 @@ class Job:
         """Note what has started and what has ended since the last look."""
         if self._plan.ranks[-1] not in self.pids:
             self._find()
-        for name, pid in self.pids.items():
-            if self.codes.get(name) is None and _ended(pid):
-                self.codes[name] = self._code(pid)
+        for name in self._ended_since():
+            self.codes[name] = self._code(self.pids[name])
         if self._master is not None:
             self._master.look()
+
+    def _ended_since(self) -> list[Name]:
+        """Who has ended since the last look, in the order in which they did.
+
+        Several may have: msrun kills the others within a second of the first. Its log, written
+        before it does so, says which was the first.
+        """
+        left = {name: pid for name, pid in self.pids.items() if self.codes.get(name) is None}
+        if not any(map(_ended, left.values())):
+            return []
+        # Looked at again: the first may have been alive when a later rank was seen killed.
+        ended = [name for name, pid in left.items() if _ended(pid)]
+        if len(ended) > 1 and (first := _FAILED.search(self.log("msrun"))):
+            ended.sort(key=lambda name: self.pids[name] != int(first[1]))
+        return ended
 
     def _find(self) -> None:
         names = [int(rank) if rank else SCHEDULER for rank in _STARTS.findall(self.log("msrun"))]
@@ -165,8 +179,8 @@ class Job:
         with contextlib.suppress(OSError, ValueError):
             status = int(Path(f"/proc/{pid}/stat").read_text().rsplit(maxsplit=1)[-1])
             return os.waitstatus_to_exitcode(status)
-        line = re.search(_CODE.format(pid), self.log("msrun"))
-        return int(line[1]) if line else None
+        line = _FAILED.search(self.log("msrun"))
+        return int(line[2]) if line and int(line[1]) == pid else None
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from labkit.ranks import failures, msrun, processes
 from labkit.ranks import plan as launch_plan
 from labkit.ranks.failures import Failures, culprit
 from labkit.ranks.launch import launch
-from labkit.ranks.msrun import SCHEDULER
+from labkit.ranks.msrun import SCHEDULER, Job
 from tests.support.living import is_alive
 from tests.support.ports import free_port
 
@@ -271,6 +271,19 @@ class TestProcesses:
         assert error.tail == "begins as 1"  # not lost in a buffer
         children = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
         assert len(children) == 2 and not any(map(is_alive, children))
+
+    def test_a_rank_killed_between_two_looks(self, program, tmp_path, monkeypatch):
+        """msrun has killed the other one by the time that this process comes to look again."""
+        look = Job.look
+
+        def late(job):
+            wait_for(lambda: 1 not in job.pids or all(map(msrun._ended, job.pids.values())))
+            look(job)
+
+        monkeypatch.setattr(Job, "look", late)
+        code = "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)"
+        error, said = failure(program(code), cwd=tmp_path)
+        assert said.startswith("rank 1 of 2 was ended by SIGKILL") and error.rank == 1
 
     @pytest.mark.slow
     def test_a_rank_killed_while_the_other_waits_in_a_collective(self, program, tmp_path):
