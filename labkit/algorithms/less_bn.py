@@ -32,7 +32,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.base.arguments import flag
+from labkit.base.arguments import flag, names_checked
 from labkit.errors import InputError
 from labkit.nets.layers import exchange
 from labkit.steps.state import integer_of
@@ -90,6 +90,7 @@ class Conversion:
         return f"less_bn: {dense}; {len(self.batch_norms)} BatchNorms taken out"
 
 
+@names_checked
 def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
     """Normalise the last Dense of a network and take BatchNorms out of its residual blocks.
 
@@ -131,6 +132,7 @@ def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
     return Conversion(full_name, names)
 
 
+@names_checked
 def fit_to(optimizer: nn.Optimizer, network: nn.Cell) -> nn.Optimizer:
     """Return the optimizer, or one of its kind and arguments over what the network has to train.
 

@@ -14,13 +14,12 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 from labkit.base.cores import usable_cores
 from labkit.errors import InputError, nearest
 
-P = ParamSpec("P")
-R = TypeVar("R")
+C = TypeVar("C", bound=Callable)
 
 # How a message names a bound, and whether a value keeps it.
 _BOUNDS = {
@@ -31,6 +30,7 @@ _BOUNDS = {
 }
 
 MAX_SEED = 2**32 - 1
+_OWNERS = ("self", "cls")
 
 
 def is_integer(value: object) -> bool:
@@ -109,23 +109,26 @@ class UnknownName(InputError, TypeError):
     """A keyword argument that a function does not take."""
 
 
-def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function that answers a misspelled keyword with the nearest right one.
+def names_checked(function: C) -> C:
+    """Decorate a function or a dataclass that answers a misspelled keyword with the nearest one.
 
     Raises:
         UnknownName: in place of Python's TypeError, which it is as well.
     """
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    if inspect.isclass(function):
+        function.__init__ = names_checked(function.__init__)  # type: ignore[method-assign]
+        return function
+    names = [name for name in inspect.signature(function).parameters if name not in _OWNERS]
     owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in names:
                 raise UnknownName(f"{owner} has no argument {name!r}.{nearest(name, names)}")
         return function(*args, **kwargs)
 
-    return checked
+    return cast(C, checked)
 
 
 def fit_workers(workers: object) -> int:

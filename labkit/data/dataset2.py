@@ -12,7 +12,7 @@ import os
 
 import mindspore.dataset as ds
 
-from labkit.base.arguments import choice, flag
+from labkit.base.arguments import choice, flag, names_checked
 from labkit.data import imagefolder
 from labkit.errors import InputError
 from labkit.ranks import cluster
@@ -20,6 +20,7 @@ from labkit.ranks import cluster
 TARGETS = ("Ascend", "GPU", "CPU")
 
 
+@names_checked
 def create_dataset2(
     dataset_path: str | os.PathLike,
     do_train: bool,

@@ -31,7 +31,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer, number, wrong
+from labkit.base.arguments import choice, fit_workers, flag, integer, names_checked, number, wrong
 from labkit.data.cache import open_cache
 from labkit.data.imagefiles import (
     ImageFolder,
@@ -52,6 +52,7 @@ RATIO = (0.75, 1.333)
 BACKENDS = ("mindspore", "pillow")
 
 
+@names_checked
 def create_dataset(
     dataset_path: str | os.PathLike,
     batch_size: int = 32,
@@ -144,6 +145,7 @@ def _check_backend(backend: str, do_train: bool, random: bool, cache: int | None
         )
 
 
+@names_checked
 def create_datasets(
     folder: str | os.PathLike,
     batch_size: int = 32,

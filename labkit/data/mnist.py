@@ -20,7 +20,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer
+from labkit.base.arguments import choice, fit_workers, flag, integer, names_checked
 from labkit.data import RESCALES, idx
 from labkit.data.imagefiles import existing_folder
 from labkit.data.shards import choose_images
@@ -46,6 +46,7 @@ class _Files:
     count: int
 
 
+@names_checked
 def create_dataset(
     data_path: str | os.PathLike,
     batch_size: int = 32,
@@ -115,6 +116,7 @@ def create_dataset(
     return dataset.repeat(repeat_size)
 
 
+@names_checked
 def create_eval_dataset(
     data_path: str | os.PathLike,
     batch_size: int | None = None,
@@ -159,6 +161,7 @@ def create_eval_dataset(
     )
 
 
+@names_checked
 def load_arrays(
     data_path: str | os.PathLike,
     usage: str | None,

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from labkit.base.arguments import names_checked
 from labkit.base.project import find_project, own_checkout
 from labkit.errors import InputError, refuse_unknown
 
@@ -12,6 +13,7 @@ _COLOR_DIGITS = {"size": 32, "train": 6000, "val": 1000, "seed": 1}
 _NAMES = (*_MNIST, "color-digits")
 
 
+@names_checked
 def prepare(
     name: str,
     *,
@@ -60,6 +62,7 @@ def prepare(
     return project / "datasets" / folder
 
 
+@names_checked
 def color_digits_folder(size: int = 32, train: int = 6000, val: int = 1000, seed: int = 1) -> str:
     """Return the folder's name for these parameters: ``color_digits_32px_6000_1000``."""
     last = "" if seed == _COLOR_DIGITS["seed"] else f"_seed{seed}"

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.base.arguments import is_number, number
+from labkit.base.arguments import is_number, names_checked, number
 from labkit.errors import InputError, nearest, refuse_unknown
 from labkit.labs import claims
 from labkit.labs.figures import common as plots
@@ -108,6 +108,7 @@ class OpenLab:
             print(f"{name}: {value:.4g}" if is_number(value) else f"{name}: {value}")
 
 
+@names_checked
 def open_lab(name: str, namespace: Mapping[str, Any]) -> OpenLab:
     """Start MindSpore and open a lab with what its cell of parameters has set.
 

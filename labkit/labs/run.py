@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from labkit.base.arguments import names_checked
 from labkit.base.files import whole_file
 from labkit.base.project import project_root, version
 from labkit.errors import InputError, refuse_unknown
@@ -20,6 +21,7 @@ _FIGURE_DPI = 110
 _OPENED: set[Path] = set()
 
 
+@names_checked
 @dataclass(frozen=True)
 class Run:
     """One execution of one lab and the folder it writes to; made by ``Run.open``.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
@@ -48,6 +49,7 @@ class Row:
     note: str = ""
 
 
+@names_checked
 def compare_step(
     actual: Trace, reference: Trace, tolerance: Mapping[str, float] | None = None
 ) -> list[Row]:

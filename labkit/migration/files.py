@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.base.arguments import names_checked
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
 
@@ -36,6 +37,7 @@ _KINDS = {
 State = dict[str, np.ndarray]
 
 
+@names_checked
 def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str = "") -> State:
     """Return the tensors of a PyTorch file as arrays, by name.
 
@@ -66,6 +68,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     return {name.removeprefix(prefix): value for name, value in state.items()}
 
 
+@names_checked
 def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     """Write arrays as PyTorch's file ``path``, whole or not at all; return the path.
 

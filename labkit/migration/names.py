@@ -28,6 +28,7 @@ import numpy as np
 from mindspore import Parameter, nn
 from mindspore.nn.layer.normalization import _BatchNorm, _InstanceNorm
 
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError, nearest
 
 COUNTER = "num_batches_tracked"
@@ -54,6 +55,7 @@ class Pair:
     torch_shape: tuple[int, ...]
 
 
+@names_checked
 def pairs(network: nn.Cell, renames: Mapping[str, str] | None = None) -> list[Pair]:
     """Return a ``Pair`` for each place of a parameter in ``network``, in its own order.
 
@@ -168,6 +170,7 @@ class Match:
         return "\n".join(lines)
 
 
+@names_checked
 def match(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Hold the parameters of ``network`` against PyTorch tensors by name and shape.
 

@@ -18,6 +18,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn, ops
 
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.migration.names import Pair, pairs, renamed
 from labkit.runtime import pynative
@@ -58,6 +59,7 @@ class _OneStep(nn.Cell):
         return ops.depend(loss, self.optimizer(gradients)), gradients
 
 
+@names_checked
 def trace(
     network: nn.Cell,
     loss_fn: nn.Cell,

@@ -8,7 +8,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import nn
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.files import State, read_torch, write_torch
 from labkit.migration.names import COUNTER, Match, match, pairs
@@ -18,6 +18,7 @@ from labkit.training import checkpoint
 _MOST_LINES = 8  # of a message, one for each tensor
 
 
+@names_checked
 def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = None) -> Match:
     """Put PyTorch's tensors into ``network`` and return the ``Match``.
 
@@ -50,6 +51,7 @@ def load(network: nn.Cell, state: Mapping, renames: Mapping[str, str] | None = N
     return matched
 
 
+@names_checked
 def state_dict(
     network: nn.Cell,
     renames: Mapping[str, str] | None = None,
@@ -91,6 +93,7 @@ def _readable(parameter: ms.Parameter) -> np.ndarray:
     return np.asarray(parameter.asnumpy(), kind)
 
 
+@names_checked
 def convert_file(
     source: str | os.PathLike,
     target: str | os.PathLike,
@@ -122,6 +125,7 @@ def convert_file(
     return matched
 
 
+@names_checked
 def convert_back(
     source: str | os.PathLike,
     target: str | os.PathLike,

@@ -34,7 +34,7 @@ from mindspore.mint.nn.layer.normalization import _NormBase
 from mindspore.nn.layer.normalization import _BatchNorm, _InstanceNorm
 
 from labkit.base import arguments
-from labkit.base.arguments import choice
+from labkit.base.arguments import choice, names_checked
 from labkit.errors import InputError
 
 # Kinds of layers, of MindSpore's ``nn`` and ``mint.nn`` side by side: what a Parameter is for
@@ -129,6 +129,7 @@ class Initialised:
         return f"{self.scheme}, seed {self.seed}: {done}{left}"
 
 
+@names_checked
 def initialise(network: nn.Cell, scheme: str, seed: int | None = None) -> Initialised:
     """Set the Parameters of ``network`` by ``scheme``, in place, and say which by what rule.
 

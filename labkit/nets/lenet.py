@@ -3,6 +3,7 @@
 from mindspore import Tensor, nn
 from mindspore.common.initializer import Normal
 
+from labkit.base.arguments import names_checked
 from labkit.nets.layers import TiledMaxPool2d
 
 
@@ -16,6 +17,7 @@ class LeNet5(nn.Cell):
             trainable parameters for 10 classes and 1 channel; with: 61 706.
     """
 
+    @names_checked
     def __init__(self, num_class: int = 10, num_channel: int = 1, *, conv_bias: bool = False):
         super().__init__()
         self.conv1 = nn.Conv2d(num_channel, 6, 5, pad_mode="valid", has_bias=conv_bias)

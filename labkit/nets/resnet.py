@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 
 from mindspore import Tensor, nn
 
-from labkit.base.arguments import choice, wrong
+from labkit.base.arguments import choice, names_checked, wrong
 from labkit.errors import InputError
 from labkit.nets.layers import GlobalAveragePool, PaddedConv2d
 
@@ -61,6 +61,7 @@ class ResidualBlockBase(nn.Cell):
 
     expansion = 1
 
+    @names_checked
     def __init__(
         self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
     ):
@@ -84,6 +85,7 @@ class ResidualBlock(nn.Cell):
 
     expansion = 4
 
+    @names_checked
     def __init__(
         self, in_channel: int, out_channel: int, stride: int = 1, *, differences: Differences = ()
     ):
@@ -127,6 +129,7 @@ class ResNet(nn.Cell):
             difference is unknown.
     """
 
+    @names_checked
     def __init__(
         self,
         block: type[nn.Cell],
@@ -212,6 +215,7 @@ _DEPTHS = {
 DEPTHS = tuple(_DEPTHS)
 
 
+@names_checked
 def resnet(
     depth: int, class_num: int = 1000, *, width: float = 1.0, differences: Collection[str] = ()
 ) -> ResNet:
@@ -246,6 +250,7 @@ def resnet(
     )
 
 
+@names_checked
 def resnet18(class_num: int = 1000) -> ResNet:
     """ResNet-18; 11 689 512 parameters with 1000 classes.
 
@@ -255,6 +260,7 @@ def resnet18(class_num: int = 1000) -> ResNet:
     return resnet(18, class_num)
 
 
+@names_checked
 def resnet34(class_num: int = 1000) -> ResNet:
     """ResNet-34; 21 797 672 parameters with 1000 classes.
 
@@ -264,6 +270,7 @@ def resnet34(class_num: int = 1000) -> ResNet:
     return resnet(34, class_num)
 
 
+@names_checked
 def resnet50(class_num: int = 1000) -> ResNet:
     """ResNet-50; 25 557 032 parameters with 1000 classes.
 
@@ -273,6 +280,7 @@ def resnet50(class_num: int = 1000) -> ResNet:
     return resnet(50, class_num)
 
 
+@names_checked
 def resnet101(class_num: int = 1000) -> ResNet:
     """ResNet-101; 44 549 160 parameters with 1000 classes.
 
@@ -282,6 +290,7 @@ def resnet101(class_num: int = 1000) -> ResNet:
     return resnet(101, class_num)
 
 
+@names_checked
 def resnet152(class_num: int = 1000) -> ResNet:
     """ResNet-152; 60 192 808 parameters with 1000 classes.
 
@@ -291,6 +300,7 @@ def resnet152(class_num: int = 1000) -> ResNet:
     return resnet(152, class_num)
 
 
+@names_checked
 def blog_resnet50(class_num: int = 10) -> ResNet:
     """ResNet-50 as the blog post builds it: as many parameters, and another function."""
     return resnet(50, class_num, differences=BLOG)

@@ -3,7 +3,7 @@
 from mindspore import Tensor, nn, ops
 from mindspore.common.initializer import Normal
 
-from labkit.base.arguments import choice
+from labkit.base.arguments import choice, names_checked
 
 NORMS = ("batch", "group", "none")
 
@@ -18,6 +18,7 @@ class NormNet(nn.Cell):
         InputError: for another norm.
     """
 
+    @names_checked
     def __init__(self, norm: str = "batch"):
         super().__init__()
         choice("norm", norm, NORMS)
@@ -36,6 +37,7 @@ class NormNet(nn.Cell):
 class NextToken(nn.Cell):
     """Bigram language model: tokens (B, T) int32 -> logits (B, T, vocabulary) of the next token."""
 
+    @names_checked
     def __init__(self, vocabulary: int = 12, width: int = 8):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks import msrun
 from labkit.ranks import plan as plans
@@ -41,6 +41,7 @@ class Launched:
     seconds: float
 
 
+@names_checked
 def launch(
     script: str | os.PathLike,
     *args: str | os.PathLike | float,

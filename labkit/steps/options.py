@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from labkit.base.arguments import integer, is_integer, number, wrong
+from labkit.base.arguments import integer, is_integer, names_checked, number, wrong
 from labkit.errors import InputError, refuse_unknown
 
 TAILS = ("flush", "drop", "carry")
@@ -39,6 +39,7 @@ def fusion_indices(name: str, value: object) -> tuple[int, ...]:
     raise wrong(name, value, INDICES)
 
 
+@names_checked
 @dataclass(frozen=True)
 class DynamicLossScale:
     """Loss scale that shrinks on a non-finite micro-batch and grows after a run of finite ones.

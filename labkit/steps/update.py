@@ -24,6 +24,7 @@ from types import MappingProxyType
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
@@ -66,6 +67,7 @@ class UpdateStage(nn.Cell):
     chooses_ranks = False
     rank_group: str | None = None
 
+    @names_checked
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
         check_optimizer(optimizer)

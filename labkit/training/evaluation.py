@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Metric, Model
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, names_checked
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
@@ -19,6 +19,7 @@ from labkit.steps.modes import modes, set_modes
 from labkit.steps.weights import Mean, mean_of_loss
 
 
+@names_checked
 def evaluate(
     network: nn.Cell,
     loss_fn: Callable[[Tensor, Tensor], Tensor],

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, Model, RunContext
 
-from labkit.base.arguments import flag, integer, wrong
+from labkit.base.arguments import flag, integer, names_checked, wrong
 from labkit.base.progress import Progress
 from labkit.errors import InputError, nearest
 from labkit.ranks import cluster
@@ -19,6 +19,7 @@ from labkit.training.run import NEW_SETTINGS, Run
 from labkit.training.update_rows import row_of
 
 
+@names_checked
 def fit(
     step: Step,
     dataset: Dataset,

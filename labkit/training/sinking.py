@@ -20,6 +20,7 @@ from mindspore.dataset.engine.datasets import (
 )
 from mindspore.train import Callback, RunContext
 
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.state import integer_of
@@ -37,6 +38,7 @@ class Sunk(Callback):
         step: the step cell that is trained.
     """
 
+    @names_checked
     def __init__(self, step: Step) -> None:
         super().__init__()
         self._step = step

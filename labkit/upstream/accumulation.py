@@ -18,7 +18,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, names_checked
 from labkit.base.files import make_folder
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.accumulation import AccumulatedStep
@@ -56,6 +56,7 @@ class TrainForwardBackward(nn.Cell):
         reduction: ``mean``, or ``sum`` as in the tutorial.
     """
 
+    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -104,6 +105,7 @@ class TrainOptim(nn.Cell):
         InputError: for another reduction.
     """
 
+    @names_checked
     def __init__(
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
@@ -131,6 +133,7 @@ class TrainClear(nn.Cell):
         zeros: of the same shapes.
     """
 
+    @names_checked
     def __init__(self, grad_sum: ParameterTuple, zeros: ParameterTuple) -> None:
         super().__init__(auto_prefix=False)
         self.grad_sum = grad_sum
@@ -154,6 +157,7 @@ class GradientAccumulation:
         tail: ``flush``, ``drop``, or ``carry`` as in the tutorial.
     """
 
+    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -175,9 +179,10 @@ class GradientAccumulation:
                 "samples (the tutorial sums: mini_steps times the learning rate), flushes an "
                 "epoch's last micro-batches and prints the mean loss of each update; for the "
                 "tutorial's exact behaviour give reduction='sum', tail='carry'",
-                stacklevel=2,
+                stacklevel=3,  # after names_checked
             )
 
+    @names_checked
     def train_process(
         self,
         epoch: int,

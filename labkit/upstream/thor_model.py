@@ -18,7 +18,7 @@ from mindspore.dataset import Dataset
 from mindspore.train import Callback, Model, RunContext
 
 from labkit.algorithms.thor.update import ThorUpdate
-from labkit.base.arguments import flag, integer
+from labkit.base.arguments import flag, integer, names_checked
 from labkit.errors import InputError, refuse_unknown
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes, set_modes
@@ -37,6 +37,7 @@ class ConvertModelUtils:
     """MindSpore's name for the one function below; it serves on the class and on an instance."""
 
     @staticmethod
+    @names_checked
     def convert_to_thor_model(
         model: Model | None,
         network: nn.Cell,

@@ -2,7 +2,9 @@
 
 import ast
 import builtins
+import importlib
 import inspect
+import operator
 import re
 import textwrap
 from dataclasses import is_dataclass
@@ -12,6 +14,8 @@ from mindspore import nn
 
 import labkit
 from labkit import errors
+from labkit.base.arguments import UnknownName
+from labkit.errors import InputError
 
 HEADER = re.compile(r"^(Args|Attributes|Returns|Raises):$")
 ENTRY = re.compile(r"^    (\*?\w[\w.]*): \S")
@@ -103,6 +107,41 @@ def test_arrays_have_a_shape_and_times_a_unit(name):
             assert SHAPE.search(known[parameter]), known[parameter]
         if parameter in IN_SECONDS:
             assert "second" in known[parameter], known[parameter]
+
+
+# What the README and the lessons call besides.
+OF_ROOMS = {
+    "algorithms.less_bn": ("less_bn", "fit_to"),
+    "algorithms.subspace": ("Basis", "Basis.of", "Basis.load", "Constants", "basis_of"),
+    "algorithms.subspace.snapshots": ("Snapshots", "load_snapshot", "write_snapshot"),
+    "data.dataset2": ("create_dataset2",),
+    "data.imagefolder": ("create_dataset", "create_datasets"),
+    "data.mnist": ("create_dataset", "create_eval_dataset", "load_arrays"),
+    "data.prepare": ("prepare",),
+    "migration": (
+        *("compare_step", "convert_back", "convert_file", "load", "match", "pairs"),
+        *("read_torch", "state_dict", "trace", "write_torch"),
+    ),
+    "nets.initialisers": ("initialise",),
+    "nets.resnet": ("resnet",),
+    "nets.small": ("NextToken", "NormNet"),
+    "steps.schedules": ("cosine", "get_lr"),
+    "upstream.accumulation": ("GradientAccumulation.train_process",),
+    "upstream.thor_model": ("ConvertModelUtils.convert_to_thor_model",),
+}
+EXCEPTIONS = ("InputError", "WorkerFailed", "WorkersTimedOut")
+# ``choose`` takes the parameters of a lab, and refuses others itself.
+CALLED = [("labkit", name) for name in NAMES if name not in (*EXCEPTIONS, "choose")]
+CALLED += [(f"labkit.{room}", name) for room, names in OF_ROOMS.items() for name in names]
+
+
+@pytest.mark.parametrize("module, name", CALLED)
+def test_a_misspelled_name_is_refused_with_the_nearest(module, name):
+    function = operator.attrgetter(name)(importlib.import_module(module))
+    for right in parameters(function):
+        with pytest.raises(InputError, match=f"Did you mean '{right}'") as refused:
+            function(**{right + "s": None})
+        assert isinstance(refused.value, UnknownName)
 
 
 CELLS = [n for n in NAMES if inspect.isclass(PUBLIC[n][2]) and issubclass(PUBLIC[n][2], nn.Cell)]

@@ -12,7 +12,7 @@ import numpy as np
 from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.components import principal_components
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe, difference
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, names_checked
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size, together
 
@@ -38,6 +38,7 @@ class Basis:
     basis can express.
     """
 
+    @names_checked
     def __init__(
         self,
         matrix: np.ndarray,
@@ -57,6 +58,7 @@ class Basis:
         self.snapshots = list(snapshots)
 
     @classmethod
+    @names_checked
     def of(
         cls, snapshots: Snapshots, parameters: Parameters | None = None, components: int = 32
     ) -> "Basis":
@@ -125,6 +127,7 @@ class Basis:
         basis_files.save(self, path)
 
     @classmethod
+    @names_checked
     def load(cls, path: str | Path, parameters: Parameters | None = None) -> "Basis":
         """Return the basis in ``path`` (.npy) and the .json beside it, read without pickle.
 
@@ -156,12 +159,13 @@ class Basis:
         return basis
 
 
+@names_checked
 def basis_of(
     path: str | Path,
     snapshots: Snapshots,
     parameters: Parameters | None = None,
     components: int = 32,
-    report: Callable[[str], None] = print,
+    report: Callable[[str], None] | None = None,
 ) -> Basis:
     """Return the basis in ``path``; make it of ``snapshots`` and save it first where it is not.
 
@@ -170,7 +174,7 @@ def basis_of(
         snapshots: as in ``Basis.of``, as are the next two.
         parameters: the network they must be of.
         components: K.
-        report: called with a sentence on what was done, on the first rank.
+        report: called with a sentence on what was done, on the first rank: ``print``, or the like.
 
     Raises:
         InputError: as ``Basis.of`` does, and for a basis of another network: it stays.
@@ -181,6 +185,7 @@ def basis_of(
     makes it and all load it: all must see the same folders, and call this alike.
     """
     integer("components", components)
+    report = report or (lambda text: None)
     rank, ranks = rank_and_size()
     if ranks == 1:
         return _made(path, snapshots, parameters, components, report)

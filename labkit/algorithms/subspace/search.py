@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
-from labkit.base.arguments import integer, number
+from labkit.base.arguments import integer, names_checked, number
 from labkit.errors import InputError, refuse_unknown
 
 # A direction longer than this is none: its squares leave the range of float32.
 _LONGEST = 1e18
 
 
+@names_checked
 @dataclass(frozen=True)
 class Constants:
     """Constants of the search and of the residual.

@@ -20,7 +20,7 @@ from mindspore.train import Callback, RunContext
 
 from labkit.algorithms.subspace.snapshot_files import NOTE, SUFFIX
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.base.arguments import choice, flag, integer, wrong
+from labkit.base.arguments import choice, flag, integer, names_checked, wrong
 from labkit.base.files import make_folder, remove_unfinished, whole_file
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size
@@ -60,6 +60,7 @@ class Snapshots(Callback):
             runs a whole one (MindSpore calls each sink an epoch) in a call.
     """
 
+    @names_checked
     def __init__(
         self,
         network: nn.Cell,
@@ -141,6 +142,7 @@ class Snapshots(Callback):
                 old.unlink()
 
 
+@names_checked
 def write_snapshot(
     path: str | os.PathLike,
     parameters: Iterable[Parameter],
@@ -162,6 +164,7 @@ def write_snapshot(
         save_file(values, temporary, metadata={NOTE: json.dumps(note, sort_keys=True)})
 
 
+@names_checked
 def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int = "last") -> Path:
     """Set the trainable weights of ``network`` from a snapshot in ``folder``; return its path.
 

@@ -8,13 +8,14 @@ import numpy as np
 from mindspore import Tensor
 from numpy.typing import ArrayLike
 
-from labkit.base.arguments import integer, number
+from labkit.base.arguments import integer, names_checked, number
 from labkit.errors import InputError
 from labkit.steps.schedules import check_length
 
 REFRESH, SKIP, FREEZE = "refresh", "skip", "freeze"
 
 
+@names_checked
 @dataclass(frozen=True)
 class TraceRule:
     """THOR's own rule for each layer (Chen et al., AAAI 2021): by how much did the trace change?
@@ -52,6 +53,7 @@ class TraceRule:
         return SKIP if change >= self.freeze else FREEZE
 
 
+@names_checked
 @dataclass(frozen=True)
 class LevenbergMarquardt:
     """Damping that follows how well the quadratic model predicts an update (Martens 2010, 4.1).

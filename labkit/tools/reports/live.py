@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.base import arguments
+from labkit.base.arguments import names_checked
 from labkit.base.printable import printable
 from labkit.labs.run import opened_here
 from labkit.labs.run_files import KERNEL_LOG, LOG, last_lines, other_host
@@ -125,6 +126,7 @@ def in_terminal(folder: str | os.PathLike, every: float, once: bool) -> str:
     return status
 
 
+@names_checked
 def attach(folder: str | os.PathLike, every: float = 2.0) -> str:
     """Draw the curves of a run in a notebook, and again as it goes on; return how it ended.
 

@@ -324,7 +324,7 @@ def test_killed_while_it_saves_it_leaves_no_wrong_pair(saved, folder, tmp_path, 
         else:
             with pytest.raises(InputError, match="its SHA-256 is not the one"):
                 Basis.load(path)
-        assert_same(basis_of(path, folder, SHAPES.items(), K), before)
+        assert_same(basis_of(path, folder, SHAPES.items(), K, print), before)
         assert ("nothing computed" in capsys.readouterr().out) == (left == "old")
         assert_same(Basis.load(path), before)
 
@@ -346,20 +346,22 @@ class TestBasisOf:
         """``basis_of`` on the folder; returns the basis and what was said."""
 
         def call(components=K):
-            basis = basis_of(tmp_path / "pca_mat.npy", folder, SHAPES.items(), components)
+            basis = basis_of(tmp_path / "pca_mat.npy", folder, SHAPES.items(), components, print)
             said = capsys.readouterr().out
             assert said.count("\n") == 1
             return basis, said
 
         return call
 
-    def test_a_second_run_computes_nothing(self, call, monkeypatch):
+    def test_a_second_run_computes_nothing(self, call, folder, tmp_path, monkeypatch, capsys):
         first, said = call()
         assert f"basis of {K} components computed from {N} snapshots, 100.0% of their v" in said
         monkeypatch.setattr(Basis, "_of", None)
         second, said = call()
         assert said.endswith("pca_mat.npy, nothing computed\n")
         assert_same(second, first)
+        basis_of(tmp_path / "pca_mat.npy", folder, SHAPES.items(), K)
+        assert capsys.readouterr() == ("", "")  # nobody was to be told
 
     @pytest.mark.parametrize(
         ("change", "words"),
