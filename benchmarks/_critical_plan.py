@@ -170,8 +170,8 @@ def planned(plan: Mapping, rows: Sequence[Mapping]) -> Iterator[tuple[str, dict,
 
 
 def _race(plan, rows, reduction, workers, alone):
-    found = {r: n for r, n in tried(plan, rows, reduction, workers).items() if n is not None}
-    most = PATIENCE * min(found.values())
+    reached = {r: n for r, n in tried(plan, rows, reduction, workers).items() if n is not None}
+    most = PATIENCE * min(reached.values())
     raced = []
 
     def race(rate):
@@ -181,7 +181,7 @@ def _race(plan, rows, reduction, workers, alone):
 
     if reduction == "adasum":
         yield from race(alone)
-    for rate in sorted(found, key=found.__getitem__):
+    for rate in sorted(reached, key=reached.__getitem__):
         if rate not in raced:
             yield from race(rate)
         if arrived(plan, rows, setting_of(rate, workers, reduction)):
@@ -190,11 +190,11 @@ def _race(plan, rows, reduction, workers, alone):
 
 def _tuning(plan, rows, reduction, workers, start):
     while True:
-        found = tried(plan, rows, reduction, workers)
-        rate = next_rate(plan["rates"], start, found)
+        attempts = tried(plan, rows, reduction, workers)
+        rate = next_rate(plan["rates"], start, attempts)
         if rate is None:
             return
-        most = found[fewest(found)] if fewest(found) else plan["most"]
+        most = attempts[fewest(attempts)] if fewest(attempts) else plan["most"]
         yield "tune", setting_of(rate, workers, reduction), plan["tuning_seed"], most
 
 

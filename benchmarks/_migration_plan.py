@@ -88,5 +88,5 @@ def _check_exchange(number, row, images):
     """Where accuracies differ by so many images, at least these have two answers."""
     apart = round(abs(row["other_accuracy"] - row["last_accuracy"]) * images)
     if not apart <= row["images_differ"] <= images:
-        found = {name: row[name] for name in ("last_accuracy", "other_accuracy", "images_differ")}
-        raise InputError(f"row {number}: expected at least {apart} images that differ, got {found}")
+        other = {name: row[name] for name in ("last_accuracy", "other_accuracy", "images_differ")}
+        raise InputError(f"row {number}: expected at least {apart} images that differ, got {other}")

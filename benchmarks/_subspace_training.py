@@ -148,9 +148,9 @@ def _initialise(network, seed):
 
 def _set_rates(step, rates):
     parameter = step.optimizer.learning_rate.learning_rate
-    found = np.zeros(parameter.shape, np.float32)
-    found[: len(rates)] = rates
-    set_state(parameter, found)
+    padded = np.zeros(parameter.shape, np.float32)
+    padded[: len(rates)] = rates
+    set_state(parameter, padded)
 
 
 def go_on(setting, data, seed, start, stage_one, epochs, points) -> dict:
@@ -194,19 +194,19 @@ def search(setting, data, seed, start, epochs, points) -> dict:
     step.update.share = Share(basis, step.optimizer.parameters)
     load_snapshot(network, folder, "last" if setting["start"] == "last" else "first")
     total = epochs * (len(data.rows) // batch)
-    found = []
+    searched = []
 
     def after(update):
         if searches:
-            found.append(step.last_search)
+            searched.append(step.last_search)
 
     stream = _second(data, total, seed, batch)
     outcome = run(step, network, data, stream, _judged(total, points), after=after)
     outcome |= {"basis_seconds": basis_seconds, "explained": float(basis.explained.sum())}
-    if searches and found:
-        outcome["searches"] = len(found)
-        outcome["failed_searches"] = found[-1].failures
-        outcome["trials_made"] = sum(one.trials for one in found)
+    if searches and searched:
+        outcome["searches"] = len(searched)
+        outcome["failed_searches"] = searched[-1].failures
+        outcome["trials_made"] = sum(one.trials for one in searched)
     return outcome
 
 
@@ -215,9 +215,9 @@ def average(start, data) -> dict:
     network = LeNet5()
     begin = time.perf_counter()
     with SnapshotFolder(start.snapshots, network) as snapshots:
-        found = [snapshots.load(number) for number in range(len(snapshots))]
+        weights = [snapshots.load(number) for number in range(len(snapshots))]
     for parameter in network.trainable_params():
-        values = np.mean([each[parameter.name] for each in found], axis=0, dtype=np.float64)
+        values = np.mean([each[parameter.name] for each in weights], axis=0, dtype=np.float64)
         set_state(parameter, values.astype(np.float32))
     seconds = time.perf_counter() - begin
     accuracy, loss = judge(network, data)

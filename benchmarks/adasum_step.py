@@ -65,17 +65,17 @@ def main():
     machine = look_at_machine()
     data = Path(options.data or prepare("mnist")).resolve()
     rounds = ("--rounds", str(options.rounds), "--child")
-    found = {"gram": {}, "ranks": {}}
+    measured = {"gram": {}, "ranks": {}}
     for workers in WORKERS:
         child = in_child(__file__, *rounds, "gram", "--workers", str(workers))
-        found["gram"][workers] = child
+        measured["gram"][workers] = child
         print(f"{workers} workers done", file=sys.stderr)
     for ranks in options.ranks:
-        found["ranks"][ranks] = on_ranks(ranks, *rounds, "rank", "--data", data)
+        measured["ranks"][ranks] = on_ranks(ranks, *rounds, "rank", "--data", data)
         print(f"{ranks} ranks done", file=sys.stderr)
-    found["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*options.ranks, 16, 64})}
-    show(found)
-    path = write_results("adasum_step", found, machine)
+    measured["bytes"] = {ranks: bytes_of(ranks) for ranks in sorted({*options.ranks, 16, 64})}
+    show(measured)
+    path = write_results("adasum_step", measured, machine)
     if options.json:
         options.json.write_text(path.read_text())
 
@@ -115,10 +115,10 @@ def combinations_ms(workers, rounds):
     inputs = {name: Tensor(rows) for name in forms}
     inputs["plain tree by pairs"] = [Tensor(row[None]) for row in rows]
     right = [adasum_tree(rows[:, start:end]) for start, end in bounds(SIZES)]
-    found = {"difference": {}}
+    measured = {"difference": {}}
     for name, form in forms.items():
         parts = np.split(form(inputs[name]).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
-        found["difference"][name] = max(
+        measured["difference"][name] = max(
             float(np.linalg.norm(part - one) / np.linalg.norm(one))
             for part, one in zip(parts, right, strict=True)
         )
@@ -126,7 +126,7 @@ def combinations_ms(workers, rounds):
         name: (lambda form=form, vectors=inputs[name]: form(vectors).asnumpy())
         for name, form in forms.items()
     }
-    return found | {"ms": interleaved_ms(calls, rounds, STEPS["gram"])}
+    return measured | {"ms": interleaved_ms(calls, rounds, STEPS["gram"])}
 
 
 def _plain_trees(bounds):
@@ -202,9 +202,9 @@ def ranks_ms(rounds, data):
         raise ValueError(f"LeNet has parameters of {sizes}, {step.team.sizes.text()}; see SIZES")
     calls = {"AdasumStep": adasum, "PlainStep": fresh(PlainStep)[1]}
     calls |= _combinations(step.team, Tensor(random.standard_normal((1, sum(SIZES)), np.float32)))
-    found = {"ms": interleaved_ms(calls, rounds, STEPS["rank"])}
+    measured = {"ms": interleaved_ms(calls, rounds, STEPS["rank"])}
     step.check_replicas()
-    return found | {"bytes_received": step.team.sizes.bytes_received(sum(SIZES) + NOTES)}
+    return measured | {"bytes_received": step.team.sizes.bytes_received(sum(SIZES) + NOTES)}
 
 
 def _combinations(team, row):
@@ -233,12 +233,12 @@ def _combinations(team, row):
     return {name: (lambda cell=cell: cell(row).asnumpy()) for name, cell in cells.items()}
 
 
-def _leave(found, out):
+def _leave(measured, out):
     """Write what rank 0 has measured; every rank has to be done before its process ends."""
     from labkit.ranks.cluster import gather, rank_and_size
 
     if rank_and_size()[0] == 0:
-        out.write_text(json.dumps(found))
+        out.write_text(json.dumps(measured))
     gather([0.0])
 
 
@@ -255,22 +255,22 @@ def bytes_of(ranks: int) -> dict[str, float]:
     }
 
 
-def show(found: dict) -> None:
+def show(measured: dict) -> None:
     """Print the three tables, and whether the targets are met."""
     print("Vectors of LeNet's size to one, one process, ms\n")
     rows = []
-    for workers, child in found["gram"].items():
+    for workers, child in measured["gram"].items():
         ms = child["ms"]
         for name in [name for name in ms if name != "gram"]:
             ratio = ms[name] / ms["gram"]
             limit = f"{FASTER:g} {verdict(ratio >= FASTER)}"
             rows.append([f"{workers}, {name}", ms[name], ms["gram"], ratio, limit])
     print_table(["workers", "ms", "by Gram", "times faster", "at least"], rows)
-    far = max(max(child["difference"].values()) for child in found["gram"].values())
+    far = max(max(child["difference"].values()) for child in measured["gram"].values())
     print(f"\nlargest relative difference of a layer from the float64 tree: {far:.1e}")
     print("\nReal ranks, LeNet, batch 32 a rank, ms\n")
     rows = []
-    for ranks, child in found["ranks"].items():
+    for ranks, child in measured["ranks"].items():
         for what, (ours, mean) in PAIRS.items():
             ratio = child["ms"][ours] / child["ms"][mean]
             limit = f"{SLOWER} {verdict(ratio <= SLOWER)}" if what == "step" else ""
@@ -280,7 +280,7 @@ def show(found: dict) -> None:
     rows = [
         [str(ranks), *(f"{value / 1e6:.2f} MB" for value in each.values()),
          each["Adasum"] / each["mean or sum"]]
-        for ranks, each in found["bytes"].items()
+        for ranks, each in measured["bytes"].items()
     ]  # fmt: skip
     print_table(["ranks", "mean or sum", "Adasum", "ratio"], rows)
 

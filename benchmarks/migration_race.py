@@ -112,11 +112,11 @@ def times(plan: dict, data: str) -> dict:
             for name, (framework, environment) in CONTESTANTS.items()
         }
 
-    found = in_processes(plan["timed"]["processes"], in_turns)
+    measured = in_processes(plan["timed"]["processes"], in_turns)
     by_name = {}
     for name in CONTESTANTS:
-        kernels = [each[name].pop("kernels") for each in found][0]
-        runs = [{what: round(ms, 4) for what, ms in each[name].items()} for each in found]
+        kernels = [each[name].pop("kernels") for each in measured][0]
+        runs = [{what: round(ms, 4) for what, ms in each[name].items()} for each in measured]
         by_name[name] = medians(runs) | {"kernels": kernels, "runs": runs}
     return by_name
 

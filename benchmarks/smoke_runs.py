@@ -53,13 +53,13 @@ def main() -> int:
     def one_round(number: int) -> None:
         core = free.get()
         try:
-            found = {"revision": git_revision(ROOT), **run_notebooks(core)}
+            row = {"revision": git_revision(ROOT), **run_notebooks(core)}
         finally:
             free.put(core)
         with lock, KEPT.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found) + "\n")
-        failed = sorted({failure["notebook"] for failure in found["failures"]})
-        console.line(f"round {number}: {found['seconds']:.0f} s, failed: {', '.join(failed) or 0}")
+            file.write(json.dumps(row) + "\n")
+        failed = sorted({failure["notebook"] for failure in row["failures"]})
+        console.line(f"round {number}: {row['seconds']:.0f} s, failed: {', '.join(failed) or 0}")
 
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(one_round, range(len(kept()) + 1, options.rounds + 1)))

@@ -106,7 +106,7 @@ def times(folder, rounds):
 
     snapshots = SnapshotFolder(folder)
     part = np.empty((len(snapshots), PART // len(snapshots)), np.float32)
-    found = {}
+    matrices = {}
 
     def read():
         for start in range(0, snapshots.size, part.shape[1]):
@@ -117,7 +117,7 @@ def times(folder, rounds):
             load_file(path)
 
     def basis():
-        found["matrix"] = principal_components(snapshots, COMPONENTS)[0]
+        matrices["matrix"] = principal_components(snapshots, COMPONENTS)[0]
 
     contestants = {READ: read, LOAD: load, BASIS: basis}
     taken = {where: {name: [] for name in contestants} for where in (CACHED, COLD)}
@@ -126,7 +126,7 @@ def times(folder, rounds):
         for _ in range(int(rounds)):
             for where, by_name in taken.items():
                 for name, call in contestants.items():
-                    found.clear()  # two bases at a time would be 6.5 GB
+                    matrices.clear()  # two bases at a time would be 6.5 GB
                     give_memory(COMPONENTS * snapshots.size * 4)
                     if where == COLD:
                         forget(snapshots.paths)
@@ -140,7 +140,7 @@ def times(folder, rounds):
             for where, by_name in taken.items()
         },
         "rounds": taken,
-        "departure": departure(found["matrix"]),
+        "departure": departure(matrices["matrix"]),
     }
 
 

@@ -42,7 +42,7 @@ def main():
     machine = look_at_machine()
     arguments = [f"--{n}={getattr(options, n)}" for n in ("rounds", "batch", "components")]
     runs = in_processes(options.processes, lambda: in_child(__file__, *arguments, "--child"))
-    found = {
+    measured = {
         "batch": options.batch,
         "components": options.components,
         "ms": medians([run["ms"] for run in runs]),
@@ -50,8 +50,8 @@ def main():
         "ratio": medians([{"ratio": run["ms"]["bfgs"] / run["ms"]["plain"]} for run in runs]),
         "trials": [run["trials"] for run in runs],
     }
-    show(found)
-    path = write_results("subspace_step", found, machine)
+    show(measured)
+    path = write_results("subspace_step", measured, machine)
     if options.json:
         options.json.write_text(path.read_text())
 
@@ -93,9 +93,9 @@ def step_ms(batch, components, rounds):
         "bfgs": counted,
         "projected sgd": fresh(SubspaceStep, 1e-4, method="sgd")[1],
     }
-    found = {"ms": interleaved_ms(calls, rounds, STEPS), "trials": float(np.mean(trials))}
-    del found["ms"]["restore"]
-    return found | {"graphs_ms": interleaved_ms(graphs(step, images, labels), rounds, STEPS)}
+    measured = {"ms": interleaved_ms(calls, rounds, STEPS), "trials": float(np.mean(trials))}
+    del measured["ms"]["restore"]
+    return measured | {"graphs_ms": interleaved_ms(graphs(step, images, labels), rounds, STEPS)}
 
 
 def restore(step, values):
@@ -148,17 +148,17 @@ def graphs(step, images, labels):
     }
 
 
-def show(found: dict) -> None:
+def show(measured: dict) -> None:
     """Print the table, and whether the target is met."""
-    plain = found["ms"]["plain"]
-    rows = [[name, ms, ms / plain] for name, ms in found["ms"].items()]
-    rows += [[f"  {name}", ms, ms / plain] for name, ms in found["graphs_ms"].items()]
-    print(f"LeNet, batch {found['batch']}, {found['components']} components, ms\n")
+    plain = measured["ms"]["plain"]
+    rows = [[name, ms, ms / plain] for name, ms in measured["ms"].items()]
+    rows += [[f"  {name}", ms, ms / plain] for name, ms in measured["graphs_ms"].items()]
+    print(f"LeNet, batch {measured['batch']}, {measured['components']} components, ms\n")
     print_table(["step", "ms", "of plain"], rows)
-    ratio = found["ratio"]["ratio"]
+    ratio = measured["ratio"]["ratio"]
     print(f"\nsearch over ordinary step: {ratio:.2f}, at most {TARGET} {verdict(ratio <= TARGET)}")
-    if any(trials > 1 for trials in found["trials"]):
-        print(f"warning: trials a search, on average by process: {found['trials']}; expected 1")
+    if any(trials > 1 for trials in measured["trials"]):
+        print(f"warning: trials a search, on average by process: {measured['trials']}; expected 1")
 
 
 if __name__ == "__main__":

@@ -35,8 +35,8 @@ class Master:
             silence: seconds without an answer after which it is gone.
         """
         self._name, self._silence = f"node 0 at {host}:{port}", silence
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        self._family, self._address = found[0], found[4]
+        first = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self._family, self._address = first[0], first[4]
         self._connected, self._next = False, 0.0
         self._gone: str | None = None
         self._since = 0.0

@@ -71,7 +71,7 @@ def test_what_the_text_says_of_pytorch():
 @pytest.fixture(scope="module")
 def sections():
     """Text of each section of each lab, by file name and anchor."""
-    found = {}
+    texts = {}
     for lab in find_labs(ROOT):
         notebook = files.read(lab.path)
         anchors = [name for _, name in navigation.anchor(notebook, lab.prefix)]
@@ -79,8 +79,8 @@ def sections():
             cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"
         )
         _, *parts = re.split("|".join(f'<a id="{name}"></a>' for name in anchors), text)
-        found |= {(lab.path.name, name): part for name, part in zip(anchors, parts, strict=True)}
-    return found
+        texts |= {(lab.path.name, name): part for name, part in zip(anchors, parts, strict=True)}
+    return texts
 
 
 WORDS = re.findall(r"^\|\[\*\*(.+?)\*\*\]\((\S+?)\)", CELLS[-3]["source"], re.M)

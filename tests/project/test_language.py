@@ -83,8 +83,8 @@ def test_the_language_is_plain(name):
     ],
 )
 def test_what_is_not_written_is_found(text):
-    found = faults(re.sub(r"\s+", " ", text))
-    assert len(found) == 1 and ": write " in found[0]
+    faulty = faults(re.sub(r"\s+", " ", text))
+    assert len(faulty) == 1 and ": write " in faulty[0]
 
 
 @pytest.mark.parametrize(

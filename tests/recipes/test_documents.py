@@ -142,8 +142,8 @@ def test_the_run_folder_of_a_checkpoint(tmp_path, place, layout):
     """Another training's, which wrote no such file, is not meant."""
     path, own = tmp_path / "config.json", place.startswith("checkpoint/")
     path.write_text(json.dumps({"layout": layout}))
-    found = run_folder.beside(tmp_path / place, "config.json")
-    assert found == (path if own or layout == "documents" else None)
+    beside = run_folder.beside(tmp_path / place, "config.json")
+    assert beside == (path if own or layout == "documents" else None)
     path.write_text("[")  # of no recipe
     assert run_folder.beside(tmp_path / place, "config.json") == (path if own else None)
 

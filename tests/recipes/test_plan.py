@@ -75,13 +75,13 @@ class TestSteps:
     )
     def test_those_of_the_documents(self, name, named, devices, steps, updates):
         source = recipe(name).RECIPE
-        found = plan.make(source, source.named[named], devices)
-        assert found["steps"]["in_an_epoch"] == steps
-        assert found["steps"]["updates_in_an_epoch"] == updates
-        assert found["steps"]["updates_in_all"] == updates * source.named[named].epoch_size
+        planned = plan.make(source, source.named[named], devices)
+        assert planned["steps"]["in_an_epoch"] == steps
+        assert planned["steps"]["updates_in_an_epoch"] == updates
+        assert planned["steps"]["updates_in_all"] == updates * source.named[named].epoch_size
         lenet = named == "lenet"
-        assert found["images"]["count"] == (60_000 if lenet else 1_281_167)
-        assert ("MNIST" if lenet else "ImageNet") in found["images"]["source"]
+        assert planned["images"]["count"] == (60_000 if lenet else 1_281_167)
+        assert ("MNIST" if lenet else "ImageNet") in planned["images"]["source"]
 
     @of_every_recipe
     @pytest.mark.parametrize("ranks", [2, 3, 4])
@@ -89,21 +89,21 @@ class TestSteps:
     def test_are_those_of_every_ranks_loader(self, name, ranks, batch, data, tmp_path):
         module = recipe(name).RECIPE
         config = settings(name, tmp_path, batch_size=batch)
-        found = plan.make(module, config, ranks, dataset_path=data)
-        assert found["images"]["count"] == 40 and str(data) in found["images"]["source"]
+        planned = plan.make(module, config, ranks, dataset_path=data)
+        assert planned["images"]["count"] == 40 and str(data) in planned["images"]["source"]
         for rank in range(ranks):
             train_set, _, classes = module.parts.datasets(config, data, rank, ranks)
-            assert train_set.get_dataset_size() == found["steps"]["in_an_epoch"]
-            assert (config.class_num or len(classes)) == found["settings"]["classes"]
+            assert train_set.get_dataset_size() == planned["steps"]["in_an_epoch"]
+            assert (config.class_num or len(classes)) == planned["settings"]["classes"]
 
     @pytest.mark.parametrize("ranks", [1, 7])
     def test_are_those_of_mnists_loader(self, mnist, ranks, tmp_path):
         source = recipe("accumulation").RECIPE
         train_set, _, classes = source.parts.datasets(source.named["lenet"], mnist, 0, ranks)
-        found = plan.make(source, source.named["lenet"], ranks, dataset_path=mnist)
-        assert found["steps"]["in_an_epoch"] == train_set.get_dataset_size()
-        assert found["settings"]["classes"] == len(classes) == 10
-        assert found["settings"]["image_size"] == next(iter(train_set))[0].shape[-1] == 32
+        planned = plan.make(source, source.named["lenet"], ranks, dataset_path=mnist)
+        assert planned["steps"]["in_an_epoch"] == train_set.get_dataset_size()
+        assert planned["settings"]["classes"] == len(classes) == 10
+        assert planned["settings"]["image_size"] == next(iter(train_set))[0].shape[-1] == 32
 
     @pytest.mark.parametrize("micro_steps", [1, 3])
     @of_every_recipe
@@ -129,9 +129,9 @@ class TestSteps:
 
     @pytest.mark.parametrize("name", ["accumulation", "adasum"])
     def test_are_recorded_by_a_training(self, name, trained, data, tmp_path):
-        found = plan.make(recipe(name).RECIPE, settings(name, tmp_path), 1, dataset_path=data)
+        planned = plan.make(recipe(name).RECIPE, settings(name, tmp_path), 1, dataset_path=data)
         records = trained(name).result.records
-        assert len(records) == found["steps"]["updates_in_all"]
+        assert len(records) == planned["steps"]["updates_in_all"]
 
 
 class TestMemory:
@@ -182,7 +182,7 @@ class TestMemory:
         monkeypatch.setattr(update, "Team", OfTwoRanks)
         config = settings("adasum", tmp_path, workers=workers, on=on)
         _, step, _ = real_step("adasum", config)
-        found = made("adasum", tmp_path, 2, workers=workers, on=on)["memory"]
+        planned = made("adasum", tmp_path, 2, workers=workers, on=on)["memory"]
         parts = {
             "adasum.rows": "workers' vectors",
             "adasum.start": "weights that workers start from",
@@ -191,19 +191,19 @@ class TestMemory:
         for start, part in parts.items():
             of_step = [p for p in step.update.get_parameters() if p.name.startswith(start)]
             # start_step: the count of the optimizer's steps.
-            assert 0 <= bytes_of(of_step) - found["held"].get(part, 0) <= 4
+            assert 0 <= bytes_of(of_step) - planned["held"].get(part, 0) <= 4
         # The rank's own rows and the other's.
-        other = found["during_an_update"]["vectors of the other ranks"]
+        other = planned["during_an_update"]["vectors of the other ranks"]
         assert other == bytes_of([step.update.rows])
 
     @pytest.mark.parametrize(("devices", "rows"), [(1, 32), (3, 11), (8, 4), (64, 1)])
     def test_of_the_basis(self, devices, rows, tmp_path):
         changed = {"n_components": 32, "batch_size": 1}
         config = settings("subspace_stage_2", tmp_path, class_num=12, **changed)
-        found = plan.make(recipe("subspace_stage_2").RECIPE, config, devices, images=64)
-        memory, weights = found["memory"], found["memory"]["held"]["weights"]
+        planned = plan.make(recipe("subspace_stage_2").RECIPE, config, devices, images=64)
+        memory, weights = planned["memory"], planned["memory"]["held"]["weights"]
         assert memory["held"]["share of the basis"] == rows * weights
-        assert found["files"] == {"basis": 32 * weights}
+        assert planned["files"] == {"basis": 32 * weights}
         assert memory["during_an_update"]["gradient, weights and moves as vectors"] == 4 * weights
 
     def test_in_float16_but_for_batch_norm(self, tmp_path):
@@ -247,9 +247,9 @@ class TestMemory:
     @pytest.mark.parametrize(("most", "kept"), [(None, 4), (3, 3), (9, 4)])
     def test_of_the_snapshots_on_disk(self, most, kept, tmp_path):
         changed = {"snapshot_max": most, "snapshot_start_epoch": 2}
-        found = made("subspace_stage_1", tmp_path, **changed)
-        weights = found["memory"]["held"]["weights"]
-        assert found["files"] == {f"{kept} snapshots": kept * weights}
+        planned = made("subspace_stage_1", tmp_path, **changed)
+        weights = planned["memory"]["held"]["weights"]
+        assert planned["files"] == {f"{kept} snapshots": kept * weights}
 
     @of_every_recipe
     def test_the_total_is_the_sum(self, name, tmp_path):
@@ -259,19 +259,19 @@ class TestMemory:
 
 
 class TestNetwork:
-    def weights(self, found):
-        return found["memory"]["held"]["weights"]
+    def weights(self, planned):
+        return planned["memory"]["held"]["weights"]
 
     @pytest.mark.parametrize("name", ["resnet50", "accumulation", "subspace_stage_1"])
     def test_of_the_gradients(self, name, tmp_path):
-        found = made(name, tmp_path, 4)
-        network = found["network"]
-        assert network["each_update"] == {"gradients, AllReduce": 1.5 * self.weights(found)}
-        assert network["mean_of_an_update"] == 1.5 * self.weights(found)
+        planned = made(name, tmp_path, 4)
+        network = planned["network"]
+        assert network["each_update"] == {"gradients, AllReduce": 1.5 * self.weights(planned)}
+        assert network["mean_of_an_update"] == 1.5 * self.weights(planned)
 
     def test_of_thor(self, tmp_path):
-        found = made("thor", tmp_path, 4, frequency=5)
-        held, network = found["memory"]["held"], found["network"]
+        planned = made("thor", tmp_path, 4, frequency=5)
+        held, network = planned["memory"]["held"], planned["network"]
         config = settings("thor", tmp_path)
         weights = recipe("thor").RECIPE.parts.build_network(config).trainable_params()
         layers = sum(p.ndim > 1 for p in weights)
@@ -280,27 +280,27 @@ class TestNetwork:
         assert seldom["inverses, AllReduce"] == 1.5 * held["inverses"]
         # A layer's factors have two numbers beside them: how many positions each is a mean over.
         assert seldom["factors, AllReduce"] == 1.5 * (held["factors"] + 8 * layers)
-        mean = 1.5 * self.weights(found) + sum(seldom.values()) / 5
+        mean = 1.5 * self.weights(planned) + sum(seldom.values()) / 5
         assert network["mean_of_an_update"] == pytest.approx(mean, abs=1)
 
     @pytest.mark.parametrize(
         ("devices", "node_size", "workers"), [(4, 1, 1), (4, 2, 1), (4, 1, 3), (4, 4, 2)]
     )
     def test_of_adasum(self, devices, node_size, workers, tmp_path):
-        found = made("adasum", tmp_path, devices, node_size=node_size, workers=workers)
-        weights, each = self.weights(found), found["network"]["each_update"]
+        planned = made("adasum", tmp_path, devices, node_size=node_size, workers=workers)
+        weights, each = self.weights(planned), planned["network"]["each_update"]
         # A vector has five notes behind it; inside a node each worker's gradients are averaged.
         gathered = (devices - 1) * workers * (weights + 4 * 5)
         reduced = workers * 2 * (node_size - 1) / node_size * weights
         assert each["workers' vectors, AllGather"] == gathered
         assert each.get("gradients, AllReduce", 0) == reduced
-        assert found["settings"]["nodes"] == devices // node_size
+        assert planned["settings"]["nodes"] == devices // node_size
 
     @pytest.mark.parametrize(("method", "products"), [("bfgs", 2), ("sgd", 1)])
     def test_of_the_subspace(self, method, products, tmp_path):
-        found = made("subspace_stage_2", tmp_path, 4, method=method)
-        weights = self.weights(found)
-        assert found["network"]["each_update"] == {
+        planned = made("subspace_stage_2", tmp_path, 4, method=method)
+        weights = self.weights(planned)
+        assert planned["network"]["each_update"] == {
             "gradients, AllReduce": 1.5 * weights,
             "P g, AllReduce": 1.5 * 4 * 4,  # a component a rank, the last one empty
             "moves in the subspace, AllReduce": products * 1.5 * weights,
@@ -318,9 +318,9 @@ class TestCommand:
     def test_json_is_all_that_is_printed(self, capsys):
         given = ["plan", "adasum", "--workers", "2", "--json", "--step-time", "0.5", *self.SMALL]
         assert main(given, "labkit") == 0
-        found = json.loads(capsys.readouterr().out)
-        assert found["recipe"] == "adasum" and found["settings"]["devices"] == 16
-        assert found["hours"] == 312 * 90 * 0.5 / 3600
+        planned = json.loads(capsys.readouterr().out)
+        assert planned["recipe"] == "adasum" and planned["settings"]["devices"] == 16
+        assert planned["hours"] == 312 * 90 * 0.5 / 3600
 
     def test_lines_for_people(self, capsys):
         assert main(["plan", "thor", *self.SMALL], "labkit") == 0
@@ -374,9 +374,9 @@ class TestCommand:
         mean = (seconds[-1] - seconds[1]) / (len(seconds) - 2)
         config = replace(settings("thor", tmp_path), epoch_size=90, lr_end_epoch=91)
         module = recipe("thor").RECIPE
-        found = plan.make(module, config, 1, dataset_path=data, measured=run.folder)
-        assert found["hours"] == pytest.approx(found["steps"]["updates_in_all"] * mean / 3600)
-        assert found["hours"] > 0
+        planned = plan.make(module, config, 1, dataset_path=data, measured=run.folder)
+        assert planned["hours"] == pytest.approx(planned["steps"]["updates_in_all"] * mean / 3600)
+        assert planned["hours"] > 0
 
     def test_a_training_of_other_settings_is_no_measure(self, trained, tmp_path):
         run = trained("thor").result

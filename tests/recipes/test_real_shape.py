@@ -153,8 +153,8 @@ def figures(said):
     """The (top-1, top-5, loss) of the one evaluation in what a command wrote."""
     number = r"(\d+\.\d{4})"
     form = rf"^labkit: top_1_accuracy {number}, top_5_accuracy {number}, loss {number}(?:,|$)"
-    (found,) = re.findall(form, said, re.M)
-    return tuple(map(float, found))
+    (numbers,) = re.findall(form, said, re.M)
+    return tuple(map(float, numbers))
 
 
 def by_pytorch(run):
