@@ -42,7 +42,7 @@ class Start:
             folder.mkdir(parents=True)
 
     def save(self, step) -> None:
-        values = {one.name: one.asnumpy() for one in step.get_parameters()}
+        values = {parameter.name: parameter.asnumpy() for parameter in step.get_parameters()}
         with whole_file(self.folder / "end.npz", "the end of stage one") as temporary:
             np.savez(temporary, **values)
 

@@ -82,8 +82,8 @@ def subspace(batch: int, components: int, method: str, rate: float, momentum: fl
     """Return (network, step, its first state) of a ``SubspaceStep``, with any basis as yet."""
     network = LeNet5()
     parameters = network.trainable_params()
-    names = [(one.name, one.shape) for one in parameters]
-    size = sum(one.size for one in parameters)
+    names = [(parameter.name, parameter.shape) for parameter in parameters]
+    size = sum(parameter.size for parameter in parameters)
     basis = Basis(np.eye(components, size, dtype=np.float32), names, np.ones(components), 1.0)
     optimizer = nn.SGD(parameters, rate, momentum)
     step = SubspaceStep(_loss_net(network), optimizer, basis, method=method, **json.loads(options))
@@ -96,7 +96,7 @@ def _loss_net(network):
 
 def _compiled(step, batch):
     """Return (step, values of its Parameters), after one update that compiles its graphs."""
-    values = [one.asnumpy().copy() for one in step.get_parameters()]
+    values = [parameter.asnumpy().copy() for parameter in step.get_parameters()]
     random = np.random.default_rng(0)
     images = random.standard_normal((batch, 1, 32, 32), dtype=np.float32)
     step(Tensor(images), Tensor(random.integers(0, 10, batch).astype(np.int32)))
@@ -206,7 +206,7 @@ def search(setting, data, seed, start, epochs, points) -> dict:
     if searches and searched:
         outcome["searches"] = len(searched)
         outcome["failed_searches"] = searched[-1].failures
-        outcome["trials_made"] = sum(one.trials for one in searched)
+        outcome["trials_made"] = sum(search.trials for search in searched)
     return outcome
 
 

@@ -119,8 +119,8 @@ def combinations_ms(workers, rounds):
     for name, form in forms.items():
         parts = np.split(form(inputs[name]).asnumpy().astype(np.float64), np.cumsum(SIZES)[:-1])
         measured["difference"][name] = max(
-            float(np.linalg.norm(part - one) / np.linalg.norm(one))
-            for part, one in zip(parts, right, strict=True)
+            float(np.linalg.norm(part - exact) / np.linalg.norm(exact))
+            for part, exact in zip(parts, right, strict=True)
         )
     calls = {
         name: (lambda form=form, vectors=inputs[name]: form(vectors).asnumpy())

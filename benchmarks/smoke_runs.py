@@ -111,21 +111,21 @@ def kept() -> list[dict]:
 
 def show(rounds: list[dict]) -> int:
     """Print seconds and failures of each notebook; return 1 if there are any, else 0."""
-    names = sorted({name for one in rounds for name in one["spent"]})
-    failed = Counter(name for one in rounds for name in {f["notebook"] for f in one["failures"]})
+    names = sorted({name for each in rounds for name in each["spent"]})
+    failed = Counter(name for each in rounds for name in {f["notebook"] for f in each["failures"]})
     rows = [
         (name, str(len(rounds)), str(failed[name]), f"{middle(rounds, name):.1f}") for name in names
     ]
     console.table(("notebook", "rounds", "failed", "median seconds"), rows)
-    for one in rounds:
-        for failure in one["failures"]:
+    for each in rounds:
+        for failure in each["failures"]:
             console.line(f"{failure['notebook']}, {failure['cell']}:\n{failure['text']}")
     return 1 if failed else 0
 
 
 def middle(rounds: list[dict], name: str) -> float:
     """Return the median seconds of a notebook."""
-    return median(one["spent"].get(name, 0.0) for one in rounds)
+    return median(each["spent"].get(name, 0.0) for each in rounds)
 
 
 if __name__ == "__main__":

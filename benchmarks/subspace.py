@@ -91,8 +91,8 @@ def write(folder):
     random = np.random.default_rng(0)
     weights = [Weights(parameter) for parameter in resnet50().trainable_params()]
     for number in range(SNAPSHOTS):
-        for one in weights:
-            one.value += 0.01 * random.standard_normal(one.value.shape, dtype=np.float32)
+        for weight in weights:
+            weight.value += 0.01 * random.standard_normal(weight.value.shape, dtype=np.float32)
         write_snapshot(Path(folder) / f"step-{number:09d}.safetensors", weights)
     return {}
 

@@ -80,7 +80,7 @@ def step_ms(batch, components, rounds):
         return step, lambda: float(step(images, labels).asnumpy())
 
     step, bfgs = fresh(SubspaceStep, 1.0, alpha=1e-5, sigma=1e-3)
-    trials, fresh_values = [], [one.asnumpy().copy() for one in step.get_parameters()]
+    trials, fresh_values = [], [parameter.asnumpy().copy() for parameter in step.get_parameters()]
 
     def counted():
         bfgs()
@@ -134,7 +134,7 @@ def graphs(step, images, labels):
     flat = update.project(share.tensor)[1]
     rows = np.zeros((2, share.components), np.float32)
     (move, inside), start = update.prepare(share.tensor, share.of(rows))
-    notes = [Tensor(one.asnumpy()) for one in update.remembered]
+    notes = [Tensor(parameter.asnumpy()) for parameter in update.remembered]
 
     def finished():
         update.finish(rate, move, inside, start, flat, *notes)

@@ -18,18 +18,18 @@ def test_the_valley_is_a_quadratic_of_its_curvatures():
 def test_each_trial_keeps_or_breaks_armijos_condition(sigma):
     """Without noise: the accepted trial is the first below its bound."""
     matrix, refused = moves.hessian(), 0
-    for one in moves.searches(0.0, sigma)[:6]:
-        sizes = [size for size, _, _ in one.trials]
+    for search in moves.searches(0.0, sigma)[:6]:
+        sizes = [size for size, _, _ in search.trials]
         np.testing.assert_allclose(sizes, 0.55 ** np.arange(len(sizes)))
-        d = (one.trials[0][1] - one.start) / sizes[0]
-        slope = one.start @ matrix @ d
+        d = (search.trials[0][1] - search.start) / sizes[0]
+        slope = search.start @ matrix @ d
         assert slope < 0
-        for size, place, accepted in one.trials:
-            np.testing.assert_allclose(place, one.start + size * d, atol=1e-9)
-            low = moves.loss_at(place) < moves.loss_at(one.start) + sigma * size * slope
+        for size, place, accepted in search.trials:
+            np.testing.assert_allclose(place, search.start + size * d, atol=1e-9)
+            low = moves.loss_at(place) < moves.loss_at(search.start) + sigma * size * slope
             assert low == accepted
             refused += not accepted
-        np.testing.assert_allclose(one.end, one.trials[-1][1])
+        np.testing.assert_allclose(search.end, search.trials[-1][1])
     assert refused
 
 
