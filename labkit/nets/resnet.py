@@ -238,16 +238,8 @@ def resnet(
         raise InputError(
             f"width {width} makes channels {scaled[0]}; expected multiples of 4, as by 0.25, 0.5, 2"
         )
-    in_channels, out_channels = [[int(number) for number in numbers] for numbers in scaled]
-    return ResNet(
-        block,
-        layer_nums,
-        in_channels,
-        out_channels,
-        [1, 2, 2, 2],
-        class_num,
-        differences=differences,
-    )
+    ins, outs = [[int(number) for number in numbers] for numbers in scaled]
+    return ResNet(block, layer_nums, ins, outs, [1, 2, 2, 2], class_num, differences=differences)
 
 
 @names_checked
