@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ _REPLACED = "replaced"
 _KEPT = ("lab", "preset", "status", "total_seconds", "started", "host", "headline", "metrics")
 
 
-def refuse_used(labs: Iterable[Lab], out: Path | None, runs: Path) -> None:
+def refuse_used(request: Request, out: Path | None, runs: Path) -> None:
     """Raise ``InputError`` if what a run would write is in the way or cannot be written."""
     if out is None:
         refuse_unwritable(runs)
@@ -45,14 +45,25 @@ def refuse_used(labs: Iterable[Lab], out: Path | None, runs: Path) -> None:
     if (out / SWEEP).exists():
         raise InputError(f"{out} holds a sweep; give another --out")
     if os.path.lexists(out / RUN):
-        read_run(out)  # it is added to: one that is damaged would be lost
-    for folder in (out / lab.name for lab in labs):
+        _refuse_other(read_run(out), request, out)
+    for folder in (out / lab.name for lab in request.labs):
         refuse_unwritable(folder)
         # Two runs in one folder would mix their records and checkpoints.
         if folder.exists() and any(folder.iterdir()):
             raise InputError(
                 f"{folder} already holds files; continue that run with --resume {out}, give "
                 "another --out, or remove it"
+            )
+
+
+def _refuse_other(run: Mapping[str, Any], request: Request, out: Path) -> None:
+    """Refuse to add to a run of another preset or device: run.json has one of each."""
+    for name in ("preset", "device"):
+        before, asked = run[name], getattr(request, name)
+        if before != asked:
+            raise InputError(
+                f"{out} holds a run with {name} {before}; expected the same, got {asked}: give "
+                "another --out"
             )
 
 

@@ -77,7 +77,7 @@ def prepared(
     """
     runs = request.project / "runs"
     if resume is None:
-        folders.refuse_used(request.labs, out, runs)
+        folders.refuse_used(request, out, runs)
     else:
         folders.refuse_unwritable(resume)
     prepare_data(request, say)

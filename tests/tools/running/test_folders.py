@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -121,13 +122,25 @@ def test_what_a_run_has_written_is_read(tmp_path):
         "[]",
     ],
 )
-def test_any_other_run_json_is_refused_in_one_line_and_stays(tmp_path, text):
+def test_any_other_run_json_is_refused_in_one_line_and_stays(passed, tmp_path, text):
     (tmp_path / "run.json").write_text(text)
-    for use in (folders.read_run, lambda out: folders.refuse_used([], out, out)):
+    for use in (folders.read_run, lambda out: folders.refuse_used(passed[0], out, out)):
         with pytest.raises(InputError) as refused:
             use(tmp_path)
         assert len(str(refused.value).splitlines()) == 1
     assert (tmp_path / "run.json").read_text() == text
+
+
+def test_a_run_is_added_to_with_its_own_preset_and_device(passed, tmp_path):
+    """Else run.json, and what goes on from it, would have the last one's for all."""
+    asked, out = passed[0], tmp_path / "added"
+    out.mkdir()
+    folders.write_run(out, asked)
+    folders.refuse_used(asked, out, tmp_path)
+    for other in ({"preset": "smoke"}, {"device": "CPU"}):
+        ((name, value),) = other.items()
+        with pytest.raises(InputError, match=f"with {name} .* expected the same, got {value}: "):
+            folders.refuse_used(replace(asked, **other), out, tmp_path)
 
 
 def test_the_link_of_a_killed_process_of_the_same_number_is_replaced(tmp_path):
