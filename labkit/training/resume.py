@@ -83,10 +83,20 @@ def _value(text: object) -> Any:
     if not isinstance(text, str) or len(text) > _LONGEST:
         return text
     try:
-        return ast.literal_eval(text)
+        return _of_node(ast.parse(text, mode="eval").body)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         # Deep nesting is a MemoryError of the parser, or a RecursionError.
         return text
+
+
+def _of_node(node: ast.expr) -> Any:
+    """The value of a literal, of NumPy's ``np.float32(1.0)`` too; a call as name and arguments."""
+    if not isinstance(node, ast.Call):
+        return ast.literal_eval(node)
+    name, given = ast.unparse(node.func), [_of_node(argument) for argument in node.args]
+    if name.startswith("np.") and len(given) == 1:
+        return given[0]
+    return name, given, {keyword.arg: _of_node(keyword.value) for keyword in node.keywords}
 
 
 def settle_numbers(

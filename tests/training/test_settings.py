@@ -1,10 +1,12 @@
 """Which settings a resumed training must share with the interrupted one."""
 
+import numpy as np
 import pytest
 from mindspore import nn, ops
 
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import CrossEntropySmooth, LossNet
+from labkit.steps.options import DynamicLossScale
 from labkit.training.resume import differing
 from tests.support.step_cells import linear
 
@@ -71,6 +73,17 @@ def test_an_older_checkpoint():
         assert differing(own, OLD) == ({}, {})
     assert differing(settings(loss_scale=1024), OLD | {"loss_scale": "1024.0"}) == ({}, {})
     assert differing(settings(), OLD | {"normalise": "'samples'"}) == ({}, {})
+
+
+def test_a_number_is_the_same_of_whatever_type_it_is():
+    """Also in a ``DynamicLossScale``, which a checkpoint holds as it is printed."""
+    whole, real = DynamicLossScale(2**16, 2, 9), DynamicLossScale(np.float32(2**16), 2.0, 9)
+    assert differing(settings(loss_scale=whole), settings(loss_scale=real)) == ({}, {})
+    single = settings(loss_scale=np.float32(1024), clip_norm=np.float64(0.5))
+    assert differing(single, settings(loss_scale=1024, clip_norm=0.5)) == ({}, {})
+    for other in (DynamicLossScale(2**16, 2, 8), DynamicLossScale(2**15, 2, 9), 2**16):
+        own, saved = differing(settings(loss_scale=whole), settings(loss_scale=other))
+        assert own == {"loss_scale": repr(whole)} and saved == {"loss_scale": repr(other)}
 
 
 @pytest.mark.parametrize(
