@@ -78,8 +78,26 @@ def refusals(step, rank, ranks, out):
         "in use": said(folder="in use"),
         "batches": said(rows=data(rank, ranks, batch=2)),
         "one alone has other numbers": said(epochs=EPOCHS) if rank else other_rate(said, step),
+        "a label of no class": evaluation(step, rank),
         "resumed when ended": said(),
     }
+
+
+def evaluation(step, rank):
+    """Return what ``evaluate`` says over the ranks, where rank 1 holds a label of no class."""
+    from labkit import evaluate
+    from labkit.errors import InputError
+    from tests.support.trainings import CLASSES, images_and_labels, loss_fn
+
+    images, labels = images_and_labels(8)
+    labels[5] = CLASSES if rank == 1 else 0
+    arrays = images.transpose(0, 3, 1, 2), labels
+    rows = NumpySlicesDataset(arrays, ["images", "labels"], shuffle=False).batch(4)
+    try:
+        evaluate(step.gradient.loss_net.network, loss_fn(), rows, over_ranks=True)
+    except InputError as error:
+        return str(error)
+    return "evaluated"
 
 
 def other_rate(said, step):

@@ -71,6 +71,7 @@ def test_all_ranks_refuse_what_one_cannot_do(both):
         "one has no folder": "rank 1 has another number of micro-batches done than rank 0",
         "in use": "is in use by a test, process ",
         "batches": "epoch_size is 22, the checkpoint's 11",
+        "a label of no class": "label 3 at 1 is not of a class",
         "one alone has other numbers": "learning_rate is 0.5, the checkpoint has 0.02",
     }
     for report in again:
