@@ -96,9 +96,14 @@ def label_ticks(axis: Axes, ticks: Iterable[float], which: str = "y") -> None:
 
 def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
     """Make the vertical axis one of test errors in %, with those of ``ticks`` that it holds."""
+    from matplotlib.ticker import MaxNLocator
+
     axis.set(yscale="log", ylabel="test error (%)")
     low, high = axis.get_ylim()
-    label_ticks(axis, [tick for tick in ticks if low <= tick <= high * 1.01])
+    inside = [tick for tick in ticks if low <= tick <= high * 1.01]
+    if len(inside) < 2:  # of a training that has hardly begun
+        inside = [tick for tick in MaxNLocator(4).tick_values(low, high) if low <= tick <= high]
+    label_ticks(axis, inside)
 
 
 def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
@@ -110,11 +115,15 @@ def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
 
 def training_curve(records: Records, title: str = "Training") -> Figure:
     """Loss of each update and its running mean, over images seen; records as ``fit`` returns."""
+    from matplotlib.ticker import LogFormatter
+
     figure, axis = axes(width=6.0)
     images = np.cumsum(records.column("images"))
     axis.plot(images, records.column("loss"), color=BLUE, alpha=0.25, label="each update")
     axis.plot(images, smooth(records.column("loss")), color=BLUE, label="running mean of 25")
     axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
+    # Within a decade: 2.3, and not 2.3 x 10^0.
+    axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
     axis.legend(frameon=False)
     return figure
 

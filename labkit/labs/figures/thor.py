@@ -131,6 +131,7 @@ def decisions(
     made = (numbers == 0).sum(axis=1)
     axis.set_yticks(range(len(layers)), [f"{n}: {k}" for n, k in zip(layers, made, strict=True)])
     axis.set(xlabel="update", ylabel="layer: inverses made")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_title(title, fontsize=9)
     axis.grid(False)
     handles = [Patch(color=color, label=word) for word, color in zip(WORDS, colors, strict=True)]

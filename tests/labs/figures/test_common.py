@@ -4,6 +4,7 @@ import base64
 import io
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from labkit.labs.figures import common as plots
@@ -50,6 +51,16 @@ def test_an_error_axis_has_the_ticks_that_it_holds():
     plots.error_axis(axis, (50, 20, 10, 2.5, 1, 0.5))
     assert axis.get_yscale() == "log" and axis.get_ylabel() == "test error (%)"
     assert y_labels(axis) == ["10", "2.5", "1"]
+
+
+@pytest.mark.parametrize("errors", [(88.3, 88.9), (40, 70), (60, 60)])
+def test_an_error_axis_of_a_narrow_range_has_ticks_as_well(errors):
+    _, axis = plots.axes()
+    axis.plot([0, 1], errors)
+    plots.error_axis(axis, (50, 20, 10))
+    assert len(y_labels(axis)) >= 2
+    low, high = axis.get_ylim()
+    assert all(low <= tick <= high for tick in axis.get_yticks())
 
 
 def row(stage, difference, tolerance=1e-3):
