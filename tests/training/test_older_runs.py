@@ -64,7 +64,7 @@ def build(name, folder, clip_norm=0.5):
     if name == "adasum":
         return AdasumStep(loss_net, momentum, workers=2)
     sgd = nn.SGD(network.trainable_params(), 1.0)
-    basis = basis_of(folder / "basis.npy", folder / "plain" / "snapshots", network, 2)
+    basis = basis_of(folder / "basis.npy", folder / "plain" / "snapshots", network, 2, report=print)
     return SubspaceStep(loss_net, sgd, basis, micro_steps=2)
 
 
