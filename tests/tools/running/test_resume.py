@@ -150,10 +150,10 @@ def test_a_run_that_is_going_on_is_refused(tmp_path, monkeypatch):
     project = tmp_path / "project"
     write_labs(project, {"01_done": [COUNT]})
     monkeypatch.chdir(project)
-    record = {"labs": ["01_done"], "preset": "smoke", "device": "auto", "parameters": {}}
+    record = {"labs": ["01_done"], "preset": "lab", "device": "auto", "parameters": {}}
     with locked(project / "out", "a run"):
         (project / "out" / "run.json").write_text(json.dumps(record))
-        for done in (resume("out"), run("--out", "out")):
+        for done in (resume("out"), run("--preset", "lab", "--out", "out")):
             assert done.exit_code == 2
             assert f"/out is in use by a run, process {os.getpid()} on " in done.stderr
             names = sorted(path.name for path in (project / "out").iterdir())
