@@ -120,6 +120,7 @@ def decisions(
     """
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
 
     colors = (plots.GREEN, plots.ORANGE, "#999999")
     numbers = np.array([[WORDS.index(word) for word in row] for row in history]).T
@@ -131,7 +132,7 @@ def decisions(
     made = (numbers == 0).sum(axis=1)
     axis.set_yticks(range(len(layers)), [f"{n}: {k}" for n, k in zip(layers, made, strict=True)])
     axis.set(xlabel="update", ylabel="layer: inverses made")
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     axis.set_title(title, fontsize=9)
     axis.grid(False)
     handles = [Patch(color=color, label=word) for word, color in zip(WORDS, colors, strict=True)]
