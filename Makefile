@@ -29,7 +29,7 @@ STEPS := tests/steps tests/training tests/base
 ALGORITHMS := tests/algorithms tests/recipes tests/upstream
 PARTS := "$(STEPS)" "$(ALGORITHMS)" "tests notebooks $(addprefix --ignore=,$(STEPS) $(ALGORITHMS))"
 RANKS := tests/*/test_*on_ranks.py tests/*/*/test_*on_ranks.py
-ONE_MORE := $(shell echo $$(($(JOBS) + 1)))
+ONE_MORE := $(shell expr $(JOBS) + 1 2>/dev/null || echo $(JOBS))
 # What compares speed and memory. The races in benchmarks/, stored, take up to an hour each.
 BENCH ?= compiling waiting memory lenet_step resnet_step thor_step adasum_step subspace_step subspace
 

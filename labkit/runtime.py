@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from labkit.base import arguments
-from labkit.base.arguments import names_checked
 from labkit.base.cores import equal_shares, keep_to, usable_cores
 from labkit.errors import InputError, refuse_unknown
 from labkit.ranks import cluster
@@ -93,7 +92,7 @@ def needs_onednn_workaround(mindspore_version: str, cpu_flags: set[str] | None =
     return version >= _SLOW_CONVOLUTION_SINCE and "avx512f" in flags
 
 
-@names_checked
+@arguments.names_checked
 def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> Runtime:
     """Choose the device, set graph mode and every seed, and print one line saying what was chosen.
 

@@ -30,7 +30,7 @@ _BOUNDS = {
 }
 
 MAX_SEED = 2**32 - 1
-_OWNERS = ("self", "cls")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def is_integer(value: object) -> bool:
@@ -118,7 +118,8 @@ def names_checked(function: C) -> C:
     if inspect.isclass(function):
         function.__init__ = names_checked(function.__init__)  # type: ignore[method-assign]
         return function
-    names = [name for name in inspect.signature(function).parameters if name not in _OWNERS]
+    given = inspect.signature(function).parameters.items()
+    names = [name for name, own in given if own.kind in _BY_NAME and name not in ("self", "cls")]
     owner = function.__qualname__.removesuffix(".__init__")
 
     @functools.wraps(function)

@@ -90,13 +90,11 @@ def _value(text: object) -> Any:
 
 
 def _of_node(node: ast.expr) -> Any:
-    """The value of a literal, of NumPy's ``np.float32(1.0)`` too; a call as name and arguments."""
+    """The value of a literal; of a call, as a dataclass is printed, its name and arguments."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
-    name, given = ast.unparse(node.func), [_of_node(argument) for argument in node.args]
-    if name.startswith("np.") and len(given) == 1:
-        return given[0]
-    return name, given, {keyword.arg: _of_node(keyword.value) for keyword in node.keywords}
+    given = {keyword.arg: _of_node(keyword.value) for keyword in node.keywords}
+    return ast.unparse(node.func), [_of_node(argument) for argument in node.args], given
 
 
 def settle_numbers(

@@ -1,5 +1,6 @@
 """The one validator: what every argument's check takes, refuses and says."""
 
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
@@ -146,3 +147,24 @@ def test_a_misspelled_keyword_is_answered_with_the_nearest():
     )
     with pytest.raises(TypeError, match="loss_net"):
         Step()
+
+
+def test_what_cannot_be_given_by_name_is_no_nearest_name():
+    @names_checked
+    def start(script, *arguments, workers=1):
+        return script, arguments, workers
+
+    assert start("a", "b", workers=2) == ("a", ("b",), 2)
+    with pytest.raises(UnknownName, match=r"start has no argument 'argument'\.$"):
+        start("a", argument=1)
+
+
+def test_a_dataclass_is_checked_as_well():
+    @names_checked
+    @dataclass(frozen=True)
+    class Scale:
+        factor: float = 2.0
+
+    assert Scale(factor=3.0) == Scale(3.0)
+    with pytest.raises(UnknownName, match="Scale has no argument 'facter'. Did you mean 'factor'"):
+        Scale(facter=1)

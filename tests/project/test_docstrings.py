@@ -15,7 +15,6 @@ from mindspore import nn
 import labkit
 from labkit import errors
 from labkit.base.arguments import UnknownName
-from labkit.errors import InputError
 
 HEADER = re.compile(r"^(Args|Attributes|Returns|Raises):$")
 ENTRY = re.compile(r"^    (\*?\w[\w.]*): \S")
@@ -109,7 +108,7 @@ def test_arrays_have_a_shape_and_times_a_unit(name):
             assert "second" in known[parameter], known[parameter]
 
 
-# What the README and the lessons call besides.
+# What the README calls besides, and what stands beside it.
 OF_ROOMS = {
     "algorithms.less_bn": ("less_bn", "fit_to"),
     "algorithms.subspace": ("Basis", "Basis.of", "Basis.load", "Constants", "basis_of"),
@@ -138,10 +137,11 @@ CALLED += [(f"labkit.{room}", name) for room, names in OF_ROOMS.items() for name
 @pytest.mark.parametrize("module, name", CALLED)
 def test_a_misspelled_name_is_refused_with_the_nearest(module, name):
     function = operator.attrgetter(name)(importlib.import_module(module))
-    for right in parameters(function):
-        with pytest.raises(InputError, match=f"Did you mean '{right}'") as refused:
+    names = [n for n, own in parameters(function).items() if own.kind != own.VAR_POSITIONAL]
+    assert names or name == "ConvertModelUtils"
+    for right in names:
+        with pytest.raises(UnknownName, match=f"Did you mean '{right}'"):
             function(**{right + "s": None})
-        assert isinstance(refused.value, UnknownName)
 
 
 CELLS = [n for n in NAMES if inspect.isclass(PUBLIC[n][2]) and issubclass(PUBLIC[n][2], nn.Cell)]

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -518,6 +519,19 @@ def test_what_cannot_be_started(case, tmp_path, monkeypatch):
     with pytest.raises(InputError, match=message):
         launch(options.pop("script"), **options)
     assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
+
+
+@pytest.mark.parametrize(("first", "order"), [(10, [0, 1]), (11, [1, 0])])
+def test_msrun_says_who_ended_first_of_those_of_one_look(tmp_path, monkeypatch, first, order):
+    """Rank 0, process 10, ends after it was looked at and before rank 1 is."""
+    plan = SimpleNamespace(nodes=1, ranks=[0, 1])
+    job = Job(None, tmp_path, plan, {}, None)
+    job.pids |= {0: 10, 1: 11}
+    line = f"Worker process {first} exit with exception. Error code: -9.\n"
+    (tmp_path / "msrun.log").write_text(line)
+    answers = iter([False, True, True, True])
+    monkeypatch.setattr(msrun, "_ended", lambda pid: next(answers))
+    assert job._ended_since() == order
 
 
 def test_a_port_that_is_taken(tmp_path):

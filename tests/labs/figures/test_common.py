@@ -29,6 +29,16 @@ def test_the_training_curve_is_over_images_seen():
     assert axis.get_xlabel() == "images seen" and "nats" in axis.get_ylabel()
 
 
+def test_losses_within_a_decade_are_plain_numbers():
+    records = Records()
+    for loss in (2.31, 2.28, 2.3):
+        records.add(images=32, loss=loss)
+    figure = plots.training_curve(records)
+    figure.canvas.draw()
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels(minor=True)]
+    assert "2.3" in labels and not any("10" in label for label in labels)
+
+
 def test_errors_are_in_per_cent_and_a_failed_training_has_them_all():
     np.testing.assert_allclose(plots.errors([0.98, None, 0]), [2, 100, 100])
 

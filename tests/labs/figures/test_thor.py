@@ -91,3 +91,7 @@ class TestRule:
         assert image.get_extent()[:2] == [-2.5, 12.5]  # updates 0, 5, 10 are the columns' middles
         assert legend(axis) == list(thor.WORDS)
         assert y_labels(axis) == ["conv1: 2", "fc1: 1"]
+
+    def test_updates_are_whole_numbers(self):
+        axis = drawn(thor.decisions, [["refresh"], ["freeze"]], ["conv1"], 1, "rule")
+        assert all(tick == int(tick) for tick in axis.get_xticks())
