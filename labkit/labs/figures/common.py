@@ -117,13 +117,16 @@ def training_curve(records: Records, title: str = "Training") -> Figure:
     """Loss of each update and its running mean, over images seen; records as ``fit`` returns."""
     from matplotlib.ticker import LogFormatter
 
+    class Plain(LogFormatter):  # within a decade: 0.6, and neither 6 x 10^-1 nor 6e-01
+        def __call__(self, value: float, place: int | None = None) -> str:
+            return super().__call__(value, place) and f"{value:g}"
+
     figure, axis = axes(width=6.0)
     images = np.cumsum(records.column("images"))
     axis.plot(images, records.column("loss"), color=BLUE, alpha=0.25, label="each update")
     axis.plot(images, smooth(records.column("loss")), color=BLUE, label="running mean of 25")
     axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
-    # Within a decade: 2.3, and not 2.3 x 10^0.
-    axis.yaxis.set_minor_formatter(LogFormatter(labelOnlyBase=False))
+    axis.yaxis.set_minor_formatter(Plain(labelOnlyBase=False))
     axis.legend(frameon=False)
     return figure
 
@@ -286,8 +289,7 @@ def show(figure: Figure, alt: str, dpi: int = PAGE) -> None:
 
     Args:
         figure: of matplotlib
-        alt: what is to be seen: alternative text of the picture, and its form where only text is
-            shown
+        alt: what is to be seen: alternative text of the picture, shown where only text is
         dpi: dots an inch; on a page it is as large as at ``PAGE`` of them, and so the sharper
     """
     from IPython import display

@@ -29,14 +29,17 @@ def test_the_training_curve_is_over_images_seen():
     assert axis.get_xlabel() == "images seen" and "nats" in axis.get_ylabel()
 
 
-def test_losses_within_a_decade_are_plain_numbers():
+@pytest.mark.parametrize(
+    ("losses", "shown"), [((2.31, 2.28, 2.3), "2.3"), ((2.4, 1.0, 0.5), "0.6")]
+)
+def test_losses_within_a_decade_are_plain_numbers(losses, shown):
     records = Records()
-    for loss in (2.31, 2.28, 2.3):
+    for loss in losses:
         records.add(images=32, loss=loss)
     figure = plots.training_curve(records)
     figure.canvas.draw()
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels(minor=True)]
-    assert "2.3" in labels and not any("10" in label for label in labels)
+    assert shown in labels and not any("10" in text or "e" in text for text in labels)
 
 
 def test_errors_are_in_per_cent_and_a_failed_training_has_them_all():
