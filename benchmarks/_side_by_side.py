@@ -8,14 +8,24 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from labkit.base.files import write_json
 
+RESULTS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 # Below this share of idle time before a measurement, other processes are at work.
 _IDLE = 0.9
+
+
+class Target(NamedTuple):
+    """A figure that has been measured, and the most that it should be."""
+
+    what: str
+    measured: float
+    most: float
 
 
 def step_parser(
@@ -100,6 +110,11 @@ def verdict(met: bool) -> str:
     return "met" if met else "MISSED"
 
 
+def share_of_check(step: str, unchecked: float, checked: float) -> Target:
+    """Return the share of a step's time that its finite check takes, as a target."""
+    return Target(f"finite check, share of {step}", 1 - unchecked / checked, 0.03)
+
+
 def lenet() -> tuple:
     """Return (loss_net, optimizer): LeNet with new weights, and Momentum."""
     from mindspore import nn
@@ -165,9 +180,18 @@ def _processor_times():
         return [int(ticks) for ticks in file.readline().split()[1:9]]
 
 
-def write_results(name: str, results: dict, machine: dict) -> Path:
-    """Write ``runs/bench/<name>.json``, ``look_at_machine``'s finding beside the results."""
-    path = Path(__file__).resolve().parent.parent / "runs" / "bench" / f"{name}.json"
-    write_json(path, {"machine": machine, **results}, "the results")
+def write_results(name: str, results: dict, machine: dict, targets: Iterable[Target] = ()) -> Path:
+    """Print which targets are met; write ``<name>.json`` to ``runs/bench``, and return its path.
+
+    It holds the results, the targets and what ``look_at_machine`` has found.
+    """
+    targets = list(targets)
+    if targets:
+        print()
+        rows = [[what, got, f"{most:g}", verdict(got <= most)] for what, got, most in targets]
+        print_table(["target", "measured", "at most", ""], rows)
+    path = RESULTS / f"{name}.json"
+    stored = [target._asdict() for target in targets]
+    write_json(path, {"machine": machine, **results, "targets": stored}, "the results")
     print(f"\nwritten to runs/bench/{path.name}")
     return path

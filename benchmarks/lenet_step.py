@@ -9,6 +9,7 @@ Within a process the contestants take turns; medians over rounds, then over proc
 import json
 
 from _side_by_side import (
+    Target,
     batch_of,
     in_child,
     in_processes,
@@ -17,6 +18,7 @@ from _side_by_side import (
     look_at_machine,
     medians,
     print_table,
+    share_of_check,
     step_parser,
     write_results,
 )
@@ -70,7 +72,15 @@ def main():
     part_rows = [[name, mine[name], theirs[name], mine[name] - theirs[name]] for name in mine]
     print_table(["part", "MindSpore", "PyTorch", "difference"], part_rows)
     results = {"batch": options.batch, "steps_ms": steps, "runs": runs, **parts}
-    write_results("lenet_step", results, machine)
+    targets = []
+    for name, step in (("accumulated", "a LeNet micro-batch"), ("plain", "a LeNet step")):
+        checked = steps[f"{name}, checked"]
+        over = f"{step} of {options.batch} images, with finite check, over PyTorch's"
+        targets += [
+            Target(over, checked / steps["torch"], 1.2),
+            share_of_check(step, steps[name], checked),
+        ]
+    write_results("lenet_step", results, machine, targets)
 
 
 def _calls(steps, batch):

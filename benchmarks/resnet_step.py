@@ -1,6 +1,6 @@
 """One training step of ResNet-50 at 64x64, side by side: labkit, MindSpore as installed, PyTorch.
 
-    python benchmarks/resnet_step.py [--batch 32] [--processes 3] [--rounds 5] [--skip-installed]
+    python benchmarks/resnet_step.py [--batch 32] [--processes 5] [--rounds 5] [--skip-installed]
 
 Same weights, batch, optimizer (momentum 0.9) and number of threads. Both frameworks take turns,
 process by process; medians over rounds, then over processes. The second table says where the time
@@ -12,12 +12,14 @@ import zlib
 
 import numpy as np
 from _side_by_side import (
+    Target,
     in_child,
     in_processes,
     interleaved_ms,
     look_at_machine,
     medians,
     print_table,
+    share_of_check,
     step_parser,
     write_results,
 )
@@ -50,7 +52,7 @@ KINDS = {
 
 def main():
     """Run all children and print both tables; or, as a child, measure and print JSON."""
-    parser = step_parser(__doc__, batch=32, processes=3, rounds=5)
+    parser = step_parser(__doc__, batch=32, processes=5, rounds=5)
     parser.add_argument("--skip-installed", action="store_true", help="it takes minutes")
     parser.add_argument("--child", choices=CHILDREN)
     options = parser.parse_args()
@@ -75,7 +77,14 @@ def main():
     print("\nwhere the time of one step goes, ms (PlainStep without finite check, profiled)\n")
     print_table(["kind", "MindSpore", "PyTorch", "difference"], _rows(*parts.values()))
     results = {"batch": options.batch, "steps_ms": steps, "runs": runs, "losses": losses, **parts}
-    write_results("resnet_step", results, machine)
+    checked, step = steps["plain, checked"], f"a ResNet-50 step, {SIZE}x{SIZE}"
+    norm = parts["profile"]["gradient norm"] / sum(parts["profile"].values())
+    targets = [
+        Target(f"{step}, with finite check, over PyTorch's", checked / steps["torch"], 1.1),
+        share_of_check(step, steps["plain"], checked),
+        Target(f"gradient norm, share of {step}, profiled", norm, 0.03),
+    ]
+    write_results("resnet_step", results, machine, targets)
 
 
 def _rows(mine, theirs):

@@ -1,9 +1,9 @@
-"""How long one waits: for the first line of a command, and for all labs, one by one or not.
+"""How long one waits: for the first line of a command, and for all labs as `labkit run` runs them.
 
-    python benchmarks/waiting.py [--preset smoke] [--rounds 5] [--no-runs]
+    python benchmarks/waiting.py [--preset smoke] [--preset lab] [--rounds 5] [--jobs N]
 
 The commands are started in turns, medians over rounds. A run of all labs takes minutes, so that it
-is made once each way; both ways are the same labs at the same preset.
+is made once for each preset.
 """
 
 import argparse
@@ -14,19 +14,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from _side_by_side import look_at_machine, print_table, verdict, write_results
+from _side_by_side import Target, look_at_machine, write_results
 
 LABKIT = [str(Path(sys.executable).parent / "labkit")]
-# Seconds to the first line of output, at most.
+# Seconds to the first line of output, and of a run of all labs, at most.
 COMMANDS = {"labkit --help": (["--help"], 0.3), "labkit run": (["run", "--preset", "smoke"], 1.0)}
+PRESETS = {"smoke": 100.0, "lab": 720.0}
 
 
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", choices=("smoke", "lab"), default="smoke")
+    parser.add_argument("--preset", choices=PRESETS, action="append", help="both by default")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-runs", action="store_true", help="only the commands' first lines")
+    parser.add_argument("--jobs", help="of labkit run: 1 for one lab after another")
     options = parser.parse_args()
     machine = look_at_machine()
     taken = {name: [] for name in COMMANDS}
@@ -34,17 +35,12 @@ def main():
         for name, (arguments, _) in COMMANDS.items():
             taken[name].append(first_line(arguments))
     first = {name: statistics.median(times) for name, times in taken.items()}
-    rows = [[n, first[n], most, verdict(first[n] <= most)] for n, (_, most) in COMMANDS.items()]
-    print_table(["first line of", "seconds", "at most", ""], rows)
-    runs = {}
-    if not options.no_runs:
-        runs = {jobs: whole_run(options.preset, jobs) for jobs in ("1", None)}
-        print()
-        names = {"1": "one by one (--jobs 1)", None: "side by side"}
-        table = [[names[jobs], seconds] for jobs, seconds in runs.items()]
-        print_table([f"all labs at preset {options.preset}", "seconds"], table)
-        runs = {"one_by_one": runs["1"], "side_by_side": runs[None]}
-    write_results("waiting", {"first_line": first, "preset": options.preset, "runs": runs}, machine)
+    runs = {preset: whole_run(preset, options.jobs) for preset in options.preset or PRESETS}
+    targets = [
+        *(Target(f"first line of {name}, s", first[name], COMMANDS[name][1]) for name in first),
+        *(Target(f"all labs, preset {name}, s", runs[name], PRESETS[name]) for name in runs),
+    ]
+    write_results("waiting", {"first_line": first, "runs": runs}, machine, targets)
 
 
 def first_line(arguments: list[str]) -> float:

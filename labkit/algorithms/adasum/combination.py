@@ -39,14 +39,14 @@ class ByTree(nn.Cell):
         order = [layer for group in groups for layer in group]
         self.places = tuple(order.index(layer) for layer in range(len(ends)))
         self.tree = Tree(workers)
-        self.map, self.unstack = ops.HyperMap(), ops.Unstack()
+        self.map, self.unstack, self.squeeze = ops.HyperMap(), ops.Unstack(), ops.Squeeze(1)
 
     def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
         made: tuple = ()
         for starts, ends in zip(self.starts, self.ends):  # noqa: B905, no strict in a graph
             layers = self.map(ops.partial(_layer, rows), starts, ends)
             combined = self.tree(ops.stack(layers))
-            made += self.unstack(ops.squeeze(combined, 1))
+            made += self.unstack(self.squeeze(combined))
         return ops.concat(self.map(ops.partial(_at, made), self.places))
 
 
@@ -71,7 +71,7 @@ class ByGram(nn.Cell):
         self.coefficients = Coefficients(workers)
         self.matmul, self.gram = ops.MatMul(), ops.MatMul(transpose_b=True)
         self.eye = Tensor(np.eye(workers), ms.float32)
-        self.max = ops.ReduceMax()
+        self.max, self.any = ops.ReduceMax(), ops.ReduceAny()
         # Not a loop over the layers: its steps nest, and MindSpore compiles no more than 1000.
         self.map, self.unstack = ops.HyperMap(), ops.Unstack()
 
@@ -88,7 +88,7 @@ class ByGram(nn.Cell):
         sums = ops.stack(self.map(_sum_of_sizes, layers))
         vanished = ops.logical_and(squares <= SMALLEST, sums > 0)
         return self.weighted(layers, weights), ops.logical_and(
-            sound, ops.logical_not(vanished.any())
+            sound, ops.logical_not(self.any(vanished))
         )
 
     def from_products(self, rows: Tensor) -> tuple:
@@ -96,7 +96,7 @@ class ByGram(nn.Cell):
         # Not ops.split, a loop in itself: in the step of a ResNet-50 it came to 1001.
         layers = self.map(ops.partial(_layer, rows), self.starts, self.ends)
         grams = ops.stack(self.map(self.gram, layers, layers))
-        squares = ops.reduce_sum(grams * self.eye, -1)
+        squares = ops.reduce_sum(grams * self.eye, (-1,))
         lengths = ops.sqrt(squares)
         weights, sound = self.coefficients(grams, lengths)
         weights = weights / (ops.expand_dims(lengths, -2) + TINY)
@@ -111,7 +111,7 @@ class Sum(nn.Cell):
     """Sum of the rows."""
 
     def construct(self, rows: Tensor, present: Tensor | None = None) -> Tensor:
-        return ops.reduce_sum(rows, 0)
+        return ops.reduce_sum(rows, (0,))
 
     def attempt(self, rows: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
         return self.construct(rows, present), ops.cast(True, ms.bool_)
@@ -124,7 +124,7 @@ class Mean(Sum):
         count = rows.shape[0]
         if present is not None:
             count = ops.reduce_sum(present)
-        return ops.reduce_sum(rows, 0) / count
+        return ops.reduce_sum(rows, (0,)) / count
 
 
 def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "gram") -> nn.Cell:
@@ -155,11 +155,11 @@ def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "g
 
 
 def _layer(rows: Tensor, start: int, end: int) -> Tensor:
-    return rows[:, start:end]
+    return ops.slice(rows, (0, start), (rows.shape[0], end - start))
 
 
 def _sum_of_sizes(layer: Tensor) -> Tensor:
-    return ops.reduce_sum(ops.abs(layer), -1)
+    return ops.reduce_sum(ops.abs(layer), (-1,))
 
 
 def _at(tensors: tuple, place: int) -> Tensor:

@@ -42,11 +42,11 @@ class Coefficients(nn.Cell):
         margins: tuple = ()
         for level in self.levels:
             if level.combined:
-                squares = ops.reduce_sum(grams * level.eye, -1)
-                margins += (squares - SOUND * ops.reduce_sum(ops.square(weights), -1),)
+                squares = ops.reduce_sum(grams * level.eye, (-1,))
+                margins += (squares - SOUND * ops.reduce_sum(ops.square(weights), (-1,)),)
             grams, weights = level(grams, weights)
-        parts = ops.reduce_sum(ops.square(weights), -1)
-        margins += (ops.reduce_sum(grams, -1) - SOUND_AT_THE_END * parts,)
+        parts = ops.reduce_sum(ops.square(weights), (-1,))
+        margins += (ops.reduce_sum(grams, (-1,)) - SOUND_AT_THE_END * parts,)
         return weights, self.min(ops.concat(margins, -1)) >= 0
 
 
@@ -85,12 +85,13 @@ class _Level(nn.Cell):
         self.kept = Tensor(kept, ms.float32)
         self.eye = Tensor(np.eye(count), ms.float32)
         self.matmul, self.product = ops.MatMul(), ops.BatchMatMul()
+        self.halves = ops.Split(-1, 2)
         self.product_with_transposed = ops.BatchMatMul(transpose_b=True)
 
     def construct(self, grams: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         layers = grams.shape[0]
         picked = self.matmul(ops.reshape(grams, (layers, -1)), self.pick)
-        squares, products = ops.split(picked, self.both, -1)
+        squares, products = self.halves(picked)
         factors = 1 - products / (squares + TINY)
         matrix = ops.reshape(self.matmul(factors, self.spread), (layers, self.made, self.count))
         matrix = matrix + self.kept

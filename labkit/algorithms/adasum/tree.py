@@ -60,7 +60,7 @@ class _Level(nn.Cell):
             a, b, c = rows[..., -3:-2, :], rows[..., -2:-1, :], rows[..., -1:, :]
             both = self.inner(ops.concat((a, b, c), -2), ops.concat((b, c, a), -2))
             orders = self.outer(both, ops.concat((c, a, b), -2))
-            made += (self.mean(orders, -2),)
+            made += (self.mean(orders, (-2,)),)
         return ops.concat(made, -2)
 
 
@@ -82,15 +82,15 @@ class _Pair(nn.Cell):
     def construct(self, a: Tensor, b: Tensor) -> Tensor:
         unit_a, length_a = self.unit(a)
         unit_b, length_b = self.unit(b)
-        cosine = self.sum(unit_a * unit_b, -1)
+        cosine = self.sum(unit_a * unit_b, (-1,))
         combined = (length_a - self.of_first * cosine * length_b) * unit_a
         return combined + (length_b - self.of_second * cosine * length_a) * unit_b
 
     def unit(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return (rows of length 1, or 0 where they are 0; their lengths)."""
-        largest = self.max(ops.abs(rows), -1)
+        largest = self.max(ops.abs(rows), (-1,))
         scaled = rows * _inverse(largest)
-        length = ops.sqrt(self.sum(scaled * scaled, -1))
+        length = ops.sqrt(self.sum(scaled * scaled, (-1,)))
         return scaled * _inverse(length), largest * length
 
 

@@ -168,23 +168,23 @@ class AdasumUpdate(UpdateStage):
     def combine(self, done: object) -> object:
         """Combine the full bank and move the weights; all workers have had their turn."""
         rows, notes = self.gathered()
-        vector, sure = self.combination.attempt(ops.depend(rows, done), notes[:, PRESENT])
+        vector, sure = self.combination.attempt(ops.depend(rows, done), notes[PRESENT])
         # All hold the same rows, and yet: a rank that rounds otherwise, and alone takes the second
         # graph, would wait there for the others forever.
         sure = self.team.all_of(sure)
-        some = ops.reduce_sum(notes[:, WEIGHT]) > 0
+        some = ops.reduce_sum(notes[WEIGHT]) > 0
         unsure = ops.logical_and(some, ops.logical_not(sure))
         moved = ops.assign(self.unsure, ops.cast(unsure, ms.int32))
         if ops.logical_and(some, sure):
             moved = self.move(ops.depend(vector, moved), notes)
         return ops.depend(self.start_anew(), moved)
 
-    def move(self, vector: Tensor, notes: Tensor) -> object:
-        """Move the weights by the combined vector (D,); ``notes`` (total, 5) say what it is of."""
-        weight = ops.reduce_sum(notes[:, WEIGHT])
-        loss = ops.reduce_sum(notes[:, LOSS_SUM]) / weight
-        norm = ops.reduce_sum(notes[:, NORM]) / ops.reduce_sum(notes[:, PRESENT])
-        images = ops.cast(ops.reduce_sum(notes[:, IMAGES]), ms.int32)
+    def move(self, vector: Tensor, notes: tuple) -> object:
+        """Move the weights by the combined vector (D,); the five ``notes`` say what it is of."""
+        weight = ops.reduce_sum(notes[WEIGHT])
+        loss = ops.reduce_sum(notes[LOSS_SUM]) / weight
+        norm = ops.reduce_sum(notes[NORM]) / ops.reduce_sum(notes[PRESENT])
+        images = ops.cast(ops.reduce_sum(notes[IMAGES]), ms.int32)
         noted = self.record.note(loss, norm, images)
         moved = self.construct(ops.depend(vector, noted))
         return ops.depend(ops.assign_add(self.record.updates, 1), moved)
@@ -222,10 +222,13 @@ class AdasumUpdate(UpdateStage):
         self.map(ops.partial(store, index), self.states, self.banks)
         return True
 
-    def gathered(self) -> tuple[Tensor, Tensor]:
-        """Return the whole team's vectors (total, D) and notes (total, 5)."""
+    def gathered(self) -> tuple[Tensor, tuple]:
+        """Return the whole team's vectors (total, D) and its five notes, (total,) each."""
+        # Not indexed: that costs a graph 27 ms to compile, and 9 for each index.
         rows = self.team(self.rows)
-        return rows[:, : self.numbers], rows[:, self.numbers :]
+        total = rows.shape[0]
+        notes = ops.slice(rows, (0, self.numbers), (total, NOTES))
+        return ops.slice(rows, (0, 0), (total, self.numbers)), ops.unstack(notes, 1)
 
     def construct(self, vector: Tensor) -> object:
         """Move the weights by the combined vector."""

@@ -7,7 +7,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
-from labkit.steps.state import flat, rated
+from labkit.steps.state import rated
 
 # An optimizer's attributes that are no state of its own: what a callback may change, what counts.
 SETTINGS = ("learning_rate", "weight_decay", "momentum", "global_step")
@@ -74,4 +74,4 @@ def store(index: Tensor, value: Parameter, bank: Parameter) -> Tensor:
 
 def difference(a: Tensor, b: Tensor) -> Tensor:
     """Return a - b as a vector, float32."""
-    return flat(ops.cast(a, ms.float32) - ops.cast(b, ms.float32))
+    return ops.reshape(ops.cast(a, ms.float32) - ops.cast(b, ms.float32), (-1,))

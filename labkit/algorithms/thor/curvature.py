@@ -1,4 +1,4 @@
-"""Curvature by layer: factors, their damped inverses, and what they make of the gradients.
+"""Curvature by layer: factors, their damped inverses, and what they make of a gradient.
 
     A = A_sum / T,   G = G_sum / T,   F ~ T A (x) G
     A_inverse = (A + pi sqrt(damping / T) I)^-1
@@ -14,15 +14,12 @@ Approximate Curvature", 2015, section 6.3).
 # Lab 03 prints construct and _between, which have no types for that.
 # mypy: allow-untyped-defs
 
-from collections.abc import Sequence
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
-from labkit.algorithms.thor.geometry import Dense, Place
-from labkit.steps.state import rated
+from labkit.algorithms.thor.geometry import Dense
 
 DAMPING_SPLITS = ("equal", "pi")
 # Largest entry of (A + damping I) A_inverse - I, or of G's, that counts as an inverse. Measured on
@@ -66,6 +63,8 @@ class LayerCurvature(nn.Cell):
         self.positions = self._parameter("positions", (2,), requires_grad=True)
         self.a_inverse = self._parameter("a_inverse", a_shape, identity=True)
         self.g_inverse = self._parameter("g_inverse", g_shape, identity=True)
+        self.product = ops.BatchMatMul()
+        self._set_shapes()
 
     def _parameter(
         self, name: str, shape: tuple, *, identity: bool = False, requires_grad: bool = False
@@ -76,55 +75,68 @@ class LayerCurvature(nn.Cell):
         name = f"thor.{self.layer_name}.{name}"
         return Parameter(value, name=name, requires_grad=requires_grad)
 
+    def _set_shapes(self) -> None:
+        """Work out what the graphs reshape to: there it would be done anew for each of them."""
+        groups, inputs, outputs = self.groups, self.inputs, self.outputs
+        rows, columns = self.g_blocks.count, self.a_blocks.count
+        height, width = rows * self.g_blocks.size, columns * self.a_blocks.size
+        own = inputs - self.homogeneous
+        # A weight, a bias, where that begins, and the zeros behind both and below: () for none.
+        self.own, self.column, self.behind = (
+            (groups, outputs, own),
+            (groups, outputs, 1),
+            (0, 0, own),
+        )
+        self.right = (groups, outputs, width - inputs) if width > inputs else ()
+        self.below = (groups, height - outputs, width) if height > outputs else ()
+        # What it is the whole of, and blocks of its rows and columns.
+        self.whole = (groups, height, width)
+        self.in_rows = (groups * rows, self.g_blocks.size, width) if rows > 1 else ()
+        self.cut = (groups, height, columns, self.a_blocks.size) if columns > 1 else ()
+        self.in_columns = (groups * columns, height, self.a_blocks.size)
+        self.turned = (groups, columns, height, self.a_blocks.size)
+
     def construct(self, weight, bias):
         direction = self._between(self.g_inverse, self._matrix(weight, bias), self.a_inverse)
-        own = self.inputs - self.homogeneous
         if self.homogeneous:
-            last = direction[:, : self.outputs, own]
-            bias = ops.cast(last.reshape(bias.shape), bias.dtype)
-        if own < direction.shape[2] or self.outputs < direction.shape[1]:
-            direction = direction[:, : self.outputs, :own]
-        return ops.cast(direction.reshape(weight.shape), weight.dtype), bias
+            last = ops.slice(direction, self.behind, self.column)
+            bias = ops.cast(ops.reshape(last, bias.shape), bias.dtype)
+        if self.own != self.whole:
+            direction = ops.slice(direction, (0, 0, 0), self.own)
+        return ops.cast(ops.reshape(direction, weight.shape), weight.dtype), bias
 
     def curvature(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return T <S, G S A> for a move S of the weight and the bias, a scalar Tensor."""
         matrix = self._matrix(weight, bias)
         product = matrix * self._between(self.g_factor, matrix, self.a_factor)
-        return self.positions[0] * ops.reduce_sum(product.reshape(-1))
+        return ops.unstack(self.positions)[0] * ops.reduce_sum(product.reshape(-1))
 
     def _matrix(self, weight: Tensor, bias: Tensor) -> Tensor:
         """Return (groups, outputs, inputs) in float32, the bias in a column, padded to blocks."""
         # Concat, not Pad: 0.17 instead of 1.2 ms for (120, 401) to (120, 404) on CPU.
-        parts: tuple = (ops.cast(weight, ms.float32).reshape(self.groups, self.outputs, -1),)
+        parts: tuple = (ops.reshape(ops.cast(weight, ms.float32), self.own),)
         if self.homogeneous:
-            column = ops.cast(bias, ms.float32).reshape(self.groups, self.outputs, 1)
-            parts += (column,)
-        width = self.a_blocks.count * self.a_blocks.size
-        if width > self.inputs:
-            shape = (self.groups, self.outputs, width - self.inputs)
-            parts += (ops.zeros(shape, ms.float32),)
+            parts += (ops.reshape(ops.cast(bias, ms.float32), self.column),)
+        if self.right:
+            parts += (ops.zeros(self.right, ms.float32),)
         matrix = ops.concat(parts, 2) if len(parts) > 1 else parts[0]
-        height = self.g_blocks.count * self.g_blocks.size
-        if height > self.outputs:
-            rows = ops.zeros((self.groups, height - self.outputs, width), ms.float32)
-            matrix = ops.concat((matrix, rows), 1)
+        if self.below:
+            matrix = ops.concat((matrix, ops.zeros(self.below, ms.float32)), 1)
         return matrix
 
     def _between(self, left, matrix, right):
         """Return left matrix right for blocks like G's and A's and a padded matrix."""
-        rows, row = self.g_blocks.count, self.g_blocks.size
-        columns, column = self.a_blocks.count, self.a_blocks.size
-        matrix = matrix.reshape(self.groups * rows, row, columns * column)
-        matrix = ops.BatchMatMul()(left, matrix).reshape(self.groups, rows * row, -1)
-        if columns == 1:
-            return ops.BatchMatMul()(matrix, right)
-        matrix = matrix.reshape(self.groups, rows * row, columns, column)
-        matrix = ops.transpose(matrix, (0, 2, 1, 3))
-        matrix = matrix.reshape(self.groups * columns, rows * row, column)
-        matrix = ops.BatchMatMul()(matrix, right)
-        matrix = matrix.reshape(self.groups, columns, rows * row, column)
-        matrix = ops.transpose(matrix, (0, 2, 1, 3))
-        return matrix.reshape(self.groups, rows * row, columns * column)
+        if self.in_rows:
+            matrix = ops.reshape(matrix, self.in_rows)
+            matrix = ops.reshape(self.product(left, matrix), self.whole)
+        else:
+            matrix = self.product(left, matrix)
+        if not self.cut:
+            return self.product(matrix, right)
+        matrix = ops.transpose(ops.reshape(matrix, self.cut), (0, 2, 1, 3))
+        matrix = self.product(ops.reshape(matrix, self.in_columns), right)
+        matrix = ops.transpose(ops.reshape(matrix, self.turned), (0, 2, 1, 3))
+        return ops.reshape(matrix, self.whole)
 
     def averaged(
         self, a_sum: Tensor, positions: Tensor, g_sum: Tensor, keep: Tensor
@@ -140,16 +152,17 @@ class LayerCurvature(nn.Cell):
         Returns:
             A, G, and [T, tr A (x) G, whether they are finite], (3,).
         """
-        counted = ops.maximum(positions, 1e-30)
-        a_new = self.a_factor * keep + (a_sum / counted[0]) * (1.0 - keep)
-        g_new = self.g_factor * keep + (g_sum / counted[1]) * (1.0 - keep)
+        a_count, g_count = ops.unstack(ops.maximum(positions, 1e-30))
+        a_new = self.a_factor * keep + (a_sum / a_count) * (1.0 - keep)
+        g_new = self.g_factor * keep + (g_sum / g_count) * (1.0 - keep)
         # By group: a group's blocks of A meet those of G of the same group.
         a_trace, g_trace = self._traces(a_new), self._traces(g_new)
         # An entry beside the diagonal is never larger than the diagonal's largest, so that these
         # two sums are finite if everything is.
         finite = ops.isfinite(ops.reduce_sum(a_trace) + ops.reduce_sum(g_trace))
         together = ops.reduce_sum(a_trace * g_trace)
-        return a_new, g_new, ops.stack((positions[0], together, ops.cast(finite, ms.float32)))
+        count = ops.unstack(positions)[0]
+        return a_new, g_new, ops.stack((count, together, ops.cast(finite, ms.float32)))
 
     def observe(self, a_new: Tensor, g_new: Tensor, positions: Tensor, finite: Tensor) -> tuple:
         """Keep new averages, unless those of any layer are not ``finite``, a scalar."""
@@ -162,7 +175,7 @@ class LayerCurvature(nn.Cell):
     def _traces(self, factor: Tensor) -> Tensor:
         """Return the trace of each group's blocks, (groups,)."""
         identity = ops.eye(factor.shape[-1], factor.shape[-1], ms.float32)
-        return ops.reduce_sum((factor * identity).reshape(self.groups, -1), 1)
+        return ops.reduce_sum((factor * identity).reshape(self.groups, -1), (1,))
 
     def trace(self, positions: float, together: float, damping: float) -> float:
         """Return tr(F + damping I) of this layer, from what ``averaged`` returned."""
@@ -176,8 +189,9 @@ class LayerCurvature(nn.Cell):
             damping: of F, a scalar.
             balanced: whether A and G share it by pi, and not equally.
         """
-        a_damping = ops.sqrt(damping / self.positions[0])
-        g_damping = ops.sqrt(damping / self.positions[1])
+        a_count, g_count = ops.unstack(self.positions)
+        a_damping = ops.sqrt(damping / a_count)
+        g_damping = ops.sqrt(damping / g_count)
         if balanced:
             a_mean = ops.reduce_sum(self._traces(self.a_factor)) / (self.groups * self.inputs)
             g_mean = ops.reduce_sum(self._traces(self.g_factor)) / (self.groups * self.outputs)
@@ -190,7 +204,7 @@ class LayerCurvature(nn.Cell):
         # Not their maximum: on CPU, ops.maximum(NaN, 1) is 1.
         residual = a_residual + g_residual
         sound = residual <= RESIDUAL
-        g_inverse = g_inverse / self.positions[0]
+        g_inverse = g_inverse / a_count
         done = (
             ops.assign(self.a_inverse, ops.select(sound, a_inverse, self.a_inverse)),
             ops.assign(self.g_inverse, ops.select(sound, g_inverse, self.g_inverse)),
@@ -221,78 +235,3 @@ def _damped_inverse(factor: Tensor, damping: Tensor) -> tuple[Tensor, Tensor]:
     error = error.reshape(-1)
     # The sum carries a NaN, which is not <= RESIDUAL; a maximum may pass over it.
     return inverse, ops.reduce_max(ops.abs(error)) + 0.0 * ops.reduce_sum(error)
-
-
-class Directions(nn.Cell):
-    """U for the weights and biases of the layers with curvature, the others' gradients as they are.
-
-    Args:
-        layers: curvature of each layer.
-        places: the layers' ``Place``, in the same order.
-        optimizer: for the order of the parameters and, with ``kl_clip``, the learning rates.
-        kl_clip: largest sum of rate^2 <U, grad> over the layers, or None: U is scaled down to it
-            (Ba, Grosse and Martens, "Distributed second-order optimization using
-            Kronecker-factored approximations", 2017, section 5).
-
-    Attributes:
-        sources: (index of the weight, of the bias) of each layer; a weight alone stands for both.
-        roles: of each parameter: (number of its layer, 0 for the weight or 1 for the bias);
-            (-1, 0) for a parameter of no layer.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[LayerCurvature],
-        places: Sequence[Place],
-        optimizer: nn.Optimizer,
-        kl_clip: float | None,
-    ) -> None:
-        super().__init__(auto_prefix=False)
-        self.layers = layers
-        self.optimizer = rated(optimizer)
-        # float: a NumPy number takes over the division by a Tensor.
-        self.kl_clip = None if kl_clip is None else float(kl_clip)
-        self.sources = tuple(
-            (place.weight, place.weight if place.bias is None else place.bias) for place in places
-        )
-        roles = [(-1, 0)] * len(optimizer.parameters)
-        for number, place in enumerate(places):
-            roles[place.weight] = (number, 0)
-            if place.bias is not None:
-                roles[place.bias] = (number, 1)
-        self.roles = tuple(roles)
-
-    def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        results: tuple = ()
-        for i in range(len(self.sources)):
-            weight, bias = self.sources[i]
-            results += (self.layers[i](gradients[weight], gradients[bias]),)
-        directions: tuple = ()
-        for i in range(len(gradients)):
-            layer, part = self.roles[i]
-            if layer < 0:
-                directions += (gradients[i],)
-            else:
-                directions += (results[layer][part],)
-        if self.kl_clip is not None:
-            directions = self._clipped(directions, gradients)
-        return directions
-
-    def _clipped(
-        self, directions: tuple[Tensor, ...], gradients: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        rates = self.optimizer.get_lr()
-        total = ops.cast(0.0, ms.float32)
-        for i in range(len(gradients)):
-            if self.roles[i][0] >= 0:
-                rate = rates[i] if self.optimizer.is_group_lr else rates
-                product = ops.cast(directions[i], ms.float32) * ops.cast(gradients[i], ms.float32)
-                total = total + ops.square(rate) * ops.reduce_sum(product.reshape(-1))
-        factor = ops.sqrt(self.kl_clip / ops.maximum(ops.abs(total), self.kl_clip))
-        clipped: tuple = ()
-        for i in range(len(gradients)):
-            if self.roles[i][0] >= 0:
-                clipped += (ops.cast(directions[i] * factor, directions[i].dtype),)
-            else:
-                clipped += (directions[i],)
-        return clipped

@@ -7,7 +7,7 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.algorithms.thor.adapt import Adaptation
-from labkit.algorithms.thor.curvature import Directions
+from labkit.algorithms.thor.directions import Directions
 from labkit.algorithms.thor.geometry import find_layers
 from labkit.algorithms.thor.inverses import Inverses, LayerState
 from labkit.algorithms.thor.options import Options, check_loss, settled
@@ -128,6 +128,7 @@ class ThorUpdate(UpdateStage):
         bias, tap = ("plain", UpstreamTap) if upstream else (options.bias, Tap)
         self.places = find_layers(loss_net, self.parameters, bias=bias, skip=options.skip)
         layers = tap_layers(self.places, split=options.split, tap=tap)
+        self.tapped = tuple(tapped_cells(self.places))
         self.layers = nn.CellList(layers, auto_prefix=False)
         means = [layer.a_factor for layer in layers] + [layer.positions for layer in layers]
         self.extras = tuple(means), tuple(layer.g_factor for layer in layers)
@@ -174,7 +175,7 @@ class ThorUpdate(UpdateStage):
             averages += ((a_new, g_new, positions),)
             rows += (numbers,)
         measured = ops.stack(rows)
-        finite = ops.reduce_min(measured[:, 2]) > 0.5
+        finite = ops.reduce_min(ops.unstack(measured, 1)[2]) > 0.5
         done: tuple = (
             self.map(ops.assign, self.pending_gradients, gradients),
             ops.assign(self.measured, measured),
@@ -211,6 +212,8 @@ class ThorUpdate(UpdateStage):
             self.gathers = False
         else:
             self.gathers = self.frequency.is_due(updates, integer_of(self.last_refresh))
+        for cell in self.tapped:
+            cell.gathers = self.gathers
         return self.gathers
 
     def before(self, step: nn.Cell, batch: tuple) -> None:

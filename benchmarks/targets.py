@@ -1,0 +1,67 @@
+"""What `make bench` has measured beside what it should be, as a table in Markdown.
+
+    python benchmarks/targets.py [--before FOLDER] PROGRAM...
+
+It reads runs/bench/PROGRAM.json. FOLDER is the runs/bench of another state of the project, whose
+programs have run on the same machine: its figures go into a column of their own.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from _side_by_side import RESULTS, Target, verdict
+
+
+def main():
+    """Print the machine and the table; exit with 1 where a program has left no figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--before", type=Path, metavar="FOLDER")
+    parser.add_argument("programs", nargs="+", metavar="PROGRAM")
+    options = parser.parse_args()
+    now = results(RESULTS, options.programs)
+    before = results(options.before, options.programs) if options.before else {}
+    for result in list(now.values())[:1]:
+        print(described(result["machine"]), end="\n\n")
+    print("\n".join(table(targets(now), targets(before))))
+    missing = [name for name in options.programs if name not in now]
+    if missing:
+        raise SystemExit(f"\nno figures of {', '.join(missing)}")
+
+
+def results(folder: Path, programs: list[str]) -> dict[str, dict]:
+    """Return program -> what it has written to ``folder``, of those that have."""
+    paths = {name: folder / f"{name}.json" for name in programs}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def described(machine: dict) -> str:
+    """Return in a line when and where a program has run."""
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    return f"{machine['time']}, {machine['cores']} cores, {machine['processor']}, {versions}"
+
+
+def targets(results: dict[str, dict]) -> dict[str, Target]:
+    """Return what is measured -> its target, of all programs."""
+    rows = [Target(**row) for result in results.values() for row in result["targets"]]
+    return {row.what: row for row in rows}
+
+
+def table(now: dict[str, Target], before: dict[str, Target]) -> list[str]:
+    """Return the lines of the table; those of ``before`` have a column where there are any."""
+    lines = [["what", "before", "now", "at most", ""], ["---"] * 5]
+    for what, (_, measured, most) in now.items():
+        earlier = _number(before[what].measured) if what in before else ""
+        met = verdict(measured <= most)
+        lines.append([what, earlier, _number(measured), f"{most:g}", met])
+    if not before:
+        lines = [[line[0], *line[2:]] for line in lines]
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+if __name__ == "__main__":
+    main()

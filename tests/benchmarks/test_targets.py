@@ -1,0 +1,58 @@
+"""The closing table of `make bench`."""
+
+import importlib
+import json
+import sys
+
+import pytest
+
+MACHINE = {"time": "now", "cores": 2, "processor": "a chip", "versions": {"torch": "2.13.0"}}
+
+
+@pytest.fixture
+def targets(tmp_path, monkeypatch):
+    module = importlib.import_module("targets")
+    monkeypatch.setattr(module, "RESULTS", tmp_path / "now")
+    return module
+
+
+def leave(folder, name, *targets):
+    folder.mkdir(exist_ok=True)
+    rows = [dict(zip(("what", "measured", "most"), row, strict=True)) for row in targets]
+    (folder / f"{name}.json").write_text(json.dumps({"machine": MACHINE, "targets": rows}))
+
+
+def printed(targets, monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["targets.py", *map(str, arguments)])
+    targets.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_is_at_the_limit_is_met_and_what_is_beyond_it_is_not(
+    targets, tmp_path, monkeypatch, capsys
+):
+    leave(tmp_path / "now", "a", ("a step", 1.2, 1.2), ("a search", 1.41, 1.4))
+    leave(tmp_path / "now", "b", ("all labs, s", 464.2, 720.0))
+    assert printed(targets, monkeypatch, capsys, "a", "b") == [
+        "now, 2 cores, a chip, torch 2.13.0",
+        "",
+        "| what | now | at most |  |",
+        "| --- | --- | --- | --- |",
+        "| a step | 1.20 | 1.2 | met |",
+        "| a search | 1.41 | 1.4 | MISSED |",
+        "| all labs, s | 464 | 720 | met |",
+    ]
+
+
+def test_figures_of_before_have_a_column(targets, tmp_path, monkeypatch, capsys):
+    leave(tmp_path / "now", "a", ("a step", 1.0, 1.2), ("new", 1.0, 2.0))
+    leave(tmp_path / "old", "a", ("a step", 1.5, 1.2))
+    lines = printed(targets, monkeypatch, capsys, "--before", tmp_path / "old", "a")
+    assert lines[2] == "| what | before | now | at most |  |"
+    assert lines[4:] == ["| a step | 1.50 | 1.00 | 1.2 | met |", "| new |  | 1.00 | 2 | met |"]
+
+
+def test_a_program_that_left_nothing_is_named(targets, tmp_path, monkeypatch, capsys):
+    leave(tmp_path / "now", "a", ("a step", 1.0, 1.2))
+    with pytest.raises(SystemExit, match="no figures of b, c"):
+        printed(targets, monkeypatch, capsys, "a", "b", "c")
