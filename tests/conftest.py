@@ -16,6 +16,7 @@ from tests.support import slow_tests
 ROOT = Path(__file__).resolve().parent.parent
 _ROOM = 2.5e9  # bytes that a process may hold before graphs are released
 _STAY: set[int] = set()  # ids of the cells that are not: MindSpore keeps these for ever
+_COMPILES: set[Path] = set()  # test files that use MindSpore here
 _CORES = sorted(os.sched_getaffinity(0))
 _OWN_CORE: set[int] = set()  # where this worker computes; empty: on all of them
 
@@ -78,6 +79,8 @@ def pytest_collection_modifyitems(items):
     """
     listed = slow_tests.listed()
     for item in items:
+        if "runtime" in getattr(item, "fixturenames", ()):
+            _COMPILES.add(item.path)
         if slow_tests.is_slow(item.nodeid, listed) or item.get_closest_marker("long"):
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -100,14 +103,17 @@ def pytest_collection_finish(session):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _released():
+def _released(request):
     """Compiled graphs go with the module that made them, from a certain size of the process on.
 
     MindSpore keeps a cell that it has compiled, with its graphs, whoever has forgotten it: 30 MB
     for a small step of THOR, of which this gives half back. All kept, they came to 9 GB a process;
     all released, that took 350 s of 4900, since each release looks through all graphs there are.
+    Where nothing is compiled, there is nothing to look for, which took 1 s a file.
     """
     yield
+    if request.path not in _COMPILES:
+        return
     if psutil.Process().memory_info().rss < _ROOM:
         gc.unfreeze()
         _STAY.update(id(cell) for cell in _compiled_cells())
