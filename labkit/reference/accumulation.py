@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice
+from labkit.errors import InputError
 
 Arrays = list[np.ndarray]
 
@@ -14,7 +15,7 @@ def weight(
     rows: int, *, tokens: int = 0, normalise: str = "samples", reduction: str = "mean"
 ) -> float:
     """Return w_i, what a micro-batch of ``rows`` samples (and ``tokens`` tokens) counts for."""
-    refuse_unknown("normalise", normalise, ("samples", "tokens", "steps"))
+    choice("normalise", normalise, ("samples", "tokens", "steps"))
     if normalise == "tokens":
         return float(tokens)
     return float(rows) if normalise == "samples" and reduction == "mean" else 1.0
@@ -133,9 +134,9 @@ class Accumulation:
     updates: list[Update] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        refuse_unknown("tail", self.tail, ("flush", "drop", "carry"))
-        refuse_unknown("nonfinite", self.nonfinite, ("drop_micro", "drop_group", "propagate"))
-        refuse_unknown("reduction", self.reduction, ("mean", "sum"))
+        choice("tail", self.tail, ("flush", "drop", "carry"))
+        choice("nonfinite", self.nonfinite, ("drop_micro", "drop_group", "propagate"))
+        choice("reduction", self.reduction, ("mean", "sum"))
         self.group_size = self._next_size()
 
     def micro_batch(self, batch: MicroBatch) -> Update | None:

@@ -20,8 +20,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.base.arguments import wrong
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, wrong
+from labkit.errors import InputError
 
 Positions = int | tuple[int, int]
 
@@ -56,7 +56,7 @@ def columns_of(
     ``layout`` is "dense", for inputs (N, ..., in) and derivatives (N, ..., out), or "patches", for
     inputs of ``patches`` and derivatives (N, O, H', W').
     """
-    refuse_unknown("layout", layout, ("dense", "patches"))
+    choice("layout", layout, ("dense", "patches"))
     if layout == "dense":
         columns, slopes = dense_columns(inputs), dense_columns(derivatives)
     else:
@@ -109,7 +109,7 @@ def block_bounds(n: int, split: int | None, cut: str = "equal") -> list[tuple[in
     With ``cut`` "equal" ceil(n / split) blocks of one size, the last one shorter where n does not
     divide; "fixed": blocks of ``split`` and the rest, as in MindSpore's THOR.
     """
-    refuse_unknown("cut", cut, ("equal", "fixed"))
+    choice("cut", cut, ("equal", "fixed"))
     if split is None:
         return [(0, n)]
     if split < 1:
@@ -138,7 +138,7 @@ def damping_pair(
     pi is 1 ("equal"), or sqrt((tr A / dim A) / (tr G / dim G)) over all groups ("pi"), kept in
     ``PI_RANGE``.
     """
-    refuse_unknown("damping_split", damping_split, ("equal", "pi"))
+    choice("damping_split", damping_split, ("equal", "pi"))
     if not damping > 0:
         raise wrong("damping", damping, "a number > 0")
     a_positions, g_positions = _pair(positions)

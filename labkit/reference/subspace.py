@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice
+from labkit.errors import InputError
 
 LossOf = Callable[[np.ndarray], float]
 
@@ -65,8 +66,8 @@ class ProjectedBFGS:
     residual: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        refuse_unknown("failure", self.failure, ("reset", "rollback"))
-        refuse_unknown("start", self.start, ("identity", "scaled"))
+        choice("failure", self.failure, ("reset", "rollback"))
+        choice("start", self.start, ("identity", "scaled"))
         self.basis = np.asarray(self.basis, np.float64)
         components, numbers = self.basis.shape
         self.inverse = np.eye(components)

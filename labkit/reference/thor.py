@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import integer
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, integer
+from labkit.errors import InputError
 from labkit.reference.accumulation import momentum_update
 from labkit.reference.convolution import Window, patches, same_padding
 from labkit.reference.kronecker import (
@@ -50,7 +50,7 @@ class Layer:
         self, *, homogeneous: bool, formulas: str = "thor"
     ) -> tuple[np.ndarray, np.ndarray, Positions]:
         """Return (A, G, positions) by THOR's formulas or by those of MindSpore's GPU branch."""
-        refuse_unknown("formulas", formulas, ("thor", "upstream_gpu"))
+        choice("formulas", formulas, ("thor", "upstream_gpu"))
         if formulas == "upstream_gpu":
             return upstream_factors(self.inputs, self.derivatives, self.window)
         if self.window is None:
@@ -101,8 +101,8 @@ class Thor:
     velocities: Parameters = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_unknown("bias", self.bias, ("homogeneous", "plain"))
-        refuse_unknown("formulas", self.formulas, ("thor", "upstream_gpu"))
+        choice("bias", self.bias, ("homogeneous", "plain"))
+        choice("formulas", self.formulas, ("thor", "upstream_gpu"))
         if self.formulas == "upstream_gpu" and self.bias != "plain":
             raise InputError("formulas 'upstream_gpu' have no homogeneous bias; expected 'plain'")
         for name in ("frequency", "factor_frequency"):

@@ -24,8 +24,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.base.arguments import names_checked
-from labkit.errors import refuse_unknown
+from labkit.base.arguments import choice, names_checked
 from labkit.steps.gradients import times
 from labkit.steps.options import TAILS, DynamicLossScale, GradientOptions, check_micro_steps
 from labkit.steps.state import integer_of, set_state, state, zeros_like
@@ -108,7 +107,7 @@ class AccumulatedStep(Step):
         )
         update = PlainUpdate(optimizer) if update is None else update
         check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
-        refuse_unknown("tail", tail, getattr(update, "tails", TAILS))
+        choice("tail", tail, getattr(update, "tails", TAILS))
         super().__init__(loss_net, optimizer, update, options, weighted=True, has_buffer=True)
         self.micro_steps, self.tail = micro_steps, tail
         first = self._group_size(0)

@@ -7,8 +7,8 @@ import mindspore as ms
 from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
 
-from labkit.base.arguments import flag, integer, names_checked, number
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, flag, integer, names_checked, number
+from labkit.errors import InputError
 from labkit.steps.labels import (
     IGNORE_INDEX,
     INTEGERS,
@@ -158,8 +158,8 @@ class CrossEntropySmooth(nn.LossBase):
         convention: str = "mindspore",
         ignore_index: int = IGNORE_INDEX,
     ):
-        refuse_unknown("reduction", reduction, _REDUCTIONS)
-        refuse_unknown("convention", convention, CONVENTIONS)
+        choice("reduction", reduction, _REDUCTIONS)
+        choice("convention", convention, CONVENTIONS)
         super().__init__(reduction)
         self.sparse = flag("sparse", sparse)
         self.num_classes = integer("num_classes", num_classes, 2)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from labkit.base.arguments import integer, is_integer, names_checked, number, wrong
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, integer, is_integer, names_checked, number, wrong
+from labkit.errors import InputError
 
 TAILS = ("flush", "drop", "carry")
 REDUCTION = ("mean", "sum")
@@ -107,12 +107,12 @@ class GradientOptions:
 
     def __post_init__(self) -> None:
         if self.normalise is not None:
-            refuse_unknown("normalise", self.normalise, NORMALISE)
+            choice("normalise", self.normalise, NORMALISE)
         if self.batch_axis is not None:
             integer("batch_axis", self.batch_axis, 0)
-        refuse_unknown("reduction", self.reduction, REDUCTION)
-        refuse_unknown("precision", self.precision, PRECISION)
-        refuse_unknown("nonfinite", self.nonfinite, NONFINITE)
+        choice("reduction", self.reduction, REDUCTION)
+        choice("precision", self.precision, PRECISION)
+        choice("nonfinite", self.nonfinite, NONFINITE)
         if not isinstance(self.rank_group, str | None):
             raise wrong("rank_group", self.rank_group, "the name of a group, '' or None")
         if self.clip_norm is not None:

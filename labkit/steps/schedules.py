@@ -22,8 +22,8 @@ documents import them. No MindSpore import.
 
 import numpy as np
 
-from labkit.base.arguments import integer, names_checked, number
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, integer, names_checked, number
+from labkit.errors import InputError
 from labkit.steps.options import LR_DECAY_MODES as LR_DECAY_MODES
 
 # lr_generator's cosine runs through 0.47 of a period, and never ends at zero.
@@ -147,7 +147,7 @@ def get_lr(
     Raises:
         InputError: as ``cosine`` does, and for an unknown mode.
     """
-    refuse_unknown("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
+    choice("lr_decay_mode", lr_decay_mode, LR_DECAY_MODES)
     lr_init, lr_end = _rate("lr_init", lr_init), _rate("lr_end", lr_end)
     lr_max = _rate("lr_max", lr_max)
     total, warmup = _lengths(total_epochs, steps_per_epoch, warmup_epochs, of="total_epochs")

@@ -18,9 +18,9 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
-from labkit.base.arguments import integer, names_checked
+from labkit.base.arguments import choice, integer, names_checked
 from labkit.base.files import make_folder
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet
@@ -110,7 +110,7 @@ class TrainOptim(nn.Cell):
         self, optimizer: nn.Optimizer, grad_sum: ParameterTuple, *, reduction: str = "mean"
     ) -> None:
         super().__init__(auto_prefix=False)
-        refuse_unknown("reduction", reduction, REDUCTION)
+        choice("reduction", reduction, REDUCTION)
         self.optimizer = optimizer
         self.grad_sum = grad_sum
         self.mean = reduction == "mean"
@@ -167,8 +167,8 @@ class GradientAccumulation:
         reduction: str = "mean",
         tail: str = "flush",
     ) -> None:
-        refuse_unknown("reduction", reduction, REDUCTION)
-        refuse_unknown("tail", tail, TAILS)
+        choice("reduction", reduction, REDUCTION)
+        choice("tail", tail, TAILS)
         self._loss_net = LossNet(network, loss_fn)
         self._optimizer = optimizer
         self._reduction, self._tail = reduction, tail

@@ -142,8 +142,8 @@ def read_boost(
         InputError: when a level, mode, section or setting is unknown (with the nearest name), a
             value is not right, labkit does not have a function, or words contradict each other.
     """
-    refuse_unknown("boost_level", boost_level, LEVELS)
-    refuse_unknown("missing", missing, MISSING)
+    arguments.choice("boost_level", boost_level, LEVELS)
+    arguments.choice("missing", missing, MISSING)
     sections = _checked_sections(boost_config_dict)
     mode, asked = _mode_and_asked(sections.pop("boost", {}))
     wanted, notes = _functions(boost_level, mode, asked)

@@ -18,8 +18,8 @@ from mindspore.dataset import Dataset
 from mindspore.train import Callback, Model, RunContext
 
 from labkit.algorithms.thor.update import ThorUpdate
-from labkit.base.arguments import flag, integer, names_checked
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, flag, integer, names_checked
+from labkit.errors import InputError
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes, set_modes
 from labkit.steps.options import PRECISION
@@ -73,7 +73,7 @@ class ConvertModelUtils:
             InputError: when the parts do not fit together; the network is left alone then.
         """
         optimizer = _checked(model, network, loss_fn, optimizer)
-        refuse_unknown("amp_level", amp_level, PRECISION)
+        choice("amp_level", amp_level, PRECISION)
         flag("keep_batchnorm_fp32", keep_batchnorm_fp32)
         scaling = loss_scale_of(loss_scale_manager, optimizer.thor.loss_scale)
         evaluation: dict[str, Any] = {}

@@ -173,7 +173,7 @@ def test_lenets_update_solves_each_layers_system(formulas):
 
 def test_what_cannot_be_trained_with_is_refused():
     for options, message in (
-        (dict(bias="none"), "unknown bias 'none'"),
+        (dict(bias="none"), "bias: expected one of .*, got 'none'"),
         (dict(formulas="upstream"), "Did you mean 'upstream_gpu'"),
         (dict(formulas="upstream_gpu"), "expected 'plain'"),
         (dict(frequency=0), "frequency: expected an integer >= 1"),

@@ -611,7 +611,7 @@ class TestBadInput:
             step(*tensors(*rows(4)))
 
     def test_an_unknown_tail(self):
-        with pytest.raises(InputError, match="unknown tail 'flushed'.*Did you mean 'flush'"):
+        with pytest.raises(InputError, match="tail: .*got 'flushed'. Did you mean 'flush'"):
             new_step(2, tail="flushed")
 
 

@@ -368,8 +368,8 @@ def test_shapes_that_do_not_fit_are_refused_when_compiled(arguments, shapes, wor
         ({"smooth_factor": 1.1}, "got 1.1"),
         ({"num_classes": 1}, "num_classes: expected an integer >= 2, got 1"),
         ({"sparse": 1}, "sparse: expected True or False, got 1"),
-        ({"reduction": "average"}, "unknown reduction 'average'"),
-        ({"convention": "torch"}, "unknown convention 'torch'.*Did you mean 'pytorch'"),
+        ({"reduction": "average"}, "reduction: expected one of .*, got 'average'"),
+        ({"convention": "torch"}, "convention: .*got 'torch'. Did you mean 'pytorch'"),
         ({"sparse": False, "smooth_factor": 0.1}, "used as they are; expected smooth_factor=0"),
     ],
 )

@@ -226,7 +226,7 @@ def test_the_other_refusals():
         cosine_as_in_the_blog(0.1, 0.0, 3, 2, 0)
     with pytest.raises(InputError, match="lr is 0.1 and lr_end 0.1; expected lr_end < lr"):
         cosine_as_in_the_blog(0.1, 0.1, 3, 2, 1)
-    with pytest.raises(InputError, match="unknown lr_decay_mode 'liner'.*mean 'linear'"):
+    with pytest.raises(InputError, match="lr_decay_mode: .*got 'liner'. Did you mean 'linear'"):
         get_lr(**STAGE_1, steps_per_epoch=2, lr_decay_mode="liner")
     with pytest.raises(InputError, match="decay_rate: expected a finite number > 0"):
         get_thor_damping(0, 0.1, 0, 3, 2)

@@ -202,7 +202,7 @@ def test_values_are_checked_where_the_function_is_off_too(section, name, wrong, 
 
 
 REFUSED = [
-    ("O3", None, "unknown boost_level 'O3'; expected one of: O0, O1, O2."),
+    ("O3", None, "boost_level: expected one of 'O0', 'O1', 'O2', got 'O3'"),
     (["O1"], None, "unknown boost_level ['O1']"),
     ("O1", {"boost": {"mode": "enable_all"}}, "labkit has no loss_scale_group. For less_bn, grad"),
     ("O1", manual("loss_scale_group"), "loss_scale_group. missing='skip' leaves off what is not"),
@@ -245,7 +245,7 @@ def test_what_is_refused(level, dictionary, message):
 
 
 def test_missing_is_one_of_two():
-    with pytest.raises(InputError, match="unknown missing 'warn'; expected one of: refuse, sk"):
+    with pytest.raises(InputError, match="missing: expected one of 'refuse', 'skip', got 'warn'"):
         read_boost("O2", missing="warn")
     with pytest.raises(InputError, match="adasum and dim_reduce are both True"):
         read_boost("O1", {"boost": {"mode": "enable_all"}}, missing="skip")

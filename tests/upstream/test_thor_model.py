@@ -427,7 +427,7 @@ class TestRefusals:
             (dict(network=nn.ReLU()), "network: expected the one that thor was given, .*a ReLU"),
             (dict(optimizer=3), "optimizer is a int; expected that of labkit.thor"),
             (dict(loss_fn=None), "loss_fn is None; expected a loss function"),
-            (dict(amp_level="O1"), "unknown amp_level 'O1'; expected one of: O0, O2"),
+            (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
             (
                 dict(keep_batchnorm_fp32=None),
                 "keep_batchnorm_fp32: expected True or False",

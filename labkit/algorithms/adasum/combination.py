@@ -12,7 +12,8 @@ from mindspore import Tensor, nn, ops
 from labkit.algorithms.adasum.gram import TINY, Coefficients
 from labkit.algorithms.adasum.tree import Tree
 from labkit.algorithms.words import ADASUM_REDUCTIONS
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice
+from labkit.errors import InputError
 from labkit.steps.state import bounds
 
 # Squares of float32 numbers keep their bits and their sums stay finite between these.
@@ -142,8 +143,8 @@ def combination(reduction: str, sizes: Sequence[int], workers: int, by: str = "g
     Raises:
         InputError: for other names, no layer, an empty one, and no worker.
     """
-    refuse_unknown("reduction", reduction, ADASUM_REDUCTIONS)
-    refuse_unknown("by", by, ("gram", "tree"))
+    choice("reduction", reduction, ADASUM_REDUCTIONS)
+    choice("by", by, ("gram", "tree"))
     if not sizes or min(sizes) < 1 or workers < 1:
         raise InputError(
             "expected at least one worker and one layer, and no empty layer, got "

@@ -27,8 +27,8 @@ from labkit.algorithms.adasum.workers import (
 )
 from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.algorithms.words import ADASUM_ON, ADASUM_ON_HOST, ADASUM_SCOPES, WHOLE_TAILS
-from labkit.base.arguments import names_checked, wrong
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, names_checked, wrong
+from labkit.errors import InputError
 from labkit.steps.state import (
     bounds,
     cast_like,
@@ -81,8 +81,8 @@ class AdasumUpdate(UpdateStage):
         if freeze is not None and freeze.optimizer is not optimizer:
             raise InputError("freeze: expected a stage of the same optimizer, got one of another")
         self.freeze, self.optimized = freeze, freeze or optimizer
-        refuse_unknown("on", on, ADASUM_ON)
-        refuse_unknown("scope", scope, ADASUM_SCOPES)
+        choice("on", on, ADASUM_ON)
+        choice("scope", scope, ADASUM_SCOPES)
         self.team = team = Team(workers, node_size)
         self.rank_group = team.rank_group
         self.group_factor = 1 if team.ranks > 1 else node_size

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
-from labkit.base.arguments import integer, names_checked, number
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, integer, names_checked, number
+from labkit.errors import InputError
 
 # A direction longer than this is none: its squares leave the range of float32.
 _LONGEST = 1e18
@@ -48,8 +48,8 @@ class Constants:
     failure: str = "reset"
 
     def __post_init__(self) -> None:
-        refuse_unknown("failure", self.failure, SEARCH_FAILURES)
-        refuse_unknown("start", self.start, SEARCH_STARTS)
+        choice("failure", self.failure, SEARCH_FAILURES)
+        choice("start", self.start, SEARCH_STARTS)
         for name in ("rho", "sigma"):
             number(name, getattr(self, name), above=0, below=1)
         for name in ("gamma", "curvature"):

@@ -20,8 +20,8 @@ from labkit.algorithms.subspace.search import (
 )
 from labkit.algorithms.subspace.shares import Share, rows_of_rank
 from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
-from labkit.base.arguments import names_checked
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import choice, names_checked
+from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.forward_state import running_statistics
 from labkit.steps.state import integer_of, set_state, state
@@ -70,7 +70,7 @@ class SubspaceUpdate(UpdateStage):
         failure: str = Constants.failure,
     ):
         super().__init__(optimizer)
-        refuse_unknown("method", method, SEARCH_METHODS)
+        choice("method", method, SEARCH_METHODS)
         self.constants = Constants(rho, sigma, trials, gamma, alpha, curvature, start, failure)
         self.searches = method == "bfgs"
         if not self.searches:

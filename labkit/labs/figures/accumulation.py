@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from labkit.errors import refuse_unknown
+from labkit.base.arguments import choice
 from labkit.labs.figures import common as plots
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def updates(in_epoch: int, micro_steps: int, tail: str) -> list[list[int]]:
     Raises:
         InputError: for another tail.
     """
-    refuse_unknown("tail", tail, TAILS)
+    choice("tail", tail, TAILS)
     made: list[list[int]] = []
     buffer: list[int] = []
     for epoch in range(2):

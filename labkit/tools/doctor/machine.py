@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from labkit.base.files import refusal
+from labkit.base.memory import left_in_container
 from labkit.base.project import own_checkout
 from labkit.tools.doctor.check import Finding
 
@@ -24,13 +25,6 @@ FREE_MEMORY = 2.0  # GiB: a lab's kernel with MindSpore takes about 1
 _ADDRESS_SPACE = 4.0
 MSRUN_PORT = 8118
 JUPYTER_PORTS = range(8888, 8893)  # JupyterLab tries these in turn, and then others at random
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
 # MindSpore has packages for others, and installs itself there: its "any" package is for aarch64.
 _PROCESSORS = ("x86_64", "aarch64")
 OTHER_PLATFORM = (
@@ -70,22 +64,12 @@ def memory(root: Path) -> Finding:
         remedy = f"lift the limit (ulimit -v unlimited); {_ADDRESS_SPACE:g} GiB are needed"
         return Finding(False, f"the address space is limited to {limit / _GIB:.1f} GiB", remedy)
     free = psutil.virtual_memory().available / _GIB
-    inside = _left_in_container()
-    if inside is not None and inside < free:
-        left = f"{inside:.1f} GiB are left of what this container may have"
+    left = left_in_container()
+    if left is not None and left / _GIB < free:
+        text = f"{left / _GIB:.1f} GiB are left of what this container may have"
         remedy = f"give the container more memory; {FREE_MEMORY:g} GiB are needed"
-        return Finding(inside >= FREE_MEMORY, left, remedy)
+        return Finding(left / _GIB >= FREE_MEMORY, text, remedy)
     return Finding(free >= FREE_MEMORY, f"{free:.1f} GiB free")
-
-
-def _left_in_container() -> float | None:
-    """Return the GiB between a control group's limit and what it uses; None without a limit."""
-    for limit, used in _CGROUPS:
-        try:
-            return (int(Path(limit).read_text()) - int(Path(used).read_text())) / _GIB
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return None
 
 
 def folders(root: Path) -> Finding:

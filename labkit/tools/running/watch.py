@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from labkit.base.arguments import wrong
+from labkit.base.memory import left_in_container
 from labkit.ranks import processes
 
 GB = 1e9
@@ -62,13 +63,8 @@ class Limits:
 
 def free_memory() -> float:
     """Return the bytes that a lab may take if nobody says otherwise: 90 % of what is free now."""
-    free = [psutil.virtual_memory().available]
-    # A container's own limit, which the machine's numbers do not show.
-    with contextlib.suppress(OSError, ValueError):
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())
-        free.append(limit - int((group / "memory.current").read_text()))
-    return _SHARE * max(min(free), 0)
+    free, left = psutil.virtual_memory().available, left_in_container()
+    return _SHARE * (free if left is None else min(free, left))
 
 
 class Watch:

@@ -267,8 +267,8 @@ class TestMeanAndSum:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("average", LAYERS, 2), "unknown reduction 'average'"),
-        (("adasum", LAYERS, 2, "tre"), "unknown by 'tre'"),
+        (("average", LAYERS, 2), "reduction: expected one of .*, got 'average'"),
+        (("adasum", LAYERS, 2, "tre"), "by: expected one of .*, got 'tre'"),
         (("adasum", (), 2), "got 2 workers and layers of sizes"),
         (("mean", (3, 0), 2), "no empty layer"),
         (("sum", LAYERS, 0), "expected at least one worker .* got 0 workers"),

@@ -498,14 +498,14 @@ class TestRefused:
             ({"alpha": -1e-3}, "alpha: expected a finite number >= 0, got -0.001"),
             ({"curvature": 1}, "curvature: expected a finite number >= 0 and < 1, got 1"),
             ({"trials": 0}, "trials: expected an integer >= 1, got 0"),
-            ({"failure": "restart"}, "unknown failure 'restart'; expected one of: reset, rollb"),
-            ({"start": "identiti"}, "unknown start 'identiti'; expected one of: identity, sc"),
-            ({"method": "bfg"}, "unknown method 'bfg'; expected one of: bfgs, sgd. Did you mean"),
+            ({"failure": "restart"}, "failure: expected one of 'reset', 'rollback', got 'restart'"),
+            ({"start": "identiti"}, "start: expected one of 'identity', 'scaled', got 'identiti'"),
+            ({"method": "bfg"}, "method: .*'bfgs', 'sgd', got 'bfg'. Did you mean 'bfgs'"),
             (
                 {"method": "sgd", "rho": 0.5, "alpha": 1},
                 "method='sgd' searches nothing .* got alpha, rho",
             ),
-            ({"tail": "carry"}, "unknown tail 'carry'; expected one of: flush, drop"),
+            ({"tail": "carry"}, "tail: expected one of 'flush', 'drop', got 'carry'"),
             ({"micro_steps": 0}, "micro_steps: expected an integer >= 1, .* got 0"),
         ],
     )

@@ -144,25 +144,22 @@ def test_disk_and_memory_have_a_limit(monkeypatch, tmp_path, free, ok):
     room = SimpleNamespace(free=free * GIB, available=free * GIB)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: room)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: room)
-    monkeypatch.setattr(machine, "_CGROUPS", ())
+    monkeypatch.setattr(machine, "left_in_container", lambda: None)
     assert look("disk", tmp_path).ok is look("memory").ok is ok
 
 
 @pytest.mark.parametrize(
-    ("limit", "said"),
+    ("left", "said"),
     [
-        ("max\n", "9.0 GiB free"),
-        (f"{4 * GIB}\n", "1.0 GiB are left of what this container may have"),
-        (f"{2**62}\n", "9.0 GiB free"),  # control groups of version 1 write this for no limit
+        (None, "9.0 GiB free"),
+        (1 * GIB, "1.0 GiB are left of what this container may have"),
+        (2**62, "9.0 GiB free"),
     ],
 )
-def test_a_containers_own_limit_counts(monkeypatch, tmp_path, limit, said):
+def test_a_containers_own_limit_counts(monkeypatch, left, said):
     import psutil
 
-    places = tmp_path / "max", tmp_path / "current"
-    places[0].write_text(limit)
-    places[1].write_text(f"{3 * GIB}\n")
-    monkeypatch.setattr(machine, "_CGROUPS", (("/nowhere/a", "/nowhere/b"), places))
+    monkeypatch.setattr(machine, "left_in_container", lambda: left)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=9 * GIB))
     check = look("memory")
     assert check.found == said and check.ok == ("container" not in said)
