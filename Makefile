@@ -10,7 +10,8 @@ LABS ?=
 # Test files at once: one a core, at most 3, each of which may hold 6 GB, and the one of the recipes' own
 # shape 11: its tests are skipped, by name, where they are not free.
 JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 2 ? 2 : cores > 3 ? 3 : cores)))
-# Not empty: the tests marked slow as well (JupyterLab in a browser, several ranks, mutations, races).
+# Not empty: the slow tests as well (JupyterLab in a browser, several ranks, mutations, races), but
+# for those marked long, which take minutes each; ALL=long: these too.
 ALL ?=
 ARGS ?=
 export VENV PYTHON
@@ -19,7 +20,8 @@ ENVIRONMENT := sh scripts/environment.sh
 # By the shell, from the environment: a path may hold spaces and quotes.
 BIN := "$${VENV:-.venv}"/bin
 
-PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(ALL),,-m 'not slow') \
+LEFT_OUT := $(if $(ALL),$(if $(filter long,$(ALL)),,long),slow)
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(LEFT_OUT),-m 'not $(LEFT_OUT)') \
     --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300
 # Each part in new processes: a graph that MindSpore compiles takes the longer the more it has compiled
 # before; after half an hour tests took 2.7 times as long as in a new process. The third is what the first
@@ -43,7 +45,7 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 	@$(ENVIRONMENT) base
 	@$(BIN)/labkit run --preset $(PRESET) $(ARGS) $(LABS)
 
-test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too
+test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too; ALL=long: all
 	@$(ENVIRONMENT) test
 	@status=5; for part in $(PARTS) $(if $(ALL),"$(RANKS)"); do \
 	    case $$part in *on_ranks*) ranks='-n $(ONE_MORE)' ;; *) ranks='--ignore-glob=*on_ranks.py' ;; esac; \
