@@ -188,7 +188,7 @@ def write_results(name: str, results: dict, machine: dict, targets: Iterable[Tar
     targets = list(targets)
     if targets:
         print()
-        rows = [[what, got, f"{most:g}", verdict(got <= most)] for what, got, most in targets]
+        rows = [[what, got, f"{most:.3g}", verdict(got <= most)] for what, got, most in targets]
         print_table(["target", "measured", "at most", ""], rows)
     path = RESULTS / f"{name}.json"
     stored = [target._asdict() for target in targets]

@@ -53,14 +53,15 @@ def table(now: dict[str, Target], before: dict[str, Target]) -> list[str]:
     for what, (_, measured, most) in now.items():
         earlier = _number(before[what].measured) if what in before else ""
         met = verdict(measured <= most)
-        lines.append([what, earlier, _number(measured), f"{most:g}", met])
+        lines.append([what, earlier, _number(measured), f"{most:.3g}", met])
     if not before:
         lines = [[line[0], *line[2:]] for line in lines]
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
 def _number(value: float) -> str:
-    return f"{value:.2f}" if value < 100 else f"{value:.0f}"
+    decimals = 0 if value >= 100 else 2 if value >= 1 else 3
+    return f"{value:.{decimals}f}"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_what_is_at_the_limit_is_met_and_what_is_beyond_it_is_not(
     targets, tmp_path, monkeypatch, capsys
 ):
     leave(tmp_path / "now", "a", ("a step", 1.2, 1.2), ("a search", 1.41, 1.4))
-    leave(tmp_path / "now", "b", ("all labs, s", 464.2, 720.0))
+    leave(tmp_path / "now", "b", ("all labs, s", 464.2, 720.0), ("a share", -0.004, 1 / 30))
     assert printed(targets, monkeypatch, capsys, "a", "b") == [
         "now, 2 cores, a chip, torch 2.13.0",
         "",
@@ -41,6 +41,7 @@ def test_what_is_at_the_limit_is_met_and_what_is_beyond_it_is_not(
         "| a step | 1.20 | 1.2 | met |",
         "| a search | 1.41 | 1.4 | MISSED |",
         "| all labs, s | 464 | 720 | met |",
+        "| a share | -0.004 | 0.0333 | met |",
     ]
 
 
