@@ -6,6 +6,7 @@ No MindSpore import: recipes read them too.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from labkit.base.arguments import choice, integer, is_integer, names_checked, number, wrong
 from labkit.errors import InputError
@@ -135,7 +136,7 @@ class GradientOptions:
         return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}
 
 
-def check_micro_steps(value: object) -> int:
+def check_micro_steps(value: Any) -> int:
     """Return ``value`` if it is an integer >= 1 that an int32 holds, else raise ``InputError``."""
     if not is_integer(value) or not 1 <= value < 2**31:
         raise InputError(

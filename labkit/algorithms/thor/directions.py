@@ -44,12 +44,12 @@ class Directions(nn.Cell):
             (place.weight, place.weight if place.bias is None else place.bias) for place in places
         )
         self.made = 2 * len(places)
-        self.places = [self.made + i for i in range(len(optimizer.parameters))]
+        among = [self.made + i for i in range(len(optimizer.parameters))]
         for number, place in enumerate(places):
-            self.places[place.weight] = 2 * number
+            among[place.weight] = 2 * number
             if place.bias is not None:
-                self.places[place.bias] = 2 * number + 1
-        self.places = tuple(self.places)
+                among[place.bias] = 2 * number + 1
+        self.places = tuple(among)
         self.map = ops.HyperMap()
 
     def construct(self, gradients: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
