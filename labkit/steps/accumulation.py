@@ -157,11 +157,11 @@ class AccumulatedStep(Step):
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)[:4]
         # Conditions in methods of their own: what stands behind one is compiled as a graph in it.
         # For LeNet that took 0.71 s instead of 0.65, with Adasum 1.65 instead of 1.53.
-        gathered = self.gather(finite, with_extras, loss, weight, gradients, batch)
+        gathered = self._gather(finite, with_extras, loss, weight, gradients, batch)
         counted = ops.assign_add(self.micro_step, 1)
-        return ops.depend(loss, (gathered, counted, self.close_full_group(with_extras)))
+        return ops.depend(loss, (gathered, counted, self._close_full_group(with_extras)))
 
-    def gather(
+    def _gather(
         self, finite: Tensor, with_extras: bool, loss: Tensor, weight: Tensor, gradients: tuple,
         batch: tuple,
     ) -> bool:  # fmt: skip
@@ -179,7 +179,7 @@ class AccumulatedStep(Step):
             ops.assign_add(self.spoiled, 1)
         return True
 
-    def close_full_group(self, with_extras: bool) -> object:
+    def _close_full_group(self, with_extras: bool) -> object:
         """Close the group if it holds all its micro-batches."""
         closed: object = False
         if self.micro_step >= self.group_size:

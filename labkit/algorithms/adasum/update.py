@@ -226,9 +226,8 @@ class AdasumUpdate(UpdateStage):
         """Return the whole team's vectors (total, D) and its five notes, (total,) each."""
         # Not indexed: that costs a graph 27 ms to compile, and 9 for each index.
         rows = self.team(self.rows)
-        total = rows.shape[0]
-        notes = ops.slice(rows, (0, self.numbers), (total, NOTES))
-        return ops.slice(rows, (0, 0), (total, self.numbers)), ops.unstack(notes, 1)
+        notes = ops.slice(rows, (0, self.numbers), (rows.shape[0], NOTES))
+        return ops.slice(rows, (0, 0), (rows.shape[0], self.numbers)), ops.unstack(notes, 1)
 
     def construct(self, vector: Tensor) -> object:
         """Move the weights by the combined vector."""
