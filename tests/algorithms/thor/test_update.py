@@ -158,7 +158,7 @@ class TestWhenItRefreshes:
 
     @pytest.mark.parametrize("case", CASES)
     def test_by_the_rule(self, case):
-        """The same, without training: every update asks, as the step does."""
+        """The same, without training: every update asks, as the step does; taps are told."""
         options, gathered, made = self.CASES[case]
         network, loss_net = mlp()
         update = ThorUpdate(loss_net, optimizer(network), DAMPING, **options)
@@ -170,6 +170,7 @@ class TestWhenItRefreshes:
                 wanted.append(number)
                 if update.frequency.is_due(number, due[-1] if due else -1):
                     due.append(number)
+            assert {cell.gathers for cell in update.tapped} == {number in wanted}
         assert (wanted, due) == (gathered, made)
 
     def test_a_dropped_batch_does_not_count(self, once):
