@@ -158,7 +158,7 @@ class TestWhenItRefreshes:
 
     @pytest.mark.parametrize("case", CASES)
     def test_by_the_rule(self, case):
-        """The same, without training: every update asks, as the step does; taps are told."""
+        """The same, without training: every update asks, as the step does, and the taps with it."""
         options, gathered, made = self.CASES[case]
         network, loss_net = mlp()
         update = ThorUpdate(loss_net, optimizer(network), DAMPING, **options)
