@@ -769,7 +769,7 @@ class TestBadInput:
         ],
     )
     def test_unknown_names_point_to_the_nearest(self, name, value, nearest):
-        with pytest.raises(InputError, match=f"unknown {name} '{value}'.*Did you mean '{nearest}'"):
+        with pytest.raises(InputError, match=f"{name}: .*got '{value}'. Did you mean '{nearest}'"):
             self.build(**{name: value})
 
     @pytest.mark.parametrize("name", ["loss_scale", "clip_norm"])
