@@ -254,7 +254,7 @@ class TestRefused:
         ):
             with pytest.raises(InputError, match=words):
                 GradientAccumulation(net, loss_fn(), momentum(net), **named)
-        with pytest.raises(InputError, match="unknown reduction"):
+        with pytest.raises(InputError, match="reduction: expected one of"):
             TrainOptim(momentum(net), net.trainable_params(), reduction="man")
 
     def test_sums_that_do_not_fit(self):

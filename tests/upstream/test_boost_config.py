@@ -203,7 +203,7 @@ def test_values_are_checked_where_the_function_is_off_too(section, name, wrong, 
 
 REFUSED = [
     ("O3", None, "boost_level: expected one of 'O0', 'O1', 'O2', got 'O3'"),
-    (["O1"], None, "unknown boost_level ['O1']"),
+    (["O1"], None, "boost_level: expected one of 'O0', 'O1', 'O2', got ['O1']"),
     ("O1", {"boost": {"mode": "enable_all"}}, "labkit has no loss_scale_group. For less_bn, grad"),
     ("O1", manual("loss_scale_group"), "loss_scale_group. missing='skip' leaves off what is not"),
     ("O1", manual("less_bn", "dim_reduce"), "less_bn and dim_reduce are both True"),
