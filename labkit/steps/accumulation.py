@@ -19,14 +19,16 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import mindspore as ms
 import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
-from labkit.base.arguments import choice, names_checked
+from labkit.base.arguments import choice, is_integer, names_checked
+from labkit.errors import InputError
 from labkit.steps.gradients import times
-from labkit.steps.options import TAILS, DynamicLossScale, GradientOptions, check_micro_steps
+from labkit.steps.options import TAILS, DynamicLossScale, GradientOptions
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
 from labkit.steps.sunk import checked
@@ -152,20 +154,13 @@ class AccumulatedStep(Step):
         return ops.depend(self.micro_batch(False, *batch), checked(self.prepared, self.refusal))
 
     def micro_batch(self, with_extras: bool, *batch: Tensor) -> Tensor:
-        """Gather one micro-batch, return its loss (); arguments as in ``contribution``."""
+        """Gather one micro-batch; arguments as in ``contribution``.
+
+        Returns:
+            Its loss ().
+        """
         # A slice: of a value that is unpacked and not used MindSpore warns at every compilation.
         loss, weight, gradients, finite = self.contribution(with_extras, *batch)[:4]
-        # Conditions in methods of their own: what stands behind one is compiled as a graph in it.
-        # For LeNet that took 0.71 s instead of 0.65, with Adasum 1.65 instead of 1.53.
-        gathered = self._gather(finite, with_extras, loss, weight, gradients, batch)
-        counted = ops.assign_add(self.micro_step, 1)
-        return ops.depend(loss, (gathered, counted, self._close_full_group(with_extras)))
-
-    def _gather(
-        self, finite: Tensor, with_extras: bool, loss: Tensor, weight: Tensor, gradients: tuple,
-        batch: tuple,
-    ) -> bool:  # fmt: skip
-        """Add a micro-batch to the group's sums, if it is ``finite``."""
         if finite:
             sums = self.sums(with_extras)
             if self.weight_sum > 0:
@@ -177,14 +172,11 @@ class AccumulatedStep(Step):
             ops.assign_add(self.images, self.gradient.objective.rows(batch))
         else:
             ops.assign_add(self.spoiled, 1)
-        return True
-
-    def _close_full_group(self, with_extras: bool) -> object:
-        """Close the group if it holds all its micro-batches."""
-        closed: object = False
+        ops.assign_add(self.micro_step, 1)
+        done: object = False
         if self.micro_step >= self.group_size:
-            closed = self.close_group(with_extras)
-        return closed
+            done = self.close_group(with_extras)
+        return ops.depend(loss, done)
 
     def sums(self, with_extras: bool) -> ParameterTuple:
         """Return what a group's micro-batches are added up in; arguments as in ``contribution``."""
@@ -296,3 +288,13 @@ class _Flush(nn.Cell):
 
     def construct(self) -> object:
         return self.close_group(self.with_extras)
+
+
+def check_micro_steps(value: Any) -> int:
+    """Return ``value`` if it is an integer >= 1 that an int32 holds, else raise ``InputError``."""
+    if not is_integer(value) or not 1 <= value < 2**31:
+        raise InputError(
+            "micro_steps: expected an integer >= 1, or a function of the number of updates that "
+            f"returns one, got {value!r}"
+        )
+    return int(value)

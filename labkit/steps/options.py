@@ -6,7 +6,6 @@ No MindSpore import: recipes read them too.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from labkit.base.arguments import choice, integer, is_integer, names_checked, number, wrong
 from labkit.errors import InputError
@@ -134,13 +133,3 @@ class GradientOptions:
         # In which messages the sums are made is none: on other machines others are faster.
         del texts["all_reduce_fusion_config"]
         return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}
-
-
-def check_micro_steps(value: Any) -> int:
-    """Return ``value`` if it is an integer >= 1 that an int32 holds, else raise ``InputError``."""
-    if not is_integer(value) or not 1 <= value < 2**31:
-        raise InputError(
-            "micro_steps: expected an integer >= 1, or a function of the number of updates that "
-            f"returns one, got {value!r}"
-        )
-    return int(value)

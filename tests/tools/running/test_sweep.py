@@ -26,8 +26,9 @@ if rate == 3:
     raise ValueError("rate is 3")
 if rate == 4:
     os.kill(os.getpid(), signal.SIGKILL)
-while rate == 5:
+if rate == 5:
     open("waits", "w").write(str(os.getpid()))
+while rate == 5:
     time.sleep(0.1)
 run.finish({"accuracy": rate / 10 + seed / 100, "cores": len(os.sched_getaffinity(0)),
             "core": min(os.sched_getaffinity(0)), "names": ["a"], "bad": float("nan")},
