@@ -63,9 +63,9 @@ notebooks: ## execute the committed notebooks whose inputs changed (ARGS=--force
 
 bench: ## measure speed and memory, side by side; the figures go to runs/bench
 	@$(ENVIRONMENT) test
-	@status=0; for name in $(BENCH); do echo "== $$name"; rm -f runs/bench/$$name.json; \
-	    $(BIN)/python benchmarks/$$name.py $(ARGS) || status=1; done; echo; \
-	$(BIN)/python benchmarks/targets.py $(BENCH) && exit $$status
+	@status=0; ran=; for name in $(BENCH); do echo "== $$name"; \
+	    if $(BIN)/python benchmarks/$$name.py $(ARGS); then ran="$$ran $$name"; else status=1; fi; done; echo; \
+	$(BIN)/python benchmarks/targets.py $$ran; exit $$status
 
 clean: ## remove what runs and tools left behind: runs, caches, prepared MNIST and digits; not .venv, not converted data
 	@sh scripts/clean.sh

@@ -171,6 +171,11 @@ def part_of(vector: Tensor, start: int, end: int, parameter: Parameter) -> Tenso
     return cast_like(ops.reshape(part, parameter.shape), parameter)
 
 
+def at(tensors: tuple, place: int) -> Tensor:
+    """Return one of the tensors: for a ``HyperMap`` over places."""
+    return tensors[place]
+
+
 def bounds(sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Return (start, end) of each Parameter of so many numbers in the vector of all."""
     ends = np.cumsum(sizes).tolist()

@@ -14,7 +14,7 @@ from labkit.algorithms.adasum.tree import Tree
 from labkit.algorithms.words import ADASUM_REDUCTIONS
 from labkit.base.arguments import choice
 from labkit.errors import InputError
-from labkit.steps.state import bounds
+from labkit.steps.state import at, bounds
 
 # Squares of float32 numbers keep their bits and their sums stay finite between these.
 SMALLEST, LARGEST = 1e-24, 1e36
@@ -48,7 +48,7 @@ class ByTree(nn.Cell):
             layers = self.map(ops.partial(_layer, rows), starts, ends)
             combined = self.tree(ops.stack(layers))
             made += self.unstack(self.squeeze(combined))
-        return ops.concat(self.map(ops.partial(_at, made), self.places))
+        return ops.concat(self.map(ops.partial(at, made), self.places))
 
 
 class ByGram(nn.Cell):
@@ -161,7 +161,3 @@ def _layer(rows: Tensor, start: int, end: int) -> Tensor:
 
 def _sum_of_sizes(layer: Tensor) -> Tensor:
     return ops.reduce_sum(ops.abs(layer), (-1,))
-
-
-def _at(tensors: tuple, place: int) -> Tensor:
-    return tensors[place]

@@ -7,7 +7,7 @@ from mindspore import Tensor, nn, ops
 
 from labkit.algorithms.thor.curvature import LayerCurvature
 from labkit.algorithms.thor.geometry import Place
-from labkit.steps.state import rated
+from labkit.steps.state import at, rated
 
 
 class Directions(nn.Cell):
@@ -57,7 +57,7 @@ class Directions(nn.Cell):
         for i in range(len(self.sources)):
             weight, bias = self.sources[i]
             made += self.layers[i](gradients[weight], gradients[bias])
-        directions = self.map(ops.partial(_at, made + gradients), self.places)
+        directions = self.map(ops.partial(at, made + gradients), self.places)
         if self.kl_clip is not None:
             directions = self._clipped(directions, gradients)
         return directions
@@ -80,7 +80,3 @@ class Directions(nn.Cell):
             else:
                 clipped += (directions[i],)
         return clipped
-
-
-def _at(tensors: tuple, place: int) -> Tensor:
-    return tensors[place]
