@@ -1,7 +1,7 @@
 """A technique of your own: Lookahead as an update stage, with nothing changed in labkit.
 
     fast weights   w <- optimizer(w, g)                        at every update
-    slow weights   s <- s + rate (w - s),   w <- s             at every ``period``-th
+    slow weights   s <- s + step_size (w - s),   w <- s        at every ``period``-th
 
 Source: M. R. Zhang, J. Lucas, G. Hinton, J. Ba, "Lookahead Optimizer: k steps forward, 1 step
 back", 2019 (arXiv:1907.08610), algorithm 1.
@@ -29,11 +29,11 @@ from labkit.steps.state import copied
 class Lookahead(UpdateStage):
     """Update stage: the optimizer's weights, drawn back to a slow average of them."""
 
-    def __init__(self, optimizer, period=5, rate=0.5):
+    def __init__(self, optimizer, period=5, step_size=0.5):
         super().__init__(optimizer)
         self.period = integer("period", period)
-        self.rate = number("rate", rate, above=0, at_most=1)
-        self.settings = {"period": self.period, "rate": self.rate}
+        self.step_size = number("step_size", step_size, above=0, at_most=1)
+        self.settings = {"period": self.period, "step_size": self.step_size}
         self.slow = ParameterTuple(copied(weight, "lookahead.slow") for weight in self.parameters)
 
     def construct(self, gradients):
@@ -42,7 +42,7 @@ class Lookahead(UpdateStage):
         slow = self.map(ops.partial(chosen, first), self.parameters, self.slow)
         fast = ops.depend(self.parameters, (self.optimizer(ops.depend(gradients, slow))))
         due = (self.record.updates + 1) % self.period == 0
-        slow = self.map(ops.partial(drawn, due, self.rate), slow, fast)
+        slow = self.map(ops.partial(drawn, due, self.step_size), slow, fast)
         fast = self.map(ops.partial(chosen, due), slow, fast)
         stored = self.map(ops.assign, self.slow, slow), self.map(ops.assign, self.parameters, fast)
         return ops.depend(True, stored)
@@ -52,8 +52,8 @@ def chosen(condition, a, b):
     return ops.select(condition, 1.0 * a, 1.0 * b)
 
 
-def drawn(due, rate, slow, fast):
-    return ops.select(due, slow + rate * (fast - slow), slow)
+def drawn(due, step_size, slow, fast):
+    return ops.select(due, slow + step_size * (fast - slow), slow)
 
 
 def main(folder):

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
     from labkit.algorithms.adasum import AdasumStep as AdasumStep
+    from labkit.algorithms.adasum import AdasumUpdate as AdasumUpdate
     from labkit.algorithms.subspace import SubspaceStep as SubspaceStep
+    from labkit.algorithms.subspace import SubspaceUpdate as SubspaceUpdate
     from labkit.algorithms.thor import LevenbergMarquardt as LevenbergMarquardt
     from labkit.algorithms.thor import ThorStep as ThorStep
     from labkit.algorithms.thor import ThorUpdate as ThorUpdate
@@ -54,9 +56,9 @@ if TYPE_CHECKING:  # for editors and type checkers, which do not run __getattr__
 
 _NAMES = {
     "labkit.steps.accumulation": ("AccumulatedStep",),
-    "labkit.algorithms.adasum": ("AdasumStep",),
+    "labkit.algorithms.adasum": ("AdasumStep", "AdasumUpdate"),
     "labkit.steps.plain": ("PlainStep", "PlainUpdate"),
-    "labkit.algorithms.subspace": ("SubspaceStep",),
+    "labkit.algorithms.subspace": ("SubspaceStep", "SubspaceUpdate"),
     "labkit.algorithms.thor": ("LevenbergMarquardt", "ThorStep", "ThorUpdate", "TraceRule"),
     "labkit.upstream.thor_model": ("ConvertModelUtils",),
     "labkit.upstream.thor_optimizer": ("thor",),
@@ -110,11 +112,13 @@ _MODULES |= {
     "boost_settings": "labkit.upstream.boost_config",
     "checks": "labkit.labs.exercises.check",
     "compat": "labkit.upstream.accumulation",
+    "inputs": "labkit.tools.running.digests",
     "lab_server": "labkit.tools.jupyter",
     "launching": "labkit.ranks.launch",
     "plots": "labkit.labs.figures.common",
     "ranktable": "labkit.ranks.rank_table",
     "subspace_plots": "labkit.labs.figures.subspace",
+    "sweep_plots": "labkit.tools.running.sweep_table",
     "update_stage": "labkit.steps.update",
     "whole_files": "labkit.base.files",
 }

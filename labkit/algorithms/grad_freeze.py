@@ -29,6 +29,7 @@ import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
 from labkit.base import arguments
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.steps.state import copied
 from labkit.steps.update import UpdateStage
@@ -52,6 +53,7 @@ class FreezeSchedule:
     settings: Mapping[str, object]
 
 
+@names_checked
 def freeze_schedule(
     network: nn.Cell,
     *,
@@ -78,16 +80,22 @@ def freeze_schedule(
     freeze_p = arguments.number("freeze_p", freeze_p, at_least=0, below=1)
     total_steps = arguments.integer("total_steps", total_steps)
     seed = arguments.seed(seed)
+    if not isinstance(network, nn.Cell):
+        raise arguments.wrong("network", network, "an nn.Cell")
     names = [parameter.name for parameter in network.trainable_params()]
     parts = pieces(names)
+    if len(parts) < 2:
+        raise InputError(
+            f"network: expected parameters for 2 pieces of 3 and more, got {len(names)} of them"
+        )
     if param_groups is None:
         param_groups = min(GROUPS, len(parts))
-    if arguments.integer("param_groups", param_groups) > len(parts) or len(parts) < 2:
-        raise InputError(
-            f"param_groups is {param_groups}, and the network's {len(names)} parameters make "
-            f"{len(parts)} pieces of 3 and more; expected 2 pieces, and no more groups than pieces"
-        )
     param_groups = arguments.integer("param_groups", param_groups, at_least=2)
+    if param_groups > len(parts):
+        raise InputError(
+            f"param_groups: expected at most {len(parts)}, since the network's {len(names)} "
+            f"parameters make so many pieces of 3 and more, got {param_groups}"
+        )
     stride = len(parts) // param_groups
     groups = {
         name: min(number // stride, param_groups - 1)

@@ -215,6 +215,7 @@ def classes(dataset_path: str | os.PathLike) -> tuple[str, ...]:
     return class_names(dataset_path)
 
 
+@names_checked
 def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:
     """Return one file as evaluation gives it to a network: (3, S, S) float32, S = image_size.
 

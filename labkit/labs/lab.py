@@ -33,6 +33,7 @@ class OpenLab:
         seed = {"seed": self.settings["seed"]} if "seed" in self.settings else {}
         return self.settings == choose(self.run.lab, "lab", **seed)
 
+    @names_checked
     def value(self, *, smoke: Any, lab: Any) -> Any:
         """Return ``smoke`` at that preset, else ``lab``: how much of something a cell does."""
         return smoke if self.run.preset == "smoke" else lab
@@ -48,6 +49,7 @@ class OpenLab:
         else:
             print(f"not compared with the text, which speaks of preset lab: {len(rows)} claims")
 
+    @names_checked
     def show(self, figure: Any, name: str, alt: str) -> None:
         """Display a figure and keep it in the run folder.
 
@@ -82,6 +84,7 @@ class OpenLab:
         drawn = stills[:2] if self.run.preset == "smoke" else stills
         interactive.move(draw, alt, drawn, save=save, size=size, **sliders)
 
+    @names_checked
     def compare_guess(self, guess: float | None, measured: float, unit: str = "") -> None:
         """Print one line: what was guessed beside what was measured.
 
@@ -100,6 +103,7 @@ class OpenLab:
         # As in a table of claims: what stands between the bars differs between runs.
         print(f"your guess {claims.BAR} {guessed}; {said} {claims.BAR} {verdict}")
 
+    @names_checked
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str]) -> None:
         """Write results.json and print the headline metrics; as ``Run.finish``."""
         self.run.finish(metrics, headline)

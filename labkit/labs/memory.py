@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from labkit.base.arguments import integer, wrong
+from labkit.base.arguments import integer, names_checked, wrong
 from labkit.errors import refuse_unknown
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def _check(network: str, batches: Iterable[int], micro_batch: int | None) -> Non
             raise wrong("batch", batch, f"a multiple of micro_batch {micro_batch}")
 
 
+@names_checked
 def sweep(batches: Iterable[int], micro_batch: int = 32, network: str = "lenet") -> list[dict]:
     """Return a row (batch, full_mb, accumulated_mb) for each size of ``batches``, two at a time."""
     batches = list(batches)

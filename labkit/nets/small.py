@@ -35,7 +35,12 @@ class NormNet(nn.Cell):
 
 
 class NextToken(nn.Cell):
-    """Bigram language model: tokens (B, T) int32 -> logits (B, T, vocabulary) of the next token."""
+    """Bigram language model: tokens (B, T) int32 -> logits (B, T, vocabulary) of the next token.
+
+    Args:
+        vocabulary: number of tokens.
+        width: of the embedding.
+    """
 
     @names_checked
     def __init__(self, vocabulary: int = 12, width: int = 8):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import names_checked, wrong
 from labkit.base.files import write_json
 from labkit.base.input_files import parse_json, read_text
 from labkit.errors import InputError, nearest
@@ -41,6 +41,7 @@ class RankTableError(InputError):
         super().__init__(f"{source} is no usable rank table: {shown}{more}")
 
 
+@names_checked
 def make(
     server: str, device_ips: Sequence[str], device_ids: Sequence[int] | None = None
 ) -> dict[str, Any]:

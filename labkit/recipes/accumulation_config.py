@@ -8,6 +8,7 @@ Its last micro-batches of an epoch, which do not fill an update, it carries into
 
 from dataclasses import dataclass, fields
 
+from labkit.base.arguments import names_checked
 from labkit.data import RESCALES
 from labkit.errors import InputError
 from labkit.recipes.config import MixedConfig
@@ -18,6 +19,7 @@ from labkit.steps import options as steps
 _OF_RESNET = ("depth", "image_size", "initialiser", "augment", "cache_session_id")
 
 
+@names_checked
 @dataclass(frozen=True)
 class AccumulationConfig(MixedConfig):
     """Everything that decides a training but the data and the machine."""

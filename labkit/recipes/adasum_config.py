@@ -12,10 +12,12 @@ that is not finite drops its micro-batch.
 from dataclasses import dataclass
 
 from labkit.algorithms import words
+from labkit.base.arguments import names_checked
 from labkit.recipes.config import WarmUpConfig, at_most, refuse_sink
 from labkit.recipes.settings import count, one_of
 
 
+@names_checked
 @dataclass(frozen=True)
 class AdasumConfig(WarmUpConfig):
     """Everything that decides a training but the data and the machine."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from labkit import nets
-from labkit.base.arguments import wrong
+from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError
 from labkit.recipes.documents import LAYOUTS
 from labkit.recipes.settings import (
@@ -37,6 +37,7 @@ MAY_CHANGE = (
 )
 
 
+@names_checked
 @dataclass(frozen=True)
 class TrainingConfig:
     """Everything that decides a training but the data and the machine: what all recipes set.
@@ -113,6 +114,7 @@ class TrainingConfig:
         return {"all_reduce_fusion_config": self.all_reduce_fusion_config}
 
 
+@names_checked
 @dataclass(frozen=True)
 class MixedConfig(TrainingConfig):
     """The settings of recipes that can train in float16."""
@@ -144,6 +146,7 @@ class MixedConfig(TrainingConfig):
         return super().step_options() | {name: getattr(self, name) for name in names}
 
 
+@names_checked
 @dataclass(frozen=True)
 class WarmUpConfig(MixedConfig):
     """The settings of recipes whose rates are those of ``labkit.steps.schedules.get_lr``."""

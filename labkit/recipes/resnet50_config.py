@@ -11,6 +11,7 @@ the config counts.
 
 from dataclasses import dataclass
 
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.recipes.config import TrainingConfig, at_most
 from labkit.recipes.settings import count, one_of, positive, rate, share
@@ -19,6 +20,7 @@ from labkit.recipes.settings import count, one_of, positive, rate, share
 SCHEDULES = ("cosine", "cosine_as_in_the_blog")
 
 
+@names_checked
 @dataclass(frozen=True)
 class Config(TrainingConfig):
     """Everything that decides a training but the data and the machine."""

@@ -5,13 +5,12 @@ What needs MindSpore is imported when it is called, after ``labkit.start``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.recipes.config import MixedConfig, TrainingConfig, WarmUpConfig
 
 if TYPE_CHECKING:
@@ -287,9 +286,8 @@ def load_network(network: nn.Cell, checkpoint_path: str | Path) -> None:
     kept = {name: value for name, value in values.items() if name in own}
     checkpoint.load_into(network, kept, checkpoint_path)
     if pooling:
-        warnings.warn(
+        warn(
             f"{checkpoint_path} is of the migration document's network: its blocks pool behind a "
             f"convolution ({pooling[0]}) that strides here; the weights fit, and the function is "
             "another",
-            stacklevel=2,
         )

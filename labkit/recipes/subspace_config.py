@@ -20,13 +20,14 @@ second, 74.31 %. An ordinary training has 70.18 % after 80 epochs, it says.
 from dataclasses import dataclass
 
 from labkit.algorithms import words
-from labkit.base.arguments import wrong
+from labkit.base.arguments import names_checked, wrong
 from labkit.recipes.config import MixedConfig, WarmUpConfig, at_most, refuse_sink
 from labkit.recipes.settings import count, inside, one_of, path, positive, rate, share
 
 STARTS = ("last", "first")
 
 
+@names_checked
 @dataclass(frozen=True)
 class StageOneConfig(WarmUpConfig):
     """The first stage: an ordinary training that keeps snapshots of the weights."""
@@ -59,6 +60,7 @@ class StageOneConfig(WarmUpConfig):
             raise wrong("snapshots_per_epoch", value, "1 with dataset_sink_mode True")
 
 
+@names_checked
 @dataclass(frozen=True)
 class StageTwoConfig(MixedConfig):
     """The second stage: a search in the directions that the first one's snapshots lie in."""

@@ -14,10 +14,12 @@ array, which is here that of the training.
 from dataclasses import dataclass
 
 from labkit.algorithms.words import THOR_ON_HOST
+from labkit.base.arguments import names_checked
 from labkit.recipes.config import MixedConfig, at_most, refuse_sink
 from labkit.recipes.settings import count, flag, path, positive, rate, share
 
 
+@names_checked
 @dataclass(frozen=True)
 class ThorConfig(MixedConfig):
     """Everything that decides a training but the data and the machine."""

@@ -17,7 +17,6 @@ Source: "Applying a Gradient Accumulation Algorithm", MindSpore tutorial r1.0. D
 - a micro-batch that is not finite is left out of the group, or drops it.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -26,9 +25,9 @@ import numpy as np
 from mindspore import ParameterTuple, Tensor, nn, ops
 
 from labkit.base.arguments import choice, is_integer, names_checked
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.steps.gradients import times
-from labkit.steps.options import TAILS, DynamicLossScale, GradientOptions
+from labkit.steps.options import DynamicLossScale, GradientOptions
 from labkit.steps.state import integer_of, set_state, state, zeros_like
 from labkit.steps.step import Step, trainable_batch_norms
 from labkit.steps.sunk import checked
@@ -109,8 +108,8 @@ class AccumulatedStep(Step):
         )
         update = PlainUpdate(optimizer) if update is None else update
         check_micro_steps(micro_steps(0) if callable(micro_steps) else micro_steps)
-        choice("tail", tail, getattr(update, "tails", TAILS))
         super().__init__(loss_net, optimizer, update, options, weighted=True, has_buffer=True)
+        choice("tail", tail, update.tails)
         self.micro_steps, self.tail = micro_steps, tail
         first = self._group_size(0)
         self.settings |= {
@@ -122,12 +121,11 @@ class AccumulatedStep(Step):
         self._flush, self._flush_with_extras = _Flush(self, False), _Flush(self, True)
         self._complete()
         if (callable(micro_steps) or first > 1) and trainable_batch_norms(loss_net):
-            warnings.warn(
+            warn(
                 "the network holds a trainable BatchNorm: it normalises each micro-batch by its "
                 "own statistics and updates its running statistics once per micro-batch, so "
                 "accumulated gradients are not those of the whole batch (GroupNorm has no such "
                 "coupling)",
-                stacklevel=3,
             )
 
     def _make_buffer(self, first: int) -> None:

@@ -7,7 +7,7 @@ import mindspore as ms
 from mindspore import Tensor, mint, nn, ops
 from mindspore.ops import functional as F
 
-from labkit.base.arguments import choice, flag, integer, names_checked, number
+from labkit.base.arguments import choice, flag, integer, names_checked, number, wrong
 from labkit.errors import InputError
 from labkit.steps.labels import (
     IGNORE_INDEX,
@@ -36,11 +36,17 @@ class LossNet(nn.Cell):
         network: Cell, inputs -> outputs.
         loss_fn: Cell or function, (outputs, labels) -> scalar; sees outputs in float32 whatever
             the network computes in.
+
+    Raises:
+        InputError: for what is no network, or cannot be called with outputs and labels.
     """
 
     @names_checked
     def __init__(self, network: nn.Cell, loss_fn: Callable):
         super().__init__(auto_prefix=False)
+        _check_network(network)
+        if not callable(loss_fn):
+            raise wrong("loss_fn", loss_fn, "a function or Cell of (outputs, labels)")
         self.network = network
         self.loss_fn = loss_fn
         self.label_key, self.class_axis = new_key(), class_axis(loss_fn)
@@ -94,6 +100,7 @@ class TokenLossNet(nn.Cell):
     @names_checked
     def __init__(self, network: nn.Cell, ignore_index: int = IGNORE_INDEX):
         super().__init__(auto_prefix=False)
+        _check_network(network)
         self.network = network
         self.ignore_index = check_ignore_index(ignore_index)
         self.label_key = new_key()
@@ -217,6 +224,11 @@ def class_axis(loss_fn: Any) -> int | None:
 def is_exactly(cell: Any, *classes: Any) -> bool:
     """Return whether a cell computes what one of the classes does: no subclass with its own."""
     return any(isinstance(cell, c) and type(cell).construct is c.construct for c in classes)
+
+
+def _check_network(network: object) -> None:
+    if not isinstance(network, nn.Cell) or isinstance(network, nn.LossBase):
+        raise wrong("network", network, "a Cell that is no loss")
 
 
 def _differ(shape: tuple, expected: tuple) -> bool:

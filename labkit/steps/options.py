@@ -64,6 +64,7 @@ class DynamicLossScale:
         integer("interval", self.interval)
 
 
+@names_checked
 @dataclass(frozen=True)
 class GradientOptions:
     """The options of a gradient stage, which every step takes by name.

@@ -74,7 +74,7 @@ class Step(StepGraph):
     ):
         super().__init__(auto_prefix=False)
         check_optimizer(optimizer)
-        warn_of_float16(optimizer.parameters, stacklevel=5)
+        warn_of_float16(optimizer.parameters)
         if optimizer.loss_scale != 1:
             raise InputError(
                 f"the optimizer has loss_scale={optimizer.loss_scale} and would unscale a second "

@@ -17,7 +17,6 @@ On the host, between graphs:
 A technique that needs nothing but averaged gradients defines ``construct`` alone.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -25,7 +24,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from labkit.base.arguments import names_checked
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.steps.options import TAILS
 from labkit.steps.state import UpdateRecord, cast_like, check_optimizer
 
@@ -67,6 +66,12 @@ class UpdateStage(nn.Cell):
     chooses_ranks = False
     rank_group: str | None = None
 
+    def __init_subclass__(cls, **keywords: object) -> None:
+        """Let every stage refuse a misspelled argument by the nearest name."""
+        super().__init_subclass__(**keywords)
+        if "__init__" in vars(cls):
+            cls.__init__ = names_checked(cls.__init__)  # type: ignore[method-assign]
+
     @names_checked
     def __init__(self, optimizer: nn.Optimizer):
         super().__init__(auto_prefix=False)
@@ -81,8 +86,11 @@ class UpdateStage(nn.Cell):
             step: the step; its parts but the stage are complete.
 
         Raises:
-            InputError: where the stage cannot work with it.
+            InputError: where the stage cannot work with it, or works for another one.
         """
+        if hasattr(self, "record"):
+            name = type(self).__name__
+            raise InputError(f"{name} belongs to another step: expected a stage for each")
         self.record: UpdateRecord = step.record
 
     def description(self) -> str:
@@ -241,8 +249,6 @@ def check_stage(
     name = type(update).__name__
     if update.optimizer is not optimizer:
         raise InputError(f"{name}: expected the optimizer of the {kind}, got another one")
-    if hasattr(update, "record"):
-        raise InputError(f"{name} belongs to another step: expected a stage for each")
     if update.needs_buffer and not has_buffer:
         raise InputError(f"{name} holds groups of micro-batches: expected an AccumulatedStep")
     if update.chooses_ranks and rank_group is not None:
@@ -252,15 +258,14 @@ def check_stage(
         )
 
 
-def warn_of_float16(parameters: tuple[Parameter, ...], stacklevel: int) -> None:
+def warn_of_float16(parameters: tuple[Parameter, ...]) -> None:
     """Warn of Parameters that are float16 themselves: an optimizer takes gradients like them."""
     names = [parameter.name for parameter in parameters if str(parameter.dtype) == "Float16"]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        warnings.warn(
+        warn(
             f"Parameter {names[0]!r}{more} is float16: whatever the loss scale, the optimizer gets "
             "0 for a number below 6e-8 in the averaged gradient and inf above 65504, while "
             "last_update.gradient_norm is of float32; expected float32 Parameters, with "
             "precision='O2' for float16 inside the network",
-            stacklevel=stacklevel,
         )

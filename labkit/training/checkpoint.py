@@ -16,6 +16,7 @@ import mindspore as ms
 from mindspore import Tensor, nn
 
 from labkit.base import checkpoint_files
+from labkit.base.arguments import names_checked
 from labkit.base.checkpoint_files import DamagedCheckpoint, Unread
 from labkit.base.files import remove_unfinished, whole_file
 from labkit.errors import InputError
@@ -30,6 +31,7 @@ _POSITION = "labkit_position"
 Accept = Callable[[Position, dict], None]
 
 
+@names_checked
 def save(
     step: nn.Cell,
     position: Position,
@@ -76,6 +78,7 @@ def checkpoints(folder: str | os.PathLike) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
+@names_checked
 def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -> Position:
     """Load a checkpoint that ``save`` wrote into ``step`` and return its position.
 
@@ -105,6 +108,7 @@ def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -
     return position
 
 
+@names_checked
 def load_latest(
     step: nn.Cell, folder: str | os.PathLike, accept: Accept | None = None
 ) -> Position | None:

@@ -10,7 +10,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Metric, Model
 
-from labkit.base.arguments import integer, names_checked
+from labkit.base.arguments import integer, names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.runtime import pynative
@@ -50,9 +50,14 @@ def evaluate(
             (none in nn.SoftmaxCrossEntropyWithLogits), else -100.
 
     Raises:
-        InputError: Where no label counts, for a k that is no integer >= 1, for labels whose shape
-            does not fit the logits, and for one that is of no class and not ignored.
+        InputError: For what is no network or dataset, where no label counts, for a k that is no
+            integer >= 1, for labels whose shape does not fit the logits, and for one that is of no
+            class and not ignored.
     """
+    if not isinstance(network, nn.Cell):
+        raise wrong("network", network, "an nn.Cell")
+    if not isinstance(dataset, Dataset):
+        raise wrong("dataset", dataset, "a MindSpore dataset")
     if not isinstance(top, Iterable):
         raise InputError(f"top: expected integers >= 1 in a list, got {top!r}")
     mean = _counted(loss_fn, ignore_index)
@@ -122,6 +127,7 @@ class _Mean(Metric):
         mean: What the loss is a mean over: which labels count, and for how much.
     """
 
+    @names_checked
     def __init__(self, mean: Mean | None = None) -> None:
         super().__init__()
         self.mean = mean or Mean("rows")
@@ -160,6 +166,7 @@ class MeanLoss(_Mean):
 class TopK(_Mean):
     """Share of labels that are among the k largest logits; of (loss, logits, labels)."""
 
+    @names_checked
     def __init__(self, k: int, mean: Mean | None = None) -> None:
         super().__init__(mean)
         self.k = integer("k", k)

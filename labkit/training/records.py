@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import names_checked, wrong
 from labkit.base.files import no_link, whole_file
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
@@ -102,6 +102,7 @@ class Records:
         writer.writerow(row)
 
 
+@names_checked
 def read_records(path: str | os.PathLike) -> Records:
     """Read a CSV file of records; a last line cut short by a kill is left out.
 

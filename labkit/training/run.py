@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore.dataset import Dataset
 from mindspore.dataset.engine.datasets import MapDataset
 
+from labkit.base.arguments import wrong
 from labkit.base.files import make_folder, remove_unfinished
 from labkit.base.locks import locked
 from labkit.errors import InputError
@@ -34,6 +35,8 @@ class Run:
         folder: str | os.PathLike | None,
         whole_epochs: bool = False,
     ) -> None:
+        if not isinstance(dataset, Dataset):
+            raise wrong("dataset", dataset, "a MindSpore dataset")
         self.step, self.dataset, self.epochs = step, dataset, epochs
         self.folder = None if folder is None else Path(folder)
         self._whole_epochs = whole_epochs

@@ -8,7 +8,6 @@ with ``reduction="sum", tail="carry"``.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from mindspore.train import Callback, RunContext
 
 from labkit.base.arguments import choice, integer, names_checked
 from labkit.base.files import make_folder
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import GradientOptions, GradientStage
 from labkit.steps.losses import LossNet
@@ -174,12 +173,11 @@ class GradientAccumulation:
         self._reduction, self._tail = reduction, tail
         self._step: AccumulatedStep | None = None
         if (reduction, tail) == ("mean", "flush"):
-            warnings.warn(
+            warn(
                 "unlike the tutorial's GradientAccumulation, this one averages gradients over "
                 "samples (the tutorial sums: mini_steps times the learning rate), flushes an "
                 "epoch's last micro-batches and prints the mean loss of each update; for the "
                 "tutorial's exact behaviour give reduction='sum', tail='carry'",
-                stacklevel=3,  # after names_checked
             )
 
     @names_checked

@@ -7,12 +7,14 @@ from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.basis import Basis, Parameters, basis_of
 from labkit.algorithms.subspace.snapshot_files import snapshot_paths
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather, rank_and_size
 
 _NAME = "pca_mat.npy"  # of a basis beside its snapshots
 
 
+@names_checked
 def basis_from(
     path: str | Path | None,
     snapshots: str | Path | None,

@@ -20,7 +20,6 @@ Source: as ``labkit.upstream.boost_config``. Departures, beside those listed the
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ from labkit.algorithms.grad_freeze import GradFreezeUpdate, freeze_schedule
 from labkit.algorithms.less_bn import fit_to, less_bn
 from labkit.algorithms.subspace import Basis, SubspaceStep
 from labkit.base.arguments import names_checked, wrong
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.ranks import cluster
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.plain import PlainStep
@@ -124,7 +123,7 @@ def boost_step(
     step, used = _build(boost, loss_net, optimizer, basis, options)
     notes = [*boost.notes, *_notes_on_optimizer(boost, optimizer, step)]
     if notes:
-        warnings.warn(f"boost_step: {'; '.join(notes)}", stacklevel=3)  # after names_checked
+        warn(f"boost_step: {'; '.join(notes)}")
     print(f"labkit: boost_level {boost.level}, mode {boost.mode}: {_text(boost, used)}", flush=True)
     return step
 

@@ -124,6 +124,7 @@ class Boost:
     notes: tuple[str, ...] = ()
 
 
+@arguments.names_checked
 def read_boost(
     boost_level: str = "O0",
     boost_config_dict: Mapping[str, Mapping[str, Any]] | str | None = None,
@@ -248,9 +249,8 @@ def _functions(level: str, mode: str, asked: Mapping[str, bool]) -> tuple[list[s
 
 
 def _refusal(level: str, mode: str, wanted: Collection[str], lacking: Collection[str]) -> str:
-    if mode == "manual":
-        whose = "boost_config_dict"
-    else:
+    whose = "boost_config_dict"
+    if mode != "manual":
         whose = f"boost_level {level!r}" if mode == "auto" else f"mode {mode!r}"
     text = f"{whose} turns on {_and(wanted)}; labkit has no {_and(lacking)}."
     kept = [name for name in wanted if name in IMPLEMENTED]

@@ -9,7 +9,6 @@ middle of a training is refused before it.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -19,7 +18,7 @@ from mindspore.train import Callback, Model, RunContext
 
 from labkit.algorithms.thor.update import ThorUpdate
 from labkit.base.arguments import choice, flag, integer, names_checked
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.steps.losses import LossNet
 from labkit.steps.modes import modes, set_modes
 from labkit.steps.options import PRECISION
@@ -104,6 +103,7 @@ class ThorModel(Model):
         self._settings = settings
         self._predictor = Model(network)
 
+    @names_checked
     def train(
         self,
         epoch: int,
@@ -124,6 +124,7 @@ class ThorModel(Model):
         callbacks = self._callbacks(callbacks)
         super().train(epoch, train_dataset, callbacks, False, sink_size, initial_epoch)
 
+    @names_checked
     def fit(
         self,
         epoch: int,
@@ -151,6 +152,7 @@ class ThorModel(Model):
             initial_epoch,
         )
 
+    @names_checked
     def eval(
         self, valid_dataset: Dataset, callbacks: Callbacks = None, dataset_sink_mode: bool = False
     ) -> dict[str, Any]:
@@ -158,6 +160,7 @@ class ThorModel(Model):
         _refuse_sink_mode(dataset_sink_mode)
         return super().eval(valid_dataset, callbacks, False)
 
+    @names_checked
     def predict(
         self, *predict_data: Any, backend: str | None = None, config: dict | None = None
     ) -> Any:
@@ -201,7 +204,7 @@ class ThorModel(Model):
         text = f"batch_size is {expected} in thor, and the data comes in batches of {rows}"
         if self._settings.options.formulas != "thor":
             raise InputError(f"{text}; expected the same where upstream's formulas are asked for")
-        warnings.warn(f"{text}: factors are means over the {rows}", stacklevel=4)
+        warn(f"{text}: factors are means over the {rows}")
 
 
 class _FollowRate(Callback):

@@ -15,7 +15,6 @@ refuses to train.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -26,7 +25,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from labkit.algorithms.thor.options import Options
 from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
 from labkit.base.arguments import flag, integer, names_checked, number
-from labkit.errors import InputError
+from labkit.errors import InputError, warn
 from labkit.upstream.thor_arguments import OfUpdate, checked_split, learning_rates, schedule
 
 # Upstream's GRADIENT_CLIP_VALUE, for each gradient by itself, not for all together.
@@ -209,7 +208,7 @@ def thor(
         options=options,
     )
     if formulas == "thor":
-        warnings.warn(NOTICE, stacklevel=3)  # names_checked stands between
+        warn(NOTICE)
     return optimizer
 
 

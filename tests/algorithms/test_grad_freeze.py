@@ -124,7 +124,7 @@ class TestTheSchedule:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"param_groups": 99}, "param_groups is 99, and the network's .* parameters make"),
+            ({"param_groups": 99}, "param_groups: expected at most 2, since .* pieces .*, got 99"),
             ({"param_groups": 1}, "param_groups: expected an integer >= 2, got 1"),
             ({"freeze_type": 2}, "freeze_type: expected an integer >= 0 and <= 1, got 2"),
             ({"freeze_p": 1}, "freeze_p: expected a finite number >= 0 and < 1, got 1"),
@@ -153,7 +153,7 @@ class TestTheSchedule:
         assert not first_groups(10, 0, 1 - 1e-12, 50, 0).any()
 
     def test_a_network_of_one_piece_has_nothing_to_freeze(self):
-        with pytest.raises(InputError, match="2 parameters make 1 pieces of 3 and more"):
+        with pytest.raises(InputError, match="network: expected parameters for 2 pieces of 3 and more, got 2"):
             freeze_schedule(linear())
 
     def test_a_schedule_of_another_network_is_refused(self):
@@ -364,6 +364,14 @@ class TestUnderAdasum:
         loss_net = LossNet(network, nn.MSELoss())
         with pytest.raises(InputError, match="expected a stage of the same optimizer"):
             AdasumStep(loss_net, momentum(network), workers=2, freeze=stage)
+
+    def test_a_stage_is_of_one_step(self):
+        network = deep()
+        optimizer = momentum(network)
+        stage, loss_net = GradFreezeUpdate(optimizer, by_layer(network)), LossNet(network, nn.MSELoss())
+        AdasumStep(loss_net, optimizer, workers=2, freeze=stage)
+        with pytest.raises(InputError, match="GradFreezeUpdate belongs to another step"):
+            AdasumStep(loss_net, optimizer, workers=2, freeze=stage)
 
 
 def combined(vectors, scope):

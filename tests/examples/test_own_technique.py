@@ -19,10 +19,10 @@ def program(root, monkeypatch):
     return importlib.import_module("own_technique")
 
 
-def build(program, period=2, rate=0.5, **options):
+def build(program, period=2, step_size=0.5, **options):
     network, loss_net = regression()
     sgd = nn.SGD(network.trainable_params(), 0.1)
-    update = program.Lookahead(sgd, period, rate)
+    update = program.Lookahead(sgd, period, step_size)
     return network, AccumulatedStep(loss_net, sgd, 2, update=update, **options)
 
 
@@ -51,8 +51,8 @@ def test_its_weights_are_those_of_the_paper(program):
         np.testing.assert_allclose(parameter.asnumpy(), expected, rtol=2e-5, atol=1e-6)
 
 
-def test_a_rate_of_one_is_the_optimizer_alone(program):
-    network, step = build(program, rate=1.0)
+def test_a_step_size_of_one_is_the_optimizer_alone(program):
+    network, step = build(program, step_size=1.0)
     plain, loss_net = regression()
     other = AccumulatedStep(loss_net, nn.SGD(plain.trainable_params(), 0.1), 2)
     for call in range(8):

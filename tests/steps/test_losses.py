@@ -58,6 +58,20 @@ def test_a_loss_is_a_cell_or_a_function():
         assert loss.shape == () and float(loss) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LossNet(3, nn.MSELoss()), "network: expected a Cell that is no loss, got 3"),
+        (lambda: LossNet(nn.MSELoss(), Same()), "network: expected a Cell that is no loss"),
+        (lambda: LossNet(Same(), "mse"), "loss_fn: expected a function or Cell .*, got 'mse'"),
+        (lambda: TokenLossNet("lstm"), "network: expected a Cell that is no loss, got 'lstm'"),
+    ],
+)
+def test_what_is_no_network_or_loss_is_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
 def test_the_last_of_the_batch_is_the_labels():
     first, second = rows(3)
     loss = LossNet(Sum(), nn.MSELoss())(*tensors(first[:, :2], second, second))

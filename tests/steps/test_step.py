@@ -18,6 +18,7 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.state import set_state
+from tests.support import step_cells
 from tests.support.step_cells import (
     INPUTS,
     STEPS,
@@ -205,6 +206,8 @@ class TestEveryStep:
         with pytest.warns(UserWarning, match="'weight' is float16: .* below 6e-8") as caught:
             make_step(loss_net, momentum(network))
         assert "precision='O2'" in str(caught[0].message)
+        # The caller's line, through however many constructors and names_checked.
+        assert caught[0].filename == step_cells.__file__
 
     @pytest.mark.parametrize(
         ("table", "name"),

@@ -24,7 +24,7 @@ def trained(examples, rank=None):
 
     network, loss_net = regression()
     sgd = nn.SGD(network.trainable_params(), 0.1)
-    update = Lookahead(sgd, period=3, rate=0.5)
+    update = Lookahead(sgd, period=3, step_size=0.5)
     step = AccumulatedStep(loss_net, sgd, 2, update=update, clip_norm=0.5)
     start = 0 if rank is None else sum(SIZES[:rank])
     size = sum(SIZES) if rank is None else SIZES[rank]

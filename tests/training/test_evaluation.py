@@ -75,6 +75,14 @@ def test_a_k_that_is_none():
         evaluate(network(), loss_fn(), dataset(), top=5)
 
 
+def test_what_is_no_network_or_dataset_is_refused():
+    with pytest.raises(InputError, match="network: expected an nn.Cell, got 3"):
+        evaluate(3, loss_fn(), dataset())
+    for data in ([], None):
+        with pytest.raises(InputError, match="dataset: expected a MindSpore dataset, got"):
+            evaluate(network(), loss_fn(), data)
+
+
 def test_all_rows_count_alike():
     net, data = network(), dataset(batch=8, drop=False)
     images, labels = images_and_labels(46)

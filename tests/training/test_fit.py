@@ -235,6 +235,12 @@ class TestPowerCut:
         assert order == ["rows", "checkpoint"] * 2
 
 
+def test_what_is_no_dataset_is_refused(step, tmp_path):
+    with pytest.raises(InputError, match=r"dataset: expected a MindSpore dataset, got \[\]"):
+        quiet_fit(step, [], folder=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 class TestLocked:
     """A folder that another process writes is left alone; one that only reads may look."""
 

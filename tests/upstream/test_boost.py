@@ -186,7 +186,9 @@ class TestTheLevels:
         printed = capsys.readouterr().out
         assert "labkit: less_bn: the last Dense `network.3` is normalised; 0 BatchNorms " in printed
         assert "mode auto: less_bn and grad_freeze (param_groups 2, freeze_type 0," in printed
-        (said,) = [str(w.message) for w in caught if "boost_step" in str(w.message)]
+        (said,) = [w for w in caught if "boost_step" in str(w.message)]
+        assert said.filename == __file__
+        said = str(said.message)
         assert "gc_flag (gradients are not centralised)" in said
         assert "less_bn has made your Momentum anew, for 6 parameters in place of 6" in said
         assert step.optimizer is not optimizer

@@ -20,5 +20,6 @@ arXiv 2006.02924; and "Adaptive Gradient Summation Algorithm", MindSpore tutoria
 
 from labkit.algorithms.adasum.combination import combination
 from labkit.algorithms.adasum.step import AdasumStep
+from labkit.algorithms.adasum.update import AdasumUpdate
 
-__all__ = ["AdasumStep", "combination"]
+__all__ = ["AdasumStep", "AdasumUpdate", "combination"]

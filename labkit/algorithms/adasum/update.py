@@ -27,7 +27,7 @@ from labkit.algorithms.adasum.workers import (
 )
 from labkit.algorithms.grad_freeze import GradFreezeUpdate
 from labkit.algorithms.words import ADASUM_ON, ADASUM_ON_HOST, ADASUM_SCOPES, WHOLE_TAILS
-from labkit.base.arguments import choice, names_checked, wrong
+from labkit.base.arguments import choice, wrong
 from labkit.errors import InputError
 from labkit.steps.state import (
     bounds,
@@ -63,7 +63,6 @@ class AdasumUpdate(UpdateStage):
     chooses_ranks = True
     tails = WHOLE_TAILS
 
-    @names_checked
     def __init__(
         self,
         optimizer: nn.Optimizer,
@@ -146,14 +145,14 @@ class AdasumUpdate(UpdateStage):
             vector = self.moved_by(gradients)
         else:
             vector = ops.concat(self.map(flat, gradients))
-        return self.put(ops.concat((vector, ops.stack(notes))))
+        return self._put(ops.concat((vector, ops.stack(notes))))
 
     def take_nothing(self) -> object:
         """Put zeros into the bank for a worker that has no gradient; its state stays."""
         if self.on_updates and self.workers > 1:
             self.load_states()
             self.store_states()
-        return self.put(ops.zeros((self.numbers + NOTES,), ms.float32))
+        return self._put(ops.zeros((self.numbers + NOTES,), ms.float32))
 
     def close(self, done: object) -> object:
         """Give the next worker its turn, or combine a full bank."""
@@ -176,10 +175,10 @@ class AdasumUpdate(UpdateStage):
         unsure = ops.logical_and(some, ops.logical_not(sure))
         moved = ops.assign(self.unsure, ops.cast(unsure, ms.int32))
         if ops.logical_and(some, sure):
-            moved = self.move(ops.depend(vector, moved), notes)
+            moved = self._move(ops.depend(vector, moved), notes)
         return ops.depend(self.start_anew(), moved)
 
-    def move(self, vector: Tensor, notes: tuple) -> object:
+    def _move(self, vector: Tensor, notes: tuple) -> object:
         """Move the weights by the combined vector (D,); the five ``notes`` say what it is of."""
         weight = ops.reduce_sum(notes[WEIGHT])
         loss = ops.reduce_sum(notes[LOSS_SUM]) / weight
@@ -189,7 +188,7 @@ class AdasumUpdate(UpdateStage):
         moved = self.construct(ops.depend(vector, noted))
         return ops.depend(ops.assign_add(self.record.updates, 1), moved)
 
-    def put(self, row: Tensor) -> object:
+    def _put(self, row: Tensor) -> object:
         if self.workers == 1:
             done = ops.assign(self.rows, ops.expand_dims(row, 0))
         else:
@@ -289,12 +288,12 @@ class _Whole(nn.Cell):
 
     def __init__(self, update: AdasumUpdate):
         super().__init__(auto_prefix=False)
-        self.gathered, self.move, self.unsure = update.gathered, update.move, update.unsure
+        self.gathered, self.move, self.unsure = update.gathered, update._move, update.unsure
         # Mean and sum are always sure.
         self.by_tree = getattr(update.combination, "by_tree", update.combination)
 
     def construct(self) -> Tensor:
         rows, notes = self.gathered()
         # The tree on all ranks, though some may be sure: the same bits everywhere.
-        moved = self.move(self.by_tree(rows), notes)
+        moved = self._move(self.by_tree(rows), notes)
         return ops.assign(self.unsure, ops.depend(0, moved))

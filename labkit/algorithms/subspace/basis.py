@@ -12,7 +12,7 @@ import numpy as np
 from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.components import principal_components
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder, describe, difference
-from labkit.base.arguments import integer, names_checked
+from labkit.base.arguments import integer, names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import rank_and_size, together
 
@@ -25,9 +25,15 @@ Snapshots = str | Path | SnapshotFolder
 class Basis:
     """K orthonormal directions in the space of a network's M trainable weights.
 
+    Args:
+        matrix: P (K, M), rows orthonormal, the largest variance first.
+        parameters: whose weights the columns are: a network, Parameters, or pairs (name, shape).
+        variance: (K,) of the snapshots along each row.
+        total_variance: of the snapshots.
+        snapshots: name, bytes and SHA-256 of each.
+
     Attributes:
-        matrix: P (K, M) float32, rows orthonormal, the largest variance first. Read from the file
-            as it is needed where the basis was loaded.
+        matrix: P (K, M) float32. Read from the file as it is needed where the basis was loaded.
         names: of the parameters, in the order of P's columns; each is flattened row by row.
         shapes: likewise.
         variance: (K,) of the snapshots along each row, divided by N - 1.
@@ -48,6 +54,8 @@ class Basis:
         snapshots: Sequence = (),
     ):
         described = describe(parameters)
+        if not isinstance(matrix, np.ndarray):
+            raise wrong("matrix", matrix, "an array (K, M)")
         # As files hold it; one that is read from a file stays there.
         right = matrix.dtype == np.float32 and matrix.flags.c_contiguous
         self.matrix = matrix if right else np.ascontiguousarray(matrix, np.float32)

@@ -182,7 +182,7 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
     with SnapshotFolder(folder, parameters) as snapshots:
         if isinstance(which, str):
             choice("which", which, _WHICH)
-        index = _WHICH[which] if isinstance(which, str) else integer("which", which, -1)
+        index = _WHICH[which] if isinstance(which, str) else integer("which", which, 0)
         if index >= len(snapshots):
             raise wrong("which", which, f"at most {len(snapshots) - 1}, the last in {folder}")
         path, values = snapshots.paths[index], snapshots.load(index)

@@ -20,7 +20,7 @@ from labkit.algorithms.subspace.search import (
 )
 from labkit.algorithms.subspace.shares import Share, rows_of_rank
 from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
-from labkit.base.arguments import choice, names_checked
+from labkit.base.arguments import choice
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.forward_state import running_statistics
@@ -53,7 +53,6 @@ class SubspaceUpdate(UpdateStage):
     chooses_ranks = True
     tails = WHOLE_TAILS
 
-    @names_checked
     def __init__(
         self,
         optimizer: nn.Optimizer,

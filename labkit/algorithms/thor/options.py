@@ -7,7 +7,7 @@ from mindspore import mint, nn
 
 from labkit.algorithms.thor.curvature import DAMPING_SPLITS
 from labkit.algorithms.thor.rules import LevenbergMarquardt, TraceRule
-from labkit.base.arguments import choice, integer, number, wrong
+from labkit.base.arguments import choice, integer, names_checked, number, wrong
 from labkit.errors import InputError
 from labkit.steps.losses import CrossEntropySmooth
 
@@ -34,6 +34,7 @@ LOSSES = (
 )
 
 
+@names_checked
 @dataclass(frozen=True)
 class Options:
     """What ``ThorUpdate`` takes by name.

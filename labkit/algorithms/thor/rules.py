@@ -149,7 +149,7 @@ class Frequency:
     def __init__(self, name: str, frequency: int | Callable[[int], int]) -> None:
         self.name = name
         self.function = frequency if callable(frequency) else None
-        self.constant = 0 if callable(frequency) else integer(name, frequency)
+        self.constant = integer(name, frequency(0) if callable(frequency) else frequency)
 
     def is_due(self, update: int, last: int) -> bool:
         """Return whether ``update`` is to refresh; ``last`` is the one that did, < 0 for none."""

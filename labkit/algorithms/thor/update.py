@@ -17,7 +17,6 @@ from labkit.algorithms.thor.taps import Tap, release_layers, tap_layers, tapped_
 from labkit.algorithms.thor.upstream_gpu import UpstreamTap
 from labkit.algorithms.thor.uses import check_uses
 from labkit.algorithms.words import THOR_ON_HOST
-from labkit.base.arguments import names_checked
 from labkit.errors import InputError
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.state import integer_of, set_state, state, zeros_like
@@ -64,7 +63,6 @@ class ThorUpdate(UpdateStage):
     products with the inverses.
     """
 
-    @names_checked
     def __init__(
         self,
         loss_net: nn.Cell,
@@ -105,8 +103,9 @@ class ThorUpdate(UpdateStage):
             check_loss(loss_net)
         self.schedule = Damping(damping)
         self.frequency = Frequency("frequency", frequency)
-        often = frequency if factor_frequency is None else factor_frequency
-        self.factor_frequency = Frequency("factor_frequency", often)
+        self.factor_frequency = self.frequency
+        if factor_frequency is not None:
+            self.factor_frequency = Frequency("factor_frequency", factor_frequency)
         self.factor_decay = float(factor_decay)
         self._make_layers(loss_net)
         self._make_state()

@@ -100,7 +100,7 @@ def setting_of(
     if method == "projected_bfgs":
         fields |= {"learning_rate": 1.0} | SEARCH
     for name in changes:
-        refuse_unknown("field", name, SWEPT)
+        refuse_unknown("field", name, ("setting", "noise", "more", *SWEPT))
         if fields[name] is None:
             raise InputError(f"{method} has no {name}")
     return fields | changes

@@ -32,7 +32,7 @@ def doctor(
         bool, typer.Option("--json", help="One JSON object a check, and nothing else.")
     ] = False,
 ) -> None:
-    """Check this machine for what bites people, and say the remedy. Takes under 10 seconds.
+    """Check this machine for known causes of trouble, and say the remedy. Takes under 10 seconds.
 
     Exit code 0: all checks passed; 1: one or more failed; 2: an unknown check.
 

@@ -122,9 +122,11 @@ class TestFrequency:
         assert frequency.is_due(21, 11) and frequency.is_due(0, -1)
 
     def test_a_function_that_returns_no_frequency(self):
-        frequency = Frequency("factor_frequency", lambda update: 0)
         with pytest.raises(InputError, match="factor_frequency: expected an integer >= 1, got 0"):
-            frequency.is_due(1, 0)
+            Frequency("factor_frequency", lambda update: 0)
+        frequency = Frequency("frequency", lambda update: 5 - update)
+        with pytest.raises(InputError, match="^frequency: expected an integer >= 1, got 0"):
+            frequency.is_due(5, 0)
 
 
 @pytest.mark.parametrize(
