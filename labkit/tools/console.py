@@ -19,8 +19,8 @@ from labkit.errors import InputError
 from labkit.tools.running.events import CAUSES, Event, Say
 
 if TYPE_CHECKING:
+    from labkit.tools.running.execution import Failure
     from labkit.tools.running.runner import Outcome
-    from labkit.tools.running.sweep import Row
 
 _STYLE = {"pass": "green", "passed": "green", "fail": "bold red", "failed": "bold red"}
 _LOG_LINES = 5  # of a failed lab's log, below the closing table
@@ -90,27 +90,26 @@ def outcomes(done: Sequence["Outcome"]) -> None:
     rows = [
         (
             outcome.lab.name,
-            _status(outcome.results, outcome.skipped),
+            outcome.status,
             outcome.results.get("device") or "-",
-            *_seconds_and_headline(outcome.results),
+            *_seconds_and_headline(outcome),
             near(outcome.notebook),
         )
         for outcome in done
     ]
     table(("lab", "status", "device", "seconds", "headline", "notebook"), rows)
     for outcome in done:
-        _explain(outcome)
+        if outcome.failure is not None:
+            _explain(outcome, outcome.failure)
 
 
-def _explain(outcome: "Outcome") -> None:
-    name, failure = outcome.lab.name, outcome.failure
-    if failure is None:
-        return
+def _explain(outcome: "Outcome", failure: "Failure") -> None:
+    name = outcome.lab.name
     if outcome.refused:
         _complain(f"{name}: {failure.message}")
         return
     log: Iterable[str] = ()
-    reason = f"{failure.name}: {failure.message}".splitlines()[0].rstrip(": ")
+    reason = _first_line(failure).rstrip(": ")
     if failure.cause != "exception":
         reason = CAUSES[failure.cause]
         log = (failure.message, *(f"| {text}" for text in failure.log[-_LOG_LINES:]))
@@ -127,50 +126,45 @@ def sweep_begins(lab: str, axes: Mapping[str, Sequence], jobs: int, limits: obje
     return Event("sweep", text, lab, {"runs": runs, "jobs": jobs, "grid": dict(axes)})
 
 
-def sweep_ends(rows: Sequence["Row"], files: Sequence[Path], *, as_json: bool) -> int:
+def sweep_ends(runs: Sequence["Outcome"], files: Sequence[Path], *, as_json: bool) -> int:
     """Print the table of a sweep, why runs failed, what was written; return the exit code."""
-    failed = [row for row in rows if row.results.get("status") != "passed"]
-    code = 1 if failed else 0
+    code = 1 if any(run.failure for run in runs) else 0
     if as_json:
         reporter(as_json=True)(_finished(code, files=list(map(str, files))))
     else:
         line("")
-        table((*rows[0].parameters, "status", "seconds", "headline"), map(_sweep_row, rows))
+        head = (*runs[0].parameters, "status", "seconds", "headline")
+        rows = [
+            (*map(str, run.parameters.values()), run.status, *_seconds_and_headline(run))
+            for run in runs
+        ]
+        table(head, rows)
         figures = sorted({near(path.parent) for path in files[1:]})
         line(f"table: {near(files[0])}")
         line(f"figures: {len(files) - 1} in {', '.join(figures) or 'none'}")
-    for row in failed:
-        error = row.results.get("error", {})
-        reason = f"{error.get('name')}: {error.get('message')}".splitlines()[0]
-        _complain(f"{near(row.folder)} failed {_where(error.get('cell'))}: {reason}")
+    for run in runs:
+        if failure := run.failure:
+            reason = f"{_where(failure.cell)}: {_first_line(failure)}"
+            _complain(f"{near(run.folder)} failed {reason}")
     return code
 
 
-def _sweep_row(row: "Row") -> tuple[str, ...]:
-    values = map(str, row.parameters.values())
-    return (*values, _status(row.results, row.skipped), *_seconds_and_headline(row.results))
+def _first_line(failure: "Failure") -> str:
+    return f"{failure.name}: {failure.message}".splitlines()[0]
 
 
-def _status(results: Mapping[str, Any], skipped: bool) -> str:
-    return "passed before" if skipped else results.get("status", "failed")
-
-
-def _seconds_and_headline(results: Mapping[str, Any]) -> tuple[str, str]:
-    shown = headline(results) if results.get("headline") else ""
+def _seconds_and_headline(outcome: "Outcome") -> tuple[str, str]:
+    results = outcome.results
+    values = [(name, results["metrics"][name]) for name in results.get("headline") or ()]
+    shown = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values
+    )
     return f"{results.get('total_seconds', 0):.1f}", shown or "-"
 
 
 def _where(cell: int | None) -> str:
     return f"in cell {cell}" if cell else "before its first cell"
-
-
-def headline(results: Mapping[str, Any]) -> str:
-    """Return the headline metrics of a results.json as one line: ``test accuracy 0.9812``."""
-    values = [(name, results["metrics"][name]) for name in results["headline"]]
-    return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in values
-    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

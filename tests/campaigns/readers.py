@@ -1,8 +1,8 @@
 """Campaign: every reader of labkit gets damaged and crafted input, in a child process with limits.
 
-    python tests/campaigns/readers.py --minutes 20                   every reader, shared among them
-    python tests/campaigns/readers.py --count 10000 --jobs 2         so many inputs a reader
-    python tests/campaigns/readers.py --reader tar --seed 12345 --count 1         one input again
+    python -m tests.campaigns.readers --minutes 20                   every reader, shared among them
+    python -m tests.campaigns.readers --count 10000 --jobs 2         so many inputs a reader
+    python -m tests.campaigns.readers --reader tar --seed 12345 --count 1         one input again
 
 What may come back is a result, or an ``InputError`` of one line. A traceback, an abort, more than
 10 s of computing, more than 1 GB of memory, or a file that appeared or changed outside the input's
@@ -12,28 +12,26 @@ The inputs of a reader are numbered; number and reader decide what is in one.
 """
 
 import argparse
-import contextlib
 import itertools
-import json
+import multiprocessing
 import os
 import random
-import select
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
+from tests.campaigns import worker
+from tests.campaigns.mutate import write
+from tests.campaigns.table import READERS
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 10.0  # of computing, for one reading; a reader may have several doors
-WAIT = 40.0  # seconds on the clock within which a child must compute for one, or it hangs
 MEMORY = 10**9
 LIFE = 1000  # inputs of one child: memory that it keeps would hide what one input takes
 
@@ -62,86 +60,45 @@ class Tally:
 
 
 class Child:
-    """A child process that reads inputs; started again where it died or was killed."""
+    """A process that reads inputs; another one where it died, or has read ``LIFE`` of them."""
 
     def __init__(self, reader: str, place: Path):
-        self.reader, self.place = reader, place
-        self._process = None
-        self._age = 0
+        self._begin = worker.begin, (reader, place)
 
     def __enter__(self):
+        self._log = tempfile.NamedTemporaryFile()
+        arguments = (*self._begin[1], self._log.name)
+        self._pool = ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), self._begin[0], arguments,
+            max_tasks_per_child=LIFE,
+        )  # fmt: skip
         return self
 
     def __exit__(self, *_):
-        self.end()
+        self._pool.shutdown()
+        self._log.close()
 
-    def ask(self, folder: Path, out: Path) -> dict:
-        """Return the child's answer; a failure where it gives none."""
-        if self._process is None or self._age >= LIFE:
-            self.end()
-            self._start()
-        self._age += 1
+    def call(self, function: Callable, *arguments: object) -> dict:
+        """Return what the function returns there; a failure where the process ends instead."""
         try:
-            self._process.stdin.write(json.dumps([str(folder), str(out)]) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            return self._dead("died between two inputs")
-        # The first input of a child waits for its imports.
-        waits, used, begun = WAIT if self._age > 1 else WAIT + 120, 0.0, self._seconds()
-        while not select.select([self._process.stdout], [], [], waits)[0]:
-            before, used = used, self._seconds() - begun
-            if used - before < 1 or used > 3 * SECONDS:
-                return self._dead(f"no answer for {waits:.0f} s, {used:.1f} s of computing")
-        line = self._process.stdout.readline()
-        return json.loads(line) if line else self._dead("died")
+            return self._pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            self._log.seek(0, os.SEEK_END)
+            self._log.seek(max(0, self._log.tell() - 1500))
+            text = f"died\n{self._log.read().decode('utf-8', 'replace')}"
+            self.again()
+            return {"kind": "failure", "text": text, "seconds": 0.0, "memory": 0}
 
-    def _seconds(self) -> float:
-        """Return the seconds that the child has computed."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return times.user + times.system
-
-    def _start(self):
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("worker.py")), self.reader],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            cwd=self.place,
-            env=os.environ
-            | {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(self.place.parent / "home")},
-        )
-        self._age = 0
-
-    def _dead(self, how: str) -> dict:
-        process, errors = self._process, self._errors
-        process.kill()
-        code = process.wait()
-        errors.seek(0, os.SEEK_END)
-        errors.seek(max(0, errors.tell() - 1500))
-        text = f"{how} (exit code {code})\n{errors.read().decode('utf-8', 'replace')}"
-        self.end()
-        return {"kind": "failure", "text": text, "seconds": 0.0, "memory": 0}
-
-    def end(self):
-        """Kill the child, if there is one."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            with contextlib.suppress(BrokenPipeError):  # closing sends what was not read
-                self._process.stdin.close()
-            self._process.stdout.close()
-            self._errors.close()
-            self._process = None
+    def again(self):
+        """Go on with another process."""
+        self.__exit__()
+        self.__enter__()
 
 
 class Campaign:
     """One reader's inputs, read one after the other in a scratch folder of its own."""
 
     def __init__(self, reader: str, say: Callable[[str], None]):
-        from tests.campaigns.table import READERS
-
         self.tally, self._say = Tally(reader), say
         self._make = READERS[reader].make
 
@@ -153,7 +110,7 @@ class Campaign:
             (base / "outside" / "x").write_text("canary")
             place = base / "work"
             place.mkdir()
-            (base / "home").mkdir()  # where matplotlib and others write on import
+            (base / "home").mkdir()
             with Child(self.tally.reader, place) as child:
                 for number in numbers:
                     if time.monotonic() > until:
@@ -161,21 +118,19 @@ class Campaign:
                     self._one(number, base, place, child)
 
     def _one(self, number: int, base: Path, place: Path, child: Child) -> None:
-        from tests.campaigns.mutate import write
-
         tree = self._make(random.Random(f"{self.tally.reader} {number}"))
         folder, out = place / "input", place / "out"
         for path in (folder, out):
             path.mkdir()
         write(tree, folder)
         before = _outside(base, place)
-        answer = child.ask(folder, out)
+        answer = child.call(worker.answer, folder, out)
         if (after := _outside(base, place)) != before:
             answer |= {"kind": "failure", "text": f"outside: {sorted(before ^ after)}"}
         if answer["seconds"] > SECONDS or answer["memory"] > MEMORY:
             took = f"{answer['seconds']:.1f} s, {answer['memory'] / 1e6:.0f} MB"
             answer |= {"kind": "failure", "text": f"took {took}: {answer['text']}"}
-            child.end()
+            child.again()
         self._count(number, answer)
         for path in (folder, out):
             shutil.rmtree(path, ignore_errors=True)
@@ -231,9 +186,6 @@ def campaign(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return 0, or 1 where an input made a reader fail."""
-    sys.path.insert(0, str(ROOT))
-    from tests.campaigns.table import READERS
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

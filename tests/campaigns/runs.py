@@ -124,27 +124,6 @@ def _make_manifest(rule: random.Random) -> Tree:
     return with_special(rule, tree)
 
 
-_MODES = {"JPEG": ("RGB", "L", "CMYK"), "PNG": ("RGB", "L", "RGBA", "P", "I;16", "1")}
-_KINDS = ("JPEG", "PNG", "PNG", "BMP", "DDS", "GIF", "TIFF", "WEBP", "PPM", "ICO", "TGA")
-
-
-def _make_images(rule: random.Random) -> Tree:
-    from PIL import Image
-
-    kind = rule.choice(_KINDS)
-    packed = io.BytesIO()
-    Image.new(rule.choice(_MODES.get(kind, ("RGB",))), (6, 5)).save(packed, kind)
-    content = packed.getvalue()
-    if rule.random() < 0.9:
-        content = damaged(rule, content)
-    if rule.random() < 0.15 and kind in ("BMP", "PNG", "DDS", "TIFF", "PPM"):
-        at = {"BMP": 18, "PNG": 16, "DDS": 12}.get(kind, rule.randrange(4, 40))
-        order = "big" if kind == "PNG" else "little"
-        size = rule.choice((0, 30_000, 10**6, 2**31 - 1)).to_bytes(4, order)
-        content = content[:at] + size + size + content[at + 8 :]
-    return with_special(rule, {"a/1.jpg": content, "b/2.png": made.png()})
-
-
 def _report(folder: Path, out: Path):
     from labkit.tools.reports import page
 
@@ -271,12 +250,6 @@ def _digits(folder: Path, _out: Path):
     return load("color_digits")._is_there(folder, wanted)
 
 
-def _image_folder(folder: Path, _out: Path):
-    from labkit.data.imagefiles import read_folder
-
-    return read_folder(folder, deep=False)
-
-
 READERS = {
     "results": Reader(_make_results, (_report, _compare, _attach, _over)),
     "run": Reader(_make_run, (_report, _compare, _attach, _resume, _again)),
@@ -284,5 +257,4 @@ READERS = {
     "records": Reader(_make_records, (_report, _attach, _records)),
     "notebook": Reader(_make_notebook, (_convert, _report, _work, _labs)),
     "manifest": Reader(_make_manifest, (_manifest, _recipe, _digits)),
-    "images": Reader(_make_images, (_image_folder,)),
 }

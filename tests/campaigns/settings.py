@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501 (tables of odd values)
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -151,11 +152,21 @@ def _assignments(folder: Path, _out: Path):
     return settings.read(Config, None, json.loads((folder / "values").read_bytes()))
 
 
+@functools.cache
+def _keep_labs() -> None:
+    """Read the project's notebooks once: they do not change meanwhile."""
+    from labkit.tools import labs
+
+    labs.find_labs = functools.cache(labs.find_labs)
+    labs.parameter_names = functools.cache(labs.parameter_names)
+
+
 def _parameters(lab: str):
     def check(folder: Path, out: Path):
         from labkit.tools.running import digests as inputs
         from labkit.tools.running import folders, request
 
+        _keep_labs()
         texts = json.loads((folder / "values").read_bytes())
         wanted = request.check([lab], preset="smoke", parameters=texts, start=ROOT)
         folders.write_run(out / lab, wanted)

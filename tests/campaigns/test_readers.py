@@ -1,7 +1,9 @@
 """A short part of the campaign over every reader, and what the campaign takes for a failure."""
 
+import itertools
 import os
 import random
+import time
 
 import pytest
 
@@ -95,12 +97,17 @@ def test_a_file_outside_is_seen(tmp_path):
     assert readers._outside(tmp_path, place) != before
 
 
-def test_a_child_that_dies_is_a_failure_and_the_next_input_has_another(tmp_path):
-    for name in ("input", "out"):
-        (tmp_path / name).mkdir()
-    with readers.Child("yaml", tmp_path) as child:
-        assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "refused"
-        os.kill(child._process.pid, 9)
-        child._process.wait()  # so that the pipe has no reader any more
-        assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "failure"
-        assert child.ask(tmp_path / "input", tmp_path / "out")["kind"] == "refused"
+def test_a_child_that_dies_or_hangs_is_a_failure_and_the_next_input_has_another(tmp_path):
+    for name in ("home", "work/input", "work/out"):
+        (tmp_path / name).mkdir(parents=True)
+    place = tmp_path / "work"
+    with readers.Child("yaml", place) as child:
+        for call in (
+            (os.abort,),
+            (worker.within, 60, 0.1, time.sleep, 60),
+            (worker.within, 0.1, 60, max, itertools.repeat(1)),
+        ):
+            answer = child.call(*call)
+            assert answer["kind"] == "failure" and "most recent call first" in answer["text"]
+            again = child.call(worker.answer, place / "input", place / "out")
+            assert again["kind"] == "refused"

@@ -1,58 +1,64 @@
 """The child of a campaign: calls the doors of one reader, and says for each input how that ended.
 
-    python worker.py READER < requests > answers
-
-A request is a JSON line with the folder of an input and a folder to write to; an answer one with
-``kind`` ("result" of at least one door, "refused" or "failure"), ``text``, ``seconds`` of
-computing behind the slowest door, and ``memory``, how many bytes the process has at most held above
-what it held when it began.
+An answer has ``kind`` ("result" of at least one door, "refused" or "failure"), ``text``,
+``seconds`` of computing behind the slowest door, and ``memory``, how many bytes the process has at
+most held above what it held when it began.
 """
 
-import json
+import faulthandler
+import math
 import os
 import resource
-import sys
+import signal
 import traceback
 from pathlib import Path
 
 ROOM = 4 << 30  # bytes of address space above the base: what is judged is what was really held
 LONGEST = 1000  # letters of a message
+COMPUTING = 30.0  # seconds after which a door is ended
+CLOCK = 300.0  # and on the clock, where others compute as well: it hangs
+
+reader, base = None, 0  # which one, and the bytes held before the first input
 
 
-def main() -> None:
-    """Answer requests until there are none."""
-    asked, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)
-    reader = _table()[sys.argv[1]]
+def begin(name: str, place: Path, log: str) -> None:
+    """Take up work in ``place``, with limits; what the process says goes to ``log``."""
+    global reader, base
+    # matplotlib and others write to the home on import.
+    os.environ |= {"OMP_NUM_THREADS": "1", "GLOG_v": "3", "HOME": str(place.parent / "home")}
+    os.chdir(place)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    faulthandler.enable()
+    for number in (signal.SIGXCPU, signal.SIGALRM):
+        faulthandler.register(number, chain=True)  # says where it was, and ends
+    from tests.campaigns.table import READERS
+
+    reader = READERS[name]
     if reader.heavy:
         import mindspore  # noqa: F401
         import torch  # noqa: F401
-    base = None
-    for line in asked:
-        folder, out = map(Path, json.loads(line))
-        if base is None:
-            base = _base()
-        answer = _judged(reader, folder, out)
-        answer["memory"] = _held() - base
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
-def _table():
-    from tests.campaigns.table import READERS
-
-    return READERS
-
-
-def _base() -> int:
-    """Return the bytes held now, and let the address space grow by ``ROOM`` and no further."""
-    pages = Path("/proc/self/statm").read_text().split()
-    size = int(pages[0]) * os.sysconf("SC_PAGE_SIZE")
+    size = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (size + ROOM, size + ROOM))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    return _held()
+    base = _held()
+
+
+def answer(folder: Path, out: Path) -> dict:
+    """Read the input in ``folder``."""
+    judged = within(COMPUTING, CLOCK, _judged, reader, folder, out)
+    return judged | {"memory": _held() - base}
+
+
+def within(computing: float, clock: float, call, *arguments):
+    """Return what ``call`` does; end this process where that takes too many seconds."""
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(_seconds() + computing), -1))
+    signal.setitimer(signal.ITIMER_REAL, clock)
+    result = call(*arguments)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return result
 
 
 def _held() -> int:
@@ -83,8 +89,3 @@ def _judged(reader, folder: Path, out: Path) -> dict:
 def _seconds() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    main()

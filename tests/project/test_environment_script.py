@@ -44,6 +44,7 @@ class Project:
         for tool in TOOLS:
             if path := shutil.which(tool):
                 (self.bin / tool).symlink_to(path)
+        self.python("python3", "3.11.7")
 
     def python(self, name, version, *, venv=True):
         text = FAKE.format(shown=version, version=version, without_venv=0 if venv else 1)
@@ -95,7 +96,6 @@ def project(tmp_path):
 
 @pytest.fixture
 def installed(project):
-    project.python("python3", "3.11.7")
     project.call("base")
     assert project.done() == ["venv", "base"]
     return project
@@ -121,13 +121,13 @@ def test_without_a_fitting_python_it_is_said_what_came(project):
 
 
 def test_a_python_that_does_not_start_is_named(project):
+    project.python("python3", "3.13.0")
     shim = project.python("python3.12", "3.12.1")
     shim.write_text("#!/bin/sh\nexit 127\n")
     assert "python3.12 does not start" in project.call("base", code=2)
 
 
 def test_python_given_by_name_is_the_only_one_looked_at(project):
-    project.python("python3", "3.11.7")
     other = project.python("my python", "3.12.1")
     assert project.call("python", PYTHON=str(other)).strip() == str(other)
     said = project.call("base", code=2, PYTHON="python3.12")
@@ -161,25 +161,35 @@ def test_a_changed_pin_is_installed_once_and_so_is_going_back(installed, name):
     assert installed.done() == ["base"]
 
 
-def test_a_moved_environment_is_installed_again(installed, tmp_path):
-    installed.folder = installed.folder.rename(tmp_path / "moved")
-    installed.call("base")
-    assert installed.done() == ["base"]
+def moved(installed):
+    installed.folder = installed.folder.rename(installed.folder.with_name("moved"))
+    return {}
 
 
-def test_another_python_makes_the_environment_anew(installed):
-    other = str(installed.python("python3.12", "3.12.1"))
-    installed.call("base", PYTHON=other)
-    assert installed.done() == ["venv", "base"]
-    installed.call("base", PYTHON=other)
+def of_another_python(installed):
+    return {"PYTHON": str(installed.python("python3.12", "3.12.1"))}
+
+
+def without_its_python(installed):
+    (installed.folder / ".venv" / "bin" / "python").unlink()
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("change", "done"),
+    [
+        (moved, ["base"]),
+        (of_another_python, ["venv", "base"]),
+        (without_its_python, ["venv", "base"]),
+    ],
+)
+def test_an_environment_that_does_not_fit_any_more_is_made_or_installed_again(
+    installed, change, done
+):
+    installed.call("base", **change(installed))
+    assert installed.done() == done
     installed.call("base")
     assert installed.done() == []
-
-
-def test_an_environment_without_its_python_is_made_anew(installed):
-    (installed.folder / ".venv" / "bin" / "python").unlink()
-    installed.call("base")
-    assert installed.done() == ["venv", "base"]
 
 
 def test_without_a_network_what_was_installed_still_works(installed):
@@ -203,7 +213,6 @@ def test_an_interrupted_installation_starts_anew(installed, how, code):
 
 
 def test_a_folder_that_is_no_environment_is_left_alone(project):
-    project.python("python3", "3.11.7")
     (project.folder / "photos").mkdir()
     (project.folder / "photos" / "one.png").write_text("")
     said = project.call("base", code=2, VENV="photos")
@@ -212,7 +221,6 @@ def test_a_folder_that_is_no_environment_is_left_alone(project):
 
 
 def test_two_at_once_one_installs_and_the_other_is_refused(project):
-    project.python("python3", "3.11.7")
     first = project.start("base", PIP="slow")
     project.wait_until_installing()
     marker = (project.folder / ".venv" / ".incomplete").read_text().strip()
@@ -225,7 +233,6 @@ def test_two_at_once_one_installs_and_the_other_is_refused(project):
 
 
 def test_of_many_that_start_together_one_installs(project):
-    project.python("python3", "3.11.7")
     all_of_them = [project.start("base") for _ in range(8)]
     said = [process.communicate(timeout=60)[0] for process in all_of_them]
     codes = [process.returncode for process in all_of_them]
@@ -238,7 +245,6 @@ def test_of_many_that_start_together_one_installs(project):
 
 @pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
 def test_a_pip_that_outlives_its_script_is_waited_for(project):
-    project.python("python3", "3.11.7")
     (project.bin / "flock").symlink_to(shutil.which("flock"))
     first = project.start("base", PIP="outlives")
     project.wait_until_installing()
@@ -253,7 +259,6 @@ def test_a_pip_that_outlives_its_script_is_waited_for(project):
 
 def test_what_the_old_distribution_left_is_taken_away(project):
     """labkit 0.1.0, editable, beside mindspore-labs: both would own the command `labkit`."""
-    project.python("python3", "3.11.7")
     project.call("base", PIP="offline", code=1)
     site = project.folder / ".venv/lib/python3/site-packages"
     for name in ("labkit-0.1.0.dist-info", "labkit-0.0.3.dist-info", "labkit_other"):
@@ -273,7 +278,6 @@ class TestRemove:
         [".venv", "my envs/lab", 'it\'s "mine"', "-rf", "a/../b", ".venv/", "$HOME;x", "*", "é"],
     )
     def test_an_environment_of_its_own_goes_wherever_it_is(self, project, venv):
-        project.python("python3", "3.11.7")
         neighbours = [project.folder / name for name in ("my", "envs", "a", "rf", "other")]
         for folder in neighbours:
             folder.mkdir()
@@ -287,7 +291,6 @@ class TestRemove:
         assert project.call("remove", VENV=venv) == ""
 
     def test_outside_the_checkout_too_and_beside_what_was_put_into_it(self, project, tmp_path):
-        project.python("python3", "3.11.7")
         venv = tmp_path / "my envs" / "lab"
         project.call("base", VENV=str(venv))
         (venv / "notes.txt").write_text("mine")
@@ -297,7 +300,6 @@ class TestRemove:
         assert (tmp_path / "my envs" / "photo.png").exists()
 
     def test_a_link_and_its_folder_stay(self, project, tmp_path):
-        project.python("python3", "3.11.7")
         disk = tmp_path / "big disk"
         disk.mkdir()
         (project.folder / ".venv").symlink_to(disk)
@@ -308,7 +310,6 @@ class TestRemove:
         assert (project.folder / ".venv").is_symlink() and list(disk.iterdir()) == []
 
     def test_somebody_elses_environment_is_used_and_stays(self, project, tmp_path):
-        project.python("python3", "3.11.7")
         (other := tmp_path / "env" / "bin").mkdir(parents=True)
         (tmp_path / "env" / "lib" / "python3" / "site-packages").mkdir(parents=True)
         (tmp_path / "env" / "pyvenv.cfg").touch()
@@ -324,7 +325,6 @@ class TestRemove:
         assert "cannot be used as it is" in said and (other / "python").exists()
 
     def test_the_environment_of_another_checkout_stays(self, project, tmp_path):
-        project.python("python3", "3.11.7")
         venv = tmp_path / "shared"
         project.call("base", VENV=str(venv))
         second = tmp_path / "second"
@@ -416,7 +416,6 @@ def forget_record(installed, *, empty=True):
 
 @pytest.mark.parametrize("venv", ["home", "home/", "project/..", "/"])
 def test_no_environment_is_made_in_a_folder_that_holds_more(project, tmp_path, venv):
-    project.python("python3", "3.11.7")
     (tmp_path / "home").mkdir()
     said = project.call("base", VENV=str(tmp_path / venv), HOME=str(tmp_path / "home"), code=2)
     assert "holds more than a virtual environment" in said

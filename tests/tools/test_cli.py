@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from labkit.tools.running import runner
 from labkit.tools.running.execution import Failure
 from labkit.tools.running.watch import Limits
 from tests.support.lab_projects import ROOT, write_lab, write_labs
-from tests.support.living import is_alive, wait_until
+from tests.support.living import interrupted, is_alive
 
 LAB = {"card": "# 01 · The sums", "parameters": ['preset = "lab"\ndevice = "auto"\nepochs = None']}
 
@@ -37,18 +38,12 @@ def call(*arguments):
     return CliRunner().invoke(cli.app, arguments)
 
 
-def start(*arguments):
-    command = [sys.executable, "-m", "labkit.tools.cli", *arguments]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
 def outcome(project, failure=None, **results):
     (lab,) = find_labs(project)
     status = "failed" if failure else "passed"
     results = {"status": status, "device": "CPU", "total_seconds": 3.14, "metrics": {}, **results}
-    return runner.Outcome(lab, results, project / "out" / "01_sums.ipynb", failure)
+    results |= {"error": asdict(failure)} if failure else {}
+    return runner.Outcome(lab, {}, project / "out", results)
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -68,6 +63,21 @@ def test_a_line_longer_than_a_pipe_holds_is_whole_beside_another_threads(unbuffe
     )
     lines = done.stdout.splitlines()
     assert sorted(lines, key=len) == ["b"] * 5000 + ["a" * 300_000] * 20
+
+
+def test_a_reader_who_leaves_stops_nothing():
+    code = (
+        "import sys; from labkit.tools.console import line\n"
+        "line('first')\nsys.stdin.read()\nline('second')\nline('third')"
+    )
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as process:
+        assert process.stdout.readline() == "first\n"
+        process.stdout.close()
+        process.stdin.close()
+        stderr = process.stderr.read()
+    assert process.returncode == 0
+    assert stderr == "labkit: nobody reads standard output any more; going on\n"
 
 
 def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
@@ -172,11 +182,10 @@ def test_bad_usage_is_exit_2_on_stderr_with_nothing_created(project, monkeypatch
 
 
 def test_bad_input_found_by_the_notebook_is_exit_2(project):
-    with start("run", "--preset", "smoke", "--out", "out") as process:
-        stdout, stderr = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert stderr == "labkit: 01_sums: bad!\n"
-    head, row = stdout.splitlines()[-2:]
+    done = call("run", "--preset", "smoke", "--out", "out")
+    assert done.exit_code == 2
+    assert done.stderr == "labkit: 01_sums: bad!\n"
+    head, row = done.stdout.splitlines()[-2:]
     assert head.split() == ["lab", "status", "device", "seconds", "headline", "notebook"]
     assert row.split()[:3] == ["01_sums", "failed", "-"]
     assert row.endswith(os.path.join("out", "01_sums", "01_sums.ipynb"))
@@ -193,12 +202,13 @@ def test_a_signal_stops_the_kernel_too(project, number, code):
     )
     write_lab(project, "01_sums", source, **LAB)
     pid = project / "notebooks" / "pid"
-    with start("run", "--out", "out") as process:
-        wait_until(lambda: pid.exists() and pid.read_text().endswith("."))
-        process.send_signal(number)
-        _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code
-    assert "Traceback" not in stderr
+    returned, _, stderr = interrupted(
+        ["run", "--out", "out"],
+        project,
+        lambda: pid.exists() and pid.read_text().endswith("."),
+        by=number,
+    )
+    assert returned == code
     assert not [number for number in pid.read_text().rstrip(".").split() if is_alive(int(number))]
     results = json.loads((project / "out" / "01_sums" / "results.json").read_text())
     assert results["status"] == "interrupted"

@@ -3,8 +3,6 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +51,10 @@ def convert(
     if not target.parent.is_dir():
         raise InputError(f"{target.parent} is no folder; expected one to write {target.name} into")
     renames: dict[str, str] = {}
-    for ours, theirs in map(_rename, rename or ()):
+    for text in rename or ():
+        ours, equals, theirs = text.partition("=")
+        if not (equals and ours and theirs):
+            raise wrong("rename", text, "MINDSPORE=PYTORCH")
         if ours in renames:
             raise InputError(f"rename: expected {ours} once, got it twice")
         renames[ours] = theirs
@@ -82,33 +83,18 @@ def _build(network: str, classes: int) -> "nn.Cell":
         raise wrong("network", network, "resnet18, 34, 50, 101, 152, or module:function")
     from mindspore import nn
 
-    with _working_folder():
-        try:
-            make = getattr(importlib.import_module(module), function)
-        except (ImportError, AttributeError) as error:
-            raise InputError(f"network {network}: {error}") from error
-        cell = make() if callable(make) else None
-    if not isinstance(cell, nn.Cell):
-        raise wrong("network", network, "a function that returns an nn.Cell")
-    return cell
-
-
-@contextmanager
-def _working_folder() -> Iterator[None]:
-    """Let what is inside import from the working folder, after everything that is installed.
-
-    The folder may be a downloaded one: first, or for longer, its torch.py would be PyTorch.
-    """
+    # After everything that is installed, and no longer than this: the folder may be a downloaded
+    # one, and its torch.py would be PyTorch.
     sys.path.append(folder := str(Path.cwd()))
     try:
-        yield
+        make = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"network {network}: {error}") from error
+    else:
+        cell = make() if callable(make) else None
     finally:
         if folder in sys.path:  # the module may have taken it away
             del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
-
-
-def _rename(text: str) -> tuple[str, str]:
-    ours, equals, theirs = text.partition("=")
-    if not (equals and ours and theirs):
-        raise wrong("rename", text, "MINDSPORE=PYTORCH")
-    return ours, theirs
+    if not isinstance(cell, nn.Cell):
+        raise wrong("network", network, "a function that returns an nn.Cell")
+    return cell

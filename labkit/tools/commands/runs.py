@@ -59,9 +59,9 @@ def run(
     if source is not None and source.name == "ENVIRONMENT" and resume is not None:
         preset = None  # the shell's is for new runs
     wanted = _request(labs, preset, device, parameter, resume)
-    jobs = _usual_jobs(wanted) if jobs is None else jobs
-    pool.check_jobs(jobs)
-    jobs = min(jobs, len(wanted.labs))
+    if jobs is None and (wanted.preset == "paper" or not pool.shares_no_device(wanted.device)):
+        jobs = 1
+    jobs = pool.jobs_of(jobs, len(wanted.labs), runner.MEMORY)
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory, jobs)
     outcomes: list[runner.Outcome] = []
     with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as folder:
@@ -75,16 +75,6 @@ def run(
     code = runner.exit_code(outcomes)
     console.closing(outcomes, folder, as_json=as_json, code=code)
     raise typer.Exit(code)
-
-
-def _usual_jobs(wanted: "Request") -> int:
-    """Return how many labs go on at once if nobody says."""
-    from labkit.tools.running import pool, runner
-    from labkit.tools.running.watch import free_memory
-
-    if wanted.preset == "paper" or not pool.shares_no_device(wanted.device):
-        return 1
-    return pool.usable_jobs(len(wanted.labs), free_memory(), runner.MEMORY)
 
 
 def _request(
@@ -148,15 +138,11 @@ def sweep(
     """
     from labkit.tools import console
     from labkit.tools.running import pool, request, sweep, sweep_table
-    from labkit.tools.running.watch import free_memory
 
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
     axes = request.parse_grid(parameter or ())
     requests = request.of_grid(lab, axes, preset=preset, device=device)
-    if jobs is None:
-        jobs = pool.usable_jobs(len(requests), free_memory(), sweep.MEMORY)
-    pool.check_jobs(jobs)
-    jobs = min(jobs, len(requests))
+    jobs = pool.jobs_of(jobs, len(requests), sweep.MEMORY)
     project, name = requests[0].project, requests[0].labs[0].name
     folder = out or project / "runs" / "sweeps" / f"{name}-{preset}"
     limits = options.limits(preset, timeout, cell_timeout, memory, jobs)

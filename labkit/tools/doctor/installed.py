@@ -4,7 +4,8 @@ import os
 import shutil
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import metadata, util
 from pathlib import Path
 
@@ -107,20 +108,23 @@ def packages(root: Path) -> Finding:
 
 def _pins(text: str) -> dict[str, str]:
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
-    pins = {}
+    pins: dict[str, str] = {}
     for line in text.splitlines():
         stated = line.split("#")[0].strip()
         if stated:
             requirement = Requirement(stated)
             if requirement.marker is None or requirement.marker.evaluate():
-                pins[_normal(requirement.name)] = next(iter(requirement.specifier)).version
+                (pin,) = requirement.specifier
+                pins[canonicalize_name(requirement.name)] = pin.version
     return pins
 
 
 def _closure(dependencies: list[str]) -> set[str]:
     """Return the names of all packages that are needed, through those that are installed."""
     from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
 
     seen: set[tuple[str, str]] = set()
     waiting = [(Requirement(text), "") for text in dependencies]
@@ -129,18 +133,13 @@ def _closure(dependencies: list[str]) -> set[str]:
         if requirement.marker and not requirement.marker.evaluate({"extra": asked}):
             continue
         for extra in ("", *requirement.extras):
-            key = (_normal(requirement.name), extra)
+            key = (canonicalize_name(requirement.name), extra)
             if key not in seen:
                 seen.add(key)
-                waiting += [(Requirement(text), extra) for text in _requires(requirement.name)]
+                with suppress(metadata.PackageNotFoundError):
+                    needed = metadata.requires(requirement.name) or ()
+                    waiting += [(Requirement(text), extra) for text in needed]
     return {name for name, _ in seen}
-
-
-def _requires(name: str) -> Iterator[str]:
-    try:
-        yield from metadata.requires(name) or ()
-    except metadata.PackageNotFoundError:
-        return
 
 
 def _differs(name: str, pins: dict[str, str]) -> str:
@@ -149,10 +148,6 @@ def _differs(name: str, pins: dict[str, str]) -> str:
         return f"{name} is not installed; expected {pins.get(name, 'any version')}"
     expected = pins.get(name, version)
     return "" if version == expected else f"{name} is {version}; expected {expected}"
-
-
-def _normal(name: str) -> str:
-    return name.lower().replace("_", "-").replace(".", "-")
 
 
 def msrun(root: Path) -> Finding:

@@ -2,15 +2,14 @@
 
 import gzip
 import hashlib
-import importlib.util
 import os
 import platform as system
+import runpy
 import shutil
 import socket
 import tempfile
 import zlib
 from pathlib import Path
-from types import ModuleType
 
 from labkit.base.files import refusal
 from labkit.base.memory import left_in_container
@@ -149,32 +148,23 @@ def data(root: Path) -> Finding:
         return Finding(True, "nothing to compare with: labkit is not from a checkout")
     if not (root / "data_scripts").is_dir():
         return Finding(True, f"nothing to look at: no {root / 'data_scripts'}")
-    mnist = _load(program)
+    mnist = runpy.run_path(str(program))
     bundled = root / "data_scripts" / "bundled" / "mnist"
-    digests = mnist.DATASETS["mnist"].sha256
+    digests = mnist["DATASETS"]["mnist"].sha256
     faults = [_fault(bundled / f"{file}.gz", digest) for file, digest in digests.items()]
     if any(faults):
         remedy = f"git checkout -- {bundled} brings the bundled files back"
         return Finding(False, "; ".join(filter(None, faults)), remedy)
     count = len(faults)
-    for dataset in mnist.DATASETS.values():
+    for dataset in mnist["DATASETS"].values():
         folder = root / "datasets" / dataset.folder
         for file, digest in dataset.sha256.items():
-            path = folder / mnist.FILES[file] / file
+            path = folder / mnist["FILES"][file] / file
             if path.exists():
                 count += 1
                 if fault := _fault(path, digest):
                     return Finding(False, fault, f"rm -r '{folder}': the labs prepare it again")
     return Finding(True, f"{count} files as published")
-
-
-def _load(program: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("labkit_data_scripts_mnist", program)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{program} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def _fault(path: Path, expected: str) -> str:

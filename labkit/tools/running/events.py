@@ -47,6 +47,13 @@ class Event:
 
 
 Say = Callable[[Event], None]
+
+
+def remark(text: str, lab: str | None = None) -> Event:
+    """Return a remark about the run, or about one lab of it."""
+    return Event("output", f"{lab}: {text}" if lab else text, lab, {"text": text})
+
+
 # Why a lab failed, in words; an exception has a name of its own.
 CAUSES = {
     "died": "its kernel died",
@@ -104,16 +111,12 @@ class Progress:
         """Pass on the complete lines of ``text``, indented; a rest waits for its line end."""
         *lines, self._partial = (self._partial + text).split("\n")
         for line in lines:
-            self._pass_on(line)
+            if shown := last_state(line).rstrip():
+                self.last, self._silent = _short(shown.strip()), False
+                self._say(Event("output", f"    {shown}", self._lab, {"text": shown}))
 
     def flush(self) -> None:
         """Do nothing: papermill flushes after every message, also in the middle of a line."""
-
-    def _pass_on(self, line: str) -> None:
-        line = last_state(line).rstrip()
-        if line:
-            self.last, self._silent = _short(line.strip()), False
-            self._say(Event("output", f"    {line}", self._lab, {"text": line}))
 
     def _report(self) -> None:
         while not self._over.wait(self._every):

@@ -5,7 +5,7 @@ import math
 import subprocess
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from labkit.labs.run_files import KERNEL_LOG, last_lines, write_text
 from labkit.ranks.processes import MARK, guarded
 from labkit.tools.notebook_files import relinked
-from labkit.tools.running.events import Event, Progress, Say, is_executed, merge_streams
+from labkit.tools.running.events import Progress, Say, is_executed, merge_streams, remark
 from labkit.tools.running.watch import Limits, Watch
 
 _KERNEL = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
@@ -46,7 +46,7 @@ class Failure:
     message: str
     cell: int | None
     cause: str = "exception"
-    log: tuple[str, ...] = ()
+    log: list[str] = field(default_factory=list)
 
 
 INTERRUPTED = Failure("KeyboardInterrupt", "stopped from outside", None, "interrupted")
@@ -94,8 +94,8 @@ def execute(
     log = output.with_name(KERNEL_LOG)
     for start in range(_STARTS):
         if start:
-            text = f"{source.stem}: another program took the kernel's port; starting it again"
-            say(Event("output", text, source.stem, {"text": text}))
+            text = "another program took the kernel's port; starting it again"
+            say(remark(text, source.stem))
         progress = Progress(source.stem, _prepare(source, output) + 1, say)
         with guarded() as mark, Watch(mark[MARK].split(":")[-1], limits, stop) as watch, progress:
             manager = _own_kernel({**environment, **mark}, log, watch)
@@ -240,7 +240,7 @@ def _failure(error: BaseException | None, watch: Watch, progress: Progress, log:
     elif name == "CellTimeoutError":
         cause, message = "timeout", message.splitlines()[0]
     lines = _log_lines(log)[-_LOG_LINES:] or ([progress.last] if progress.last else [])
-    return Failure(name, message, progress.cell or None, cause, tuple(lines))
+    return Failure(name, message, progress.cell or None, cause, lines)
 
 
 def _log_lines(log: Path) -> list[str]:

@@ -5,7 +5,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,15 @@ def refuse_used(request: Request, out: Path | None, runs: Path) -> None:
         return
     if (out / SWEEP).exists():
         raise InputError(f"{out} holds a sweep; give another --out")
-    if os.path.lexists(out / RUN):
-        _refuse_other(read_run(out), request, out)
+    # run.json has one preset and one device.
+    run = read_run(out) if os.path.lexists(out / RUN) else {}
+    for name in ("preset", "device"):
+        before, asked = run.get(name), getattr(request, name)
+        if run and before != asked:
+            raise InputError(
+                f"{out} holds a run with {name} {before}; expected the same, got {asked}: give "
+                "another --out"
+            )
     for folder in (out / lab.name for lab in request.labs):
         refuse_unwritable(folder)
         # Two runs in one folder would mix their records and checkpoints.
@@ -53,17 +60,6 @@ def refuse_used(request: Request, out: Path | None, runs: Path) -> None:
             raise InputError(
                 f"{folder} already holds files; continue that run with --resume {out}, give "
                 "another --out, or remove it"
-            )
-
-
-def _refuse_other(run: Mapping[str, Any], request: Request, out: Path) -> None:
-    """Refuse to add to a run of another preset or device: run.json has one of each."""
-    for name in ("preset", "device"):
-        before, asked = run[name], getattr(request, name)
-        if before != asked:
-            raise InputError(
-                f"{out} holds a run with {name} {before}; expected the same, got {asked}: give "
-                "another --out"
             )
 
 
@@ -130,15 +126,6 @@ def read_run(folder: Path) -> dict[str, Any]:
     return record
 
 
-@dataclass(frozen=True)
-class Completed:
-    """results.json of a lab that is over, why it failed, if so, and what in it was unusable."""
-
-    results: Mapping[str, Any]
-    failure: Failure | None
-    problems: list[str]
-
-
 def unwritable(error: OSError) -> Failure:
     """Return what a lab fails with whose folder cannot be written."""
     return Failure(type(error).__name__, f"its folder cannot be written: {error}", None)
@@ -164,8 +151,12 @@ def begun(lab: Lab, request: Request) -> dict[str, Any]:
 
 def completed(
     folder: Path, before: Mapping[str, Any], ending: Execution, seconds: float
-) -> Completed:
-    """Write results.json of a lab that is over, whether or not the notebook wrote its own."""
+) -> tuple[dict[str, Any], list[str]]:
+    """Write results.json of a lab that is over, whether or not the notebook wrote its own.
+
+    Returns:
+        What it says, and what was unusable in that of the notebook.
+    """
     written, problems = usable(_written(folder))
     results = _complete({**before, **written}, ending, seconds)
     try:
@@ -175,13 +166,13 @@ def completed(
             ending = replace(ending, failure=unwritable(error))
             results = _complete(results, ending, seconds)
         _write_over(folder, results)
-    return Completed(results, ending.failure, problems)
+    return results, problems
 
 
 def stopped(folder: Path, error: Exception) -> dict[str, Any]:
     """Write and return results.json of a lab that ``error`` stopped outside its notebook."""
     failure = Failure(type(error).__name__, str(error), None)
-    results = {"metrics": {}, **_written(folder), "status": "failed", "error": _error(failure)}
+    results = {"metrics": {}, **_written(folder), "status": "failed", "error": asdict(failure)}
     for name in ("pid", "pid_created"):
         results.pop(name, None)
     try:
@@ -226,9 +217,5 @@ def _complete(written: Mapping[str, Any], ending: Execution, seconds: float) -> 
     }
     if failure := ending.failure:
         status = "interrupted" if failure.cause == "interrupted" else "failed"
-        results |= {"status": status, "error": _error(failure)}
+        results |= {"status": status, "error": asdict(failure)}
     return results
-
-
-def _error(failure: Failure) -> dict[str, Any]:
-    return {**asdict(failure), "log": list(failure.log)}

@@ -11,26 +11,28 @@ from typing import TypeVar
 
 from labkit.base import arguments
 from labkit.base.cores import keep_to, usable_cores
+from labkit.tools.running.watch import free_memory
 
 T = TypeVar("T")
 # Nobody asks a driver here: that would take as long as importing MindSpore.
 _ACCELERATORS = ("/dev/davinci0", "/dev/nvidia0")
 
 
-def usable_jobs(runs: int, free: float, each: float) -> int:
-    """Return how many runs go on at once if nobody says: one a core, as memory allows.
+def jobs_of(asked: int | None, runs: int, memory: float) -> int:
+    """Return how many runs go on at once: as asked, or else one a core, as memory allows.
 
     Args:
+        asked: how many, if anybody says
         runs: how many there are
-        free: memory, bytes
-        each: what one holds, bytes
+        memory: what one holds, bytes
+
+    Raises:
+        InputError: for more runs at once than there are cores
     """
-    return max(1, min(runs, len(usable_cores()), int(free // each)))
-
-
-def check_jobs(jobs: int) -> None:
-    """Raise ``InputError`` for more runs at once than there are cores."""
-    arguments.integer("--jobs", jobs, at_least=1, at_most=len(usable_cores()))
+    cores = len(usable_cores())
+    if asked is None:
+        asked = max(1, min(cores, int(free_memory() // memory)))
+    return min(runs, arguments.integer("--jobs", asked, at_most=cores))
 
 
 def shares_no_device(device: str) -> bool:

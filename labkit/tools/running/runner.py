@@ -22,7 +22,7 @@ from labkit.labs.run_files import LOG, read_results, write_results
 from labkit.ranks.processes import python_path
 from labkit.tools.labs import Lab, mentions
 from labkit.tools.running import digests, folders, pool
-from labkit.tools.running.events import CAUSES, Event, Say
+from labkit.tools.running.events import CAUSES, Event, Say, remark
 from labkit.tools.running.execution import INTERRUPTED, Execution, Failure, execute
 from labkit.tools.running.request import Request
 from labkit.tools.running.watch import Limits
@@ -33,21 +33,37 @@ _DATA = "mnist"  # bundled with the project, so that preparing it needs no netwo
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one lab of a run.
+    """What became of one lab of a run, or of one run of a sweep.
 
     Attributes:
         lab: which one.
+        parameters: what it was asked to run with.
+        folder: where it is.
         results: what results.json says.
-        notebook: the executed one.
-        failure: why it failed; None if it passed.
         skipped: whether it had passed before, with the same inputs, and was not executed again.
     """
 
     lab: Lab
+    parameters: Mapping[str, Any]
+    folder: Path
     results: Mapping[str, Any]
-    notebook: Path
-    failure: Failure | None
     skipped: bool = False
+
+    @property
+    def notebook(self) -> Path:
+        """The executed one."""
+        return self.folder / self.lab.path.name
+
+    @property
+    def status(self) -> str:
+        """Passed, passed before, failed or interrupted."""
+        return "passed before" if self.skipped else self.results["status"]
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why it failed; None if it passed."""
+        passed = self.results["status"] == "passed"
+        return None if passed else Failure(**self.results["error"])
 
     @property
     def refused(self) -> bool:
@@ -86,7 +102,7 @@ def prepared(
         folder = new_folder(runs)
         folders.point_latest(runs, folder)
     folder = folder.resolve()
-    with locked(folder, "a run", lambda text: say(Event("output", text, values={"text": text}))):
+    with locked(folder, "a run", lambda text: say(remark(text))):
         folders.write_run(folder, request)
         yield folder
 
@@ -167,11 +183,11 @@ def run_lab(
         ending = Execution(folders.unwritable(error), 0.0)
     finally:
         # Ctrl-C passes through here: the folder must say that it holds no whole run.
-        done = folders.completed(folder, before, ending, time.monotonic() - started)
-        for problem in done.problems:
-            say_and_log(Event("output", f"{lab.name}: {problem}", lab.name, {"text": problem}))
-        say_and_log(_ended(lab, done.results))
-    return Outcome(lab, done.results, folder / lab.path.name, done.failure)
+        results, problems = folders.completed(folder, before, ending, time.monotonic() - started)
+        for problem in problems:
+            say_and_log(remark(problem, lab.name))
+        say_and_log(_ended(lab, results))
+    return Outcome(lab, request.of(lab), folder, results)
 
 
 def _execute(
@@ -216,13 +232,12 @@ def passed_before(lab: Lab, request: Request, folder: Path, say: Say) -> Outcome
         text = f"{folder.name}: changed: {', '.join(different)}; the old run is in {aside}"
         say(Event("replaced", text, lab.name, {"changed": different, "folder": str(aside)}))
         return None
-    notebook = folder / lab.path.name
     whole = results.get("status") == "passed" and "total_seconds" in results
-    if not whole or not notebook.exists():
+    if not whole or not (folder / lab.path.name).exists():
         return None
     text = f"{folder.name}: passed before with the same inputs, not executed again"
     say(Event("skipped", text, lab.name, {"folder": str(folder)}))
-    return Outcome(lab, results, notebook, None, skipped=True)
+    return Outcome(lab, request.of(lab), folder, results, skipped=True)
 
 
 def prepare_data(request: Request, say: Say) -> None:

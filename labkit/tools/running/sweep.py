@@ -7,7 +7,6 @@ was, and one that is asked for a further seed runs that seed alone.
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,13 @@ from labkit.base.locks import locked
 from labkit.errors import InputError
 from labkit.labs.run_files import RESULTS, RUN, SWEEP, SWEEP_RUNS, now, read_json, write_json
 from labkit.tools.running import folders, pool, runner
-from labkit.tools.running.events import Event, Say
+from labkit.tools.running.events import Event, Say, remark
 from labkit.tools.running.request import Request, folder_name
+from labkit.tools.running.runner import Outcome
 from labkit.tools.running.watch import Limits
 
 MEMORY = 2e9  # bytes for each run: a lab's kernel holds 1 to 1.5 GB
 _EVERY = 10.0  # seconds without a run that ends, after which the sweep says how far it is
-
-
-@dataclass(frozen=True)
-class Row:
-    """One run of a sweep: its parameters, its folder, its results.json, whether it ran just now."""
-
-    parameters: Mapping[str, Any]
-    folder: Path
-    results: Mapping[str, Any]
-    skipped: bool
 
 
 def sweep(
@@ -45,7 +35,7 @@ def sweep(
     jobs: int,
     say: Say,
     limits: Limits,
-) -> list[Row]:
+) -> list[Outcome]:
     """Run every point of a grid, several at once; one that fails is its own failure.
 
     Args:
@@ -57,7 +47,7 @@ def sweep(
         limits: of each run.
 
     Returns:
-        A row for each request, in their order.
+        What became of each request, in their order.
 
     Raises:
         InputError: when the folder cannot be used; nothing is written then.
@@ -67,7 +57,7 @@ def sweep(
     folders.refuse_unwritable(folder)
     refuse_links(folder)
     _refuse_other(folder, lab)
-    with locked(folder, "a sweep", lambda text: say(Event("output", text, values={"text": text}))):
+    with locked(folder, "a sweep", lambda text: say(remark(text))):
         runner.prepare_data(first, say)
         asked = {"preset": first.preset, "device": first.device, "grid": dict(axes)}
         write_json(folder / SWEEP, {"lab": lab, **asked, "updated": now()})
@@ -94,19 +84,25 @@ def _refuse_other(folder: Path, lab: str) -> None:
 
 def _run_all(
     requests: Sequence[Request], out: Path, jobs: int, say: Say, limits: Limits
-) -> list[Row]:
+) -> list[Outcome]:
     cells: dict[str, str] = {}  # run -> how far it is
-    rows: dict[int, Row] = {}
+    outcomes: dict[int, Outcome] = {}
     tasks = [partial(_run_one, request, out, cells, say, limits) for request in requests]
     # One core each, whatever the number of jobs: a result may depend on how many cores it had.
     for ended in pool.side_by_side(tasks, [{core} for core in usable_cores()[:jobs]], _EVERY):
         if ended is None:
-            say(_progress(dict(cells), len(rows), len(tasks)))
+            running = dict(cells)
+            at = "".join(f"; {name} {cell}" for name, cell in sorted(running.items()))
+            values = {"done": len(outcomes), "runs": len(tasks), "running": running}
+            say(Event("progress", f"{len(outcomes)} of {len(tasks)} done{at}", values=values))
         else:
-            number, row = ended
-            rows[number] = row
-            say(_finished(row, len(rows), len(tasks)))
-    return [rows[number] for number in range(len(tasks))]
+            number, outcome = ended
+            outcomes[number] = outcome
+            status, name = outcome.status, outcome.folder.name
+            values = {"done": len(outcomes), "runs": len(tasks), "run": name, "status": status}
+            text = f"{len(outcomes)} of {len(tasks)}: {name} {status}"
+            say(Event("run", text, values=values))
+    return [outcomes[number] for number in range(len(tasks))]
 
 
 def _run_one(
@@ -116,7 +112,7 @@ def _run_one(
     say: Say,
     limits: Limits,
     stop: threading.Event,
-) -> Row:
+) -> Outcome:
     """Run one request, unless it has passed before."""
     (lab,) = request.labs
     point = request.of(lab)
@@ -133,24 +129,9 @@ def _run_one(
 
     try:
         before = runner.passed_before(lab, request, folder, say)
-        if before is not None:
-            return Row(point, folder, before.results, skipped=True)
-        results = runner.run_lab(lab, request, folder, pass_on, limits, stop).results
+        return before or runner.run_lab(lab, request, folder, pass_on, limits, stop)
     except Exception as error:  # of a run that cannot even begin: the others go on
         say(Event("output", f"{name}: {error}", values={"text": str(error)}))
-        results = folders.stopped(folder, error)
-    cells.pop(name, None)
-    return Row(point, folder, results, skipped=False)
-
-
-def _progress(cells: Mapping[str, str], done: int, total: int) -> Event:
-    running = "; ".join(f"{name} {cell}" for name, cell in sorted(cells.items()))
-    text = f"{done} of {total} done" + (f"; {running}" if running else "")
-    return Event("progress", text, values={"done": done, "runs": total, "running": cells})
-
-
-def _finished(row: Row, done: int, total: int) -> Event:
-    status = "passed before" if row.skipped else row.results.get("status", "failed")
-    name = row.folder.name
-    values = {"done": done, "runs": total, "run": name, "status": status}
-    return Event("run", f"{done} of {total}: {name} {status}", values=values)
+        return Outcome(lab, point, folder, folders.stopped(folder, error))
+    finally:
+        cells.pop(name, None)

@@ -10,10 +10,9 @@ from labkit.base.files import whole_file
 from labkit.base.input_files import first_bytes
 from labkit.labs.run_files import FIGURES, SWEEP_TABLE
 from labkit.tools.running.request import text
-from labkit.tools.running.sweep import Row
+from labkit.tools.running.runner import Outcome
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Grid = Mapping[str, Sequence[Any]]
@@ -26,24 +25,24 @@ _UNITS = {"seconds": "s", "accuracy": "fraction", "loss": "nats", "mb": "MB"}
 _UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
+def table(runs: Sequence[Outcome]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return (columns, rows) of a tidy table: parameters, status, cause, seconds, metrics.
 
     A metric is a number or a truth; lists and mappings stay in results.json. A run that failed has
     empty cells where it has no metric.
     """
-    parameters = list(dict.fromkeys(name for row in rows for name in row.parameters))
+    parameters = list(dict.fromkeys(name for run in runs for name in run.parameters))
     titles: dict[str, str] = {}
     lines = []
-    for row in rows:
-        line: dict[str, Any] = {name: text(row.parameters[name]) for name in row.parameters}
+    for run in runs:
+        line: dict[str, Any] = {name: text(run.parameters[name]) for name in run.parameters}
         line |= {
-            "status": row.results.get("status", "failed"),
-            "cause": row.results.get("error", {}).get("cause", ""),
-            "seconds": row.results.get("total_seconds", ""),
-            "peak_memory_mb": row.results.get("peak_memory_mb", ""),
+            "status": run.results["status"],
+            "cause": run.failure.cause if run.failure else "",
+            "seconds": run.results.get("total_seconds", ""),
+            "peak_memory_mb": run.results.get("peak_memory_mb", ""),
         }
-        for name, value in row.results.get("metrics", {}).items():
+        for name, value in run.results.get("metrics", {}).items():
             if value in ("nan", "inf", "-inf"):  # as results.json spells them
                 value = float(value)
             if isinstance(value, bool | int | float):
@@ -54,11 +53,11 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[dict[str, Any]]]:
     return [*parameters, *_OWN, *titles.values()], lines
 
 
-def write(rows: Sequence[Row], axes: Grid, folder: Path) -> list[Path]:
+def write(runs: Sequence[Outcome], axes: Grid, folder: Path) -> list[Path]:
     """Write sweep.csv and the figures into ``folder``; return their paths, the table first."""
     from labkit.labs.figures.common import png
 
-    columns, lines = table(rows)
+    columns, lines = table(runs)
     place = folder / SWEEP_TABLE
     before = _drawn_before(place)
     with whole_file(place, "the table") as temporary:
@@ -67,11 +66,12 @@ def write(rows: Sequence[Row], axes: Grid, folder: Path) -> list[Path]:
             writer.writeheader()
             writer.writerows(lines)
     written = [place]
-    for name in [*columns[len(rows[0].parameters) + len(_OWN) :], "seconds"]:
+    for name in [*columns[len(runs[0].parameters) + len(_OWN) :], "seconds"]:
         values = [
-            (row.parameters, float(line[name]))
-            for row, line in zip(rows, lines, strict=True)
-            if line["status"] == "passed" and _is_drawn(line.get(name))
+            (run.parameters, float(line[name]))
+            for run, line in zip(runs, lines, strict=True)
+            if line["status"] == "passed"
+            if isinstance(line.get(name), bool) or is_number(line.get(name))
         ]
         if not values:
             continue
@@ -97,10 +97,6 @@ def _drawn_before(place: Path) -> list[str]:
         return []
 
 
-def _is_drawn(value: Any) -> bool:
-    return is_number(value) or isinstance(value, bool)
-
-
 def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_") or "metric"
 
@@ -120,12 +116,14 @@ def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: G
 
     first, *others = axes
     several = [other for other in others if other != SEED and len(axes[other]) > 1]
-    where, ticks = _places(axes[first])
+    places, ticks = _places(axes[first])
+    # 1, 1.0 and True are three values, and a list can be no key.
+    where = dict(zip(map(text, axes[first]), places, strict=True))
     # Combination -> place on the axis -> values.
     groups: dict[tuple, dict[float, list[float]]] = {}
     for parameters, value in values:
         dots = groups.setdefault(tuple(text(parameters[other]) for other in several), {})
-        dots.setdefault(where[_index(axes[first], parameters[first])], []).append(value)
+        dots.setdefault(where[text(parameters[first])], []).append(value)
     drawn, axis = plots.axes(width=6.4 if len(groups) > 1 else 5.2, height=3.6)
     for number, (group, dots) in enumerate(groups.items()):
         label = ", ".join(f"{key} {x}" for key, x in zip(several, group, strict=True))
@@ -135,7 +133,12 @@ def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: G
             low, high = ([end(dots[x]) for x in sorted(dots)] for end in (min, max))
             axis.fill_between(sorted(dots), low, high, color=color, alpha=0.15, linewidth=0)
     if ticks is not None:
-        _set_ticks(axis, where, ticks, [_short(value) for value in axes[first]])
+        labels = [_short(value) for value in axes[first]]
+        axis.set_xscale(ticks)
+        axis.set_xticks(places, labels, minor=False)
+        axis.minorticks_off()
+        if max(map(len, labels)) > 6:
+            axis.tick_params(axis="x", rotation=30)
     axis.set(xlabel=_labelled(first), ylabel=_labelled(name))
     axis.set_title(_title(axes, first), fontsize=9)
     if several:
@@ -151,19 +154,6 @@ def _places(values: Sequence[Any]) -> tuple[list[float], str | None]:
     # 1, 2, 4, 8 and 0.001, 0.01, 0.1 are steps by a factor: equal distances show them best.
     geometric = min(numbers) > 0 and max(numbers) / min(numbers) >= 8
     return numbers, "log" if geometric else ("linear" if len(numbers) <= 8 else None)
-
-
-def _index(values: Sequence[Any], value: Any) -> int:
-    # 1, 1.0 and True are three values.
-    return [(type(known), known) for known in values].index((type(value), value))
-
-
-def _set_ticks(axis: "Axes", where: Sequence[float], scale: str, labels: Sequence[str]) -> None:
-    axis.set_xscale(scale)
-    axis.set_xticks(where, labels, minor=False)
-    axis.minorticks_off()
-    if max(map(len, labels)) > 6:
-        axis.tick_params(axis="x", rotation=30)
 
 
 def _labelled(name: str) -> str:

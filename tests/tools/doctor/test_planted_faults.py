@@ -19,6 +19,8 @@ import pytest
 
 from labkit.runtime import needs_onednn_workaround
 
+pytestmark = pytest.mark.long  # test_doctor.py plants most of them one by one, in no time
+
 ROOT = Path(__file__).resolve().parents[3]
 SLOW_CPU = needs_onednn_workaround(version("mindspore"))
 VARIABLES = {

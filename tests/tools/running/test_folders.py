@@ -85,9 +85,9 @@ def test_a_lab_whose_folder_has_vanished_has_failed(tmp_path):
 
 def test_the_runners_process_is_not_in_the_results_of_a_lab_that_is_over(tmp_path):
     before = {"status": "running", "pid": 3, "pid_created": 0.5, "lab": "01_one"}
-    done = folders.completed(tmp_path, before, Execution(None, 2e6), 1.23456)
+    results, _ = folders.completed(tmp_path, before, Execution(None, 2e6), 1.23456)
     expected = {"lab": "01_one", "status": "passed", "total_seconds": 1.235, "peak_memory_mb": 2.0}
-    assert read(tmp_path) == done.results == expected
+    assert read(tmp_path) == results == expected
 
 
 def test_results_are_written_over_where_there_is_no_room_for_new_ones(tmp_path, monkeypatch):
@@ -98,8 +98,9 @@ def test_results_are_written_over_where_there_is_no_room_for_new_ones(tmp_path, 
     write(tmp_path, before)
     size = (tmp_path / "results.json").stat().st_size
     monkeypatch.setattr(folders, "write_results", full)
-    done = folders.completed(tmp_path, before, Execution(None, 2e6), 1.0)
-    assert done.failure.name == "OSError" and "No space left" in done.failure.message
+    results, _ = folders.completed(tmp_path, before, Execution(None, 2e6), 1.0)
+    assert results["error"]["name"] == "OSError"
+    assert "No space left" in results["error"]["message"]
     kept = read(tmp_path)
     assert (kept["status"], kept["lab"]) == ("failed", "01_one") and "versions" not in kept
     assert (tmp_path / "results.json").stat().st_size == size

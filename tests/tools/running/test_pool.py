@@ -1,6 +1,5 @@
 """Labs of one run side by side: cores of their own, failures of their own, one closing table."""
 
-import json
 import os
 import threading
 import time
@@ -11,29 +10,22 @@ from typer.testing import CliRunner
 
 from labkit.errors import InputError
 from labkit.tools import cli
-from labkit.tools.running import pool
-from tests.support.lab_projects import ROOT, write_labs
-from tests.support.living import interrupted, is_alive
+from labkit.tools.running import pool, runner
+from tests.support.lab_projects import write_labs
 
 CORES = sorted(os.sched_getaffinity(0))
 several_cores = pytest.mark.skipif(len(CORES) < 2, reason="one core: one lab at a time")
-SEEN = """import os, time
-from labkit.labs.run import Run
-run = Run.open("{name}", preset=preset, parameters={{}})
-open("{name}.begun", "w").write(str(os.getpid()))
-until = time.monotonic() + {seconds}
-while time.monotonic() < until and not os.path.exists("{other}.begun"):
-    time.sleep(0.05)
-met = os.path.exists("{other}.begun")
-mine = os.sched_getaffinity(0)
-run.finish({{"met": met, "cores": len(mine), "core": min(mine)}})"""
-WAIT = "time.sleep(3 if met else 0)"
 
 
-def test_more_runs_than_cores_are_refused(monkeypatch):
+def test_the_jobs_fit_cores_and_memory(monkeypatch):
     monkeypatch.setattr(pool, "usable_cores", lambda: [1, 3, 4, 6, 7])
+    monkeypatch.setattr(pool, "free_memory", lambda: 8e9)
+    assert pool.jobs_of(None, 100, 1e9) == pool.jobs_of(5, 100, 9e9) == 5
+    assert pool.jobs_of(None, 2, 1e9) == pool.jobs_of(5, 2, 1e9) == 2
+    assert pool.jobs_of(None, 100, 3e9) == 2
+    assert pool.jobs_of(None, 100, 9e9) == 1
     with pytest.raises(InputError, match="--jobs: expected an integer >= 1 and <= 5, got 6"):
-        pool.check_jobs(6)
+        pool.jobs_of(6, 2, 1e9)
 
 
 @pytest.mark.parametrize("device", ["davinci0", "nvidia0"])
@@ -78,78 +70,60 @@ def test_results_come_as_they_end_and_nothing_comes_when_nothing_does():
 
 
 @pytest.fixture
-def project(tmp_path, monkeypatch):
-    labs = {
-        # It ends last, and stands first in the closing table.
-        "01_first": [SEEN.format(name="01_first", other="02_second", seconds=60), WAIT],
-        "02_second": [SEEN.format(name="02_second", other="01_first", seconds=60)],
-        "03_third": ["raise ValueError('third')"],
-    }
-    write_labs(tmp_path / "project", labs)
+def called(tmp_path, monkeypatch):
+    """Calls `labkit run`, in the place of whose labs another function is called."""
+    labs = ("01_first", "02_second", "03_third")
+    write_labs(tmp_path / "project", dict.fromkeys(labs, ()))
     monkeypatch.chdir(tmp_path / "project")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.delenv("LABKIT_PRESET", raising=False)
-    return tmp_path / "project"
 
+    def call(instead, *arguments):
+        def run_lab(lab, request, folder, say, limits, stop=None):
+            error = {"name": "ValueError", "message": instead(lab.name), "cell": None}
+            status = "failed" if error["message"] else "passed"
+            return runner.Outcome(lab, {}, folder, {"status": status, "error": error})
 
-def metrics_of(folder):
-    return json.loads((folder / "results.json").read_text())["metrics"]
+        monkeypatch.setattr(runner, "run_lab", run_lab)
+        return CliRunner().invoke(cli.app, ["run", "--preset", "smoke", *arguments])
+
+    return call
 
 
 @several_cores
-def test_labs_of_a_run_meet_each_on_its_own_cores(project, tmp_path):
-    done = CliRunner().invoke(
-        cli.app, ["run", "--preset", "smoke", "--jobs", "2", "--out", str(tmp_path / "out")]
-    )
+def test_labs_of_a_run_meet_each_on_its_own_cores(called):
+    """What a lab's thread is pinned to, its kernel inherits: see test_sweep.py."""
+    met, second_is_over, cores = threading.Barrier(2), threading.Event(), {}
+
+    def lab(name):
+        if name == "03_third":
+            second_is_over.set()
+            return "third"
+        met.wait(30)
+        cores[name] = os.sched_getaffinity(0)
+        # It ends last, and stands first in the closing table.
+        return "" if name == "02_second" or second_is_over.wait(30) else "alone"
+
+    done = called(lab, "--jobs", "2")
     assert done.exit_code == 1 and "ValueError: third" in done.stderr
-    seen = [metrics_of(tmp_path / "out" / name) for name in ("01_first", "02_second")]
-    assert all(each["met"] for each in seen)
-    assert sum(each["cores"] for each in seen) == len(CORES)
-    assert seen[0]["core"] != seen[1]["core"]
+    assert cores["01_first"] | cores["02_second"] == set(CORES)
+    assert not cores["01_first"] & cores["02_second"]
     table = [line.split()[:2] for line in done.stdout.splitlines()[-3:]]
     assert table == [["01_first", "passed"], ["02_second", "passed"], ["03_third", "failed"]]
 
 
-def test_more_jobs_than_labs_take_no_core_from_them(project, tmp_path):
-    place = project / "notebooks" / "02_second.ipynb"
-    place.write_text(place.read_text().replace("monotonic() + 60", "monotonic() + 0.1"))
-    arguments = ["run", "02", "--preset", "smoke", "--jobs", str(len(CORES))]
-    assert CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "out")]).exit_code == 0
-    assert metrics_of(tmp_path / "out" / "02_second")["cores"] == len(CORES)
+@pytest.mark.parametrize("arguments", [("02", "--jobs", str(len(CORES))), ("--jobs", "1")])
+def test_labs_that_run_alone_have_all_cores(called, arguments):
+    """More jobs than labs take no core from them; one job is one lab at a time, in this thread."""
+    seen = []
+    done = called(lambda name: seen.append(os.sched_getaffinity(0)), *arguments)
+    assert done.exit_code == 0, done.output
+    assert seen == [set(CORES)] * (1 if "02" in arguments else 3)
 
 
-def test_one_job_is_one_lab_at_a_time_with_all_cores(project, tmp_path):
-    for name in ("01_first", "02_second"):
-        place = project / "notebooks" / f"{name}.ipynb"
-        place.write_text(place.read_text().replace("monotonic() + 60", "monotonic() + 0.1"))
-    arguments = ["run", "01", "02", "--preset", "smoke", "--jobs", "1"]
-    assert CliRunner().invoke(cli.app, [*arguments, "--out", str(tmp_path / "out")]).exit_code == 0
-    seen = [metrics_of(tmp_path / "out" / name) for name in ("01_first", "02_second")]
-    assert [each["met"] for each in seen] == [False, True]
-    assert {each["cores"] for each in seen} == {len(CORES)}
+def test_ctrl_c_shows_what_has_ended(called):
+    def interrupt(name):
+        if name == "02_second":
+            raise KeyboardInterrupt
 
-
-@several_cores
-def test_ctrl_c_ends_the_labs_that_run(project, tmp_path):
-    """The second has passed by then, the first waits."""
-    write = project / "notebooks" / "01_first.ipynb"
-    write.write_text(write.read_text().replace("02_second.begun", "never"))
-    begun, second = project / "notebooks" / "01_first.begun", tmp_path / "out" / "02_second"
-    code, stdout, stderr = interrupted(
-        ["run", "01", "02", "--preset", "smoke", "--jobs", "2", "--out", str(tmp_path / "out")],
-        tmp_path,
-        lambda: begun.exists() and passed(second),
-    )
-    assert code == 130
-    assert not is_alive(int(begun.read_text()))
-    results = json.loads((tmp_path / "out" / "01_first" / "results.json").read_text())
-    assert results["status"] == "interrupted"
-    assert f"go on with: labkit run --resume {tmp_path / 'out'}" in stderr
-    assert "02_second" in stdout
-
-
-def passed(folder):
-    try:
-        return "total_seconds" in json.loads((folder / "results.json").read_text())
-    except (OSError, ValueError):
-        return False
+    done = called(interrupt, "--jobs", "1", "--out", "out")
+    assert done.exit_code == 130 and "go on with: labkit run --resume out" in done.stderr
+    assert "01_first" in done.stdout and "03_third" not in done.stdout

@@ -4,17 +4,16 @@ import json
 import os
 import subprocess
 import sys
-import time
 
-import nbformat
 import pytest
 from typer.testing import CliRunner
 
 from labkit.base.locks import locked
 from labkit.labs.run_files import read_results, status_of
 from labkit.tools import cli
-from tests.support.lab_projects import ROOT, write_labs
-from tests.support.living import MARK, marked
+from labkit.tools.running import runner
+from tests.support.lab_projects import ROOT, execute_nothing, write_labs
+from tests.support.living import MARK, marked, wait_until
 
 COUNT = """import os
 with open(os.environ["LABKIT_RUN"] + "/executed", "a") as file:
@@ -42,7 +41,7 @@ folder = os.environ["LABKIT_RUN"]
 dataset = NumpySlicesDataset(rows, shuffle=False).batch(4)
 records = labkit.fit(step, dataset, 3, folder=folder, resume=True, callbacks=[Stop()])
 print("updates", [row["update"] for row in records.rows])"""
-LABS = {"01_done": [COUNT], "02_trains": [COUNT, TRAIN, STOP], "03_later": [COUNT]}
+LABS = {"01_done": [COUNT], "02_trains": [COUNT, TRAIN, STOP]}
 
 
 def run(*more):
@@ -58,48 +57,33 @@ def executed(out, lab):
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-    """The folder of a run that was killed in lab 02, and what the kernel's processes were."""
+def resumed(tmp_path_factory):
+    """(folder, results.json, what is printed) of a run that is killed in lab 02, and goes on."""
     project = tmp_path_factory.mktemp("project")
     write_labs(project, LABS)
     command = [sys.executable, "-m", "labkit.tools.cli", "run", "--preset", "smoke", "--out", "out"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(project)}
-    done = subprocess.run(
-        [*command, "-p", "rate=0.5"], cwd=project, env=environment, capture_output=True, timeout=120
-    )
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, timeout=120)
     assert done.returncode == -9, done.stderr
-    return project
-
-
-@pytest.fixture(scope="module")
-def resumed(killed):
-    results, _ = read_results(killed / "out" / "02_trains")
+    killed, _ = read_results(project / "out" / "02_trains")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(killed)
+        patch.chdir(project)
         patch.setenv("PYTHONPATH", str(ROOT))
         # The run's own preset counts, not that of the shell.
         patch.setenv("LABKIT_PRESET", "lab")
-        return killed / "out", results, resume("out", "-v")
+        return project / "out", killed, resume("out", "-v")
 
 
-def test_a_killed_run_is_known_as_one(resumed):
-    before = resumed[1]
-    assert before["status"] == "running"
-    assert status_of(before) == "interrupted"
-
-
-def test_a_killed_runner_leaves_no_process(killed, resumed):
-    until = time.monotonic() + 10
-    while left := marked(killed):
-        assert time.monotonic() < until, left
-        time.sleep(0.1)
+def test_a_killed_run_is_known_as_one_and_leaves_no_process(resumed):
+    out, killed, _ = resumed
+    assert killed["status"] == "running" and status_of(killed) == "interrupted"
+    wait_until(lambda: not marked(out.parent))
 
 
 def test_what_has_passed_is_not_executed_again_and_the_rest_is(resumed):
     out, _, done = resumed
     assert done.exit_code == 0, done.output
-    assert executed(out, "01_done") == executed(out, "03_later") == "x"
-    assert executed(out, "02_trains") == "xx"
+    assert (executed(out, "01_done"), executed(out, "02_trains")) == ("x", "xx")
     assert "01_done: passed before with the same inputs, not executed again" in done.stdout
     assert json.loads((out / "02_trains" / "results.json").read_text())["preset"] == "smoke"
 
@@ -111,27 +95,33 @@ def test_the_training_goes_on_from_its_checkpoint(resumed):
     assert (out / "02_trains" / "records.csv").read_text().count("\n") == 31
 
 
-def test_only_what_changed_is_executed_again_and_the_old_run_is_kept(resumed, monkeypatch):
-    out = resumed[0]
-    monkeypatch.chdir(out.parent)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    path = out.parent / "notebooks" / "03_later.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells[-1].source += "\nprint('new')"
-    nbformat.write(notebook, path)
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project whose labs are not really executed."""
+    write_labs(tmp_path / "project", {"01_first": [], "02_second": []})
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(runner, "execute", execute_nothing)
+    return tmp_path / "project"
+
+
+def test_only_what_changed_is_executed_again_and_the_old_run_is_kept(project):
+    out = project / "out"
+    assert run("--out", "out", "-p", "rate=0.5").exit_code == 0
+    path = project / "notebooks" / "02_second.ipynb"
+    path.write_text(path.read_text().replace("rate = None", "rate = 1"))
     done = resume("out")
     assert done.exit_code == 0
-    assert "03_later: changed: notebook; the old run is in" in done.stdout
-    assert executed(out, "01_done") == executed(out, "03_later") == "x"
-    assert (out / "replaced" / "03_later-1" / "executed").read_text() == "x"
+    assert "02_second: changed: notebook; the old run is in" in done.stdout
+    assert executed(out, "01_first") == executed(out, "02_second") == "x"
+    assert (out / "replaced" / "02_second-1" / "executed").read_text() == "x"
     again = resume("out", "-p", "rate=0.25", "01")
-    assert "01_done: changed: parameters" in again.stdout
-    assert json.loads((out / "run.json").read_text())["labs"] == list(LABS)
-    rates = {"01_done": {"rate": 0.25}, "02_trains": {"rate": 0.5}, "03_later": {"rate": 0.5}}
-    assert json.loads((out / "run.json").read_text())["parameters"] == rates
+    assert "01_first: changed: parameters" in again.stdout
+    record = json.loads((out / "run.json").read_text())
+    assert record["labs"] == ["01_first", "02_second"]
+    assert record["parameters"] == {"01_first": {"rate": 0.25}, "02_second": {"rate": 0.5}}
     # What one lab was given is its own: the others are not executed again for it.
     last = resume("out")
-    assert last.exit_code == 0 and last.stdout.count("passed before with the same inputs") == 3
+    assert last.exit_code == 0 and last.stdout.count("passed before with the same inputs") == 2
 
 
 @pytest.mark.parametrize(
@@ -146,11 +136,8 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_run_that_is_going_on_is_refused(tmp_path, monkeypatch):
-    project = tmp_path / "project"
-    write_labs(project, {"01_done": [COUNT]})
-    monkeypatch.chdir(project)
-    record = {"labs": ["01_done"], "preset": "lab", "device": "auto", "parameters": {}}
+def test_a_run_that_is_going_on_is_refused(project):
+    record = {"labs": ["01_first"], "preset": "lab", "device": "auto", "parameters": {}}
     with locked(project / "out", "a run"):
         (project / "out" / "run.json").write_text(json.dumps(record))
         for done in (resume("out"), run("--preset", "lab", "--out", "out")):
