@@ -33,6 +33,7 @@ def test_source_sections_proofs_and_the_header_card_keep_the_form(path):
     nbformat.validate(notebook)
     assert notebook_form.source_faults(notebook) == []
     assert notebook_form.form_faults(notebook) == []
+    assert notebook.cells[0].cell_type == "markdown"
     title = notebook.cells[0].source.splitlines()[0]
     assert title.startswith(f"# {path.stem[:2]} · ")
     assert title.endswith(" in depth") == path.stem.endswith("_in_depth")
@@ -85,7 +86,12 @@ def test_no_trace_of_the_execution_is_kept(path):
     """papermill's and JupyterLab's times would make a difference out of every refresh."""
     text = path.read_text(encoding="utf-8")
     notebook = json.loads(text)
-    assert set(notebook["metadata"]) <= {"kernelspec", "language_info", "labkit"}
+    # papermill stops without the first two, and its parameters need a cell of their own.
+    assert set(notebook["metadata"]) == {"kernelspec", "language_info", "labkit"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    tagged = [cell for cell in notebook["cells"] if "parameters" in notebook_files.tags(cell)]
+    assert len(tagged) == 1
+    assert len({cell["id"] for cell in notebook["cells"]}) == len(notebook["cells"])
     keys = {key for cell in notebook["cells"] for key in cell["metadata"]}
     assert not keys & {"papermill", "execution", "ExecuteTime", "collapsed"}
     assert text == nbformat.writes(nbformat.from_dict(notebook)).rstrip("\n") + "\n"

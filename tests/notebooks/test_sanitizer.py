@@ -45,9 +45,10 @@ CASES = {
 AT_ONCE = "print({!r})"
 IN_PARTS = """\
 import time
-for part in ({!r} + "\\n").splitlines(keepends=True):
-    print(part, end="", flush=True)
-    time.sleep(0.3)  # longer than the kernel gathers what a cell prints
+first, second = {!r}.split("\\n")
+print(first, flush=True)
+time.sleep(0.3)  # longer than the kernel gathers what a cell prints
+print(second)
 """
 STREAMS = {
     # name: (what is run, in how many parts the notebook holds it)

@@ -7,10 +7,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell
 from traitlets.config import Config
 from typer.testing import CliRunner
 
@@ -122,17 +119,15 @@ def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch
         (["--folder", "notebooks"], "where the project writes"),
         (["--port", "0"], "--port"),
         (["--browsr"], "--browser"),
+        ([], "Did you mean 'smoke'?"),
     ],
 )
-def test_bad_usage_is_exit_2_and_starts_nothing(project, started, arguments, said):
+def test_bad_usage_is_exit_2_and_starts_nothing(project, started, monkeypatch, arguments, said):
+    if not arguments:
+        monkeypatch.setenv("LABKIT_PRESET", "smoek")
     done = call(*arguments)
     assert done.exit_code == 2 and said in done.stderr
     assert started == [] and not (project / "work").exists()
-
-
-def test_an_unknown_preset_is_refused_before_a_notebook_finds_out(project, started, monkeypatch):
-    monkeypatch.setenv("LABKIT_PRESET", "smoek")
-    assert "Did you mean 'smoke'?" in call().stderr and started == []
 
 
 @pytest.mark.parametrize("given", ["", "chosen"])
@@ -195,36 +190,3 @@ def test_what_a_notebook_needs_is_found_from_any_folder(tmp_path, root):
     assert project == str(root) and script == str(root / "data_scripts" / "mnist.py")
     assert data == str(root / "datasets" / "MNIST_Data")
     assert Path(folder).parent == tmp_path / "runs"
-
-
-def executed(root):
-    """Lab 01 to the end of its data section, with parameters as `labkit run` puts them in."""
-    notebook = nbformat.read(root / "notebooks/01_gradient_accumulation.ipynb", as_version=4)
-    last = next(n for n, cell in enumerate(notebook.cells) if "an image" in cell.source)
-    notebook.cells = notebook.cells[: last + 1]
-    injected = new_code_cell('preset = "smoke"\ndevice = "CPU"')
-    injected.metadata["tags"] = ["injected-parameters"]
-    at = next(n for n, c in enumerate(notebook.cells) if c.metadata.get("tags") == ["parameters"])
-    notebook.cells.insert(at + 1, injected)
-    return notebook
-
-
-@pytest.mark.slow
-def test_a_run_outside_the_project_runs_again_in_its_folder(
-    tmp_path, root, other_kernel, monkeypatch
-):
-    """It finds labkit, the project and its data sets, and writes below itself."""
-    monkeypatch.setenv("JUPYTER_PATH", str(other_kernel))
-    environment = jupyter.environment(os.environ)
-    for name in os.environ.keys() - environment.keys():
-        monkeypatch.delenv(name)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    folder = tmp_path / "out" / "01_gradient_accumulation"
-    folder.mkdir(parents=True)
-    notebook = executed(root)
-    NotebookClient(notebook, timeout=180, resources={"metadata": {"path": str(folder)}}).execute()
-    printed = "".join(output.text for output in notebook.cells[-1].outputs)
-    assert "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]" in printed
-    assert [path.name for path in folder.iterdir()] == ["runs"]
-    assert (root / "datasets" / "MNIST_Data" / "train").is_dir()

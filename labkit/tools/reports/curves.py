@@ -45,18 +45,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One picture: the columns of its axes, its lines, whether y is logarithmic, the SVG."""
+    """One picture: ``loss (nats) over time (s)``, its lines, whether y is logarithmic, the SVG."""
 
-    x: str
-    y: str
+    title: str
     lines: tuple[Line, ...]
     logarithmic: bool
     svg: Markup
-
-    @property
-    def title(self) -> str:
-        """The panel in words: ``loss (nats) over time (s)``."""
-        return f"{with_unit(self.y)} over {with_unit(self.x)}"
 
 
 def columns(rows: Sequence[Mapping]) -> list[str]:
@@ -81,7 +75,8 @@ def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
     heights = [b for line in lines for _, b in line.points if is_drawn(b)]
     # A training that has ended in infinity still has a beginning.
     logarithmic = bool(heights) and min(heights) > 0 and max(heights) > 30 * min(heights)
-    return Panel(x, y, lines, logarithmic, _draw(lines, x, y, heights, logarithmic))
+    title = f"{with_unit(y)} over {with_unit(x)}"
+    return Panel(title, lines, logarithmic, _draw(lines, title, x, heights, logarithmic))
 
 
 def with_unit(name: str) -> str:
@@ -130,23 +125,19 @@ def chart(curve: Sequence[Point], title: str, x: str, width: int = 72, height: i
         return f"{title}: no numbers yet{note}"
     columns = max(10, width - _LABEL - 2)
     means = _means(finite, columns)
-    values = list(means.values())
-    logarithmic = min(values) > 0 and max(values) > 100 * min(values)
-    note = f", logarithmic{note}" if logarithmic else note
-    scaled = {column: math.log10(b) if logarithmic else b for column, b in means.items()}
-    low, high = min(scaled.values()), max(scaled.values())
-    grid = [[" "] * columns for _ in range(height)]
-    for column, value in scaled.items():
-        # Halves: the span of two huge numbers would be an infinity.
-        part = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
-        grid[height - 1 - round(part * (height - 1))][column] = "*"
-    labels = {0: max(values), height - 1: min(values)} if high > low else {height // 2: values[0]}
-    lines = [f"{title}{note}"]
-    for number, row in enumerate(grid):
-        label = f"{labels[number]:.4g}" if number in labels else ""
-        lines.append(f"{label:>{_LABEL}} |{''.join(row)}".rstrip())
+    low, high = min(means.values()), max(means.values())
+    up = _Axis(low, high, 0, height - 1, 0 < 100 * low < high)
+    rows = {column: round(up.place(value)) for column, value in means.items()}
+    labels = {round(up.place(value)): f"{value:.4g}" for value in (low, high)}
+    lines = [f"{title}{', logarithmic' if up.logarithmic else ''}{note}"]
+    for row in reversed(range(height)):
+        stars = "".join("*" if rows.get(column) == row else " " for column in range(columns))
+        lines.append(f"{labels.get(row, ''):>{_LABEL}} |{stars}".rstrip())
     lines.append(" " * _LABEL + " +" + "-" * columns)
-    return "\n".join([*lines, _foot(finite, x, columns)])
+    xs = [a for a, _ in finite]
+    first, last = f"{min(xs):g}", f"{max(xs):g}"
+    middle = x.center(max(0, columns - len(first) - len(last)))
+    return "\n".join([*lines, " " * (_LABEL + 2) + f"{first}{middle}{last}"])
 
 
 def _smooth(curve: Sequence[Point], y: str) -> Sequence[Point]:
@@ -179,11 +170,10 @@ def _thin(curve: Sequence[Point]) -> Sequence[Point]:
 
 
 def _draw(
-    lines: Sequence[Line], x: str, y: str, heights: Sequence[float], logarithmic: bool
+    lines: Sequence[Line], title: str, x: str, heights: Sequence[float], logarithmic: bool
 ) -> Markup:
     xs = [a for line in lines for a, _ in line.points if is_drawn(a)]
-    names = ", ".join(line.label for line in lines)
-    alt = escape(f"{with_unit(y)} over {with_unit(x)}: {names}")
+    alt = escape(f"{title}: {', '.join(line.label for line in lines)}")
     parts = [f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{alt}">']
     if xs and heights:
         across = _Axis(min(xs), max(xs), _LEFT, _WIDTH - _RIGHT, False)
@@ -211,9 +201,8 @@ class _Axis:
         self.logarithmic = logarithmic
 
     def place(self, value: float) -> float:
-        # Halves, so that the span of two huge numbers is no infinity.
-        low, high = self.scale(self.low) / 2, self.scale(self.high) / 2
-        part = (self.scale(value) / 2 - low) / ((high - low) or 1.0)
+        low, high = self.scale(self.low), self.scale(self.high)
+        part = (self.scale(value) - low) / ((high - low) or 1.0)
         return self.start + part * (self.end - self.start)
 
     def ticks(self) -> list[float]:
@@ -272,15 +261,8 @@ def _tick(value: float) -> str:
 def _means(curve: Sequence[Point], columns: int) -> dict[int, float]:
     """Return column -> mean of its points; x from left to right over all columns."""
     xs = [a for a, _ in curve]
-    low, span = min(xs), max(xs) - min(xs)
+    low, span = min(xs), (max(xs) - min(xs)) or 1.0
     cells: dict[int, list[float]] = {}
     for a, b in curve:
-        column = round((a - low) / span * (columns - 1)) if 0 < span < math.inf else 0
-        cells.setdefault(column, []).append(b)
+        cells.setdefault(round((a - low) / span * (columns - 1)), []).append(b)
     return {column: math.fsum(b / len(all_) for b in all_) for column, all_ in cells.items()}
-
-
-def _foot(curve: Sequence[Point], x: str, columns: int) -> str:
-    first, last = f"{min(a for a, _ in curve):g}", f"{max(a for a, _ in curve):g}"
-    middle = x.center(max(0, columns - len(first) - len(last)))
-    return " " * (_LABEL + 2) + f"{first}{middle}{last}"

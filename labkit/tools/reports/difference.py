@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from labkit.tools.reports.read import LabRun, RunFolder
-from labkit.tools.reports.reference import is_number, is_within, stored, why_not
+from labkit.tools.reports.reference import change, is_within, stored, why_not
 
 _GROUPS = ("parameters", "versions", "runtime", "inputs", "metrics")
 _RUN = ("status", "preset", "device", "git")
@@ -92,18 +92,20 @@ def is_time(metric: str) -> bool:
 def _compare_labs(key: str, left: LabRun, right: LabRun) -> list[Difference]:
     sides = [{**lab.results, "status": lab.status} for lab in (left, right)]
     tolerances = _tolerances(left, right)
-    differences = [_difference(key, "run", *values) for values in _differing(sides, _RUN)]
+    differing = [("run", *values) for values in _differing(sides, _RUN)]
     for group in _GROUPS:
         for name, ours, theirs in _differing([side.get(group, {}) for side in sides]):
-            if (group, name) in _REPEATED:
-                continue
-            kind = "times" if group == "metrics" and is_time(name) else group
-            within = None
-            if kind == "metrics" and name in tolerances:
-                within = _within(tolerances[name], ours, theirs)
-            differences.append(_difference(key, kind, name, ours, theirs, within))
-    times = [_difference(key, "times", *values) for values in _differing(sides, _TIMES)]
-    return differences + times
+            if (group, name) not in _REPEATED:
+                kind = "times" if group == "metrics" and is_time(name) else group
+                differing.append((kind, name, ours, theirs))
+    differing += [("times", *values) for values in _differing(sides, _TIMES)]
+    differences = []
+    for group, name, ours, theirs in differing:
+        known = tolerances.get(name) if group == "metrics" else None
+        within = _within(known, ours, theirs) if known else None
+        each = Difference(key, group, name, ours, theirs, change(ours, theirs), within)
+        differences.append(each)
+    return differences
 
 
 def _differing(
@@ -117,13 +119,6 @@ def _differing(
                 yield f"{name}.{inner}", *values
         elif left != right or type(left) is not type(right):
             yield name, left, right
-
-
-def _difference(
-    key: str, group: str, name: str, left: Any, right: Any, within: bool | None = None
-) -> Difference:
-    change = right - left if is_number(left) and is_number(right) else None
-    return Difference(key, group, name, left, right, change, within)
 
 
 def _within(known: Mapping[str, Any], left: Any, right: Any) -> bool | None:

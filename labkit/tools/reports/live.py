@@ -69,8 +69,8 @@ def look(folder: str | os.PathLike) -> Look:
 def as_text(current: Look, width: int = 80) -> str:
     """Return one look as text: where it is, a chart of each first column, the last line."""
     parts = [current.where]
-    names = [name for name in curves.columns(current.rows) if name in ("loss", "accuracy")]
-    for name in names or curves.columns(current.rows)[:1]:
+    columns = curves.columns(current.rows)
+    for name in [name for name in columns if name in ("loss", "accuracy")] or columns[:1]:
         points = curves.points(current.rows, "update", name)
         parts.append(curves.chart(points, curves.with_unit(name), "update", width))
     if not current.rows:
@@ -195,7 +195,8 @@ def _status(run: RunFolder) -> str:
     waits = len(statuses) < _expected(run) or any(
         status in ("unknown", "not started") for status in statuses
     )
-    if waits and time.time() - _newest(run) < PATIENCE and "interrupted" not in statuses:
+    newest = max(_written(place) for place in (run.folder, *(lab.folder for lab in run.labs)))
+    if waits and time.time() - newest < PATIENCE and "interrupted" not in statuses:
         return "running"
     for status in ("interrupted", "failed"):
         if status in statuses:
@@ -218,10 +219,6 @@ def _current(run: RunFolder) -> LabRun | None:
                 return lab
     begun = [lab for lab in run.labs if lab.status != "not started"]
     return max(begun, key=lambda lab: _written(lab.folder), default=None)
-
-
-def _newest(run: RunFolder) -> float:
-    return max(_written(place) for place in (run.folder, *(lab.folder for lab in run.labs)))
 
 
 def _written(folder: Path) -> float:

@@ -9,9 +9,7 @@ import re
 from html import unescape
 from xml.etree.ElementTree import Element, tostring
 
-# The longest formula of the labs has 143 characters, a notebook 72 of together 1200. 500 characters
-# take 10 ms, and a formula of one as long as twenty of them.
-_LONGEST, _PAGE, _EACH = 500, 20_000, 20
+LONGEST = 500  # characters, which take 10 ms; the longest of the labs has 143
 # A macro can double itself at every level. Each formula is read alone, so none is of any use.
 _MACRO = re.compile(r"\\(?:newcommand|newenvironment|def|DeclareMathOperator)(?![A-Za-z])")
 _TAGS = frozenset(
@@ -26,31 +24,18 @@ _ATTRIBUTES = frozenset(
 )
 
 
-class Budget:
-    """How many characters of TeX are still converted on a page; a formula counts as 20 more."""
-
-    def __init__(self, left: int = _PAGE) -> None:
-        self.left = left
-
-    def take(self, tex: str) -> bool:
-        """Return whether ``tex`` is still converted."""
-        self.left -= len(tex) + _EACH
-        return self.left >= 0
-
-
-def mathml(tex: str, display: bool = False, budget: Budget | None = None) -> str | None:
+def mathml(tex: str, display: bool = False) -> str | None:
     """Return a formula as a ``<math>`` element.
 
     Args:
         tex: the formula, without dollars.
         display: whether it stands on a line of its own.
-        budget: of the page that it is a part of.
 
     Returns:
-        None where it cannot be converted, is longer than 500 characters, or is beyond the budget.
+        None where it cannot be converted, or is longer than ``LONGEST``.
     """
     tex = tex.strip()
-    if len(tex) > _LONGEST or _MACRO.search(tex) or not (budget or Budget()).take(tex):
+    if len(tex) > LONGEST or _MACRO.search(tex):
         return None
     try:
         return tostring(_element(tex, display), encoding="unicode", short_empty_elements=False)

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 from labkit.base.input_files import parse_json, read_bytes, read_text
 from labkit.base.project import project_root
 from labkit.errors import InputError
-from labkit.tools.reports.maths import Budget, mathml
+from labkit.tools.reports.maths import LONGEST, mathml
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
@@ -47,6 +47,7 @@ _EMPTIED = frozenset(
 # time grows with the square of the "[": 15 s for 64 kB of "![](", .3 s for 2000 of them. A lab's
 # longest cell has 2 kB, all of its markdown 20 kB.
 _LONGEST, _MOST_BRACKETS, _MOST_MARKDOWN = 20_000, 2000, 200_000
+_MOST_TEX, _EACH_FORMULA = 20_000, 20  # characters; a lab has 72 formulas of together 1200
 _LARGEST_FIGURE = 100_000  # bytes; the labs' pictures have 16 000
 _DEEPEST = 256  # tags in each other; a notebook's own have 15
 _ATTRIBUTES = frozenset(
@@ -127,7 +128,7 @@ def _exporter_class() -> type:
     return Exporter
 
 
-@cache
+@cache  # compiling its templates takes a tenth of a second
 def _exporter() -> Any:
     # What it warns of, pictures without a text, the page mends.
     log = logging.getLogger(f"{__name__}.nbconvert")
@@ -177,16 +178,16 @@ def _clean(body: str, folder: Path) -> str:
             ids.add(name)
         if tag.name == "a":
             _point(tag, folder)
-    for image in soup.select("img"):
+    for image in soup.find_all("img"):
         image["alt"] = image.get("alt") or "picture"
         if "src" not in image.attrs:
             image.replace_with(f"[picture: {image['alt']}]")
-    budget = Budget()
+    left = _MOST_TEX
     for formula in soup.select("span.maths"):
-        text = formula.string
-        if not isinstance(text, NavigableString):  # not as marked: with tags inside
+        if not isinstance(text := formula.string, NavigableString):  # not as marked: tags inside
             continue
-        if html := mathml(text, "display" in formula["class"], budget):
+        left -= len(text) + _EACH_FORMULA if len(text) <= LONGEST else 0
+        if left >= 0 and (html := mathml(text, "display" in formula["class"])):
             # In its place in the tag: replacing the tag takes as long as its parent has children.
             text.replace_with(BeautifulSoup(html, "html.parser"))
         else:

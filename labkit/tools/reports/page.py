@@ -11,7 +11,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,15 +30,6 @@ _HERE = Path(__file__).resolve().parent
 _NO_LETTER = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _TITLE, _HEAD_BYTES = b"<title>labkit report: ", 1000  # where report.html.j2 has it
 _Curve = tuple[str, int, list[dict]]  # label, number of its colour, rows of records
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG as a data URI, with its caption and its alternative text."""
-
-    uri: str
-    caption: str
-    alt: str
 
 
 def write(
@@ -76,12 +66,18 @@ def write(
 
 def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -> str:
     """Return the page as text. ``links`` is notebook -> link to it as a page."""
-    labs = tables.by_lab(runs)
-    # Numbers choose colours: one label has one colour on the whole page.
-    labels = dict.fromkeys(lab.label for lab_runs in labs.values() for lab in lab_runs)
-    numbers = {label: number for number, label in enumerate(labels)}
-    sections = [_section(name, lab_runs, numbers) for name, lab_runs in labs.items()]
     every = [lab for run in runs for lab in run.labs]
+    by_lab: dict[str, list[LabRun]] = {}
+    for lab in sorted(every, key=lambda lab: lab.lab):
+        by_lab.setdefault(lab.lab, []).append(lab)
+    # Numbers choose colours: one label has one colour on the whole page.
+    labels = dict.fromkeys(lab.label for labs in by_lab.values() for lab in labs)
+    numbers = {label: number for number, label in enumerate(labels)}
+    sections = [_section(name, labs, numbers) for name, labs in by_lab.items()]
+    differing: dict[tables.Table | None, list[str]] = {}
+    for section in sections:
+        differing.setdefault(section["inputs"].differ, []).append(section["name"])
+    differing.pop(None, None)
     return _template("report.html.j2").render(
         made=time.strftime("%Y-%m-%d %H:%M"),
         runs=runs,
@@ -89,15 +85,14 @@ def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -
         counts=Counter(lab.status for lab in every),
         around=tables.facts({run.label: tables.surroundings(run) for run in runs}),
         sections=sections,
-        differing=_differing(sections),
-        same_inputs=[
-            section["name"]
-            for section in sections
-            if section["compared"] > 1 and not section["inputs"].differ
-        ],
+        differing=differing,
+        same_inputs=[section["name"] for section in sections if section["same_inputs"]],
         what_ran=tables.what_ran(runs),
         failures=[lab for lab in every if lab.status in ("failed", "interrupted")],
-        problems=_problems(runs),
+        problems=[
+            *((run.label, problem) for run in runs for problem in run.problems),
+            *((f"{lab.label}: {lab.lab}", problem) for lab in every for problem in lab.problems),
+        ],
         sweeps=[_sweep(run) for run in runs if run.kind == "sweep"],
         links=links or {},
     )
@@ -106,12 +101,11 @@ def render(runs: Sequence[RunFolder], links: Mapping[Path, str] | None = None) -
 def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> dict[str, Any]:
     """Return what the page says of one lab, in all its runs."""
     inputs = {lab.label: tables.inputs(lab) for lab in labs if lab.results.get("parameters")}
-    headline = tables.headline(labs)
+    facts, headline = tables.facts(inputs), tables.headline(labs)
     return {
         "name": name,
-        "labs": labs,
-        "inputs": tables.facts(inputs),
-        "compared": len(inputs),
+        "inputs": facts,
+        "same_inputs": len(inputs) > 1 and not facts.differ,
         "headline": headline,
         "within": Counter(row.within for rows in headline.values() for _, row in rows),
         "metrics": tables.all_metrics(labs),
@@ -119,21 +113,6 @@ def _section(name: str, labs: Sequence[LabRun], numbers: Mapping[str, int]) -> d
         "figures": _figures(labs),
         "many": len(labs) > 2,
     }
-
-
-def _differing(sections: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tables of what differs, each once, with the labs that it is true of."""
-    differing: list[dict[str, Any]] = []
-    for section in sections:
-        table = section["inputs"].differ
-        for known in differing:
-            if known["table"] == table:
-                known["labs"].append(section["name"])
-                break
-        else:
-            if table is not None:
-                differing.append({"labs": [section["name"]], "table": table})
-    return differing
 
 
 def _curves(labs: Sequence[LabRun], numbers: Mapping[str, int]) -> list[dict[str, Any]]:
@@ -152,15 +131,14 @@ def _curves(labs: Sequence[LabRun], numbers: Mapping[str, int]) -> list[dict[str
 def _pictures_of(group: str, lines: Sequence[_Curve]) -> dict[str, Any]:
     drawn = lines[: curves.MOST]
     names = list(dict.fromkeys(name for *_, rows in drawn for name in curves.columns(rows)))
-    first = [name for name in names if name in curves.FIRST]
-    panels = [_panel(drawn, x, y) for y in first for x in ("update", "seconds")]
-    rest = [_panel(drawn, "update", y) for y in names if y not in first]
+    first = [(x, y) for y in names if y in curves.FIRST for x in ("update", "seconds")]
+    rest = [("update", y) for y in names if y not in curves.FIRST]
     return {
         "group": group,
-        "legend": [curves.Line(label, number, ()) for label, number, _ in drawn],
+        "legend": [(label, *curves.look(number)) for label, number, _ in drawn],
         "left_out": [label for label, *_ in lines[curves.MOST :]],
-        "panels": list(filter(None, panels)),
-        "rest": list(filter(None, rest)),
+        "panels": _panels(drawn, first),
+        "rest": _panels(drawn, rest),
     }
 
 
@@ -170,25 +148,29 @@ def _group(file: str) -> tuple[str, str]:
     return ("/".join(group), name) if group else (name, "")
 
 
-def _panel(drawn: Sequence[_Curve], x: str, y: str) -> curves.Panel | None:
-    points = [(label, number, curves.points(rows, x, y)) for label, number, rows in drawn]
-    lines = [curves.Line(*line) for line in points if line[2]]
-    return curves.panel(lines, x, y) if lines else None
+def _panels(drawn: Sequence[_Curve], axes: Sequence[tuple[str, str]]) -> list[curves.Panel]:
+    """Return a panel for each pair of columns of which there are points."""
+    panels = []
+    for x, y in axes:
+        lines = [curves.Line(name, n, curves.points(rows, x, y)) for name, n, rows in drawn]
+        if lines := [line for line in lines if line.points]:
+            panels.append(curves.panel(lines, x, y))
+    return panels
 
 
-def _figures(labs: Sequence[LabRun]) -> dict[str, list[Picture]]:
+def _figures(labs: Sequence[LabRun]) -> dict[str, list[dict[str, str]]]:
     """Return figure -> its pictures, one of each run that has it."""
-    figures: dict[str, list[Picture]] = {}
+    figures: dict[str, list[dict[str, str]]] = {}
     for lab in labs:
         for path in lab.figures:
             alt = f"figure {path.stem} of {lab.lab}, run {lab.label}"
-            figures.setdefault(path.stem, []).append(Picture(_uri(path), lab.label, alt))
+            figures.setdefault(path.stem, []).append(_picture(path, lab.label, alt))
     return dict(sorted(figures.items()))
 
 
 def _sweep(run: RunFolder) -> dict[str, Any]:
     pictures = [
-        Picture(_uri(path), path.stem.replace("_", " "), f"{path.stem} over the sweep {run.label}")
+        _picture(path, path.stem.replace("_", " "), f"{path.stem} over the sweep {run.label}")
         for path in run.figures
     ]
     grid = run.about.get("grid")
@@ -198,14 +180,10 @@ def _sweep(run: RunFolder) -> dict[str, Any]:
     return {"run": run, "asked": asked, "table": table, "pictures": pictures}
 
 
-def _uri(path: Path) -> str:
-    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
-
-
-def _problems(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
-    problems = [(run.label, problem) for run in runs for problem in run.problems]
-    labs = [lab for run in runs for lab in run.labs]
-    return problems + [(f"{lab.label}: {lab.lab}", text) for lab in labs for text in lab.problems]
+def _picture(path: Path, caption: str, alt: str) -> dict[str, str]:
+    """Return a PNG as a data URI, with its caption and its alternative text."""
+    uri = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    return {"uri": uri, "caption": caption, "alt": alt}
 
 
 def _write_notebooks(runs: Sequence[RunFolder], out: Path) -> dict[Path, str]:
@@ -259,6 +237,4 @@ def _template(name: str) -> "jinja2.Template":
         lstrip_blocks=True,
     )
     environment.filters["shown"] = tables.text
-    environment.globals["unit"] = curves.with_unit
-    environment.globals["line_classes"] = curves.look
     return environment.get_template(name)

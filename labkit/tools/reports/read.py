@@ -6,7 +6,7 @@ sweep (sweep.json, sweep.csv, and a lab's folder for each run below runs/).
 
 import csv
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class LabRun:
         folder: where it has written.
         results: the usable part of results.json.
         status: passed, failed, running, interrupted, unknown, or "not started".
+        figures: the pictures in figures/ that are PNG files, by name.
         problems: what is missing or damaged in the folder, a sentence each.
     """
 
@@ -57,6 +58,7 @@ class LabRun:
     folder: Path
     results: dict[str, Any] = field(default_factory=dict)
     status: str = "unknown"
+    figures: list[Path] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -69,11 +71,6 @@ class LabRun:
             return named
         notebooks = _files(self.folder, "*.ipynb")
         return notebooks[0] if len(notebooks) == 1 else None
-
-    @property
-    def figures(self) -> list[Path]:
-        """The pictures in figures/ that are PNG files, by name."""
-        return _pictures(self.folder)[0]
 
     def records(self) -> dict[str, list[dict]]:
         """Return file -> rows for every records.csv in the folder; a damaged one is a problem."""
@@ -155,8 +152,7 @@ def read(folder: str | os.PathLike, label: str | None = None) -> RunFolder:
     if not os.path.isdir(place):  # a name may be too long for a folder
         raise InputError(f"no run at {folder}: expected a folder that `labkit run` has written")
     # Before links are refused: a folder of runs has labkit's own, latest.
-    if not _holds_run(place):
-        raise InputError(_no_run(folder, place))
+    _refuse_without_run(folder, place)
     refuse_links(place)
     label = label or place.name
     if (place / SWEEP).exists() or (place / SWEEP_TABLE).exists():
@@ -173,9 +169,9 @@ def read_lab(folder: Path, label: str) -> LabRun:
     results, problems = read_results(folder)
     if not (folder / RESULTS).exists():
         problems.append(f"{RESULTS} is missing: the lab has not come to its end")
-    problems += _pictures(folder)[1]
+    figures, more = _pictures(folder)
     lab = results.get("lab") or folder.name
-    return LabRun(label, lab, folder, results, status_of(results), problems)
+    return LabRun(label, lab, folder, results, status_of(results), figures, problems + more)
 
 
 def is_lab_folder(folder: Path) -> bool:
@@ -220,23 +216,18 @@ def _read_sweep(place: Path, label: str) -> RunFolder:
     return RunFolder(label, place, "sweep", labs, about, rows, figures, problems + more)
 
 
-def _holds_run(place: Path) -> bool:
-    if any(os.path.lexists(place / name) for name in (RUN, SWEEP, SWEEP_TABLE)):
-        return True
-    if is_lab_folder(place):
-        return True
+def _refuse_without_run(folder: str | os.PathLike, place: Path) -> None:
+    named = any(os.path.lexists(place / name) for name in (RUN, SWEEP, SWEEP_TABLE))
+    inside = _folders(place)
     # A training of one's own may lie among the runs, as a lab's folder lies in a run.
-    return not (place / "latest").is_symlink() and any(map(is_lab_folder, _folders(place)))
-
-
-def _no_run(folder: str | os.PathLike, place: Path) -> str:
-    runs = [
-        path.name
-        for path in _folders(place)
-        if is_lab_folder(path) or any(map(is_lab_folder, _folders(path)))
-    ]
+    has_labs = not (place / "latest").is_symlink() and any(map(is_lab_folder, inside))
+    if named or has_labs or is_lab_folder(place):
+        return
+    runs = [path.name for path in inside if any(map(is_lab_folder, (path, *_folders(path))))]
     hint = f" Did you mean one of the runs in it: {', '.join(runs[-5:])}?" if runs else ""
-    return f"{folder} holds no run (no run.json, results.json, notebook or records.csv).{hint}"
+    raise InputError(
+        f"{folder} holds no run (no run.json, results.json, notebook or records.csv).{hint}"
+    )
 
 
 def _labels(places: Sequence[Path]) -> list[str]:
@@ -247,7 +238,7 @@ def _labels(places: Sequence[Path]) -> list[str]:
     return labels
 
 
-def _folders(place: Path) -> Iterable[Path]:
+def _folders(place: Path) -> list[Path]:
     try:
         paths = [path for path in place.iterdir() if path.is_dir() and not path.is_symlink()]
     except OSError:

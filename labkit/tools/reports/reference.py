@@ -140,6 +140,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
+def change(before: Any, now: Any) -> float | None:
+    """Return ``now`` minus ``before``; None where one of them is no number."""
+    return now - before if is_number(before) and is_number(now) else None
+
+
 def tolerance_text(known: Mapping[str, Any]) -> str:
     """Return a stored metric's tolerance: ``± 0.004``, ``at most 1e-06``, ``equal``, ``none``."""
     if known["kind"] in ("equal", "none"):
@@ -158,14 +163,8 @@ def _judged(metric: str, value: Any, known: Mapping[str, Any], why: str) -> Row:
         return row(None, "outside: the run has no such metric", within=False)
     if kind == "none":
         return row(value, "not compared: no tolerance")
-    by = value - reference if is_number(value) and is_number(reference) else None
-    within = is_within(value, reference, kind, amount)
-    verdict = "within" if within else f"outside{_beyond(value, by, kind, amount)}"
-    return row(value, verdict, within=within, by=by)
-
-
-def _beyond(value: Any, by: float | None, kind: str, amount: float | None) -> str:
-    """Return `` by 0.003``: how far a value is beyond its tolerance; "" where that is no number."""
-    if kind == "at most" and is_number(value):
-        return f" by {value - amount:.3g}"
-    return "" if by is None else f" by {abs(by) - (amount or 0):.3g}"
+    by = change(reference, value)
+    if is_within(value, reference, kind, amount):
+        return row(value, "within", within=True, by=by)
+    beyond = change(amount, value) if kind == "at most" else by and abs(by) - (amount or 0)
+    return row(value, "outside" + (f" by {beyond:.3g}" if beyond else ""), within=False, by=by)

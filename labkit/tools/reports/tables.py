@@ -1,7 +1,7 @@
 """The tables of a report: which facts differ between runs, what ran where, metrics."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ class Table:
     """Texts for one HTML table; ``statuses`` are the columns shown as a coloured word."""
 
     head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: tuple[tuple[str, ...], ...]
     statuses: tuple[int, ...] = ()
 
 
@@ -34,16 +34,11 @@ class Facts:
 
 def facts(columns: Mapping[str, Mapping[str, str]]) -> Facts:
     """Separate what differs from what is equal; ``columns`` is run -> fact -> value."""
-    names = dict.fromkeys(name for values in columns.values() for name in values)
-    differ, equal = {}, {}
-    for name in names:
-        values = [values.get(name, NOTHING) for values in columns.values()]
-        if len(set(values)) > 1:
-            differ[name] = values
-        else:
-            equal[name] = values[0]
-    same = Table(("what", "value"), list(equal.items())) if equal else None
-    return Facts(_turned(list(columns), differ) if differ else None, same)
+    rows = _by_name(columns)
+    equal = {name: values[0] for name, values in rows.items() if len(set(values)) == 1}
+    differ = {name: values for name, values in rows.items() if name not in equal}
+    same = Table(("what", "value"), tuple(equal.items())) if equal else None
+    return Facts(_turned(columns, differ), same)
 
 
 def surroundings(run: RunFolder) -> dict[str, str]:
@@ -75,9 +70,8 @@ def inputs(lab: LabRun) -> dict[str, str]:
 def what_ran(runs: Iterable[RunFolder]) -> Table:
     """Return a row for every lab of every run: status, device, machine, git, time."""
     head = ("run", "lab", "status", "device", "preset", "started", "seconds", "peak MB")
-    return Table(
-        (*head, "platform", "git"), [_ran(lab) for run in runs for lab in run.labs], statuses=(2,)
-    )
+    rows = tuple(_ran(lab) for run in runs for lab in run.labs)
+    return Table((*head, "platform", "git"), rows, statuses=(2,))
 
 
 def headline(labs: Sequence[LabRun]) -> dict[str, list[tuple[str, Row]]]:
@@ -95,18 +89,7 @@ def all_metrics(labs: Sequence[LabRun]) -> Table | None:
         lab.label: {name: text(value) for name, value in lab.results.get("metrics", {}).items()}
         for lab in labs
     }
-    names = dict.fromkeys(name for values in columns.values() for name in values)
-    rows = {name: [values.get(name, NOTHING) for values in columns.values()] for name in names}
-    return _turned(list(columns), rows) if names else None
-
-
-def by_lab(runs: Iterable[RunFolder]) -> dict[str, list[LabRun]]:
-    """Return lab -> its executions in all runs, in order of the labs' names."""
-    groups: dict[str, list[LabRun]] = {}
-    for run in runs:
-        for lab in run.labs:
-            groups.setdefault(lab.lab, []).append(lab)
-    return dict(sorted(groups.items()))
+    return _turned(columns, _by_name(columns))
 
 
 def rows_as_table(rows: Sequence[Mapping[str, str]]) -> Table | None:
@@ -115,7 +98,7 @@ def rows_as_table(rows: Sequence[Mapping[str, str]]) -> Table | None:
     if not names:
         return None
     statuses = tuple(number for number, name in enumerate(names) if name == "status")
-    cells = [tuple(_shorter(row.get(name, "")) for name in names) for row in rows]
+    cells = tuple(tuple(_shorter(row.get(name, "")) for name in names) for row in rows)
     return Table(names, cells, statuses)
 
 
@@ -126,12 +109,19 @@ def text(value: Any) -> str:
     return number(value) or "(empty)"
 
 
-def _turned(labels: Sequence[str], facts: Mapping[str, Sequence[str]]) -> Table:
+def _by_name(columns: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return name -> its value in each of ``columns``, for every name in any of them."""
+    names = dict.fromkeys(name for values in columns.values() for name in values)
+    return {name: [values.get(name, NOTHING) for values in columns.values()] for name in names}
+
+
+def _turned(labels: Collection[str], facts: Mapping[str, Sequence[str]]) -> Table | None:
     """Return name -> values as a table: a column a run, or a row a run where there are many."""
+    if not facts:
+        return None
     if len(labels) <= _MOST_COLUMNS:
-        return Table(("", *labels), [(name, *values) for name, values in facts.items()])
-    rows = [(label, *values) for label, *values in zip(labels, *facts.values(), strict=True)]
-    return Table(("run", *facts), rows)
+        return Table(("", *labels), tuple((name, *values) for name, values in facts.items()))
+    return Table(("run", *facts), tuple(zip(labels, *facts.values(), strict=True)))
 
 
 def _ran(lab: LabRun) -> tuple[str, ...]:

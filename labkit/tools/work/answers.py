@@ -14,14 +14,6 @@ _SOURCE_OF_CHECK = "labkit.labs.exercises."
 _MAGIC = re.compile(r"^\s*(?:%|!|\?)|\?\s*$")
 
 
-@dataclass(frozen=True)
-class Exercise:
-    """An exercise that a lab asks: ``check(name, ...)`` of ``module``."""
-
-    name: str
-    module: str
-
-
 @dataclass
 class Answer:
     """What the notebook holds for an exercise.
@@ -65,31 +57,31 @@ def code_cells(notebook: Mapping[str, Any]) -> list[Cell]:
     return [_parse(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def exercises(cells: Iterable[Cell]) -> list[Exercise]:
-    """Return the exercises of a lab, from its own ``cells``: those that these leave unsolved.
+def exercises(cells: Iterable[Cell]) -> dict[str, str]:
+    """Return the exercises that a lab's own ``cells`` leave unsolved: name -> module of its check.
 
     (A check of an answer that is there already shows how checks work, and asks nothing.)
     """
-    asked, module = [], None
+    asked: dict[str, str] = {}
+    module = None
     for cell in cells:
         nodes = list(cell.nodes())
         imports = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
         module = next((name for name in imports if name.startswith(_SOURCE_OF_CHECK)), module)
         if module and any(isinstance(node, ast.Raise) for node in nodes):
-            asked += [Exercise(name, module) for name, _ in _checks(nodes)]
+            asked |= {name: module for name, _ in _checks(nodes)}
     return asked
 
 
-def find(cells: list[Cell], exercise: Exercise) -> Answer:
-    """Return what ``cells`` hold as the answer to ``exercise``; nothing is executed."""
-    name = exercise.name
+def find(cells: list[Cell], name: str, module: str) -> Answer:
+    """Return what ``cells`` hold as the answer to an exercise; nothing is executed."""
     checks = [
         (number, attempt)
         for number, cell in enumerate(cells)
         for checked, attempt in _checks(cell.nodes())
         if checked == name
     ]
-    answer = Answer(name, exercise.module, attempt=name)
+    answer = Answer(name, module, attempt=name)
     try:
         answer.attempt = ast.unparse(checks[-1][1]) if checks else name
     except RecursionError:

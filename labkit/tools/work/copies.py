@@ -80,8 +80,7 @@ def _make_one(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
     base = _base_of(mine)
     if base is None:
         note = "not made by `labkit work`, or its metadata was removed: nothing to compare with"
-        beside = [_beside(path, theirs)] if update else []
-        return Copy(path, "left", (note, *beside))
+        return Copy(path, "left", (note, _beside(path, theirs)) if update else (note,))
     if base == _base_of(theirs):
         return Copy(path, "unchanged")
     if not update:
@@ -107,7 +106,7 @@ def _update(
     notebook_files.write(path, mine)
     notes = [f"{len(merged.taken)} cells from the project; as it was before: {kept}"]
     notes += [f"yours stays, the project's changed too: {line}" for line in merged.conflicts]
-    return (*notes, *([_beside(path, theirs)] if merged.conflicts else []))
+    return tuple(notes + [_beside(path, theirs)] if merged.conflicts else notes)
 
 
 def as_copied(project: Path, lab: Lab, folder: Path) -> dict[str, Any]:

@@ -53,27 +53,26 @@ def look(folder: Path, labs: Sequence[Lab], seconds: float = 10.0) -> list[LabMa
         InputError: if an answer ends the judge
         RuntimeError: if the judge itself fails
     """
+    asked = {lab: each for lab in labs if (each := answers.exercises(_cells(lab.path)))}
     held: dict[Lab, list[answers.Answer]] = {}
-    results = {}
-    for lab in labs:
+    problems = {}
+    for lab, exercises in asked.items():
         path = folder / lab.path.name
-        if not (exercises := answers.exercises(_cells(lab.path))):
-            continue
         try:
             cells = _cells(path)
         except InputError as error:
-            problem = str(error) if path.exists() else "no copy yet"
-            unknown = tuple(Mark(each.name, "not attempted") for each in exercises)
-            results[lab] = LabMarks(lab, path, unknown, problem)
+            problems[lab] = str(error) if path.exists() else "no copy yet"
         else:
-            held[lab] = [answers.find(cells, each) for each in exercises]
-            results[lab] = LabMarks(lab, path, ())  # in its place; the marks are still to come
+            held[lab] = [answers.find(cells, *each) for each in exercises.items()]
     to_judge = [answer for each in held.values() for answer in each if not answer.problem]
     verdicts = iter(_judge(folder, to_judge, seconds))
-    for lab, each in held.items():
-        marks = tuple(_mark(answer, verdicts) for answer in each)
-        results[lab] = LabMarks(lab, results[lab].path, marks)
-    return list(results.values())
+    results = []
+    for lab, exercises in asked.items():
+        marks = [_mark(answer, verdicts) for answer in held.get(lab, ())]
+        marks = marks or [Mark(name, "not attempted") for name in exercises]
+        path = folder / lab.path.name
+        results.append(LabMarks(lab, path, tuple(marks), problems.get(lab, "")))
+    return results
 
 
 def _cells(path: Path) -> list[answers.Cell]:

@@ -1,15 +1,19 @@
 """`make notebooks`: what is executed, what is written, and what leaves the committed file alone."""
 
 import shutil
+from dataclasses import asdict
 
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from labkit.tools.running.digests import ANCHOR, NAVIGATION
+from labkit.tools.running.execution import Failure
+from labkit.tools.running.runner import Outcome
 from scripts.notebooks import refresh as notebooks
 from scripts.notebooks.refresh import main, refresh, why_stale, write_links
 from scripts.notebooks.rules import COMPARED, output_faults
+from tests.support.lab_cells import printed, shown
 from tests.support.notebook_form import source_faults
 
 PARAMETERS = 'import os\npreset = os.environ.get("LABKIT_PRESET", "lab")\ndevice = "auto"'
@@ -53,7 +57,11 @@ def refreshed(tmp_path_factory):
         cell('print("outside:", Path("../note.txt").exists())', COMPARED),
     ]
     nbformat.write(tiny(*cells), project / "notebooks" / "01_tiny.ipynb")
+    (project / "work").mkdir()
+    (project / "work" / "01_tiny.ipynb").write_text("a learner's own, which nobody executes")
     assert refresh(project) == []
+    assert [path.name for path in (project / "work").iterdir()] == ["01_tiny.ipynb"]
+    assert "a learner's own" in (project / "work" / "01_tiny.ipynb").read_text()
     return project
 
 
@@ -82,10 +90,31 @@ def edit(project, change):
 
 @pytest.fixture
 def no_execution(monkeypatch):
-    def refuse(*arguments, **named):
-        raise AssertionError("a notebook was executed")
+    monkeypatch.delattr(notebooks.runner, "run")
 
-    monkeypatch.setattr(notebooks.runner, "run", refuse)
+
+@pytest.fixture
+def executed(monkeypatch):
+    """No kernel: the outputs are the notebook's own, but for cells of ``printing``."""
+
+    def execute(printing=(), failure=None, meanwhile=lambda: None):
+        def run(request, out, say):
+            (lab,) = request.labs
+            notebook = nbformat.read(lab.path, as_version=4)
+            for number, text in dict(printing).items():
+                notebook.cells[number].outputs = printed(text).outputs
+            place = out / lab.name / lab.path.name
+            place.parent.mkdir(parents=True)
+            nbformat.write(notebook, place)
+            meanwhile()
+            results = {"device": "CPU", "versions": {}, "status": "passed"}
+            if failure:
+                results |= {"status": "failed", "error": asdict(failure)}
+            return [Outcome(lab, {}, place.parent, results)]
+
+        monkeypatch.setattr(notebooks.runner, "run", run)
+
+    return execute
 
 
 def test_outputs_come_back_clean_with_a_stamp(project):
@@ -116,37 +145,24 @@ def test_without_a_change_nothing_is_executed_or_written(project, no_execution):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "reason"),
     [
-        ("labkit/steps/step.py", "labkit"),
-        ("labkit/nets/new.py", "labkit"),
-        ("data_scripts/digits.gz", "data"),
-        ("benchmarks/tables/tuning.csv", "data"),
-        ("constraints.txt", "versions"),
+        ("labkit/nets/new.py", "changed: labkit"),
+        ("data_scripts/digits.gz", "changed: data"),
+        ("benchmarks/tables/tuning.csv", "changed: data"),
+        ("constraints.txt", "changed: versions"),
+        ("scripts/notebooks/refresh.py", ""),
+        ("data_scripts/.part", ""),
+        ("README.md", ""),
     ],
 )
-def test_a_changed_input_is_named(project, name, kind, capsys):
+def test_a_changed_input_is_named_and_nothing_else(project, name, reason, capsys):
     (project / name).parent.mkdir(parents=True, exist_ok=True)
     with (project / name).open("ab") as file:
         file.write(b"# more\n")
-    assert why_stale(project, read(project)) == f"changed: {kind}"
-    assert main(["--check"]) == 1
-    assert f"01_tiny: changed: {kind}" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "labkit/__pycache__/step.pyc",
-        "scripts/notebooks/refresh.py",
-        "data_scripts/.part",
-        "README.md",
-    ],
-)
-def test_what_is_no_input_does_not_count(project, name):
-    (project / name).parent.mkdir(parents=True, exist_ok=True)
-    (project / name).write_text("anything")
-    assert why_stale(project, read(project)) == ""
+    assert why_stale(project, read(project)) == reason
+    assert main(["--check"]) == bool(reason)
+    assert f"01_tiny: {reason or 'up to date'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -163,11 +179,12 @@ def test_an_edited_notebook_is_stale(project, change, reason):
     assert why_stale(project, read(project)).startswith(reason)
 
 
-def test_only_the_stale_notebook_is_executed(project):
+def test_only_the_stale_notebook_is_executed(project, executed):
     shutil.copy(path_of(project), project / "notebooks" / "02_other.ipynb")
     write_links(project)
     other = (project / "notebooks" / "02_other.ipynb").read_bytes()
     edit(project, lambda notebook: notebook.cells[4].update(source='print("shape", 7)'))
+    executed({4: "shape 7\n"})
     said = []
     assert refresh(project, say=said.append) == []
     assert read(project).cells[4].outputs[0].text == "shape 7\n"
@@ -178,8 +195,8 @@ def test_only_the_stale_notebook_is_executed(project):
     assert why_stale(project, read(project)) == ""
 
 
-def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, capsys):
-    (project / "note.txt").write_text("now there is one")
+def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, executed, capsys):
+    executed({5: "another time", 8: "outside: True\n"})
     before = path_of(project).read_bytes()
     assert main(["--force"]) == 1
     assert path_of(project).read_bytes() == before
@@ -191,47 +208,33 @@ def test_forced_execution_keeps_compared_outputs_or_says_which_changed(project, 
     assert read(project).cells[5].outputs != nbformat.reads(before, 4).cells[5].outputs
 
 
-@pytest.mark.parametrize(
-    ("cells", "reasons"),
-    [
-        ([cell("1 / 0")], ["In [5]: ZeroDivisionError: division by zero"]),
-        (
-            [
-                cell("print(Path.cwd())"),
-                cell('print("took 1.5 s")', COMPARED),
-                cell(PNG.replace(', alt="one red point"', "")),
-                cell('print(("x" * 99 + "\\n") * 5_000)'),
-            ],
-            [
-                "cell 5: a path of this machine: ",
-                "cell 6: compared (tag nbval-check-output), but this differs between runs: '1.5 s'",
-                "cell 7: a PNG without alternative text",
-                "expected at most 500000",
-            ],
-        ),
-    ],
-    ids=["raises", "faults"],
-)
-def test_a_notebook_that_may_not_be_committed_stays_as_it_was(project, cells, reasons):
+def test_a_notebook_that_may_not_be_committed_stays_as_it_was(project, executed):
+    cells = [printed(f"in {project}"), printed("took 1.5 s", COMPARED), shown("image/png", "aGk=")]
+    cells.append(printed("x" * 500_000))
     before = edit(project, lambda notebook: notebook.cells.__setitem__(slice(5, 6), cells))
     said = []
-    assert refresh(project, say=said.append) == ["01_tiny"]
-    assert path_of(project).read_bytes() == before
-    (refused,) = [line for line in said if "left as it was" in line]
-    assert not [reason for reason in reasons if reason not in refused], refused
+    for failure in (None, Failure("ZeroDivisionError", "division by zero", 5)):
+        executed(failure=failure)
+        assert refresh(project, say=said.append) == ["01_tiny"]
+        assert path_of(project).read_bytes() == before
+    faults, raised = (line for line in said if "left as it was" in line)
+    assert "In [5]: ZeroDivisionError: division by zero" in raised
+    for reason in (
+        "cell 5: a path of this machine: ",
+        "cell 6: compared (tag nbval-check-output), but this differs between runs: '1.5 s'",
+        "cell 7: a PNG without alternative text",
+        "expected at most 500000",
+    ):
+        assert reason in faults
     assert [each.name for each in path_of(project).parent.iterdir()] == ["01_tiny.ipynb"]
 
 
-def test_an_edit_during_the_execution_is_not_overwritten(project, monkeypatch):
-    edit(project, lambda notebook: notebook.cells[4].update(source="print(2)"))
-    run = notebooks.runner.run
+def test_an_edit_during_the_execution_is_not_overwritten(project, executed):
+    def write(source):
+        edit(project, lambda notebook: notebook.cells[4].update(source=source))
 
-    def run_and_edit(*arguments, **named):
-        outcomes = run(*arguments, **named)
-        edit(project, lambda notebook: notebook.cells[4].update(source="print(3)"))
-        return outcomes
-
-    monkeypatch.setattr(notebooks.runner, "run", run_and_edit)
+    write("print(2)")
+    executed({4: "2\n"}, meanwhile=lambda: write("print(3)"))
     assert refresh(project) == ["01_tiny"]
     assert read(project).cells[4].source == "print(3)"
 

@@ -5,24 +5,12 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from labkit.tools.running.digests import file_digest
 from scripts.notebooks.rules import COMPARED, output_faults
+from tests.support.lab_cells import printed, shown
 
 
 def good():
     compared = printed("4 steps, shape (2, 3): True\n", COMPARED)
     return new_notebook(cells=[new_markdown_cell("# 03 · Adasum"), new_code_cell(""), compared])
-
-
-def printed(text, *tags):
-    made = new_code_cell("print(1)", execution_count=3)
-    made.metadata["tags"] = list(tags)
-    made.outputs = [new_output("stream", name="stdout", text=text)]
-    return made
-
-
-def shown(kind, content, about=None):
-    made = new_code_cell("show()", execution_count=3)
-    made.outputs = [new_output("display_data", data={kind: content}, metadata=about or {})]
-    return made
 
 
 def test_a_good_notebook_has_no_fault():

@@ -2,7 +2,6 @@
 
 import json
 import os
-import threading
 import time
 
 import pytest
@@ -44,24 +43,18 @@ def test_a_run_is_followed_until_it_ends(tmp_path):
     (lab / "records.csv").unlink()
     looks = []
 
-    def go_on():
-        time.sleep(0.1)
-        folders.write_records(lab / "records.csv", 3)
-        # The line that is being written is left out.
-        with (lab / "records.csv").open("a") as file:
-            file.write("4,0.2")
-        time.sleep(0.1)
-        folders.write_records(lab / "records.csv", 5)
-        end(lab)
+    def go_on(look):
+        looks.append(look)
+        folders.write_records(lab / "records.csv", 3 if len(looks) == 1 else 5)
+        if len(looks) == 1:  # the line that is being written is left out
+            with (lab / "records.csv").open("a") as file:
+                file.write("4,0.2")
+        else:
+            end(lab)
 
-    other = threading.Thread(target=go_on)
-    other.start()
-    status = live.follow(lab, 0.02, looks.append)
-    other.join()
-    assert status == "passed"
-    counts = [len(look.rows) for look in looks]
-    assert counts[0] == 0 and 3 in counts and counts[-1] == 5 and counts == sorted(counts)
-    assert [look.status for look in looks][-2:] in (["running", "passed"], ["passed", "passed"])
+    assert live.follow(lab, 0.02, go_on) == "passed"
+    assert [len(look.rows) for look in looks] == [0, 3, 5]
+    assert [look.status for look in looks] == ["running", "running", "passed"]
 
 
 @pytest.mark.parametrize(

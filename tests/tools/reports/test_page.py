@@ -122,7 +122,7 @@ def test_curves_of_one_group_are_laid_over_each_other(tmp_path, known):
         folders.write_records(lab / "race" / name / "records.csv", 5)
     assert f"{folders.LAB}: race" in check(render(lab)).text
     groups = {each["group"]: each for each in page._curves(read.read(lab).labs, {"r": 0})}
-    assert [line.label for line in groups["race"]["legend"]] == ["Momentum", "THOR"]
+    assert [label for label, *_ in groups["race"]["legend"]] == ["Momentum", "THOR"]
     assert [len(panel.lines) for panel in groups["race"]["panels"]] == [2, 2, 2, 2]
     assert [len(panel.lines) for panel in groups[""]["panels"]] == [1, 1, 1, 1]
 

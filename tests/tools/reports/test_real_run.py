@@ -7,10 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from labkit.tools import cli
-from tests.support import run_folders as folders
 from tests.support.html_pages import check
+from tests.support.lab_projects import ROOT, write_labs
 
-ROOT = Path(cli.__file__).resolve().parents[2]
 SOURCE = """
 from labkit.training.records import Records
 from labkit.labs.run import Run
@@ -31,19 +30,17 @@ print("the end", labkit.attach(run.folder))
 def executed(tmp_path_factory):
     """A project with one lab, executed; the folder of the run."""
     project = tmp_path_factory.mktemp("project")
-    (project / "notebooks").mkdir()
-    (project / "pyproject.toml").write_text('[project]\nname = "labkit"\n')
-    cells = [folders.markdown("# 01 · Sums\n\n$\\sum_i x_i$"), folders.code(
-        'preset = "lab"\ndevice = "auto"'), folders.code(SOURCE)]  # fmt: skip
-    cells[1]["metadata"] = {"tags": ["parameters"]}
-    path = project / "notebooks" / "01_sums.ipynb"
-    path.write_text(json.dumps(folders.notebook(*cells)))
+    write_labs(project, {"01_sums": [SOURCE]}, card="# 01 · Sums\n\n$\\sum_i x_i$")
+    (project / "work").mkdir()
+    (project / "work" / "01_sums.ipynb").write_text("a learner's own, which nobody executes")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.delenv("LABKIT_RUN", raising=False)
         done = CliRunner().invoke(cli.app, ["run", "--preset", "smoke", "--out", "runs/one"])
     assert done.exit_code == 0, done.output
+    assert [path.name for path in (project / "work").iterdir()] == ["01_sums.ipynb"]
+    assert "a learner's own" in (project / "work" / "01_sums.ipynb").read_text()
     return project / "runs" / "one"
 
 
@@ -62,10 +59,3 @@ def test_in_a_notebook_without_a_browser_the_figure_of_attach_is_there(executed)
     cells = json.loads((executed / "01_sums" / "01_sums.ipynb").read_text())["cells"]
     kinds = [kind for output in cells[-1]["outputs"] for kind in output.get("data", ())]
     assert kinds.count("image/png") == 1
-
-
-def test_it_can_be_attached_to_and_compared_with_itself(executed):
-    shown = CliRunner().invoke(cli.app, ["attach", str(executed), "--once"])
-    assert shown.exit_code == 0 and "01_sums: passed" in shown.output
-    same = CliRunner().invoke(cli.app, ["compare", str(executed), str(executed / "01_sums")])
-    assert same.exit_code == 0 and same.output.startswith("no differences")

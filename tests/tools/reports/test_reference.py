@@ -1,9 +1,8 @@
 """Headline metrics against the stored run: inside, outside, not compared; and labs.json itself."""
 
-import importlib.util
+import importlib
 import json
 import math
-import sys
 
 import pytest
 
@@ -12,22 +11,26 @@ from labkit.labs.presets import LABS
 from labkit.tools.reports import reference
 from tests.support import run_folders as folders
 
-SEED_7 = {"parameters": {**folders.PARAMETERS, "seed": 7}}
+
+def asked(**parameters):
+    return {"parameters": {**folders.PARAMETERS, **parameters}}
 
 
-def rows(tmp_path, entry=(), **changes):
-    with pytest.MonkeyPatch.context() as patch:
-        place = folders.stored(tmp_path / "stored", **dict(entry))
-        patch.setattr(reference, "FOLDER", place)
+@pytest.fixture
+def rows(tmp_path, monkeypatch):
+    def compared(entry=(), **changes):
+        monkeypatch.setattr(reference, "FOLDER", folders.stored(tmp_path / "stored", **dict(entry)))
         return reference.against_reference(folders.results(**changes))
+
+    return compared
 
 
 def metric(value, kind):
     return {"metrics": {"m": {"value": value, "kind": kind, "amount": None, "reason": "why"}}}
 
 
-def test_a_row_has_value_stored_value_tolerance_and_reason(tmp_path):
-    (row,) = rows(tmp_path)
+def test_a_row_has_value_stored_value_tolerance_and_reason(rows):
+    (row,) = rows()
     assert (row.value, row.reference, row.tolerance) == (0.98, 0.982, "± 0.005")
     assert row.by == pytest.approx(-0.002) and row.reason == "spread of four seeds"
 
@@ -42,29 +45,27 @@ def test_a_row_has_value_stored_value_tolerance_and_reason(tmp_path):
         ({"entry": metric(None, "equal"), "metrics": {"m": 17}}, False, "outside"),
         ({"entry": metric(546, "none"), "metrics": {"m": None}}, None,
          "not compared: no tolerance"),
-        (SEED_7, True, "within"),
-        (SEED_7 | {"entry": {"any_seed": False}}, None, "not compared: seed is 7, stored 1"),
-        ({"parameters": {**folders.PARAMETERS, "epochs": 1}}, None,
+        (asked(seed=7), True, "within"),
+        (asked(seed=7) | {"entry": {"any_seed": False}}, None, "not compared: seed is 7, stored 1"),
+        (asked(epochs=1), None, "not compared: epochs is 1, stored 3"),
+        (asked(epochs=1) | {"metrics": {"other": 1}, "headline": []}, None,
          "not compared: epochs is 1, stored 3"),
-        ({"parameters": {**folders.PARAMETERS, "epochs": 1}, "metrics": {"other": 1},
-          "headline": []}, None, "not compared: epochs is 1, stored 3"),
-        ({"parameters": {**folders.PARAMETERS, "new": 1}}, None,
-         "not compared: new is 1, stored None"),
+        (asked(new=1), None, "not compared: new is 1, stored None"),
         ({"preset": "paper"}, None,
          f"not compared: no stored run of {folders.LAB} at preset paper"),
     ],
 )  # fmt: skip
-def test_the_verdict_on_a_metric(tmp_path, changes, within, verdict):
-    (row,) = rows(tmp_path, **changes)
+def test_the_verdict_on_a_metric(rows, changes, within, verdict):
+    (row,) = rows(**changes)
     assert (row.within, row.verdict) == (within, verdict)
     if row.tolerance == "none":
         assert row.reference == 546
 
 
-def test_what_is_not_stored_and_what_has_not_passed(tmp_path):
-    _, row = rows(tmp_path, headline=["test accuracy", "updates"])
+def test_what_is_not_stored_and_what_has_not_passed(rows, tmp_path):
+    _, row = rows(headline=["test accuracy", "updates"])
     assert row.within is None and row.verdict == "not compared: not stored"
-    assert rows(tmp_path, status="failed") == []
+    assert rows(status="failed") == []
     (tmp_path / "labs.json").write_text('{"smoke"')
     with pytest.raises(InputError, match="benchmarks/reference_runs.py"):
         reference.load(tmp_path)
@@ -112,22 +113,18 @@ def test_every_headline_metric_of_every_lab_is_stored_at_both_presets(root):
 
 @pytest.fixture
 def program(root, monkeypatch):
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    path = root / "benchmarks" / "reference_runs.py"
-    spec = importlib.util.spec_from_file_location("reference_runs", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    monkeypatch.syspath_prepend(root / "benchmarks")
+    module = importlib.import_module("reference_runs")
     tolerances = {"smoke": {folders.LAB: {"test accuracy": ("absolute", 0.01, "why")}}}
     monkeypatch.setattr(module, "TOLERANCES", tolerances)
-    yield module
-    sys.modules.pop("_lab_tolerances", None)
+    monkeypatch.setattr(module, "ANY_SEED", {"smoke": True})
+    return module
 
 
 def make(program, tmp_path, second=0.975, **changes):
     runs = [folders.write_run(tmp_path / "one")]
-    other = {"parameters": {**folders.PARAMETERS, "seed": 2}, "metrics": {"test accuracy": second}}
+    other = {**asked(seed=2), "metrics": {"test accuracy": second}}
     runs.append(folders.write_run(tmp_path / "two", **{**other, **changes}))
-    program.ANY_SEED = {"smoke": True}
     return program.main([*map(str, runs), "--out", str(tmp_path)])
 
 
@@ -155,7 +152,7 @@ def test_the_program_stores_the_first_run_and_keeps_the_entries_of_others(
     [
         ({"second": 0.95}, "does not cover"),
         ({"status": "failed"}, "is failed"),
-        ({"parameters": {**folders.PARAMETERS, "epochs": 9}}, "epochs"),
+        (asked(epochs=9), "epochs"),
     ],
 )
 def test_the_program_refuses(program, tmp_path, capsys, changes, message):

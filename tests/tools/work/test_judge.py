@@ -26,18 +26,13 @@ def judged(code, attempt="normalise", module="labkit.labs.exercises.accumulation
     ("code", "state", "part"),
     [
         (RIGHT, "passed", " public checks"),
-        (
-            "print('normalise: passed (9 of 9 public checks)')\n" + WRONG,
-            "wrong",
-            "which step is first?",
-        ),
+        ("print('normalise: passed (9 of 9 public checks)')\n" + WRONG, "wrong", "which step"),
         (OPEN, "not attempted", ""),
         ("def normalise(:\n", "error", "it raised SyntaxError: invalid syntax"),
         ("1 / 0\n" + RIGHT, "error", "it raised ZeroDivisionError: division by zero"),
         ("sys.exit(3)\n" + RIGHT, "error", "it raised SystemExit: 3"),
         ("", "error", "it raised NameError: name 'normalise' is not defined"),
     ],
-    ids=["right", "wrong", "open", "no Python", "raises", "exits", "no function"],
 )
 def test_a_verdict_in_words(code, state, part):
     said = judged(code)
@@ -69,7 +64,5 @@ def test_of_endless_output_the_end_is_kept():
 def test_a_signal_without_a_name_ends_an_answer_and_not_the_judge():
     if not (process := os.fork()):
         os.kill(os.getpid(), signal.SIGRTMIN + 3)
-    assert judge._ended(process) == (
-        "error",
-        f"its process was ended by signal {signal.SIGRTMIN + 3}",
-    )
+    said = f"its process was ended by signal {signal.SIGRTMIN + 3}"
+    assert judge._ended(process) == ("error", said)
