@@ -14,6 +14,7 @@ from labkit.algorithms.thor import ThorStep, TraceRule
 from labkit.data.mnist import load_arrays
 from labkit.nets.lenet import LeNet5
 from labkit.nets.resnet import ResidualBlockBase, ResNet
+from labkit.reference.losses import cross_entropy
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.schedules import cosine
@@ -222,8 +223,5 @@ def judge(network: nn.Cell, data: Images) -> tuple[float, float]:
 
 def score(logits: np.ndarray, labels: np.ndarray) -> tuple[float, float]:
     """Return (accuracy, mean cross-entropy in nats) of logits (N, classes) and labels (N,)."""
-    logits = logits.astype(np.float64)
-    logits -= logits.max(axis=1, keepdims=True)
-    own = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
-    losses = np.log(np.exp(logits).sum(axis=1)) - own
-    return float((logits.argmax(axis=1) == labels).mean()), float(losses.mean())
+    loss, _ = cross_entropy(logits.astype(np.float64), labels)
+    return float((logits.argmax(axis=1) == labels).mean()), loss

@@ -1,13 +1,15 @@
 """The programs of benchmarks/, which is no package."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
+PROGRAMS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.append(str(PROGRAMS))
 
-@pytest.fixture(scope="package", autouse=True)
-def programs(root):
+
+@pytest.fixture
+def programs():
     """The folder of the programs, whose modules can be imported."""
-    sys.path.insert(0, str(root / "benchmarks"))
-    yield root / "benchmarks"
-    sys.path.remove(str(root / "benchmarks"))
+    return PROGRAMS

@@ -1,7 +1,10 @@
 """The tutorial's training with its bugs and without: what is trained, and the quick form."""
 
+import accumulation_race
 import numpy as np
 import pytest
+from _race import Images, images_for
+from accumulation_race import check
 
 from tests.support.races import quick_twice
 
@@ -10,8 +13,6 @@ BATCHES = 10  # two groups of 4 and a tail of 2
 
 @pytest.fixture(scope="module")
 def images():
-    from _race import Images
-
     random = np.random.default_rng(0)
     rows = BATCHES * 32
     pictures = random.normal(size=(rows, 1, 32, 32)).astype(np.float32)
@@ -22,8 +23,6 @@ def images():
 @pytest.fixture(scope="module")
 def losses(runtime, images):
     """Bugs -> (the outcome of two epochs, every micro-batch's loss as the step returned it)."""
-    import accumulation_race
-
     returned, make_step = {"four": [], "none": []}, accumulation_race.make_step
 
     def noting(setting, seed):
@@ -82,8 +81,6 @@ def test_both_begin_alike_and_the_sum_goes_on_four_times_as_fast(losses, images)
 
 
 def test_the_published_order_of_rescales_is_a_shift(programs, mnist):
-    from _race import images_for
-
     few = {"held_out": 0, "train": 64, "test": 32}
     ours, published = (images_for(mnist, part, **few) for part in ("test", "as published"))
     for name in ("images", "judged_images"):
@@ -94,8 +91,6 @@ def test_the_published_order_of_rescales_is_a_shift(programs, mnist):
 
 @pytest.mark.long
 def test_the_quick_form_runs_and_resumes(programs, root, mnist, tmp_path):
-    from accumulation_race import check
-
     printed, stored = quick_twice("accumulation_race", programs, root, mnist, tmp_path)
     check(stored)
     assert "loss printed then, and test accuracy at the end" in printed

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from _adasum_plan import PLANS, best, changed, check, planned
+from _adasum_training import cosines_of, make_step
 
 from labkit.errors import InputError
 from labkit.labs.results.adasum_race import setting_of
@@ -12,8 +14,6 @@ from tests.support.races import quick_twice
 
 @pytest.mark.parametrize("name", ["all", "quick"])
 def test_no_training_is_planned_twice(name):
-    from _adasum_plan import PLANS, changed, planned
-
     trainings = planned(PLANS[name], {"Momentum": 0.03})
     assert len({repr(training) for training in trainings}) == len(trainings)
     assert trainings[0] == ("tune", setting_of(PLANS[name]["single"]["Momentum"][0], 1), 100)
@@ -21,8 +21,6 @@ def test_no_training_is_planned_twice(name):
 
 
 def test_the_best_is_accurate_then_sure_and_has_not_failed():
-    from _adasum_plan import best
-
     figures = [(0.9, 0.3, None), (0.95, 0.4, None), (0.95, 0.2, None), (0.99, 0.1, "E")]
     rows = [dict(zip(("last_accuracy", "last_loss", "failure"), f, strict=True)) for f in figures]
     assert best(rows) is rows[2]
@@ -31,8 +29,6 @@ def test_the_best_is_accurate_then_sure_and_has_not_failed():
 
 
 def test_the_cosines_are_the_mean_over_pairs():
-    from _adasum_training import cosines_of
-
     random = np.random.default_rng(0)
     vectors = {
         f"{name}.weight": (random.normal(size=(5, 30)) + 0.5).astype(np.float32) for name in LAYERS
@@ -48,8 +44,6 @@ def test_the_cosines_are_the_mean_over_pairs():
 
 
 def test_the_rate_warms_up_and_ends_at_zero():
-    from _adasum_training import make_step
-
     _, step = make_step(setting_of(0.03, 2), 100, seed=1)
     rates = step.optimizer.learning_rate.learning_rate.asnumpy()
     assert rates.shape == (100,) and rates.argmax() == 17
@@ -59,8 +53,6 @@ def test_the_rate_warms_up_and_ends_at_zero():
 
 @pytest.mark.long
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
-    from _adasum_plan import check
-
     printed, stored = quick_twice("adasum_race", programs, root, mnist, tmp_path)
     check(stored)
     assert "required, at the single-worker rate" in printed

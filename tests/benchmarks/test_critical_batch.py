@@ -2,6 +2,9 @@
 
 import numpy as np
 import pytest
+from _adasum_training import step_at
+from _critical_plan import PATIENCE, PLANS, best_rates, check, judged_at, next_rate, planned
+from critical_batch import row_of, show
 from mindspore import Tensor
 
 from labkit.errors import InputError
@@ -11,12 +14,11 @@ from labkit.labs.results.adasum_race import setting_of
 from tests.support.races import quick_twice
 
 RATES = (0.01, 0.02, 0.04, 0.08)
+PLAN = PLANS["all"]
 
 
 def tuned(updates, start):
     """Return what a tuning tries, in order; ``updates``: rate -> updates to the target."""
-    from _critical_plan import next_rate
-
     tried = {}
     while (rate := next_rate(RATES, start, tried)) is not None:
         tried[rate] = updates[rate]
@@ -44,8 +46,6 @@ def test_a_tuning_that_never_gets_there_is_refused():
 
 
 def test_what_is_judged_grows_by_five_per_cent():
-    from _critical_plan import judged_at
-
     judged = sorted(judged_at(5000))
     assert judged[0] == 32 and judged[-1] == 5000 and len(judged) < 120
     ratios = np.divide(judged[1:], judged[:-1])
@@ -53,15 +53,13 @@ def test_what_is_judged_grows_by_five_per_cent():
     assert judged_at(20) == {20} and max(judged_at(300)) == 300
 
 
-def carried_out(plan, updates_of, fails=()):
-    """Return the rows of a plan whose trainings take ``updates_of(workers, reduction, rate)``.
+def carried_out(updates_of, fails=()):
+    """Return the rows of the plan if trainings take ``updates_of(workers, reduction, rate)``.
 
     fails  (reduction, workers, rate, seed) that never reach the target
     """
-    from _critical_plan import planned
-
     rows = []
-    for stage, setting, seed, most in planned(plan, rows):
+    for stage, setting, seed, most in planned(PLAN, rows):
         which = setting["reduction"], setting["workers"], setting["learning_rate"]
         needed = updates_of(which[1], which[0], which[2])
         there = needed if needed <= most and (*which, seed) not in fails else None
@@ -69,21 +67,28 @@ def carried_out(plan, updates_of, fails=()):
     return rows
 
 
-def test_the_plan_races_the_best_rate_of_each_number_of_workers():
-    """Here the mean's best rate grows with the workers until 0.06; Adasum's stays at 0.015."""
-    from _critical_plan import PATIENCE, PLANS, best_rates
+def lowest_at(best, fewest=lambda workers: 200):
+    """Return updates that are ``fewest(workers)`` at the rate ``best(workers, reduction)``."""
 
     def updates_of(workers, reduction, rate):
-        best = 0.015 if reduction == "adasum" else min(0.06, 0.015 * workers)
-        return round(200 * (1 + 4 / workers) * (1 + np.log2(rate / best) ** 2))
+        off = np.log2(rate / best(workers, reduction))
+        return round(fewest(workers) * (1 + off**2))
 
-    plan = PLANS["all"]
-    rows = carried_out(plan, updates_of)
-    best = best_rates(plan, rows)
+    return updates_of
+
+
+def test_the_plan_races_the_best_rate_of_each_number_of_workers():
+    """Here the mean's best rate grows with the workers until 0.06; Adasum's stays at 0.015."""
+    updates_of = lowest_at(
+        lambda workers, of: 0.015 if of == "adasum" else min(0.06, 0.015 * workers),
+        lambda workers: 200 * (1 + 4 / workers),
+    )
+    rows = carried_out(updates_of)
+    best = best_rates(PLAN, rows)
     assert list(best["mean"].values()) == [0.015, 0.03, *[0.06] * 4]
     assert set(best["adasum"].values()) == {0.015}
     raced = [row for row in rows if row["stage"] == "race"]
-    assert len(raced) == 3 * 6 + 3 * 5 and {row["seed"] for row in raced} == set(plan["seeds"])
+    assert len(raced) == 3 * 6 + 3 * 5 and {row["seed"] for row in raced} == set(PLAN["seeds"])
     for row in raced:
         name = row["reduction"] or "mean"
         assert row["learning_rate"] == best[name][str(row["workers"])]
@@ -92,25 +97,16 @@ def test_the_plan_races_the_best_rate_of_each_number_of_workers():
 
 
 def test_a_training_of_a_tuning_ends_where_the_best_one_before_got_there():
-    from _critical_plan import PLANS
-
-    plan = PLANS["all"]
-    rows = carried_out(plan, lambda workers, reduction, rate: round(3 / rate + 2000 * rate))
+    rows = carried_out(lambda workers, reduction, rate: round(3 / rate + 2000 * rate))
     alone = [row for row in rows if row["stage"] == "tune" and row["workers"] == 1]
     assert [row["learning_rate"] for row in alone] == [0.015, 0.03, 0.06]
-    assert [row["most"] for row in alone] == [plan["most"], 230, 160]
+    assert [row["most"] for row in alone] == [PLAN["most"], 230, 160]
     assert [row["to_target"] for row in alone] == [230, 160, None]
-    assert {row["seed"] for row in alone} == {plan["tuning_seed"]}
+    assert {row["seed"] for row in alone} == {PLAN["tuning_seed"]}
 
 
 def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
-    from _critical_plan import PLANS
-
-    def updates_of(workers, reduction, rate):
-        best = 0.0075 if reduction == "adasum" else 0.015
-        return round(200 * (1 + np.log2(rate / best) ** 2))
-
-    rows = carried_out(PLANS["all"], updates_of)
+    rows = carried_out(lowest_at(lambda workers, of: 0.0075 if of == "adasum" else 0.015))
     rates = {
         reduction: {
             r["learning_rate"] for r in rows if (r["stage"], r["reduction"]) == ("race", reduction)
@@ -121,20 +117,14 @@ def test_adasum_is_raced_at_the_single_workers_rate_and_at_its_own():
     first = {}
     for row in rows:
         first.setdefault((row["stage"], row["reduction"], row["workers"]), row["learning_rate"])
-    assert {first["tune", "adasum", workers] for workers in PLANS["all"]["workers"][1:]} == {0.015}
+    assert {first["tune", "adasum", workers] for workers in PLAN["workers"][1:]} == {0.015}
 
 
 def test_adasum_follows_the_single_worker_to_the_rate_that_loses_no_seed():
     """In the quick measurement the tuned rate lost a seed; Adasum was raced at that one."""
-    from _critical_plan import PLANS, best_rates
-
-    def updates_of(workers, reduction, rate):
-        best = 0.06 if reduction == "adasum" else 0.03
-        return round(200 * (1 + np.log2(rate / best) ** 2))
-
-    plan = PLANS["all"]
-    rows = carried_out(plan, updates_of, {(None, 1, 0.03, 2)})
-    alone = best_rates(plan, rows)["adasum"]["1"]
+    updates_of = lowest_at(lambda workers, of: 0.06 if of == "adasum" else 0.03)
+    rows = carried_out(updates_of, {(None, 1, 0.03, 2)})
+    alone = best_rates(PLAN, rows)["adasum"]["1"]
     assert alone != 0.03
     raced = [r for r in rows if r["stage"] == "race" and r["reduction"] == "adasum"]
     assert {0.06, alone} == {row["learning_rate"] for row in raced}
@@ -142,46 +132,36 @@ def test_adasum_follows_the_single_worker_to_the_rate_that_loses_no_seed():
 
 @pytest.mark.parametrize("reduction", ["mean", "adasum"])
 def test_a_rate_that_loses_a_seed_does_not_count_and_the_next_best_is_raced(reduction):
-    from _critical_plan import PLANS, best_rates
-
-    def updates_of(workers, reduction, rate):
-        return round(200 * (1 + np.log2(rate / (0.06 if workers >= 8 else 0.03)) ** 2))
-
-    plan, lost = PLANS["all"], {(reduction, 8, 0.06, 2)}
-    rows = carried_out(plan, updates_of, lost)
+    updates_of = lowest_at(lambda workers, of: 0.06 if workers >= 8 else 0.03)
+    lost = {(reduction, 8, 0.06, 2)}
+    rows = carried_out(updates_of, lost)
     raced = [r for r in rows if r["stage"] == "race" and r["reduction"] == reduction]
     rates = [row["learning_rate"] for row in raced if row["workers"] == 8]
     # The tuning came from 0.03. Adasum is there first: it is the single worker's rate.
     assert rates == sorted([0.03] * 3 + [0.06] * 3, reverse=reduction == "mean")
-    best = best_rates(plan, rows)[reduction]
+    best = best_rates(PLAN, rows)[reduction]
     assert (best["4"], best["8"], best["16"]) == (0.03, 0.03, 0.06)
     lost.add((reduction, 8, 0.03, 1))
-    assert best_rates(plan, carried_out(plan, updates_of, lost))[reduction]["8"] is None
+    assert best_rates(PLAN, carried_out(updates_of, lost))[reduction]["8"] is None
 
 
 @pytest.fixture
 def measured():
     """A plan carried out with 200 (1 + 128 / B) updates, as the program would have stored it."""
-    from _critical_plan import PLANS, best_rates, planned
-    from critical_batch import row_of
-
-    plan, rows, curves = PLANS["all"], [], {}
-    for stage, setting, seed, most in planned(plan, rows):
+    rows, curves = [], {}
+    for stage, setting, seed, most in planned(PLAN, rows):
         off = 1 + np.log2(setting["learning_rate"] / 0.015) ** 2
         there = round(200 * (1 + 128 / (32 * setting["workers"])) * off)
         point = {"update": min(there, most), "accuracy": 0.9 + 0.08 * (there <= most), "loss": 0.1}
         outcome = {"curve": [point], "failure": "", "processor_seconds": 1.0}
         run = len(rows) + 1
-        limits = {"most": most, "target": plan["target"]}
+        limits = {"most": most, "target": PLAN["target"]}
         rows.append(row_of(run, stage, setting, seed, outcome, **limits))
         curves[run] = [point]
-    return Stored({"plan": plan, "tuned": best_rates(plan, rows)}, rows, curves)
+    return Stored({"plan": PLAN, "tuned": best_rates(PLAN, rows)}, rows, curves)
 
 
 def test_what_is_printed_has_every_batch_and_the_critical_one(measured, capsys):
-    from _critical_plan import check
-    from critical_batch import show
-
     check(measured)
     show(measured)
     printed = capsys.readouterr().out
@@ -192,8 +172,6 @@ def test_what_is_printed_has_every_batch_and_the_critical_one(measured, capsys):
 
 @pytest.mark.parametrize("change", [{"updates": 5}, {"to_target": 100}, {"learning_rate": 0.01}])
 def test_a_planted_tuning_is_refused(measured, change):
-    from _critical_plan import check
-
     row = next(r for r in measured.rows if r["stage"] == "tune" and r["workers"] > 1)
     row.update(change)
     with pytest.raises(InputError, match="row |tuning|were planned"):
@@ -203,8 +181,6 @@ def test_a_planted_tuning_is_refused(measured, change):
 @pytest.mark.parametrize("workers", [2, 3])
 def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
     """Of moves: momentum and mean are both linear. Of three updates, to rounding."""
-    from _adasum_training import step_at
-
     random = np.random.default_rng(0)
     images = random.normal(size=(3, workers * 32, 1, 32, 32)).astype(np.float32)
     labels = random.integers(0, 10, (3, workers * 32)).astype(np.int32)
@@ -225,8 +201,6 @@ def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
 
 @pytest.mark.long
 def test_the_quick_measurement_runs_and_resumes(programs, root, mnist, tmp_path):
-    from _critical_plan import check
-
     printed, stored = quick_twice("critical_batch", programs, root, mnist, tmp_path)
     check(stored)
     assert "B_crit of each seed alone" in printed

@@ -1,8 +1,6 @@
 """What the program that repeats the notebooks reads from pytest's report."""
 
-import importlib
-
-import pytest
+import smoke_runs as program
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="notebooks.00_start_here.ipynb" name="Cell 0" time="0.5" />
@@ -13,12 +11,7 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-@pytest.fixture
-def program():
-    return importlib.import_module("smoke_runs")
-
-
-def test_every_failure_is_counted_with_its_notebook(program, tmp_path, capsys):
+def test_every_failure_is_counted_with_its_notebook(tmp_path, capsys):
     (tmp_path / "report.xml").write_text(REPORT)
     report = program.read(tmp_path / "report.xml")
     assert report["cells"] == 3
@@ -33,14 +26,14 @@ def test_every_failure_is_counted_with_its_notebook(program, tmp_path, capsys):
     assert "00_start_here, Cell 1:\nCell 1 differs" in printed
 
 
-def test_rounds_without_a_failure_pass(program, capsys):
+def test_rounds_without_a_failure_pass(capsys):
     assert program.show([{"spent": {"00_start_here": 1.5}, "failures": []}] * 2) == 0
     assert ["00_start_here", "2", "0", "1.5"] in [
         line.split() for line in capsys.readouterr().out.splitlines()
     ]
 
 
-def test_a_round_goes_behind_a_line_that_was_cut_short(program, tmp_path, monkeypatch):
+def test_a_round_goes_behind_a_line_that_was_cut_short(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "KEPT", tmp_path / "kept.jsonl")
     program.KEPT.write_text('{"seconds": 1}\n{"secon')
     assert program.kept() == [{"seconds": 1}]

@@ -3,8 +3,12 @@
 import json
 from dataclasses import replace
 
+import _subspace_training as training
 import numpy as np
 import pytest
+from _race import Images
+from _subspace_plan import PLANS, check, planned
+from _subspace_start import Start, moments_of, with_noise
 from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
@@ -24,8 +28,6 @@ PER_EPOCH = 5
 
 @pytest.fixture(scope="module")
 def data():
-    from _race import Images
-
     random = np.random.default_rng(5)
     images = random.standard_normal((60, 1, 32, 32), dtype=np.float32)
     labels = random.integers(0, 10, 60).astype(np.int32)
@@ -36,9 +38,6 @@ def data():
 @pytest.fixture(scope="module")
 def started(data, tmp_path_factory):
     """(Start, values of the step at the end of stage one, its outcome)."""
-    import _subspace_training as training
-    from _subspace_start import Start
-
     start = Start(tmp_path_factory.mktemp("race") / "one")
     outcome = training.train_stage_one(SMALL, data, 3, start, 1)
     _, step, _ = training.plain(8, 3 * PER_EPOCH)
@@ -47,9 +46,6 @@ def started(data, tmp_path_factory):
 
 @pytest.mark.parametrize("name", ["all", "required", "quick"])
 def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
-    from _subspace_plan import PLANS, planned
-    from _subspace_start import moments_of
-
     plan = PLANS[name]
     trainings = planned(plan)
     assert trainings and len({repr(training) for training in trainings}) == len(trainings)
@@ -62,8 +58,6 @@ def test_no_training_is_planned_twice_and_all_have_40_snapshots(name):
 
 
 def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
-    from _subspace_start import moments_of
-
     from labkit.steps.plain import PlainStep
     from tests.support.trainings import dataset, loss_fn, network
 
@@ -76,8 +70,6 @@ def test_snapshots_are_taken_when_the_callback_takes_them(once, tmp_path):
 
 
 def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
-    from _subspace_start import moments_of
-
     start, end, outcome = started
     assert start.finished and not outcome["failure"]
     assert [point["update"] for point in outcome["curve"]] == [PER_EPOCH, 2 * PER_EPOCH]
@@ -97,8 +89,6 @@ def test_stage_one_leaves_its_end_and_its_snapshots(data, started):
 
 def test_controls_go_on_with_weights_and_moments(data, started):
     """One epoch more at the same rate is what a loop with those moments makes of the weights."""
-    import _subspace_training as training
-
     start, end, _ = started
     setting = {"batch": 8, "learning_rate": 0.05, "method": "same_rate"}
     outcome = training.go_on(setting, data, 3, start, SMALL, 1, 1)
@@ -121,8 +111,6 @@ def test_controls_go_on_with_weights_and_moments(data, started):
 
 
 def test_the_decay_ends_at_zero_and_others_are_constant(data, started):
-    import _subspace_training as training
-
     start = started[0]
     _, step, _ = training.plain(8, 3 * PER_EPOCH)
     for method, expected in (("to_zero", [0.05, 0.04, 0.03, 0.02, 0.01]), ("tenth", [0.005] * 5)):
@@ -134,8 +122,6 @@ def test_the_decay_ends_at_zero_and_others_are_constant(data, started):
 
 
 def test_the_average_is_that_of_the_snapshots(data, started):
-    import _subspace_training as training
-
     start, _, _ = started
     (point,) = training.average(start, data)["curve"]
     network = LeNet5()
@@ -149,8 +135,6 @@ def test_the_average_is_that_of_the_snapshots(data, started):
 
 def test_a_search_starts_where_it_is_asked_to_with_nothing_of_the_one_before(data, started):
     """Two searches in one compiled step: the second finds what it would have found alone."""
-    import _subspace_training as training
-
     start = started[0]
     setting = setting_of({"settings": {"batch 8": SMALL}}, "projected_bfgs", components=2)
     setting["batch"] = 15
@@ -171,8 +155,6 @@ def _options(setting):
 
 
 def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
-    from _subspace_start import with_noise
-
     big = replace(data, labels=np.zeros(60, np.int32), rows=np.arange(50))
     labels = with_noise(big, 0.6)
     assert not labels[50:].any() and not big.labels.any()
@@ -184,8 +166,6 @@ def test_labels_are_drawn_anew_for_the_share_and_only_for_training(data):
 
 @pytest.mark.long
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
-    from _subspace_plan import check
-
     printed, stored = quick_twice("subspace_race", programs, root, mnist, tmp_path)
     check(stored)
     assert "gain over the end of stage one" in printed and "start=initial" in printed

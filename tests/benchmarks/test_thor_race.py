@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+from _race import make_step
+from _race_table import row_of, winner
 from mindspore import Tensor
 
 from labkit.algorithms.thor import TraceRule
@@ -27,14 +29,10 @@ def row(steps, best=0.99, loss=0.05):
     ids=["fewest updates", "getting there", "smaller loss", "best accuracy", "updates first"],
 )
 def test_who_wins_the_tuning(rows, won):
-    from _race_table import winner
-
     assert winner(rows, list("abc")[: len(rows)], 0.98) == "abc"[won]
 
 
 def test_the_row_of_a_training_that_failed_at_once():
-    from _race_table import row_of
-
     outcome = {"curve": [], "failure": "FloatingPointError: factors"}
     made = row_of(1, "sweep", {"net": "LeNet"}, 1, outcome, varied="split", value=None)
     assert made["value"] == "null" and made["updates"] == 0
@@ -43,8 +41,6 @@ def test_the_row_of_a_training_that_failed_at_once():
 
 def test_the_resnet_of_the_race(runtime):
     """The quick form trains none: what it does with LeNet is compiled in a fifth of the time."""
-    from _race import make_step
-
     setting = {"net": "ResNet", "optimizer": "THOR", "learning_rate": 0.1, "epochs": 1}
     network, step = make_step(setting | {"damping": 1.0, "trace_rule": [0.1, 0.001]}, 6, 1)
     grey = np.random.default_rng(0).normal(size=(2, 1, 32, 32)).astype(np.float32)

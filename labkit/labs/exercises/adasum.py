@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -179,7 +180,7 @@ def _times(of_gathered: float, of_reduced: float) -> Callable:
 
 
 def _of_rows(reduce: Callable) -> Combine:
-    return lambda vectors: reduce(vectors, axis=0)
+    return partial(reduce, axis=0)
 
 
 def _one_after_the_other(vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -268,11 +269,9 @@ HINTS = {
          "the velocities are still those of the update before"),
     ),
     "lenet_adasum_training": (
-        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _of_rows(np.mean)),
-         "the gradients were averaged"),
-        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _of_rows(np.sum)),
-         "the gradients were summed"),
-        (lambda lenet, sizes, updates: _trained(lenet, sizes, updates, _one_after_the_other),
+        (partial(_trained, combine=_of_rows(np.mean)), "the gradients were averaged"),
+        (partial(_trained, combine=_of_rows(np.sum)), "the gradients were summed"),
+        (partial(_trained, combine=_one_after_the_other),
          "one after the other: then the last worker counts as much as all before"),
         (update_of_each, "it makes an update of every worker: the weights must wait"),
         (lambda lenet, sizes, updates: lenet_adasum_training(lenet, sizes, 1),

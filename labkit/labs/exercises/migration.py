@@ -1,5 +1,6 @@
 """Exercises of lab 02, migration: plain specifications, cases, learners' mistakes."""
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
 from labkit.labs.exercises.on_resnet import OnResNet
+from labkit.runtime import pynative
 
 
 def same_padding(size: int, kernel: int, stride: int) -> list[int]:
@@ -54,10 +56,9 @@ def first_fault(resnet: OnResNet) -> int:
     return _differing(resnet)[0]
 
 
+@functools.cache  # five mistakes begin with it, and it takes a second
 def _differing(resnet: OnResNet) -> list[int]:
     """Places of all stages whose outputs differ, by hooks."""
-    from labkit.runtime import pynative
-
     outputs: dict[str, list] = {name: [] for name in resnet.stages}
     for network in (resnet.right, resnet.wrong):
         for name, kept in outputs.items():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.runtime import pynative
+
 if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
-    from mindspore import Tensor
+    from mindspore import Tensor, nn
 
 IMAGES = 12
 
@@ -32,7 +35,6 @@ class OnLeNet:
 
     def __init__(self, seed: int):
         self.seed = seed
-        self._built = False
 
     def __deepcopy__(self, memo: object) -> OnLeNet:
         return type(self)(self.seed)
@@ -47,7 +49,6 @@ class OnLeNet:
     @property
     def parameters(self) -> list:
         """The trainable ``Parameter`` objects, in order."""
-        self._build()
         return list(self._optimizer.parameters)
 
     def micro_batches(self, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
@@ -67,48 +68,44 @@ class OnLeNet:
 
     def gradients(self, images: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
         """Return the gradient of a micro-batch's mean loss, a Tensor for each parameter."""
-        from labkit.runtime import pynative
-
-        self._build()
         with pynative():
             return self._value_and_grad(images, labels)[1]
 
     def loss(self, images: Tensor, labels: Tensor) -> float:
         """Return the mean loss of a micro-batch."""
-        from labkit.runtime import pynative
-
-        self._build()
         with pynative():
             return float(self._loss_net(images, labels).asnumpy())
 
     def update(self, gradients: Sequence[Tensor]) -> None:
         """Call the optimizer once with these gradients."""
-        from labkit.runtime import pynative
-
-        self._build()
         with pynative():
             self._optimizer(tuple(gradients))
 
-    def _build(self) -> None:
-        if self._built:
-            return
+    @cached_property
+    def _loss_net(self) -> nn.Cell:
         import mindspore as ms
         from mindspore import nn
 
         from labkit.nets.lenet import LeNet5
-        from labkit.runtime import pynative
         from labkit.steps.losses import LossNet
 
         ms.set_seed(self.seed)
-        network = LeNet5()
         loss_fn = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
-        self._loss_net = LossNet(network, loss_fn)
-        self._optimizer = nn.Momentum(network.trainable_params(), self.learning_rate, 0.9)
-        parameters = self._optimizer.parameters
+        return LossNet(LeNet5(), loss_fn)
+
+    @cached_property
+    def _optimizer(self) -> nn.Optimizer:
+        from mindspore import nn
+
+        return nn.Momentum(self._loss_net.trainable_params(), self.learning_rate, 0.9)
+
+    @cached_property
+    def _value_and_grad(self) -> Any:
+        import mindspore as ms
+
         # Made in graph mode it is a graph whatever mode it is called in: 0.3 s for each size.
         with pynative():
-            self._value_and_grad = ms.value_and_grad(self._loss_net, None, parameters)
-        self._built = True
+            return ms.value_and_grad(self._loss_net, None, self._optimizer.parameters)
 
 
 def each_gradient(lenet: OnLeNet, sizes: Sequence[int]) -> list[list[np.ndarray]]:

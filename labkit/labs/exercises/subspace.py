@@ -1,6 +1,7 @@
 """Exercises of lab 05, dimension reduction: cases, hints, learners' mistakes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -171,24 +172,21 @@ HINTS = {
          "no trial was low enough, and one was taken all the same"),
     ),
     "lenet_average": (
-        (lambda lenet, sizes, updates: averaged(lenet, sizes, updates, lambda x: x[-1]),
+        (partial(averaged, weigh=lambda rows: rows[-1]),
          "the last weights: is every snapshot a copy, and is the mean taken over all?"),
-        (lambda lenet, sizes, updates: averaged(
-            lenet, sizes, updates, lambda x: x.mean(axis=0)),
+        (partial(averaged, weigh=lambda rows: rows.mean(axis=0)),
          "the initial weights are in it too: no update has made them"),
-        (lambda lenet, sizes, updates: averaged(
-            lenet, sizes, updates, lambda x: x[:-1].mean(axis=0)),
+        (partial(averaged, weigh=lambda rows: rows[:-1].mean(axis=0)),
          "each snapshot is taken before its update, not after"),
-        (lambda lenet, sizes, updates: averaged(
-            lenet, sizes, updates, lambda x: x[1:].sum(axis=0)),
+        (partial(averaged, weigh=lambda rows: rows[1:].sum(axis=0)),
          "a sum: it grows with the number of snapshots"),
-        (lambda lenet, sizes, updates: averaged(lenet, sizes, updates, forgetting),
+        (partial(averaged, weigh=forgetting),
          "an average that forgets: every snapshot should count alike"),
-        (lambda lenet, sizes, updates: averaged(lenet, sizes, updates, lambda x: x[0]),
+        (partial(averaged, weigh=lambda rows: rows[0]),
          "the weights are as they were: was the optimizer called?"),
     ),
     "direction": (
-        (lambda gradient, pairs: after(gradient, pairs, least=-np.inf),
+        (partial(after, least=-np.inf),
          "after one of these pairs B is not positive definite: which are left out?"),
         (lambda gradient, pairs: -direction(gradient, pairs),
          "uphill: which sign has a direction of descent?"),
@@ -196,9 +194,9 @@ HINTS = {
          "the pairs are taken in the wrong order: which one is newest?"),
         (lambda gradient, pairs: direction(gradient, [(y, s) for s, y in pairs]),
          "the step and the change of the gradient have changed places: B is the inverse"),
-        (lambda gradient, pairs: after(gradient, pairs, scaled=True),
+        (partial(after, scaled=True),
          "B was scaled before its first pair, as many programs do: here it starts as I"),
-        (lambda gradient, pairs: after(gradient, pairs, davidon_fletcher_powell),
+        (partial(after, update=davidon_fletcher_powell),
          "the secant equation holds, but this is another rule (DFP's)"),
         (lambda gradient, pairs: direction(gradient, pairs[-1:]),
          "only the newest pair is in it: what have the older ones taught?"),
@@ -206,17 +204,14 @@ HINTS = {
     "lenet_search": (
         (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, 2.0),
          "the whole step was taken, whatever its loss: which decrease is asked for?"),
-        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, sign=1.0),
-         "no step was found: does the direction lead downhill?"),
-        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, kept=False),
+        (partial(searched, sign=1.0), "no step was found: does the direction lead downhill?"),
+        (partial(searched, kept=False),
          "a refused trial stays in the weights: where does the next one start?"),
-        (lambda lenet, basis, rho, sigma: searched(lenet, basis, rho, sigma, projected=False),
+        (partial(searched, projected=False),
          "that is a step along the whole gradient: what is the basis for?"),
-        (lambda lenet, basis, rho, sigma: searched(
-            lenet, basis, rho, sigma, answer=lambda m, size, losses: (m, losses[-1])),
+        (partial(searched, answer=lambda m, size, losses: (m, losses[-1])),
          "that is m; how far does trial m go?"),
-        (lambda lenet, basis, rho, sigma: searched(
-            lenet, basis, rho, sigma, answer=lambda m, size, losses: (size, losses[0])),
+        (partial(searched, answer=lambda m, size, losses: (size, losses[0])),
          "the step is right; the loss is that of the start"),
     ),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from labkit import reference
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises import thor_on_lenet
 from labkit.labs.exercises.advice import Advice
@@ -173,19 +174,6 @@ def _mean_derivatives(derivatives: np.ndarray, loss_scale: float) -> np.ndarray:
     return np.outer(mean, mean)
 
 
-def _blocks(matrix: np.ndarray, size: int) -> np.ndarray:
-    number = np.arange(len(matrix)) // size
-    return np.where(number[:, None] == number, matrix, 0.0)
-
-
-def _equal_size(factor: np.ndarray, split: int) -> int:
-    return math.ceil(len(factor) / math.ceil(len(factor) / split))
-
-
-def _damped_inverse(factor: np.ndarray, damping: float) -> np.ndarray:
-    return np.linalg.inv(factor + damping * np.eye(len(factor)))
-
-
 def _share(pi: float, positions: int, damping: float) -> tuple[float, float]:
     return pi * math.sqrt(damping / positions), math.sqrt(damping / positions) / pi
 
@@ -233,13 +221,14 @@ HINTS = {
         (_mean_derivatives, "the derivatives were averaged first: that forgets the batch"),
     ),
     "block_inverse": (
-        (lambda factor, damping, split: _blocks(
-            _damped_inverse(factor, damping), _equal_size(factor, split)),
+        (lambda factor, damping, split: reference.block_diagonal(
+            reference.damped_inverse(factor, damping), split),
          "blocks of the inverse are not inverses of the blocks"),
-        (lambda factor, damping, split: _damped_inverse(_blocks(factor, split), damping),
+        (lambda factor, damping, split: reference.damped_inverse(
+            reference.block_diagonal(factor, split, "fixed"), damping),
          "blocks of `split` and a rest: these are not as equal as possible"),
         (lambda factor, damping, split: np.linalg.inv(
-            _blocks(factor + damping, _equal_size(factor, split))),
+            reference.block_diagonal(factor + damping, split)),
          "the damping was added to every entry: where does it belong?"),
         (lambda factor, damping, split: block_inverse(factor, 0.0, split),
          "there is no damping in it"),

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit import reference
 from labkit.labs.exercises.on_lenet import IMAGES, OnLeNet
+from labkit.runtime import pynative
 
 if TYPE_CHECKING:  # importing MindSpore takes seconds that the other exercises need not wait
     from mindspore import Tensor, nn
@@ -37,10 +40,8 @@ class OnTappedLeNet(OnLeNet):
         import mindspore as ms
         from mindspore import Parameter, ops
 
-        from labkit.runtime import pynative
-
         (batch,) = self.micro_batches([IMAGES])
-        parameters = self.parameters  # builds the network
+        parameters = self.parameters
         # In PyNative mode the derivative by what requires no gradient would be zeros.
         extras = [Parameter(ops.zeros(shape), name=f"a{n}") for n, shape in enumerate(shapes)]
         cells = self._loss_net.network._cells
@@ -99,7 +100,7 @@ def _factors(p: np.ndarray, d: np.ndarray) -> list[np.ndarray]:
 
 def lenet_thor(lenet: OnTappedLeNet, damping: float, updates: int) -> list[np.ndarray]:
     """Updates with the inverses of update 0 on both sides of fc3's gradient."""
-    return _train(lenet, damping**0.5, updates)
+    return _train(lenet, damping, updates)
 
 
 def _train(
@@ -107,11 +108,12 @@ def _train(
     damping: float,
     updates: int,
     *,
+    power: float = 0.5,
     frequency: int = 10**6,
     sides: str = "both",
     scale: float = 1.0,
 ) -> list[np.ndarray]:
-    """As ``lenet_thor``; ``damping`` is that of a factor, G is times ``scale``."""
+    """As ``lenet_thor``; a factor has ``damping**power``, and G is times ``scale``."""
     from mindspore import Tensor
 
     inverses: list[np.ndarray] = []
@@ -119,7 +121,7 @@ def _train(
         gradients, p, d = lenet.seen()
         if update % frequency == 0:
             a, g = _factors(p.asnumpy(), d.asnumpy())
-            inverses = [np.linalg.inv(f + damping * np.eye(len(f))) for f in (a, scale * g)]
+            inverses = [reference.damped_inverse(f, damping**power) for f in (a, scale * g)]
         left = inverses[1] if sides != "A" else np.eye(OUTPUTS)
         right = inverses[0] if sides != "G" else np.eye(INPUTS)
         direction = left @ gradients[WEIGHT].asnumpy() @ right
@@ -157,16 +159,13 @@ HINTS = {
         (_scaled(0.0, 0.0), "both are zeros: does `bprop` return something for a and g?"),
     ),
     "lenet_thor": (
-        (lambda lenet, damping, updates: _train(lenet, damping**0.5, updates, frequency=1),
+        (partial(_train, frequency=1),
          "the inverses are made again at each update: they were to be kept"),
-        (lambda lenet, damping, updates: _train(lenet, damping, updates),
+        (partial(_train, power=1.0),
          "the whole damping went into each factor: their product gets its square"),
-        (lambda lenet, damping, updates: _train(lenet, damping**0.5, updates, sides="A"),
-         "only the inputs' side is there: G is missing"),
-        (lambda lenet, damping, updates: _train(lenet, damping**0.5, updates, sides="G"),
-         "only the outputs' side is there: A is missing"),
-        (lambda lenet, damping, updates: _train(
-            lenet, damping**0.5, updates, scale=1 / IMAGES**2),
+        (partial(_train, sides="A"), "only the inputs' side is there: G is missing"),
+        (partial(_train, sides="G"), "only the outputs' side is there: A is missing"),
+        (partial(_train, scale=1 / IMAGES**2),
          "G is too small: of which loss is d the derivative?"),
         (_plain, "that is Momentum with the plain gradient: what did the inverses do?"),
         (lambda lenet, damping, updates: lenet_thor(lenet, damping, 0),

@@ -10,9 +10,9 @@ At the critical batch size a training takes twice the fewest updates and twice t
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -87,9 +87,7 @@ def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
     return Curve(s_min, s_min * math.exp(crit[best]), float(off[best].std()))
 
 
-def load(folder: str | os.PathLike | None = None) -> Stored:
-    """Return the stored trainings; as ``results.load``."""
-    return files.load(NAME, folder)
+load = partial(files.load, NAME)
 
 
 def rate_of(stored: Stored, method: str, workers: int) -> float:

@@ -35,8 +35,8 @@ from the first one (``first``), or from the initial weights, the basis then of 4
 these to the end (``initial``, as the paper does).
 """
 
-import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from labkit.base.arguments import wrong
@@ -59,11 +59,7 @@ STARTS = ("last", "first", "initial")
 LARGE_BATCH = 250
 SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
 SWEPT = ("batch", "learning_rate", *SEARCH)
-
-
-def load(folder: str | os.PathLike | None = None) -> Stored:
-    """Return the stored race; as ``results.load``."""
-    return files.load(NAME, folder)
+load = partial(files.load, NAME)
 
 
 def setting_of(

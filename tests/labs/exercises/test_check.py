@@ -124,21 +124,48 @@ def test_one_line_says_what_is_wrong(attempt, message, capsys):
     assert re.match(message if message[0].isdigit() else f".*{message}", printed), printed
 
 
-def test_a_specification_that_answers_zero_has_no_ratio(capsys):
-    zero = (Exercise(squared, [(ROWS, 0.0)]),)
-    checks.check(zero, "squared", lambda rows, scale: rows**3)
-    assert capsys.readouterr().out.endswith("; it is not zero where it should be\n")
-
-
 def _nests(rows, scale):
     rows[0] = [1, 2]
     return np.zeros(2)
 
 
-def test_a_list_that_is_put_into_an_argument_is_reported(capsys):
-    doubled = (Exercise(lambda rows, scale: 2 * np.array(rows), [([1, 2], 1.0)]),)
-    checks.check(doubled, "<lambda>", _nests)
-    assert "changes its argument `rows`" in capsys.readouterr().out
+def _summed(parts):
+    return sum(parts)
+
+
+def _in_place(parts):
+    for part in parts[1:]:
+        parts[0] += part
+    return parts[0]
+
+
+def _halves(n):
+    return n // 2, n - n // 2
+
+
+def _both(n):
+    return n, np.arange(n)
+
+
+@pytest.mark.parametrize(
+    ("spec", "cases", "attempt", "message"),
+    [
+        (squared, [(ROWS, 0.0)], lambda rows, scale: rows**3, "; it is not zero where it should"),
+        (lambda rows, scale: 2 * np.array(rows), [([1, 2], 1.0)], _nests, "its argument `rows`"),
+        (_summed, [([np.ones(2), np.ones(2)],)] * 2, _in_place,
+         "0 of 2 public checks passed; it changes its argument `parts`"),
+        *[(_halves, [(3,), (8,)], lambda n, kind=kind: kind([n - n // 2, n // 2]),
+           "1 of 2 public checks passed; the parts are right, and their order")
+          for kind in (tuple, list, np.array)],
+        (_both, [(3,), (4,)], lambda n: (n + 1, np.arange(n)), "off by 0.33"),
+    ],
+)  # fmt: skip
+def test_of_other_exercises_it_says_it_too(spec, cases, attempt, message, capsys):
+    """Zeros, lists for arguments, answers in parts, of different sizes."""
+    tried = [Exercise(spec, cases)]
+    assert checks.check(tried, spec.__name__, spec)
+    assert not checks.check(tried, spec.__name__, attempt)
+    assert message in capsys.readouterr().out.splitlines()[1]
 
 
 def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
@@ -155,26 +182,6 @@ def test_a_hint_is_of_the_mistake_that_agrees_with_most_answers(capsys):
     assert "the other" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [tuple, list, np.array])
-def test_parts_in_another_order_are_noticed(kind, capsys):
-    def halves(n):
-        return n // 2, n - n // 2
-
-    attempt = lambda n: kind([n - n // 2, n // 2])  # noqa: E731
-    assert not checks.check([Exercise(halves, [(3,), (8,)])], "halves", attempt)
-    assert "1 of 2 public checks passed; the parts are right, and" in capsys.readouterr().out
-
-
-def test_parts_of_different_sizes_are_compared(capsys):
-    def both(n):
-        return n, np.arange(n)
-
-    tried = [Exercise(both, [(3,), (4,)])]
-    assert checks.check(tried, "both", both)
-    assert not checks.check(tried, "both", lambda n: (n + 1, np.arange(n)))
-    assert "off by 0.33" in capsys.readouterr().out
-
-
 def test_no_warning_of_a_hint_is_seen(capsys, recwarn):
     said(lambda rows, scale: rows + 7, capsys)
     assert not recwarn.list
@@ -185,21 +192,6 @@ def test_the_cases_are_the_same_for_the_next_one(capsys):
     said(_changes, capsys)
     assert all((a == b).all() for a, (b, _) in zip(before, EXERCISES[0].cases, strict=True))
     assert "passed (3 of 3" in said(squared, capsys)
-
-
-def test_arrays_in_a_list_are_looked_after_too(capsys):
-    def summed(parts):
-        return sum(parts)
-
-    def in_place(parts):
-        for part in parts[1:]:
-            parts[0] += part
-        return parts[0]
-
-    tried = [Exercise(summed, [([np.ones(2), np.ones(2)],)] * 2)]
-    assert not checks.check(tried, "summed", in_place)
-    assert "0 of 2 public checks passed; it changes its argument `parts`" in capsys.readouterr().out
-    assert checks.check(tried, "summed", summed)
 
 
 @pytest.mark.parametrize("attempt", [_endless, _stubborn])

@@ -6,12 +6,12 @@ from mindspore import Tensor, nn
 
 from labkit import AccumulatedStep, InputError, LossNet
 from labkit.labs.figures import accumulation
-from labkit.labs.figures import common as plots
+from tests.support.figures import drawn
 
 
 @pytest.mark.parametrize("tail", accumulation.TAILS)
 @pytest.mark.parametrize(("micro_steps", "in_epoch"), [(4, 7), (3, 6), (5, 3)])
-def test_the_groups_are_those_of_the_step(runtime, tail, micro_steps, in_epoch):
+def test_the_groups_are_those_of_the_step(eager, tail, micro_steps, in_epoch):
     """Micro-batch i is the row e_i: the weights that an update moves say which ones it had."""
     count = 2 * in_epoch
     network = nn.Dense(count, 1, weight_init="zeros", has_bias=False)
@@ -31,12 +31,8 @@ def test_the_groups_are_those_of_the_step(runtime, tail, micro_steps, in_epoch):
 
 
 def texts(**values):
-    figure, axis = plots.axes()
-    accumulation.leak(axis, **values)
-    said = [text.get_text().replace("\n", " ") for text in axis.texts]
-    title = axis.get_title()
-    plots.png(figure)
-    return said, title
+    axis = drawn(accumulation.leak, **values)
+    return [text.get_text().replace("\n", " ") for text in axis.texts], axis.get_title()
 
 
 def test_each_micro_batch_says_where_it_is():

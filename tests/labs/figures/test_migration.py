@@ -9,20 +9,20 @@ from labkit import InputError
 from labkit.labs.figures import common as plots
 from labkit.labs.figures import migration as figures
 from labkit.migration.compare import Row
-from tests.support.figures import y_labels
+from tests.support.figures import drawn, y_labels
 
 CASES = [(8, 3, 1), (8, 3, 2), (9, 3, 2), (8, 7, 2), (12, 5, 3), (4, 7, 4), (7, 1, 2), (10, 5, 4)]
 
 
 @pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
-def test_the_windows_are_those_of_mindspore(runtime, size, kernel, stride):
+def test_the_windows_are_those_of_mindspore(eager, size, kernel, stride):
     """Row i holds 2^i: the sum of a window says which rows are in it."""
     column = Tensor(2.0 ** np.arange(size).reshape(1, 1, size, 1), ms.float32)
     half = (kernel - 1) // 2
     modes = [dict(pad_mode="pad", padding=(half, half, 0, 0)), dict(pad_mode="same")]
-    drawn = figures.paddings(size, kernel, stride)
-    assert list(drawn) == [f"padding={half}", '"same"']
-    for mode, sides in zip(modes, drawn.values(), strict=True):
+    sides_of = figures.paddings(size, kernel, stride)
+    assert list(sides_of) == [f"padding={half}", '"same"']
+    for mode, sides in zip(modes, sides_of.values(), strict=True):
         layer = nn.Conv2d(1, 1, (kernel, 1), stride, weight_init="ones", **mode)
         sums = layer(column).asnumpy()[0, 0, :, 0]
         seen = figures.rows_seen(size, kernel, stride, sides)
@@ -34,30 +34,22 @@ def test_an_even_kernel_is_refused():
         figures.paddings(8, 4, 2)
 
 
-def colors(axis):
-    return {patch.get_facecolor() for patch in axis.patches}
-
-
 def is_in(color, axis):
     from matplotlib.colors import to_rgba
 
-    return to_rgba(color) in colors(axis)
+    return to_rgba(color) in {patch.get_facecolor() for patch in axis.patches}
 
 
 @pytest.mark.parametrize(("size", "kernel", "stride"), CASES)
 def test_green_is_where_both_paddings_see_the_same(size, kernel, stride):
-    figure, axis = plots.axes()
-    figures.padding(axis, size, kernel, stride)
-    same = len({str(sides) for sides in figures.paddings(size, kernel, stride).values()}) == 1
-    one, other = (
+    axis = drawn(figures.padding, size, kernel, stride)
+    ours, theirs = (
         figures.windows(size, kernel, stride, sides)
         for sides in figures.paddings(size, kernel, stride).values()
     )
-    agree = one == other
-    assert agree or not same
+    agree = ours == theirs
     assert is_in(plots.GREEN, axis) == agree and is_in(plots.ORANGE, axis) != agree
     assert ("the same windows" in axis.get_title()) == agree
-    plots.png(figure)
 
 
 ROWS = [
@@ -86,14 +78,11 @@ def test_tensors_are_counted_by_stage_and_layer():
 
 
 def test_a_fault_is_drawn_with_its_counts_and_its_first_place():
-    figure, axis = plots.axes()
-    figures.fault(axis, ROWS, "max-pool")
+    axis = drawn(figures.fault, ROWS, "max-pool")
     assert axis.get_title() == "max-pool\nfirst: forward, maxpool"
     texts = [text.get_text() for text in axis.texts]
     assert texts == ["ok", "ok", "ok", "1/2", "1/1", "ok", "1/1"]
     assert y_labels(axis) == ["preprocessing", "weights", "forward", "loss"]
     assert is_in(plots.RED, axis) and is_in(plots.GREEN, axis)
-    axis.clear()
-    figures.fault(axis, ROWS[:3], "nothing")
+    axis = drawn(figures.fault, ROWS[:3], "nothing")
     assert axis.get_title().endswith("all stages agree") and not is_in(plots.RED, axis)
-    plots.png(figure)

@@ -1,5 +1,6 @@
 """What the notebooks ask of the stored races: the numbers of the rows, and what is no row's."""
 
+import copy
 import math
 import statistics
 
@@ -7,22 +8,12 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.labs import results
-from labkit.labs.results import adasum_race, subspace_race
+from labkit.labs.results import accumulation_race, adasum_race, migration_race, subspace_race
 
-
-@pytest.fixture(scope="module")
-def thor():
-    return results.load("thor_race")
-
-
-@pytest.fixture(scope="module")
-def adasum():
-    return adasum_race.load()
-
-
-@pytest.fixture(scope="module")
-def subspace():
-    return subspace_race.load()
+THOR, ADASUM, SUBSPACE, MIGRATION, ACCUMULATION = (
+    results.load(f"{name}_race")
+    for name in ("thor", "adasum", "subspace", "migration", "accumulation")
+)
 
 
 def column(stored, name, **fields):
@@ -31,70 +22,70 @@ def column(stored, name, **fields):
     return [row[name] for row in sorted(rows, key=lambda row: row["seed"])]
 
 
-def test_thor_and_momentum_are_compared_by_updates_and_seconds(thor):
-    won = thor.head["tuned"]["LeNet"]
-    for optimizer, side in results.compare(thor, "LeNet", 0.985).items():
+def test_thor_and_momentum_are_compared_by_updates_and_seconds():
+    won = THOR.head["tuned"]["LeNet"]
+    for optimizer, side in results.compare(THOR, "LeNet", 0.985).items():
         which = {"stage": "race", "net": "LeNet", "optimizer": optimizer}
         which["epochs"] = won[optimizer][0]["epochs"]
         assert side["setting"] == won[optimizer][0]
-        assert side["steps"] == column(thor, "to_0.985", **which) and len(side["steps"]) == 3
-        assert side["last"] == column(thor, "last_accuracy", **which)
+        assert side["steps"] == column(THOR, "to_0.985", **which) and len(side["steps"]) == 3
+        assert side["last"] == column(THOR, "last_accuracy", **which)
         if None not in side["steps"]:
             assert side["mean"] == side["at_least"] == sum(side["steps"]) / 3
             assert math.isclose(side["seconds"], side["mean"] * side["ms"] / 1e3)
     other = won["Momentum"][1]
     epochs = {"Momentum": other["epochs"]}
-    assert results.compare(thor, "LeNet", 0.985, epochs)["Momentum"]["setting"] == other
+    assert results.compare(THOR, "LeNet", 0.985, epochs)["Momentum"]["setting"] == other
 
 
-def test_a_training_that_never_gets_there_has_no_mean(thor):
-    for side in results.compare(thor, "LeNet", 1.0).values():
+def test_a_training_that_never_gets_there_has_no_mean():
+    for side in results.compare(THOR, "LeNet", 1.0).values():
         assert side["steps"] == [None] * 3 and side["mean"] is side["seconds"] is None
         assert side["at_least"] == round(side["setting"]["epochs"] * 468)
 
 
-def test_accuracies_of_adasum_are_by_setting_rate_and_workers(adasum):
-    single = adasum.head["single"]["Momentum"]
+def test_accuracies_of_adasum_are_by_setting_rate_and_workers():
+    single = ADASUM.head["single"]["Momentum"]
     which = {"stage": "race", "workers": 16, "on": "updates", "scope": "layer"}
-    expected = column(adasum, "last_accuracy", reduction="adasum", learning_rate=single, **which)
-    assert adasum_race.accuracies(adasum) == expected and len(expected) == 3
-    assert adasum_race.by_rate(adasum, "adasum")[single] == expected
-    assert adasum_race.by_workers(adasum, "adasum")[16] == expected
+    expected = column(ADASUM, "last_accuracy", reduction="adasum", learning_rate=single, **which)
+    assert adasum_race.accuracies(ADASUM) == expected and len(expected) == 3
+    assert adasum_race.by_rate(ADASUM, "adasum")[single] == expected
+    assert adasum_race.by_workers(ADASUM, "adasum")[16] == expected
     which["on"] = "gradients"
-    assert adasum_race.accuracies(adasum, on="gradients") == column(
-        adasum, "last_accuracy", **which
+    assert adasum_race.accuracies(ADASUM, on="gradients") == column(
+        ADASUM, "last_accuracy", **which
     )
-    alone = column(adasum, "last_accuracy", stage="race", workers=1)
+    alone = column(ADASUM, "last_accuracy", stage="race", workers=1)
     for reduction in adasum_race.REDUCTIONS:  # the same for every one
-        assert adasum_race.by_workers(adasum, reduction)[1] == alone
-    assert {1, 2, 4, 8, 16, 32} == set(adasum_race.by_workers(adasum, "adasum"))
+        assert adasum_race.by_workers(ADASUM, reduction)[1] == alone
+    assert {1, 2, 4, 8, 16, 32} == set(adasum_race.by_workers(ADASUM, "adasum"))
     assert adasum_race.setting_of(0.1, 1) == adasum_race.setting_of(0.1, 1, "sum", scope="network")
 
 
-def test_accuracies_of_two_stages_are_by_method_and_epoch(subspace):
+def test_accuracies_of_two_stages_are_by_method_and_epoch():
     which = {"setting": "batch 8", "noise": 0.0, "stage": "compare"}
     first, second, failed, searches = (
-        column(subspace, name, method="projected_bfgs", **which)
+        column(SUBSPACE, name, method="projected_bfgs", **which)
         for name in ("one_epoch_accuracy", "last_accuracy", "failed_searches", "searches")
     )
-    ends = column(subspace, "last_accuracy", method="stage_one", **which)
-    assert subspace_race.accuracies(subspace, "projected_bfgs", 1) == first
-    assert subspace_race.accuracies(subspace, "projected_bfgs") == second
+    ends = column(SUBSPACE, "last_accuracy", method="stage_one", **which)
+    assert subspace_race.accuracies(SUBSPACE, "projected_bfgs", 1) == first
+    assert subspace_race.accuracies(SUBSPACE, "projected_bfgs") == second
     gains = [a - b for a, b in zip(first, ends, strict=True)]
-    assert subspace_race.gains(subspace, "projected_bfgs", 1) == gains
-    more = subspace_race.gains(subspace, "projected_bfgs", 1, more=True)
+    assert subspace_race.gains(SUBSPACE, "projected_bfgs", 1) == gains
+    more = subspace_race.gains(SUBSPACE, "projected_bfgs", 1, more=True)
     assert len(more) == 8 and more[:3] == gains
     shares = [a / b for a, b in zip(failed, searches, strict=True)]
-    assert subspace_race.searches(subspace)["failed"] == shares
-    assert subspace_race.by(subspace, "trials")[20] == second
-    average = [subspace_race.accuracies(subspace, "average", epochs) for epochs in (1, 2)]
+    assert subspace_race.searches(SUBSPACE)["failed"] == shares
+    assert subspace_race.by(SUBSPACE, "trials")[20] == second
+    average = [subspace_race.accuracies(SUBSPACE, "average", epochs) for epochs in (1, 2)]
     assert average[0] == average[1]
 
 
-def test_the_best_rate_of_each_method_is_taken_and_no_method_is_lost(subspace):
-    best = subspace_race.best(subspace)
+def test_the_best_rate_of_each_method_is_taken_and_no_method_is_lost():
+    best = subspace_race.best(SUBSPACE)
     means = {}
-    for line in subspace_race.compared(subspace):
+    for line in subspace_race.compared(SUBSPACE):
         means.setdefault(line["method"], []).append(statistics.mean(line["two_epochs"]))
     assert {method: statistics.mean(right) for method, right in best.items()} == {
         method: max(found) for method, found in means.items()
@@ -102,19 +93,52 @@ def test_the_best_rate_of_each_method_is_taken_and_no_method_is_lost(subspace):
     assert len(means["large_batch"]) == len(means["projected_sgd"]) == 3
 
 
+def test_the_frameworks_means_are_apart_and_the_smaller_spread_is_theirs():
+    ends = [
+        column(MIGRATION, "last_accuracy", framework=name, order="given")
+        for name in migration_race.FRAMEWORKS
+    ]
+    assert [migration_race.accuracies(MIGRATION, n) for n in migration_race.FRAMEWORKS] == ends
+    gap, spread = migration_race.gap_and_spread(MIGRATION)
+    assert gap == pytest.approx(abs(statistics.mean(ends[0]) - statistics.mean(ends[1])), rel=1e-9)
+    spreads = [max(each) - min(each) for each in ends]
+    assert spread == min(spreads) < max(spreads)
+    for name, other in zip(migration_race.FRAMEWORKS, reversed(ends), strict=True):
+        agreed = copy.deepcopy(MIGRATION)
+        for row in agreed.rows:
+            row["last_accuracy"] = 0.9 if row["framework"] == name else row["last_accuracy"]
+        gap, spread = migration_race.gap_and_spread(agreed)
+        assert gap == pytest.approx(statistics.mean(other) - 0.9, rel=1e-9) and spread == 0
+
+
+def test_losses_are_compared_with_pytorchs_of_the_same_seed():
+    def losses(**fields):
+        (run,) = column(MIGRATION, "run", **fields)
+        return [point["training_loss"] for point in MIGRATION.curves[run]]
+
+    for seed, framework, order in ((1, "MindSpore", "given"), (2, "MindSpore", "given"),
+                                   (1, "PyTorch", "backwards")):  # fmt: skip
+        ours = losses(seed=seed, framework=framework, order=order)
+        theirs = losses(seed=seed, framework="PyTorch", order="given")
+        off = migration_race.loss_differences(MIGRATION, seed, framework, order)
+        expected = [abs(a - b) / b for a, b in zip(ours, theirs, strict=True)]
+        assert off == pytest.approx(expected, rel=1e-9) and off[0] < 1e-5 < max(off)
+    assert set(migration_race.loss_differences(MIGRATION, 2, "PyTorch")) == {0.0}
+
+
 @pytest.mark.parametrize("setting", ["batch 8", "batch 32"])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_every_control_is_beside_it(subspace, setting, noise):
-    lines = subspace_race.compared(subspace, setting, noise)
+def test_every_control_is_beside_it(setting, noise):
+    lines = subspace_race.compared(SUBSPACE, setting, noise)
     assert {line["method"] for line in lines} == set(subspace_race.METHODS)
     rates = [line["learning_rate"] for line in lines if line["method"] == "large_batch"]
-    assert rates[0] == subspace.head["plan"]["settings"][setting]["learning_rate"]
+    assert rates[0] == SUBSPACE.head["plan"]["settings"][setting]["learning_rate"]
     assert len(rates) == 3
     for line in lines:
         assert all(len(line[n]) == 3 for n in ("one_epoch", "two_epochs", "loss", "seconds"))
 
 
-def test_sweeps_have_their_values(subspace):
+def test_sweeps_have_their_values():
     values = {
         "trials": [1, 2, 5, 20],
         "components": [8, 16, 32, 38],
@@ -123,33 +147,44 @@ def test_sweeps_have_their_values(subspace):
         "batch": [32, 250],
     }
     for field, expected in values.items():
-        by_value = subspace_race.by(subspace, field)
+        by_value = subspace_race.by(SUBSPACE, field)
         assert list(by_value) == expected and all(len(each) == 3 for each in by_value.values())
-    assert set(subspace_race.by(subspace, "failure", batch=32)) == {"reset", "rollback"}
+    assert set(subspace_race.by(SUBSPACE, "failure", batch=32)) == {"reset", "rollback"}
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda thor, *_: results.compare(thor, "LeNett", 0.985), "Did you mean 'LeNet'"),
-        (lambda thor, *_: results.compare(thor, "LeNet", 0.985, {"THOR": 7}),
+        (lambda: results.compare(THOR, "LeNett", 0.985), "Did you mean 'LeNet'"),
+        (lambda: results.compare(THOR, "LeNet", 0.985, {"THOR": 7}),
          "epochs of THOR: expected one of those raced: .*, got 7"),
-        (lambda thor, *_: results.compare(thor, "LeNet", 0.985, {"Thor": 2}),
+        (lambda: results.compare(THOR, "LeNet", 0.985, {"Thor": 2}),
          "unknown optimizer 'Thor'.*Did you mean 'THOR'"),
-        (lambda _, adasum, __: adasum_race.by_rate(adasum, "means"), "Did you mean 'mean'"),
-        (lambda _, adasum, __: adasum_race.accuracies(adasum, learning_rate=7.0), "was not raced"),
-        (lambda *s: subspace_race.accuracies(s[2], "bfgs"), "unknown method 'bfgs'"),
-        (lambda *s: subspace_race.accuracies(s[2], "projected_bfgs", trial=2),
+        (lambda: adasum_race.by_rate(ADASUM, "means"), "Did you mean 'mean'"),
+        (lambda: adasum_race.accuracies(ADASUM, learning_rate=7.0), "was not raced"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "bfgs"), "unknown method 'bfgs'"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trial=2),
          "unknown field 'trial'.*Did you mean 'trials'"),
-        (lambda *s: subspace_race.accuracies(s[2], "tenth", setting="batch 9"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", setting="batch 9"),
          "unknown setting 'batch 9'"),
-        (lambda *s: subspace_race.accuracies(s[2], "tenth", trials=2), "tenth has no trials"),
-        (lambda *s: subspace_race.accuracies(s[2], "projected_bfgs", trials=7), "was not raced"),
-        (lambda *s: subspace_race.accuracies(s[2], "tenth", 3), "epochs: expected 1 or 2, got 3"),
-        (lambda *s: subspace_race.compared(s[2], "batch 32", 0.1), "noise 0.1: it was not raced"),
-        (lambda *s: subspace_race.by(s[2], "moments"), "unknown field 'moments'"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2), "tenth has no trials"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trials=7), "was not raced"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", 3), "epochs: expected 1 or 2, got 3"),
+        (lambda: subspace_race.compared(SUBSPACE, "batch 32", 0.1), "noise 0.1: it was not raced"),
+        (lambda: subspace_race.by(SUBSPACE, "moments"), "unknown field 'moments'"),
+        (lambda: migration_race.accuracies(MIGRATION, "Pytorch"), "Did you mean 'PyTorch'"),
+        (lambda: migration_race.accuracies(MIGRATION, "JAX"), "unknown framework 'JAX'"),
+        (lambda: migration_race.loss_differences(MIGRATION, 7, "MindSpore"),
+         "'seed': 7.*not raced"),
+        (lambda: migration_race.loss_differences(MIGRATION, 1, "MindSpore", "backwards"),
+         "was not raced"),
+        (lambda: migration_race.setting_of("PyTorch", "backward"), "Did you mean 'backwards'"),
+        (lambda: accumulation_race.values(ACCUMULATION, "last_accuracy", "four", 0.04),
+         "was not raced"),
+        (lambda: accumulation_race.values(ACCUMULATION, "loss_fist"),
+         "unknown column 'loss_fist'.*Did you mean 'loss_first'"),
     ],
 )  # fmt: skip
-def test_what_was_not_raced_is_refused(thor, adasum, subspace, ask, message):
+def test_what_was_not_raced_is_refused(ask, message):
     with pytest.raises(InputError, match=message):
-        ask(thor, adasum, subspace)
+        ask()
