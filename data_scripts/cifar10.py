@@ -27,7 +27,7 @@ from labkit.data.sources import cifar
 from labkit.data.sources.cifar import Dataset
 from labkit.data.sources.classfolders import ClassFolders
 from labkit.data.sources.download import DOWNLOADS, Published, Say, fetch, is_address, verify
-from labkit.data.sources.members import listed
+from labkit.data.sources.members import listed, opened
 from labkit.data.sources.script import exit_code, new_parser, refuse_full, staging, unreceived
 from labkit.errors import InputError, nearest, refuse_unknown
 
@@ -174,7 +174,7 @@ def _convert(known: Dataset, folders: ClassFolders, work: Path, where: str, say:
     else:
         archive = Path(where)
         verify(archive, known.archive, say)
-    with listed(archive) as members:
+    with opened(archive, known.members) as members:
         images = cifar.images_of_records(known, members, str(archive))
     for (split, name), made in images.items():
         if not folders.whole(split, name, content=True):
@@ -189,9 +189,11 @@ def _copy(
     """Take images of the user's own: all are checked before the first appears in its place."""
     with listed(where) as members:
         refuse_full(folders.out, sum(member.size for member in members), len(members))
-        make = cifar.images_of_records if form == "records" else cifar.images_of_files
-        images = make(known, members, where)
-        staged = {key: folders.stage(work, *key, made) for key, made in images.items()}
+        images = {} if form == "records" else cifar.images_of_files(known, members, where)
+    if form == "records":
+        with opened(where, known.members) as by_name:
+            images = cifar.images_of_records(known, by_name, where)
+    staged = {key: folders.stage(work, *key, made) for key, made in images.items()}
     for (split, name), record in staged.items():
         held = folders.records.get(f"{split}/{name}", record)
         if held != record and folders.whole(split, name):

@@ -32,10 +32,11 @@ from PIL import __version__ as PILLOW
 
 from labkit.base import arguments
 from labkit.base.arguments import integer, wrong
+from labkit.base.files import write_json
 from labkit.base.input_files import read_json
 from labkit.data import idx
 from labkit.data.prepare import color_digits_folder
-from labkit.data.sources.classfolders import MANIFEST, write_manifest
+from labkit.data.sources.classfolders import MANIFEST
 from labkit.data.sources.download import Say
 from labkit.data.sources.script import exit_code, new_parser, staging
 from labkit.errors import InputError
@@ -88,7 +89,7 @@ def prepare(
         with staging(out.parent) as folder:
             tree = folder / "tree"
             _draw_all(tree, wanted)
-            write_manifest(tree, _manifest(tree, wanted))
+            write_json(tree / MANIFEST, _manifest(tree, wanted), "the manifest")
             try:
                 os.rename(tree, out)
             except OSError:

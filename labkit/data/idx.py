@@ -89,10 +89,11 @@ def check_pair(
     60 000 images of MNIST.
     """
     images_path = Path(images_path)
-    if _is_gzip(images_path):
+    if images_path.suffix == ".gz":
         shape = read_images(images_path).shape
     else:
-        shape = _checked_shape(images_path, IMAGES_MAGIC)
+        with _opened(images_path) as file:
+            shape = _shape(file, images_path, IMAGES_MAGIC)
     if size is not None and shape[1:] != size:
         raise InputError(
             f"{images_path}: images of {shape[1]} x {shape[2]}; expected {size[0]} x {size[1]}"
@@ -103,52 +104,28 @@ def check_pair(
 
 
 def _read(path: Path, magic: int) -> np.ndarray:
-    try:
-        with _open(path) as file:
-            if not _is_gzip(path):
-                _checked_size(file, path, magic)
-                file.seek(0)
-            shape = _header(file, path, magic)
-            wanted = math.prod(shape)
-            content = np.empty(wanted, np.uint8)
-            had = _fill(file, content.data)
-            # One byte more than promised shows bytes too many without reading all of them.
-            more = had == wanted and file.read(1)
-    except _GZIP_FAULTS as error:
-        raise InputError(f"{path}: the gzip file is cut short or damaged ({error})") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    if had != wanted or more:
-        size = f"more than {wanted}" if more else f"only {had}"
-        raise _wrong_size(path, magic, shape, f"{size} bytes follow the header")
+    with _opened(path) as file:
+        shape = _shape(file, path, magic)
+        content, had = np.empty(math.prod(shape), np.uint8), 0
+        # Into its place: what ``read`` returns is there twice for a moment, in parts and whole.
+        while count := file.readinto(content.data[had : had + _PART]):
+            had += count
+        # One byte more than promised shows bytes too many without reading all of them.
+        more = had == content.size and file.read(1)
+    if had != content.size or more:
+        size = f"more than {content.size}" if more else f"only {had}"
+        raise _wrong_size(path, magic, shape, size)
     content.flags.writeable = False
     return content.reshape(shape)
 
 
-def _fill(file: io.BufferedIOBase, content: memoryview) -> int:
-    """Read until ``content`` is full or the file ends; return the bytes read.
-
-    Into its place: what ``read`` returns is there twice for a moment, as parts and as a whole.
-    """
-    had = 0
-    while count := file.readinto(content[had : had + _PART]):
-        had += count
-    return had
-
-
-def _checked_shape(path: Path, magic: int) -> tuple[int, ...]:
-    try:
-        with _open(path) as file:
-            return _checked_size(file, path, magic)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-
-
-def _checked_size(file: io.BufferedIOBase, path: Path, magic: int) -> tuple[int, ...]:
+def _shape(file: io.BufferedIOBase, path: Path, magic: int) -> tuple[int, ...]:
+    """Read the header; of a plain file the length must be what it says."""
     shape = _header(file, path, magic)
-    size = os.fstat(file.fileno()).st_size - file.tell()
-    if size != math.prod(shape):
-        raise _wrong_size(path, magic, shape, f"{size} bytes follow the header")
+    if not isinstance(file, gzip.GzipFile):
+        size = os.fstat(file.fileno()).st_size - file.tell()
+        if size != math.prod(shape):
+            raise _wrong_size(path, magic, shape, str(size))
     return shape
 
 
@@ -174,16 +151,12 @@ def _header(file: io.BufferedIOBase, path: Path, magic: int) -> tuple[int, ...]:
     return shape
 
 
-def _wrong_size(path: Path, magic: int, shape: tuple[int, ...], held: str) -> InputError:
+def _wrong_size(path: Path, magic: int, shape: tuple[int, ...], size: str) -> InputError:
     return InputError(
-        f"{path}: {held}; expected {math.prod(shape)}, "
+        f"{path}: {size} bytes follow the header; expected {math.prod(shape)}, "
         f"because the header says {shape[0]} {_CONTENT[magic]}"
         + (f" of {shape[1]} x {shape[2]}" if len(shape) == 3 else "")
     )
-
-
-def _unreadable(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be read ({error.strerror or error}); expected an IDX file")
 
 
 def _same_length(
@@ -196,15 +169,19 @@ def _same_length(
         )
 
 
-def _is_gzip(path: Path) -> bool:
-    return path.suffix == ".gz"
-
-
 @contextlib.contextmanager
-def _open(path: Path) -> Iterator[io.BufferedIOBase]:
-    with open_file(path) as file:
-        if _is_gzip(path):
-            with gzip.open(file, "rb") as unzipped:
-                yield unzipped
-        else:
-            yield file
+def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Give the file, unpacked where it is gzipped; ``InputError`` where it cannot be read."""
+    try:
+        with open_file(path) as file:
+            if path.suffix == ".gz":
+                with gzip.open(file, "rb") as unzipped:
+                    yield unzipped
+            else:
+                yield file
+    except _GZIP_FAULTS as error:
+        raise InputError(f"{path}: the gzip file is cut short or damaged ({error})") from error
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror or error}); expected an IDX file"
+        ) from error

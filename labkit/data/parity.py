@@ -152,40 +152,30 @@ def preprocessing_differences(
             by_stage.setdefault(stage, []).append(np.abs(difference).ravel())
     differences = {stage: np.concatenate(images) for stage, images in by_stage.items()}
     largest = {stage: float(values.max()) for stage, values in differences.items()}
-    limits = _limits(largest, std)
     return [
-        Difference(stage, largest[stage], float(differences[stage].mean()), unit, limits.get(stage))
-        for stage, unit in _STAGES.items()
+        Difference(stage, largest[stage], float(differences[stage].mean()), unit, limit)
+        for stage, unit, limit in _stages(largest, std)
     ]
 
 
-_STAGES = {
-    "decode": GREY,
-    "resize": GREY,
-    "resize: MindSpore's rounding": GREY,
-    "resize: antialiasing alone": GREY,
-    "resize: Pillow's rounding": GREY,
-    "crop": GREY,
-    "crop: offset": PIXELS,
-    "normalise": NORMALISED,
-    "whole": NORMALISED,
-    'whole, backend="pillow"': NORMALISED,
-}
-
-
-def _limits(largest: dict[str, float], std: Sequence[float]) -> dict[str, float]:
+def _stages(largest: dict[str, float], std: Sequence[float]) -> list[tuple[str, str, float | None]]:
+    """Return name, unit and upper bound of each stage, whose ``largest`` differences are known."""
     decode = largest["decode"] + (largest["decode"] > 0)
     pixels = decode + largest["resize"] + largest["crop"]
-    return {
+    return [
+        ("decode", GREY, None),
+        ("resize", GREY, None),
         # Fixed point of 11 bits by axis, cut to quarters, then rounded: 0.78 measured.
-        "resize: MindSpore's rounding": 1.0,
+        ("resize: MindSpore's rounding", GREY, 1.0),
+        ("resize: antialiasing alone", GREY, None),
         # Half a grey level by axis, and weights of 22 bits: 0.99 measured.
-        "resize: Pillow's rounding": 1.01,
-        "crop: offset": 1.0,
-        "normalise": NORMALISE_LIMIT,
-        "whole": pixels / 255 / min(std) + NORMALISE_LIMIT,
-        'whole, backend="pillow"': NORMALISE_LIMIT,
-    }
+        ("resize: Pillow's rounding", GREY, 1.01),
+        ("crop", GREY, None),
+        ("crop: offset", PIXELS, 1.0),
+        ("normalise", NORMALISED, NORMALISE_LIMIT),
+        ("whole", NORMALISED, pixels / 255 / min(std) + NORMALISE_LIMIT),
+        ('whole, backend="pillow"', NORMALISED, NORMALISE_LIMIT),
+    ]
 
 
 # float32: (x - 255 m) / (255 s) against (x / 255 - m) / s, up to 2.6 large, a few roundings each.

@@ -3,8 +3,7 @@
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from labkit.errors import WorkerFailed, WorkersTimedOut
 from labkit.ranks import msrun, processes
@@ -126,15 +125,14 @@ class Failures:
         lines = tail(log, _LINES)
         ranks = [rank for rank in self._plan.ranks if rank == name]
         who = f"rank {name} of {self._ranks()}" if ranks else name
-        where = self._where(f"log: {self._job.path(name)}")
-        return WorkerFailed(
-            f"{who} {_cause(code, last_error(log), more)}\n{_shown(name, lines)}{where}",
+        return self._made(
+            WorkerFailed,
+            f"{who} {_cause(code, last_error(log), more)}\n{_shown(name, lines)}",
+            f"log: {self._job.path(name)}",
             ranks=ranks,
+            tail=lines,
             exit_code=code if code is not None and code >= 0 else None,
             signal=processes.signal_name(-code) if code is not None and code < 0 else None,
-            tail=lines,
-            logs=self._kept_logs(),
-            output=self._output(),
         )
 
     def _several(
@@ -144,26 +142,19 @@ class Failures:
         tails = {rank: tail(self._job.log(rank), lines) for rank in ranks if logs}
         shown = "".join(_shown(rank, text) for rank, text in tails.items())
         where = f"logs: {self._job.path('msrun').parent}"
-        return kind(
-            f"{message}\n{shown}{self._where(where)}",
-            ranks=ranks,
-            tail="\n".join(tails.values()),
-            logs=self._kept_logs(),
-            output=self._output(),
-        )
+        lines_of_all = "\n".join(tails.values())
+        return self._made(kind, f"{message}\n{shown}", where, ranks=ranks, tail=lines_of_all)
 
-    def _kept_logs(self) -> dict[int, Path]:
+    def _made(self, kind: type[Error], message: str, where: str, **more: Any) -> Error:
+        """The error, with where the logs are and what they hold."""
+        where = f"  {where}" if self._kept else "  no log is kept: log_dir is None"
         paths = {rank: self._job.path(rank) for rank in self._plan.ranks}
-        return {rank: path for rank, path in paths.items() if self._kept and path.exists()}
-
-    def _output(self) -> dict[int, str]:
-        return {rank: self._job.log(rank) for rank in self._plan.ranks}
+        logs = {rank: path for rank, path in paths.items() if self._kept and path.exists()}
+        output = {rank: self._job.log(rank) for rank in self._plan.ranks}
+        return kind(f"{message}{where}", logs=logs, output=output, **more)
 
     def _ranks(self) -> int:
         return self._plan.nodes * self._plan.workers
-
-    def _where(self, where: str) -> str:
-        return f"  {where}" if self._kept else "  no log is kept: log_dir is None"
 
 
 def _cause(code: int | None, error: str | None, more: str = "") -> str:

@@ -108,7 +108,7 @@ def launch(
             cwd=work,
             port=stack.enter_context(plans.held_port()),
         )
-        variables = msrun.environment(plan, _variables(env))
+        variables = os.environ | msrun.own_variables(plan, _checked(env))
         node_0 = stack.enter_context(watched(plan, variables))
         logs = _logs(log_dir, plan, stack)
         job = stack.enter_context(msrun.started(plan, logs, work, variables, node_0))
@@ -151,8 +151,8 @@ def _settle(job: msrun.Job) -> None:
         job.look()
 
 
-def _variables(env: Mapping[str, str] | None) -> dict[str, str]:
-    env = dict(env or {})
+def _checked(env: Mapping[str, str] | None) -> Mapping[str, str]:
+    env = env or {}
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise wrong("env", {name: value}, "texts")

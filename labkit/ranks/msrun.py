@@ -242,11 +242,6 @@ def variables(plan: Plan, name: Name) -> dict[str, str]:
     return {key: str(value) for key, value in values.items()}
 
 
-def environment(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of msrun, which ranks inherit: this process's, changed by its own."""
-    return os.environ | own_variables(plan, more)
-
-
 def own_variables(plan: Plan, more: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that msrun is given whatever this process has: its needs, and ``more``.
 

@@ -174,15 +174,15 @@ def _session(pid: int) -> int | None:
         return None
 
 
-if __name__ == "__main__":
-    os.write(sys.stdout.fileno(), _READY)
-    sys.stdin.buffer.read()  # until the calling process has closed it, or is gone
-    end(sys.argv[1])
-
-
 def signal_name(number: int) -> str:
     """Return ``SIGKILL``, or the number of a signal that has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
+
+
+if __name__ == "__main__":
+    os.write(sys.stdout.fileno(), _READY)
+    sys.stdin.buffer.read()  # until the calling process has closed it, or is gone
+    end(sys.argv[1])

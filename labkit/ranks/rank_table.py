@@ -18,9 +18,13 @@ from labkit.base.input_files import parse_json, read_text
 from labkit.errors import InputError, nearest
 
 _VERSION, _STATUS, _RESERVE = "1.0", "completed", "reserve"
-_TOP = ("version", "server_count", "server_list", "status")
-_SERVER, _OPTIONAL = ("server_id", "device"), ("host_nic_ip",)
-_DEVICE = ("device_id", "device_ip", "rank_id")
+# Of the table, a server and a device: keys that it must have, and those that it may have.
+_LEVELS = (
+    (("version", "server_count", "server_list", "status"), ()),
+    (("server_id", "device"), ("host_nic_ip",)),
+    (("device_id", "device_ip", "rank_id"), ()),
+)
+_LISTS = (("server_list", "servers"), ("device", "devices"))
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 # An address of which parts are starred out, as published tables have it: 10.*.*.*
 _MASKED = re.compile(r"(\d{1,3}|\*)(\.(\d{1,3}|\*)){3}")
@@ -184,32 +188,23 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _form_problems(table: Any) -> Iterator[str]:
-    """Sentences about keys and kinds of values."""
-    top = list(_key_problems("the table", table, _TOP))
-    yield from top
-    if top:
+def _form_problems(value: Any, place: str = "", level: int = 0) -> Iterator[str]:
+    """Sentences about keys and kinds of values of a table, then of its servers and devices."""
+    own = list(_key_problems(place or "the table", value, *_LEVELS[level]))
+    yield from own
+    if own or level == len(_LISTS):
         return
-    servers = table["server_list"]
-    if not isinstance(servers, list) or not servers:
-        yield f"server_list is {_short(servers)}; expected a list of servers"
+    key, what = _LISTS[level]
+    parts = value[key]
+    if not isinstance(parts, list) or not parts:
+        yield f"{place and place + ': '}{key} is {_short(parts)}; expected a list of {what}"
         return
-    for at, server in enumerate(servers):
-        name = f"server_list[{at}]"
-        own = list(_key_problems(name, server, _SERVER, _OPTIONAL))
-        yield from own
-        if own:
-            continue
-        devices = server["device"]
-        if not isinstance(devices, list) or not devices:
-            yield f"{name}: device is {_short(devices)}; expected a list of devices"
-            continue
-        for number, device in enumerate(devices):
-            yield from _key_problems(f"{name}.device[{number}]", device, _DEVICE)
+    for number, part in enumerate(parts):
+        yield from _form_problems(part, f"{place and place + '.'}{key}[{number}]", level + 1)
 
 
 def _key_problems(
-    name: str, value: object, required: Sequence[str], optional: Sequence[str] = ()
+    name: str, value: object, required: Sequence[str], optional: Sequence[str]
 ) -> Iterator[str]:
     """Sentences about one object: keys that lack or are too many, values that are no texts."""
     if not isinstance(value, Mapping):
@@ -222,7 +217,7 @@ def _key_problems(
     for key, held in value.items():
         if key not in known:
             yield f"{name} has {key!r}; expected one of: {', '.join(known)}.{nearest(key, known)}"
-        elif key not in ("server_list", "device") and not isinstance(held, str):
+        elif key not in dict(_LISTS) and not isinstance(held, str):
             yield f"{name}: {key} is {_short(held)}; expected a text, in quotation marks"
 
 

@@ -90,19 +90,16 @@ LONG = entry(b"w", b"Float32", (300, 400), bytes(8))
 DAMAGED = {
     "64 bytes for a scalar": (
         entry(b"w", b"Int32", (), bytes(64)),
-        "'w' has 64 bytes; Int32 .. ne",
+        "'w' has 64 bytes; Int32",
     ),
-    "4096 bytes": (entry(b"w", b"Int32", (), bytes(4096)), "4096 bytes; Int32 .. needs 4$"),
     "8 bytes for a matrix": (LONG, r"8 bytes; Float32 \(300, 400\) needs 480000$"),
     "old scalar": (entry(b"w", b"Int32", (0,), bytes(64)), r"64 bytes; Int32 \(\) needs 4$"),
     "no bytes": (entry(b"w", content=b""), "0 bytes"),
-    "a byte too many": (entry(b"w", dims=(2,), content=bytes(9)), "9 bytes; .* needs 8"),
     "an axis of 0": (entry(b"w", dims=(2, 0), content=b""), r"shape \(2, 0\)"),
     "a negative axis": (entry(b"w", dims=(2**64 - 1, 2**64 - 1)), "shape"),
     "an overflow": (entry(b"w", dims=(2**32, 2**32), content=b""), "needs 73786976294838206464"),
     "many axes": (entry(b"w", dims=(1,) * 17), "field 1 in the tensor 'w'"),
     "an unknown type": (entry(b"w", b"Int4", (1,), b"a"), "type 'Int4'; expected one of Bool, "),
-    "a type of C": (entry(b"w", b"float32"), "type 'float32'"),
     "a truth of 2": (entry(b"w", b"Bool", (2,), b"\0\2"), "neither True nor False"),
     "a text in a shape": (entry(b"w", b"str", (4,), bytes(4)), "a text of 4 bytes"),
     "a text of 3 bytes": (entry(b"w", b"str", (0,), b"abc"), "a text of 3 bytes"),
@@ -110,19 +107,10 @@ DAMAGED = {
     "beyond Unicode": (entry(b"w", b"str", (0,), b"\xff\xff\xff\xff"), "is no text"),
     "twice": (entry(b"w") + GOOD + entry(b"w"), "'w' is in it twice"),
     "twice in a row": (entry(b"w") + entry(b"w"), "'w' has 8 bytes"),
-    "slices of two shapes": (
-        entry(b"w", dims=(2,)) + entry(b"w", dims=(2, 1)),
-        "slices of 'w' differ",
-    ),
+    "two shapes": (entry(b"w", dims=(2,)) + entry(b"w", dims=(2, 1)), "slices of 'w' differ"),
     "texts in slices": (entry(b"w", b"str", (0,)) * 2, "a text of 8 bytes"),
     "a map": (part(1, part(1, b"w") + part(3, part(1, tensor()))), "map tensor"),
-    "a map and a tensor": (
-        part(1, part(1, b"w") + part(2, tensor()) + part(3, b"")),
-        "a map tensor",
-    ),
     "two tensors": (part(1, part(1, b"w") + part(2, tensor()) * 2), "field 2 in a value"),
-    "two names": (part(1, part(1, b"w") * 2 + part(2, tensor())), "field 1 in a value"),
-    "two types": (part(1, part(1, b"w") + part(2, tensor() + part(2, b"Int8"))), "field 2 in the"),
     "two contents": (part(1, part(1, b"w") + part(2, tensor() + part(3, b"aaaa"))), "field 3 in"),
     "a name that is no text": (entry(b"\xff"), "a name that is no text"),
     "an escape in a name": (entry(b"a\x1b]0;x\x07"), r"the name 'a\\x1b\]0;x\\x07'"),
@@ -141,7 +129,6 @@ DAMAGED = {
     "a group": (b"\x0b\x01", "neither a number nor text nor a message"),
     "beyond the end": (GOOD + b"\x0a\xff\x01", "255 bytes are announced where 0 are left"),
     "beyond its message": (part(1, part(1, b"w") + b"\x12\x7f") + GOOD, "127 bytes are announced"),
-    "2^63 bytes": (b"\x0a" + number(2**63) + GOOD, "9223372036854775808 bytes are announced"),
     "a number without end": (b"\x0a" + b"\xff" * 30, "no number ends"),
     "cut in a number": (GOOD + b"\x0a", "no number ends"),
     "nothing": (b"", "it holds no value"),
@@ -149,7 +136,6 @@ DAMAGED = {
     "another CRC": (crc(GOOD)[:-1] + b"\0", "its CRC does not fit"),
     "half a CRC": (crc(GOOD)[:-5], "is damaged"),
     "a text file": (b"no checkpoint", "is damaged"),
-    "zip": (b"PK\3\4" + bytes(40), "is damaged"),
     "zeros": (bytes(100), "field 0 in the list"),
 }
 
@@ -164,28 +150,31 @@ def test_damaged_files_are_refused_in_one_line(path, case):
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 1500
 
 
-def test_an_encrypted_file_is_refused_by_that_name(path):
+def test_an_encrypted_file_and_one_larger_than_the_memory_are_refused(path):
     ms.save_checkpoint([{"name": "w", "data": Tensor(1)}], str(path), enc_key=b"0" * 16)
     with pytest.raises(DamagedCheckpoint, match="it is encrypted; labkit has no key"):
         read(path)
-
-
-def test_the_number_of_values_is_limited(path, monkeypatch):
-    monkeypatch.setattr(checkpoint_format, "_MOST_VALUES", 3)
-    path.write_bytes(entry(b"a") + entry(b"b") + entry(b"c"))
-    assert list(read(path)) == ["a", "b", "c"]
-    for more in (entry(b"d"), entry(b"c", content=b"")):
-        path.write_bytes(entry(b"a") + entry(b"b") + entry(b"c") + more)
-        with pytest.raises(DamagedCheckpoint, match="it holds more than 3 values"):
-            read(path)
-
-
-def test_a_file_larger_than_the_memory_is_not_read(path):
-    header = entry(b"w", dims=(2**40,), content=b"")
-    path.write_bytes(header)
+    path.write_bytes(entry(b"w", dims=(2**40,), content=b""))
     os.truncate(path, 2**43)  # a hole: it takes no room on the disk
     with pytest.raises(DamagedCheckpoint, match="more than this machine's memory"):
         read(path)
+
+
+def test_the_number_of_values_and_the_length_of_texts_are_limited(path, monkeypatch):
+    monkeypatch.setattr(checkpoint_format, "_MOST_VALUES", 3)
+    monkeypatch.setattr(checkpoint_format, "_LONGEST_TEXT", 8)
+    texts = [entry(name, b"str", (0,), b"h\0\0\0") for name in (b"a", b"b", b"c")]
+    whole = texts[0] + texts[1] + entry(b"c")
+    path.write_bytes(whole)
+    assert list(read(path)) == ["a", "b", "c"] and read(path)["b"] == "h"
+    for content, words in (
+        (whole + entry(b"d"), "it holds more than 3 values"),
+        (whole + entry(b"c", content=b""), "it holds more than 3 values"),
+        (b"".join(texts), "its texts have 12 bytes; expected at most 8"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(DamagedCheckpoint, match=words):
+            read(path)
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -302,13 +291,3 @@ def test_every_type_that_is_expected_is_read(path, monkeypatch):
         value = Tensor(np.ones((2, 3))).astype(getattr(ms, kind))
         ms.save_checkpoint([{"name": "w", "data": value}], str(path))
         assert read(path, expected={"w": (value.dtype, value.shape)})["w"].shape == (2, 3)
-
-
-def test_the_texts_of_a_file_are_limited_together(path, monkeypatch):
-    monkeypatch.setattr(checkpoint_format, "_LONGEST_TEXT", 8)
-    texts = [entry(name, b"str", (0,), b"h\0\0\0") for name in (b"a", b"b", b"c")]
-    path.write_bytes(b"".join(texts[:2]))
-    assert read(path) == {"a": "h", "b": "h"}
-    path.write_bytes(b"".join(texts))
-    with pytest.raises(DamagedCheckpoint, match="its texts have 12 bytes; expected at most 8"):
-        read(path)

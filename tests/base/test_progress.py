@@ -36,10 +36,7 @@ def test_headless_lines_come_at_most_every_five_seconds_and_at_the_end(clock, ca
     counts = [int(re.match(r"training (\d+)/100 at \1 (\d+) s$", line)[1]) for line in lines]
     assert counts == [*range(6, 100, 6), 100]
     assert lines[-1] == "training 100/100 at 100 90 s"
-
-
-def test_a_fast_run_says_one_line_whose_text_is_made_only_then(clock, capsys):
-    made = []
+    made = []  # the text of a line is made only when it is said
     with Progress("training", 50, done=40, headless=True) as display:  # a resumed run
         for _ in range(10):
             display.advance(lambda: made.append(1) or "done")

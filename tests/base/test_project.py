@@ -2,8 +2,6 @@
 
 import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from labkit.base import project as project_file
 from labkit.base.project import find_project, own_checkout, project_root
 from labkit.data import prepare
 from labkit.errors import InputError
+from tests.support.programs import run_code
 
 NAMES = '[project]\nname = "labkit"\n'
 
@@ -35,19 +34,6 @@ def another_user(project, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: project.stat().st_uid + 1)
 
 
-def test_the_project_is_the_nearest_one_above(project):
-    inner = project / "a" / "b"
-    inner.mkdir(parents=True)
-    (project / "a" / "pyproject.toml").write_text('[project]\nname = "other"\n')
-    (inner / "pyproject.toml").write_text("not toml")
-    assert find_project(inner) == project
-
-
-def test_outside_a_checkout_the_message_says_so(tmp_path, installed_elsewhere):
-    with pytest.raises(InputError, match="Change into the cloned project"):
-        find_project(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("text", "ours"),
     [
@@ -55,25 +41,24 @@ def test_outside_a_checkout_the_message_says_so(tmp_path, installed_elsewhere):
         ('[project]\nname = "mindspore-labs"\n', True),
         ('[project]\nname = "mindspore"\n', False),
         ("project = 'labkit'\n", False),
+        ("not toml", False),
         ("", False),
         pytest.param("x = " + "[" * 5000, False, id="5000 brackets"),
     ],
 )
-def test_a_pyproject_of_something_else_is_passed_over(project, text, ours):
-    inner = project / "inner"
-    inner.mkdir()
+def test_the_project_is_the_nearest_one_above(project, text, ours):
+    inner = project / "a" / "b"
+    inner.mkdir(parents=True)
     (inner / "pyproject.toml").write_text(text)
+    os.mkfifo(project / "a" / "pyproject.toml")  # not waited for
     assert project_root(inner) == (inner if ours else project)
+    # One without notebooks is passed over in the end.
+    assert find_project(inner) == (own_checkout() if ours else project)
 
 
-def test_a_pipe_in_a_folder_above_is_not_waited_for(project):
-    inner = project / "inner"
-    inner.mkdir()
-    os.mkfifo(inner / "pyproject.toml")
-    code = "from labkit.base.project import project_root; print(project_root())"
-    command, here = [sys.executable, "-c", code], {**os.environ, "PYTHONPATH": str(own_checkout())}
-    done = subprocess.run(command, cwd=inner, env=here, capture_output=True, text=True, timeout=30)
-    assert done.stdout.strip() == str(project), done.stderr
+def test_outside_a_checkout_the_message_says_so(tmp_path, installed_elsewhere):
+    with pytest.raises(InputError, match="Change into the cloned project"):
+        find_project(tmp_path)
 
 
 def test_another_users_project_is_passed_over(project, another_user, request):
@@ -167,12 +152,6 @@ def test_no_code_of_a_project_around_is_executed(project):
         (project / name).write_text(f"open({str(project / 'executed')!r}, 'w')\n")
     inner = project / "mine" / "deep"
     inner.mkdir(parents=True)
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program],
-        cwd=inner,
-        env=os.environ | {"PYTHONPATH": str(Path(project_file.__file__).parents[2])},
-        capture_output=True,
-        text=True,
-    )
+    done = run_code(program, cwd=inner)
     assert done.returncode == 0, done.stderr
     assert not (project / "executed").exists()

@@ -1,6 +1,5 @@
 """Evaluation out of MindSpore's dataset cache: the same images, and words where there is none."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 from tests.support.image_files import numbered
 from tests.support.ports import free_port
+from tests.support.programs import run_code
 
 COUNTS = {"ant": 7, "bee": 7, "cow": 9}
 
@@ -63,21 +63,16 @@ def server_command(port) -> list[str]:
     return [str(SERVER), "-p", str(port)]
 
 
-def cached(folder, session, port) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-c", CACHED, str(folder), str(session), *server_command(port)],
-        env=os.environ | {"MS_CACHE_PORT": str(port), "PYTHONPATH": str(Path.cwd())},
-        capture_output=True,
-        text=True,
-        timeout=120,
+def cached(folder, session, port):
+    return run_code(
+        CACHED, folder, session, *server_command(port), env={"MS_CACHE_PORT": str(port)}
     )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not SERVER.exists(), reason="MindSpore's dataset-cache is not installed")
 def test_evaluation_comes_out_of_the_dataset_cache(tmp_path):
-    numbered(tmp_path / "root", COUNTS)
-    port = free_port()
+    folder, port = numbered(tmp_path / "root", COUNTS), free_port()
 
     def server(*arguments):
         command = [*server_command(port), *arguments]
@@ -88,17 +83,17 @@ def test_evaluation_comes_out_of_the_dataset_cache(tmp_path):
     server("--start")
     try:
         session = int(server("--generate_session").split()[-1])
-        done = cached(tmp_path / "root", session, port)
+        done = cached(folder, session, port)
     finally:
-        server("--stop")
+        stopping = subprocess.Popen([*server_command(port), "--stop"], stdout=subprocess.DEVNULL)
+    try:
+        without = cached(numbered(tmp_path / "other", COUNTS), 7, free_port())
+    finally:
+        assert stopping.wait(60) == 0  # it takes 7 s
     said = done.stdout.splitlines()
     assert done.returncode == 0, done.stderr
     assert said[0].startswith("REFUSED cache_session_id: expected") and len(said) == 4
     assert f"got {session + 1} (" in said[0] and "session" in said[0].rpartition("(")[2]
     assert said[1:] == ["EQUAL 0", "EQUAL 1", "CACHED 23"]
-
-
-def test_no_cache_server_is_said(tmp_path):
-    done = cached(numbered(tmp_path, COUNTS), 7, free_port())
-    assert "REFUSED cache_session_id: expected" in done.stdout
-    assert "unreachable" in done.stdout and "dataset-cache --start" in done.stdout
+    assert "REFUSED cache_session_id: expected" in without.stdout
+    assert "unreachable" in without.stdout and "dataset-cache --start" in without.stdout

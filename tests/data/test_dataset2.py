@@ -5,35 +5,24 @@ import inspect
 import mindspore as ms
 import numpy as np
 import pytest
-from PIL import Image
 
 from labkit.data import dataset2, imagefolder
 from labkit.data.dataset2 import create_dataset2
 from labkit.errors import InputError
 from labkit.ranks import cluster
-from tests.support.image_files import encode, picture, store
+from tests.support.image_files import write_pictures
 
 
 @pytest.fixture(autouse=True)
-def seeded(runtime, monkeypatch):
+def alone(seeded, monkeypatch):
     for name in cluster.SIZES:
         monkeypatch.delenv(name, raising=False)
-    ms.set_seed(1)
-    yield
-    ms.set_seed(1)
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Two classes of 6 pictures each."""
-    root = tmp_path_factory.mktemp("pictures")
-    for label, name in enumerate(("n01622779", "n03676483")):
-        files = {
-            f"{n}.JPEG": encode(Image.fromarray(picture(seed=n + 20 * label)), "JPEG")
-            for n in range(6)
-        }
-        store(root / name, files)
-    return root
+    return write_pictures(tmp_path_factory.mktemp("pictures"), ("n01622779", "n03676483"), 6)
 
 
 def batches(dataset):

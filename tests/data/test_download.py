@@ -3,68 +3,25 @@
 import dataclasses
 import hashlib
 import os
-import re
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from labkit.data.sources import download as module
 from labkit.data.sources.download import Published, download, fetch, is_address, verify
 from labkit.errors import InputError
+from tests.support.data_archives import Handler, ranges, served
 
 CONTENT = hashlib.shake_256(b"a file").digest(300_000)
 OTHER = hashlib.shake_256(b"another").digest(300_000)
 LIMIT = 1 << 20
 
 
-class Handler(BaseHTTPRequestHandler):
-    """Serves ``server.content``; ``server.cuts`` says after how many bytes each answer ends."""
-
-    def do_GET(self):
-        server = self.server
-        server.asked.append(dict(self.headers))
-        if server.statuses:
-            self.send_error(server.statuses.pop(0))
-            return
-        start, wanted = 0, re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        same = not server.if_range or self.headers.get("If-Range") in server.headers.values()
-        if wanted and server.ranges and same:
-            start = int(wanted[1])
-            if start >= len(server.content):
-                self.send_error(416)
-                return
-            self.send_response(206)
-            of = f"bytes {start + server.shift}-{len(server.content) - 1}/{len(server.content)}"
-            self.send_header("Content-Range", of)
-        else:
-            self.send_response(200)
-        if server.length:
-            self.send_header("Content-Length", str(len(server.content) - start))
-        for name, value in server.headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        keep = server.cuts.pop(0) if server.cuts else None
-        self.wfile.write(server.content[start : None if keep is None else start + keep])
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    server.content, server.headers = CONTENT, {"ETag": '"one"'}
-    server.ranges = server.if_range = server.length = True
-    server.asked, server.cuts, server.statuses, server.shift = [], [], [], 0
-    server.address = f"http://127.0.0.1:{server.server_port}/file"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+def server():
+    with served({"file": CONTENT}) as server:
+        server.address += "/file"
+        yield server
 
 
 @pytest.fixture
@@ -81,10 +38,6 @@ def get(server, tmp_path):
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
-
-
-def ranges(server):
-    return [asked.get("Range") for asked in server.asked]
 
 
 def break_off(server, get, tmp_path, after=100_000):
@@ -159,44 +112,45 @@ def test_only_a_named_version_is_continued(server, get, tmp_path, headers, versi
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize("state", ["", "no json", "[1]", '{"address": 1}'])
-def test_a_part_without_a_sound_record_is_fetched_anew(server, get, tmp_path, state):
-    break_off(server, get, tmp_path)
-    (tmp_path / "file.part.json").write_text(state)
-    get()
-    assert ranges(server) == [None, None] and (tmp_path / "file").read_bytes() == CONTENT
-
-
+NUMBERS = '{"address": "ADDRESS", "version": 5, "size": 300000}'
+# What has changed since it broke off: the content, the server, the record of the part, the address.
 CHANGES = {
-    "no ranges": (CONTENT, dict(ranges=False)),
-    "changed, with If-Range": (OTHER, dict(headers={"ETag": '"two"'})),
-    "changed, without": (OTHER, dict(headers={"ETag": '"two"'}, if_range=False)),
-    "other size": (OTHER[:200_000], dict(headers={}, if_range=False)),
-    "shorter than the part": (OTHER[:1000], {}),
-    "another place": (CONTENT, dict(shift=1)),
+    "no ranges": (CONTENT, dict(ranges=False), None, ""),
+    "changed, with If-Range": (OTHER, dict(headers={"ETag": '"two"'}), None, ""),
+    "changed, without": (OTHER, dict(headers={"ETag": '"two"'}, if_range=False), None, ""),
+    "other size": (OTHER[:200_000], dict(headers={}, if_range=False), None, ""),
+    "shorter than the part": (OTHER[:1000], {}, None, ""),
+    "another place": (CONTENT, dict(shift=1), None, ""),
+    "another address": (OTHER, {}, None, "?other"),
+    **{
+        f"record {state}": (OTHER, {}, state, "")
+        for state in ("", "no json", "[1]", '{"address": 1}', NUMBERS)
+    },
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_cannot_be_continued_is_fetched_anew(server, get, tmp_path, change):
     break_off(server, get, tmp_path)
-    server.content, changes = CHANGES[change]
+    server.files["file"], changes, state, query = CHANGES[change]
     vars(server).update(changes)
-    get()
-    assert (tmp_path / "file").read_bytes() == server.content
+    if state is not None:
+        (tmp_path / "file.part.json").write_text(state.replace("ADDRESS", server.address))
+    get(server.address + query)
+    assert (tmp_path / "file").read_bytes() == server.files["file"]
+    if state is not None or query:
+        assert ranges(server) == [None, None]
 
 
-def test_the_part_of_another_address_is_not_continued(server, get, tmp_path):
-    break_off(server, get, tmp_path)
-    get(server.address + "?other")
-    assert ranges(server) == [None, None]
-
-
-def test_a_silent_server_is_given_up_on(server, get, tmp_path, monkeypatch):
+def test_what_cannot_be_downloaded_is_said(get, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        with pytest.raises(InputError, match="cannot be downloaded .*timed out"):
-            get(f"http://127.0.0.1:{silent.getsockname()[1]}/file")
+        for port, reason in ((silent.getsockname()[1], "timed out"), (9, "refused")):
+            with pytest.raises(InputError, match=f"cannot be downloaded .*{reason}"):
+                get(f"http://127.0.0.1:{port}/file")
+    assert names(tmp_path) == []
+    with pytest.raises(InputError, match="is not an address"):
+        get("http://[::1/file")
 
 
 def test_a_whole_part_is_taken_without_asking_again(server, get, tmp_path):
@@ -220,14 +174,6 @@ def test_more_than_the_limit_is_refused_and_not_kept(server, get, tmp_path):
     get(limit=300_000)
 
 
-def test_no_server_and_no_address_are_refused(get, tmp_path):
-    with pytest.raises(InputError, match="cannot be downloaded .*refused"):
-        get("http://127.0.0.1:9/file")
-    assert names(tmp_path) == []
-    with pytest.raises(InputError, match="is not an address"):
-        get("http://[::1/file")
-
-
 def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
     sizes = []
 
@@ -236,7 +182,7 @@ def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
         real(old, new)
 
     # So little stays in the buffer until the file is closed.
-    server.content = CONTENT[:100]
+    server.files["file"] = CONTENT[:100]
     monkeypatch.setattr(os, "replace", replace)
     get()
     assert sizes[-1] == 100
@@ -244,14 +190,14 @@ def test_all_is_written_before_the_file_has_its_name(server, get, monkeypatch):
 
 def test_progress_is_said(server, get, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAY_EVERY", -1.0)
-    server.content = CONTENT * 10
-    lines = get(limit=len(server.content))
+    server.files["file"] = CONTENT * 10
+    lines = get(limit=len(server.files["file"]))
     assert lines == [f"downloading {server.address}"] + [f"  {n} of 2 MiB" for n in (1, 2, 2)]
     # A length that is no number is not believed.
     (tmp_path / "file").unlink()
     server.length, server.headers = False, {"Content-Length": "many"}
-    assert "  2 MiB" in get(limit=len(server.content))
-    assert (tmp_path / "file").read_bytes() == server.content
+    assert "  2 MiB" in get(limit=len(server.files["file"]))
+    assert (tmp_path / "file").read_bytes() == server.files["file"]
 
 
 # ---- verified
@@ -289,11 +235,5 @@ def test_a_published_file_is_fetched_once_and_verified_each_time(server, tmp_pat
 def test_what_is_no_address_is_refused_before_anything_is_asked(address):
     with pytest.raises(InputError, match="is not an address"):
         is_address(address)
-
-
-@pytest.mark.parametrize(
-    "address", ["http://localhost:1/x", "https://a.org/b%20c", "http://[::1]/"]
-)
-def test_addresses(address):
-    assert is_address(address)
-    assert not is_address(f"x{address}")
+    for right in ("http://localhost:1/x", "https://a.org/b%20c", "http://[::1]/"):
+        assert is_address(right) and not is_address(f"x{right}")

@@ -39,7 +39,9 @@ def test_what_is_written_is_read_back(pair):
     np.testing.assert_array_equal(images, IMAGES)
     np.testing.assert_array_equal(labels, LABELS)
     assert images.dtype == labels.dtype == np.uint8
-    assert idx.check_pair(*pair) == (5, 4, 3)
+    assert idx.check_pair(*pair) == idx.check_pair(*pair, size=(4, 3)) == (5, 4, 3)
+    with pytest.raises(InputError, match="images of 4 x 3; expected 28 x 28"):
+        idx.check_pair(*pair, size=(28, 28))
 
 
 BROKEN_IMAGES = {
@@ -57,16 +59,6 @@ BROKEN_IMAGES = {
 }
 
 
-@pytest.mark.parametrize("fault", BROKEN_IMAGES)
-@pytest.mark.parametrize("read", ["read_pair", "check_pair"])
-def test_broken_images_are_refused(tmp_path, suffix, pair, fault, read):
-    content, message = BROKEN_IMAGES[fault]
-    path = store(tmp_path / f"broken{suffix}", content)
-    with pytest.raises(InputError, match=message) as caught:
-        getattr(idx, read)(path, pair[1])
-    assert str(path) in str(caught.value)
-
-
 BROKEN_LABELS = {
     "wrong magic number": (header(2051, 5) + bytes(5), "magic number 2051.*expected 2049"),
     "count too large": (header(2049, 6) + bytes(5), "5.*expected 6"),
@@ -77,13 +69,16 @@ BROKEN_LABELS = {
 }
 
 
-@pytest.mark.parametrize("fault", BROKEN_LABELS)
+@pytest.mark.parametrize(
+    ("place", "fault"), [(0, fault) for fault in BROKEN_IMAGES] + [(1, f) for f in BROKEN_LABELS]
+)
 @pytest.mark.parametrize("read", ["read_pair", "check_pair"])
-def test_broken_labels_are_refused(tmp_path, suffix, pair, fault, read):
-    content, message = BROKEN_LABELS[fault]
+def test_a_broken_file_is_refused(tmp_path, suffix, pair, place, fault, read):
+    content, message = (BROKEN_IMAGES, BROKEN_LABELS)[place][fault]
     path = store(tmp_path / f"broken{suffix}", content)
+    files = (path, pair[1]) if place == 0 else (pair[0], path)
     with pytest.raises(InputError, match=message) as caught:
-        getattr(idx, read)(pair[0], path)
+        getattr(idx, read)(*files)
     assert str(path) in str(caught.value)
 
 
@@ -112,12 +107,6 @@ def test_missing_file_and_folder_are_refused(tmp_path, suffix, read):
     (tmp_path / f"folder{suffix}").mkdir()
     with pytest.raises(InputError, match="directory"):
         read(tmp_path / f"folder{suffix}")
-
-
-def test_size_of_the_images_is_checked_where_it_is_given(pair):
-    assert idx.check_pair(*pair, size=(4, 3)) == (5, 4, 3)
-    with pytest.raises(InputError, match="images of 4 x 3; expected 28 x 28"):
-        idx.check_pair(*pair, size=(28, 28))
 
 
 def test_wrong_labels_are_counted_in_little_memory(tmp_path):

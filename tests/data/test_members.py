@@ -8,7 +8,6 @@ import lzma
 import os
 import tarfile
 import tracemalloc
-import warnings
 import zipfile
 from random import Random
 
@@ -18,7 +17,7 @@ from labkit.data.sources import archives
 from labkit.data.sources.archives import Member
 from labkit.data.sources.members import listed, opened, read, tar_members, unpack
 from labkit.errors import InputError
-from tests.support.data_archives import special, tar
+from tests.support.data_archives import pack, special, tar
 
 NAMES = ("one", "two")
 CONTENT = {"one": b"first" * 1000, "two": b"second" * 1000}
@@ -26,21 +25,8 @@ PACKED = ("zip", "tar", "tar.gz", "tar.xz", "tar.bz2")
 
 
 def make(kind, path, files):
-    """Store (name, content) pairs as a folder or an archive at ``path``; return it."""
-    files = list(files.items()) if isinstance(files, dict) else files
-    if kind == "folder":
-        for name, content in files:
-            target = path / name.replace("../", "up/").lstrip("/")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(content)
-    elif kind == "zip":
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # for a name that is there twice
-            for name, content in files:
-                archive.writestr(name, content)
-    else:
-        path.write_bytes(tar(files, f"w:{kind.partition('.')[2]}"))
-    return path
+    """Store names and contents as a folder or an archive at ``path``; return it."""
+    return pack(kind, path, list(files.items()) if isinstance(files, dict) else files)
 
 
 @pytest.fixture(params=["folder", *PACKED])
@@ -72,6 +58,8 @@ def test_members_at_any_depth_plain_or_gzipped_are_unpacked(tmp_path, out, kind)
     for name in NAMES:
         assert (out / name).read_bytes() == CONTENT[name]
         assert sums[name] == hashlib.sha256(CONTENT[name]).hexdigest()
+    with pytest.raises(FileNotFoundError):  # and nobody calls the archive damaged
+        collect(tmp_path / "source", out / "no folder")
 
 
 @pytest.mark.parametrize("place", ["../../{}", "/tmp/evil/{}", "a/../../../{}"])
@@ -85,19 +73,15 @@ def test_a_member_is_never_written_where_it_asks_to_be(tmp_path, out, kind, plac
     assert after - before == {out / "one", out / "two"}
 
 
-def test_a_link_in_a_tar_is_not_followed(tmp_path, out):
+def test_a_link_in_a_tar_is_not_followed_and_names_spelt_with_a_dot_are_known(tmp_path, out):
     (tmp_path / "secret").write_bytes(b"not yours")
     secret = str(tmp_path / "secret")
-    links = [special("one", tarfile.SYMTYPE, secret), special("two", tarfile.LNKTYPE, secret)]
-    source = make("tar", tmp_path / "a.tar", links)
+    members = [special("one", tarfile.SYMTYPE, secret), special("two", tarfile.LNKTYPE, secret)]
+    source = make("tar", tmp_path / "a.tar", [*members, ("train-images.idx3-ubyte", b"x")])
     with pytest.raises(InputError, match="holds no one, two"):
         collect(source, out)
-
-
-def test_names_spelt_with_a_dot_are_known(tmp_path):
-    make("folder", tmp_path / "source", {"train-images.idx3-ubyte": b"x"})
-    with opened(tmp_path / "source", ["train-images-idx3-ubyte"]) as members:
-        assert members["train-images-idx3-ubyte"].name.endswith("train-images.idx3-ubyte")
+    with opened(source, ["train-images-idx3-ubyte"]) as members:
+        assert read(members["train-images-idx3-ubyte"], 1) == b"x"
 
 
 @pytest.mark.parametrize(
@@ -159,10 +143,8 @@ def test_directories_are_not_listed_and_names_are_clean(tmp_path):
 
 HOSTILE_NAMES = {
     "../one": r"'\.\./one' leaves the folder",
-    "a/../../one": "leaves the folder",
     "/tmp/one": "'/tmp/one' leaves the folder",
     "a\\..\\one": "leaves the folder",
-    "a/o\nne": r"'a/o\\nne' has no usable name",
     "a/\x1b[2Jone": r"'a/\\x1b\[2Jone' has no usable name",
     ".": "has no usable name",
     "fine": "'fine' is there more than once",
@@ -235,22 +217,18 @@ def test_a_hostile_archive_is_refused(tmp_path, fault):
             assert archive.getnames() == ["one"]
 
 
-def test_a_zip_at_the_end_of_a_tar_is_a_member_of_it(tmp_path):
-    inner = make("zip", tmp_path / "inner", CONTENT).read_bytes()
-    outer = make("tar", tmp_path / "outer", {"inner.zip": inner})
-    with listed(outer) as (member,):
-        assert member.name == "inner.zip" and read(member, 1 << 20) == inner
-
-
-def test_a_tar_inside_a_tar_is_read_where_it_lies(tmp_path):
+def test_an_archive_inside_a_tar_is_read_where_it_lies(tmp_path):
+    """A .zip at its end is a member of it, and not what it is."""
     inner = {
         "good.tar": tar(CONTENT.items()),
         "bad.tar": tar(CONTENT.items())[:1000],
         "hostile.tar": tar([("../one", b"1")]),
+        "inner.zip": make("zip", tmp_path / "inner", CONTENT).read_bytes(),
     }
     outer = make("tar", tmp_path / "outer", inner)
     before = sorted(tmp_path.rglob("*"))
-    with listed(outer) as (good, *others):
+    with listed(outer) as (good, *others, last):
+        assert last.name == "inner.zip" and read(last, 1 << 20) == inner["inner.zip"]
         with good.open() as stream, tar_members(stream, good.name) as members:
             assert {member.name: read(member, 1 << 20) for member in members} == CONTENT
         messages = ("bad.tar: .*cut short", r"hostile.tar: member '\.\./one' leaves the folder")
@@ -293,12 +271,6 @@ def test_any_damage_is_bad_input_and_no_traceback(tmp_path, kind):
         except InputError:
             refused += 1
     assert refused > 10
-
-
-def test_a_file_that_cannot_be_written_is_not_called_damaged(tmp_path):
-    with opened(make("tar", tmp_path / "source", CONTENT), NAMES) as members:
-        with pytest.raises(FileNotFoundError):
-            unpack(members["one"], tmp_path / "no folder" / "one", 1 << 20)
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, b"x"])

@@ -110,11 +110,9 @@ def test_the_crop_begins_where_torchvisions_does(side, top):
     cropped = centre_crop(pixels, 224)
     assert cropped.shape == (224, 224, 3) and cropped[0, 0, 0] == top
     assert centre_crop(pixels.transpose(1, 0, 2), 224)[0, 0, 0] == top
-
-
-def test_what_is_smaller_than_the_crop_is_framed_in_black():
-    cropped = centre_crop(np.ones((3, 6, 3), np.uint8), 6)[..., 0]
-    assert cropped.sum(axis=1).tolist() == [0, 6, 6, 6, 0, 0]
+    # What is smaller is framed in black.
+    framed = centre_crop(np.ones((3, 6, 3), np.uint8), 6)[..., 0]
+    assert framed.sum(axis=1).tolist() == [0, 6, 6, 6, 0, 0]
 
 
 def test_pillow_preprocess_is_the_four_steps(large):
@@ -181,14 +179,13 @@ def test_options_reach_both_sides(large):
 
 def test_what_cannot_be_compared_is_refused(tmp_path, large):
     store(tmp_path, {"text.jpg": b"text"})
-    for paths, message in (
-        ([], "paths: expected the paths of image files"),
-        ([tmp_path / "text.jpg"], "text.jpg cannot be read as an image"),
-        ([tmp_path / "absent.jpg"], "absent.jpg cannot be read as an image"),
+    for paths, image_size, message in (
+        ([], 224, "paths: expected the paths of image files"),
+        ([tmp_path / "text.jpg"], 224, "text.jpg cannot be read as an image"),
+        ([tmp_path / "absent.jpg"], 224, "absent.jpg cannot be read as an image"),
+        (large, 0, "image_size: expected"),
     ):
         with pytest.raises(InputError, match=message):
-            preprocessing_differences(paths)
-    with pytest.raises(InputError, match="image_size: expected"):
-        preprocessing_differences(large, image_size=0)
+            preprocessing_differences(paths, image_size)
     with pytest.raises(InputError, match="resize: expected an integer >= "):
         pillow_preprocess(large[0], 32, 10)

@@ -6,14 +6,12 @@ import gzip
 import hashlib
 import os
 import shutil
-import tarfile
-import zipfile
 from pathlib import Path
 
 import pytest
 
 from labkit.errors import InputError
-from tests.support.data_archives import SCRIPTS, load, serve, tree
+from tests.support.data_archives import SCRIPTS, load, pack, served, tree
 from tests.support.data_worlds import Mnist, times, tree_sums, write_mnist
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
@@ -64,14 +62,11 @@ def test_bundled_data_is_prepared_in_the_tutorials_layout(script, mnist):
         assert f"  {path}  {path.stat().st_size} bytes  SHA-256 {known[name]}" in lines
 
 
-def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(script, tmp_path):
-    (tmp_path / "train").mkdir()
-    os.mkfifo(tmp_path / "train" / "train-images-idx3-ubyte")
-    with pytest.raises(InputError, match="train-images-idx3-ubyte is a pipe"):
-        script.prepare(out=tmp_path)
-
-
 def test_a_file_that_cannot_be_read_is_not_replaced(small, tmp_path, monkeypatch):
+    (tmp_path / "pipe" / "train").mkdir(parents=True)
+    os.mkfifo(tmp_path / "pipe" / "train" / "train-images-idx3-ubyte")
+    with pytest.raises(InputError, match="train-images-idx3-ubyte is a pipe"):
+        small.prepare(tmp_path / "pipe")
     out = small.prepare(tmp_path / "out")
     opened = small.script.open_file
 
@@ -105,18 +100,9 @@ def test_other_data_is_never_overwritten(small, mnist, tmp_path):
     ("kind", "suffix"), [("folder", ".gz"), ("zip", ""), ("tar.gz", ""), ("tar", ".gz")]
 )
 def test_own_folders_and_archives_are_taken(small, tmp_path, kind, suffix):
-    source = write_mnist(tmp_path / "data" / "deep", suffix=suffix).parent
-    files, archive = list(source.rglob("*ubyte*")), tmp_path / f"files.{kind}"
-    if kind == "zip":
-        with zipfile.ZipFile(archive, "w") as packed:
-            for path in files:
-                packed.write(path, f"../../{path.name}")
-    elif kind != "folder":
-        with tarfile.open(archive, "w:gz" if kind == "tar.gz" else "w") as packed:
-            for path in files:
-                packed.add(path, f"a/../../{path.name}")
-    lines = []
-    source = source if kind == "folder" else archive
+    files = write_mnist(tmp_path / "data", suffix=suffix).iterdir()
+    placed = [(f"a/../../{path.name}", path.read_bytes()) for path in files]
+    source, lines = pack(kind, tmp_path / f"files.{kind}", placed), []
     out = small.prepare(tmp_path / "x" / "out", source, lines.append)
     assert tree(out) == small.installed()
     assert not (tmp_path / "train-images-idx3-ubyte").exists()
@@ -154,10 +140,14 @@ def test_a_bad_source_is_refused_and_nothing_is_written(small, tmp_path, content
     assert not (tmp_path / "new").exists()
 
 
+def given_sources(script, dataset, **sources):
+    """Let the script take other places for the official sources."""
+    known = script.DATASETS[dataset]
+    script.DATASETS[dataset] = dataclasses.replace(known, sources=known.sources | sources)
+
+
 def test_bundled_files_must_match_to_the_bit(small, tmp_path):
-    known = small.script.DATASETS["mnist"]
-    sources = {"bundled": str(small.source)}
-    small.script.DATASETS["mnist"] = dataclasses.replace(known, sources=sources)
+    given_sources(small.script, "mnist", bundled=str(small.source))
     with pytest.raises(InputError, match="SHA-256 .*; expected ba891046e6505d7a"):
         small.script.prepare(out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -167,15 +157,12 @@ def test_bundled_files_must_match_to_the_bit(small, tmp_path):
 
 
 @pytest.fixture
-def server(small, tmp_path, monkeypatch):
+def server(small, tmp_path):
     """Serves the small set, which the script takes for the official one."""
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
     packed = write_mnist(tmp_path / "served", suffix=".gz")
-    server = serve({path.name: path.read_bytes() for path in packed.iterdir()})
-    small.be_official(server.address)
-    yield server
-    server.shutdown()
-    server.server_close()
+    with served({path.name: path.read_bytes() for path in packed.iterdir()}) as server:
+        small.be_official(server.address)
+        yield server
 
 
 def test_mirrors_and_archives_are_taken_by_their_address(small, server, tmp_path):
@@ -216,8 +203,6 @@ def test_the_packaged_fashion_mnist_is_the_official_one(script, tmp_path):
 
 
 def test_the_package_that_is_not_installed_is_named(script, tmp_path):
-    known = script.DATASETS["fashion-mnist"]
-    sources = known.sources | {"debian": str(tmp_path / "absent")}
-    script.DATASETS["fashion-mnist"] = dataclasses.replace(known, sources=sources)
+    given_sources(script, "fashion-mnist", debian=str(tmp_path / "absent"))
     with pytest.raises(InputError, match="apt-get install dataset-fashion-mnist"):
         script.prepare("fashion-mnist", "debian", tmp_path / "out")

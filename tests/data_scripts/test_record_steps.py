@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from labkit.migration import recorded, rule  # noqa: E402
-from labkit.migration.torch_trace import torch_trace  # noqa: E402
 from tests.support.data_archives import SCRIPTS, load  # noqa: E402
 
 # float64 sums in another order: 5e-15 measured with one thread instead of two.
@@ -24,7 +23,7 @@ def script():
 
 @pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
 def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch, depth):
-    """All but the ten losses, which take longest."""
+    """All but the ten losses, which take longest; the first is that of the step."""
     name = f"resnet{depth}"
     shipped, shipped_settings = recorded.load(name), recorded.settings(name)
     assert script.main.__defaults__ == ((18, 50),)
@@ -35,6 +34,7 @@ def test_shipped_steps_are_what_the_script_records(script, tmp_path, monkeypatch
     today, settings = recorded.load(name), recorded.settings(name)
     losses = shipped_settings.pop("losses")
     assert len(losses) == 10 and len(settings.pop("losses")) == 1
+    assert losses[0] == pytest.approx(float(today.stages["loss"]["loss"].kept.item()), rel=SAME)
     assert settings == shipped_settings
     assert_same(today, shipped)
 
@@ -68,19 +68,27 @@ def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path,
     assert ast.dump(shown) == ast.dump(used)
     shipped, shipped_settings = recorded.load("tiny"), recorded.settings("tiny")
     monkeypatch.setattr(recorded, "FOLDER", tmp_path / "steps")
+    build = script.build_tiny
+
+    def with_old_gradients():
+        module, *rest = build()
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)  # left over from somewhere
+        return module, *rest
+
+    monkeypatch.setattr(script, "build_tiny", with_old_gradients)
     script.main([])
     assert_same(recorded.load("tiny"), shipped)
     for name, expected in shipped_settings.items():
         np.testing.assert_allclose(recorded.settings("tiny")[name], expected, rtol=SAME)
 
 
-@pytest.mark.parametrize("depth", [18, pytest.param(50, marks=pytest.mark.slow)])
-def test_shipped_losses_are_those_of_the_script(script, monkeypatch, depth):
+def test_shipped_losses_are_those_of_the_script(script, monkeypatch):
     """The first two; all ten are held against MindSpore in tests/migration/test_trace.py."""
     rates = script.SETTINGS["learning_rates_of_losses"][:2]
     monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
-    actual = script.losses(*script.build(depth))
-    expected = recorded.settings(f"resnet{depth}")["losses"][:2]
+    actual = script.losses(*script.build(18))
+    expected = recorded.settings("resnet18")["losses"][:2]
     np.testing.assert_allclose(actual, expected, rtol=SAME)
     assert abs(expected[0] - expected[1]) > 1e-5
 
@@ -104,52 +112,3 @@ def test_the_step_is_recorded_in_float64_with_the_settings_it_names(script):
     expected = rule.state({n: v.shape for n, v in module.state_dict().items()})
     for name, value in module.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), expected[name])
-
-
-def test_each_loss_is_of_its_learning_rate(script, monkeypatch):
-    """By hand: v <- 0.9 v + grad, w <- w - rate v."""
-    rates = [0.5, 0.25, 0.125]
-    monkeypatch.setitem(script.SETTINGS, "learning_rates_of_losses", rates)
-    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 2)).double()
-    images, labels = np.ones((2, 3, 1, 1)), np.array([0, 1])
-    images[1] = -0.5
-    optimizer = torch.optim.SGD(module.parameters(), lr=99.0, momentum=0.9)
-    loss_fn = torch.nn.CrossEntropyLoss()
-    x = torch.from_numpy(images).flatten(1)
-    weights = [p.detach().clone() for p in module[1].parameters()]
-    speeds, expected = [torch.zeros_like(w) for w in weights], []
-    for rate in rates:
-        weights = [w.requires_grad_() for w in weights]
-        loss = loss_fn(x @ weights[0].T + weights[1], torch.from_numpy(labels))
-        expected.append(loss.item())
-        gradients = torch.autograd.grad(loss, weights)
-        speeds = [0.9 * v + g for v, g in zip(speeds, gradients, strict=True)]
-        weights = [(w - rate * v).detach() for w, v in zip(weights, speeds, strict=True)]
-    actual = script.losses(module, loss_fn, optimizer, images, labels)
-    assert module.training and actual == pytest.approx(expected, rel=1e-12)
-
-
-def test_a_trace_in_pytorch_is_the_step_by_hand(script):
-    module, loss_fn, optimizer, images, labels = script.build(18)
-    for parameter in module.parameters():
-        parameter.grad = torch.ones_like(parameter)  # left over from somewhere
-    trace = torch_trace(module, loss_fn, optimizer, images, labels)
-    other, loss_fn, optimizer, images, labels = script.build(18)
-    other.train()
-    loss = loss_fn(other(torch.from_numpy(images).double()), torch.from_numpy(labels).long())
-    loss.backward()
-    assert float(trace.stages["loss"]["loss"]) == loss.item()
-    rate, decay = script.SETTINGS["learning_rates"][0], script.SETTINGS["weight_decay"]
-    for name, parameter in other.named_parameters():
-        gradient = parameter.grad.numpy()
-        np.testing.assert_array_equal(trace.stages["gradients"][name], gradient)
-        before = trace.stages["weights"][name]
-        step = -rate * (gradient + (decay * before if parameter.ndim > 1 else 0))
-        np.testing.assert_allclose(trace.stages["update"][name], step, rtol=1e-6, atol=1e-14)
-    for name, value in trace.stages["statistics"].items():
-        np.testing.assert_array_equal(value, other.state_dict()[name].numpy())
-    # In the order of the calls, before a ReLU works in place: values of both signs.
-    forward = trace.stages["forward"]
-    assert list(forward)[:4] == ["conv1", "bn1", "relu", "maxpool"]
-    assert forward["bn1"].min() < 0 == forward["relu"].min()
-    assert "layer1.0.relu#2" in forward

@@ -19,45 +19,36 @@ def environment(monkeypatch, runtime):
     return monkeypatch
 
 
-def test_alone():
-    assert cluster.ranks_started() == 1 and cluster.rank_and_size() == (0, 1)
-    assert not cluster.joined()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_environment_says_how_many(environment, name):
-    environment.setenv(name, "8")
-    assert cluster.ranks_started() == 8
-
-
-def test_rank_size_comes_first_and_an_empty_one_says_nothing(environment):
-    environment.setenv("RANK_SIZE", "")
-    environment.setenv("MS_WORKER_NUM", "2")
-    assert cluster.ranks_started() == 2
-    environment.setenv("RANK_SIZE", "4")
-    assert cluster.ranks_started() == 4
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "two", "1.5", "²"])
-def test_a_number_of_ranks_that_is_none(environment, text):
-    environment.setenv("RANK_SIZE", text)
-    with pytest.raises(InputError, match="RANK_SIZE="):
-        cluster.ranks_started()
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, 1),
+        *(({name: "8"}, 8) for name in NAMES),
+        ({"RANK_SIZE": "", "MS_WORKER_NUM": "2"}, 2),
+        ({"RANK_SIZE": "4", "MS_WORKER_NUM": "2"}, 4),
+    ],
+)
+def test_the_environment_says_how_many(environment, variables, expected):
+    for name, text in variables.items():
+        environment.setenv(name, text)
+    assert cluster.ranks_started() == expected
+    for text in ("0", "-1", "two", "1.5", "²"):
+        environment.setenv("RANK_SIZE", text)
+        with pytest.raises(InputError, match="RANK_SIZE="):
+            cluster.ranks_started()
 
 
 def test_one_rank_agrees_and_holds_its_own():
+    assert cluster.rank_and_size() == (0, 1) and not cluster.joined()
     cluster.agree(anything=1)
     np.testing.assert_array_equal(cluster.gather([1.5, -0.0]), [[1.5, -0.0]])
     cell = network(norm=True)
     before = cluster.digest(cell)
     cluster.take_from_first(cell.get_parameters())
     assert cluster.digest(cell) == before
-
-
-@pytest.mark.parametrize("values", [[], [[1.0]]])
-def test_what_cannot_be_gathered(values):
-    with pytest.raises(InputError, match="expected"):
-        cluster.gather(values)
+    for values in ([], [[1.0]]):
+        with pytest.raises(InputError, match="expected"):
+            cluster.gather(values)
 
 
 def test_a_digest_tells_one_bit_and_one_name():
@@ -94,14 +85,6 @@ class TestStart:
         finally:
             ms.reset_auto_parallel_context()
 
-    def test_what_it_joins_is_in_what_it_returns(self, environment, capsys):
-        environment.setenv("RANK_SIZE", "2")
-        environment.setattr("mindspore.communication.init", lambda: None)
-        environment.setattr(cluster, "rank_and_size", lambda: (1, 2))
-        started = runtime.start("CPU", distribute=True)
-        assert (started.rank, started.ranks) == (1, 2)
-        assert capsys.readouterr().out.endswith(", rank 1 of 2\n")
-
     @pytest.mark.parametrize(
         ("ranks", "rank", "expected"),
         [
@@ -126,7 +109,8 @@ class TestStart:
         environment.setenv("LOCAL_WORLD_SIZE", str(ranks))
         environment.setenv("DEVICE_ID", str(rank))
         started = runtime.start("CPU", distribute=True)
-        assert started.cores == expected and kept == [set(expected)][: len(expected)]
+        assert (started.rank, started.ranks, started.cores) == (1, 2, expected)
+        assert kept == [set(expected)][: len(expected)]
         said = f" on core {', '.join(map(str, expected))}" if expected else ""
         assert capsys.readouterr().out.endswith(f", rank 1 of 2{said}\n")
         environment.setattr(cluster, "joined", lambda: True)  # a share is not divided again
@@ -143,10 +127,7 @@ class TestStart:
         environment.setattr("mindspore.set_device", lambda *given: calls.append(given))
         runtime.start(device)
         assert calls == [expected]
-
-    def test_a_number_that_is_none(self, environment):
         environment.setenv("DEVICE_ID", "first")
-        environment.setattr(runtime, "available_devices", lambda: ("Ascend", "CPU"))
         with pytest.raises(InputError, match="DEVICE_ID='first'"):
             runtime.start("Ascend")
 

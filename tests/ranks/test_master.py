@@ -105,7 +105,7 @@ WATCH = """
 import sys, time
 from labkit.ranks import master as masters
 masters._PROBE, masters._AGAIN = 1, 0.1
-master = masters.Master(sys.argv[1], 8118, 3)
+master = masters.Master(sys.argv[1], 8118, 2)
 until = time.monotonic() + 30
 while not master.gone() and time.monotonic() < until:
     before = master._connected
@@ -134,7 +134,7 @@ def test_a_cable_that_is_pulled_is_noticed_and_a_scheduler_that_stands_still_is_
         try:
             assert client.stdout.readline() == "connected\n"
             server.send_signal(signal.SIGSTOP)
-            time.sleep(6)  # twice the silence
+            time.sleep(4)  # twice the silence
             assert client.poll() is None
             nodes.cut(0)
             began = time.monotonic()

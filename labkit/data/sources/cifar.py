@@ -7,7 +7,7 @@ Source: A. Krizhevsky, https://www.cs.toronto.edu/~kriz/cifar.html, "Binary vers
 """
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
@@ -25,6 +25,8 @@ MAX_PNG = 3200  # bytes; an image of pure noise makes 3172
 MAX_IMAGE = 1 << 16  # bytes; of an image of one's own
 MAX_OWN = 1 << 30  # bytes; of all of them: they are held in memory
 
+# Of one file: labels (n,) uint8 and images (n, 32, 32, 3) uint8.
+Batch = tuple[np.ndarray, np.ndarray]
 # (split, class) -> (file name, content) of each image.
 Images = dict[tuple[str, str], Iterable[tuple[str, bytes]]]
 
@@ -55,41 +57,25 @@ class Dataset:
     classes: tuple[str, ...] = field(repr=False)
     label_bytes: int = 1
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The files of the archive that are read."""
+        return (self.names, *(name for names in self.files.values() for name in names))
+
     def per_class(self, split: str) -> int:
         """Return how many images of ``split`` each class has."""
         return len(self.files[split]) * self.records[split] // len(self.classes)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The records of one file: its name, labels (n,) uint8 and images (n, 32, 32, 3) uint8."""
-
-    name: str
-    labels: np.ndarray
-    images: np.ndarray
-
-
-def images_of_records(known: Dataset, members: list[Member], where: str) -> Images:
-    """Return the images of every class as PNG, read from the .bin files among ``members``."""
-    by_name = {PurePosixPath(member.name).name: member for member in members}
-    wanted = [name for files in known.files.values() for name in files]
-    held = [PurePosixPath(member.name).name for member in members]
-    twice = [name for name in (*wanted, known.names) if held.count(name) > 1]
-    if twice:
-        raise InputError(f"{where} holds {twice[0]} more than once; expected it once")
-    missing = [name for name in (*wanted, known.names) if name not in by_name]
-    if missing:
-        raise InputError(f"{where} holds no {', '.join(missing)}; expected {known.archive.name}")
-    names = tuple(read(by_name[known.names], MAX_IMAGE).decode("utf-8", "replace").split())
+def images_of_records(known: Dataset, members: Mapping[str, Member], where: str) -> Images:
+    """Return the images of every class as PNG, read from ``members``, those of ``known``."""
+    names = tuple(read(members[known.names], MAX_IMAGE).decode("utf-8", "replace").split())
     if names != known.classes:
         raise InputError(f"{where}: {known.names} names other classes than {known.title} has")
     images: Images = {}
     for split, files in known.files.items():
-        batches = [
-            read_batch(by_name[file], known.records[split], len(names), known.label_bytes)
-            for file in files
-        ]
-        labels = np.concatenate([batch.labels for batch in batches])
+        batches = {file: _read_batch(known, members[file], known.records[split]) for file in files}
+        labels = np.concatenate([labels for labels, _ in batches.values()])
         counts = np.bincount(labels, minlength=len(names))
         for label, name in enumerate(names):
             if counts[label] != known.per_class(split):
@@ -97,7 +83,7 @@ def images_of_records(known: Dataset, members: list[Member], where: str) -> Imag
                     f"{where}: {counts[label]} images of {name} in {split}; expected "
                     f"{known.per_class(split)}"
                 )
-            images[split, name] = as_png(batches, label)
+            images[split, name] = _as_png(batches, label)
     return images
 
 
@@ -120,7 +106,7 @@ def images_of_files(known: Dataset, members: list[Member], where: str) -> Images
                 f"with the {len(known.classes)} classes of {known.title}.{hint}"
             )
         content = read(member, MAX_IMAGE)
-        check_image(content, f"{where}: member {member.name!r}")
+        _check_image(content, f"{where}: member {member.name!r}")
         images[split, name].append((file, content))
     empty = ["/".join(key) for key, files in images.items() if not files]
     if empty:
@@ -128,42 +114,35 @@ def images_of_files(known: Dataset, members: list[Member], where: str) -> Images
     return dict(images)
 
 
-def read_batch(member: Member, records: int, classes: int, label_bytes: int = 1) -> Batch:
-    """Read a file that must hold so many ``records`` with labels below ``classes``.
-
-    The label is the last of the ``label_bytes``.
-
-    Raises:
-        InputError: when the file has another length, or a label is no class.
-    """
-    length = label_bytes + PIXELS
+def _read_batch(known: Dataset, member: Member, records: int) -> Batch:
+    """Read a file that must hold so many ``records`` with labels that are classes."""
+    length = known.label_bytes + PIXELS
     content = read(member, records * length)
     if len(content) != records * length:
         raise InputError(f"{member.name}: {len(content)} bytes; expected {records * length}")
     rows = np.frombuffer(content, np.uint8).reshape(-1, length)
-    labels = rows[:, label_bytes - 1]
-    if labels.max() >= classes:
+    labels = rows[:, known.label_bytes - 1]
+    if labels.max() >= len(known.classes):
         raise InputError(
             f"{member.name}: label {labels.max()} at record {labels.argmax()}; expected 0 to "
-            f"{classes - 1}"
+            f"{len(known.classes) - 1}"
         )
-    images = rows[:, label_bytes:].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
-    return Batch(PurePosixPath(member.name).stem, labels, images)
+    return labels, rows[:, known.label_bytes :].reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1)
 
 
-def as_png(batches: Iterable[Batch], label: int) -> Iterator[tuple[str, bytes]]:
+def _as_png(batches: Mapping[str, Batch], label: int) -> Iterator[tuple[str, bytes]]:
     """Yield (file name, PNG) of each image with ``label``: `data_batch_1_00029.png` is number 29.
 
     PNG keeps every pixel. The names sort in the order of the images.
     """
-    for batch in batches:
-        for index in np.flatnonzero(batch.labels == label):
+    for file, (labels, images) in batches.items():
+        for index in np.flatnonzero(labels == label):
             packed = io.BytesIO()
-            Image.fromarray(np.ascontiguousarray(batch.images[index])).save(packed, "PNG")
-            yield f"{batch.name}_{index:05d}.png", packed.getvalue()
+            Image.fromarray(np.ascontiguousarray(images[index])).save(packed, "PNG")
+            yield f"{file.removesuffix('.bin')}_{index:05d}.png", packed.getvalue()
 
 
-def check_image(content: bytes, label: str) -> None:
+def _check_image(content: bytes, label: str) -> None:
     """Raise ``InputError``, which begins with ``label``, unless ``content`` is a whole image.
 
     That is a JPEG or PNG of 32 x 32 pixels in RGB that can be decoded to its end.

@@ -191,12 +191,7 @@ class ClassFolders:
             "names": self.names,
             "classes": {name: asdict(record) for name, record in sorted(self.records.items())},
         }
-        write_manifest(self.out, known)
-
-
-def write_manifest(folder: Path, known: dict) -> None:
-    """Write what is known of a data set into its folder."""
-    write_json(folder / MANIFEST, known, "the manifest")
+        write_json(self.out / MANIFEST, known, "the manifest")
 
 
 def _called(title: str, official: bool) -> str:

@@ -216,36 +216,31 @@ class _Transfer:
             known = {}
         if known and known["size"] == str(have):
             return None
-        ranged = bool(known.get("version"))
+        version = known.get("version")
+        ranges = {"Range": f"bytes={have}-", "If-Range": version} if version else {}
+        request = urllib.request.Request(self.address, headers=_HEADERS | ranges)
         try:
-            answer = self._ask(have, known["version"] if ranged else None)
+            answer = urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
-            if error.code != 416 or not ranged:
+            if error.code != 416 or not version:
                 raise
             # The file has become shorter than what is here.
             error.close()
-            return self._begin_again()
+            self.file.truncate(0)
+            return self.resume()
         with answer:
             if answer.status != 206:
                 have, known = 0, self._begin(answer)
-            elif not ranged:
+            elif not version:
                 raise http.client.HTTPException("the server sent a part; expected the whole file")
             elif not _follows(answer, have, known):
-                return self._begin_again()
+                self.file.truncate(0)
+                return self.resume()
             else:
                 self.say(f"  continued after {have} bytes")
             have = self._receive(answer, have, known["size"])
         if known["size"] is not None and known["size"] != str(have):
             raise http.client.HTTPException(f"received {have} bytes; expected {known['size']}")
-
-    def _ask(self, have: int, version: str | None) -> http.client.HTTPResponse:
-        ranges = {"Range": f"bytes={have}-", "If-Range": version} if version else {}
-        request = urllib.request.Request(self.address, headers=_HEADERS | ranges)
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
-
-    def _begin_again(self) -> None:
-        self.file.truncate(0)
-        return self.resume()
 
     def _begin(self, answer: http.client.HTTPResponse) -> dict:
         """Forget what is here, and note which version of the file begins."""

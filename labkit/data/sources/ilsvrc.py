@@ -132,19 +132,16 @@ def val_images(members: Iterable[Member], label: str, images: int) -> list[Membe
         InputError: when a member has another name, or a number is missing; the message begins with
             ``label``.
     """
-    by_number = {}
-    for member in members:
-        number = re.fullmatch(r"ILSVRC2012_val_(\d{8})\.JPEG", member.name, re.ASCII)
-        if not number or not 1 <= int(number[1]) <= images:
-            raise InputError(
-                f"{label}: member {member.name!r}; expected ILSVRC2012_val_00000001.JPEG to "
-                f"ILSVRC2012_val_{images:08d}.JPEG"
-            )
-        by_number[int(number[1])] = member
-    missing = next((number for number in range(1, images + 1) if number not in by_number), None)
-    if missing:
-        raise InputError(f"{label} holds no ILSVRC2012_val_{missing:08d}.JPEG")
-    return [by_number[number] for number in range(1, images + 1)]
+    names = [f"ILSVRC2012_val_{number:08d}.JPEG" for number in range(1, images + 1)]
+    by_name = {member.name: member for member in members}
+    known = set(names)
+    for name in by_name:
+        if name not in known:
+            raise InputError(f"{label}: member {name!r}; expected {names[0]} to {names[-1]}")
+    for name in names:
+        if name not in by_name:
+            raise InputError(f"{label} holds no {name}")
+    return [by_name[name] for name in names]
 
 
 def read_image(member: Member) -> bytes:
