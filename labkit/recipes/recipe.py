@@ -203,7 +203,13 @@ class _Training:
         network = recipe.parts.build_network(config)
         micro_batches = train_set.get_dataset_size()
         step = recipe.build_step(config, network, micro_batches)
-        self._agree(network, micro_batches)
+        cluster.agree(
+            config=config,
+            classes=self.classes,
+            steps=micro_batches,
+            weights=cluster.digest(network),
+            checkpoint=run_folder.newest(self.folder) if self.resume else None,
+        )
         if self.rank == 0:
             images = config.batch_size * step.micro_batches * self.ranks
             print(f"labkit: {self.name} into {self.folder}, {images} images in an update")
@@ -219,15 +225,6 @@ class _Training:
             if self.rank == 0 and result is not None:
                 print(f"labkit: {summary(result)}", flush=True)
         return Trained(self.folder, records, result)
-
-    def _agree(self, network: nn.Cell, micro_batches: int) -> None:
-        cluster.agree(
-            config=self.config,
-            classes=self.classes,
-            steps=micro_batches,
-            weights=cluster.digest(network),
-            checkpoint=run_folder.newest(self.folder) if self.resume else None,
-        )
 
     def _callbacks(self, network: nn.Cell, micro_batches: int) -> list[Callback]:
         """Return what the training calls: who writes describes the run folder."""

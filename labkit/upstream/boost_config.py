@@ -71,18 +71,21 @@ SECTIONS: Mapping[str, Mapping[str, Callable[[str, Any], Any]]] = {
         "timeout": partial(arguments.number, above=0),
     },
 }
-_DIM_REDUCE = {
-    "rho": 0.55,
-    "gamma": 0.9,
-    "alpha": 0.001,
-    "sigma": 0.4,
-    "n_components": 32,
-    "pca_mat_path": None,
-    "weight_load_dir": None,
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "less_bn": {"fn_flag": True, "gc_flag": True},
+    "grad_freeze": {"freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536},
+    "dim_reduce": {
+        "rho": 0.55,
+        "gamma": 0.9,
+        "alpha": 0.001,
+        "sigma": 0.4,
+        "n_components": 32,
+        "pca_mat_path": None,
+        "weight_load_dir": None,
+    },
 }
 # The tutorials' names, and MindSpore's of today.
 OLD_NAMES = {"device_num": "device_number", "n_component": "n_components"}
-_GRAD_FREEZE = {"freeze_type": 1, "freeze_p": 0.7, "total_steps": 65536}
 # What has no meaning here though its function is on, and why.
 _MEANINGLESS = {
     "timeout": "no rank waits for a file",
@@ -279,14 +282,10 @@ def _values(
                 )
             else:
                 values[name] = value
-    if "dim_reduce" in on:
-        values = _DIM_REDUCE | values
-    if "less_bn" in on:
-        values = {"fn_flag": True} | values
-        if values.pop("gc_flag", True):  # MindSpore's default
-            unused.append("gc_flag (gradients are not centralised)")
-    if "grad_freeze" in on:
-        values = _GRAD_FREEZE | values
+    for function in on:
+        values = {**_DEFAULTS.get(function, {}), **values}
+    if values.pop("gc_flag", False):
+        unused.append("gc_flag (gradients are not centralised)")
     if "grad_accumulation" in on and "grad_accumulation_step" not in values:
         raise InputError(
             "grad_accumulation is True and grad_accumulation_step was not given; expected an "

@@ -71,16 +71,16 @@ def with_group_norm(run, out):
     """All recipes, with a normalisation that does not look at the other images of a batch."""
     run.train("micro", settings("resnet50", out / "micro", batch_size=5, micro_steps=2))
     run.train("thor", settings("thor", out), "thor")
-    adasum = settings("adasum", out, workers=1)
+    adasum = settings("adasum", out, workers=1, layout="run")
     result = run.train("adasum", adasum, "adasum")
     newest(result.folder).unlink()
     run.train("adasum resumed", adasum, "adasum", resume=True)
-    servers = settings("adasum", out / "none", workers=1, node_size=8)
+    servers = settings("adasum", out / "none", workers=1, node_size=8, layout="run")
     run.refused("servers", run.train, "servers", servers, "adasum")
     # A step an epoch: five epochs for five snapshots.
     epochs = {"epoch_size": 5, "total_epochs": 6, "snapshots_per_epoch": 1}
     for name, changed in (("subspace_stage_1", epochs), ("subspace_stage_2", {})):
-        run.train(name, settings(name, out, **changed), name)
+        run.train(name, settings(name, out, **changed, layout="run"), name)
 
 
 def main(data, out):

@@ -6,13 +6,19 @@ import shutil
 import subprocess
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
+from mindspore import load_checkpoint, load_param_into_net, nn
+from mindspore.train import Model
 
 from labkit.errors import InputError
+from labkit.nets import resnet
+from labkit.recipes import plan, resnet50_parts
 from labkit.recipes.recipe import Recipe
-from labkit.training import checkpoint
-from tests.support.recipes import NAMES, SETTINGS, newest, recipe, settings
+from labkit.steps.accumulation import AccumulatedStep
+from labkit.training.records import read_records
+from tests.support.recipes import NAMES, SETTINGS, arrays, newest, rates_of, recipe, settings
 from tests.support.step_cells import assert_bit_equal
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -30,21 +36,20 @@ LOSS = {
 }
 
 
-def state(path):
-    """What a checkpoint holds, but for the position."""
-    values = checkpoint.read(path)
-    return {key: value for key, value in values.items() if not key.startswith("labkit")}
-
-
 @of_every_recipe
-def test_the_run_folder_says_what_was_trained(trained, name):
+def test_the_run_folder_says_what_was_trained(trained, data, name):
     out = trained(name).out
     config = json.loads((out / name / "config.json").read_text())
     expected = json.loads(json.dumps(vars(settings(name, out))))
     assert config == expected | {"class_num": expected["class_num"] or 10}
     assert json.loads((out / name / "classes.json").read_text()) == list("0123456789")
-    rows = (out / name / "records.csv").read_text().splitlines()
-    assert len(rows) == 1 + expected["epoch_size"] * UPDATES[name]
+    rows = read_records(out / name / "records.csv").rows
+    long_enough = {"measured": out / name} if len(rows) >= 5 else {}
+    planned = plan.make(
+        recipe(name).RECIPE, settings(name, out), 1, dataset_path=data, **long_enough
+    )
+    assert len(rows) == expected["epoch_size"] * UPDATES[name] == planned["steps"]["updates_in_all"]
+    assert planned["hours"] is None or planned["hours"] > 0
     kept = min(expected["keep_checkpoint_max"], expected["epoch_size"])
     assert len(list((out / name / "checkpoint").iterdir())) == kept
 
@@ -77,14 +82,14 @@ def test_a_resumed_training_is_the_uninterrupted_one(trained, data, tmp_path, na
     # The run folder says where the first stage was; it has moved with it.
     path = tmp_path / name / "config.json"
     path.write_text(path.read_text().replace(str(out), str(tmp_path)))
-    whole = state(newest(tmp_path / name))
+    whole = arrays(newest(tmp_path / name))
     newest(tmp_path / name).unlink()
     last = 4 * SETTINGS[name]["epoch_size"]
     changed = {"save_checkpoint_steps": last - 1, "keep_checkpoint_max": 9}
     config = settings(name, tmp_path, save_checkpoint_epochs=2, **changed)
     result = recipe(name).train(config, data, device="CPU", resume=True)
     assert len(result.records) == SETTINGS[name]["epoch_size"] * UPDATES[name]
-    assert_bit_equal(state(newest(tmp_path / name)), whole)
+    assert_bit_equal(arrays(newest(tmp_path / name)), whole)
     steps = [int(each.stem[-9:]) for each in (tmp_path / name / "checkpoint").iterdir()]
     assert sorted(steps)[-3:] == [last - 4, last - 1, last]
     assert json.loads(path.read_text())["keep_checkpoint_max"] == 9
@@ -104,10 +109,18 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
 
 @pytest.mark.parametrize("name", ["accumulation", "thor"])
 def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, tmp_path, name):
-    config = settings(name, tmp_path, precision="O2", epoch_size=1)
+    """THOR's in its tutorial's layout."""
+    layout, run = "documents" if name == "thor" else "run", tmp_path / name
+    config = settings(name, tmp_path, precision="O2", epoch_size=1, layout=layout)
     evaluation = recipe(name).train(config, data, device="CPU").evaluation
-    path = newest(tmp_path / name)
-    assert recipe(name).evaluate_checkpoint(config, data, path, device="CPU") == evaluation
+    paths = [newest(run)]
+    if name == "thor":
+        folder = run / "train_parallel0"
+        assert {path.name for path in folder.iterdir()} == {"ckpt_0", "env.log", "train.log"}
+        assert not (run / "ckpt_0").exists()
+        paths.append(folder / "ckpt_0/resnet-1_4.ckpt")
+    for path in paths:
+        assert recipe(name).evaluate_checkpoint(config, data, path, device="CPU") == evaluation
 
 
 def test_an_image_is_predicted_by_the_names_of_the_classes(trained, data, capsys):
@@ -147,6 +160,40 @@ def test_the_loss_of_other_data_is_plain_cross_entropy(trained, data, capsys):
     assert losses[0] != losses[1] == losses[2]
 
 
+def test_thors_checkpoints_and_evaluation_are_the_tutorials(trained, data, capsys):
+    """RUN/ckpt_0, which MindSpore's own callback writes, and the tutorial's eval.py:
+    load_checkpoint, load_param_into_net, Model.eval."""
+    out, printed = trained("thor").out, trained("thor").printed
+    names = sorted(path.name for path in (out / "thor/ckpt_0").glob("*.ckpt"))
+    assert names == ["resnet-1_4.ckpt", "resnet-2_4.ckpt"]
+    path = str(out / "thor/ckpt_0" / names[1])
+    network = resnet.resnet(18, 12)
+    missing, _ = load_param_into_net(network, load_checkpoint(path))
+    assert missing == []
+    network.set_train(False)
+    config = settings("thor", out)
+    _, val_set, _ = resnet50_parts.datasets(config, data, 0, 1, only_evaluate=True)
+    metrics = {"top_1_accuracy", "top_5_accuracy"}
+    model = Model(network, metrics=metrics, loss_fn=resnet50_parts.build_loss(config))
+    ours = recipe("thor").evaluate_checkpoint(config, data, path, device="CPU")
+    for name, value in model.eval(val_set).items():
+        assert ours[name] == pytest.approx(value)
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("result:")]
+    number = r"([01]\.\d+)"
+    form = rf"result: {{'top_5_accuracy': {number}, 'top_1_accuracy': {number}}} ckpt={path}"
+    top_5, top_1 = map(float, re.fullmatch(form, line).groups())
+    assert f"labkit: top_1_accuracy {top_1:.4f}, top_5_accuracy {top_5:.4f}" in printed
+
+
+def test_adasums_line_records_and_log(trained):
+    out, printed = trained("adasum").out, trained("adasum").printed
+    assert "labkit: adasum over 2 workers (2 virtual), on updates, by layer" in printed
+    assert read_records(out / "adasum/records.csv").column("images") == [20] * 4
+    folder = out / "adasum/device0"
+    assert {path.name for path in folder.iterdir()} == {"env.log", "train.log"}
+    assert "epoch: 2 step: 2 loss is " in (folder / "train.log").read_text()
+
+
 @of_every_recipe
 def test_an_earlier_training_is_never_overwritten(trained, data, name):
     out = trained(name).out
@@ -154,6 +201,42 @@ def test_an_earlier_training_is_never_overwritten(trained, data, name):
     with pytest.raises(InputError, match="holds (snapshots of )?an earlier training"):
         recipe(name).train(settings(name, out, seed=7), data, device="CPU")
     assert {p: p.read_bytes() for p in (out / name).rglob("*") if p.is_file()} == before
+
+
+def built(name, micro_batches, **changed):
+    """The step of a recipe."""
+    config = settings(name, Path("none"), class_num=10, **changed)
+    network = resnet50_parts.build_network(config)
+    return recipe(name).build_step(config, network, micro_batches)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "subspace_stage_2"])
+def test_optimizer_and_options_are_those_of_the_settings(name):
+    """Weight decay is of weights alone, but in THOR's tutorial, whose filter leaves none out."""
+    given = dict(momentum=0.5, weight_decay=0.25)
+    if name != "resnet50":
+        given |= dict(loss_scale=64, precision="O2")
+    step = built(name, 3, micro_steps=1, **given)
+    optimizer = step.optimizer
+    assert isinstance(optimizer, nn.Momentum) and float(optimizer.momentum.asnumpy()) == 0.5
+    trained = [p.name for p in step.gradient.loss_net.network.trainable_params()]
+    assert [p.name for p in optimizer.parameters] == trained
+    for parameter, decay in zip(optimizer.parameters, optimizer.weight_decay, strict=True):
+        decays = parameter.ndim > 1 or name == "thor"
+        assert float(decay.asnumpy()) == (0.25 if decays else 0.0), parameter.name
+    if name != "resnet50":
+        assert float(step.gradient.loss_scale.asnumpy()) == 64 and step.gradient.checked
+        assert step.settings["precision"] == "'O2'"
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs"), [("resnet50", 3), ("thor", 3), ("subspace_stage_1", 4)]
+)
+def test_a_schedule_counts_updates(name, epochs):
+    with pytest.warns(UserWarning, match="BatchNorm"):
+        step = built(name, 9, micro_steps=4)
+    assert type(step) is AccumulatedStep
+    assert rates_of(step).shape == (epochs * 3,)
 
 
 def test_mindspore_is_not_there_before_labkit_has_started():

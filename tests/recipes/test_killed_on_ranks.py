@@ -1,13 +1,28 @@
 """A recipe's command, one of whose ranks is ended from outside."""
 
+import os
 import re
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
-from tests.support.killed_recipe import Training
+from tests.support.living import MARK, marked, wait_until
+from tests.support.trainings import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
+
+# An epoch takes about a second: enough are left when the first checkpoint is seen.
+SMALL = (
+    "--ranks 2 --depth 18 --image_size 32 --batch_size 4 --epoch_size 8 --device_target CPU "
+    "--num_parallel_workers 1 --save_checkpoint_epochs 1 --save_checkpoint_path run"
+).split()
+OF_RECIPE = {
+    "adasum": "--node_size 1 --warmup_epochs 1 --lr_max 0.02 --loss_scale 1 --precision O0".split(),
+    "resnet50": ["--lr", "0.02"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -16,11 +31,43 @@ def data(digits):
     return digits(30, 10)
 
 
-@pytest.mark.parametrize("name", ["adasum", "resnet50"])
+@pytest.mark.parametrize("name", OF_RECIPE)
 def test_a_rank_that_is_ended_by_sigterm_is_named(data, tmp_path, name):
-    training = Training(tmp_path / "run", name, data, ranks=2)
-    assert training.ended_by(signal.SIGTERM, rank=1) == 1
-    said = training.said()
+    """After a first checkpoint."""
+    command = [sys.executable, "-P", "-m", "labkit.recipes", "train", name, "--data_path", data]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*map(str, command), *SMALL, *OF_RECIPE[name]],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT), MARK: str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        saved = (tmp_path / "run").rglob
+        wait_until(lambda: [*saved("checkpoint/step-*")] or process.poll() is not None, 300)
+        assert process.poll() is None, (tmp_path / "log").read_text(errors="replace")
+        worker(process.pid, rank=1).send_signal(signal.SIGTERM)
+        assert process.wait(60) == 1
+    finally:
+        process.kill()
+        process.wait()
+    # The guard of a command that was killed ends its ranks.
+    wait_until(lambda: not marked(tmp_path), 30)
+    said = (tmp_path / "log").read_text(errors="replace")
     assert f"{name}: rank 1 of 2 was ended by SIGTERM: from outside" in said
     assert re.search(r"log: \S*worker_1\.log", said)
     assert "top_1_accuracy" not in said
+
+
+def worker(pid, rank):
+    """The process of a rank that a command has started."""
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            environment = child.environ()
+        except psutil.Error:  # one that has just ended
+            continue
+        if (environment.get("MS_ROLE"), environment.get("RANK_ID")) == ("MS_WORKER", str(rank)):
+            return child
+    raise AssertionError(f"{pid} has no rank {rank}")

@@ -1,7 +1,6 @@
 """A plan against what the training itself does: its loader, its step, its records."""
 
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +10,7 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.recipes import plan, run_folder
+from labkit.recipes import settings as rules
 from labkit.recipes.command import main
 from labkit.recipes.costs import activations_of
 from tests.support.recipes import NAMES, recipe, settings
@@ -126,12 +126,6 @@ class TestSteps:
         _, step, _ = real_step(name, config, 8)
         steps = made(name, tmp_path, **changed)["steps"]
         assert step.updates_ahead([8]) == steps["updates_in_an_epoch"]
-
-    @pytest.mark.parametrize("name", ["accumulation", "adasum"])
-    def test_are_recorded_by_a_training(self, name, trained, data, tmp_path):
-        planned = plan.make(recipe(name).RECIPE, settings(name, tmp_path), 1, dataset_path=data)
-        records = trained(name).result.records
-        assert len(records) == planned["steps"]["updates_in_all"]
 
 
 class TestMemory:
@@ -252,10 +246,13 @@ class TestMemory:
         assert planned["files"] == {f"{kept} snapshots": kept * weights}
 
     @of_every_recipe
-    def test_the_total_is_the_sum(self, name, tmp_path):
-        memory = made(name, tmp_path)["memory"]
+    def test_the_total_is_the_sum_and_one_device_sends_nothing(self, name, tmp_path):
+        planned = made(name, tmp_path)
+        memory = planned["memory"]
         parts = [*memory["held"].values(), *memory["during_an_update"].values()]
         assert memory["total"] == sum(parts) and min(parts) > 0
+        nothing = {"each_update": {}, "every": None, "mean_of_an_update": 0}
+        assert planned["network"] == nothing
 
 
 class TestNetwork:
@@ -305,11 +302,6 @@ class TestNetwork:
             "P g, AllReduce": 1.5 * 4 * 4,  # a component a rank, the last one empty
             "moves in the subspace, AllReduce": products * 1.5 * weights,
         }
-
-    @of_every_recipe
-    def test_one_device_sends_nothing(self, name, tmp_path):
-        network = made(name, tmp_path)["network"]
-        assert network == {"each_update": {}, "every": None, "mean_of_an_update": 0}
 
 
 class TestCommand:
@@ -367,50 +359,54 @@ class TestCommand:
         shown = capsys.readouterr()
         assert code == 2 and message in shown.err and shown.out == ""
 
-    def test_hours_of_a_measured_training(self, trained, data, tmp_path, capsys):
-        """A training of 90 epochs, by one of two: its seconds without the first two updates."""
-        run = trained("thor").result
-        seconds = run.records.column("seconds")
-        mean = (seconds[-1] - seconds[1]) / (len(seconds) - 2)
-        config = replace(settings("thor", tmp_path), epoch_size=90, lr_end_epoch=91)
-        module = recipe("thor").RECIPE
-        planned = plan.make(module, config, 1, dataset_path=data, measured=run.folder)
-        assert planned["hours"] == pytest.approx(planned["steps"]["updates_in_all"] * mean / 3600)
-        assert planned["hours"] > 0
 
-    def test_a_training_of_other_settings_is_no_measure(self, trained, tmp_path):
-        run = trained("thor").result
-        for name, value in {"batch_size": 5, "frequency": 3, "precision": "O2"}.items():
-            config = replace(settings("thor", tmp_path), **{name: value})
-            with pytest.raises(InputError, match=f"{name} is .* in the plan"):
-                run_folder.seconds_of_update(run.folder, config)
-        with pytest.raises(InputError, match="expected the run folder of a recipe"):
-            run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path))
+class TestMeasured:
+    """Seconds of an update from a training's records."""
 
-    def test_a_training_of_four_updates_is_too_short(self, trained, tmp_path):
-        run = trained("thor").result
-        for file in (run_folder.CONFIG, "records.csv"):
-            text = (run.folder / file).read_text().splitlines()[:5]
-            (tmp_path / file).write_text("\n".join(text) + "\n")
-        (tmp_path / run_folder.CONFIG).write_text((run.folder / run_folder.CONFIG).read_text())
-        with pytest.raises(InputError, match="at least 5 rows in records.csv, got 4"):
-            run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path))
+    @pytest.fixture
+    def config(self, tmp_path):
+        return settings("thor", tmp_path)
 
-    def test_a_record_of_a_sunk_training_is_an_epochs(self, trained, tmp_path):
-        run = trained("thor").result
-        text = (run.folder / run_folder.CONFIG).read_text()
-        (tmp_path / run_folder.CONFIG).write_text(text)
-        rows = "".join(f"{100 * n},{10.0 * n}\n" for n in range(1, 6))
-        (tmp_path / "records.csv").write_text(f"update,seconds\n{rows}")
-        assert run_folder.seconds_of_update(tmp_path, settings("thor", tmp_path)) == 0.1
+    @pytest.fixture
+    def run(self, config, tmp_path):
+        """A function: (updates, seconds) of each row -> the run folder."""
+
+        def make(rows):
+            folder = tmp_path / "run"
+            folder.mkdir(exist_ok=True)
+            rules.write(config, folder / run_folder.CONFIG)
+            text = "".join(f"{update},{seconds}\n" for update, seconds in rows)
+            (folder / "records.csv").write_text(f"update,seconds\n{text}")
+            return folder
+
+        return make
+
+    def test_its_first_two_updates_are_left_out(self, run, config, data):
+        """Of a training of 90 epochs, by one of eight updates; in sink mode a row is an epoch's."""
+        folder = run([(1, 10), (2, 15), *((n, 15 + 0.5 * (n - 2)) for n in range(3, 9))])
+        planned = plan.make(
+            recipe("thor").RECIPE,
+            replace(config, epoch_size=90, lr_end_epoch=91),
+            1,
+            dataset_path=data,
+            measured=folder,
+        )
+        assert planned["hours"] == pytest.approx(planned["steps"]["updates_in_all"] * 0.5 / 3600)
+        folder = run((100 * n, 10.0 * n) for n in range(1, 6))
+        assert run_folder.seconds_of_update(folder, config) == 0.1
         # On several ranks Adasum has a folder of each.
-        shutil.copytree(tmp_path, tmp_path / "run/rank_0")
-        assert run_folder.seconds_of_update(tmp_path / "run", settings("thor", tmp_path)) == 0.1
+        folder.rename(folder.parent / "rank_0")
+        assert run_folder.seconds_of_update(folder.parent, config) == 0.1
 
-    def test_images_are_counted_or_given(self, data, tmp_path):
-        config = settings("thor", tmp_path)
-        with pytest.raises(InputError, match="expected one of them"):
-            plan.make(recipe("thor").RECIPE, config, 1, dataset_path=data, images=5)
+    def test_of_other_settings_or_too_short_it_is_no_measure(self, run, config, tmp_path):
+        folder = run((n, n) for n in range(1, 5))
+        for name, value in {"batch_size": 5, "frequency": 3, "precision": "O2"}.items():
+            with pytest.raises(InputError, match=f"{name} is .* in the plan"):
+                run_folder.seconds_of_update(folder, replace(config, **{name: value}))
+        with pytest.raises(InputError, match="at least 5 rows in records.csv, got 4"):
+            run_folder.seconds_of_update(folder, config)
+        with pytest.raises(InputError, match="expected the run folder of a recipe"):
+            run_folder.seconds_of_update(tmp_path, config)
 
 
 @pytest.mark.parametrize("words", [["plan", "--help"], ["plan", "thor", "--help"]], ids=" ".join)

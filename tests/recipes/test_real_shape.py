@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-import mindspore as ms
 import numpy as np
 import psutil
 import pytest
@@ -26,10 +25,9 @@ from labkit.data.imagefolder import load_image
 from labkit.migration.weights import state_dict
 from labkit.recipes import RECIPES, resnet50_parts
 from labkit.reference import smoothed_cross_entropy
-from labkit.training import checkpoint
 from labkit.training.records import read_records
 from tests.support.image_files import encode, picture, store
-from tests.support.recipes import newest, recipe
+from tests.support.recipes import arrays, newest, recipe
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
 
@@ -143,12 +141,6 @@ def initial(name):
     return weights
 
 
-def arrays(path):
-    """The arrays in a checkpoint; its texts say where the training stood."""
-    held = checkpoint.read(path)
-    return {name: v.asnumpy() for name, v in held.items() if isinstance(v, ms.Tensor)}
-
-
 def figures(said):
     """The (top-1, top-5, loss) of the one evaluation in what a command wrote."""
     number = r"(\d+\.\d{4})"
@@ -209,15 +201,11 @@ def starts(run):
     return LOWEST < run.rows[0]["loss"] < HIGHEST
 
 
-def test_resnet50(tmp_path):
-    run = trained("resnet50", tmp_path / "resnet50", 2 * 8)
-    check(run, 8 * 32, initial("resnet50"))
-    assert starts(run)
-
-
-def test_accumulation(tmp_path):
-    run = trained("accumulation", tmp_path / "accumulation", 2 * 4)
-    check(run, 4 * 32, initial("accumulation"))
+@pytest.mark.parametrize(("name", "batches"), [("resnet50", 8), ("accumulation", 4), ("adasum", 4)])
+def test_several_micro_batches_an_update(tmp_path, name, batches):
+    """Adasum has two workers, each with moments of its own."""
+    run = trained(name, tmp_path / name, 2 * batches)
+    check(run, batches * 32, initial(name))
     assert starts(run)
 
 
@@ -236,13 +224,6 @@ def test_thor(tmp_path):
     positions = {"conv1": 112 * 112, "layer1.0.conv2": 56 * 56, "layer4.2.conv2": 7 * 7, "fc": 1}
     for layer, count in positions.items():
         np.testing.assert_allclose(state[f"thor.{layer}.positions"], count)
-
-
-def test_adasum(tmp_path):
-    """Two workers, each with moments of its own."""
-    run = trained("adasum", tmp_path / "adasum", 2 * 2 * 2)
-    check(run, 2 * 2 * 32, initial("adasum"))
-    assert starts(run)
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from labkit.steps import schedules
 from labkit.training import checkpoint
 from labkit.training import fit as training
 from labkit.training.evaluation import evaluate
-from tests.support.recipes import SETTINGS, Kept, newest
+from tests.support.recipes import SETTINGS, Kept, newest, rates_of
 from tests.support.step_cells import assert_bit_equal, snapshot
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -188,39 +188,13 @@ class TestEvaluate:
             evaluated(done[0], data, tmp_path / "none.ckpt")
 
 
-def step_of(micro_batches=3, **changed):
-    """(network, step) of settings that differ from the defaults."""
-    config = Config(**dict(depth=18, class_num=10) | changed)
-    network = parts.build_network(config)
-    return network, resnet50.build_step(config, network, micro_batches)
-
-
-def rates_of(step):
-    return {p.name: p for p in step.get_parameters()}["learning_rate"].asnumpy()
-
-
 class TestParts:
-    def test_micro_steps_make_an_accumulated_step_whose_schedule_counts_updates(self):
-        with pytest.warns(UserWarning, match="BatchNorm"):
-            _, step = step_of(9, epoch_size=2, micro_steps=4)
-        assert type(step).__name__ == "AccumulatedStep" and rates_of(step).shape == (2 * 3,)
-
     @pytest.mark.parametrize("name", ["cosine", "cosine_as_in_the_blog"])
     def test_the_schedule_asked_for(self, name):
-        _, step = step_of(epoch_size=4, warmup=2, lr_schedule=name)
+        config = Config(depth=18, class_num=10, epoch_size=4, warmup=2, lr_schedule=name)
+        step = resnet50.build_step(config, parts.build_network(config), 3)
         expected = getattr(schedules, name)(0.256, 0.0, 4, 3, 2)
         np.testing.assert_array_equal(rates_of(step), expected)
-
-    def test_the_optimizer_decays_weights_alone(self):
-        network, step = step_of(weight_decay=1e-3, momentum=0.8)
-        optimizer = step.optimizer
-        assert isinstance(optimizer, nn.Momentum)
-        assert float(optimizer.momentum.asnumpy()) == pytest.approx(0.8)
-        names = [p.name for p in optimizer.parameters]
-        assert names == [p.name for p in network.trainable_params()]
-        for name, decay in zip(names, optimizer.weight_decay, strict=True):
-            decay = float(decay.asnumpy()) if hasattr(decay, "asnumpy") else decay
-            assert decay == pytest.approx(1e-3 if name.endswith("weight") else 0), name
 
     @pytest.mark.parametrize("convention", ["mindspore", "pytorch"])
     def test_the_loss_has_the_convention_asked_for(self, convention):

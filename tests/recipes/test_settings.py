@@ -192,125 +192,70 @@ def test_values_that_do_not_go_together(kind, given, message):
         kind(**given)
 
 
-# Setting -> (the nearest value that is wrong, the nearest that is right).
-SHARED = {
-    "batch_size": (0, 1),
+# (the nearest value that is wrong, the nearest that is right) -> settings.
+ENDS = {
+    (0, 1): "batch_size micro_steps save_checkpoint_epochs save_checkpoint_steps "
+    "keep_checkpoint_max cache_session_id num_parallel_workers decay_epochs frequency split "
+    "node_size workers snapshots_per_epoch snapshot_max n_components trials",
+    (-1, 0): "warmup warmup_epochs",
+    (0, 1e-9): "lr lr_max loss_scale learning_rate damping_init damping_decay sigma",
+    (-1e-9, 0): "weight_decay lr_decay alpha",
+    (1, 0): "label_smooth_factor momentum gamma",
+    ("", "x"): "save_checkpoint_path stage_1 pretrained_weight_path weight_load_dir pca_mat_path",
+    (None, False): "save_checkpoint augment drop_overflow_update",
+    (None, True): "dataset_sink_mode keep_batchnorm_fp32 use_label_smooth",
+    # Where another setting is the other end.
+    (0, 5): "epoch_size",
+    (0, 45): "lr_end_epoch",
+    (0, 70): "total_epochs snapshot_start_epoch",
+    (-1e-9, 0.256): "lr_end",
+}
+SINGLE = {
     "class_num": (1, 2),
-    "epoch_size": (0, 5),
-    "micro_steps": (0, 1),
-    "weight_decay": (-1e-9, 0),
-    "label_smooth_factor": (1, 0),
-    "label_smooth_convention": ("torch", "pytorch"),
-    "save_checkpoint": (1, False),
-    "save_checkpoint_epochs": (0, 1),
-    "save_checkpoint_steps": (0, 1),
-    "keep_checkpoint_max": (0, 1),
-    "save_checkpoint_path": ("", "x"),
-    "depth": (20, 152),
     "image_size": (31, 32),
-    "initialiser": ("kaiming", "pytorch"),
-    "augment": ("no", False),
-    "dataset": ("imagenet", "cifar10"),
-    "cache_session_id": (0, 1),
-    "layout": ("zoo", "documents"),
-    "dataset_sink_mode": (1, True),
-    "num_parallel_workers": (0, 1),
-    "all_reduce_fusion_config": ((2, 2), (1, 2)),
     "seed": (2**32, 2**32 - 1),
-}
-MIXED = {
-    "precision": ("O1", "O3"),
-    "keep_batchnorm_fp32": (0, True),
-    "loss_scale": (0, 1e-9),
-    "drop_overflow_update": (0, False),
-}
-# Of recipes whose step is not one graph.
-NOT_SUNK = {"dataset_sink_mode": (True, False)}
-WARM_UP = MIXED | {
-    "lr_init": (-1e-9, 0.8),
-    "lr_end": (-1e-9, 0.8),
-    "lr_max": (0, 1e-9),
-    "warmup_epochs": (-1, 0),
+    "rho": (1, 0.999),
+    "all_reduce_fusion_config": ((2, 2), (1, 2)),
+    "depth": (20, 152),
+    "label_smooth_convention": ("torch", "pytorch"),
+    "initialiser": ("kaiming", "pytorch"),
+    "dataset": ("imagenet", "cifar10"),
+    "layout": ("zoo", "documents"),
+    "lr_schedule": ("linear", "cosine_as_in_the_blog"),
     "lr_decay_mode": ("exp", "cosine"),
-    "momentum": (1, 0),
+    "precision": ("O1", "O3"),
+    "network": ("mlp", "resnet"),
+    "rescale": ("wrong", "correct"),
+    "reduction": ("max", "sum"),
+    "on": ("weights", "gradients"),
+    "scope": ("all", "network"),
+    "start_from": ("best", "first"),
+    "method": ("newton", "sgd"),
+    "failure": ("stop", "rollback"),
 }
+WARM_UP = {"lr_init": (-1e-9, 0.8), "lr_end": (-1e-9, 0.8)}
+NOT_SUNK = {"dataset_sink_mode": (True, False)}  # whose step is not one graph
 OWN = {
-    Config: {
-        "lr": (0, 1e-9),
-        "lr_end": (-1e-9, 0.256),
-        "warmup": (-1, 0),
-        "lr_schedule": ("linear", "cosine_as_in_the_blog"),
-        "momentum": (1, 0),
-    },
-    OfResNet: MIXED
-    | {
-        "network": ("mlp", "resnet"),
-        "learning_rate": (0, 1e-9),
-        "momentum": (1, 0),
-        "reduction": ("max", "sum"),
-        "tail": ("keep", "carry"),
-        "rescale": ("wrong", "correct"),
-    },
-    ThorConfig: MIXED
-    | NOT_SUNK
-    | {
-        "lr_init": (0, 1e-9),
-        "lr_decay": (-1e-9, 0),
-        "lr_end_epoch": (0, 45),
-        "decay_epochs": (0, 1),
-        "damping_init": (0, 1e-9),
-        "damping_decay": (0, 1e-9),
-        "frequency": (0, 1),
-        "split": (0, 1),
-        "momentum": (1, 0),
-        "use_label_smooth": (0, True),
-    },
-    AdasumConfig: WARM_UP
-    | NOT_SUNK
-    | {
-        "reduction": ("max", "sum"),
-        "on": ("weights", "gradients"),
-        "scope": ("all", "network"),
-        "tail": ("carry", "drop"),
-        "node_size": (0, 1),
-        "workers": (0, 1),
-    },
-    StageOneConfig: WARM_UP
-    | {
-        "total_epochs": (0, 70),
-        "snapshot_start_epoch": (0, 70),
-        "snapshots_per_epoch": (0, 1),
-        "snapshot_max": (0, 1),
-    },
-    StageTwoConfig: MIXED
-    | NOT_SUNK
-    | {
-        "stage_1": ("", "x"),
-        "pretrained_weight_path": ("", "x"),
-        "weight_load_dir": ("", "x"),
-        "pca_mat_path": ("", "x"),
-        "start_from": ("best", "first"),
-        "n_components": (0, 1),
-        "method": ("newton", "sgd"),
-        "rho": (1, 0.999),
-        "sigma": (0, 1e-9),
-        "trials": (0, 1),
-        "gamma": (1, 0),
-        "alpha": (-1e-9, 0),
-        "failure": ("stop", "rollback"),
-        "learning_rate": (0, 1e-9),
-    },
+    Config: {},
+    OfResNet: {"tail": ("keep", "carry")},
+    ThorConfig: NOT_SUNK | {"lr_init": (0, 1e-9)},
+    AdasumConfig: WARM_UP | NOT_SUNK | {"tail": ("carry", "drop")},
+    StageOneConfig: WARM_UP,
+    StageTwoConfig: NOT_SUNK,
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_ends_of_every_range(kind):
-    table = SHARED | OWN[kind]
-    assert table.keys() == {each.name for each in fields(kind)}
-    for name, (wrong, right) in table.items():
-        with pytest.raises(InputError, match=f"^{name}: expected "):
-            kind(**{name: wrong})
-        assert getattr(kind(**{name: right}), name) == right
+    shared = {name: ends for ends, names in ENDS.items() for name in names.split()}
+    table = shared | SINGLE | OWN[kind]
+    for each in fields(kind):
+        wrong, right = table[each.name]
+        # No flag is a number, and None is none.
+        for value in (0, 1, None) if wrong is None else (wrong,):
+            with pytest.raises(InputError, match=f"^{each.name}: expected "):
+                kind(**{each.name: value})
+        assert getattr(kind(**{each.name: right}), each.name) == right
 
 
 # What the sources say; 1 281 167 images are ImageNet's.

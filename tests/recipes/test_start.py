@@ -5,7 +5,6 @@ import shlex
 
 import pytest
 
-from labkit.errors import InputError
 from labkit.ranks import rank_table
 from labkit.recipes import RECIPES, start
 from labkit.recipes.command import main
@@ -220,11 +219,3 @@ def test_a_rank_that_refuses_is_bad_input(monkeypatch, capsys):
         assert start.run(made, "thor") == expected
     shown = capsys.readouterr()
     assert "thor: rank 0 failed" in shown.err and "(why not)" in shown.out
-
-
-def test_start_is_refused_without_ranks():
-    options = argparse.Namespace(
-        run_distribute=True, device_num=None, ranks=2, nodes=None, node_rank=None, master=None
-    )
-    with pytest.raises(InputError, match="which start the ranks"):
-        start.prepare(options, ["x"], "runs/x")

@@ -18,10 +18,8 @@ from labkit.recipes import subspace_stage_1, subspace_stage_2
 from labkit.recipes.resnet50_parts import build_network, datasets
 from labkit.recipes.subspace_config import StageOneConfig, StageTwoConfig
 from labkit.steps import schedules
-from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.plain import PlainStep
-from labkit.training import checkpoint
-from tests.support.recipes import newest, settings
+from tests.support.recipes import arrays, newest, rates_of, settings
 from tests.support.sinking import Queues
 from tests.support.step_cells import assert_bit_equal, snapshot
 
@@ -34,11 +32,6 @@ ONE, TWO = "subspace_stage_1", "subspace_stage_2"
 def stages(trained):
     """The folder of both run folders."""
     return trained(TWO).out
-
-
-def arrays(path):
-    values = checkpoint.read(path)  # texts as well: where the training stood
-    return {name: v.asnumpy() for name, v in values.items() if not isinstance(v, str)}
 
 
 @pytest.mark.parametrize("stage", [ONE, TWO])
@@ -68,15 +61,6 @@ class TestFirstStage:
         for name, value in last.items():
             np.testing.assert_array_equal(value, end[name], err_msg=name)
 
-    def test_killed_before_its_first_checkpoint_it_makes_the_same_snapshots(
-        self, stages, data, tmp_path
-    ):
-        moved = shutil.copytree(stages / ONE, tmp_path / ONE)
-        shutil.rmtree(moved / "checkpoint")
-        before = {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()}
-        subspace_stage_1.train(settings(ONE, tmp_path), data, device="CPU", resume=True)
-        assert {p.name: p.read_bytes() for p in (moved / "checkpoint_pca").iterdir()} == before
-
     def test_a_sunk_training_is_the_one_that_is_fed(self, data, tmp_path, monkeypatch, capsys):
         """With the tutorial's precision, its folders, and what it prints."""
         made = {"precision": "O2", "keep_batchnorm_fp32": False, "snapshots_per_epoch": 1}
@@ -103,27 +87,12 @@ class TestFirstStage:
 
     def test_settings_reach_the_step_and_its_rate_stops_where_it_is(self):
         """70 of the 90 epochs that the schedule is made for: 0.188 is left."""
-        config = StageOneConfig(depth=18, weight_decay=0.25, momentum=0.5, loss_scale=64)
+        config = StageOneConfig(depth=18)
         step = subspace_stage_1.build_step(config, build_network(config), 5)
-        rates = {p.name: p for p in step.get_parameters()}["learning_rate"].asnumpy()
+        rates = rates_of(step)
         np.testing.assert_array_equal(rates, schedules.get_lr(0, 0, 0.8, 5, 90, 5))
-        assert rates[70 * 5] == pytest.approx(0.188, abs=5e-4)
-        assert type(step) is PlainStep and isinstance(step.optimizer, nn.Momentum)
+        assert rates[70 * 5] == pytest.approx(0.188, abs=5e-4) and type(step) is PlainStep
         step.check_length(70 * 5)
-        assert float(step.gradient.loss_scale.asnumpy()) == 64
-        assert step.settings["precision"] == "'O2'"
-        assert float(step.optimizer.momentum.asnumpy()) == 0.5
-        decays = [float(decay.asnumpy()) for decay in step.optimizer.weight_decay]
-        for parameter, decay in zip(step.optimizer.parameters, decays, strict=True):
-            assert decay == (0.25 if parameter.ndim > 1 else 0.0), parameter.name
-
-    def test_accumulation_counts_updates(self):
-        config = StageOneConfig(depth=18, micro_steps=2)
-        with pytest.warns(UserWarning, match="BatchNorm"):
-            step = subspace_stage_1.build_step(config, build_network(config), 5)
-        assert type(step) is AccumulatedStep
-        rates = {p.name: p for p in step.get_parameters()}["learning_rate"]
-        assert rates.shape == (90 * 3,)
 
     def test_nothing_to_evaluate_is_said_in_the_tutorials_words(self):
         class Empty:
@@ -200,19 +169,17 @@ class TestSecondStage:
         assert step.settings["basis"] == basis.checksum and path.read_bytes() == kept
         assert basis.matrix.shape == (3, sum(p.size for p in network.trainable_params()))
 
-    def test_a_basis_elsewhere_needs_no_snapshots(self, stages, data, tmp_path):
+    def test_a_basis_elsewhere_needs_no_snapshots(self, stages, tmp_path):
+        """Nor constants of a search, where there is none."""
         for name in ("pca_mat.npy", "pca_mat.json"):
             shutil.copy(stages / ONE / "checkpoint_pca" / name, tmp_path / name)
-        config = settings(
-            TWO,
-            tmp_path,
-            pretrained_weight_path=str(newest(stages / ONE)),
-            pca_mat_path=str(tmp_path / "pca_mat.npy"),
-            method="sgd",
-            epoch_size=1,
-            save_checkpoint=False,
-        )
-        assert len(subspace_stage_2.train(config, data, device="CPU").records) == 4
+        start, path = str(newest(stages / ONE)), str(tmp_path / "pca_mat.npy")
+        changed = {"pretrained_weight_path": start, "pca_mat_path": path, "method": "sgd"}
+        config = settings(TWO, tmp_path, **changed)
+        network = build_network(config)
+        step = subspace_stage_2.build_step(config, network, 4)
+        basis = Basis.load(path, network.trainable_params())
+        assert (step.settings["method"], step.settings["basis"]) == ("sgd", basis.checksum)
 
     def test_too_few_snapshots(self, stages, data, tmp_path):
         shutil.copytree(stages / ONE, tmp_path / ONE)
@@ -249,6 +216,57 @@ class TestSecondStage:
         defaults, config = search.Constants(), StageTwoConfig()
         for name in ("rho", "sigma", "trials", "gamma", "alpha", "failure"):
             assert getattr(config, name) == getattr(defaults, name), name
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+class TestDocuments:
+    """The tutorial's folders, names and logs, beside the run folder's own."""
+
+    def test_the_first_stages_files(self, stages):
+        folder = stages / ONE / "device0_stage_1"
+        assert names(folder) == {"checkpoint_stage_1", "env.log", "train.log"}
+        expected = {"checkpoint_pca", "resnet-2_4.ckpt", "resnet-3_4.ckpt"}
+        assert names(folder / "checkpoint_stage_1") == expected
+        snapshots = {path.name for path in folder.rglob("checkpoint_pca/*.ckpt")}
+        assert snapshots == {f"resnet-{epoch}_4.ckpt" for epoch in (1, 2, 3)}
+
+    def test_a_checkpoint_is_the_whole_state_and_a_snapshot_the_trainable_weights(self, stages):
+        folder = stages / ONE / "device0_stage_1/checkpoint_stage_1"
+        assert_bit_equal(arrays(folder / "resnet-3_4.ckpt"), arrays(newest(stages / ONE)))
+        ours = SnapshotFolder(stages / ONE / "checkpoint_pca")
+        with SnapshotFolder(folder / "checkpoint_pca") as snapshots, ours:
+            assert snapshots.described == ours.described
+            assert_bit_equal(snapshots.load(len(snapshots) - 1), ours.load(len(ours) - 1))
+
+    def test_the_log_is_what_was_printed(self, stages):
+        lines = (stages / ONE / "device0_stage_1/train.log").read_text().splitlines()
+        assert lines[0] == "============== Starting Training =============="
+        assert [line[:21] for line in lines if line.startswith("epoch: ")] == [
+            f"epoch: {epoch} step: 4 loss" for epoch in (1, 2, 3)
+        ]
+        assert any(line.startswith("============== {'Accuracy': ") for line in lines)
+        assert lines[-1].startswith("labkit: top_1_accuracy ")
+
+    def test_the_second_stages_files(self, stages):
+        folder = stages / TWO / "device0_stage_2"
+        assert names(folder) == {"checkpoint_stage_2", "env.log", "train.log"}
+        assert names(folder / "checkpoint_stage_2") == {"resnet-1_4.ckpt", "resnet-2_4.ckpt"}
+
+    def test_the_second_stage_starts_from_them(self, stages, tmp_path):
+        """Without the run folder's own."""
+        first = tmp_path / "checkpoint_stage_1"
+        shutil.copytree(stages / ONE / "device0_stage_1/checkpoint_stage_1", first)
+        path = first / "resnet-3_4.ckpt"
+        config = settings(TWO, tmp_path, pretrained_weight_path=str(path), n_components=2)
+        network = build_network(config)
+        step = subspace_stage_2.build_step(config, network, 4)
+        held, own = arrays(path), snapshot(network)
+        assert_bit_equal(own, {name: held[name] for name in own})
+        kept = Basis.load(first / "checkpoint_pca/pca_mat.npy", network.trainable_params())
+        assert step.settings["basis"] == kept.checksum and len(kept.matrix) == 2
 
 
 def test_the_folder_of_the_tutorials_text(data, tmp_path):

@@ -48,6 +48,7 @@ SAME = {
 }
 OTHER = {
     "an entry of an array": (np.arange(9.0), np.array([*range(4), 7.0, *range(5, 9)])),
+    "its length": (np.zeros(100), np.zeros(101)),
     "its type": (np.arange(3, dtype=np.int32), np.arange(3, dtype=np.int64)),
     "what is enclosed": (scaled(2), scaled(3)),
     "what a method's object holds": (Schedule(1).at, Schedule(2).at),
@@ -55,6 +56,7 @@ OTHER = {
     "the code": (lambda x: x + 1, lambda x: x - 1),
     "an argument of a partial": (functools.partial(round, ndigits=2), functools.partial(round)),
     "two keys changed over": ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
+    "two texts changed over": (["a", "b"], ["b", "a"]),
     "the end of a long text": ("a" * 300 + "b", "a" * 300 + "c"),
 }
 DEEP = [[[[[[[1]]]]]]]

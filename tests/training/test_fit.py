@@ -84,11 +84,6 @@ def numbers_of(folder):
 
 
 class TestContinuing:
-    def test_more_epochs_are_those_of_a_longer_training(self, done, step, tmp_path):
-        quiet_fit(step, dataset(), 2, folder=tmp_path)
-        records = quiet_fit(step, dataset(), EPOCHS, folder=tmp_path, resume=True)
-        assert_ends_as(done, records, step)
-
     def test_a_finished_training_is_left_alone(self, done, step, tmp_path):
         folder, called = done.interrupted(done.paths[-1], tmp_path / "run"), []
         callbacks = [At(EPOCHS * 11, called.append)]
@@ -139,11 +134,6 @@ class TestContinuing:
         assert f"{newest} is damaged" in out and "trying the one before it" in out
         assert "resumed after micro-batch 13" in out
         assert_ends_as(done, records, step)
-
-    def test_options_that_are_given_as_their_defaults(self, done, tmp_path):
-        folder = done.interrupted(done.paths[16], tmp_path / "run")
-        step = make_step(normalise="samples", precision="O0", loss_scale=1, clip_norm=None)
-        assert_ends_as(done, quiet_fit(step, dataset(), folder=folder, resume=True), step)
 
     def test_a_callback_that_raises_leaves_a_training_that_resumes(self, done, step, tmp_path):
         options = {"folder": tmp_path, "checkpoint_every": 3}

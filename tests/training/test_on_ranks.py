@@ -13,28 +13,30 @@ from tests.support.trainings import ROOT, comparable
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
+RANKS = 3
 
-def trained(out, ranks, killed=-1, refused=0):
+
+def trained(out, killed=-1, refused=0):
     """Launch the program; return what each rank has left, and what all have written."""
     out.mkdir(exist_ok=True)
     program = ROOT / "tests" / "support" / "training_on_ranks.py"
     options = {"timeout": 500, "cluster_timeout": 200, "env": {"PYTHONPATH": str(ROOT)}}
-    done = launch(program, out, killed, refused, workers=ranks, **options)
-    reports = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    done = launch(program, out, killed, refused, workers=RANKS, **options)
+    reports = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(RANKS)]
     return reports, done.output
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def both(request, tmp_path_factory):
-    """(undisturbed, killed and resumed) on so many ranks, and what the resumed ones wrote."""
-    folder, ranks = tmp_path_factory.mktemp("ranks"), request.param
-    whole, _ = trained(folder / "whole", ranks)
+@pytest.fixture(scope="module")
+def both(tmp_path_factory):
+    """(undisturbed, killed and resumed), and what the resumed ones wrote."""
+    folder = tmp_path_factory.mktemp("ranks")
+    whole, _ = trained(folder / "whole")
     resumed = folder / "resumed"
-    for killed in (ranks - 1, 0):
+    for killed in (RANKS - 1, 0):
         with pytest.raises(WorkerFailed, match=f"rank {killed}"):
-            trained(resumed, ranks, killed)
+            trained(resumed, killed)
     with locked(resumed / "in use", "a test"):
-        again, said = trained(resumed, ranks, refused=1)
+        again, said = trained(resumed, refused=1)
     return folder, whole, again, said
 
 

@@ -67,14 +67,13 @@ def adasum(**options):
     return AdasumStep(LossNet(net, loss_fn()), nn.Adam(net.trainable_params(), 0.02), **options)
 
 
-def freezing(kind, **options):
-    """With Adam, whose moments stay too."""
+def freezing():
+    """With Adam, whose moments stay too. Under Adasum: tests/algorithms/test_grad_freeze.py."""
     net = network()
     adam = nn.Adam(net.trainable_params(), 0.02)
     groups = {parameter.name: place for place, parameter in enumerate(adam.parameters)}
     stage = GradFreezeUpdate(adam, FreezeSchedule(groups, np.array([0, 1, 0, 2, 3]), {}))
-    options |= {"freeze": stage} if kind is AdasumStep else {"update": stage}
-    return kind(LossNet(net, loss_fn()), adam, **options)
+    return AccumulatedStep(LossNet(net, loss_fn()), adam, 2, update=stage)
 
 
 def subspace(**options):
@@ -105,14 +104,14 @@ SCENARIOS = {
     "adasum": (adasum, {"workers": 3, "micro_steps": 2}, SPOILED),
     "adasum, drop": (adasum, {"workers": 4, "tail": "drop"}, SPOILED),
     "adasum of gradients": (adasum, {"workers": 2, "on": "gradients", "micro_steps": 2}, SPOILED),
-    "freezing": (freezing, {"kind": AccumulatedStep, "micro_steps": 2}, SPOILED),
-    "freezing under adasum": (freezing, {"kind": AdasumStep, "workers": 2}, SPOILED),
+    "freezing": (freezing, {}, SPOILED),
     "subspace": (subspace, {"sigma": 0.95, "trials": 2}, SPOILED),
     "accumulated subspace": (subspace, {"micro_steps": 4}, SPOILED),
 }
 
-# Resumed once by a step that is built anew, too, which knows nothing but the checkpoint.
-ANEW = ("plain", "flush", "thor", "adasum", "adasum of gradients", "subspace")
+# Resumed once by a step that is built anew, too, which knows nothing but the checkpoint; the others
+# are in test_older_runs.py.
+ANEW = ("thor", "adasum of gradients", "subspace")
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

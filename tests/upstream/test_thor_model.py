@@ -19,6 +19,7 @@ from mindspore.train import (
 
 from labkit import ConvertModelUtils, CrossEntropySmooth, DynamicLossScale, LossNet, thor
 from labkit.algorithms.thor import ThorStep
+from labkit.algorithms.thor.options import Options
 from labkit.errors import InputError
 from labkit.nets.lenet import LeNet5
 from labkit.nets.small import NormNet
@@ -319,20 +320,11 @@ class TestBatchSize:
         assert_bit_equal(snapshot(net), before)
 
 
-def test_upstreams_formulas_by_name(reused):
-    """Its GPU branch divides a dense A by the layer's width, 16, instead of by the rows, 4."""
-    factors = {}
-    for formulas in ("thor", "upstream_gpu"):
-        options = {} if formulas == "thor" else {"formulas": formulas, "batch_size": BATCH}
-        model, _ = reused(**options)
-        model.train(1, dataset(rows=2 * BATCH))
-        assert int(model.step.update.last_refresh.asnumpy()) == 0
-        layer = model.step.update.layers[0]
-        factors[formulas] = layer.a_factor.asnumpy()
-    assert factors["thor"].shape == (1, 17, 17) and factors["upstream_gpu"].shape == (1, 16, 16)
-    np.testing.assert_allclose(
-        factors["upstream_gpu"], factors["thor"][:, :16, :16] * BATCH / 16, rtol=1e-5, atol=1e-6
-    )
+def test_options_of_thor_are_those_of_the_step():
+    """What upstream's formulas compute: tests/algorithms/thor/test_taps.py."""
+    model, _ = converted(formulas="upstream_gpu", batch_size=BATCH, split=16, factor_decay=0.5)
+    given = Options(formulas="upstream_gpu", frequency=4, split=16, factor_decay=0.5)
+    assert model.step.update.options == given
 
 
 FIXED = amp.FixedLossScaleManager
@@ -359,15 +351,6 @@ class TestLossScale:
         if dynamic:
             assert (gradient.growth, gradient.interval) == (4.0, 50)
 
-    def test_it_is_divided_by_once(self, reused):
-        """With powers of two not even a rounding differs; factors grow with its square."""
-        model, net = reused()
-        model.train(1, dataset())
-        manager = FIXED(2**10, drop_overflow_update=False)
-        scaled, other = converted(manager=manager, loss_scale=2.0**10)
-        scaled.train(1, dataset())
-        assert_close(snapshot(other), snapshot(net), **TOLERANCE["float32, many updates"])
-
     @pytest.mark.parametrize(
         ("manager", "said", "message"),
         [
@@ -385,10 +368,8 @@ class TestLossScale:
 
 
 class TestHalfPrecision:
-    @pytest.mark.parametrize("keep", [True, False])
-    @pytest.mark.parametrize("model", [None, Model])
-    def test_batch_norm_is_in_float32_or_float16(self, model, keep):
-        """Whatever a Model has made of the network before; running statistics are float32."""
+    def converted(self, model, keep):
+        """(model, BatchNorm) at O2; ``model`` has made another precision of the network before."""
         net, loss = NormNet(), loss_fn()
         scale = FIXED(128, drop_overflow_update=False)
         optimizer = thor(net, 0.05, 0.3, 0.9, loss_scale=128, frequency=2)
@@ -396,14 +377,19 @@ class TestHalfPrecision:
         before = options | {"keep_batchnorm_fp32": not keep}
         norm = net.norm  # which is wrapped where it stays in float32
         model = model and model(net, loss, optimizer, {"acc"}, **before)
-        alone = model is None
         model = ConvertModelUtils.convert_to_thor_model(
             model, net, loss, optimizer, metrics={"acc"}, **options
         )
-        flags = norm.get_flags()
+        return model, norm
+
+    @pytest.mark.parametrize("keep", [True, False])
+    @pytest.mark.parametrize("model", [None, Model])
+    def test_batch_norm_is_in_float32_or_float16(self, model, keep):
+        flags = self.converted(model, keep)[1].get_flags()
         assert (flags["fp32"], flags["fp16"]) == (keep, not keep)
-        if alone:
-            return
+
+    def test_it_trains_and_its_running_statistics_are_float32(self):
+        model, norm = self.converted(Model, keep=False)
         seen = Seen()
         model.train(3, batches(256), callbacks=[seen])
         losses = [row[2] for row in seen.rows]
@@ -471,5 +457,4 @@ class TestRefusals:
             convert(network=net, optimizer=optimizer)
         assert [type(cell) for _, cell in net.cells_and_names()] == cells
         del net[1].float16_by_step
-        model = convert(network=net, optimizer=optimizer)
-        model.train(1, dataset())
+        convert(network=net, optimizer=optimizer)
