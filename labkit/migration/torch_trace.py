@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from labkit.migration.trace import STATISTICS, Trace, recorder
+from labkit.migration.trace import Arrays, Trace, recorder, stages_of
 
 
 def torch_trace(
@@ -29,7 +29,7 @@ def torch_trace(
     batch = torch.as_tensor(images).to(kind), torch.as_tensor(labels).long()
     before = _values(module)
     module.train()
-    forward: dict[str, np.ndarray] = {}
+    forward: Arrays = {}
     handles = []
     for name, part in module.named_modules():
         if name:
@@ -49,19 +49,11 @@ def torch_trace(
         if p.requires_grad
     }
     optimizer.step()
-    after = _values(module)
-    stages = {
-        "preprocessing": {"images": images, "labels": labels},
-        "weights": before,
-        "forward": forward,
-        "loss": {"loss": loss.detach().numpy()},
-        "gradients": gradients,
-        "update": {name: after[name] - before[name] for name in gradients},
-        "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in STATISTICS},
-    }
+    result = loss.detach().numpy()
+    stages = stages_of((images, labels), before, forward, result, gradients, _values(module))
     return Trace(f"PyTorch {torch.__version__}, {str(kind).removeprefix('torch.')}", stages)
 
 
-def _values(module: torch.nn.Module) -> dict[str, np.ndarray]:
+def _values(module: torch.nn.Module) -> Arrays:
     tensors = module.state_dict().items()
     return {name: t.numpy().copy() for name, t in tensors if t.is_floating_point()}

@@ -27,6 +27,7 @@ from labkit.steps.state import set_state
 STATISTICS = ("running_mean", "running_var")
 STAGES = ("preprocessing", "weights", "forward", "loss", "gradients", "update", "statistics")
 
+Arrays = dict[str, np.ndarray]
 _FLOATS = (ms.float16, ms.float32, ms.float64)
 
 
@@ -100,19 +101,33 @@ def trace(
     loss, gradients = step(*batch)
     after = _values(network, names)
     by_name = {p.name: g.asnumpy() for p, g in zip(optimizer.parameters, gradients, strict=True)}
-    trained = [pair for pair in names if pair.mindspore in by_name]
-    stages = {
-        "preprocessing": {"images": np.asarray(images), "labels": np.asarray(labels)},
+    gradients = {
+        pair.torch: by_name[pair.mindspore].reshape(pair.torch_shape)
+        for pair in names
+        if pair.mindspore in by_name
+    }
+    stages = stages_of((images, labels), before, forward, loss.asnumpy(), gradients, after)
+    return Trace(f"MindSpore {ms.__version__}, float32", stages)
+
+
+def stages_of(
+    batch: tuple,
+    before: Arrays,
+    forward: Arrays,
+    loss: np.ndarray,
+    gradients: Arrays,
+    after: Arrays,
+) -> dict[str, dict]:
+    """Return the stages of a step, from the weights and statistics before and after it."""
+    return {
+        "preprocessing": dict(zip(("images", "labels"), map(np.asarray, batch), strict=True)),
         "weights": before,
         "forward": forward,
-        "loss": {"loss": loss.asnumpy()},
-        "gradients": {
-            pair.torch: by_name[pair.mindspore].reshape(pair.torch_shape) for pair in trained
-        },
-        "update": {pair.torch: after[pair.torch] - before[pair.torch] for pair in trained},
+        "loss": {"loss": loss},
+        "gradients": gradients,
+        "update": {name: after[name] - before[name] for name in gradients},
         "statistics": {n: v for n, v in after.items() if n.rpartition(".")[2] in STATISTICS},
     }
-    return Trace(f"MindSpore {ms.__version__}, float32", stages)
 
 
 def _check_optimizer(network: nn.Cell, optimizer: nn.Optimizer) -> None:
@@ -125,7 +140,7 @@ def _check_optimizer(network: nn.Cell, optimizer: nn.Optimizer) -> None:
         )
 
 
-def _values(network: nn.Cell, names: list[Pair]) -> dict[str, np.ndarray]:
+def _values(network: nn.Cell, names: list[Pair]) -> Arrays:
     values = {p.name: p.asnumpy() for p in network.get_parameters() if p.dtype in _FLOATS}
     return {
         pair.torch: values[pair.mindspore].reshape(pair.torch_shape).copy()
@@ -134,13 +149,11 @@ def _values(network: nn.Cell, names: list[Pair]) -> dict[str, np.ndarray]:
     }
 
 
-def _forward(
-    network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]
-) -> dict[str, np.ndarray]:
+def _forward(network: nn.Cell, images: ms.Tensor, renames: Mapping[str, str]) -> Arrays:
     """Return the output of every cell in the order of the calls, statistics left as they were."""
     frozen = [p for p in network.get_parameters() if not p.requires_grad]
     kept = [p.asnumpy().copy() for p in frozen]
-    outputs: dict[str, np.ndarray] = {}
+    outputs: Arrays = {}
     handles = []
     for path, cell in network.cells_and_names():
         if path:

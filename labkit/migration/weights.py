@@ -69,7 +69,11 @@ def state_dict(
     Raises:
         InputError: when a counter is of no BatchNorm, or no integer >= 0.
     """
-    values = {parameter.name: _readable(parameter) for parameter in network.get_parameters()}
+    # NumPy has no bfloat16 that PyTorch or safetensors would take.
+    values = {
+        p.name: np.asarray(p.asnumpy(), np.float32 if p.dtype == ms.bfloat16 else None)
+        for p in network.get_parameters()
+    }
     state: State = {}
     for pair in pairs(network, renames):
         state[pair.torch] = values[pair.mindspore].reshape(pair.torch_shape).copy()
@@ -85,12 +89,6 @@ def state_dict(
 
 def _counters(state: State) -> list[str]:
     return [name for name in state if name.rpartition(".")[2] == COUNTER]
-
-
-def _readable(parameter: ms.Parameter) -> np.ndarray:
-    # NumPy has no bfloat16 that PyTorch or safetensors would take.
-    kind = np.float32 if parameter.dtype == ms.bfloat16 else None
-    return np.asarray(parameter.asnumpy(), kind)
 
 
 @names_checked

@@ -281,14 +281,18 @@ FAULTS = {
     "padding same": (lambda: step(Small(pad_mode="same", padding=0)), ("forward", "conv1")),
     "no label smoothing": (lambda: step(loss=smoothed_cross_entropy(4, 0.0)), ("loss", "loss")),
     "learning rate of the next step": (lambda: step(rates=RATES[1:]), ("update", "conv1.weight")),
+    "weight decay 0.1": (
+        lambda: step(optimizer=lambda n: momentum(n, RATES, decay=0.1)),
+        ("update", "conv1.weight"),
+    ),
     "channels in the order BGR": (images(lambda x: x[:, ::-1]), ("preprocessing", "images")),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_reported_first_where_it_is(reference, fault):
+def test_a_planted_fault_is_reported_first_where_it_is(reference, fault, form):
     faulty, (stage, name) = FAULTS[fault]
-    rows = compare_step(faulty(), reference)
+    rows = compare_step(faulty(), form(reference))
     row = first_difference(rows)
     assert (row.stage, row.name) == (stage, name), stage_table(rows)
     # Far over the tolerance: no matter of rounding. An epsilon changes an output by eps / 2 var.
