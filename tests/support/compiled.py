@@ -34,9 +34,7 @@ class Operator:
     """One node of a compiled graph."""
 
     name: str  # of the primitive: MatMul; "call" for the call of another graph
-    inputs: tuple[Shape, ...]  # of its tensors, those in a tuple too; -1: only the run knows
-    outputs: tuple[Shape, ...]
-    gradient: bool  # whether it comes from differentiating
+    outputs: tuple[Shape, ...]  # of its tensors, those in a tuple too; -1: only the run knows
     scope: str  # path of the cells around it: Default/network-LeNet5/fc1-Dense
 
 
@@ -83,9 +81,7 @@ def _operator(name: str, lines: Iterator[str]) -> Operator:
         if scope:
             if types is None:
                 raise ValueError(f"{name} in {scope[1]} has no line of types")
-            path = scope[1].rpartition("/")[0]
-            gradient = path.startswith("Gradients/")
-            return Operator(name, _shapes(types[1]), _shapes(types[2] or ""), gradient, path)
+            return Operator(name, _shapes(types[2] or ""), scope[1].rpartition("/")[0])
         if _NODE.match(line):
             break
     raise ValueError(f"{name} has no scope")

@@ -3,10 +3,18 @@
 import hashlib
 import importlib.util
 import io
+import os
+import re
 import tarfile
 import threading
+import urllib.parse
+import warnings
+import zipfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import scipy.io
@@ -37,6 +45,23 @@ def tar(files, mode="w") -> bytes:
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
     return packed.getvalue()
+
+
+def pack(kind: str, path: Path, files: Iterable[tuple[str, bytes]]) -> Path:
+    """Store (name, content) pairs as a "folder", "zip", "tar", "tar.gz" ... at ``path``."""
+    if kind == "folder":
+        for name, content in files:
+            target = path / name.replace("../", "up/").lstrip("/")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # for a name that is there twice
+            for name, content in files:
+                archive.writestr(name, content)
+    else:
+        path.write_bytes(tar(files, f"w:{kind.partition('.')[2]}"))
+    return path
 
 
 def special(name, kind, target="") -> tuple[tarfile.TarInfo, bytes]:
@@ -94,33 +119,62 @@ def tree(folder) -> dict[str, bytes]:
     }
 
 
+def _name(path: str) -> str:
+    return urllib.parse.urlsplit(path).path.rpartition("/")[2]
+
+
 class Handler(BaseHTTPRequestHandler):
-    """Serves ``server.files`` by name; ``server.cut`` says after how many bytes an answer ends."""
+    """Serves ``server.files`` by name, as ``served`` says."""
 
     def do_GET(self):
-        self.server.asked.append(self.headers.get("Range"))
-        content = self.server.files.get(self.path.rpartition("/")[2])
-        if content is None:
-            return self.send_error(404)
-        wanted = self.headers.get("Range", "bytes=0-")
-        start = int(wanted.removeprefix("bytes=").removesuffix("-"))
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
-        self.send_header("Content-Length", str(len(content) - start))
-        self.send_header("ETag", '"1"')
+        server, content = self.server, self.server.files.get(_name(self.path))
+        server.asked.append(self.headers)
+        if server.statuses or content is None:
+            return self.send_error(server.statuses.pop(0) if server.statuses else 404)
+        start, wanted = 0, re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        same = not server.if_range or self.headers.get("If-Range") in server.headers.values()
+        if wanted and server.ranges and same:
+            start = int(wanted[1])
+            if start >= len(content):
+                return self.send_error(416)
+            self.send_response(206)
+            of = f"bytes {start + server.shift}-{len(content) - 1}/{len(content)}"
+            self.send_header("Content-Range", of)
+        else:
+            self.send_response(200)
+        if server.length:
+            self.send_header("Content-Length", str(len(content) - start))
+        for name, value in server.headers.items():
+            self.send_header(name, value)
         self.end_headers()
-        end, self.server.cut = self.server.cut, None
-        self.wfile.write(content[start:end])
+        keep = server.cuts.pop(0) if server.cuts else len(content)
+        self.wfile.write(content[start : start + keep])
 
     def log_message(self, *_):
         pass
 
 
-def serve(files: dict[str, bytes]) -> ThreadingHTTPServer:
-    """Start a server of ``files`` on this machine; the caller shuts it down."""
+@contextmanager
+def served(files: dict[str, bytes]) -> Iterator[ThreadingHTTPServer]:
+    """Give a server of ``files`` on this machine, which tests may change while it runs.
+
+    ``cuts``: after how many bytes each answer ends; ``statuses``: errors that it begins with;
+    ``asked``: the headers of each request; ``shift``: how far a part lies from what was asked for.
+    """
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    server.files, server.asked, server.cut = files, [], None
+    server.files, server.headers, server.shift = files, {"ETag": '"one"'}, 0
+    server.ranges = server.if_range = server.length = True
+    server.asked, server.cuts, server.statuses = [], [], []
     server.address = f"http://127.0.0.1:{server.server_port}/data"
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    return server
+    with server, patch.dict(os.environ, no_proxy="127.0.0.1"):
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
+def ranges(server: ThreadingHTTPServer) -> list[str | None]:
+    """Return which part each request has asked for."""
+    return [headers.get("Range") for headers in server.asked]

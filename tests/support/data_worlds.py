@@ -5,17 +5,20 @@ A world has ``script``, the module; ``source``, what the small official data is 
 """
 
 import dataclasses
+import functools
 import hashlib
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from labkit.data import idx
 from tests.support.data_archives import TRUTH, WNIDS, image, kit, load, published, tar, tree
-from tests.support.idx_files import write_idx
+from tests.support.idx_files import write_set
 
 COUNTS = {"n00000001": 3, "n00000002": 2, "n00000003": 4}
 _RECORDS = {"train": 12, "val": 6}
@@ -27,14 +30,19 @@ def quiet(line: str) -> None:
 
 
 def cifar_records(label_bytes: int, labels, seed: int) -> tuple[bytes, np.ndarray]:
-    """Return the content of a .bin file and its images (n, 32, 32, 3)."""
+    """Return the content of a .bin file and its images (n, 32, 32, 3).
+
+    Channel by channel and row by row, as the format is described.
+    """
     random = np.random.default_rng(seed)
-    images = random.integers(0, 256, (len(labels), 3, 32, 32), dtype=np.uint8)
-    content = b"".join(
-        bytes([7] * (label_bytes - 1) + [label]) + pixels.tobytes()
-        for label, pixels in zip(labels, images, strict=True)
-    )
-    return content, images.transpose(0, 2, 3, 1)
+    images = random.integers(0, 256, (len(labels), 32, 32, 3), dtype=np.uint8)
+    content = bytearray()
+    for label, pixels in zip(labels, images, strict=True):
+        content += bytes([7] * (label_bytes - 1) + [label])
+        for channel in range(3):
+            for row in range(32):
+                content += bytes(pixels[row, :, channel])
+    return bytes(content), images
 
 
 class Cifar:
@@ -110,6 +118,12 @@ class CifarOwn(Cifar):
         return super().prepare(out, source or self.mine, say)
 
 
+def imagenet_image(wnid: str, number: int) -> tuple[str, bytes]:
+    """Return name and content of a training image; one is a PNG, as one of ImageNet's is."""
+    kind = "PNG" if (wnid, number) == ("n00000002", 1) else "JPEG"
+    return f"{wnid}_{number}.JPEG", image(number * 7 + int(wnid[1:]), format=kind)
+
+
 class ImageNet:
     """ImageNet of three classes in three archives, ``contents``."""
 
@@ -127,7 +141,7 @@ class ImageNet:
     @staticmethod
     def inner(wnid: str, count: int) -> bytes:
         """Return the archive of one class."""
-        return tar((f"{wnid}_{n}.JPEG", image(n * 7 + int(wnid[1:]))) for n in range(count))
+        return tar(imagenet_image(wnid, n) for n in range(count))
 
     def train_members(self) -> list[tuple[str, bytes]]:
         return [(f"{wnid}.tar", self.inner(wnid, count)) for wnid, count in COUNTS.items()]
@@ -164,7 +178,8 @@ class ImageNet:
         files = {}
         for wnid, count in COUNTS.items():
             for n in range(count):
-                files[f"train/{wnid}/{wnid}_{n}.JPEG"] = image(n * 7 + int(wnid[1:]))
+                name, content = imagenet_image(wnid, n)
+                files[f"train/{wnid}/{name}"] = content
         for n, label in enumerate(TRUTH, 1):
             name = f"ILSVRC2012_val_{n:08d}.JPEG"
             files[f"val/{WNIDS[label - 1]}/{name}"] = image(100 + n)
@@ -195,11 +210,23 @@ class Mnist:
         return {f"{folder}/{name}": files[name] for name, folder in self.script.FILES.items()}
 
 
+@functools.cache
+def _read_pair(*paths):
+    return idx.read_pair(*paths)
+
+
+def color_digits():
+    """Import the script that draws colour digits; it reads MNIST once for all tests."""
+    script = load("color_digits")
+    script.idx = SimpleNamespace(read_pair=_read_pair)
+    return script
+
+
 class ColorDigits:
     """Colour digits: 20 and 10 of them, drawn from the bundled MNIST."""
 
     def __init__(self, folder: Path):
-        self.script, self.source = load("color_digits"), None
+        self.script, self.source = color_digits(), None
 
     def prepare(self, out, source=None, say=quiet, **options) -> Path:
         return self.script.prepare(**({"train": 20, "val": 10, "out": out, "say": say} | options))
@@ -217,12 +244,10 @@ WORLDS = {
 def write_mnist(folder: Path, seed: int = 0, suffix: str = "") -> Path:
     """Store a small set of MNIST's structure, all in one folder; return the folder."""
     random = np.random.default_rng(seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    for prefix, count in (("train", 40), ("t10k", 20)):
+    for usage, count in (("train", 40), ("test", 20)):
         images = random.integers(0, 256, (count, 28, 28), dtype=np.uint8)
         labels = random.integers(0, 10, count, dtype=np.uint8)
-        write_idx(folder / f"{prefix}-images-idx3-ubyte{suffix}", images)
-        write_idx(folder / f"{prefix}-labels-idx1-ubyte{suffix}", labels)
+        write_set(folder, usage, images, labels, suffix)
     return folder
 
 

@@ -12,3 +12,11 @@ def write_idx(path: Path, array: np.ndarray) -> Path:
     content = header + array.tobytes()
     path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return path
+
+
+def write_set(folder: Path, usage: str, images: np.ndarray, labels: np.ndarray, end="") -> None:
+    """Write a set, "train" or "test", under MNIST's names into a folder."""
+    prefix = {"train": "train", "test": "t10k"}[usage]
+    folder.mkdir(parents=True, exist_ok=True)
+    write_idx(folder / f"{prefix}-images-idx3-ubyte{end}", images)
+    write_idx(folder / f"{prefix}-labels-idx1-ubyte{end}", labels)

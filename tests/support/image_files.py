@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,14 @@ def store(folder: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return folder
+
+
+def write_pictures(root: Path, classes: Sequence[str], each: int) -> Path:
+    """Store so many JPEGs of each class, no two alike."""
+    for label, name in enumerate(classes):
+        images = [Image.fromarray(picture(seed=n + 20 * label)) for n in range(each)]
+        store(root / name, {f"{n}.jpg": encode(image, "JPEG") for n, image in enumerate(images)})
+    return root
 
 
 def numbered(root: Path, counts: dict[str, int]) -> Path:

@@ -1,6 +1,8 @@
-"""Cells of a small lab, and its notebook."""
+"""Cells of a small lab, and its notebook; cells with an output, as nbformat's objects."""
 
 import json
+
+from nbformat.v4 import new_code_cell, new_output
 
 CHECK = "from labkit.labs.exercises.accumulation import check\n\n\n"
 STUB = "def {0}(pixels):\n    raise NotImplementedError\n\n\npassed = check('{0}', {0})"
@@ -13,6 +15,21 @@ def code(name, source, **more):
 
 def text(name, source):
     return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
+
+
+def printed(said, *tags, source="print(1)"):
+    """An executed cell that has printed ``said``."""
+    made = new_code_cell(source, execution_count=3)
+    made.metadata["tags"] = list(tags)
+    made.outputs = [new_output("stream", name="stdout", text=said)]
+    return made
+
+
+def shown(kind, content, about=None):
+    """An executed cell with one output of a kind."""
+    made = new_code_cell("show()", execution_count=3)
+    made.outputs = [new_output("display_data", data={kind: content}, metadata=about or {})]
+    return made
 
 
 def lab_cells():

@@ -50,8 +50,10 @@ def wait_until(condition, seconds=60):
         time.sleep(0.02)
 
 
-def interrupted(arguments: list[str], mark: Path, is_time: Callable[[], bool]) -> tuple:
-    """Start `labkit` with ``arguments``, send it Ctrl-C once ``is_time``, if it still runs.
+def interrupted(
+    arguments: list[str], mark: Path, is_time: Callable[[], bool], by: int = signal.SIGINT
+) -> tuple:
+    """Start `labkit` with ``arguments``, end it by Ctrl-C once ``is_time``, if it still runs.
 
     Returns (exit code, stdout, stderr). Nothing that it has started lives on.
     """
@@ -64,7 +66,7 @@ def interrupted(arguments: list[str], mark: Path, is_time: Callable[[], bool]) -
     ) as process:
         try:
             wait_until(lambda: is_time() or process.poll() is not None)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(by)
             stdout, stderr = process.communicate(timeout=30)
             assert not marked(mark) and "Traceback" not in stderr
         finally:

@@ -16,7 +16,7 @@ import mindspore
 from mindspore import ops
 from mindspore.ops import auto_generate, operations
 
-from tests.support.compiled import CALL, Operator
+from tests.support.compiled import CALL
 
 PLATFORMS = frozenset({"Ascend", "GPU", "CPU"})
 
@@ -103,14 +103,13 @@ def platforms(name: str) -> frozenset[str]:
     )
 
 
-def missing(operators: Iterable[Operator]) -> dict[str, frozenset[str]]:
-    """Return what is not documented for all platforms, and the platforms that it lacks.
+def missing(operators: Iterable[str]) -> dict[str, frozenset[str]]:
+    """Return which of these names is not documented for all platforms, and what each lacks.
 
     What ``EXCEPTIONS`` names is left out, for the platforms it names. Raises ``Undocumented``.
     """
     lacking = {
-        name: PLATFORMS - platforms(name) - EXCEPTIONS.get(name, frozenset())
-        for name in {o.name for o in operators}
+        name: PLATFORMS - platforms(name) - EXCEPTIONS.get(name, frozenset()) for name in operators
     }
     return {name: lacks for name, lacks in lacking.items() if lacks}
 

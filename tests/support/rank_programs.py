@@ -1,8 +1,16 @@
 """What programs that run on each rank share. No MindSpore import: ``start`` comes first."""
 
+import contextlib
 import os
 
 import numpy as np
+
+
+def in_mode(compiled):
+    """What is inside runs as graphs, or operator by operator, which compiles nothing."""
+    from labkit.runtime import pynative
+
+    return contextlib.nullcontext() if compiled else pynative()
 
 
 def save(out, rank, values):

@@ -48,6 +48,7 @@ SETTINGS = {
         "workers": 2,
         "loss_scale": 1.0,
         "precision": "O0",
+        "layout": "documents",
     },
     "subspace_stage_1": _SHARED
     | {
@@ -60,9 +61,16 @@ SETTINGS = {
         "save_checkpoint_epochs": 1,
         "keep_checkpoint_max": 2,
         "precision": "O0",
+        "layout": "documents",
     },
     "subspace_stage_2": _SHARED
-    | {"epoch_size": 2, "n_components": 3, "trials": 4, "precision": "O0"},
+    | {
+        "epoch_size": 2,
+        "n_components": 3,
+        "trials": 4,
+        "precision": "O0",
+        "layout": "documents",
+    },
 }
 NAMES = tuple(SETTINGS)
 LAYERS = ([1, 1, 1, 1], [4, 4, 8, 8], [4, 8, 8, 16])
@@ -90,6 +98,21 @@ def settings(name, out, **changed):
 def newest(folder):
     """The newest checkpoint in a run folder."""
     return max((folder / "checkpoint").iterdir())
+
+
+def arrays(path):
+    """The arrays in a checkpoint by name; its texts say where the training stood."""
+    from mindspore import Tensor
+
+    from labkit.training import checkpoint
+
+    values = checkpoint.read(path)
+    return {name: v.asnumpy() for name, v in values.items() if isinstance(v, Tensor)}
+
+
+def rates_of(step):
+    """The array of a step's learning rates."""
+    return {p.name: p for p in step.get_parameters()}["learning_rate"].asnumpy()
 
 
 def shrink(norm=None):

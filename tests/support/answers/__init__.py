@@ -1,4 +1,4 @@
-"""Each exercise solved rightly, by a function of its name, and wrongly in the ways learners do.
+"""Each exercise solved: rightly by its lab's solution notebook, wrongly in the ways learners do.
 
 ``WRONG`` of a lab: (exercise, wrong function, a part of the hint that it is to get). Written
 without looking at labkit's HINTS; answers that are these' own functions to the letter are left out.

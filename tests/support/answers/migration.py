@@ -1,46 +1,22 @@
-"""Lab 02: right answers, and wrong ones."""
+"""Lab 02: wrong answers."""
 
+import functools
 import math
 
 import numpy as np
 from mindspore import Tensor
 
-from labkit.runtime import pynative
+from tests.support.solutions import solved
 
-
-def same_padding(size, kernel, stride):
-    outputs, padding = -(-size // stride), 0
-    while (size + padding - kernel) // stride + 1 < outputs:
-        padding += 1
-    return padding // 2, padding - padding // 2
-
-
-def running_variance(old, values, torch_momentum):
-    new = np.square(values - values.mean()).sum() / (len(values) - 1)
-    return old + torch_momentum * (new - old)
-
-
-def smooth_targets(label, classes, smoothing):
-    return (1 - smoothing) * np.eye(classes)[label] + smoothing / classes
-
-
-def preprocess(pixels, mean, std):
-    return (pixels / 255 - mean) / std
-
-
-def scheduled_rate(update, updates, warmup, rate):
-    if update < warmup:
-        return (update + 1) / warmup * rate
-    return 0.5 * rate + 0.5 * rate * math.cos(math.pi * (update - warmup) / (updates - warmup))
-
-
+right = solved("02_resnet50_migration")
+_first_fault = functools.cache(right.first_fault)  # it builds two networks
 NAMES = [
     ("gamma", "weight"), ("beta", "bias"),
     ("moving_mean", "running_mean"), ("moving_variance", "running_var"),
 ]  # fmt: skip
 
 
-def load_weights(resnet, names=NAMES, parameters=lambda network: network.get_parameters()):
+def _load(resnet, names=NAMES, parameters=lambda network: network.get_parameters()):
     for parameter in parameters(resnet.network):
         name = parameter.name
         for here, there in names:
@@ -50,22 +26,8 @@ def load_weights(resnet, names=NAMES, parameters=lambda network: network.get_par
     return resnet.logits()
 
 
-def first_fault(resnet):
-    seen = []
-    for network in (resnet.right, resnet.wrong):
-        for name in resnet.stages:
-            part = network.__getattr__(name)
-            part.register_forward_hook(lambda cell, inputs, output: seen.append(output.asnumpy()))
-        with pynative():
-            network(resnet.images)
-    half = len(seen) // 2
-    for place in range(half):
-        if np.abs(seen[place] - seen[place + half]).max() > 1e-6:
-            return place
-
-
 def _trainable(resnet):
-    return load_weights(resnet, parameters=lambda network: network.trainable_params())
+    return _load(resnet, parameters=lambda network: network.trainable_params())
 
 
 def _padded(outputs_of, least=0):
@@ -78,7 +40,7 @@ def _padded(outputs_of, least=0):
 
 def _after_warmup(rate_at):
     def attempt(i, n, w, rate):
-        return scheduled_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
+        return right.scheduled_rate(i, n, w, rate) if i < w else rate_at(i, n, w, rate)
 
     return attempt
 
@@ -106,7 +68,7 @@ WRONG = [
     ("preprocess", lambda pixels, mean, std: (pixels - pixels.mean()) / pixels.std(), "own mean"),
     ("scheduled_rate", lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * min(i, w) / w)), "the document's"),
-    ("scheduled_rate", lambda i, n, w, rate: scheduled_rate(i, n, w, rate) if i < w else (
+    ("scheduled_rate", lambda i, n, w, rate: right.scheduled_rate(i, n, w, rate) if i < w else (
         rate / 2 * (1 + math.cos(math.pi * i / n))), "where does the cosine begin"),
     ("scheduled_rate", _after_warmup(lambda i, n, w, rate: rate / 2 * (
         1 + math.cos(math.pi * (i - w) / n))), "does not reach 0"),
@@ -116,12 +78,12 @@ WRONG = [
     ("scheduled_rate", _after_warmup(
         lambda i, n, w, rate: rate - rate * (i - w) / (n - w)), "a straight line"),
     ("load_weights", _trainable, "running statistics"),
-    ("load_weights", lambda resnet: load_weights(resnet, []), "other names"),
-    ("load_weights", lambda resnet: load_weights(
+    ("load_weights", lambda resnet: _load(resnet, []), "other names"),
+    ("load_weights", lambda resnet: _load(
         resnet, [("gamma", "bias"), ("beta", "weight"), *NAMES[2:]]), "changed places"),
-    ("load_weights", lambda resnet: load_weights(resnet, NAMES[2:]), "not its scale"),
+    ("load_weights", lambda resnet: _load(resnet, NAMES[2:]), "not its scale"),
     ("first_fault", lambda resnet: 6, "the last one that differs"),
-    ("first_fault", lambda resnet: first_fault(resnet) - 1, "still agrees"),
-    ("first_fault", lambda resnet: 7 - first_fault(resnet), "how many stages differ"),
-    ("first_fault", lambda resnet: first_fault(resnet) + 1, "counted from 1"),
+    ("first_fault", lambda resnet: _first_fault(resnet) - 1, "still agrees"),
+    ("first_fault", lambda resnet: 7 - _first_fault(resnet), "how many stages differ"),
+    ("first_fault", lambda resnet: _first_fault(resnet) + 1, "counted from 1"),
 ]  # fmt: skip

@@ -1,24 +1,6 @@
-"""Notebook 00: right answers, and wrong ones."""
+"""Notebook 00: wrong answers."""
 
 import numpy as np
-
-
-def output_side(size, kernel, stride, pad_mode):
-    return -(-size // stride) if pad_mode == "same" else (size - kernel) // stride + 1
-
-
-def gradient_of_squares(x, y, w):
-    # Here, so that `labkit.start` comes first.
-    import mindspore as ms
-    from mindspore import Tensor
-
-    rows, targets = Tensor(x), Tensor(y)
-
-    def loss(weights):
-        return (((rows * weights).sum(axis=1) - targets) ** 2).mean()
-
-    return ms.grad(loss)(Tensor(w)).asnumpy()
-
 
 WRONG = [
     ("output_side", lambda size, kernel, stride, mode: -(-size // stride), "no part in it"),

@@ -1,11 +1,10 @@
-"""Lab 05: right answers, and wrong ones."""
+"""Lab 05: wrong answers."""
 
 import numpy as np
-from mindspore import Tensor, ops
 
+from tests.support.solutions import solved
 
-def swa(average, count, weights):
-    return average + (weights - average) / (count + 1)
+right = solved("05_dimension_reduction")
 
 
 def _gram_shares(rows, components, power=1.0):
@@ -14,25 +13,7 @@ def _gram_shares(rows, components, power=1.0):
     return values[:components] / values.sum()
 
 
-def explained(snapshots, components):
-    return _gram_shares(snapshots - snapshots.mean(axis=0), components)
-
-
-def nearest_point(basis, mean, weights):
-    coordinates = [row @ (weights - mean) for row in basis]
-    return mean + sum(x * row for x, row in zip(coordinates, basis, strict=True))
-
-
-def line_search(losses, loss, slope, rho, sigma):
-    rate = 1.0
-    for trial in losses:
-        if trial < loss + sigma * rate * slope:
-            return rate
-        rate *= rho
-    return 0.0
-
-
-def lenet_average(lenet, sizes, updates, weigh=np.mean):
+def _average(lenet, sizes, updates, weigh):
     snapshots = [[] for _ in lenet.parameters]
     for number in range(updates):
         batch = lenet.micro_batches(sizes)[number % len(sizes)]
@@ -42,40 +23,12 @@ def lenet_average(lenet, sizes, updates, weigh=np.mean):
     return [weigh(kept, axis=0) for kept in snapshots]
 
 
-def direction(gradient, pairs):
-    """L-BFGS: the two-loop recursion."""
-    pairs, q, kept = [(s, y) for s, y in pairs if y @ s > 0], gradient, []
-    for s, y in reversed(pairs):
-        kept.append(s @ q / (y @ s))
-        q = q - kept[-1] * y
-    for s, y in pairs:
-        q = q + (kept.pop() - y @ q / (y @ s)) * s
-    return -q
-
-
-def lenet_search(lenet, basis, rho, sigma, factor=1.0):
-    (batch,) = lenet.micro_batches([12])
-    start = [parameter.asnumpy().copy() for parameter in lenet.parameters]
-    slopes = [gradient.asnumpy().ravel() for gradient in lenet.gradients(*batch)]
-    g_k = basis @ np.concatenate(slopes)
-    move, loss = -factor * basis.T @ g_k, lenet.loss(*batch)
-    ends = np.cumsum([weights.size for weights in start])[:-1]
-    for m in range(20):
-        parts = np.split(rho**m * move, ends)
-        for parameter, weights, part in zip(lenet.parameters, start, parts, strict=True):
-            ops.assign(parameter, Tensor(np.float32(weights + part.reshape(weights.shape))))
-        trial = lenet.loss(*batch)
-        if trial < loss - sigma * rho**m * factor * g_k @ g_k:
-            return rho**m, trial
-    return 0.0, loss
-
-
 def _by_snapshot(snapshots, components):
     return _gram_shares(snapshots - snapshots.mean(axis=1)[:, None], components)
 
 
 def _among_themselves(snapshots, components):
-    shares = explained(snapshots, components)
+    shares = right.explained(snapshots, components)
     return shares / shares.sum()
 
 
@@ -130,7 +83,7 @@ WRONG = [
     ("explained", _by_snapshot, "of a snapshot, or over the snapshots"),
     ("explained", lambda x, k: _gram_shares(x - x.mean(0), k, 0.5), "grow with a length"),
     ("explained", _among_themselves, "no variance outside"),
-    ("explained", lambda x, k: explained(x, k).cumsum(), "of each one alone"),
+    ("explained", lambda x, k: right.explained(x, k).cumsum(), "of each one alone"),
     ("explained", _eigenvalues, "not yet shares"),
     ("nearest_point", lambda p, m, w: p.T @ p @ w, "goes through 0"),
     ("nearest_point", lambda p, m, w: p.T @ p @ (w - m), "where is the point itself"),
@@ -145,22 +98,22 @@ WRONG = [
     ("line_search", _argmin, "when does the search stop"),
     ("line_search", _m, "how far does trial m go"),
     ("line_search", _always, "taken all the same"),
-    ("lenet_average", lambda lenet, sizes, updates: lenet_average(
+    ("lenet_average", lambda lenet, sizes, updates: _average(
         lenet, sizes, updates, weigh=lambda kept, axis: kept[-1]), "is every snapshot a copy"),
-    ("lenet_average", lambda lenet, sizes, updates: lenet_average(
+    ("lenet_average", lambda lenet, sizes, updates: _average(
         lenet, sizes, updates, weigh=np.sum), "a sum"),
-    ("lenet_average", lambda lenet, sizes, updates: lenet_average(
+    ("lenet_average", lambda lenet, sizes, updates: right.lenet_average(
         lenet, sizes, updates - 1), "off by"),
     ("direction", lambda g, pairs: _matrix(g, pairs, skip=False), "not positive definite"),
     ("direction", lambda g, pairs: -_matrix(g, pairs), "uphill"),
-    ("direction", lambda g, pairs: direction(g, pairs[-1:]), "only the newest pair"),
-    ("direction", lambda g, pairs: direction(g, pairs[::-1]), "in the wrong order"),
+    ("direction", lambda g, pairs: right.direction(g, pairs[-1:]), "only the newest pair"),
+    ("direction", lambda g, pairs: right.direction(g, pairs[::-1]), "in the wrong order"),
     ("direction", lambda g, pairs: _matrix(
         g, pairs, left=lambda s, y: np.outer(y, s)), "off by"),
-    ("lenet_search", lambda lenet, p, rho, sigma: lenet_search(
-        lenet, p, rho, sigma, factor=-1.0), "does the direction lead downhill"),
-    ("lenet_search", lambda lenet, p, rho, sigma: lenet_search(
+    ("lenet_search", lambda lenet, p, rho, sigma: (
+        0.0, lenet.loss(*lenet.micro_batches([12])[0])), "does the direction lead downhill"),
+    ("lenet_search", lambda lenet, p, rho, sigma: right.lenet_search(
         lenet, p, rho, 0.0), "whatever its loss"),
-    ("lenet_search", lambda lenet, p, rho, sigma: lenet_search(
+    ("lenet_search", lambda lenet, p, rho, sigma: right.lenet_search(
         lenet, p, rho, sigma)[::-1], "their order is not"),
 ]  # fmt: skip

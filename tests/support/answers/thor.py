@@ -1,43 +1,13 @@
-"""Lab 03: right answers, and wrong ones."""
+"""Lab 03: wrong answers."""
 
 import math
 
 import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import nn, ops
 
+from tests.support.solutions import solved
 
-def patch_factor(patches):
-    return np.einsum("nit,njt->ij", patches, patches) / (len(patches) * patches.shape[-1])
-
-
-def unscaled_factor(derivatives, loss_scale):
-    return len(derivatives) * derivatives.T @ derivatives / loss_scale**2
-
-
-def block_inverse(factor, damping, split):
-    n = len(factor)
-    count = (n + split - 1) // split
-    size = (n + count - 1) // count
-    mask = np.kron(np.eye(count), np.ones((size, size)))[:n, :n]
-    return np.linalg.inv(factor * mask + damping * np.eye(n))
-
-
-def pi_damping(a_factor, g_factor, positions, damping):
-    pi = (np.diag(a_factor).mean() / np.diag(g_factor).mean()) ** 0.5
-    root = (damping / positions) ** 0.5
-    return np.array([root * pi, root / pi])
-
-
-def refreshes_and_mean_time(updates, frequency, refresh, cached):
-    count = math.ceil(updates / frequency)
-    return count, cached + (refresh - cached) * count / updates
-
-
-def trace_decision(a_factor, g_factor, positions, damping, last, high, low):
-    fisher = positions * np.kron(g_factor, a_factor)
-    now = np.trace(fisher + damping * np.eye(len(fisher)))
-    change = abs(now / last - 1)
-    return change, int(change > high) - int(change < low)
+right = solved("03_thor")
 
 
 def _tap(of_p, of_d):
@@ -51,31 +21,9 @@ def _tap(of_p, of_d):
     return Tap()
 
 
-def lenet_factors(lenet):
-    tap = _tap(lambda p: ops.matmul(p.T, p) / len(p), lambda d: len(d) * ops.matmul(d.T, d))
-    return [factor.asnumpy() for factor in lenet.through(tap)]
-
-
-def _own_factors(p, d):
-    p, d = p.asnumpy().astype(np.float64), 12 * d.asnumpy().astype(np.float64)
-    return np.cov(p.T, bias=True) + np.outer(p.mean(0), p.mean(0)), d.T @ d / 12
-
-
-def lenet_thor(lenet, damping, updates):
-    kept = None
-    for _ in range(updates):
-        gradients, p, d = lenet.seen()
-        kept = kept or _own_factors(p, d)
-        a, g = (factor + np.sqrt(damping) * np.eye(len(factor)) for factor in kept)
-        solved = np.linalg.solve(g, np.linalg.solve(a, gradients[6].asnumpy().T).T)
-        gradients[6] = Tensor(solved.astype(np.float32))
-        lenet.update(gradients)
-    return [parameter.asnumpy() for parameter in lenet.parameters]
-
-
 def _inverse_in_blocks(factor, damping, split):  # blocks of the whole inverse
     whole = np.linalg.inv(factor + damping * np.eye(len(factor)))
-    return np.where(block_inverse(np.ones_like(factor), 1.0, split) != 0, whole, 0)
+    return np.where(right.block_inverse(np.ones_like(factor), 1.0, split) != 0, whole, 0)
 
 
 def _uneven(factor, damping, split):
@@ -101,8 +49,8 @@ WRONG = [
         _tap(lambda p: p.T @ p, lambda d: 12 * d.T @ d))], "A is a sum"),
     ("lenet_factors", lambda lenet: [factor.asnumpy() for factor in lenet.through(
         _tap(lambda p: p.T @ p / 12, lambda d: d.T @ d))], "is it G yet"),
-    ("lenet_factors", lambda lenet: lenet_factors(lenet)[::-1], "their order is not"),
-    ("lenet_thor", lambda lenet, damping, updates: lenet_thor(
+    ("lenet_factors", lambda lenet: right.lenet_factors(lenet)[::-1], "their order is not"),
+    ("lenet_thor", lambda lenet, damping, updates: right.lenet_thor(
         lenet, damping**2, updates), "the whole damping"),
     ("patch_factor", lambda p: p.mean(0) @ p.mean(0).T / p.shape[2], "forgets the batch"),
     ("patch_factor", lambda p: np.einsum("nit,njt->ij", p, p) / p.shape[1], "no number of samples"),
@@ -113,13 +61,13 @@ WRONG = [
     ("unscaled_factor", lambda d, s: np.outer(d.sum(0), d.sum(0)) / s**2, "forgets the batch"),
     ("block_inverse", _inverse_in_blocks, "not inverses of the blocks"),
     ("block_inverse", _uneven, "as equal as possible"),
-    ("block_inverse", lambda f, damping, split: block_inverse(
+    ("block_inverse", lambda f, damping, split: right.block_inverse(
         f + damping, 0.0, split), "every entry"),
-    ("block_inverse", lambda f, damping, split: block_inverse(f, 0, split), "no damping"),
-    ("pi_damping", lambda a, g, t, damping: pi_damping(a, g, t, damping)[::-1], "larger"),
-    ("pi_damping", lambda a, g, t, damping: pi_damping(
+    ("block_inverse", lambda f, damping, split: right.block_inverse(f, 0, split), "no damping"),
+    ("pi_damping", lambda a, g, t, damping: right.pi_damping(a, g, t, damping)[::-1], "larger"),
+    ("pi_damping", lambda a, g, t, damping: right.pi_damping(
         a * len(a), g * len(g), t, damping), "over what"),
-    ("pi_damping", lambda a, g, t, damping: pi_damping(
+    ("pi_damping", lambda a, g, t, damping: right.pi_damping(
         a * np.trace(a) / len(a), g * np.trace(g) / len(g), t, damping), "pi squared"),
     ("pi_damping", lambda a, g, t, damping: [(damping / t) ** 0.5] * 2, "where is pi"),
     ("refreshes_and_mean_time", lambda n, f, r, c: (n // f, c + (r - c) * (n // f) / n), "too"),
