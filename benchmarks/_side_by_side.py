@@ -1,6 +1,5 @@
 """What the benchmarks share: child processes, medians, one table, one JSON file."""
 
-import argparse
 import json
 import os
 import platform
@@ -13,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.base.command_line import Parser
 from labkit.base.files import write_json
 
 RESULTS = Path(__file__).resolve().parent.parent / "runs" / "bench"
@@ -28,11 +28,9 @@ class Target(NamedTuple):
     most: float
 
 
-def step_parser(
-    description: str, *, batch: int, processes: int, rounds: int
-) -> argparse.ArgumentParser:
+def step_parser(description: str, *, batch: int, processes: int, rounds: int) -> Parser:
     """Return a parser of the options that programs about one step share, with these defaults."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
+    parser = Parser(description=description.splitlines()[0])
     parser.add_argument("--batch", type=int, default=batch)
     parser.add_argument("--processes", type=int, default=processes)
     parser.add_argument("--rounds", type=int, default=rounds)

@@ -9,7 +9,6 @@ and the milliseconds of an update for each reduction.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from labkit.base.command_line import Parser
 from labkit.base.files import whole_file
 from labkit.labs.compare import parameter_values
 from labkit.runtime import start
@@ -70,7 +70,7 @@ def train(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train on this rank and write its file."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--updates", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)

@@ -15,9 +15,10 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from labkit import runtime
+from labkit.base.command_line import Parser
 from labkit.base.signals import ended_by_sigterm
 from labkit.errors import InputError, nearest
 from labkit.recipes import RECIPES, run_folder, settings, start
@@ -168,16 +169,7 @@ def _machine(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-class _Parser(argparse.ArgumentParser):
-    """Names the nearest option where one is unknown."""
-
-    def error(self, message: str) -> NoReturn:
-        start, colon, unknown = message.partition("unrecognized arguments: ")
-        if colon and not start:
-            known = [name for name in self._option_string_actions if name.startswith("--")]
-            message += "." + nearest(unknown.split()[0].partition("=")[0], known)
-        super().error(message)
-
+class _Parser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, rest = super().parse_known_args(args, namespace)
         # Here and not by the parser of all commands, which knows no options.
@@ -198,9 +190,7 @@ def _parse(recipe: Recipe, arguments: list[str], program: str | None) -> argpars
         prog = program or f"{parser.prog} {name}"
         needs = {"predict": " --checkpoint_path FILE IMAGE ...", "plan": ""}
         usage = f"{prog}{needs.get(name, ' --data_path FOLDER')} [OPTION ...] [--SETTING VALUE ...]"
-        each = commands.add_parser(
-            name, prog=prog, usage=usage, help=words, allow_abbrev=False, **form
-        )
+        each = commands.add_parser(name, prog=prog, usage=usage, help=words, **form)
         _add(recipe, name, each)
     return parser.parse_args(arguments)
 

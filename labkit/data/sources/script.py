@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from labkit.base.command_line import Parser
 from labkit.base.files import remove_unfinished, scratch_folder
 from labkit.base.locks import locked
 from labkit.data.sources.download import PART, Published
@@ -17,9 +18,7 @@ _BLOCK = 4096  # bytes that a file system gives out at once
 
 def new_parser(description: str) -> argparse.ArgumentParser:
     """Return a parser that shows ``description``, a script's own docstring, as it is written."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    return Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def exit_code(script: str, prepare: Callable[..., Path], options: argparse.Namespace) -> int:
