@@ -74,7 +74,7 @@ def freeze_schedule(
         seed: of what ``freeze_type`` 1 draws.
 
     Raises:
-        InputError: for values that are none of these, and a network of fewer pieces than groups.
+        InputError: for an argument with another value, and a network of fewer pieces than groups.
     """
     freeze_type = arguments.integer("freeze_type", freeze_type, 0, 1)
     freeze_p = arguments.number("freeze_p", freeze_p, at_least=0, below=1)

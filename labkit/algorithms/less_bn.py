@@ -94,7 +94,7 @@ class Conversion:
 def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
     """Normalise the last Dense of a network and take BatchNorms out of its residual blocks.
 
-    In place, and before the optimizer is made; ``fit_to`` makes one that is there anew. A second
+    In place, and before the optimizer is made; ``fit_to`` makes one that is there again. A second
     call changes nothing.
 
     Args:
@@ -136,14 +136,14 @@ def less_bn(network: nn.Cell, *, fn_flag: bool = True) -> Conversion:
 def fit_to(optimizer: nn.Optimizer, network: nn.Cell) -> nn.Optimizer:
     """Return the optimizer, or one of its kind and arguments over what the network has to train.
 
-    A multiplier joins its weight's group. MindSpore makes all optimizers anew.
+    A multiplier joins its weight's group. MindSpore makes all optimizers again.
 
     Args:
         optimizer: that may have been made before ``less_bn``.
         network: that ``less_bn`` has changed.
 
     Raises:
-        InputError: for an optimizer that has made updates, or cannot be made anew: ``nn.LARS``,
+        InputError: for an optimizer that has made updates, or cannot be made again: ``nn.LARS``,
             and schedules of a group of their own.
     """
     there = {id(parameter) for parameter in network.get_parameters()}
@@ -156,7 +156,7 @@ def fit_to(optimizer: nn.Optimizer, network: nn.Cell) -> nn.Optimizer:
     if not remakable or optimizer.is_group_lr or integer_of(optimizer.global_step[0]):
         raise InputError(
             f"less_bn changes the network's parameters, and this {type(optimizer).__name__} cannot "
-            "be made anew for them; expected less_bn(network) before the optimizer is made"
+            "be made again for them; expected less_bn(network) before the optimizer is made"
         )
 
     def changed(parameters: Iterable[Parameter]) -> list[Parameter]:

@@ -84,7 +84,7 @@ def has_ended(named: Mapping[str, Any]) -> bool | None:
     place = _place()
     boots = (named.get("boot"), place["boot"])
     if named.get("host") == place["host"] and None not in boots and boots[0] != boots[1]:
-        return True  # the machine was started anew since
+        return True  # the machine was started again since
     if any(named.get(key) != place[key] for key in place):
         return None
     created = _created(named.get("pid"))

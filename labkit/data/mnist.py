@@ -197,7 +197,7 @@ def image_operations(rescale: str) -> Sequence[vision.transforms.ImageTensorOper
 
 
 def _sampler(count: int, shuffle: bool) -> ds.Sampler:
-    """Choose the first ``count`` rows, in file order or shuffled anew each epoch.
+    """Choose the first ``count`` rows, in file order or shuffled again each epoch.
 
     RandomSampler(num_samples=count) would draw another subset of the whole file every epoch, so
     the shuffle goes on top of a sequential sampler. The tutorial's default sampler shuffles too:

@@ -1,8 +1,8 @@
 """The PyTorch originals of ``labkit.nets.resnet``: torchvision's ResNets v1.5, for comparison only.
 
-Written anew, with torchvision's names: its state dicts load here and these load there. Needs
-PyTorch (the ``test`` extra); nothing else in labkit imports this file. The lab shows it beside the
-MindSpore version.
+Written for this project, with torchvision's names: its state dicts load here and these load there.
+Needs PyTorch (the ``test`` extra); nothing else in labkit imports this file. The lab shows it
+beside the MindSpore version.
 """
 
 from collections.abc import Sequence

@@ -91,7 +91,7 @@ class StageTwoConfig(MixedConfig):
     n_components: int = count(32, "of the basis")
     method: str = one_of("bfgs", words.SEARCH_METHODS, "of labkit.SubspaceStep")
     rho: float = inside(0.55, "factor between the lengths of two trials of the search")
-    sigma: float = inside(0.4, "share of the foreseen decrease that the loss must show")
+    sigma: float = inside(0.4, "share of the predicted decrease that the loss must show")
     trials: int = count(20, "most trials of a search; MindSpore has 2")
     gamma: float = share(0.9, "momentum of the residual")
     alpha: float = rate(0.001, "factor of the residual, which the optimizer takes")

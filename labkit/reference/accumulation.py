@@ -64,7 +64,7 @@ def dynamic_loss_scale(
 ) -> list[float]:
     """Return the loss scale after each micro-batch.
 
-    A non-finite micro-batch divides it by ``factor`` (not below 1) and starts the count anew;
+    A non-finite micro-batch divides it by ``factor`` (not below 1) and starts the count again;
     ``interval`` finite ones in a row multiply it (not above 2**120).
     """
     scale, run, scales = float(initial), 0, []

@@ -49,7 +49,7 @@ class AccumulatedStep(Step):
         update: update stage; the optimizer alone by default. ``AdasumUpdate`` takes a group of
             ``micro_steps`` micro-batches from each worker.
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` applies it with its real
-            weight, ``drop`` forgets it, ``carry`` leaves its sums in the buffer and counts anew:
+            weight, ``drop`` forgets it, ``carry`` leaves its sums in the buffer and counts again:
             the next epoch's first update holds them too (k = 4 and 1875 micro-batches: 7 of them),
             as in the tutorial.
         normalise: what a micro-batch's loss is weighted by, see ``GradientOptions``, as for the
@@ -66,7 +66,7 @@ class AccumulatedStep(Step):
         all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
-        InputError: for values that are none of these, and as ``Step`` does.
+        InputError: for an argument with another value, and as ``Step`` does.
 
     Warns once where the network holds a trainable BatchNorm.
 

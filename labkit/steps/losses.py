@@ -145,7 +145,7 @@ class CrossEntropySmooth(nn.LossBase):
         ignore_index: label of rows that do not count.
 
     Raises:
-        InputError: for arguments that are none of these.
+        InputError: for an argument with another value.
         ValueError: where it is compiled, for logits and labels whose shapes do not fit.
 
     Logits (B, C) are taken in float32. A step refuses any other label before it runs

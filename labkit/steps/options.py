@@ -93,7 +93,7 @@ class GradientOptions:
             one rank they are checked, and there is nothing to send.
 
     Raises:
-        InputError: for values that are none of these.
+        InputError: for an argument with another value.
     """
 
     normalise: str | None = None

@@ -113,7 +113,7 @@ class _Evaluation(nn.Cell):
         labels = as_int32(labels)
         rows = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
         outputs, wanted = (logits, labels) if self.mean.over == "unknown" else rows
-        # Operator by operator: a graph took 0.4 s to compile, anew for every evaluation.
+        # Operator by operator: a graph took 0.4 s to compile, for every evaluation.
         with pynative():
             # As LossNet does: a network in float16 is evaluated with the loss it is trained with.
             loss = self.loss_fn(ops.cast(outputs, ms.float32), wanted)

@@ -120,7 +120,7 @@ class Run:
             self.step.check_length(self.step.updates_ahead(left))
 
     def _resume(self, take_new: bool) -> None:
-        """Take up the newest checkpoint of the folder; start anew where there is none."""
+        """Take up the newest checkpoint of the folder; start again where there is none."""
 
         def accept(position: Position, values: dict) -> None:
             resume.refuse_others(self.position(), position)
@@ -138,7 +138,7 @@ class Run:
         if position is None:
             self._check_schedules(0)
             if self.writes and (folder / RECORDS).exists():
-                print(f"labkit: no checkpoint in {folder}; starting anew", flush=True)
+                print(f"labkit: no checkpoint in {folder}; starting from the beginning", flush=True)
                 self.records.remove_file()
             return
         resume.take_over(self.step, position.settings)

@@ -8,8 +8,8 @@
 
 Source: as ``labkit.upstream.boost_config``. Departures, beside those listed there:
 - the optimizer stays the caller's (for dim_reduce MindSpore silently puts an SGD of rate 1 without
-  weight decay in its place), but for less_bn, which changes what there is to train: it is made anew
-  over that, by its own arguments, and is ``step.optimizer``;
+  weight decay in its place), but for less_bn, which changes what there is to train: another one is
+  made for that, with the same arguments, and is ``step.optimizer``;
 - grad_freeze groups what less_bn has left (there also BatchNorms that are not in the graph);
 - the same schedule of grad_freeze in every training with one seed, that of ``labkit.start``;
 - gradients are unscaled once, losses averaged as floats, BatchNorm left alone by the line search,
@@ -78,7 +78,7 @@ def boost_step(
 ) -> Step:
     """Return the step that a level and a dictionary ask for, and print what is turned on.
 
-    less_bn changes the network in place. The optimizer is then made anew, and is
+    less_bn changes the network in place. The optimizer is then made again, and is
     ``step.optimizer``, unless ``less_bn(network)`` was called before it was made.
 
     >>> step = boost_step(loss_net, optimizer, "O1", {"boost": {"mode": "manual", "adasum": True}})
@@ -196,8 +196,8 @@ def _notes_on_optimizer(boost: Boost, optimizer: nn.Optimizer, step: Step) -> li
     if step.optimizer is not optimizer:
         before, now = len(optimizer.parameters), len(step.optimizer.parameters)
         return [
-            f"less_bn has made your {type(optimizer).__name__} anew, for {now} parameters in place "
-            f"of {before}: step.optimizer is the one that trains"
+            f"less_bn has replaced your {type(optimizer).__name__} by one for {now} parameters "
+            f"instead of {before}: step.optimizer is the one that trains"
         ]
     same = isinstance(optimizer, nn.SGD) and not optimizer.dynamic_lr and not optimizer.is_group_lr
     if "dim_reduce" not in boost.on or same and float(optimizer.learning_rate.asnumpy()) == 1:

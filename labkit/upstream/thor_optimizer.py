@@ -168,7 +168,7 @@ def thor(
         bias: ``homogeneous`` or ``plain``.
         factor_decay: weight of the old factors in their running average.
         damping_split: ``equal`` or ``pi``.
-        trace_rule: which layers' inverses are made anew, or None.
+        trace_rule: which layers' inverses are made again, or None.
         kl_clip: limit of the update's length, or None.
         adapt_damping: rule that adapts the damping, or None.
         skip: layers that take the plain update.
@@ -177,8 +177,8 @@ def thor(
         nan: ``stop`` or ``drop``.
 
     Raises:
-        InputError: when a value is none of these; arrays that are shorter than the training are
-            refused when it starts.
+        InputError: for an argument with another value; arrays that are shorter than the training
+            are refused when it starts.
     """
     if not isinstance(net, nn.Cell) or not net.trainable_params():
         name = f"a {type(net).__name__}" + (" without any" if isinstance(net, nn.Cell) else "")

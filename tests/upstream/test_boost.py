@@ -155,7 +155,7 @@ class TestTheLevels:
         assert said.filename == __file__
         said = str(said.message)
         assert "gc_flag (gradients are not centralised)" in said
-        assert "less_bn has made your Momentum anew, for 6 parameters in place of 6" in said
+        assert "less_bn has replaced your Momentum by one for 6 parameters instead of 6" in said
         assert step.optimizer is not optimizer
 
     def test_an_optimizer_that_was_made_afterwards_stays(self):

@@ -42,7 +42,7 @@ class AdasumStep(AccumulatedStep):
             node, or None.
 
     Raises:
-        InputError: for values that are none of these, a team of one worker, and replicas that
+        InputError: for an argument with another value, a team of one worker, and replicas that
             differ.
 
     Over ranks, every rank builds the same step and feeds its own rows; ``workers`` are then those

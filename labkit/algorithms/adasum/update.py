@@ -55,7 +55,7 @@ class AdasumUpdate(UpdateStage):
         freeze: whose frozen parameters no worker moves.
 
     Raises:
-        InputError: for values that are none of these, a team of one worker, and replicas that
+        InputError: for an argument with another value, a team of one worker, and replicas that
             differ.
     """
 
@@ -282,7 +282,7 @@ class AdasumUpdate(UpdateStage):
 class _Whole(nn.Cell):
     """The compiled graph that combines a bank vector by vector, where the first attempt is unsure.
 
-    A graph of its own because a condition inside a condition is dear: with this one inside the
+    A graph of its own because a condition inside a condition is costly: with this one inside the
     step's graph, a step on two ranks took 30 to 35 ms instead of 16 to 21.
     """
 

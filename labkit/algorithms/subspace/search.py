@@ -23,7 +23,7 @@ class Constants:
 
     Attributes:
         rho: factor between the step sizes of two trials, 0 < rho < 1.
-        sigma: share of the foreseen decrease that the loss must show, 0 < sigma < 1.
+        sigma: share of the predicted decrease that the loss must show, 0 < sigma < 1.
         trials: most trials of a search, an integer >= 1: 20 as in the paper's code; MindSpore's 2.
         gamma: momentum of the residual, 0 <= gamma < 1.
         alpha: factor of the residual, >= 0; 0 leaves the optimizer nothing but its weight decay.

@@ -27,7 +27,7 @@ class SubspaceStep(AccumulatedStep):
         tail: what ``end_epoch`` does with a partly filled group: ``flush`` or ``drop``.
         rho: factor between the step sizes of two trials; see ``Constants``, as for those that
             follow.
-        sigma: share of the foreseen decrease that the loss must show.
+        sigma: share of the predicted decrease that the loss must show.
         trials: most trials of a search.
         gamma: momentum of the residual.
         alpha: factor of the residual.
@@ -41,11 +41,11 @@ class SubspaceStep(AccumulatedStep):
         loss_scale: number > 0, or ``DynamicLossScale``.
         nonfinite: ``drop_micro``, ``drop_group`` or ``propagate``.
         clip_norm: shortens g before all else: B learns from clipped gradients, and a trial is asked
-            for the decrease that the clipped one foresees, which is less.
+            for the decrease that the clipped one predicts, which is less.
         all_reduce_fusion_config: index of the last gradient of each message between ranks, or None.
 
     Raises:
-        InputError: for values that are none of these, a basis of other weights, and ranks that
+        InputError: for an argument with another value, a basis of other weights, and ranks that
             differ in their weights or in the basis.
 
     A trial is a forward pass in training mode. Dropout draws another mask for each one, so that the

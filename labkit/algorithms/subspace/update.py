@@ -36,7 +36,7 @@ class SubspaceUpdate(UpdateStage):
         basis: as in ``SubspaceStep``, as are the others.
         method: ``bfgs`` or ``sgd``.
         rho: of ``Constants``, as are those that follow.
-        sigma: share of the foreseen decrease.
+        sigma: share of the predicted decrease.
         trials: most trials of a search.
         gamma: momentum of the residual.
         alpha: factor of the residual.
@@ -45,7 +45,7 @@ class SubspaceUpdate(UpdateStage):
         failure: what a failed search leaves.
 
     Raises:
-        InputError: for values that are none of these, constants beside ``sgd``, which has none, a
+        InputError: for an argument with another value, constants beside ``sgd``, which has none, a
             basis of other weights, and ranks that differ in their weights or in the basis.
     """
 

@@ -76,7 +76,7 @@ class LayerCurvature(nn.Cell):
         return Parameter(value, name=name, requires_grad=requires_grad)
 
     def _set_shapes(self) -> None:
-        """Work out what the graphs reshape to: there it would be done anew for each of them."""
+        """Work out what the graphs reshape to: in them it would be worked out for each."""
         groups, inputs, outputs = self.groups, self.inputs, self.outputs
         rows, columns = self.g_blocks.count, self.a_blocks.count
         height, width = rows * self.g_blocks.size, columns * self.a_blocks.size
@@ -180,7 +180,7 @@ class LayerCurvature(nn.Cell):
         return float(positions) * float(together) + damping * dimension
 
     def invert(self, damping: Tensor, balanced: bool) -> Tensor:
-        """Make the inverses anew, in a graph; return the sum of their residuals, a scalar.
+        """Renew the inverses, in a graph; return the sum of their residuals, a scalar.
 
         Args:
             damping: of F, a scalar.

@@ -130,7 +130,7 @@ class Inverses:
 
 
 def share_out(costs: Sequence[float], ranks: int) -> list[int]:
-    """Return the rank of each layer: dearest first, to the rank with the least cost so far."""
+    """Return the rank of each layer: costliest first, to the rank with the least cost so far."""
     owners, load = [0] * len(costs), [0.0] * ranks
     for number in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
         owners[number] = min(range(ranks), key=lambda rank: load[rank])
@@ -139,7 +139,7 @@ def share_out(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 class Inversion(nn.Cell):
-    """Make layers' inverses anew: scalar damping -> sums of A's and G's residual, (layers,).
+    """Renew layers' inverses: scalar damping -> sums of A's and G's residual, (layers,).
 
     The residual is max |(A + damping I) A_inverse - I|; the inverses are stored only where it is at
     most ``RESIDUAL``. ops.MatrixInverse returns zeros for a singular or NaN matrix and says

@@ -49,7 +49,7 @@ class Options:
             plain update, as in MindSpore's THOR.
         factor_decay: weight of the old factors in their running average, 0 <= decay < 1.
         damping_split: ``equal`` or ``pi``, see ``labkit.algorithms.thor.curvature``.
-        trace_rule: rule by layer, or None: every layer's inverses are made anew each time.
+        trace_rule: rule by layer, or None: every layer's inverses are made again each time.
         kl_clip: largest sum of rate^2 <U, grad> over the layers, or None; U is scaled to it.
         adapt_damping: rule that starts from ``damping``, or None.
         skip: layers that take the plain update: Cells, or names as in ``layers``. Those whose
@@ -61,7 +61,7 @@ class Options:
             ``drop``: it is left to the step's ``nonfinite``.
 
     Raises:
-        InputError: when a value is none of these; the frequencies are checked by ``Frequency``.
+        InputError: for an argument with another value; ``Frequency`` checks the frequencies.
     """
 
     frequency: int | Callable[[int], int] = 100

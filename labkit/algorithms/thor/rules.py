@@ -1,4 +1,4 @@
-"""When factors and inverses are made anew, and with how much damping: plain Python, on the host."""
+"""When factors and inverses are renewed, and with how much damping: plain Python, on the host."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class TraceRule:
 
         D = |tr(F + damping I) - tr(F' + damping I)| / tr(F' + damping I)
 
-    F' is what the layer's inverses were last made of. D > refresh: make them anew; D < freeze:
+    F' is what the layer's inverses were last made of. D > refresh: make them again; D < freeze:
     never again; in between: not this time.
 
     Args:

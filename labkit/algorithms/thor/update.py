@@ -239,7 +239,7 @@ class ThorUpdate(UpdateStage):
             check_loss_value(step.gradient, loss, batch, self.record.updates, self.damping)
 
     def refresh(self) -> list[Tensor]:
-        """Make the inverses anew where they are due, by layer; return the new ``refreshed``.
+        """Make the inverses again where they are due, by layer; return the new ``refreshed``.
 
         Only the inverses change here. The rest is assigned by the graph that updates, so that an
         interruption in between leaves an update that was not made, and nothing else.

@@ -110,7 +110,7 @@ class ClassFolders:
             own := set(os.listdir(folder)) - set(os.listdir(work / split / name))
         ):
             raise InputError(
-                f"{folder / min(own)} is no file of this class, which must be made anew; expected "
+                f"{folder / min(own)} is no file of this class, which must be made again; expected "
                 "nothing else in its folder. Move it away, or choose another folder with --out"
             )
         if say and folder.exists():

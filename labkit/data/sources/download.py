@@ -3,7 +3,7 @@
 The part received lies in `NAME.part`; `NAME.part.json` says of which version of which address it
 is. It is continued with `Range` and `If-Range` (RFC 9110, section 13.1.5), so a server
 whose file has changed meanwhile, or that cannot send ranges, answers with the whole file and the
-download starts anew. A server that names no version (ETag or Last-Modified) is never continued.
+download starts again. A server that names no version (ETag or Last-Modified) is never continued.
 The checksum at the end judges what the server said.
 """
 
@@ -126,7 +126,7 @@ def fetch(
     """Download a published file into ``folder`` unless it is there; verify it; return its path.
 
     ``folder`` is made, and removed if nothing is kept in it. A file that is not what was published
-    is removed, so that the next call starts anew.
+    is removed, so that the next call starts again.
 
     Raises:
         InputError: when it is not what was published, and as in ``download``.
@@ -140,7 +140,7 @@ def fetch(
             verify(target, published, say)
         except InputError as error:
             target.unlink()
-            raise InputError(f"{error}. It is removed; the next call starts anew") from error
+            raise InputError(f"{error}. It is removed; the next call starts again") from error
         return target
     finally:
         with contextlib.suppress(OSError):

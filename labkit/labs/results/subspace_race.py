@@ -3,7 +3,7 @@
 A row is one training on 5 000 MNIST images, LeNet, judged by the test set:
 
 setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
-noise     share of the training labels drawn anew at random; 0.0, or 0.3
+noise     share of the training labels drawn at random; 0.0, or 0.3
 stage     ``compare``: all methods; ``sweep``: one thing changed; ``more``: further seeds
 seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
 method    one of ``METHODS``, see below
@@ -25,7 +25,7 @@ stage_one       Momentum 0.9 at a constant rate, 40 snapshots in its later epoch
 same_rate       goes on, moments and all, at the rate of stage one
 tenth           at a tenth of it
 to_zero         in a line from it to 0 over the two epochs
-large_batch     at it, or another, in batches of 250, with moments begun anew
+large_batch     at it, or another, in batches of 250, with new moments
 average         the mean of the snapshots, which trains nothing
 projected_sgd   ``SubspaceStep(method="sgd")`` over nn.SGD with momentum 0.9, batches of 250
 projected_bfgs  ``SubspaceStep`` over nn.SGD at rate 1, batches of 250
@@ -71,7 +71,7 @@ def setting_of(
         plan: as ``head["plan"]``
         method: one of ``METHODS``
         setting: of stage one, by its name in the plan
-        noise: share of the training labels drawn anew
+        noise: share of the training labels drawn again
         **changes: fields of ``SWEPT`` that are not the method's own: ``same_rate`` and ``to_zero``
             have batch and rate of stage one, ``tenth`` a tenth of that rate, ``large_batch`` batch
             250 at that rate, ``projected_sgd`` likewise in the subspace, ``projected_bfgs`` batch

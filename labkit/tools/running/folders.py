@@ -30,7 +30,7 @@ from labkit.tools.running.execution import Execution, Failure
 from labkit.tools.running.request import Request
 
 _REPLACED = "replaced"
-# Of a lab whose results.json cannot be written anew: the rest is what it ran from.
+# Of a lab whose results.json cannot be written again: the rest is what it ran from.
 _KEPT = ("lab", "preset", "status", "total_seconds", "started", "host", "headline", "metrics")
 
 
