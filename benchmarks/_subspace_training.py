@@ -21,7 +21,7 @@ from _trainings import load_json
 from mindspore import Tensor, nn
 
 from labkit.algorithms.subspace import Basis, SubspaceStep
-from labkit.algorithms.subspace.shares import Share
+from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import load_snapshot, write_snapshot
 from labkit.labs.results.subspace_race import setting_of
@@ -191,7 +191,7 @@ def search(setting, data, seed, start, epochs, points) -> dict:
     begin = time.perf_counter()
     basis = Basis.of(folder, network, setting["components"])
     basis_seconds = time.perf_counter() - begin
-    step.update.share = Share(basis, step.optimizer.parameters)
+    step.update.shard = Shard(basis, step.optimizer.parameters)
     load_snapshot(network, folder, "last" if setting["start"] == "last" else "first")
     total = epochs * (len(data.rows) // batch)
     searched = []

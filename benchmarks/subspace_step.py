@@ -130,11 +130,11 @@ def graphs(step, images, labels):
     from mindspore import Tensor
 
     update = step.update
-    share, rate = update.share, Tensor(0.0, ms.float32)
+    shard, rate = update.shard, Tensor(0.0, ms.float32)
     half = Tensor(0.5, ms.float32)  # a trial puts the weights back, and moves none by 0
-    flat = update.project(share.tensor)[1]
-    rows = np.zeros((2, share.components), np.float32)
-    (move, inside), start = update.prepare(share.tensor, share.of(rows))
+    flat = update.project(shard.tensor)[1]
+    rows = np.zeros((2, shard.components), np.float32)
+    (move, inside), start = update.prepare(shard.tensor, shard.of(rows))
     notes = [Tensor(parameter.asnumpy()) for parameter in update.remembered]
 
     def finished():
@@ -142,8 +142,8 @@ def graphs(step, images, labels):
         return step.updates.asnumpy()
 
     return {
-        "project": lambda: update.project(share.tensor)[0].asnumpy(),
-        "prepare": lambda: update.prepare(share.tensor, share.of(rows))[1].asnumpy(),
+        "project": lambda: update.project(shard.tensor)[0].asnumpy(),
+        "prepare": lambda: update.prepare(shard.tensor, shard.of(rows))[1].asnumpy(),
         "trial": lambda: update.trial(half, move, start, images, labels)[0].asnumpy(),
         "finish": lambda: int(finished()),
     }

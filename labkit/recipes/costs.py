@@ -167,7 +167,7 @@ def _stage_1(recipe: Recipe, config: Any, network: nn.Cell, micro_batches: int, 
 
 
 def _stage_2(recipe: Recipe, config: Any, network: nn.Cell, _: int, n: int) -> Costs:
-    from labkit.algorithms.subspace.shares import rows_of_rank
+    from labkit.algorithms.subspace.shards import rows_of_rank
     from labkit.algorithms.subspace.update import memory_usage
     from labkit.recipes.subspace_stage_2 import build_optimizer
 

@@ -90,15 +90,15 @@ class AdasumUpdate(UpdateStage):
         self.numbers = sum(self.sizes)
         layers = self.sizes if scope == "layer" else (self.numbers,)
         self.combination = combination(reduction, layers, team.total)
-        self.may_be_unsure = reduction == "adasum"
+        self.may_need_fallback = reduction == "adasum"
         self.on_updates = on == "updates"
         self.workers = self.turns = team.workers
         # rows: the workers' vectors, and behind each its notes. worker: whose turn it is.
         rows = Tensor(np.zeros((self.workers, self.numbers + NOTES), np.float32))
         self.rows = Parameter(rows, name="adasum.rows", requires_grad=False)
         self.worker = state("adasum_worker", 0)
-        # unsure: 1 where the full bank waits for the whole combination.
-        self.unsure = state("adasum_unsure", 0)
+        # needs_fallback: 1 where the full bank waits for the whole combination.
+        self.needs_fallback = state("adasum_unsure", 0)
         self.whole = _Whole(self)
         settings: dict[str, object] = {"on": on, "reduction": reduction, "scope": scope}
         settings["team"] = team.sizes.text()
@@ -172,8 +172,8 @@ class AdasumUpdate(UpdateStage):
         # graph, would wait there for the others forever.
         sure = self.team.all_of(sure)
         some = ops.reduce_sum(notes[WEIGHT]) > 0
-        unsure = ops.logical_and(some, ops.logical_not(sure))
-        moved = ops.assign(self.unsure, ops.cast(unsure, ms.int32))
+        uncertain = ops.logical_and(some, ops.logical_not(sure))
+        moved = ops.assign(self.needs_fallback, ops.cast(uncertain, ms.int32))
         if ops.logical_and(some, sure):
             moved = self._move(ops.depend(vector, moved), notes)
         return ops.depend(self.start_anew(), moved)
@@ -248,7 +248,7 @@ class AdasumUpdate(UpdateStage):
     # --- on the host ---------------------------------------------------------------------------
 
     def host_work(self) -> str:
-        return ADASUM_ON_HOST if self.may_be_unsure else ""
+        return ADASUM_ON_HOST if self.may_need_fallback else ""
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
         """Finish an update that was interrupted between its graphs, while its bank is there."""
@@ -258,7 +258,7 @@ class AdasumUpdate(UpdateStage):
         self._combine_whole()
 
     def _combine_whole(self) -> None:
-        if self.may_be_unsure and integer_of(self.unsure):
+        if self.may_need_fallback and integer_of(self.needs_fallback):
             self.whole()
 
     def turns_taken(self) -> int:
@@ -288,7 +288,8 @@ class _Whole(nn.Cell):
 
     def __init__(self, update: AdasumUpdate):
         super().__init__(auto_prefix=False)
-        self.gathered, self.move, self.unsure = update.gathered, update._move, update.unsure
+        self.gathered, self._move = update.gathered, update._move
+        self.needs_fallback = update.needs_fallback
         # Mean and sum are always sure.
         self.by_tree = getattr(update.combination, "by_tree", update.combination)
 
@@ -296,4 +297,4 @@ class _Whole(nn.Cell):
         rows, notes = self.gathered()
         # The tree on all ranks, though some may be sure: the same bits everywhere.
         moved = self._move(self.by_tree(rows), notes)
-        return ops.assign(self.unsure, ops.depend(0, moved))
+        return ops.assign(self.needs_fallback, ops.depend(0, moved))

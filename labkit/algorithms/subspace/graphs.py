@@ -6,7 +6,7 @@
     Finish    w <- optimizer(w + step size P^T d, alpha r), and what the next update has to know
     Descend   P, P g -> w <- optimizer(w, P^T P g), for ``method="sgd"``
 
-Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's share is
+Vectors of all M weights are flat float32, in the order of the optimizer's parameters. P's shard is
 an argument of the graphs that read it, no Parameter: a checkpoint does not hold it (3.2 GB for 32
 components of 25 million weights), but its checksum. The vectors pass from graph to graph as
 arguments too: they are of one update.
@@ -22,14 +22,14 @@ from labkit.steps.state import copied, flat, keep_also, part_of
 
 
 class Project(nn.Cell):
-    """P's share (L, M) -> (P g (padded K,) of all ranks, g (M,)), g from the step's buffer."""
+    """P's shard (L, M) -> (P g (padded K,) of all ranks, g (M,)), g from the step's buffer."""
 
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
-        share = step.update.share
+        shard = step.update.shard
         self.gradients, self.map = step.gradient_sum, ops.HyperMap()
         self.all_reduce = step.gradient.all_reduce
-        self.before, self.after = share.others()
+        self.before, self.after = shard.others()
 
     def construct(self, basis: Tensor) -> tuple:
         gradient = ops.concat(self.map(flat, self.gradients))
@@ -45,7 +45,7 @@ class Project(nn.Cell):
 
 
 class Prepare(nn.Cell):
-    """(P's share (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
+    """(P's shard (L, M), coefficients (N, L)) -> N products (M,) of all ranks, and w (M,)."""
 
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
@@ -70,7 +70,7 @@ class Trial(nn.Cell):
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
         self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
-        self.starts, self.ends = step.update.share.starts, step.update.share.ends
+        self.starts, self.ends = step.update.shard.starts, step.update.shard.ends
         self.objective = step.gradient.objective
         self.statistics = running_statistics(step.gradient.loss_net)
         if self.statistics:
@@ -113,10 +113,10 @@ class Finish(nn.Cell):
         update = step.update
         self.optimizer, self.map = step.optimizer, ops.HyperMap()
         self.weights = step.optimizer.parameters
-        self.starts, self.ends = update.share.starts, update.share.ends
+        self.starts, self.ends = update.shard.starts, update.shard.ends
         self.gamma, self.alpha = float(update.constants.gamma), float(update.constants.alpha)
         self.residual, self.remembered = update.residual, update.remembered
-        self.held = update.held
+        self.pending = update.pending
         self.updates = step.updates
 
     def construct(
@@ -149,8 +149,8 @@ class Descend(nn.Cell):
         super().__init__(auto_prefix=False)
         self.optimizer, self.map = step.optimizer, ops.HyperMap()
         self.weights = step.optimizer.parameters
-        self.starts, self.ends = step.update.share.starts, step.update.share.ends
-        self.updates, self.held = step.updates, step.update.held
+        self.starts, self.ends = step.update.shard.starts, step.update.shard.ends
+        self.updates, self.pending = step.updates, step.update.pending
 
     def construct(self, inside: Tensor) -> Tensor:
         parts = self.map(ops.partial(part_of, inside), self.starts, self.ends, self.weights)
@@ -159,6 +159,6 @@ class Descend(nn.Cell):
 
 def _applied(graph: nn.Cell, done: object) -> Tensor:
     """Count the update that ``done`` stands for: the end of both graphs that make one."""
-    released = ops.assign(graph.held, ops.depend(ops.cast(0, ms.int32), done))
+    released = ops.assign(graph.pending, ops.depend(ops.cast(0, ms.int32), done))
     counted = ops.assign_add(graph.updates, 1)
     return ops.depend(True, (released, counted))

@@ -18,7 +18,7 @@ from labkit.algorithms.subspace.search import (
     refuse_constants,
     updated_inverse,
 )
-from labkit.algorithms.subspace.shares import Share, rows_of_rank
+from labkit.algorithms.subspace.shards import Shard, rows_of_rank
 from labkit.algorithms.words import SEARCH_METHODS, SUBSPACE_ON_HOST, WHOLE_TAILS
 from labkit.base.arguments import choice
 from labkit.errors import InputError
@@ -74,12 +74,12 @@ class SubspaceUpdate(UpdateStage):
         self.searches = method == "bfgs"
         if not self.searches:
             refuse_constants(self.constants)
-        self.share = Share(basis, optimizer.parameters)
+        self.shard = Shard(basis, optimizer.parameters)
         self.checksum = basis.checksum
         self.settings = {"method": method, "basis": str(basis.checksum)}
-        # held: 1 between the graph that averages an update's gradient and the one that updates.
+        # pending: 1 between the graph that averages an update's gradient and the one that updates.
         # loss: of the update's rows at w, what trials are compared with.
-        self.held = state("subspace.held", 0)
+        self.pending = state("subspace.held", 0)
         self.loss = state("subspace.loss", 0.0)
         if self.searches:
             self.settings |= {name: repr(value) for name, value in vars(self.constants).items()}
@@ -92,8 +92,8 @@ class SubspaceUpdate(UpdateStage):
         # All of it changes only with an update. residual: r (M,). inverse_hessian: B.
         # last_gradient, last_step: P g and s of the last update, where has_pair is 1.
         # trials, step_size: of the last search. failures: searches so far without a step.
-        memory = Memory.empty(self.share.components)
-        self.residual = state("subspace.residual", np.zeros(self.share.numbers, np.float32))
+        memory = Memory.empty(self.shard.components)
+        self.residual = state("subspace.residual", np.zeros(self.shard.numbers, np.float32))
         self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
         self.last_gradient = state("subspace.last_gradient", memory.gradient)
         self.last_step = state("subspace.last_step", memory.step)
@@ -132,8 +132,8 @@ class SubspaceUpdate(UpdateStage):
             divisor = ops.cast(self.gradient.ranks, ms.float32)
         loss = ops.assign(self.loss, loss_sum / divisor)
         averaged = self.map(ops.assign, self.buffer, gradients)
-        held = ops.assign(self.held, ops.depend(1, (noted, loss, averaged)))
-        return ops.depend(True, held)
+        stored = ops.assign(self.pending, ops.depend(1, (noted, loss, averaged)))
+        return ops.depend(True, stored)
 
     # --- between graphs ------------------------------------------------------------------------
 
@@ -141,9 +141,9 @@ class SubspaceUpdate(UpdateStage):
         return SUBSPACE_ON_HOST
 
     def before(self, step: nn.Cell, batch: tuple) -> None:
-        if integer_of(self.held):
+        if integer_of(self.pending):
             # An update that was interrupted is discarded: it was not made, and is not made now.
-            set_state(self.held, 0)
+            set_state(self.pending, 0)
         if self.searches:
             self._check_rows()
             self._dropped_before = integer_of(step.dropped)
@@ -163,20 +163,20 @@ class SubspaceUpdate(UpdateStage):
     def between(self, step: nn.Cell, batch: tuple, loss: Tensor | None) -> None:
         if self.searches and batch and integer_of(step.dropped) == self._dropped_before:
             self._rows.append(batch)
-        if integer_of(self.held):
+        if integer_of(self.pending):
             self._search() if self.searches else self._descend()
         self._mark = (integer_of(self.record.updates), integer_of(self.micro_step))
         if self._mark[1] == 0:
             self._rows = []
 
     def _search(self) -> None:
-        """Make the update whose gradient is held."""
+        """Make the update that is pending."""
         gradient, flat = self._projected()
         memory = self._memory()
         inverse = updated_inverse(memory, gradient, self.constants)
         direction, slope = self._of_first_rank(*descent(inverse, gradient))
-        coefficients = self.share.of(np.stack([direction, gradient]))
-        (move, inside), start = self.prepare(self.share.tensor, coefficients)
+        coefficients = self.shard.of(np.stack([direction, gradient]))
+        (move, inside), start = self.prepare(self.shard.tensor, coefficients)
 
         def loss_at(size: float) -> float:
             return self._loss(Tensor(size, ms.float32), move, start)
@@ -190,13 +190,13 @@ class SubspaceUpdate(UpdateStage):
 
     def _descend(self) -> None:
         gradient, _ = self._projected()
-        (inside,), _ = self.prepare(self.share.tensor, self.share.of(gradient[None]))
+        (inside,), _ = self.prepare(self.shard.tensor, self.shard.of(gradient[None]))
         self.finish(inside)
 
     def _projected(self) -> tuple[np.ndarray, Tensor]:
         """Return (P g (K,) float64, g (M,)) of the update's gradient."""
-        gradient, flat = self.project(self.share.tensor)
-        return gradient.asnumpy()[: self.share.components].astype(np.float64), flat
+        gradient, flat = self.project(self.shard.tensor)
+        return gradient.asnumpy()[: self.shard.components].astype(np.float64), flat
 
     def _of_first_rank(self, direction: np.ndarray, slope: float) -> tuple[np.ndarray, float]:
         """Return the first rank's values: what follows is decided from the same bits everywhere.
@@ -207,7 +207,7 @@ class SubspaceUpdate(UpdateStage):
         if self.gradient.ranks == 1:
             return direction, slope
         values = np.array([slope, *direction], np.float32)
-        if self.share.rank:
+        if self.shard.rank:
             values = np.zeros_like(values)
         values = self.gradient.all_reduce(Tensor(values)).asnumpy()
         return values[1:], float(values[0])

@@ -10,7 +10,7 @@ import pytest
 from mindspore import nn
 
 from labkit.algorithms.subspace import Basis, basis_of
-from labkit.algorithms.subspace.shares import Share
+from labkit.algorithms.subspace.shards import Shard
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
 from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
@@ -530,7 +530,7 @@ def test_one_row_of_many_numbers_is_orthonormal():
     row[0, :64] = np.sqrt(9 * row.size / 64)
     row = (row / np.linalg.norm(row.astype(np.float64))).astype(np.float32)
     parameter = ms.Parameter(ms.Tensor(np.zeros(row.size, np.float32)), name="weight")
-    share = Share(Basis(row, [parameter], [1.0], 1.0), [parameter])
-    assert share.tensor.shape == row.shape
+    shard = Shard(Basis(row, [parameter], [1.0], 1.0), [parameter])
+    assert shard.tensor.shape == row.shape
     with pytest.raises(InputError, match="not orthonormal: P P.T differs from I by 0.002"):
-        Share(Basis(row * np.float32(1.001), [parameter], [1.0], 1.0), [parameter])
+        Shard(Basis(row * np.float32(1.001), [parameter], [1.0], 1.0), [parameter])

@@ -13,7 +13,7 @@ from labkit.ranks.cluster import rank_and_size
 from labkit.steps.state import bounds
 
 
-class Share(nn.Cell):
+class Shard(nn.Cell):
     """This rank's components of a basis, in the order of the optimizer's parameters.
 
     Args:
