@@ -30,8 +30,8 @@ def check_flat(batch: Sequence) -> None:
         else:
             continue
         raise InputError(
-            f"part {number} of the batch is {kind}; expected flat tensors, labels last, such as "
-            "step(tokens, mask, labels)"
+            f"part {number} of the batch: expected a tensor, got {kind}; a batch is flat tensors, "
+            "labels last, such as step(tokens, mask, labels)"
         )
     if not batch:
         raise InputError("the batch is empty; expected flat tensors, labels last")
@@ -246,8 +246,7 @@ def batch_rows(batch: object, axis: int | None = None) -> int:
     first, labels = shapes[0], shapes[-1]
     if axis >= len(first):
         raise InputError(
-            f"batch_axis is {axis}, and the batch's first tensor has shape {first}; expected one "
-            "of its axes"
+            f"batch_axis: expected an axis of the batch's first tensor, {first}, got {axis}"
         )
     rows = first[axis]
     if len(labels) == 1:
@@ -256,8 +255,8 @@ def batch_rows(batch: object, axis: int | None = None) -> int:
         fits = rows in (labels[0], *labels[axis : axis + 1])
     if not fits:
         raise InputError(
-            f"batch_axis is {axis}, {rows} rows, and the batch's shapes are {text}; expected "
-            f"labels of {rows} rows"
+            f"labels: expected {rows} rows, as the first tensor has at batch_axis {axis}, got a "
+            f"batch of shapes {text}"
         )
     return rows
 

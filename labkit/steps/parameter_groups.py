@@ -43,7 +43,7 @@ def decay_groups(
     ``weight_decay`` given to the optimizer itself.
     """
     if not isinstance(network, nn.Cell):
-        raise InputError(f"network is a {type(network).__name__}; expected a Cell")
+        raise InputError(f"network: expected a Cell, got a {type(network).__name__}")
     parameters = network.trainable_params()
     if not parameters:
         raise InputError(f"the network, a {type(network).__name__}, has no trainable Parameter")

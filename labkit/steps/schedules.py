@@ -96,7 +96,7 @@ def cosine_as_in_the_blog(
     """
     lr, lr_end = _rate("lr", lr), _rate("lr_end", lr_end)
     if not lr_end < lr:
-        raise InputError(f"lr is {lr} and lr_end {lr_end}; expected lr_end < lr, as MindSpore does")
+        raise InputError(f"lr_end: expected less than lr, {lr}, as MindSpore does, got {lr_end}")
     warmup_epochs = integer("warmup_epochs", warmup_epochs)
     total, _ = _lengths(epochs, steps_per_epoch, warmup_epochs)
     epoch = np.arange(total) // int(steps_per_epoch)

@@ -101,7 +101,7 @@ class UpdateRecord(nn.Cell):
 def check_optimizer(optimizer: object) -> None:
     """Raise ``InputError`` for what is no ``nn.Optimizer``."""
     if not isinstance(optimizer, nn.Optimizer):
-        raise InputError(f"optimizer is a {type(optimizer).__name__}; expected an nn.Optimizer")
+        raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
 
 
 def rated(optimizer: nn.Optimizer) -> nn.Optimizer:

@@ -181,7 +181,7 @@ def _checked_sections(dictionary: object) -> dict[str, Mapping[str, Any]]:
         return {}
     if not isinstance(dictionary, Mapping):
         kind = type(dictionary).__name__
-        raise InputError(f"boost_config_dict is a {kind}; expected a dictionary of sections")
+        raise InputError(f"boost_config_dict: expected a dictionary of sections, got a {kind}")
     sections = {}
     for section, content in dictionary.items():
         refuse_unknown("section of boost_config_dict", section, ("boost", *SECTIONS))

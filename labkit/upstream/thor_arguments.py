@@ -108,8 +108,8 @@ def loss_scale_of(manager: object, of_thor: float) -> tuple[Scale, str]:
         value = scale = 1.0
     else:
         raise InputError(
-            f"loss_scale_manager is a {type(manager).__name__}; expected FixedLossScaleManager, "
-            "DynamicLossScaleManager or None"
+            "loss_scale_manager: expected FixedLossScaleManager, DynamicLossScaleManager or None, "
+            f"got a {type(manager).__name__}"
         )
     if of_thor not in right:
         raise InputError(

@@ -222,10 +222,10 @@ class _FollowRate(Callback):
 def _checked(model: object, network: object, loss_fn: object, optimizer: object) -> ThorOptimizer:
     """The optimizer; ``InputError`` for parts that do not belong together."""
     if not (model is None or isinstance(model, Model)):
-        raise InputError(f"model is a {type(model).__name__}; expected a Model, or None")
+        raise InputError(f"model: expected a Model, or None, got a {type(model).__name__}")
     if not isinstance(optimizer, ThorOptimizer):
         raise InputError(
-            f"optimizer is a {type(optimizer).__name__}; expected that of labkit.thor "
+            f"optimizer: expected that of labkit.thor, got a {type(optimizer).__name__} "
             "(mindspore.nn.thor's has changed the network for operators of its own)"
         )
     if network is not optimizer.net:
@@ -236,7 +236,7 @@ def _checked(model: object, network: object, loss_fn: object, optimizer: object)
     if optimizer.converted:
         raise InputError("this optimizer belongs to a converted model; expected a new one")
     if not callable(loss_fn):
-        raise InputError(f"loss_fn is {loss_fn!r}; expected a loss function, such as nn.LossBase")
+        raise InputError(f"loss_fn: expected a loss function, such as nn.LossBase, got {loss_fn!r}")
     return optimizer
 
 

@@ -182,9 +182,9 @@ def thor(
     """
     if not isinstance(net, nn.Cell) or not net.trainable_params():
         name = f"a {type(net).__name__}" + (" without any" if isinstance(net, nn.Cell) else "")
-        raise InputError(f"net is {name}; expected a Cell with trainable Parameters")
+        raise InputError(f"net: expected a Cell with trainable Parameters, got {name}")
     if not callable(decay_filter):
-        raise InputError(f"decay_filter is {decay_filter!r}; expected a function of a Parameter")
+        raise InputError(f"decay_filter: expected a function of a Parameter, got {decay_filter!r}")
     frequency = integer("frequency", frequency)  # here not a function of the update
     given = locals()
     options = Options(**{each.name: given[each.name] for each in fields(Options)})

@@ -260,7 +260,7 @@ def test_bad_weight_decay(decay):
 
 def test_bad_networks_and_exemptions():
     network = LeNet5()
-    with pytest.raises(InputError, match="network is a list; expected a Cell"):
+    with pytest.raises(InputError, match="network: expected a Cell, got a list"):
         decay_groups(network.trainable_params(), 0.1)
     with pytest.raises(InputError, match="a ReLU, has no trainable Parameter"):
         decay_groups(nn.ReLU(), 0.1)

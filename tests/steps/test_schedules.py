@@ -224,7 +224,7 @@ def test_the_other_refusals():
         cosine(0.1, 0.0, 3, 2, 4)
     with pytest.raises(InputError, match="warmup_epochs: expected an integer >= 1"):
         cosine_as_in_the_blog(0.1, 0.0, 3, 2, 0)
-    with pytest.raises(InputError, match="lr is 0.1 and lr_end 0.1; expected lr_end < lr"):
+    with pytest.raises(InputError, match="lr_end: expected less than lr, 0.1, .*, got 0.1"):
         cosine_as_in_the_blog(0.1, 0.1, 3, 2, 1)
     with pytest.raises(InputError, match="lr_decay_mode: .*got 'liner'. Did you mean 'linear'"):
         get_lr(**STAGE_1, steps_per_epoch=2, lr_decay_mode="liner")

@@ -204,7 +204,7 @@ def test_a_stage_is_of_one_optimizer_and_of_one_step():
     for step in (PlainStep, AccumulatedStep):
         with pytest.raises(InputError, match="expected the optimizer of the .*, got another"):
             step(loss_net, sgd, update=PlainUpdate(other))
-        with pytest.raises(InputError, match="optimizer is a str; expected an nn.Optimizer"):
+        with pytest.raises(InputError, match="optimizer: expected an nn.Optimizer, got a str"):
             step(loss_net, "sgd", update=PlainUpdate(sgd))
     stage = PlainUpdate(sgd)
     PlainStep(loss_net, sgd, update=stage)

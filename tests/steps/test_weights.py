@@ -529,7 +529,7 @@ def test_labels_in_one_axis_of_a_known_loss():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        ((lambda x: (x, x), 1), "part 0 of the batch is a tuple of 2; expected flat tensors"),
+        ((lambda x: (x, x), 1), "part 0 of the batch: expected a tensor, got a tuple of 2"),
         ((lambda x: {"tokens": x}, 1), r"a dict of 1; .*step\(tokens, mask, labels\)"),
         ((lambda x: x.asnumpy(), 1), "a NumPy array"),
     ],

@@ -372,7 +372,7 @@ class TestRefused:
             (manual("loss_scale_group"), {}, "turns on loss_scale_group; labkit has no loss_sc"),
             (manual("grad_freeze"), {}, "2 parameters make 1 pieces of 3 and more; expected 2"),
             (ADASUM, {}, "nothing to combine: 1 worker"),
-            (ACCUMULATION, {"optimizer": "SGD"}, "optimizer is a str; expected an nn.Optimizer"),
+            (ACCUMULATION, {"optimizer": "SGD"}, "optimizer: expected an nn.Optimizer, got a str"),
             (ACCUMULATION, {"basis": object()}, "got a basis, and dim_reduce is not turned on"),
             (manual("dim_reduce"), {}, "weight_load_dir is None, and pca_mat_path None is no"),
         ],

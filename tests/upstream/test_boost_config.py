@@ -215,7 +215,7 @@ REFUSED = [
     ("O2", {"boost": {"less_bn": False}}, "less_bn of boost is False, and mode 'auto'"),
     ("O1", {"boost": {"mode": "disable_all", "adasum": True}}, "'disable_all' takes what the mode"),
     ("O1", {"boost": {"mode": "enable_all", "adasum": False}}, "adasum of boost is False"),
-    ("O1", "boost.json", "boost_config_dict is a str; expected a dictionary of sections"),
+    ("O1", "boost.json", "boost_config_dict: expected a dictionary of sections, got a str"),
     ("O1", {"boosts": {}}, "unknown section of boost_config_dict 'boosts'"),
     ("O1", {"dim_reduce": None}, "boost_config_dict['dim_reduce']: expected a dictionary of sett"),
     ("O1", {"boost": {"mode": "Manual"}}, "unknown boost mode 'Manual'"),

@@ -358,8 +358,8 @@ class TestLossScale:
             (FIXED(128, drop_overflow_update=False), 1.0, "1.0 in thor, and 128.0 .*ted 128.0 in"),
             (FIXED(128), 64, "64.0 in thor, and 128.0 .*expected 128.0 or 1.0 in thor"),
             (amp.DynamicLossScaleManager(), 128, "a DynamicLossScaleManager; expected 1.0"),
-            (128, 128, "loss_scale_manager is a int; expected FixedLossScaleManager"),
-            (DynamicLossScale(), 1.0, "loss_scale_manager is a DynamicLossScale;"),
+            (128, 128, "loss_scale_manager: expected FixedLossScaleManager.* got a int"),
+            (DynamicLossScale(), 1.0, "loss_scale_manager: .* got a DynamicLossScale"),
         ],
     )
     def test_scales_that_do_not_fit(self, manager, said, message):
@@ -408,11 +408,11 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("changed", "message"),
         [
-            (dict(model=3), "model is a int; expected a Model, or None"),
+            (dict(model=3), "model: expected a Model, or None, got a int"),
             (dict(network=None), "network: expected the one that thor was given, a SequentialCell"),
             (dict(network=nn.ReLU()), "network: expected the one that thor was given, .*a ReLU"),
-            (dict(optimizer=3), "optimizer is a int; expected that of labkit.thor"),
-            (dict(loss_fn=None), "loss_fn is None; expected a loss function"),
+            (dict(optimizer=3), "optimizer: expected that of labkit.thor, got a int"),
+            (dict(loss_fn=None), "loss_fn: expected a loss function.*, got None"),
             (dict(amp_level="O1"), "amp_level: expected one of 'O0', 'O2', 'O3', got 'O1'"),
             (
                 dict(keep_batchnorm_fp32=None),

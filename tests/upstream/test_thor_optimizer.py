@@ -205,8 +205,8 @@ def test_a_learning_rate_schedule_of_mindspore_is_its_own():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (dict(net=3), "net is a int; expected a Cell with trainable"),
-        (dict(net=nn.ReLU()), "net is a ReLU without any"),
+        (dict(net=3), "net: expected a Cell with trainable Parameters, got a int"),
+        (dict(net=nn.ReLU()), "net: expected a Cell .*, got a ReLU without any"),
         (dict(learning_rate=-0.1), "learning_rate: expected a finite number >= 0.*, got -0.1"),
         (dict(learning_rate=math.nan), "learning_rate: .*, got nan"),
         (dict(learning_rate="0.1"), "learning_rate: .*, got '0.1'"),
@@ -225,7 +225,7 @@ def test_a_learning_rate_schedule_of_mindspore_is_its_own():
         (dict(batch_size=0), "batch_size: expected an integer >= 1, got 0"),
         (dict(use_nesterov=1), "use_nesterov: expected True or False, got 1"),
         (dict(enable_clip_grad="yes"), "enable_clip_grad: expected True or False, got 'yes'"),
-        (dict(decay_filter=None), "decay_filter is None; expected a function"),
+        (dict(decay_filter=None), "decay_filter: expected a function of a Parameter, got None"),
         (dict(frequency=0), "frequency: expected an integer >= 1, got 0"),
         (dict(split_indices=3), "split_indices: expected increasing integers >= 0, got 3"),
         (dict(split_indices=[]), r"split_indices: .*, got \[\]"),

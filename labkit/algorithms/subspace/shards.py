@@ -35,7 +35,7 @@ class Shard(nn.Cell):
         super().__init__(auto_prefix=False)
         if not all(hasattr(basis, name) for name in ("matrix", "names", "shapes", "checksum")):
             raise InputError(
-                f"basis is a {type(basis).__name__}; expected a Basis: Basis.load reads one from "
+                f"basis: expected a Basis, got a {type(basis).__name__}; Basis.load reads one from "
                 "its file, Basis.of makes one of snapshots"
             )
         columns = _columns(basis, parameters)

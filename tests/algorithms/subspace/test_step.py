@@ -474,9 +474,9 @@ class TestBasis:
             ({"matrix": np.eye(3, 69, dtype=np.float32)}, r"shape \(3, 69\); expected \(comp"),
             ({"matrix": 2 * np.eye(3, 70, dtype=np.float32)}, "differs from I by 3; expected"),
             ({"matrix": np.full((3, 70), np.nan, np.float32)}, "not finite"),
-            (None, "basis is a NoneType; expected a Basis: Basis.load reads"),
-            ("pca_mat.npy", "basis is a str; expected a Basis"),
-            (np.eye(3, 70, dtype=np.float32), "basis is a ndarray; expected a Basis"),
+            (None, "basis: expected a Basis, got a NoneType; Basis.load reads"),
+            ("pca_mat.npy", "basis: expected a Basis, got a str"),
+            (np.eye(3, 70, dtype=np.float32), "basis: expected a Basis, got a ndarray"),
         ],
     )
     def test_of_other_weights_or_none(self, change, message):
