@@ -191,7 +191,7 @@ def search(setting, data, seed, start, epochs, points) -> dict:
     begin = time.perf_counter()
     basis = Basis.of(folder, network, setting["components"])
     basis_seconds = time.perf_counter() - begin
-    step.update.shard = Shard(basis, step.optimizer.parameters)
+    step.update.basis_shard = Shard(basis, step.optimizer.parameters)
     load_snapshot(network, folder, "last" if setting["start"] == "last" else "first")
     total = epochs * (len(data.rows) // batch)
     searched = []

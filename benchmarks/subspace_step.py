@@ -130,7 +130,7 @@ def graphs(step, images, labels):
     from mindspore import Tensor
 
     update = step.update
-    shard, rate = update.shard, Tensor(0.0, ms.float32)
+    shard, rate = update.basis_shard, Tensor(0.0, ms.float32)
     half = Tensor(0.5, ms.float32)  # a trial puts the weights back, and moves none by 0
     flat = update.project(shard.tensor)[1]
     rows = np.zeros((2, shard.components), np.float32)

@@ -56,7 +56,7 @@ def real_step(name, config, micro_batches=4):
         micro_steps=config.micro_steps,
         precision=config.precision,
     )
-    return network, step, bytes_of([step.update.shard.tensor])
+    return network, step, bytes_of([step.update.basis_shard.tensor])
 
 
 class TestSteps:

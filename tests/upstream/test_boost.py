@@ -370,7 +370,7 @@ class TestRefused:
         ("words", "options", "message"),
         [
             (manual("loss_scale_group"), {}, "turns on loss_scale_group; labkit has no loss_sc"),
-            (manual("grad_freeze"), {}, "2 parameters make 1 pieces of 3 and more; expected 2"),
+            (manual("grad_freeze"), {}, "expected parameters for 2 pieces of 3 and more"),
             (ADASUM, {}, "nothing to combine: 1 worker"),
             (ACCUMULATION, {"optimizer": "SGD"}, "optimizer: expected an nn.Optimizer, got a str"),
             (ACCUMULATION, {"basis": object()}, "got a basis, and dim_reduce is not turned on"),

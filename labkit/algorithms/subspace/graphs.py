@@ -26,7 +26,7 @@ class Project(nn.Cell):
 
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
-        shard = step.update.shard
+        shard = step.update.basis_shard
         self.gradients, self.map = step.gradient_sum, ops.HyperMap()
         self.all_reduce = step.gradient.all_reduce
         self.before, self.after = shard.others()
@@ -70,7 +70,7 @@ class Trial(nn.Cell):
     def __init__(self, step: nn.Cell):
         super().__init__(auto_prefix=False)
         self.weights, self.map = step.optimizer.parameters, ops.HyperMap()
-        self.starts, self.ends = step.update.shard.starts, step.update.shard.ends
+        self.starts, self.ends = step.update.basis_shard.starts, step.update.basis_shard.ends
         self.objective = step.gradient.objective
         self.statistics = running_statistics(step.gradient.loss_net)
         if self.statistics:
@@ -113,7 +113,7 @@ class Finish(nn.Cell):
         update = step.update
         self.optimizer, self.map = step.optimizer, ops.HyperMap()
         self.weights = step.optimizer.parameters
-        self.starts, self.ends = update.shard.starts, update.shard.ends
+        self.starts, self.ends = update.basis_shard.starts, update.basis_shard.ends
         self.gamma, self.alpha = float(update.constants.gamma), float(update.constants.alpha)
         self.residual, self.remembered = update.residual, update.remembered
         self.pending = update.pending
@@ -149,7 +149,7 @@ class Descend(nn.Cell):
         super().__init__(auto_prefix=False)
         self.optimizer, self.map = step.optimizer, ops.HyperMap()
         self.weights = step.optimizer.parameters
-        self.starts, self.ends = step.update.shard.starts, step.update.shard.ends
+        self.starts, self.ends = step.update.basis_shard.starts, step.update.basis_shard.ends
         self.updates, self.pending = step.updates, step.update.pending
 
     def construct(self, inside: Tensor) -> Tensor:

@@ -173,7 +173,7 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
     Args:
         network: Whose weights are set; where the snapshot is refused, it is as it was.
         folder: Of snapshots.
-        which: ``last``, ``first``, or the number of a snapshot, counted from 0 in their order.
+        which: ``last``, ``first``, or the number of a snapshot, from 0 in their order; -1: the last.
 
     Raises:
         InputError: As ``SnapshotFolder`` does, and for a snapshot that is damaged or not finite.
@@ -182,7 +182,7 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
     with SnapshotFolder(folder, parameters) as snapshots:
         if isinstance(which, str):
             choice("which", which, _WHICH)
-        index = _WHICH[which] if isinstance(which, str) else integer("which", which, 0)
+        index = _WHICH[which] if isinstance(which, str) else integer("which", which, -1)
         if index >= len(snapshots):
             raise wrong("which", which, f"at most {len(snapshots) - 1}, the last in {folder}")
         path, values = snapshots.paths[index], snapshots.load(index)

@@ -74,7 +74,7 @@ class SubspaceUpdate(UpdateStage):
         self.searches = method == "bfgs"
         if not self.searches:
             refuse_constants(self.constants)
-        self.shard = Shard(basis, optimizer.parameters)
+        self.basis_shard = Shard(basis, optimizer.parameters)
         self.checksum = basis.checksum
         self.settings = {"method": method, "basis": str(basis.checksum)}
         # pending: 1 between the graph that averages an update's gradient and the one that updates.
@@ -92,8 +92,8 @@ class SubspaceUpdate(UpdateStage):
         # All of it changes only with an update. residual: r (M,). inverse_hessian: B.
         # last_gradient, last_step: P g and s of the last update, where has_pair is 1.
         # trials, step_size: of the last search. failures: searches so far without a step.
-        memory = Memory.empty(self.shard.components)
-        self.residual = state("subspace.residual", np.zeros(self.shard.numbers, np.float32))
+        memory = Memory.empty(self.basis_shard.components)
+        self.residual = state("subspace.residual", np.zeros(self.basis_shard.numbers, np.float32))
         self.inverse_hessian = state("subspace.inverse_hessian", memory.inverse)
         self.last_gradient = state("subspace.last_gradient", memory.gradient)
         self.last_step = state("subspace.last_step", memory.step)
@@ -175,8 +175,8 @@ class SubspaceUpdate(UpdateStage):
         memory = self._memory()
         inverse = updated_inverse(memory, gradient, self.constants)
         direction, slope = self._of_first_rank(*descent(inverse, gradient))
-        coefficients = self.shard.of(np.stack([direction, gradient]))
-        (move, inside), start = self.prepare(self.shard.tensor, coefficients)
+        coefficients = self.basis_shard.of(np.stack([direction, gradient]))
+        (move, inside), start = self.prepare(self.basis_shard.tensor, coefficients)
 
         def loss_at(size: float) -> float:
             return self._loss(Tensor(size, ms.float32), move, start)
@@ -190,13 +190,13 @@ class SubspaceUpdate(UpdateStage):
 
     def _descend(self) -> None:
         gradient, _ = self._projected()
-        (inside,), _ = self.prepare(self.shard.tensor, self.shard.of(gradient[None]))
+        (inside,), _ = self.prepare(self.basis_shard.tensor, self.basis_shard.of(gradient[None]))
         self.finish(inside)
 
     def _projected(self) -> tuple[np.ndarray, Tensor]:
         """Return (P g (K,) float64, g (M,)) of the update's gradient."""
-        gradient, flat = self.project(self.shard.tensor)
-        return gradient.asnumpy()[: self.shard.components].astype(np.float64), flat
+        gradient, flat = self.project(self.basis_shard.tensor)
+        return gradient.asnumpy()[: self.basis_shard.components].astype(np.float64), flat
 
     def _of_first_rank(self, direction: np.ndarray, slope: float) -> tuple[np.ndarray, float]:
         """Return the first rank's values: what follows is decided from the same bits everywhere.
@@ -207,7 +207,7 @@ class SubspaceUpdate(UpdateStage):
         if self.gradient.ranks == 1:
             return direction, slope
         values = np.array([slope, *direction], np.float32)
-        if self.shard.rank:
+        if self.basis_shard.rank:
             values = np.zeros_like(values)
         values = self.gradient.all_reduce(Tensor(values)).asnumpy()
         return values[1:], float(values[0])

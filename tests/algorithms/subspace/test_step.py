@@ -461,7 +461,9 @@ class TestBasis:
         parts = np.split(basis.matrix, ends, axis=1)
         turned = QR(np.hstack(parts[::-1]), basis.names[::-1], basis.shapes[::-1])
         shares = [
-            SubspaceStep(loss_net, nn.SGD(parameters, 1.0), each).update.shard.tensor.asnumpy()
+            SubspaceStep(
+                loss_net, nn.SGD(parameters, 1.0), each
+            ).update.basis_shard.tensor.asnumpy()
             for each in (basis, turned)
         ]
         np.testing.assert_array_equal(*shares)
