@@ -173,7 +173,7 @@ def load_snapshot(network: nn.Cell, folder: str | os.PathLike, which: str | int 
     Args:
         network: Whose weights are set; where the snapshot is refused, it is as it was.
         folder: Of snapshots.
-        which: ``last``, ``first``, or the number of a snapshot, from 0 in their order; -1: the last.
+        which: ``last``, ``first``, or the number of a snapshot, from 0; -1: the last.
 
     Raises:
         InputError: As ``SnapshotFolder`` does, and for a snapshot that is damaged or not finite.

@@ -11,9 +11,6 @@ square roots ("pi": Martens and Grosse, "Optimizing Neural Networks with Kroneck
 Approximate Curvature", 2015, section 6.3).
 """
 
-# Lab 03 prints construct and _between, which have no types for that.
-# mypy: allow-untyped-defs
-
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
@@ -93,7 +90,7 @@ class LayerCurvature(nn.Cell):
         self.column_blocks = (groups * columns, height, self.a_blocks.size)
         self.columns_first = (groups, columns, height, self.a_blocks.size)
 
-    def construct(self, weight, bias):
+    def construct(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         direction = self._between(self.g_inverse, self._matrix(weight, bias), self.a_inverse)
         if self.homogeneous:
             last = ops.slice(direction, self.bias_start, self.bias_shape)
@@ -121,7 +118,7 @@ class LayerCurvature(nn.Cell):
             matrix = ops.concat((matrix, ops.zeros(self.below, ms.float32)), 1)
         return matrix
 
-    def _between(self, left, matrix, right):
+    def _between(self, left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
         """Return left matrix right for blocks like G's and A's and a padded matrix."""
         if self.by_rows:
             matrix = ops.reshape(matrix, self.by_rows)
