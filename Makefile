@@ -21,7 +21,7 @@ ENVIRONMENT := sh scripts/environment.sh
 BIN := "$${VENV:-.venv}"/bin
 
 LEFT_OUT := $(if $(ALL),$(if $(filter long,$(ALL)),,long),slow)
-PYTEST = $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder $(if $(LEFT_OUT),-m 'not $(LEFT_OUT)') \
+PYTEST = $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(LEFT_OUT),-m 'not $(LEFT_OUT)') \
     --nbval-lax --nbval-current-env --nbval-sanitize-with notebooks/sanitize.cfg --nbval-cell-timeout 300
 # Each part in new processes: a graph that MindSpore compiles takes the longer the more it has compiled
 # before; after half an hour tests took 2.7 times as long as in a new process. The third is what the first
@@ -48,9 +48,8 @@ run: ## install if needed, then run the labs: PRESET=smoke|lab|paper (lab), LABS
 test: ## install if needed, then the tests, and every notebook at preset smoke; ALL=1: the slow tests too; ALL=long: all
 	@$(ENVIRONMENT) test
 	@status=5; for part in $(PARTS) $(if $(ALL),"$(RANKS)"); do \
-	    jobs=$(JOBS) ranks='--ignore-glob=*on_ranks.py'; \
-	    case $$part in *on_ranks*) jobs=$(ONE_MORE) ranks= ;; *notebooks*) jobs=$(ONE_MORE) ;; esac; \
-	    LABKIT_PRESET=smoke $(PYTEST) -n $$jobs $$part $$ranks $(ARGS); code=$$?; \
+	    case $$part in *on_ranks*) ranks='-n $(ONE_MORE)' ;; *) ranks='--ignore-glob=*on_ranks.py' ;; esac; \
+	    LABKIT_PRESET=smoke $(PYTEST) $$part $$ranks $(ARGS); code=$$?; \
 	    case $$code in 5) ;; 2) exit 2 ;; *) [ $$status -eq 1 ] || status=$$((code ? 1 : 0)) ;; esac; \
 	done; exit $$status
 
