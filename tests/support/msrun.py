@@ -8,7 +8,7 @@ import numpy as np
 from labkit import launch
 from labkit.errors import WorkerFailed
 
-SECONDS = 300
+SECONDS = 600
 
 
 def msrun(out, *program, root, ranks=2):
