@@ -1,6 +1,6 @@
 """The stored race of Adasum, mean and sum over virtual workers, as lab 04 reads it."""
 
-from functools import partial
+import os
 from typing import Any
 
 from labkit.errors import refuse_unknown
@@ -10,7 +10,11 @@ from labkit.labs.results.stored import Stored, by_seed
 NAME = "adasum_race"
 REDUCTIONS = ("adasum", "mean", "sum")
 WORKERS = 16
-load = partial(files.load, NAME)
+
+
+def load(folder: str | os.PathLike | None = None) -> Stored:
+    """Return the stored race; as ``results.load``."""
+    return files.load(NAME, folder)
 
 
 def setting_of(

@@ -10,9 +10,9 @@ At the critical batch size a training takes twice the fewest updates and twice t
 """
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -87,7 +87,9 @@ def fit(updates: Mapping[int, Sequence[float | None]]) -> Curve:
     return Curve(s_min, s_min * math.exp(crit[best]), float(off[best].std()))
 
 
-load = partial(files.load, NAME)
+def load(folder: str | os.PathLike | None = None) -> Stored:
+    """Return the stored trainings; as ``results.load``."""
+    return files.load(NAME, folder)
 
 
 def rate_of(stored: Stored, method: str, workers: int) -> float:

@@ -18,8 +18,8 @@ there are ``accuracy`` and ``loss`` on the validation images. ``head["times"]`` 
 and in ``inference``, the batch in memory; the contestants took turns, process by process.
 """
 
+import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from labkit.errors import refuse_unknown
@@ -30,7 +30,11 @@ NAME = "migration_race"
 FRAMEWORKS = ("PyTorch", "MindSpore")
 AVX2 = "PyTorch, AVX2"
 ORDERS = ("given", "backwards")
-load = partial(files.load, NAME)
+
+
+def load(folder: str | os.PathLike | None = None) -> Stored:
+    """Return the stored race; as ``results.load``."""
+    return files.load(NAME, folder)
 
 
 def setting_of(framework: str, order: str = "given") -> dict[str, str]:

@@ -3,7 +3,7 @@
 A row is one training on 5 000 MNIST images, LeNet, judged by the test set:
 
 setting   "batch 8" (rate .01, 6 epochs) or "batch 32" (.02, 14): batch and rate of its stage one
-noise     share of the training labels drawn at random; 0.0, or 0.3
+noise     share of the training labels replaced at random; 0.0, or 0.3
 stage     ``compare``: all methods; ``sweep``: one thing changed; ``more``: further seeds
 seed      of weights and order: 1, 2, 3; in ``more`` 4 to 8
 method    one of ``METHODS``, see below
@@ -35,8 +35,8 @@ from the first one (``first``), or from the initial weights, the basis then of 4
 these to the end (``initial``, as the paper does).
 """
 
+import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from labkit.base.arguments import wrong
@@ -59,7 +59,11 @@ STARTS = ("last", "first", "initial")
 LARGE_BATCH = 250
 SEARCH = {"components": 32, "trials": 20, "start": "last", "failure": "reset", "alpha": 0.001}
 SWEPT = ("batch", "learning_rate", *SEARCH)
-load = partial(files.load, NAME)
+
+
+def load(folder: str | os.PathLike | None = None) -> Stored:
+    """Return the stored race; as ``results.load``."""
+    return files.load(NAME, folder)
 
 
 def setting_of(
@@ -71,7 +75,7 @@ def setting_of(
         plan: as ``head["plan"]``
         method: one of ``METHODS``
         setting: of stage one, by its name in the plan
-        noise: share of the training labels drawn again
+        noise: share of the training labels replaced at random
         **changes: fields of ``SWEPT`` that are not the method's own: ``same_rate`` and ``to_zero``
             have batch and rate of stage one, ``tenth`` a tenth of that rate, ``large_batch`` batch
             250 at that rate, ``projected_sgd`` likewise in the subspace, ``projected_bfgs`` batch
