@@ -189,7 +189,8 @@ class TestEveryStep:
             assert own and all(n.startswith(kinds) for n in own)
         for wrong in (nn.ReLU(), None, "Momentum"):
             _, loss_net = regression()
-            with pytest.raises(InputError, match=f"a {type(wrong).__name__}; expected an nn.Opt"):
+            words = f"expected an nn.Optimizer, got a {type(wrong).__name__}"
+            with pytest.raises(InputError, match=words):
                 make_step(loss_net, wrong)
         network, loss_net = regression()
         optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9, loss_scale=1024.0)
