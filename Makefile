@@ -11,7 +11,7 @@ LABS ?=
 # shape 11: its tests are skipped, by name, where they are not free.
 JOBS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$((cores < 2 ? 2 : cores > 3 ? 3 : cores)))
 # Not empty: the slow tests as well (JupyterLab in a browser, several ranks, mutations, races), but
-# for those marked long, which take minutes each; ALL=long: these too.
+# for those marked long, which take minutes or repeat a shorter test; ALL=long: these too.
 ALL ?=
 ARGS ?=
 export VENV PYTHON

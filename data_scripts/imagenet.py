@@ -132,7 +132,7 @@ def _checked(
         if not ilsvrc.WNID.fullmatch(wnid):
             raise InputError(f"class {wnid!r}; expected nXXXXXXXX, such as n01440764")
     if first is not None and (classes or first < 1):
-        raise InputError(f"first is {first}; expected 1 or more, and not together with classes")
+        raise InputError(f"first: expected 1 or more, and not together with classes, got {first}")
     wrong = [name for name in folders if not re.fullmatch(r"\w[\w.-]*", name) or name == MANIFEST]
     if wrong or len(folders) != len(SPLITS) or folders[0] == folders[1]:
         raise InputError(f"folders {' and '.join(map(repr, folders))}; expected two plain names")

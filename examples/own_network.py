@@ -54,7 +54,7 @@ def make_step(technique, loss_net, optimizer):
         return AccumulatedStep(loss_net, optimizer, micro_steps=4, update=update)
     if technique == "adasum":
         return AdasumStep(loss_net, optimizer, workers=4)
-    raise InputError(f"technique is {technique!r}; expected accumulation, thor, both or adasum")
+    raise InputError(f"technique: expected accumulation, thor, both or adasum, got {technique!r}")
 
 
 def main(folder, technique="accumulation"):

@@ -44,7 +44,7 @@ def open_file(path: str | os.PathLike) -> BufferedReader:
     if not stat.S_ISREG(kind):
         os.close(handle)
         what = "a directory" if stat.S_ISDIR(kind) else "a pipe, a device or a socket"
-        raise InputError(f"{path} is {what}; expected a regular file")
+        raise InputError(f"{path}: expected a regular file, got {what}")
     return open(handle, "rb")
 
 
@@ -101,7 +101,7 @@ def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:
     """
     values = text.count(",") + text.count("[") + text.count("{")
     if values > _VALUES:
-        raise InputError(f"JSON with {values} values; expected at most {_VALUES}")
+        raise InputError(f"expected JSON of at most {_VALUES} values, got {values}")
     try:
         value = json.loads(text, object_pairs_hook=object_pairs_hook)
     except RecursionError as error:

@@ -58,7 +58,7 @@ def parse_yaml(
             100 brackets in each other.
     """
     if len(text) > LONGEST:
-        raise InputError(f"YAML of {len(text)} letters; expected at most {LONGEST}")
+        raise InputError(f"expected YAML of at most {LONGEST} letters, got {len(text)}")
 
     class Loader(loader):
         def fetch_flow_collection_start(self, token_class: type[yaml.Token]) -> None:

@@ -98,7 +98,7 @@ def create_dataset(
     sampler = _sampler(count, shuffle)
     if rank_size > 1:
         if count < files.count:
-            raise InputError(f"images is {images} with {rank_size} ranks; expected None")
+            raise InputError(f"images: expected None with {rank_size} ranks, got {images}")
         sampler = choose_images(count, files.folder, batch_size, rank_size, rank_id, shuffle)
     workers = fit_workers(num_parallel_workers)
 

@@ -56,9 +56,9 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
     path = Path(path)
     if path.suffix not in _TORCH + _SAFETENSORS:
         known = ", ".join(_TORCH + _SAFETENSORS)
-        raise InputError(f"{path} ends in {path.suffix!r}; expected a file ending in {known}")
+        raise InputError(f"{path}: expected a file ending in {known}, got {path.suffix!r}")
     if not os.path.isfile(path):
-        raise InputError(f"{path} is not there; expected a file of PyTorch weights")
+        raise InputError(f"expected a file of PyTorch weights, got {path}, which is not there")
     if path.suffix in _SAFETENSORS and entry is not None:
         raise InputError(f"{path} has no entries, only tensors; entry={entry!r} was given")
     state = _read_safetensors(path) if path.suffix in _SAFETENSORS else _read_pickle(path, entry)
@@ -81,7 +81,7 @@ def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     """
     path = Path(path)
     if path.suffix not in (".pth", ".safetensors"):
-        raise InputError(f"{path} ends in {path.suffix!r}; expected .pth or .safetensors")
+        raise InputError(f"{path}: expected .pth or .safetensors, got {path.suffix!r}")
     torch = _torch(path) if path.suffix == ".pth" else None
     arrays = {name: np.array(value, order="C") for name, value in state.items()}
     with whole_file(path, "the weights") as temporary:
@@ -112,7 +112,7 @@ def _plain(name: str, entry: Mapping) -> np.ndarray:
         upper = np.frombuffer(entry["data"], "<u2").astype(np.uint32)
         return (upper << 16).view(np.float32).reshape(entry["shape"])
     if kind not in _KINDS:
-        raise InputError(f"{name} is {kind}; expected one of BF16, {', '.join(_KINDS)}")
+        raise InputError(f"{name}: expected one of BF16, {', '.join(_KINDS)}, got {kind}")
     return np.frombuffer(entry["data"], _KINDS[kind]).reshape(entry["shape"])
 
 
@@ -147,7 +147,7 @@ def _read_pickle(path: Path, entry: str | None) -> State:
 def _tensors(path: Path, content: object, entry: str | None) -> Mapping:
     """Return the dict of tensors in what a file held."""
     if not isinstance(content, Mapping):
-        raise InputError(f"{path} holds a {type(content).__name__}; expected tensors by name")
+        raise InputError(f"{path}: expected tensors by name, got a {type(content).__name__}")
     content = {str(name): value for name, value in content.items()}
     if entry is None:
         if content and all(hasattr(value, "detach") for value in content.values()):
@@ -160,7 +160,7 @@ def _tensors(path: Path, content: object, entry: str | None) -> Mapping:
     tensors = content[entry]
     if not isinstance(tensors, Mapping):
         raise InputError(
-            f"{path}: {entry} holds a {type(tensors).__name__}; expected tensors by name"
+            f"{path}: {entry}: expected tensors by name, got a {type(tensors).__name__}"
         )
     odd = [name for name, value in tensors.items() if not hasattr(value, "detach")]
     if odd:

@@ -114,6 +114,6 @@ def resnet(depth: int, class_num: int = 1000, *, width: float = 1.0) -> ResNet:
         width: factor of all channels.
     """
     if depth not in DEPTHS:
-        raise ValueError(f"there is no ResNet-{depth} here; expected one of {DEPTHS}")
+        raise ValueError(f"depth: expected one of {DEPTHS}, got {depth}")
     block = BasicBlock if depth < 50 else Bottleneck
     return ResNet(block, _STAGES[depth], class_num, int(64 * width))

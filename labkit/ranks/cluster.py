@@ -70,7 +70,7 @@ def gather(values: Iterable[float]) -> np.ndarray:
 
     values = np.ascontiguousarray(values, np.float64)
     if values.ndim != 1 or not values.size:
-        raise InputError(f"values have shape {values.shape}; expected (n,), n >= 1")
+        raise InputError(f"values: expected shape (n,), n >= 1, got {values.shape}")
     return np.ascontiguousarray(gather_bytes(values.tobytes())).view(np.float64)
 
 

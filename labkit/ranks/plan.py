@@ -94,7 +94,7 @@ def folder(name: str, path: str | os.PathLike, exists: bool = False) -> Path:
     if path.exists() and not path.is_dir():
         raise InputError(f"{name} {path} is not a folder")
     if exists and not path.exists():
-        raise InputError(f"{name} {path} is not there; expected a folder")
+        raise InputError(f"{name}: expected a folder, got {path}, which is not there")
     return path
 
 

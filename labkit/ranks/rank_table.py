@@ -197,7 +197,7 @@ def _form_problems(value: Any, place: str = "", level: int = 0) -> Iterator[str]
     key, what = _LISTS[level]
     parts = value[key]
     if not isinstance(parts, list) or not parts:
-        yield f"{place and place + ': '}{key} is {_short(parts)}; expected a list of {what}"
+        yield f"{place and place + ': '}{key}: expected a list of {what}, got {_short(parts)}"
         return
     for number, part in enumerate(parts):
         yield from _form_problems(part, f"{place and place + '.'}{key}[{number}]", level + 1)
@@ -208,7 +208,7 @@ def _key_problems(
 ) -> Iterator[str]:
     """Sentences about one object: keys that lack or are too many, values that are no texts."""
     if not isinstance(value, Mapping):
-        yield f"{name} is {_short(value)}; expected an object with {', '.join(required)}"
+        yield f"{name}: expected an object with {', '.join(required)}, got {_short(value)}"
         return
     known = (*required, *optional)
     for key in required:
@@ -218,7 +218,7 @@ def _key_problems(
         if key not in known:
             yield f"{name} has {key!r}; expected one of: {', '.join(known)}.{nearest(key, known)}"
         elif key not in dict(_LISTS) and not isinstance(held, str):
-            yield f"{name}: {key} is {_short(held)}; expected a text, in quotation marks"
+            yield f"{name}: {key}: expected a text, in quotation marks, got {_short(held)}"
 
 
 def _value_problems(table: Mapping[str, Any], masked: bool) -> Iterator[str]:
@@ -226,7 +226,7 @@ def _value_problems(table: Mapping[str, Any], masked: bool) -> Iterator[str]:
     servers = table["server_list"]
     for key, expected in (("version", _VERSION), ("status", _STATUS)):
         if table[key] != expected:
-            yield f"{key} is {table[key]!r}; expected {expected!r}"
+            yield f"{key}: expected {expected!r}, got {table[key]!r}"
     if table["server_count"] != str(len(servers)):
         yield f"server_count is {table['server_count']!r}, and server_list has {len(servers)}"
     for at, server in enumerate(servers):
@@ -254,21 +254,21 @@ def _server_problems(name: str, server: Mapping[str, Any], masked: bool) -> Iter
         yield from _address_problems(f"{name}.device[{number}]: device_ip", device["device_ip"])
         for key in ("device_id", "rank_id"):
             if not _NUMBER.fullmatch(device[key]):
-                yield f"{name}.device[{number}]: {key} is {device[key]!r}; expected a number"
+                yield f"{name}.device[{number}]: {key}: expected a number, got {device[key]!r}"
     yield from _twice(f"{name}: device_id", [device["device_id"] for device in server["device"]])
 
 
 def _address_problems(name: str, text: str) -> Iterator[str]:
     if _is_masked(text):
-        yield f"{name} is {text!r}, starred out; expected the server's own address"
+        yield f"{name}: expected the server's own address, got {text!r}, starred out"
         return
     try:
         address = ipaddress.ip_address(text)
     except ValueError:
-        yield f"{name} is {text!r}; expected an IP address"
+        yield f"{name}: expected an IP address, got {text!r}"
         return
     if address.is_unspecified or address.is_multicast:
-        yield f"{name} is {text}; expected the address of one machine"
+        yield f"{name}: expected the address of one machine, got {text}"
 
 
 def _twice(name: str, values: Iterable[str]) -> Iterator[str]:

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], program: str) -> int:
         if name not in known:
             hint = nearest(name, known)
             print(USAGE.format(program), end="", file=sys.stderr)
-            words = f"{kind} is {name!r}; expected one of: {', '.join(known)}.{hint}"
+            words = f"{kind}: expected one of {', '.join(known)}, got {name!r}.{hint}"
             print(f"{program}: {words}", file=sys.stderr)
             return 2
     command, name, *rest = given
@@ -240,5 +240,5 @@ def _add_plan(recipe: Recipe, parser: argparse.ArgumentParser) -> None:
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected True or False")
+        raise argparse.ArgumentTypeError(f"expected True or False, got {text!r}")
     return text.lower() == "true"

@@ -77,7 +77,7 @@ def _image_size(rest: dict[Any, Any]) -> dict[str, Any]:
 def _depth(rest: Mapping[Any, Any]) -> dict[str, Any]:
     name = str(rest.get("net_name", "resnet50"))
     if name not in _DEPTHS:
-        raise InputError(f"net_name is {name!r}; expected one of {', '.join(_DEPTHS)}")
+        raise InputError(f"net_name: expected one of {', '.join(_DEPTHS)}, got {name!r}")
     return {"depth": _DEPTHS[name]} if "net_name" in rest else {}
 
 
@@ -113,4 +113,6 @@ def _check_optimizer(rest: dict[Any, Any], known: Container[str]) -> None:
     name = rest.pop("optimizer", None)
     if name is not None and _OPTIMIZERS.get(str(name)) not in known:
         expected = " or ".join(each for each, setting in _OPTIMIZERS.items() if setting in known)
-        raise InputError(f"optimizer is {name!r}; expected {expected or 'Momentum'}, this recipe's")
+        raise InputError(
+            f"optimizer: expected {expected or 'Momentum'}, this recipe's, got {name!r}"
+        )

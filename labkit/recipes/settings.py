@@ -153,14 +153,14 @@ def read(
     content = None if path is None else read_yaml(path, first=True)
     content = {} if content is None else content
     if not isinstance(content, dict):
-        raise InputError(f"{path} holds a {type(content).__name__}; expected name: value lines")
+        raise InputError(f"{path}: expected name: value lines, got a {type(content).__name__}")
     # A key that is the bare word on is True in YAML 1.1.
     content = {"on" if key is True and "on" in known else key: v for key, v in content.items()}
     changes = [(*item, f" in {path}") for item in models.translated(content, known).items()]
     for text in assignments:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InputError(f"--set {text}; expected name=value")
+            raise InputError(f"--set: expected name=value, got {text}")
         changes.append((name.strip(), value.strip(), ""))
     for name, value, where in changes:
         if name not in known:

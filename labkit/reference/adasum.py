@@ -25,7 +25,7 @@ def adasum_pair(a: ArrayLike, b: ArrayLike, m: int = 1, n: int = 1) -> np.ndarra
     """
     a, b = _vector(a), _vector(b)
     if a.shape != b.shape:
-        raise InputError(f"vectors of {a.size} and {b.size} numbers; expected as many")
+        raise InputError(f"expected vectors of one length, got {a.size} and {b.size}")
     if not a.any() or not b.any():
         return a + b
     product = a @ b

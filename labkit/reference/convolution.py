@@ -70,7 +70,7 @@ def patches(
     window = Window(kernel, stride, padding, dilation, groups)
     rows, channels = x.shape[:2]
     if channels % groups:
-        raise InputError(f"{channels} channels; expected a multiple of {groups} groups")
+        raise InputError(f"channels: expected a multiple of {groups} groups, got {channels}")
     height, width = _map_of(x.shape, window)
     padded = _pad(np.asarray(x, dtype=np.float64), padding)
     columns = np.zeros((rows, channels, *kernel, height, width))

@@ -39,7 +39,7 @@ def lenet_gradients(
     images (N, C, 32, 32), labels (N,) integers; parameters as of ``lenet_parameters``
     """
     if np.shape(images)[2:] != (32, 32):
-        raise InputError(f"images of shape {np.shape(images)}; expected (N, C, 32, 32)")
+        raise InputError(f"images: expected shape (N, C, 32, 32), got {np.shape(images)}")
     x, inputs, outputs, pooled_from = np.asarray(images, dtype=np.float64), {}, {}, {}
     for name in ("conv1", "conv2"):
         inputs[name] = x

@@ -56,7 +56,7 @@ def token_cross_entropy(
         for scores, label in zip(row, row_labels, strict=True):
             if label != ignore_index:
                 if not 0 <= label < len(scores):
-                    raise InputError(f"label {label}; expected 0 .. {len(scores) - 1}")
+                    raise InputError(f"label: expected 0 .. {len(scores) - 1}, got {label}")
                 largest = scores.max()
                 total += largest + np.log(np.exp(scores - largest).sum()) - scores[label]
                 count += 1

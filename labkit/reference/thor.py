@@ -220,12 +220,12 @@ def upstream_factors(
     if window is None:
         if np.ndim(inputs) != 2:
             raise InputError(
-                f"inputs of shape {np.shape(inputs)}; expected (N, in), upstream's only"
+                f"inputs: expected shape (N, in), upstream's only, got {np.shape(inputs)}"
             )
         a_factor, g_factor, _ = kronecker_factors(inputs, derivatives, homogeneous=False)
         return a_factor * len(inputs) / inputs.shape[1], g_factor, (1, 1)
     if window.groups != 1:
-        raise InputError(f"{window.groups} groups; expected 1: upstream's only")
+        raise InputError(f"groups: expected 1, upstream's only, got {window.groups}")
     rows, outputs = derivatives.shape[:2]
     height, width = inputs.shape[2:]
     around = same_padding((height, width), window.kernel, window.stride)

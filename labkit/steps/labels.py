@@ -64,7 +64,7 @@ def check_integers(labels: object) -> np.ndarray:
     """Return labels as an array, or raise ``InputError`` where its type is not of integers."""
     labels = np.asarray(labels)
     if labels.dtype.kind not in "iu":
-        raise InputError(f"the labels are {labels.dtype}; expected integers, such as int32")
+        raise InputError(f"labels: expected integers, such as int32, got {labels.dtype}")
     return labels
 
 
@@ -80,7 +80,7 @@ def masks(labels: Tensor, classes: int, ignore_index: int | None) -> tuple[Tenso
     ``TypeError``, where it is compiled, for labels that are not integers.
     """
     if labels.dtype not in INTEGERS:
-        raise TypeError(f"the labels are {labels.dtype}; expected integers, such as int32")
+        raise TypeError(f"labels: expected integers, such as int32, got {labels.dtype}")
     if labels.dtype != ms.int32:
         labels = ops.cast(labels, ms.int64)
     ignored = labels == ignore_index

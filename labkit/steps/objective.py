@@ -155,9 +155,7 @@ class Objective(nn.Cell):
         elif self.mean and self.over != "steps":
             weight = self._weight(batch)
         if loss.ndim != 0:
-            raise TypeError(
-                f"loss_net returned a loss of shape {loss.shape}; expected a scalar, shape ()"
-            )
+            raise TypeError(f"loss_net: expected a scalar loss, shape (), got shape {loss.shape}")
         loss = ops.cast(loss, ms.float32)
         if defined is not None:
             defined = ops.cast(defined, ms.float32)

@@ -253,7 +253,7 @@ def check_length(
     updates = integer("updates", updates)
     shape = np.shape(schedule)
     if len(shape) != 1:
-        raise InputError(f"{name} has shape {shape}; expected one rate an update, (N,)")
+        raise InputError(f"{name}: expected shape (N,), one rate an update, got {shape}")
     if shape[0] < updates:
         raise InputError(
             f"{name} has {shape[0]} {of} for {updates} updates; expected at least as many: the "

@@ -94,7 +94,9 @@ def load(step: nn.Cell, path: str | os.PathLike, accept: Accept | None = None) -
     """
     values = read(path, step)
     if _POSITION not in values:
-        raise InputError(f"{path} holds no position; expected a checkpoint written by labkit's fit")
+        raise InputError(
+            f"{path}: expected a checkpoint written by labkit's fit, got one without position"
+        )
     try:
         position = parse_position(str(values.pop(_POSITION)))
     except InputError as error:

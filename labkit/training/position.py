@@ -57,7 +57,7 @@ def parse_position(text: str) -> Position:
         raise InputError(f"its text has {len(text)} characters; expected at most {_TEXT_BYTES}")
     values = parse_json(text)
     if not isinstance(values, dict):
-        raise InputError(f"it is a {type(values).__name__}; expected an object")
+        raise InputError(f"expected an object, got a {type(values).__name__}")
     known = {field.name for field in fields(Position)}
     if unknown := sorted(values.keys() - known):
         raise InputError(f"it has {unknown[0][:80]!r}, which this labkit does not know")

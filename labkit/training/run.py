@@ -42,7 +42,7 @@ class Run:
         self._whole_epochs = whole_epochs
         self.epoch_size, self.batch_size = dataset.get_dataset_size(), dataset.get_batch_size()
         if not self.epoch_size:
-            raise InputError("the dataset holds no batch; expected at least one")
+            raise InputError("dataset: expected at least one batch, got none")
         self.micro_batches = 0
         self.resumed_from: Position | None = None
         self._seconds_before = 0.0

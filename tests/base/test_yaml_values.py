@@ -50,7 +50,7 @@ def test_brackets_beside_each_other_and_in_texts_are_not_counted():
 
 def test_the_length_is_limited(tmp_path):
     assert parse_yaml("x" * LONGEST) == "x" * LONGEST
-    with pytest.raises(InputError, match="expected at most"):
+    with pytest.raises(InputError, match="expected YAML of at most"):
         parse_yaml("x" * (LONGEST + 1))
     (tmp_path / "a").symlink_to("/dev/zero")
     with pytest.raises(InputError, match="regular file"):

@@ -42,9 +42,14 @@ MOVED = {
         "images in a batch": ["1.0", "2.0", "3.0"],
     },
 }
-# A kernel that dies, and figures to be moved; the second notebooks are left out of CI.
+# A kernel that dies, and figures to be moved. nbval runs the cells of all; these are run once more
+# here, 50 s each, where one of the others would show the same.
+LONG = ("02_resnet50_migration", "03_thor", "04_adasum")
 NOTEBOOKS = [
-    pytest.param(path.stem, marks=pytest.mark.long if path.stem.endswith("in_depth") else ())
+    pytest.param(
+        path.stem,
+        marks=pytest.mark.long if path.stem in LONG or path.stem.endswith("in_depth") else (),
+    )
     for path in sorted((ROOT / "notebooks").glob("*.ipynb"))
 ]
 # 20 to 80 s here beside another test.

@@ -149,7 +149,7 @@ def test_what_cannot_be_downloaded_is_said(get, tmp_path, monkeypatch):
             with pytest.raises(InputError, match=f"cannot be downloaded .*{reason}"):
                 get(f"http://127.0.0.1:{port}/file")
     assert names(tmp_path) == []
-    with pytest.raises(InputError, match="is not an address"):
+    with pytest.raises(InputError, match="expected an address"):
         get("http://[::1/file")
 
 
@@ -233,7 +233,7 @@ def test_a_published_file_is_fetched_once_and_verified_each_time(server, tmp_pat
      "http://" + "a" * 64 + ".org/", "http://a/b c", "http://a/\n", "http://a/é"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_before_anything_is_asked(address):
-    with pytest.raises(InputError, match="is not an address"):
+    with pytest.raises(InputError, match="expected an address"):
         is_address(address)
     for right in ("http://localhost:1/x", "https://a.org/b%20c", "http://[::1]/"):
         assert is_address(right) and not is_address(f"x{right}")

@@ -130,7 +130,7 @@ def test_a_pipe_and_an_image_too_large_for_memory_are_named(root, monkeypatch):
 KINDS = {name: usable()[name] for name in ("rgb.jpg", "cmyk.jpg", "progressive.JPEG", "rgba.png")}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(data=st.data(), name=st.sampled_from(sorted(KINDS)))
 def test_a_damaged_file_is_taken_or_named_and_nothing_else(tmp_path_factory, data, name):
     content = bytearray(KINDS[name])

@@ -192,7 +192,7 @@ def test_a_kit_or_labels_that_do_not_fit_are_refused(archives, tmp_path, labels)
         ({"only": "vall"}, "unknown split 'vall'.*Did you mean 'val'"),
         ({"classes": ["n00000004"]}, "unknown class 'n00000004'; expected one of 3, n00000001 to"),
         ({"classes": ["cat"]}, "class 'cat'; expected nXXXXXXXX"),
-        ({"first": 0}, "first is 0; expected 1 or more"),
+        ({"first": 0}, "first: expected 1 or more, and not together with classes, got 0"),
         ({"first": 4}, "the first 4 classes; there are 3"),
         ({"first": 1, "classes": ["n00000001"]}, "not together with classes"),
         ({"folders": ("../x", "val")}, "expected two plain names"),

@@ -65,7 +65,9 @@ def test_bundled_data_is_prepared_in_the_tutorials_layout(script, mnist):
 def test_a_file_that_cannot_be_read_is_not_replaced(small, tmp_path, monkeypatch):
     (tmp_path / "pipe" / "train").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe" / "train" / "train-images-idx3-ubyte")
-    with pytest.raises(InputError, match="train-images-idx3-ubyte is a pipe"):
+    with pytest.raises(
+        InputError, match="train-images-idx3-ubyte: expected a regular file, got a pipe"
+    ):
         small.prepare(tmp_path / "pipe")
     out = small.prepare(tmp_path / "out")
     opened = small.script.open_file

@@ -321,7 +321,9 @@ def test_empty_and_missing_files(tmp_path, suffix):
     if suffix == ".pth":
         pytest.importorskip("torch")
     path = tmp_path / f"a{suffix}"
-    with pytest.raises(InputError, match="is not there; expected a file of PyTorch weights"):
+    with pytest.raises(
+        InputError, match="expected a file of PyTorch weights, got .* which is not there"
+    ):
         read_torch(path)
     path.write_bytes(b"")
     with pytest.raises(InputError, match="cannot be read: cut short or damaged"):
@@ -354,14 +356,14 @@ def test_tensors_in_an_entry(tmp_path, entry):
 
 
 UNREADABLE = [  # content, options of read_torch, message
-    (lambda torch: [1, 2], {}, "holds a list; expected tensors by name"),
+    (lambda torch: [1, 2], {}, "expected tensors by name, got a list"),
     (lambda torch: {}, {}, "holds nothing; name the entry"),
-    (lambda torch: {"model": [1]}, {}, "model holds a list"),
+    (lambda torch: {"model": [1]}, {}, "model: expected tensors by name, got a list"),
     (lambda torch: {"state_dict": {"w": 3}}, {}, "w of state_dict is no tensor"),
     (lambda torch: {"epoch": 3, "ema": {}, 7: 1}, {}, "holds epoch, ema, 7; name the entry"),
     (lambda torch: {"ema": {}}, {"entry": "emma"}, "unknown entry 'emma'.*Did you mean 'ema'"),
     (lambda torch: {0: {"w": 3}}, {"entry": "0"}, "w of 0 is no tensor"),
-    (lambda torch: {"epoch": 3}, {"entry": "epoch"}, "epoch holds a int; expected tensors by name"),
+    (lambda torch: {"epoch": 3}, {"entry": "epoch"}, "epoch: expected tensors by name, got a int"),
     (
         lambda torch: {"w": torch.eye(3).to_sparse()},
         {},
@@ -388,7 +390,7 @@ def test_safetensors_of_other_types_and_with_entries_are_refused(tmp_path):
     from safetensors.torch import save_file
 
     save_file({"w": torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match="w is F8_E4M3; expected one of BF16, BOOL"):
+    with pytest.raises(InputError, match="w: expected one of BF16, BOOL.* got F8_E4M3"):
         read_torch(tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="has no entries, only tensors; entry='model'"):
         read_torch(tmp_path / "a.safetensors", entry="model")

@@ -440,7 +440,7 @@ REFUSED = {
     "large port": ({"master": "127.0.0.1:65536"}, "expected a port from 1024"),
     "bad address": ({"master": "300.1.2.3.4:8118"}, "has no address"),
     "not here": ({"master": "192.0.2.1:8118"}, r"used here \(.*expected a free port at an address"),
-    "no folder": ({"cwd": "nowhere"}, "cwd .*nowhere is not there"),
+    "no folder": ({"cwd": "nowhere"}, "cwd: expected a folder, got .*nowhere, which is not there"),
     "cwd a file": ({"cwd": __file__}, "is not a folder"),
     "log_dir": ({"log_dir": 3}, "log_dir: expected a folder, got 3"),
     "log_dir a file": ({"log_dir": __file__}, "log_dir .* is not a folder"),

@@ -107,7 +107,7 @@ def test_a_checkpoint_is_evaluated_as_after_its_training(trained, data, capsys, 
     assert lines == [f"{printed[0]}, checkpoint {path}"] and len(printed) == 1
 
 
-@pytest.mark.parametrize("name", ["accumulation", "thor"])
+@pytest.mark.parametrize("name", ["accumulation", pytest.param("thor", marks=pytest.mark.long)])
 def test_a_training_in_float16_is_evaluated_in_float32_as_its_checkpoint(data, tmp_path, name):
     """THOR's in its tutorial's layout."""
     layout, run = "documents" if name == "thor" else "run", tmp_path / name

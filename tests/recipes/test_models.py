@@ -85,9 +85,9 @@ def test_keys_that_are_settings_here(tmp_path, text, kind):
 
 
 REFUSED = {
-    "optimizer: Momentum": "optimizer is 'Momentum'; expected Thor",
+    "optimizer: Momentum": "optimizer: expected Thor, this recipe's, got 'Momentum'",
     "optimizer: LARS": "expected Thor",
-    "net_name: se-resnet50": "net_name is 'se-resnet50'; expected one of resnet18",
+    "net_name: se-resnet50": "net_name: expected one of resnet18",
     "train_image_size: 32\neval_image_size: 64": "training and evaluation have the same",
     "conv_init: HeUniform\ndense_init: TruncatedNormal": "conv_init and dense_init are",
     "enable_cache: True": "expected cache_session_id",
@@ -97,8 +97,8 @@ REFUSED = {
     "parameter_server: True": "parameter servers",
     "image_size: 64\neval_image_size: 32": "image_size is 64, and other keys of the file say 32",
     "batchsize: 3": "zoo.yaml. Did you mean 'batch_size'?",
-    "optimizer: [Thor]": "optimizer is ['Thor']; expected Thor",
-    "net_name: [resnet50]": "net_name is \"['resnet50']\"; expected one of resnet18",
+    "optimizer: [Thor]": "optimizer: expected Thor, this recipe's, got ['Thor']",
+    "net_name: [resnet50]": "got \"['resnet50']\"",
     "conv_init: [a]\ndense_init: {b: 1}": "conv_init and dense_init are ['a'], {'b': 1}",
 }
 
@@ -112,5 +112,5 @@ def test_keys_that_ask_for_what_is_not_here(tmp_path, text):
 
 def test_the_recipe_is_told_by_its_settings(tmp_path):
     assert settings(tmp_path, "optimizer: Momentum", AdasumConfig) == AdasumConfig()
-    with pytest.raises(InputError, match="'Thor'; expected Momentum"):
+    with pytest.raises(InputError, match="optimizer: expected Momentum, this recipe's, got 'Thor'"):
         settings(tmp_path, "optimizer: Thor", AdasumConfig)

@@ -71,7 +71,7 @@ class TestRead:
         ("assignment", "message"),
         [
             ("cuont=1", "unknown setting 'cuont'. Did you mean 'count'? The settings are: count,"),
-            ("count", "--set count; expected name=value"),
+            ("count", "--set: expected name=value, got count"),
             ("count=0", "count: expected an integer >= 1, got 0"),
             ("count=1.0", "count: expected an integer >= 1, got '1.0'"),
             ("count=None", "count: expected an integer >= 1, got 'None'"),
@@ -99,7 +99,7 @@ class TestRead:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (b"- count\n", "holds a list; expected name: value lines"),
+            (b"- count\n", "expected name: value lines, got a list"),
             (b"count: [1\n", "cannot be read"),
             (b"count: true\n", "count: expected an integer >= 1, got True"),
             (b"count: [1]\n", "count: expected an integer >= 1, got [1]"),

@@ -162,7 +162,7 @@ def test_settings_are_checked_before_any_rank_starts(capsys, monkeypatch):
     [
         ([], "train|eval|predict|plan"),
         (["trian", "thor"], "Did you mean 'train'?"),
-        (["train"], "recipe is ''"),
+        (["train"], "got ''"),
         (["train", "tohr"], "Did you mean 'thor'?"),
         (["eval", "subspace_stage_1"], "Did you mean 'subspace-1'?"),
     ],

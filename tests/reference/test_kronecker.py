@@ -30,7 +30,7 @@ def problem(groups=1, outputs=4, inputs=6, positions=3, seed=0):
     return a_factor, g_factor, positions, gradient
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(1, 3),
     st.integers(1, 6),

@@ -56,5 +56,5 @@ def test_the_layers_inputs_and_derivatives_make_the_gradients(conv_bias):
 
 
 def test_other_images_are_refused():
-    with pytest.raises(InputError, match=r"\(6, 1, 28, 28\); expected \(N, C, 32, 32\)"):
+    with pytest.raises(InputError, match=r"expected shape \(N, C, 32, 32\), got \(6, 1, 28, 28\)"):
         reference.lenet_gradients(reference.lenet_parameters(0), IMAGES[:, :, 2:-2, 2:-2], LABELS)

@@ -233,7 +233,7 @@ def test_lenets_convolutions_are_seen_as_if_padded():
 
 def test_what_upstream_refuses_is_refused():
     inputs, slopes = np.ones((2, 2, 4, 4)), np.ones((2, 2, 4, 4))
-    with pytest.raises(InputError, match="2 groups; expected 1"):
+    with pytest.raises(InputError, match="groups: expected 1, upstream's only, got 2"):
         reference.upstream_factors(inputs, slopes, Window((1, 1), groups=2))
-    with pytest.raises(InputError, match=r"expected \(N, in\)"):
+    with pytest.raises(InputError, match=r"inputs: expected shape \(N, in\)"):
         reference.upstream_factors(np.ones((2, 3, 4)), np.ones((2, 3, 4)), None)

@@ -40,7 +40,7 @@ def arrays(count):
     return [random.normal(size=shapes[n % 5]).astype(np.float32) for n in range(count)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 9), st.data())
 def test_messages_hold_the_gradients_in_their_order(count, data):
     """Against NumPy; what is summed in messages comes back in its place and shape."""

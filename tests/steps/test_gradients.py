@@ -557,7 +557,7 @@ def dynamic_scale():
     return PlainStep(Offset(network), nn.SGD(network.trainable_params(), 0.0), loss_scale=scale)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.booleans(), min_size=1, max_size=15))
 @example([False] * 4 + [True] * 7)
 def test_dynamic_loss_scale_follows_the_rule(dynamic_scale, finite):
@@ -812,7 +812,9 @@ class TestBadInput:
 
     def test_a_loss_must_be_scalar(self):
         """Differentiated, a vector of losses would count as their sum: B times the gradient."""
-        with pytest.raises(TypeError, match=r"loss of shape \(2, 2\); expected a scalar"):
+        with pytest.raises(
+            TypeError, match=r"expected a scalar loss, shape \(\), got shape \(2, 2\)"
+        ):
             self.build(lambda n: LossNet(n, nn.MSELoss(reduction="none")))(*tensors(*rows(2)))
 
 

@@ -252,7 +252,7 @@ def test_check_length():
     with pytest.raises(InputError, match="has 5 rates for 6 updates; expected at least as many"):
         check_length(np.zeros(5), 6)
     for schedule in (0.1, np.zeros((2, 3))):
-        with pytest.raises(InputError, match=r"has shape .*; expected one rate an update"):
+        with pytest.raises(InputError, match=r"expected shape \(N,\), one rate an update, got"):
             check_length(schedule, 2)
     with pytest.raises(InputError, match="updates: expected an integer >= 1, got 0"):
         check_length(np.zeros(5), 0)

@@ -102,7 +102,7 @@ def accumulating(request, runtime):
     return Accumulating(build(**options)), options
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     labels=st.lists(st.sampled_from([-100, 0, 1, 2, 3]), min_size=8, max_size=8),
     seed=st.integers(0, 1000),

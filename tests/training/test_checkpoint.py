@@ -225,7 +225,7 @@ def test_files_that_fit_is_not_the_writer_of(tmp_path, net):
     later = {**asdict(POSITION), "planet": "Mars"}
     crafted = {**asdict(POSITION), "records": 10**30}
     for extra, words in (
-        (None, "holds no position"),
+        (None, "got one without position"),
         ({"labkit_position": json.dumps(later)}, "of another version of labkit"),
         ({"labkit_position": json.dumps(crafted)}, "a.ckpt is damaged or .*: records: expected"),
     ):

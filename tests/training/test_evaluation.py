@@ -269,7 +269,7 @@ def test_labels_of_no_class():
         labels[4, 1] = wrong
         with pytest.raises(InputError, match=rf"label {wrong} at \(0, 1\).*V = 4.*{ignored}"):
             evaluate(Table(4), loss, batches(numbers, labels))
-    with pytest.raises(InputError, match="labels are float32; expected integers"):
+    with pytest.raises(InputError, match="labels: expected integers, such as int32, got float32"):
         evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, labels.astype(np.float32)))
     with pytest.raises(InputError, match="holds no label to count"):
         evaluate(Table(4), nn.CrossEntropyLoss(), batches(numbers, np.full_like(labels, -100)))

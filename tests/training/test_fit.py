@@ -354,7 +354,11 @@ class TestRefused:
             checkpoint.write(done.step, folder / "checkpoint" / "step-000000001.ckpt")
 
         monkeypatch.setattr(done, "interrupted", foreign)
-        self.refused(done, tmp_path / "run", "holds no position; expected a checkpoint written by")
+        self.refused(
+            done,
+            tmp_path / "run",
+            "expected a checkpoint written by labkit's fit, got one without position",
+        )
 
     def test_without_start(self, done, tmp_path):
         ms.dataset.config.set_fast_recovery(True)
@@ -400,7 +404,7 @@ class TestRefused:
             ({"write": "yes"}, "write: expected None, True or False, got 'yes'"),
             ({"folder": None, "resume": True}, "resume and checkpoint_every need a folder"),
             ({"folder": None, "checkpoint_every": 3}, "resume and checkpoint_every need a folder"),
-            ({"dataset": dict(rows=3)}, "the dataset holds no batch"),
+            ({"dataset": dict(rows=3)}, "dataset: expected at least one batch, got none"),
         ],
     )
     def test_arguments(self, step, tmp_path, options, words):

@@ -102,7 +102,7 @@ def load_bare(path: str | os.PathLike, numbers: int) -> np.ndarray:
     """
     header = _header(path)
     if header.dtype not in (np.float32, np.float64) or len(header.shape) != 2:
-        raise InputError(f"{path} is {header.dtype} {header.shape}; expected float32 (K, M)")
+        raise InputError(f"{path}: expected float32 (K, M), got {header.dtype} {header.shape}")
     if header.shape[1] != numbers:
         raise InputError(
             f"the matrix {path} has {header.shape[1]} columns, and the network {numbers} weights; "
@@ -146,7 +146,7 @@ def _mapped(path: str | os.PathLike, header: _Header) -> np.ndarray:
 def _described(about: Any) -> tuple[dict[str, Any], tuple[int, ...], str]:
     """Return the arguments of ``Basis``, the matrix's shape and SHA-256, each of its type."""
     if about["format"] != _FORMAT:
-        raise ValueError(f"its format is {about['format']!r}; expected {_FORMAT!r}")
+        raise ValueError(f"its format: expected {_FORMAT!r}, got {about['format']!r}")
     basis: dict[str, Any] = {
         "parameters": [(_is(str, name), _shape(shape)) for name, shape in about["parameters"]],
         "variance": [float(_is(int | float, value)) for value in _is(list, about["variance"])],

@@ -71,7 +71,7 @@ def _header_of_snapshot(path: Path) -> Header:
             entries = parse_json(file.read(length).decode())
         note = parse_json(entries.pop("__metadata__", {}).get(NOTE, "{}"))
         if not isinstance(note, dict) or not isinstance(note.get("sha256"), str | None):
-            raise ValueError(f"its note is {note!r}; expected an object, its sha256 a text")
+            raise ValueError(f"its note: expected an object, its sha256 a text, got {note!r}")
         tensors = {
             name: Place(
                 entry["dtype"], tuple(entry["shape"]), 8 + length + entry["data_offsets"][0]

@@ -73,9 +73,11 @@ def is_address(text: str | os.PathLike) -> bool:
         host.encode("idna")
         text.encode("ascii")
     except ValueError as error:
-        raise InputError(f"{text!r} is not an address ({error})") from error
+        raise InputError(
+            f"expected an address, http://HOST/PATH, got {text!r} ({error})"
+        ) from error
     if not host or not text.isprintable() or " " in text:
-        raise InputError(f"{text!r} is not an address; expected http://HOST/PATH")
+        raise InputError(f"expected an address, http://HOST/PATH, got {text!r}")
     return True
 
 

@@ -116,6 +116,6 @@ def _numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
         if not match or int(match[1]) > int(match[2] or match[1]):
-            raise InputError(f"--devices is {text!r}; expected numbers such as 0-7 or 0,2")
+            raise InputError(f"--devices: expected numbers such as 0-7 or 0,2, got {text!r}")
         numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
     return numbers

@@ -73,7 +73,7 @@ def convert(notebook: Path) -> tuple[str, str]:
     try:
         text = read_text(notebook)
         if (version := parse_json(text)["nbformat"]) != 4:
-            raise ValueError(f"its format is {version}; expected 4")
+            raise ValueError(f"its format: expected 4, got {version}")
         # nbformat.read would print what it finds wrong, and go on.
         read = nbformat.v4.reads(text)
         _formulas_as_markdown(read)

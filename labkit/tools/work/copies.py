@@ -48,7 +48,9 @@ def work_folder(project: Path, folder: Path | None) -> Path:
     place = (project / FOLDER) if folder is None else Path(folder).resolve()
     for reserved in (project / "notebooks", project / "runs" / "notebooks"):
         if place == reserved or reserved in place.parents:
-            raise InputError(f"{place} is where the project writes; expected a folder of your own")
+            raise InputError(
+                f"expected a folder of your own, got {place}, where the project writes"
+            )
     if place.exists() and not place.is_dir():
         raise InputError(f"{place} is not a folder")
     return place

@@ -118,7 +118,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 )
-ANYTHING = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+ANYTHING = settings(max_examples=40, suppress_health_check=list(HealthCheck))
 
 
 @ANYTHING
