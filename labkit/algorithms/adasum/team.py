@@ -11,7 +11,7 @@ from mindspore.communication import create_group
 
 from labkit.base.arguments import integer
 from labkit.errors import InputError
-from labkit.ranks.cluster import gather, rank_and_size
+from labkit.ranks.cluster import gather_bytes, rank_and_size
 
 _groups: set[str] = set()
 
@@ -131,13 +131,12 @@ class Team(nn.Cell):
         """Raise ``InputError`` unless all ranks hold the same bits in every parameter."""
         if self.ranks == 1:
             return
-        digests = [hashlib.sha256(p.asnumpy().tobytes()).digest()[:8] for p in parameters]
-        gathered = gather(np.frombuffer(b"".join(digests), np.uint8).astype(np.float64))
-        for index, parameter in enumerate(parameters):
-            part = gathered[:, 8 * index : 8 * (index + 1)]
-            others = np.flatnonzero((part != part[0]).any(axis=1))
-            if others.size:
-                raise InputError(
-                    f"parameter {parameter.name!r} of rank {others[0]} is not that of rank 0; "
-                    "expected the same bits on all ranks: the same seed and the same checkpoint"
-                )
+        digests = [hashlib.sha256(p.asnumpy().tobytes()).digest() for p in parameters]
+        gathered = gather_bytes(b"".join(digests)).reshape(self.ranks, len(parameters), -1)
+        differ = np.argwhere((gathered != gathered[0]).any(axis=2).T)
+        if differ.size:
+            parameter, rank = differ[0]
+            raise InputError(
+                f"parameter {parameters[parameter].name!r} of rank {rank} is not that of rank 0; "
+                "expected the same bits on all ranks: the same seed and the same checkpoint"
+            )

@@ -504,15 +504,16 @@ class Table(nn.Cell):
 
 
 class TestALayerThatSeesNoRows:
-    @pytest.mark.parametrize("times", [4, 8])
-    def test_also_where_its_positions_are_a_multiple_of_the_rows(self, times, compiled):
-        batch = tensors(normal((4, times, WIDTH)), sequences()[1])
+    @pytest.mark.parametrize(("rows", "times", "part"), [(4, 4, 2), (4, 8, 2), (2, 4, 1)])
+    def test_also_where_its_positions_are_a_multiple_of_the_rows(self, rows, times, part, compiled):
+        batch = tensors(normal((rows, times, WIDTH)), sequences()[1][:rows])
         step = build(Table(times, copies=False))
         with pytest.raises(InputError) as raised:
             step(*batch)
         said = str(raised.value)
-        assert f"layer 'position' sees {times} positions for the batch's 4 rows and" in said
-        assert f"{times} for 2 of them" in said and "skip=('position',)" in said and not compiled
+        assert f"layer 'position' sees {times} positions for the batch's {rows} rows and" in said
+        assert f"{times} for {part} of them" in said and "skip=('position',)" in said
+        assert not compiled
 
     def test_a_copy_for_each_row_is_a_row(self, compiled):
         """Queries that are learned, as many for each row: they do not depend on the batch."""
