@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from tests.browser.page import LabPage
-from tests.browser.server import ROOT, Server
 from tests.support import chromium
+from tests.support.lab_page import LabPage
+from tests.support.lab_server import ROOT, Server
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import urllib.error
 
 import pytest
 
-from tests.browser.server import ROOT
+from tests.support.lab_server import ROOT
 
 # Sliders of a notebook, each with its position at first and after each key.
 MOVED = {

@@ -12,7 +12,7 @@ import pytest
 
 from labkit.nets import resnet
 from labkit.recipes import resnet50
-from tests.recipes import on_ranks
+from tests.support import recipes_on_ranks
 from tests.support.msrun import msrun
 from tests.support.recipes import Kept, group_norm, newest, recipe, settings, shrink
 from tests.support.step_cells import assert_bit_equal, assert_close
@@ -36,7 +36,7 @@ def data(digits):
 def ranks(data, root, tmp_path_factory):
     """What both ranks said, their Parameters, and the folder they wrote to."""
     out = tmp_path_factory.mktemp("ranks")
-    code, logs = msrun(out, on_ranks.__file__, data, out, root=root)
+    code, logs = msrun(out, recipes_on_ranks.__file__, data, out, root=root)
     assert code == 0, logs
     said = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
     return said, [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)], out

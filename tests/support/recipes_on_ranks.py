@@ -1,4 +1,4 @@
-"""What each rank runs in test_on_ranks.py: ``msrun ... on_ranks.py DATA OUT``.
+"""What each rank runs in test_on_ranks.py: ``msrun ... recipes_on_ranks.py DATA OUT``.
 
 Writes OUT/rank<n>.json and OUT/rank<n>.npz: what each training said and its Parameters.
 """
