@@ -253,6 +253,18 @@ class TestSubclasses:
             step_of(Maps())(*batch())
         assert not compiled
 
+    @pytest.mark.parametrize("shape", [(5, 2, 2), (5, 4)], ids=["of its input", "of its output"])
+    def test_nor_one_of_another_shape(self, shape, compiled):
+        class Folded(nn.Dense):
+            def construct(self, x):
+                y = ops.matmul(x.reshape(-1, 4), self.weight.T) + self.bias
+                return y if x.ndim == 3 else y.reshape(-1, 2, 2)
+
+        network = nn.SequentialCell(Folded(4, 4), nn.Flatten())
+        with pytest.raises(InputError, match="'0' is of class Folded, which computes something"):
+            step_of(network)(*tensors(normal(shape), normal((5, 4), 1)))
+        assert not compiled
+
     def test_one_that_computes_the_same_is_taken(self, compiled):
         step = step_of(Maps(), skip=("normed", "doubled"))
         step(*batch())
