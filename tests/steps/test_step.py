@@ -107,6 +107,14 @@ class TestEveryStep:
             assert loss.shape == () and loss.dtype == ms.float32
             assert float(loss) == pytest.approx(expected, rel=1e-5)
 
+    def test_parameters_keep_their_names(self, reused):
+        """A Cell that holds an optimizer may put its own name before theirs."""
+        _, step = reused
+        train(step, calls=2)
+        alone = momentum(regression()[0])
+        names = [parameter.name for parameter in alone.get_parameters()]
+        assert [parameter.name for parameter in step.optimizer.get_parameters()] == names
+
     def test_reaches_the_least_squares_solution(self, reused):
         network, step = reused
         set_state(step.optimizer.learning_rate, 0.1)
