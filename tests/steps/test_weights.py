@@ -513,6 +513,15 @@ def test_a_subclass_with_a_construct_of_its_own_is_not_known():
     assert mean_of_loss(Focal()).over == "unknown" and mean_of_loss(Focal()).why_not
 
 
+def test_which_means_are_undefined_where_no_label_counts():
+    """CrossEntropySmooth's is 0, rows and elements always count, a sum is no mean."""
+    undefined = [nn.CrossEntropyLoss(), nn.NLLLoss(), ops.cross_entropy]
+    defined = [nn.CrossEntropyLoss(reduction="sum"), CrossEntropySmooth(sparse=True, num_classes=3)]
+    defined += [nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean"), nn.MSELoss()]
+    assert all(mean_of_loss(loss_fn).undefined for loss_fn in undefined)
+    assert not any(mean_of_loss(loss_fn).undefined for loss_fn in [*defined, OwnLoss()])
+
+
 def test_arrays_are_refused_after_tensors_of_their_shape():
     looked = accept(nn.MSELoss(), LOGITS, LOGITS)
     with pytest.raises(InputError, match="a NumPy array"):
