@@ -58,6 +58,15 @@ def test_names_mislead_and_owners_do_not():
     assert document == {"norm.weight", "scale"}
 
 
+def test_a_layer_inside_a_norm_is_no_part_of_it():
+    class Adaptive(nn.LayerNorm):
+        def __init__(self):
+            super().__init__((4,))
+            self.scale = nn.Dense(3, 4)
+
+    assert decayed(decay_groups(Adaptive(), 0.1)) == {"scale.weight"}
+
+
 @pytest.mark.parametrize("norm", NORMS)
 def test_where_names_do_not_mislead_both_agree(norm):
     for network in (NormNet(norm), LeNet5()):
