@@ -107,6 +107,12 @@ class TestEveryStep:
             assert loss.shape == () and loss.dtype == ms.float32
             assert float(loss) == pytest.approx(expected, rel=1e-5)
 
+    def test_an_updates_loss_is_the_mean_of_its_micro_batches(self, reused):
+        _, step = reused
+        losses = train(step, calls=step.micro_batches)
+        assert step.last_update.number == 1
+        assert step.last_update.loss == pytest.approx(np.mean(losses), rel=1e-6)
+
     def test_parameters_keep_their_names(self, reused):
         """A Cell that holds an optimizer may put its own name before theirs."""
         _, step = reused
