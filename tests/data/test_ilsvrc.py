@@ -62,7 +62,7 @@ def test_without_scipy_it_says_what_to_install(devkit, monkeypatch):
 
 BAD_LABELS = {
     "missing": (None, "cannot be read"),
-    "pipe": ("pipe", "cannot be read .*is a pipe"),
+    "pipe": ("pipe", "cannot be read .*expected a regular file, got a pipe"),
     "too few": (b"n00000001\n" * 5, "5 labels; expected 6"),
     "no wnid": (b"cat\n" * 6, "'cat' for image 1; expected nXXXXXXXX"),
     "path": (b"n00000001/..\n" * 6, "'n00000001/..' for image 1"),

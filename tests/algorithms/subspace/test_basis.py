@@ -506,7 +506,7 @@ class TestBareMatrix:
             (lambda p: p[:, 1:], f"has {size() - 1} columns, and the network {size()} weights"),
             (lambda p: p * 1.01, "rows of .* are not orthonormal: P P.T differs from I by 0.02"),
             (lambda p: np.where(p == p[0, 0], np.nan, p), "differs from I by nan"),
-            (lambda p: p.astype(np.float16), "is float16"),
+            (lambda p: p.astype(np.float16), r"expected float32 \(K, M\), got float16"),
             (lambda p: p[0], "expected float32 .K, M."),
             (lambda p: p[:0], "is empty"),
         ],
