@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from labkit.base.arguments import wrong
 from labkit.data.sources import ilsvrc
 from labkit.data.sources.archives import Member
 from labkit.data.sources.classfolders import MANIFEST, ClassFolders
@@ -132,9 +133,9 @@ def _checked(
         if not ilsvrc.WNID.fullmatch(wnid):
             raise InputError(f"class {wnid!r}; expected nXXXXXXXX, such as n01440764")
     if first is not None and (classes or first < 1):
-        raise InputError(f"first: expected 1 or more, and not together with classes, got {first}")
-    wrong = [name for name in folders if not re.fullmatch(r"\w[\w.-]*", name) or name == MANIFEST]
-    if wrong or len(folders) != len(SPLITS) or folders[0] == folders[1]:
+        raise wrong("first", first, "1 or more, and not together with classes")
+    bad = [name for name in folders if not re.fullmatch(r"\w[\w.-]*", name) or name == MANIFEST]
+    if bad or len(folders) != len(SPLITS) or folders[0] == folders[1]:
         raise InputError(f"folders {' and '.join(map(repr, folders))}; expected two plain names")
     by_split = dict(zip(SPLITS, folders, strict=True))
     return Request(

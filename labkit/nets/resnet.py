@@ -231,7 +231,7 @@ def resnet(
         InputError: when there is no such depth, or the width makes no whole multiples of 4.
     """
     if depth not in _DEPTHS:
-        raise InputError(f"depth: expected one of {DEPTHS}, got {depth}")
+        raise wrong("depth", depth, f"one of {DEPTHS}")
     layer_nums, (block, *channels) = _DEPTHS[depth]
     scaled = [[width * number for number in numbers] for numbers in channels]
     if any(number < 4 or number % 4 for numbers in scaled for number in numbers):

@@ -7,6 +7,7 @@ and those that the command line says, are left out; all others are refused with 
 from collections.abc import Container, Mapping
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
 _SIZE = "image_size; training and evaluation have the same"
@@ -77,7 +78,7 @@ def _image_size(rest: dict[Any, Any]) -> dict[str, Any]:
 def _depth(rest: Mapping[Any, Any]) -> dict[str, Any]:
     name = str(rest.get("net_name", "resnet50"))
     if name not in _DEPTHS:
-        raise InputError(f"net_name: expected one of {', '.join(_DEPTHS)}, got {name!r}")
+        raise wrong("net_name", name, f"one of {', '.join(_DEPTHS)}")
     return {"depth": _DEPTHS[name]} if "net_name" in rest else {}
 
 
@@ -113,6 +114,4 @@ def _check_optimizer(rest: dict[Any, Any], known: Container[str]) -> None:
     name = rest.pop("optimizer", None)
     if name is not None and _OPTIMIZERS.get(str(name)) not in known:
         expected = " or ".join(each for each, setting in _OPTIMIZERS.items() if setting in known)
-        raise InputError(
-            f"optimizer: expected {expected or 'Momentum'}, this recipe's, got {name!r}"
-        )
+        raise wrong("optimizer", name, f"{expected or 'Momentum'}, this recipe's")

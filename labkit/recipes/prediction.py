@@ -104,7 +104,7 @@ def _likeliest(row: np.ndarray, names: list[str], top: int) -> list[tuple[str, f
 
 def _check_picture(path: Path) -> None:
     if path.suffix != ".png" or not path.absolute().parent.is_dir():
-        raise InputError(f"picture: expected the name of a .png file in a folder, got {path}")
+        raise wrong("picture", str(path), "the name of a .png file in a folder")
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:

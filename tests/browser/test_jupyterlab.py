@@ -42,8 +42,8 @@ MOVED = {
         "images in a batch": ["1.0", "2.0", "3.0"],
     },
 }
-# A kernel that dies, and figures to be moved. nbval runs the cells of all; these are run once more
-# here, 50 s each, where one of the others would show the same.
+# nbval runs the cells of all, JupyterLab takes 50 s more for each: three labs and the second
+# notebooks are left to ALL=long.
 LONG = ("02_resnet50_migration", "03_thor", "04_adasum")
 NOTEBOOKS = [
     pytest.param(

@@ -20,7 +20,7 @@ from labkit import memory
 with memory.Peak() as peak:
     before = memory.anonymous_mb()
     block = np.ones(20_000_000)  # 160 MB
-    time.sleep(0.2)  # the sampler's thread has its turn, also where other processes compute
+    time.sleep(0.05)  # the sampler's thread has its turn, also where other processes compute
     del block
 print(peak.value - before, memory.anonymous_mb() - before)
 """

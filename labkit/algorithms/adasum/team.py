@@ -135,8 +135,8 @@ class Team(nn.Cell):
         gathered = gather_bytes(b"".join(digests)).reshape(self.ranks, len(parameters), -1)
         differ = np.argwhere((gathered != gathered[0]).any(axis=2).T)
         if differ.size:
-            parameter, rank = differ[0]
+            index, rank = differ[0]
             raise InputError(
-                f"parameter {parameters[parameter].name!r} of rank {rank} is not that of rank 0; "
+                f"parameter {parameters[index].name!r} of rank {rank} is not that of rank 0; "
                 "expected the same bits on all ranks: the same seed and the same checkpoint"
             )

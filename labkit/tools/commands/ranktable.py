@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import rank_table
 
@@ -116,6 +117,6 @@ def _numbers(text: str) -> list[int]:
     for part in text.split(","):
         match = re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part)
         if not match or int(match[1]) > int(match[2] or match[1]):
-            raise InputError(f"--devices: expected numbers such as 0-7 or 0,2, got {text!r}")
+            raise wrong("--devices", text, "numbers such as 0-7 or 0,2")
         numbers += range(int(match[1]), int(match[2] or match[1]) + 1)
     return numbers
