@@ -161,6 +161,20 @@ class TestBehindZeros:
         step_of(ReZero())(*batch())
         assert len(compiled) == 1
 
+    def test_a_switch_that_is_off_stays_off(self, compiled):
+        class Switched(nn.Cell):
+            def __init__(self):
+                super().__init__()
+                self.dense = nn.Dense(4, 4)
+                self.on = Parameter(Tensor(False), name="on", requires_grad=False)
+
+            def construct(self, x):
+                y = self.dense(x)
+                return ops.where(self.on, ops.matmul(y, self.dense.weight), y)
+
+        step_of(Switched())(*batch())
+        assert len(compiled) == 1
+
 
 class TestMarkedWithJit:
     @pytest.mark.parametrize("marked", [("body",), ("body", "construct")])
