@@ -12,8 +12,10 @@ import functools
 import inspect
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from labkit.base.cores import usable_cores
@@ -93,6 +95,13 @@ def choice(name: str, value: object, words: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in words:
         raise wrong(name, value, "one of " + ", ".join(map(repr, words)), nearest(value, words))
     return value
+
+
+def path(name: str, value: object, expected: str = "a path") -> Path:
+    """Return ``value`` as a Path; raise ``InputError`` unless it is a text or a path."""
+    if not isinstance(value, str | os.PathLike):
+        raise wrong(name, value, expected)
+    return Path(value)
 
 
 def seed(value: object, name: str = "seed") -> int:

@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
-from pathlib import Path
 from typing import Any, NoReturn
 
 import mindspore as ms
 import numpy as np
 
+from labkit.base import arguments
 from labkit.base.checkpoint_format import KINDS, TEXT, Entry, Malformed, parse
 from labkit.base.input_files import Place, open_file
 from labkit.errors import InputError
@@ -89,7 +89,7 @@ def _opened(
     path: str | os.PathLike, need_crc: bool, rename: Callable[[str], str] | None
 ) -> Iterator[tuple[Any, dict[str, Entry]]]:
     """Give the file and what it holds; raise ``DamagedCheckpoint`` for what is wrong with it."""
-    path = Path(path)
+    path = arguments.path("path", path)
     if not os.path.isfile(path):
         raise InputError(f"no checkpoint at {path}")
     try:

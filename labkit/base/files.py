@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from labkit.base import locks
+from labkit.base import arguments, locks
 from labkit.errors import InputError
 
 _PART = ".part-"
@@ -37,7 +37,7 @@ def whole_file(path: str | os.PathLike, what: str, parents: bool = True) -> Iter
     Raises:
         InputError: Where the system refuses.
     """
-    path = Path(path)
+    path = arguments.path("path", path)
     try:
         if parents:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from io import BufferedReader
 from typing import Any, NamedTuple
 
+from labkit.base import arguments
 from labkit.errors import InputError
 
 # The largest text that labkit writes is an executed notebook with its pictures, of some MB.
@@ -33,8 +34,9 @@ def open_file(path: str | os.PathLike) -> BufferedReader:
 
     Raises:
         OSError: As ``open`` does.
-        InputError: For a folder, a pipe, a device or a socket.
+        InputError: For a folder, a pipe, a device or a socket, and for what is no path.
     """
+    path = arguments.path("path", path)
     try:
         # O_NONBLOCK: opening a pipe would wait for a writer. O_NOCTTY: a terminal too.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)

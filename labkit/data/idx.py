@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from labkit.base import arguments
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
@@ -38,12 +39,12 @@ _GZIP_FAULTS = (EOFError, gzip.BadGzipFile, zlib.error)
 
 def read_images(path: str | os.PathLike) -> np.ndarray:
     """Return the images of an IDX file: uint8, (count, rows, columns)."""
-    return _read(Path(path), IMAGES_MAGIC)
+    return _read(arguments.path("path", path), IMAGES_MAGIC)
 
 
 def read_labels(path: str | os.PathLike, classes: int = CLASSES) -> np.ndarray:
     """Return the labels of an IDX file: uint8, (count,), each below ``classes``."""
-    labels = _read(Path(path), LABELS_MAGIC)
+    labels = _read(arguments.path("path", path), LABELS_MAGIC)
     if labels.max() >= classes:
         first, count = _wrong_labels(labels, classes)
         raise InputError(

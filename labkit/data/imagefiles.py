@@ -23,7 +23,7 @@ from typing import BinaryIO
 
 from PIL import Image
 
-from labkit.base.arguments import wrong
+from labkit.base import arguments
 from labkit.base.input_files import open_file
 from labkit.errors import InputError
 
@@ -97,9 +97,7 @@ def read_folder(
 
 def existing_folder(name: str, path: object, content: str) -> Path:
     """Return the folder that argument ``name`` names; raise ``InputError`` for what is none."""
-    if not isinstance(path, str | os.PathLike):
-        raise wrong(name, path, "the path of a folder")
-    folder = Path(path)
+    folder = arguments.path(name, path, "the path of a folder")
     if not os.path.isdir(folder):
         state = "a file" if os.path.exists(folder) else "not there"
         raise InputError(

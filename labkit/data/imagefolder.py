@@ -31,6 +31,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
+from labkit.base import arguments
 from labkit.base.arguments import choice, fit_workers, flag, integer, names_checked, number, wrong
 from labkit.data.cache import open_cache
 from labkit.data.imagefiles import (
@@ -179,9 +180,8 @@ def create_datasets(
     Raises:
         InputError: when their classes are not the same, and as in ``create_dataset``.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise wrong("folder", folder, "the path of a folder")
-    names = check_same_classes(Path(folder) / train, Path(folder) / val)
+    folder = arguments.path("folder", folder, "the path of a folder")
+    names = check_same_classes(folder / train, folder / val)
     create = functools.partial(
         create_dataset,
         batch_size=batch_size,
@@ -195,14 +195,14 @@ def create_datasets(
         check=check,
     )
     train_set = create(
-        Path(folder) / train,
+        folder / train,
         do_train=True,
         augment=augment,
         backend="mindspore" if augment else backend,
         repeat_size=repeat_size,
     )
     val_set = create(
-        Path(folder) / val,
+        folder / val,
         do_train=False,
         backend=backend,
         cache_session_id=cache_session_id,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from labkit.base import arguments
 from labkit.base.arguments import names_checked
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
@@ -53,7 +54,7 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
         InputError: when the file is not there, is damaged, or would have to execute code, and when
             PyTorch is older than 2.6.
     """
-    path = Path(path)
+    path = arguments.path("path", path)
     if path.suffix not in _TORCH + _SAFETENSORS:
         known = ", ".join(_TORCH + _SAFETENSORS)
         raise InputError(f"{path}: expected a file ending in {known}, got {path.suffix!r}")
@@ -79,7 +80,7 @@ def write_torch(path: str | os.PathLike, state: Mapping) -> Path:
     Raises:
         InputError: when the name ends otherwise, or the file cannot be written.
     """
-    path = Path(path)
+    path = arguments.path("path", path)
     if path.suffix not in (".pth", ".safetensors"):
         raise InputError(f"{path}: expected .pth or .safetensors, got {path.suffix!r}")
     torch = _torch(path) if path.suffix == ".pth" else None

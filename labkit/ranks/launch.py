@@ -152,7 +152,9 @@ def _settle(job: msrun.Job) -> None:
 
 
 def _checked(env: Mapping[str, str] | None) -> Mapping[str, str]:
-    env = env or {}
+    env = {} if env is None else env
+    if not isinstance(env, Mapping):
+        raise wrong("env", env, "a mapping of texts to texts")
     for name, value in env.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise wrong("env", {name: value}, "texts")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
+from labkit.base import arguments
 from labkit.base.arguments import integer, number, wrong
 from labkit.errors import InputError
 
@@ -88,11 +89,9 @@ def held_port() -> Iterator[int]:
 
 def folder(name: str, path: str | os.PathLike, exists: bool = False) -> Path:
     """Return ``path`` as an absolute one; ``InputError`` unless it is, or can be, a folder."""
-    if not isinstance(path, str | os.PathLike):
-        raise wrong(name, path, "a folder")
-    path = Path(path).absolute()
+    path = arguments.path(name, path, "a folder").absolute()
     if path.exists() and not path.is_dir():
-        raise InputError(f"{name} {path} is not a folder")
+        raise InputError(f"{name}: expected a folder, got {path}, which is a file")
     if exists and not path.exists():
         raise InputError(f"{name}: expected a folder, got {path}, which is not there")
     return path

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from labkit.base import arguments
 from labkit.base.arguments import names_checked, wrong
 from labkit.base.files import write_json
 from labkit.base.input_files import parse_json, read_text
@@ -60,7 +61,7 @@ def make(
         RankTableError: as ``check``.
         InputError: when the lengths differ.
     """
-    if isinstance(device_ips, str):
+    if isinstance(device_ips, str) or not isinstance(device_ips, Iterable):
         raise wrong("device_ips", device_ips, "a list of addresses")
     device_ips = list(device_ips)
     device_ids = list(range(len(device_ips)) if device_ids is None else device_ids)
@@ -140,7 +141,7 @@ def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
         InputError: when its folder is not there: it may be misspelt.
     """
     check(table)
-    path = Path(path)
+    path = arguments.path("path", path)
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: {path.parent} is no folder")
     write_json(path, table, "the rank table", indent=4)

@@ -133,7 +133,7 @@ def of(config: Any, recipe: str, rank: int) -> tuple[Log, list[Callback]]:
 
     where = tree(recipe, get_context("device_target"))
     root = Path(config.save_checkpoint_path)
-    folder = root / where.device.format(os.environ.get("DEVICE_ID", rank))
+    folder = root / where.device.format(os.environ.get("DEVICE_ID") or rank)
     log = Log(folder if where.device else None)
     writes = where.checkpoints is not None and (where.every_device or rank == 0)
     checkpoints = folder / (where.checkpoints or "").format(rank=rank)

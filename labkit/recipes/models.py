@@ -18,7 +18,6 @@ _SCHEMES = {
     ("XavierUniform", "TruncatedNormal"): "seed",
     ("HeUniform", "HeUniform"): "pytorch",
 }
-_OPTIMIZERS = {"Momentum": "lr_max", "Thor": "damping_init"}  # the setting that tells the recipe
 # What the command line, the run folder and the machine say here.
 _ELSEWHERE = frozenset(
     "data_url train_url checkpoint_url data_path output_path load_path device_target device_num "
@@ -41,7 +40,7 @@ _OFF: Mapping[str, tuple[Any, str]] = {
     "parameter_server": (False, "training with parameter servers"),
     "boost_mode": ("O0", "mindspore.boost: labkit.boost_step takes its levels"),
     "save_graphs": (False, "writes the compiled graphs"),
-    "first_stride": (None, "stride of the first convolution; here 2, as in ResNet-50"),
+    "first_stride": (2, "stride of the first convolution"),
     "bn_init_mode": ("adam", "how BatchNorm begins; here with factors of 1"),
 }
 
@@ -111,7 +110,8 @@ def _loss(rest: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _check_optimizer(rest: dict[Any, Any], known: Container[str]) -> None:
-    name = rest.pop("optimizer", None)
-    if name is not None and _OPTIMIZERS.get(str(name)) not in known:
-        expected = " or ".join(each for each, setting in _OPTIMIZERS.items() if setting in known)
-        raise wrong("optimizer", name, f"{expected or 'Momentum'}, this recipe's")
+    # Only THOR has a damping; stage two of the subspace is without a momentum.
+    own = "Thor" if "damping_init" in known else "Momentum" if "momentum" in known else "SGD"
+    name = rest.pop("optimizer", own)
+    if name != own:
+        raise wrong("optimizer", name, f"{own}, this recipe's")

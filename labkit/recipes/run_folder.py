@@ -88,7 +88,7 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
         config: settings of the same kind; lengths, rates and places may differ.
 
     Raises:
-        InputError: where there is no such training, or its records are fewer than five.
+        InputError: where there is no such training, or its records are damaged or fewer than five.
     """
     from labkit.training.records import read_records
     from labkit.training.update_rows import RECORDS
@@ -105,14 +105,18 @@ def seconds_of_update(folder: str | Path, config: TrainingConfig) -> float:
                 f"{name} is {before[name]} in {folder} and {getattr(config, name)} in the plan; "
                 "expected a training of the same"
             )
-    records = read_records(folder / RECORDS)
-    seconds, updates = records.column("seconds"), records.column("update")
-    if len(seconds) < 5:
+    rows = read_records(folder / RECORDS).rows
+    if len(rows) < 5:
         raise InputError(
-            f"expected a training of at least 5 rows in {RECORDS}, got {len(seconds)} in {folder}"
+            f"expected a training of at least 5 rows in {RECORDS}, got {len(rows)} in {folder}"
+        )
+    first, last = rows[1], rows[-1]
+    if not {"update", "seconds"} <= first.keys() or first["update"] >= last["update"]:
+        raise InputError(
+            f"{folder / RECORDS} is damaged; expected seconds and a growing update in each row"
         )
     # In dataset sink mode a row is an epoch's.
-    return (seconds[-1] - seconds[1]) / (updates[-1] - updates[1])
+    return (last["seconds"] - first["seconds"]) / (last["update"] - first["update"])
 
 
 def beside(checkpoint_path: str | Path, name: str) -> Path | None:

@@ -72,9 +72,9 @@ class BatchCheck:
         self.flattened = self.batch_axis is None and is_flattened(shapes)
         if self.batch_axis is not None:
             batch_rows(batch, self.batch_axis)
+        if (self.derived or self.batch_axis is None) and not isinstance(batch[-1], Tensor):
+            raise wrong("the batch's last part", batch[-1], "a tensor of labels")
         if self.derived:
-            if not isinstance(batch[-1], Tensor):
-                raise wrong("the batch's last part", batch[-1], "a tensor of labels")
             check_derivable(self.mean, batch, self.batch_axis)
             self._compare_with_rows(batch, shapes)
         self._flattened[signature] = self.flattened

@@ -15,7 +15,7 @@ from pathlib import Path
 import mindspore as ms
 from mindspore import Tensor, nn
 
-from labkit.base import checkpoint_files
+from labkit.base import arguments, checkpoint_files
 from labkit.base.arguments import names_checked
 from labkit.base.checkpoint_files import DamagedCheckpoint, Unread
 from labkit.base.files import remove_unfinished, whole_file
@@ -51,7 +51,7 @@ def save(
         keep: Checkpoints that stay, this one included.
         of_ranks: What other ranks hold differently, as ``rank_state.of_others`` names it.
     """
-    folder = Path(folder)
+    folder = arguments.path("folder", folder)
     path = folder / f"step-{position.micro_batches:09d}.ckpt"
     remove_unfinished(folder)  # of a process killed while it wrote
     write(step, path, {_POSITION: json.dumps(asdict(position)), **(of_ranks or {})})
@@ -72,7 +72,7 @@ def write(cell: nn.Cell | list[dict], path: str | os.PathLike, extra: dict | Non
 
 def checkpoints(folder: str | os.PathLike) -> list[Path]:
     """Return the checkpoints in ``folder``, oldest first."""
-    folder = Path(folder)
+    folder = arguments.path("folder", folder)
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from labkit.base import arguments
 from labkit.base.arguments import names_checked, wrong
 from labkit.base.files import no_link, whole_file
 from labkit.base.input_files import open_file
@@ -131,7 +132,7 @@ def read_usable(path: str | os.PathLike) -> list[dict]:
 
 def _rows(path: str | os.PathLike) -> Iterator[tuple[int, dict | Exception]]:
     """Yield (line, row) of a file of records; in the place of a bad row, what is wrong with it."""
-    path = Path(path)
+    path = arguments.path("path", path)
     if not path.is_file():
         raise InputError(f"no records at {path}")
     try:

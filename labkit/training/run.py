@@ -9,6 +9,7 @@ import mindspore as ms
 from mindspore.dataset import Dataset
 from mindspore.dataset.engine.datasets import MapDataset
 
+from labkit.base import arguments
 from labkit.base.arguments import wrong
 from labkit.base.files import make_folder, remove_unfinished
 from labkit.base.locks import locked
@@ -38,7 +39,7 @@ class Run:
         if not isinstance(dataset, Dataset):
             raise wrong("dataset", dataset, "a MindSpore dataset")
         self.step, self.dataset, self.epochs = step, dataset, epochs
-        self.folder = None if folder is None else Path(folder)
+        self.folder = None if folder is None else arguments.path("folder", folder, "a path or None")
         self._whole_epochs = whole_epochs
         self.epoch_size, self.batch_size = dataset.get_dataset_size(), dataset.get_batch_size()
         if not self.epoch_size:

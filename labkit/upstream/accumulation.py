@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -17,6 +16,7 @@ from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
+from labkit.base import arguments
 from labkit.base.arguments import choice, integer, names_checked
 from labkit.base.files import make_folder
 from labkit.errors import InputError, warn
@@ -199,7 +199,7 @@ class GradientAccumulation:
         """
         mini_steps = integer("mini_steps", mini_steps)
         integer("epoch", epoch)
-        make_folder(Path(path).parent)
+        make_folder(arguments.path("path", path).parent)
         step = self._step
         if step is None:
             step = self._step = AccumulatedStep(

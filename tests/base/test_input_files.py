@@ -30,6 +30,9 @@ def test_a_link_to_a_file_is_read_and_a_missing_one_says_so(tmp_path):
         read_text(tmp_path / "c")
     with pytest.raises(InputError, match="no name of a file"):
         read_text(f"{tmp_path}/\0")
+    for path in (None, 3, b"a"):
+        with pytest.raises(InputError, match="path: expected a path, got"):
+            read_text(path)
 
 
 def test_the_limit_is_exact_and_what_is_no_utf_8_refused(tmp_path):

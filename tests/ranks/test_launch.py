@@ -441,14 +441,15 @@ REFUSED = {
     "bad address": ({"master": "300.1.2.3.4:8118"}, "has no address"),
     "not here": ({"master": "192.0.2.1:8118"}, r"used here \(.*expected a free port at an address"),
     "no folder": ({"cwd": "nowhere"}, "cwd: expected a folder, got .*nowhere, which is not there"),
-    "cwd a file": ({"cwd": __file__}, "is not a folder"),
+    "cwd a file": ({"cwd": __file__}, "cwd: expected a folder, got .*, which is a file"),
     "log_dir": ({"log_dir": 3}, "log_dir: expected a folder, got 3"),
-    "log_dir a file": ({"log_dir": __file__}, "log_dir .* is not a folder"),
+    "log_dir a file": ({"log_dir": __file__}, "log_dir: expected a folder, got .*, which is a file"),
     "in a file": ({"log_dir": f"{__file__}/log"}, "cannot be written"),
     "silence": (
         {"nodes": 2, "node_rank": 1, "master": "127.0.0.1:8118", "env": {"MS_NODE_TIMEOUT": "no"}},
         "MS_NODE_TIMEOUT: expected seconds, got 'no'",
     ),
+    "env as a list": ({"env": ["A=1"]}, "env: expected a mapping of texts to texts, got"),
     "env": ({"env": {"A": 1}}, "env: expected texts, got {'A': 1}"),
 }
 

@@ -191,6 +191,7 @@ class TestMake:
             (("10.0.0.1", []), "expected a list of devices"),
             ((None, ["192.0.0.1"]), "server_id: expected a text, in quotation marks, got None"),
             (("10.0.0.1", "192.0.0.1"), "device_ips: expected a list"),
+            (("10.0.0.1", None), "device_ips: expected a list of addresses, got None"),
         ],
     )
     def test_what_cannot_be_made(self, arguments, message):

@@ -20,13 +20,15 @@ def names(folder):
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize(("name", "writes"), [("subspace_stage_1", False), ("thor", True)])
-def test_another_ranks_device(tmp_path, monkeypatch, name, writes):
+@pytest.mark.parametrize(
+    ("name", "writes", "device"), [("subspace_stage_1", False, "3"), ("thor", True, "")]
+)
+def test_another_ranks_device(tmp_path, monkeypatch, name, writes, device):
     """Its folder has a log; only THOR's tutorial has a checkpoint of every device.
 
-    The last epoch has one whatever the distance between them.
+    The last epoch has one whatever the distance between them. An empty number is none.
     """
-    monkeypatch.setenv("DEVICE_ID", "3")
+    monkeypatch.setenv("DEVICE_ID", device)
     monkeypatch.setenv("SECRET_TOKEN", "no log's business")
     config = settings(name, tmp_path, layout="documents", save_checkpoint_epochs=2)
     log, (callback,) = documents.of(config, name, rank=1)
@@ -42,12 +44,12 @@ def test_another_ranks_device(tmp_path, monkeypatch, name, writes):
             callback.on_train_epoch_end(context)
         print("said by rank 1")
     assert not isinstance(sys.stdout, documents._Both)
-    folder = tmp_path / name / documents.TREES[name].device.format(3)
+    folder = tmp_path / name / documents.TREES[name].device.format(device or 1)
     assert names(folder) == {"env.log", "train.log"} | ({"ckpt_0"} if writes else set())
     assert (folder / "train.log").read_text() == "said by rank 1\n"
     assert [path.name for path in folder.rglob("*.ckpt")] == ["resnet-3_4.ckpt"] * writes
     said = (folder / "env.log").read_text()
-    assert "DEVICE_ID=3\n" in said and "TOKEN" not in said
+    assert f"DEVICE_ID={device}\n" in said and "TOKEN" not in said
 
 
 def test_a_log_is_utf8_whatever_is_printed(tmp_path, monkeypatch):

@@ -4,7 +4,9 @@ import pytest
 
 from labkit.errors import InputError
 from labkit.recipes.adasum_config import AdasumConfig
+from labkit.recipes.resnet50_config import Config
 from labkit.recipes.settings import read
+from labkit.recipes.subspace_config import StageTwoConfig
 from labkit.recipes.thor_config import ThorConfig
 
 # Keys and values of resnet50_imagenet2012_Ascend_Thor_config.yaml.
@@ -97,6 +99,7 @@ REFUSED = {
     "parameter_server: True": "parameter servers",
     "image_size: 64\neval_image_size: 32": "image_size is 64, and other keys of the file say 32",
     "batchsize: 3": "zoo.yaml. Did you mean 'batch_size'?",
+    "first_stride: 1": "first_stride is 1: stride of the first convolution. Expected 2",
     "optimizer: [Thor]": "optimizer: expected Thor, this recipe's, got ['Thor']",
     "net_name: [resnet50]": "got \"['resnet50']\"",
     "conv_init: [a]\ndense_init: {b: 1}": "conv_init and dense_init are ['a'], {'b': 1}",
@@ -110,7 +113,9 @@ def test_keys_that_ask_for_what_is_not_here(tmp_path, text):
     assert REFUSED[text] in str(caught.value)
 
 
-def test_the_recipe_is_told_by_its_settings(tmp_path):
-    assert settings(tmp_path, "optimizer: Momentum", AdasumConfig) == AdasumConfig()
-    with pytest.raises(InputError, match="optimizer: expected Momentum, this recipe's, got 'Thor'"):
-        settings(tmp_path, "optimizer: Thor", AdasumConfig)
+def test_each_recipe_has_its_optimizer(tmp_path):
+    own = {AdasumConfig: "Momentum", Config: "Momentum", StageTwoConfig: "SGD"}
+    for kind, name in own.items():
+        assert settings(tmp_path, f"optimizer: {name}", kind) == kind()
+        with pytest.raises(InputError, match=f"expected {name}, this recipe's, got 'Thor'"):
+            settings(tmp_path, "optimizer: Thor", kind)

@@ -405,6 +405,12 @@ class TestMeasured:
                 run_folder.seconds_of_update(folder, replace(config, **{name: value}))
         with pytest.raises(InputError, match="at least 5 rows in records.csv, got 4"):
             run_folder.seconds_of_update(folder, config)
+        with pytest.raises(InputError, match="records.csv is damaged; expected seconds"):
+            run_folder.seconds_of_update(run([(7, n) for n in range(5)]), config)
+        path = folder / "records.csv"
+        path.write_text(path.read_text().replace("update", "epoch"))
+        with pytest.raises(InputError, match="records.csv is damaged; expected seconds"):
+            run_folder.seconds_of_update(folder, config)
         with pytest.raises(InputError, match="expected the run folder of a recipe"):
             run_folder.seconds_of_update(tmp_path, config)
 

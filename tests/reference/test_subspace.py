@@ -76,6 +76,8 @@ def test_line_search_takes_the_first_that_is_low_enough():
     assert result == [(1, 1), (1, 1), (2, 0.5), (4, 0.125), (8, 0.0), (8, 0.0)]
     assert line_search(lambda rate: np.nan, 1.0, -1.0, constants) == (8, 0.0)
     assert line_search(lambda rate: 1.0, 1.0, -1.0, constants) == (8, 0.0)
+    # 1 - 0.4e-17 is 1: a loss that does not fall is not low enough.
+    assert line_search(lambda rate: 1.0, 1.0, -1e-17, constants) == (8, 0.0)
     assert line_search(None, 1.0, 0.0, constants) == (0, 0.0)
 
 

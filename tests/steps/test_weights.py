@@ -17,6 +17,7 @@ from labkit.labs.compare import relative_error
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.batch_check import BatchCheck
 from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.weights import mean_of_loss
 from tests.support.step_cells import (
@@ -586,8 +587,10 @@ def test_a_batch_without_rows_or_labels_is_refused():
     inputs, targets = tensors(*rows(4))
     with pytest.raises(InputError, match="at least one row, got none"):
         step(inputs[:0], targets[:0])
-    with pytest.raises(InputError, match="the batch's last part: expected a tensor of labels, got"):
-        step(inputs, 3)
+    # A plain step, on one rank, derives no weight, and counts the rows all the same.
+    for each in (step, PlainStep(loss_net, nn.SGD(loss_net.trainable_params(), 0.1))):
+        with pytest.raises(InputError, match="batch's last part: expected a tensor of labels, got"):
+            each(inputs, 3)
 
 
 def test_a_mean_over_elements_that_are_broadcast_is_refused():

@@ -402,6 +402,7 @@ class TestRefused:
             ({"resume": 2}, "resume: expected True, False or 'new settings', got 2"),
             ({"callbacks": 3}, "callbacks: expected MindSpore callbacks, got 3"),
             ({"write": "yes"}, "write: expected None, True or False, got 'yes'"),
+            ({"folder": 3}, "folder: expected a path or None, got 3"),
             ({"folder": None, "resume": True}, "resume and checkpoint_every need a folder"),
             ({"folder": None, "checkpoint_every": 3}, "resume and checkpoint_every need a folder"),
             ({"dataset": dict(rows=3)}, "dataset: expected at least one batch, got none"),
