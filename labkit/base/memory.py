@@ -20,11 +20,12 @@ def left_in_container(groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     for limit, used, cached in _FILES:
         with contextlib.suppress(OSError, ValueError):  # not there, or "max"
             left = int((groups / limit).read_text()) - int((groups / used).read_text())
-            return max(left + _statistic((groups / limit).with_name("memory.stat"), cached), 0)
+            return max(left + statistic((groups / limit).with_name("memory.stat"), cached), 0)
     return None
 
 
-def _statistic(path: Path, name: str) -> int:
+def statistic(path: Path, name: str) -> int:
+    """Return the number after ``name`` in a file of statistics; 0 where there is none."""
     with contextlib.suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             if line.startswith(f"{name} "):

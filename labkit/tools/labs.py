@@ -74,7 +74,7 @@ def pick(labs: Sequence[Lab], names: Iterable[str]) -> tuple[Lab, ...]:
         raise wrong("LAB", names[0], "a number or name, or nothing for all")
     if not labs:
         raise InputError("no lab found; expected notebooks named like notebooks/01_name.ipynb")
-    chosen = [_pick_one(labs, name) for name in wanted] if wanted else labs
+    chosen = [_lab_called(labs, name) for name in wanted] if wanted else labs
     return tuple(dict.fromkeys(chosen))
 
 
@@ -105,14 +105,14 @@ def mentions(lab: Lab, word: str) -> bool:
     return any(word.lower() in cell["source"].lower() for cell in _code_cells(lab.path))
 
 
-def _pick_one(labs: Sequence[Lab], name: str) -> Lab:
+def _lab_called(labs: Sequence[Lab], name: str) -> Lab:
     if name.isdecimal():
         matches = [lab for lab in labs if int(lab.number) == int(name) and not lab.is_in_depth]
     else:
         matches = [lab for lab in labs if name in (lab.name, lab.short_name)]
     if len(matches) > 1:
-        both = " and ".join(lab.name for lab in matches)
-        raise InputError(f"lab {name!r} could be {both}; give its full name")
+        both = " or ".join(lab.name for lab in matches)
+        raise wrong("LAB", name, f"a full name, {both}")
     if not matches:
         known = [lab.name for lab in labs]
         hint = nearest(name, [*known, *(lab.short_name for lab in labs)])

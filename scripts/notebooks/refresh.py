@@ -7,7 +7,6 @@ What a notebook was executed from is stamped into its metadata (``metadata.labki
 the notebook, labkit, the data and the versions. A refresh with nothing changed writes nothing.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 
+from labkit.base.command_line import Parser
 from labkit.base.files import whole_file
 from labkit.base.project import find_project
 from labkit.errors import InputError
@@ -87,7 +87,7 @@ def refresh(
             continue
         say(f"{lab.name}: executing at preset {PRESET} ({reason or 'forced'})")
         try:
-            changed = _refresh_one(project, lab, keep_compared=force and not accept, say=say)
+            changed = _renew(project, lab, keep_compared=force and not accept, say=say)
         except Refused as error:
             failed.append(lab.name)
             say(f"{lab.name}: left as it was: {error}")
@@ -114,7 +114,7 @@ def write_links(
         say(f"{lab.name}: links written")
 
 
-def _refresh_one(
+def _renew(
     project: Path, lab: Lab, *, keep_compared: bool, say: Callable[[str], None]
 ) -> list[str]:
     """Execute one notebook and write it back; return a line for each changed compared output."""
@@ -217,9 +217,7 @@ def _check(project: Path, names: Sequence[str]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return 0, 1 if a notebook failed or is stale, 2 for input of no use."""
-    parser = argparse.ArgumentParser(
-        prog="scripts.notebooks.refresh", description=__doc__.split("\n")[0]
-    )
+    parser = Parser(prog="scripts.notebooks.refresh", description=__doc__.split("\n")[0])
     parser.add_argument("labs", nargs="*", metavar="LAB", help="number or name; none: all")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="only say what is stale; exit 1 if any")

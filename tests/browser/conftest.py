@@ -19,14 +19,8 @@ def kept():
 
 @pytest.fixture(scope="module")  # Playwright's event loop would be in the way of nbclient's
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    path, why = chromium.find()
-    if path is None:
-        pytest.skip(why)
-    with playwright.sync_playwright() as driver:
-        chrome = driver.chromium.launch(executable_path=path, args=chromium.arguments())
+    with chromium.launched() as chrome:
         yield chrome
-        chrome.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,17 +4,18 @@ import json
 
 from nbformat.v4 import new_code_cell, new_output
 
+from tests.support import run_folders
+
 CHECK = "from labkit.labs.exercises.accumulation import check\n\n\n"
 STUB = "def {0}(pixels):\n    raise NotImplementedError\n\n\npassed = check('{0}', {0})"
 
 
 def code(name, source, **more):
-    made = {"cell_type": "code", "id": name, "metadata": {}, "source": source}
-    return made | {"outputs": [], "execution_count": None} | more
+    return run_folders.code(source) | {"id": name, "metadata": {}, "execution_count": None} | more
 
 
 def text(name, source):
-    return {"cell_type": "markdown", "id": name, "metadata": {}, "source": source}
+    return run_folders.markdown(source) | {"id": name}
 
 
 def printed(said, *tags, source="print(1)"):
@@ -47,6 +48,5 @@ def lab_cells():
 
 def write(path, cells, **metadata):
     path.parent.mkdir(parents=True, exist_ok=True)
-    notebook = {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
-    path.write_text(json.dumps(notebook))
+    path.write_text(json.dumps(run_folders.notebook(*cells, **metadata)))
     return path

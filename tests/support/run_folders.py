@@ -40,15 +40,15 @@ def png() -> bytes:
     return encode(Image.new("L", (1, 1), 255), "PNG")
 
 
-def notebook(*cells: dict) -> dict:
-    """A notebook of format 4 with these cells."""
+def notebook(*cells: dict, **metadata) -> dict:
+    """A notebook of format 4 with these cells; what they do not have is filled in."""
     for number, cell in enumerate(cells):
         cell.setdefault("id", f"cell-{number}")
         cell.setdefault("metadata", {})
         if cell["cell_type"] == "code":
             cell.setdefault("execution_count", number)
             cell.setdefault("outputs", [])
-    metadata = {"language_info": {"name": "python"}}
+    metadata = {"language_info": {"name": "python"}} | metadata
     return {"cells": list(cells), "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 

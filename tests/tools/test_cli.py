@@ -10,15 +10,16 @@ from dataclasses import asdict
 import psutil
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from labkit.tools import cli, console
 from labkit.tools.labs import find_labs
-from labkit.tools.running import runner
+from labkit.tools.running import runner, watch
 from labkit.tools.running.execution import Failure
 from labkit.tools.running.watch import Limits
+from tests.support.command import labkit
 from tests.support.lab_projects import ROOT, write_lab, write_labs
 from tests.support.living import interrupted, is_alive
+from tests.support.programs import run_code
 
 LAB = {"card": "# 01 · The sums", "parameters": ['preset = "lab"\ndevice = "auto"\nepochs = None']}
 
@@ -32,10 +33,6 @@ def project(tmp_path, monkeypatch):
     for name in ("LABKIT_PRESET", "LABKIT_RUN"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
-
-
-def call(*arguments):
-    return CliRunner().invoke(cli.app, arguments)
 
 
 def outcome(project, failure=None, **results):
@@ -57,10 +54,7 @@ def test_a_line_longer_than_a_pipe_holds_is_whole_beside_another_threads(unbuffe
         "for thread in threads: thread.start()\n"
         "for thread in threads: thread.join()\n"
     )
-    variables = os.environ | {"PYTHONUNBUFFERED": unbuffered}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
-    )
+    done = run_code(code, env={"PYTHONUNBUFFERED": unbuffered}, check=True)
     lines = done.stdout.splitlines()
     assert sorted(lines, key=len) == ["b"] * 5000 + ["a" * 300_000] * 20
 
@@ -88,7 +82,7 @@ def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
         "heavy = {'mindspore', 'papermill', 'nbformat', 'numpy'} & sys.modules.keys()\n"
         "print(time.process_time() - began, *heavy)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_code(code, check=True)
     # 0.15 s here; the imports that are left out take 1.4 s each.
     seconds, *heavy = done.stdout.splitlines()[-1].split()
     assert heavy == []
@@ -97,7 +91,7 @@ def test_help_and_list_answer_at_once_and_import_no_mindspore(project):
 
 def test_list_shows_the_labs_as_plain_columns(project):
     write_lab(project, "02_second_order", card="# 02 · The second_order")
-    done = call("list")
+    done = labkit("list")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "number  lab              title             presets          minutes",
@@ -119,7 +113,7 @@ def commands(group=None, words=()):
 @pytest.mark.parametrize("words", list(commands()), ids=" ".join)
 def test_the_help_of_every_command_shows_an_example(words, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    done = call(*words, "--help")
+    done = labkit(*words, "--help")
     assert done.exit_code == 0
     assert f"Example: labkit {' '.join(words)}" in done.stdout
 
@@ -144,12 +138,12 @@ def test_a_shell_completes(project, line, expected):
     words = f"labkit {line}"
     asked = {"_LABKIT_COMPLETE": "complete_bash", "COMP_WORDS": words}
     asked["COMP_CWORD"] = str(len(words.split()) - 1)
-    done = CliRunner().invoke(cli.app, [], env=asked, prog_name="labkit")
+    done = labkit(env=asked, prog_name="labkit")
     assert done.exit_code == 0 and done.stdout.strip() == expected, done.output
 
 
 def test_version():
-    done = call("--version")
+    done = labkit("--version")
     assert done.exit_code == 0
     assert done.stdout.startswith("labkit ")
 
@@ -159,9 +153,7 @@ def test_version():
     [
         (["run", "7"], "unknown lab '7'"),
         (["run", ""], "LAB: expected a number or name, or nothing for all, got ''"),
-        (["run", "--preset", "big"], "unknown preset 'big'"),
-        (["run", "--device", "TPU"], "unknown device 'TPU'"),
-        (["run", "-p", "epoch=2"], "Did you mean 'epochs'?"),
+        (["run", "--resume", "notebooks"], "notebooks holds no readable run.json"),
         (["run", "--out", "pyproject.toml"], "is not a folder"),
         (["run", "--cell-timeout", "0"], "--cell-timeout"),
         (["rum"], "Did you mean 'run'?"),
@@ -173,7 +165,7 @@ def test_bad_usage_is_exit_2_on_stderr_with_nothing_created(project, monkeypatch
     before = sorted(project.rglob("*"))
     if arguments == ["run"]:
         monkeypatch.setenv("LABKIT_PRESET", "smoek")
-    done = call(*arguments)
+    done = labkit(*arguments)
     assert done.exit_code == 2
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -182,7 +174,7 @@ def test_bad_usage_is_exit_2_on_stderr_with_nothing_created(project, monkeypatch
 
 
 def test_bad_input_found_by_the_notebook_is_exit_2(project):
-    done = call("run", "--preset", "smoke", "--out", "out")
+    done = labkit("run", "--preset", "smoke", "--out", "out")
     assert done.exit_code == 2
     assert done.stderr == "labkit: 01_sums: bad!\n"
     head, row = done.stdout.splitlines()[-2:]
@@ -230,8 +222,9 @@ def asked(project, monkeypatch):
 
 
 def test_run_hands_everything_on(project, asked):
-    done = call("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2", "--out",
-                "there", "--cell-timeout", "9", "--timeout", "99", "--memory", "3")  # fmt: skip
+    done = labkit("run", "1,sums", "--preset", "smoke", "--device", "CPU", "-p", "epochs=2",
+                  "--out", "there", "--cell-timeout", "9", "--timeout", "99", "--memory", "3",
+    )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     ((request, folder, limits),) = asked
     assert folder == project / "there" / "01_sums"
@@ -252,10 +245,17 @@ def test_run_hands_everything_on(project, asked):
 )
 def test_labs_are_limited_if_nobody_says(asked, arguments, seconds):
     free = psutil.virtual_memory().available
-    assert call("run", *arguments).exit_code == 0
+    assert labkit("run", *arguments).exit_code == 0
     limits = asked[0][-1]
     assert 0.7 * free < limits.memory < 0.95 * free
     assert limits.seconds == seconds
+
+
+def test_without_free_memory_a_limit_must_be_given(asked, monkeypatch):
+    monkeypatch.setattr(watch, "free_memory", lambda: 0.0)
+    done = labkit("run")
+    assert done.exit_code == 2 and "no memory is free here" in done.stderr and asked == []
+    assert labkit("run", "--memory", "3").exit_code == 0 and len(asked) == 1
 
 
 def test_the_closing_table_shows_the_headline(project, capsys):
@@ -288,6 +288,6 @@ def test_a_path_that_may_not_be_looked_at_is_bad_input(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os.path, "isdir", denied)
-    done = call("report", str(tmp_path / "x"))
+    done = labkit("report", str(tmp_path / "x"))
     assert done.exit_code == 2 and done.stderr.startswith("labkit: [Errno 13] Permission denied: ")
     assert done.stderr.count("\n") == 1

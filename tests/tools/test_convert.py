@@ -5,13 +5,12 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from labkit.migration import rule
 from labkit.migration.names import pairs
 from labkit.migration.weights import read_torch, write_torch
 from labkit.nets.resnet import resnet
-from labkit.tools import cli
+from tests.support.command import labkit
 
 RESNET = ("--network", "resnet18", "--classes", "10")
 
@@ -30,7 +29,7 @@ def weights(drawn, tmp_path):
 
 def convert(source, target, *more, code=0):
     """Call the command; return what it has printed."""
-    done = CliRunner().invoke(cli.app, ["convert", str(source), str(target), *more])
+    done = labkit("convert", source, target, *more)
     assert done.exit_code == code, done.output
     return done.stderr if code else done.stdout.rstrip("\n")
 

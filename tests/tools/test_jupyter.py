@@ -9,9 +9,9 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from traitlets.config import Config
-from typer.testing import CliRunner
 
-from labkit.tools import cli, jupyter
+from labkit.tools import jupyter
+from tests.support.command import labkit
 from tests.support.lab_projects import write_labs
 
 
@@ -37,17 +37,13 @@ def started(monkeypatch):
     return calls
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli.app, ["lab", *arguments])
-
-
 def test_it_makes_the_copies_and_opens_the_first(project, started):
-    done = call()
+    done = labkit("lab")
     assert done.exit_code == 0, done.stderr
     copies = [project / "work" / f"{name}.ipynb" for name in ("00_start", "01_sums")]
     assert done.stdout.splitlines() == [f"{path}: your own copy, made now" for path in copies]
     copies[0].write_text("an answer")
-    assert call().stdout == ""
+    assert labkit("lab").stdout == ""
     assert copies[0].read_text() == "an answer"
     for options, _, _ in started:
         assert options["LabApp.default_url"] == "/lab/tree/work/00_start.ipynb"
@@ -65,7 +61,7 @@ def test_it_makes_the_copies_and_opens_the_first(project, started):
     ],
 )
 def test_a_lab_or_a_notebook_is_opened(project, started, arguments, url):
-    done = call(*arguments)
+    done = labkit("lab", *arguments)
     assert done.exit_code == 0, done.stderr
     assert started[0][0]["LabApp.default_url"] == f"/lab/tree/{url}"
     assert (project / "work").exists() == url.startswith("work")
@@ -77,7 +73,7 @@ def test_a_notebook_outside_the_project_is_shown_in_its_own_folder(
     """Also one whose name has letters that mean something in an address."""
     path = tmp_path_factory.mktemp("out") / "50 % #1? à.ipynb"
     path.write_bytes((project / "notebooks" / "01_sums.ipynb").read_bytes())
-    assert call(str(path)).exit_code == 0
+    assert labkit("lab", str(path)).exit_code == 0
     options = started[0][0]
     assert options["ServerApp.root_dir"] == str(path.parent)
     url = options["LabApp.default_url"]
@@ -86,11 +82,13 @@ def test_a_notebook_outside_the_project_is_shown_in_its_own_folder(
 
 
 def test_options_for_jupyterlab_come_last_and_win(project, started):
-    done = call("--no-browser", "--port", "9000", "1", "--", "--debug", "--ServerApp.port=9001")
+    done = labkit(
+        "lab", "--no-browser", "--port", "9000", "1", "--", "--debug", "--ServerApp.port=9001"
+    )
     assert done.exit_code == 0, done.stderr
     options, others, _ = started[0]
     assert options["ServerApp.port"] == "9001" and others == ["--no-browser", "--debug"]
-    assert call("1", "--", "--port", "9002").exit_code == 0
+    assert labkit("lab", "1", "--", "--port", "9002").exit_code == 0
     assert started[1][1][-2:] == ["--port", "9002"]
 
 
@@ -99,7 +97,7 @@ def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("LABKIT_PRESET", "smoke")
     monkeypatch.setenv("JUPYTER_CONFIG_PATH", "/of/the/user")
-    call()
+    labkit("lab")
     environment = started[0][2]
     assert not {"LABKIT_RUN", "LABKIT_HEADLESS", "MPLBACKEND"} & environment.keys()
     assert environment["LABKIT_PRESET"] == "smoke"
@@ -111,12 +109,15 @@ def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch
     ("arguments", "said"),
     [
         (["sum"], "Did you mean 'sums'?"),
-        (["0", "1"], "expected one lab or notebook, got 0 1"),
-        (["0,1"], "expected one lab, got 0,1"),
-        (["work/01_sums.ipynb"], "there is no notebook"),
-        (["notebooks/01_sums.ipynb", "--committed"], "--committed choose a lab"),
-        (["01", "--committed", "--folder", "x"], "--folder is of your copies"),
-        (["--folder", "notebooks"], "where the project writes"),
+        (["0", "1"], "LAB: expected one lab or notebook, got '0 1'"),
+        (["0,1"], "LAB: expected one lab, got '0,1'"),
+        (["work/01_sums.ipynb"], "NOTEBOOK: expected a file that is there, got"),
+        (
+            ["notebooks/01_sums.ipynb", "--committed"],
+            "LAB: expected a number or name beside --folder or --committed",
+        ),
+        (["01", "--committed", "--folder", "x"], "--folder: expected none beside --committed"),
+        (["--folder", "notebooks"], "--folder: expected a folder of your own"),
         (["--port", "0"], "--port"),
         (["--browsr"], "--browser"),
         ([], "Did you mean 'smoke'?"),
@@ -125,7 +126,7 @@ def test_the_kernels_get_nothing_of_a_headless_run(project, started, monkeypatch
 def test_bad_usage_is_exit_2_and_starts_nothing(project, started, monkeypatch, arguments, said):
     if not arguments:
         monkeypatch.setenv("LABKIT_PRESET", "smoek")
-    done = call(*arguments)
+    done = labkit("lab", *arguments)
     assert done.exit_code == 2 and said in done.stderr
     assert started == [] and not (project / "work").exists()
 

@@ -60,7 +60,7 @@ def test_a_second_notebook_answers_to_its_names_and_leaves_the_number_to_its_lab
         ("acumulation", "unknown lab 'acumulation'.*Did you mean 'accumulation'"),
         ("7", "unknown lab '7'; expected one of: 01_accumulation"),
         (",", "LAB: expected a number or name, or nothing for all, got ','"),
-        ("1", "could be 01_accumulation and 01_other"),
+        ("1", "LAB: expected a full name, 01_accumulation or 01_other, got '1'"),
     ],
 )
 def test_an_unknown_or_ambiguous_name_is_refused(project, name, said):
@@ -98,7 +98,7 @@ def test_a_notebook_without_its_parameters_is_refused(project, parameters, said)
         labs.parameter_names(labs.find_labs(project)[0])
 
 
-ONE_CELL = '{"cells": [{"cell_type": "code", "source": "", "metadata": METADATA}]}'
+ONLY_CELL = '{"cells": [{"cell_type": "code", "source": "", "metadata": METADATA}]}'
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ ONE_CELL = '{"cells": [{"cell_type": "code", "source": "", "metadata": METADATA}
         ("[]", "03_broken.* is not a notebook of format 4"),
         ('{"cells": 3}', "is not a notebook"),
         ('{"cells": [{"cell_type": "code", "source": 3}]}', "is not a notebook"),
-        (ONE_CELL.replace("METADATA", "[]"), "is not a notebook"),
-        (ONE_CELL.replace("METADATA", '{"tags": 3}'), "is not a notebook"),
+        (ONLY_CELL.replace("METADATA", "[]"), "is not a notebook"),
+        (ONLY_CELL.replace("METADATA", '{"tags": 3}'), "is not a notebook"),
     ],
 )
 def test_a_broken_notebook_is_named(project, text, said):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from labkit.errors import InputError, refuse_unknown
+from labkit.base.arguments import wrong
+from labkit.errors import refuse_unknown
 from labkit.tools.commands import options
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def lab(
     named = list(takewhile(lambda word: not word.startswith("-"), words))
     more = words[len(named) :]
     if len(named) > 1:
-        raise InputError(f"expected one lab or notebook, got {' '.join(named)}")
+        raise wrong("LAB", " ".join(named), "one lab or notebook")
     root, place = _choose(named[0] if named else None, folder, committed)
     command = jupyter.command(root, place, port=port, browser=browser, more=more)
     sys.stdout.flush()
@@ -91,17 +92,17 @@ def _choose(name: str | None, folder: Path | None, committed: bool) -> tuple[Pat
 
     if name is not None and name.endswith(".ipynb"):
         if folder is not None or committed:
-            raise InputError(f"{name} is a notebook's path: --folder and --committed choose a lab")
+            raise wrong("LAB", name, "a number or name beside --folder or --committed")
         project = find_project()
         place = Path(name).resolve()
         if not place.is_file():
-            raise InputError(f"there is no notebook {place}")
+            raise wrong("NOTEBOOK", str(place), "a file that is there")
     else:
         if folder is not None and committed:
-            raise InputError("--folder is of your copies: expected none with --committed")
+            raise wrong("--folder", str(folder), "none beside --committed: it is of your copies")
         project, labs = chosen([name or "0"])
         if len(labs) != 1:
-            raise InputError(f"expected one lab, got {name}")
+            raise wrong("LAB", name, "one lab")
         place = labs[0].path if committed else _copy(project, folder, labs[0].path.name)
     return (project if project in place.parents else place.parent), place
 
@@ -173,7 +174,7 @@ def progress(
     # Looking writes nothing, so any folder will do, the project's own notebooks too.
     place = project / copies.FOLDER if folder is None else folder
     if not place.is_dir():
-        raise InputError(f"no copies of the notebooks in {place}: `labkit work` makes them")
+        raise wrong("--folder", str(place), "a folder of copies, as `labkit work` makes them")
     results = marks.look(place, wanted, timeout)
     if as_json:
         for result in results:

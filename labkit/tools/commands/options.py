@@ -71,7 +71,7 @@ Labs = Annotated[
         autocompletion=labs,
     ),
 ]
-OneLab = Annotated[
+SingleLab = Annotated[
     str,
     typer.Argument(metavar="LAB", help="Number or name, as in `labkit list`.", autocompletion=labs),
 ]
@@ -133,9 +133,17 @@ def limits(
     memory: float | None,
     runs: int = 1,
 ) -> "Limits":
-    """Return the limits of one lab at ``preset``; what is free is shared by ``runs`` at once."""
+    """Return the limits of one lab at ``preset``; what is free is shared by ``runs`` at once.
+
+    Raises:
+        InputError: when no memory is free, and none is given
+    """
     from labkit.tools.running.watch import GB, Limits, free_memory
 
     held = free_memory() / runs if memory is None else memory * GB
+    if memory is None and not held:
+        raise InputError(
+            "no memory is free here, or the container is at its limit: expected some, or --memory"
+        )
     seconds = _SECONDS[preset] if timeout is None else timeout
     return Limits(seconds=seconds, cell_seconds=cell_timeout, memory=held)

@@ -59,9 +59,9 @@ def run(
     if source is not None and source.name == "ENVIRONMENT" and resume is not None:
         preset = None  # the shell's is for new runs
     wanted = _request(labs, preset, device, parameter, resume)
-    if jobs is None and (wanted.preset == "paper" or not pool.shares_no_device(wanted.device)):
+    if jobs is None and wanted.preset == "paper":
         jobs = 1
-    jobs = pool.jobs_of(jobs, len(wanted.labs), runner.MEMORY)
+    jobs = pool.jobs_of(jobs, len(wanted.labs), runner.MEMORY, wanted.device)
     limits = options.limits(wanted.preset, timeout, cell_timeout, memory, jobs)
     outcomes: list[runner.Outcome] = []
     with ended_by_sigterm(), runner.prepared(wanted, out, resume=resume, say=say) as folder:
@@ -101,7 +101,7 @@ def _request(
 
 
 def sweep(
-    lab: options.OneLab,
+    lab: options.SingleLab,
     parameter: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,7 +116,10 @@ def sweep(
     device: options.DeviceOrDefault = "auto",
     jobs: Annotated[
         int | None,
-        typer.Option(help="Runs at once, each on its own core; as many as there are if not given."),
+        typer.Option(
+            help="Runs at once, each on its own core. If not given: one a core, as memory allows; "
+            "one where there is an Ascend or a GPU to share."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -142,7 +145,7 @@ def sweep(
     say = console.reporter(quiet=quiet, verbose=verbose, as_json=as_json)
     axes = request.parse_grid(parameter or ())
     requests = request.of_grid(lab, axes, preset=preset, device=device)
-    jobs = pool.jobs_of(jobs, len(requests), sweep.MEMORY)
+    jobs = pool.jobs_of(jobs, len(requests), sweep.MEMORY, device)
     project, name = requests[0].project, requests[0].labs[0].name
     folder = out or project / "runs" / "sweeps" / f"{name}-{preset}"
     limits = options.limits(preset, timeout, cell_timeout, memory, jobs)

@@ -28,25 +28,22 @@ def _command(name: str, words: str, example: str) -> Callable[[typer.Context], N
     return run
 
 
-COMMANDS = {
-    "train": _command(
-        "train",
+_WORDS = {
+    "train": (
         "Train a recipe: one process, several ranks or several machines.",
         "accumulation --data_path datasets/MNIST_Data --ranks 2",
     ),
-    "eval": _command(
-        "eval",
+    "eval": (
         "Evaluate a checkpoint of a recipe.",
         "thor --data_path datasets/CIFAR10 --checkpoint_path FILE",
     ),
-    "predict": _command(
-        "predict",
+    "predict": (
         "Say which classes images are of, by a recipe's checkpoint.",
         "thor --checkpoint_path FILE cat.jpg --picture answer.png",
     ),
-    "plan": _command(
-        "plan",
+    "plan": (
         "Say what a recipe's training takes: steps, memory, traffic, hours. Nothing is trained.",
         "thor --devices 8 --step-time 0.2",
     ),
 }
+COMMANDS = {name: _command(name, *words) for name, words in _WORDS.items()}

@@ -21,13 +21,9 @@ _COLOURS, _DASHES = 7, ("", "6 3", "2 3", "8 3 2 3")
 MOST = _COLOURS * len(_DASHES)
 _X_NAMES = ("update", "step", "epoch")
 _NOT_DRAWN = ("images", "seconds", *_X_NAMES)
-_UNITS = {
-    "loss": "nats",
-    "training_loss": "nats",
-    "seconds": "s",
-    "accuracy": "0 to 1",
-    "peak_memory_mb": "MB",
-}
+# Of a column, or a metric, that ends so or is called so.
+_UNITS = {"seconds": "s", "accuracy": "0 to 1", "loss": "nats", "mb": "MB"}
+_UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 FIRST = ("loss", "training_loss", "accuracy")
 _LABEL = 10  # letters before the axis of a chart of text
 
@@ -80,9 +76,11 @@ def panel(lines: Iterable[Line], x: str, y: str) -> Panel:
 
 
 def with_unit(name: str) -> str:
-    """Return a column's name as an axis has it: ``loss (nats)``."""
-    unit = _UNITS.get(name)
-    words = "time" if name == "seconds" else name.removesuffix("_mb").replace("_", " ")
+    """Return the name of a column or a metric as an axis has it: ``loss (nats)``."""
+    words = name.replace("_", " ")
+    lower = f" {words.lower()}"
+    unit = next((unit for end, unit in _UNITS.items() if lower.endswith(f" {end}")), "")
+    words = "time" if name == "seconds" else words.removesuffix(" mb")
     return f"{words} ({unit})" if unit else words
 
 

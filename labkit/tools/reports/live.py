@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +20,12 @@ from labkit.labs.run import opened_here
 from labkit.labs.run_files import KERNEL_LOG, LOG, last_lines, other_host
 from labkit.tools.reports import curves
 from labkit.tools.reports.read import LabRun, RunFolder, read
+from labkit.tools.running import request
 
 # A run without results.json, or between two labs, counts as going for so long after its last
 # written file. Preparing data and starting a kernel have taken up to 40 s on two busy cores.
 PATIENCE = 90.0
+_MOST_RUNS = 10_000  # of a grid that is listed: a damaged one may have any number
 _CLEAR = "\x1b[H\x1b[2J"
 
 
@@ -49,13 +51,14 @@ class Look:
 def look(folder: str | os.PathLike) -> Look:
     """Read where a run is; ``InputError`` where ``folder`` holds no run."""
     run = read(folder)
-    status = _status(run)
-    lab = _current(run)
+    labs, names = _asked_for(run)
+    status = _status(run, labs, names)
+    lab = _current(labs)
     if lab is None:
         return Look(None, status, f"{run.label}: {status}, nothing written yet", [], "")
     records = lab.records()
     rows = max(records.values(), key=len, default=[])
-    places = [other.folder for other in run.labs]
+    places = [other.folder for other in labs]
     place = f" ({places.index(lab.folder) + 1} of {len(places)})" if len(places) > 1 else ""
     lines = last_lines(lab.folder / LOG, 1) or last_lines(lab.folder / KERNEL_LOG, 1)
     where = f"{lab.lab}{place}: {lab.status if status != 'running' else status}"
@@ -187,15 +190,15 @@ def _numbers(current: Look) -> str:
     return ", ".join(f"{name} {row[name]:g}" for name in shown)
 
 
-def _status(run: RunFolder) -> str:
+def _status(run: RunFolder, labs: Sequence[LabRun], names: Collection[str]) -> str:
     """Return "running" as long as a lab is going or one is to come and something was written."""
-    statuses = [lab.status for lab in run.labs]
+    statuses = [lab.status for lab in labs]
     if "running" in statuses:
         return "running"
-    waits = len(statuses) < _expected(run) or any(
+    waits = len(statuses) < len(names) or any(
         status in ("unknown", "not started") for status in statuses
     )
-    newest = max(_written(place) for place in (run.folder, *(lab.folder for lab in run.labs)))
+    newest = max(_written(place) for place in (run.folder, *(lab.folder for lab in labs)))
     if waits and time.time() - newest < PATIENCE and "interrupted" not in statuses:
         return "running"
     for status in ("interrupted", "failed"):
@@ -204,20 +207,26 @@ def _status(run: RunFolder) -> str:
     return "interrupted" if waits else "passed"
 
 
-def _expected(run: RunFolder) -> int:
-    """Return how many labs there will be: of a sweep, one for each combination of its grid."""
+def _asked_for(run: RunFolder) -> tuple[list[LabRun], Collection[str]]:
+    """Return the labs that count, and the names of the folders that there will be.
+
+    A sweep's folder keeps the runs of earlier grids: they say nothing of the one that is going.
+    """
     grid = run.about.get("grid")
-    if run.kind != "sweep" or not isinstance(grid, dict):
-        return max(1, len(run.labs))
-    return math.prod(len(values) for values in grid.values() if isinstance(values, list))
+    values = list(grid.values()) if isinstance(grid, dict) else []
+    whole = values and all(isinstance(each, list) for each in values)
+    if run.kind != "sweep" or not whole or math.prod(map(len, values)) > _MOST_RUNS:
+        return run.labs, [lab.folder.name for lab in run.labs] or [run.folder.name]
+    names = {request.folder_name(point) for point in request.points(run.about["grid"])}
+    return [lab for lab in run.labs if lab.folder.name in names], names
 
 
-def _current(run: RunFolder) -> LabRun | None:
+def _current(labs: Sequence[LabRun]) -> LabRun | None:
     for status in ("running", "unknown"):
-        for lab in run.labs:
+        for lab in labs:
             if lab.status == status:
                 return lab
-    begun = [lab for lab in run.labs if lab.status != "not started"]
+    begun = [lab for lab in labs if lab.status != "not started"]
     return max(begun, key=lambda lab: _written(lab.folder), default=None)
 
 

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from labkit.base.arguments import wrong
 from labkit.base.files import write_text
 from labkit.base.input_files import first_bytes
 from labkit.errors import InputError
@@ -53,11 +54,10 @@ def write(
     runs = read_all(folders)
     out = Path(out) if out else (runs[0].folder if len(runs) == 1 else Path.cwd()) / "report.html"
     if out.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"cannot write the report to {out}: expected a name that ends in .html")
-    if out.is_dir():
-        raise InputError(f"cannot write the report to {out}: it is a folder")
-    if os.path.lexists(out) and _TITLE not in first_bytes(out, _HEAD_BYTES):
-        raise InputError(f"cannot write the report to {out}: it is no report of labkit; give --out")
+        raise wrong("--out", str(out), "a name that ends in .html")
+    earlier = not os.path.lexists(out) or _TITLE in first_bytes(out, _HEAD_BYTES)
+    if out.is_dir() or not earlier:
+        raise wrong("--out", str(out), "a new file, or an earlier report of labkit")
     out = out.absolute()
     links = _write_notebooks(runs, out) if notebooks else {}
     write_text(out, _letters(render(runs, links)), "the report")

@@ -134,7 +134,7 @@ def read_all(folders: Sequence[str | os.PathLike]) -> list[RunFolder]:
     places = [Path(folder).resolve() for folder in folders]
     for folder, place in zip(folders, places, strict=True):
         if places.count(place) > 1:
-            raise InputError(f"{folder} is given twice")
+            raise InputError(f"RUN: expected each folder once, got {str(folder)!r} twice")
     runs = [read(place, label) for place, label in zip(places, _labels(places), strict=True)]
     for run in runs if len(runs) > 1 else ():
         for lab in run.labs if run.kind == "sweep" else ():

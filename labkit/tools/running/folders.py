@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.base.files import refusal, refuse_links
 from labkit.errors import InputError
 from labkit.labs.run import describe
@@ -24,6 +25,7 @@ from labkit.labs.run_files import (
     write_json,
     write_results,
 )
+from labkit.tools import notebook_files
 from labkit.tools.labs import Lab
 from labkit.tools.running import digests
 from labkit.tools.running.execution import Execution, Failure
@@ -43,7 +45,7 @@ def refuse_used(request: Request, out: Path | None, runs: Path) -> None:
             raise InputError(f"{latest} is in the way: expected a link, or nothing; move it away")
         return
     if (out / SWEEP).exists():
-        raise InputError(f"{out} holds a sweep; give another --out")
+        raise wrong("--out", str(out), "a folder that holds no sweep")
     # run.json has one preset and one device.
     run = read_run(out) if os.path.lexists(out / RUN) else {}
     for name in ("preset", "device"):
@@ -57,10 +59,8 @@ def refuse_used(request: Request, out: Path | None, runs: Path) -> None:
         refuse_unwritable(folder)
         # Two runs in one folder would mix their records and checkpoints.
         if folder.exists() and any(folder.iterdir()):
-            raise InputError(
-                f"{folder} already holds files; continue that run with --resume {out}, give "
-                "another --out, or remove it"
-            )
+            hint = f" Continue that run with --resume {out}, or remove {folder}"
+            raise wrong("--out", str(out), f"a folder with no files in {folder.name}", hint)
 
 
 def refuse_unwritable(folder: Path) -> None:
@@ -133,9 +133,7 @@ def unwritable(error: OSError) -> Failure:
 
 def inputs_of(lab: Lab, request: Request) -> dict[str, str]:
     """Return the digests of what a lab is run from."""
-    import nbformat
-
-    notebook = nbformat.read(lab.path, as_version=4)
+    notebook = notebook_files.read(lab.path)
     asked = (request.preset, request.device, request.of(lab))
     return digests.of_run(request.project, notebook, *asked)
 
@@ -172,7 +170,8 @@ def completed(
 def stopped(folder: Path, error: Exception) -> dict[str, Any]:
     """Write and return results.json of a lab that ``error`` stopped outside its notebook."""
     failure = Failure(type(error).__name__, str(error), None)
-    results = {"metrics": {}, **_written(folder), "status": "failed", "error": asdict(failure)}
+    written, _ = usable(_written(folder))
+    results = {"metrics": {}, **written, "status": "failed", "error": asdict(failure)}
     for name in ("pid", "pid_created"):
         results.pop(name, None)
     try:

@@ -18,20 +18,24 @@ T = TypeVar("T")
 _ACCELERATORS = ("/dev/davinci0", "/dev/nvidia0")
 
 
-def jobs_of(asked: int | None, runs: int, memory: float) -> int:
+def jobs_of(asked: int | None, runs: int, memory: float, device: str = "CPU") -> int:
     """Return how many runs go on at once: as asked, or else one a core, as memory allows.
+
+    Nobody asked for several on one Ascend or GPU: there it is one.
 
     Args:
         asked: how many, if anybody says
         runs: how many there are
         memory: what one holds, bytes
+        device: that they run on; auto is the machine's best
 
     Raises:
         InputError: for more runs at once than there are cores
     """
     cores = len(usable_cores())
     if asked is None:
-        asked = max(1, min(cores, int(free_memory() // memory)))
+        several = shares_no_device(device)
+        asked = max(1, min(cores, int(free_memory() // memory))) if several else 1
     return min(runs, arguments.integer("--jobs", asked, at_most=cores))
 
 

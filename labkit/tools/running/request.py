@@ -117,20 +117,18 @@ def parse_parameters(texts: Iterable[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         name = name.strip()
         if not equals or not name.isidentifier():
-            raise InputError(f"-p {text!r} is not name=value, as in -p epochs=2")
+            raise wrong("-p", text, "NAME=VALUE, as in -p epochs=2")
         if name in ("preset", "device"):
-            raise InputError(f"-p {text!r}: use --{name} {value}")
+            raise wrong("-p", text, "a parameter without an option", f" Use --{name} {value}")
         if name in named:
-            raise InputError(f"parameter {name!r} was given twice")
+            raise InputError(f"-p: expected each parameter once, got {name!r} twice")
         try:
             named[name] = parse_yaml(value, _Values)
             # run.json and results.json say with what a lab ran.
             json.dumps(named[name], allow_nan=False)
         except (InputError, TypeError, ValueError) as error:
-            raise InputError(
-                f"-p {text[:_SHOWN]!r}: the value cannot be read as YAML, or not be kept as JSON: "
-                f"{error}"
-            ) from error
+            expected = "a value that can be read as YAML and be kept as JSON"
+            raise wrong("-p", text[:_SHOWN], expected, f" {error}") from error
     return named
 
 
@@ -145,13 +143,13 @@ def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
     listed = (re.sub(r"^([^=]*)=(.*)$", r"\1=[\2]", text, flags=re.DOTALL) for text in texts)
     for name, values in parse_parameters(listed).items():
         if not values:
-            raise InputError(f"-p {name}= has no value; expected some, as in -p {name}=1,2")
+            raise wrong("-p", f"{name}=", f"one value or several, as in -p {name}=1,2")
         for index, value in enumerate(values):
             if (type(value), value) in [(type(other), other) for other in values[:index]]:
-                raise InputError(f"-p {name}: the value {value!r} was given twice")
+                raise InputError(f"-p {name}: expected each value once, got {value!r} twice")
         grid[name] = values
     if not grid:
-        raise InputError("a sweep needs at least one parameter, as in -p seed=1,2,3")
+        raise InputError("-p: expected at least one parameter, as in -p seed=1,2,3, got none")
     return grid
 
 

@@ -108,15 +108,11 @@ def prepared(
 
 
 def run(
-    request: Request,
-    out: Path | None = None,
-    *,
-    say: Say = lambda event: print(event.text),
-    limits: Limits = Limits(),  # noqa: B008 (immutable)
+    request: Request, out: Path | None = None, *, say: Say = lambda event: print(event.text)
 ) -> list[Outcome]:
     """Prepare a run and execute all its labs; arguments and errors as in ``prepared``."""
     with prepared(request, out, say=say) as folder:
-        return list(run_labs(request, folder, 1, say, limits))
+        return list(run_labs(request, folder, 1, say, Limits()))
 
 
 def run_labs(
@@ -127,19 +123,39 @@ def run_labs(
     With one job it is in this thread, and nothing is pinned. ``again``: labs that have passed here
     with the same inputs are left as they are.
     """
-
-    def run_or_keep(lab: Lab, stop: threading.Event | None = None) -> Outcome:
-        place = folder / lab.name
-        before = passed_before(lab, request, place, say) if again else None
-        return before or run_lab(lab, request, place, say, limits, stop)
-
+    tasks = [
+        partial(run_or_keep, lab, request, folder / lab.name, say, limits, again=again)
+        for lab in request.labs
+    ]
     if jobs == 1:
-        yield from map(run_or_keep, request.labs)
+        yield from (task() for task in tasks)
         return
-    tasks = [partial(run_or_keep, lab) for lab in request.labs]
     for ended in pool.side_by_side(tasks, equal_shares(jobs)):
         if ended is not None:
             yield ended[1]
+
+
+def run_or_keep(
+    lab: Lab,
+    request: Request,
+    folder: Path,
+    say: Say,
+    limits: Limits,
+    stop: threading.Event | None = None,
+    *,
+    again: bool,
+) -> Outcome:
+    """Execute one lab, unless ``again`` and it has passed in ``folder`` with the same inputs.
+
+    Whatever stops it outside its notebook is its own failure: the others go on.
+    """
+    try:
+        before = passed_before(lab, request, folder, say) if again else None
+        return before or run_lab(lab, request, folder, say, limits, stop)
+    except Exception as error:  # of a lab that cannot even begin
+        results = folders.stopped(folder, error)
+        say(remark(str(error), lab.name))
+        return Outcome(lab, request.of(lab), folder, results)
 
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:

@@ -79,7 +79,9 @@ def _refuse_other(folder: Path, lab: str) -> None:
             )
     before, _ = read_json(folder / SWEEP)
     if before.get("lab", lab) != lab:
-        raise InputError(f"{folder} holds a sweep of lab {before['lab']}, not of {lab}")
+        raise InputError(
+            f"--out: expected the folder of a sweep of {lab}, got {folder}, of {before['lab']}"
+        )
 
 
 def _run_all(
@@ -87,7 +89,7 @@ def _run_all(
 ) -> list[Outcome]:
     cells: dict[str, str] = {}  # run -> how far it is
     outcomes: dict[int, Outcome] = {}
-    tasks = [partial(_run_one, request, out, cells, say, limits) for request in requests]
+    tasks = [partial(_run_point, request, out, cells, say, limits) for request in requests]
     # One core each, whatever the number of jobs: a result may depend on how many cores it had.
     for ended in pool.side_by_side(tasks, [{core} for core in usable_cores()[:jobs]], _EVERY):
         if ended is None:
@@ -105,7 +107,7 @@ def _run_all(
     return [outcomes[number] for number in range(len(tasks))]
 
 
-def _run_one(
+def _run_point(
     request: Request,
     out: Path,
     cells: dict[str, str],
@@ -115,9 +117,7 @@ def _run_one(
 ) -> Outcome:
     """Run one request, unless it has passed before."""
     (lab,) = request.labs
-    point = request.of(lab)
-    name = folder_name(point)
-    folder = out / name
+    name = folder_name(request.of(lab))
 
     def pass_on(event: Event) -> None:
         if event.kind == "progress":
@@ -128,10 +128,6 @@ def _run_one(
             say(Event(event.kind, text, event.lab, {"run": name, **event.values}))
 
     try:
-        before = runner.passed_before(lab, request, folder, say)
-        return before or runner.run_lab(lab, request, folder, pass_on, limits, stop)
-    except Exception as error:  # of a run that cannot even begin: the others go on
-        say(Event("output", f"{name}: {error}", values={"text": str(error)}))
-        return Outcome(lab, point, folder, folders.stopped(folder, error))
+        return runner.run_or_keep(lab, request, out / name, pass_on, limits, stop, again=True)
     finally:
         cells.pop(name, None)

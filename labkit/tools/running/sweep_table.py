@@ -1,7 +1,8 @@
 """The results of a sweep: sweep.csv, a row a run, and a figure of every metric. No MindSpore."""
 
 import csv
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from labkit.base.arguments import is_number
 from labkit.base.files import whole_file
 from labkit.base.input_files import first_bytes
 from labkit.labs.run_files import FIGURES, SWEEP_TABLE
+from labkit.tools.reports.curves import with_unit
 from labkit.tools.running.request import text
 from labkit.tools.running.runner import Outcome
 
@@ -20,9 +22,6 @@ SEED = "seed"
 _LONGEST_HEADER = 1 << 16  # bytes
 _OWN = ("status", "cause", "seconds", "peak_memory_mb")
 _MARKS = "osD^vP*"
-# A metric that ends so, or is called so, has the unit.
-_UNITS = {"seconds": "s", "accuracy": "fraction", "loss": "nats", "mb": "MB"}
-_UNITS |= {"batch size": "images", "train images": "images", "micro steps": "micro-batches"}
 
 
 def table(runs: Sequence[Outcome]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -59,7 +58,7 @@ def write(runs: Sequence[Outcome], axes: Grid, folder: Path) -> list[Path]:
 
     columns, lines = table(runs)
     place = folder / SWEEP_TABLE
-    before = _drawn_before(place)
+    before, names = _file_names(_header_before(place)), _file_names(columns)
     with whole_file(place, "the table") as temporary:
         with temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
@@ -75,17 +74,17 @@ def write(runs: Sequence[Outcome], axes: Grid, folder: Path) -> list[Path]:
         ]
         if not values:
             continue
-        target = folder / FIGURES / f"{_file_name(name)}.png"
+        target = folder / FIGURES / names[name]
         with whole_file(target, "the figure") as temporary:
             temporary.write_bytes(png(figure(name, values, axes)))
         written.append(target)
-    for path in (folder / FIGURES / f"{_file_name(name)}.png" for name in before):
+    for path in (folder / FIGURES / name for name in before.values()):
         if path not in written:  # of a metric that the table no longer has
             path.unlink(missing_ok=True)
     return written
 
 
-def _drawn_before(place: Path) -> list[str]:
+def _header_before(place: Path) -> list[str]:
     """Return the columns of the table at ``place``, where there is one.
 
     Other figures than theirs are not the sweep's, and stay.
@@ -97,8 +96,17 @@ def _drawn_before(place: Path) -> list[str]:
         return []
 
 
-def _file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "_" for letter in name).strip("_") or "metric"
+def _file_names(columns: Iterable[str]) -> dict[str, str]:
+    """Return column -> the name of its figure, numbered where another column has taken it."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for column in columns:
+        letters = (letter if letter.isalnum() else "_" for letter in column)
+        plain = "".join(letters).strip("_") or "metric"
+        numbered = itertools.chain([plain], (f"{plain}_{n}" for n in itertools.count(2)))
+        names[column] = next(f"{name}.png" for name in numbered if f"{name}.png" not in taken)
+        taken.add(names[column])
+    return names
 
 
 def figure(name: str, values: Sequence[tuple[Mapping[str, Any], float]], axes: Grid) -> "Figure":
@@ -157,10 +165,8 @@ def _places(values: Sequence[Any]) -> tuple[list[float], str | None]:
 
 
 def _labelled(name: str) -> str:
-    words = name.lower().replace("_", " ")
-    unit = next((unit for word, unit in _UNITS.items() if f" {words}".endswith(f" {word}")), "")
-    shown = name if len(name) <= 40 else name.replace(", ", ",\n", 1)
-    return f"{shown} ({unit})" if unit else shown
+    label = with_unit(name)
+    return label if len(name) <= 40 else label.replace(", ", ",\n", 1)
 
 
 def _title(axes: Grid, first: str) -> str:

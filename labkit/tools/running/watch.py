@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from labkit.base.arguments import wrong
-from labkit.base.memory import left_in_container
+from labkit.base.memory import left_in_container, statistic
 from labkit.ranks import processes
 
 GB = 1e9
@@ -172,8 +172,4 @@ def memory_of(pid: int) -> float:
 
 def _out_of_memory_kills() -> int:
     """Return how many processes the system has ended for want of memory since it started."""
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path("/proc/vmstat").read_text().splitlines():
-            if line.startswith("oom_kill "):
-                return int(line.split()[1])
-    return 0
+    return statistic(Path("/proc/vmstat"), "oom_kill")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from labkit.base.arguments import wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError
 from labkit.tools import notebook_files
@@ -48,11 +49,10 @@ def work_folder(project: Path, folder: Path | None) -> Path:
     place = (project / FOLDER) if folder is None else Path(folder).resolve()
     for reserved in (project / "notebooks", project / "runs" / "notebooks"):
         if place == reserved or reserved in place.parents:
-            raise InputError(
-                f"expected a folder of your own, got {place}, where the project writes"
-            )
+            expected = "a folder of your own, and not where the project writes"
+            raise wrong("--folder", str(place), expected)
     if place.exists() and not place.is_dir():
-        raise InputError(f"{place} is not a folder")
+        raise wrong("--folder", str(place), "a folder, or a new name")
     return place
 
 
@@ -67,10 +67,10 @@ def make(project: Path, folder: Path, labs: Sequence[Lab], *, update: bool = Fal
     Raises:
         InputError: where a file cannot be read or written
     """
-    return [_make_one(project, folder / lab.path.name, lab, update) for lab in labs]
+    return [_copy(project, folder / lab.path.name, lab, update) for lab in labs]
 
 
-def _make_one(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
+def _copy(project: Path, path: Path, lab: Lab, update: bool) -> Copy:
     theirs = as_copied(project, lab, path.parent)
     if not os.path.lexists(path):
         notebook_files.write(path, theirs)

@@ -14,13 +14,12 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from typer.testing import CliRunner
 
 from labkit.errors import InputError
 from labkit.runtime import needs_onednn_workaround
 from labkit.tools import doctor
-from labkit.tools.cli import app
 from labkit.tools.doctor import installed, machine, measured
+from tests.support.command import labkit
 
 GIB = 2**30
 CONVOLVED = {"convolution": 0.02, "matmul": 0.02, "backward": 0.1, "onednn": "AVX2"}
@@ -341,6 +340,9 @@ def test_damaged_data_files_are_named(root, tmp_path, monkeypatch):
     check = look("data", tmp_path)
     assert f"{prepared} is damaged" in check.found
     assert check.remedy.startswith(f"rm -r '{tmp_path / 'datasets/M'}'")
+    subprocess.run(re.search(r"rm -r '\S+'", check.remedy)[0], shell=True, check=True)
+    assert not prepared.exists() and look("data", tmp_path).ok
+    prepared.parent.mkdir(parents=True)
     prepared.write_bytes(b"whole")
     assert look("data", tmp_path).found == "2 files as published"
 
@@ -435,13 +437,13 @@ def test_the_command_prints_lines_or_json_and_exits_1_on_any_fail(monkeypatch):
     monkeypatch.setattr(
         doctor, "checks", lambda names: [lambda: good, lambda: bad][: 2 - len(names)]
     )
-    done = CliRunner().invoke(app, ["doctor", "--json"])
+    done = labkit("doctor", "--json")
     assert done.exit_code == 1
     assert [json.loads(line) for line in done.stdout.splitlines()] == [
         {"name": "Disk", "ok": True, "found": "[9] GiB", "remedy": "buy one"},
         {"name": "msrun", "ok": False, "found": "not found", "remedy": "install it"},
     ]
-    done = CliRunner().invoke(app, ["doctor"])
+    done = labkit("doctor")
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
         "pass  Disk          [9] GiB",
@@ -449,5 +451,5 @@ def test_the_command_prints_lines_or_json_and_exits_1_on_any_fail(monkeypatch):
         "                    remedy: install it",
         "1 of 2 checks passed",
     ]
-    done = CliRunner().invoke(app, ["doctor", "disk"])
+    done = labkit("doctor", "disk")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "1 of 1 checks passed")

@@ -117,6 +117,12 @@ def executed(monkeypatch):
     return execute
 
 
+def test_options_are_named_in_full_and_the_nearest_is_said(no_execution, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        notebooks.main(["--forc"])
+    assert "unrecognized arguments: --forc. Did you mean '--force'?" in capsys.readouterr().err
+
+
 def test_outputs_come_back_clean_with_a_stamp(project):
     notebook = read(project)
     code = [each for each in notebook.cells if each.cell_type == "code"]

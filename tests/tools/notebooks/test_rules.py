@@ -3,7 +3,6 @@
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from labkit.tools.running.digests import file_digest
 from scripts.notebooks.rules import COMPARED, output_faults
 from tests.support.lab_cells import printed, shown
 
@@ -67,19 +66,3 @@ def test_what_is_no_fault_of_the_outputs(cell):
     notebook = good()
     notebook.cells.append(cell)
     assert output_faults(notebook) == []
-
-
-def test_a_digest_is_of_names_and_bytes(tmp_path):
-    def digest():
-        return file_digest(tmp_path, "**/*", without=("left_out.py",))
-
-    (tmp_path / "a.py").write_text("1")
-    (tmp_path / "b.py").write_text("2")
-    first = digest()
-    (tmp_path / "__pycache__").mkdir()
-    for name in ("__pycache__/a.pyc", ".hidden", "left_out.py"):
-        (tmp_path / name).write_text("3")
-    assert digest() == first
-    (tmp_path / "a.py").write_text("2")
-    (tmp_path / "b.py").write_text("1")
-    assert digest() != first

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
-from labkit.tools import cli
 from labkit.tools.reports import difference, reference
 from labkit.tools.reports.read import read_all
 from tests.support import run_folders as folders
+from tests.support.command import labkit
 
 
 def compare(tmp_path, left, right):
@@ -80,28 +79,24 @@ def test_names_of_times(name):
     assert not difference.is_time("largest difference, items")
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli.app, ["compare", *map(str, arguments)])
-
-
 def test_the_command_prints_differences_and_says_where_there_are_none(tmp_path):
     runs = [folders.write_run(tmp_path / "a"), folders.write_run(tmp_path / "b", seconds=11.0)]
-    same = call(*runs)
+    same = labkit("compare", *runs)
     assert same.exit_code == 0 and same.output.startswith("no differences\n")
     assert "+1" in same.output
     gpu = folders.write_run(tmp_path / "c", device="GPU")
-    other = call(runs[0], gpu)
+    other = labkit("compare", runs[0], gpu)
     assert other.exit_code == 1 and "device" in other.output and "GPU" in other.output
-    record = json.loads(call(runs[0], gpu, "--json").stdout)
+    record = json.loads(labkit("compare", runs[0], gpu, "--json").stdout)
     assert [row["name"] for row in record["differences"]] == ["device"] and record["times"] == []
-    assert call(runs[0], tmp_path / "gone").exit_code == 2
-    assert call(runs[0], runs[0]).exit_code == 2
+    assert labkit("compare", runs[0], tmp_path / "gone").exit_code == 2
+    assert labkit("compare", runs[0], runs[0]).exit_code == 2
 
 
 def test_json_has_no_nan(tmp_path):
     runs = [folders.write_run(tmp_path / name) for name in ("a", "b")]
     damaged = folders.results(metrics={"loss": float("nan"), "rate": float("inf")})
     (runs[0] / folders.LAB / "results.json").write_text(json.dumps(damaged))
-    record = json.loads(call(*runs, "--json").stdout, parse_constant=pytest.fail)
+    record = json.loads(labkit("compare", *runs, "--json").stdout, parse_constant=pytest.fail)
     values = {row["name"]: row["left"] for row in record["differences"]}
     assert (values["loss"], values["rate"]) == ("nan", "inf")

@@ -125,18 +125,13 @@ def test_only_tags_of_the_list_are_on_the_pages(written):
 @pytest.mark.slow
 def test_nothing_runs_loads_or_redirects_in_chromium(written):
     """With the page's own policy taken away: what is cleaned does not rest on it."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-    path, why = chromium.find()
-    if path is None:
-        pytest.skip(why)
     bare = [file.with_name("bare-" + file.name) for file in written]
     for file, target in zip(written, bare, strict=True):
         text, count = re.subn(r"<meta http-equiv=[^>]*>", "", file.read_text(), count=1)
         assert count == 1
         target.write_text(text)
     seen: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=chromium.arguments())
+    with chromium.launched() as browser:
         context = browser.new_context()
         context.on("request", lambda request: seen.append(request.url))
         context.on("dialog", lambda dialog: seen.append(dialog.message))
@@ -152,7 +147,6 @@ def test_nothing_runs_loads_or_redirects_in_chromium(written):
                 "all => all.map(element => element.outerHTML)",
             )
             assert live == []
-        browser.close()
     assert [url for url in seen if url[:5] != "data:"] == [target.as_uri() for target in bare]
 
 

@@ -5,12 +5,11 @@ import os
 import time
 
 import pytest
-from typer.testing import CliRunner
 
 import labkit
 from labkit.errors import InputError
-from labkit.tools import cli
 from labkit.tools.reports import live
+from tests.support import command
 from tests.support import run_folders as folders
 
 
@@ -23,19 +22,16 @@ def end(folder):
     (folder / "results.json").write_text(json.dumps(folders.results()))
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli.app, ["attach", *map(str, arguments)])
-
-
 def test_one_look_at_a_finished_run(tmp_path):
     run = folders.write_run(tmp_path / "r")
-    done = call(run, "--once")
+    done = command.labkit("attach", run, "--once")
     assert done.exit_code == 0
     first, *rest = done.output.splitlines()
     assert first == f"{folders.LAB}: passed" and rest[-1] == "mnist 4/4 loss 0.2500 1 s"
     assert "loss (nats)" in rest and "accuracy (0 to 1)" in rest
-    assert call(folders.write_run(tmp_path / "f", status="failed")).exit_code == 1
-    assert call(tmp_path / "gone").exit_code == 2
+    failed = folders.write_run(tmp_path / "f", status="failed")
+    assert command.labkit("attach", failed).exit_code == 1
+    assert command.labkit("attach", tmp_path / "gone").exit_code == 2
 
 
 def test_a_run_is_followed_until_it_ends(tmp_path):
@@ -65,7 +61,7 @@ def test_a_run_goes_on_as_far_as_is_seen_from_here(tmp_path, host, status, where
     lab = folders.write_lab(tmp_path / "lab", status="running", pid=2**30, host=host)
     look = live.look(lab)
     assert look.status == status and where in look.where
-    done = call(lab, "--once")
+    done = command.labkit("attach", lab, "--once")
     assert done.exit_code == code and where in done.output
 
 
@@ -90,6 +86,38 @@ def test_a_sweep_is_going_until_every_combination_is_there(tmp_path):
     about = json.loads((sweep / "sweep.json").read_text())
     (sweep / "sweep.json").write_text(json.dumps({**about, "grid": {"seed": [1, 2, 3]}}))
     assert live.look(sweep).status == "running"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "grid", "now", "later"),
+    [
+        ([1, 2, 3], [1, 2], "passed", "passed"),  # 3 failed, and is not asked for any more
+        ([1, 2], [4, 5], "running", "interrupted"),  # before the first new run
+        ([1, 2, 3], [2, 3], "failed", "failed"),
+    ],
+)
+def test_runs_that_a_sweeps_grid_no_longer_has_do_not_count(tmp_path, seeds, grid, now, later):
+    sweep = folders.write_sweep(tmp_path / "s", seeds)
+    if 3 in seeds:
+        results = sweep / "runs" / "seed=3" / "results.json"
+        results.write_text(json.dumps(folders.results(status="failed")))
+    about = json.loads((sweep / "sweep.json").read_text())
+    (sweep / "sweep.json").write_text(json.dumps({**about, "grid": {"seed": grid}}))
+    look = live.look(sweep)
+    assert look.status == now
+    assert (look.lab is None) == (now == "running") and ("failed" in look.where) == (3 in grid)
+    long_ago = time.time() - 2 * live.PATIENCE
+    for path in [sweep, *sweep.rglob("*")]:
+        os.utime(path, (long_ago, long_ago))
+    assert live.look(sweep).status == later
+
+
+@pytest.mark.parametrize("values", [3, list(range(1000))])
+def test_of_a_damaged_grid_the_runs_that_are_there_count(tmp_path, values):
+    sweep = folders.write_sweep(tmp_path / "s")
+    grid = {name: values for name in "abcdef"}
+    (sweep / "sweep.json").write_text(json.dumps({"grid": grid}))
+    assert live.look(sweep).status == "passed"
 
 
 def test_a_run_that_has_written_nothing_yet_and_bad_seconds(tmp_path):

@@ -81,7 +81,7 @@ def test_a_folder_of_runs_is_no_run_and_its_latest_is_no_fault(tmp_path, beside)
     assert read.read(runs / "latest").kind == "run"
     with pytest.raises(InputError, match="no run at"):
         read.read(tmp_path / "missing")
-    with pytest.raises(InputError, match="given twice"):
+    with pytest.raises(InputError, match="RUN: expected each folder once"):
         read.read_all([run, run])
 
 

@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from labkit.tools import cli
+from tests.support.command import labkit
 from tests.support.html_pages import check
 from tests.support.lab_projects import ROOT, write_labs
 
@@ -37,15 +36,15 @@ def executed(tmp_path_factory):
         patch.chdir(project)
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.delenv("LABKIT_RUN", raising=False)
-        done = CliRunner().invoke(cli.app, ["run", "--preset", "smoke", "--out", "runs/one"])
+        done = labkit("run", "--preset", "smoke", "--out", "runs/sums")
     assert done.exit_code == 0, done.output
     assert [path.name for path in (project / "work").iterdir()] == ["01_sums.ipynb"]
     assert "a learner's own" in (project / "work" / "01_sums.ipynb").read_text()
-    return project / "runs" / "one"
+    return project / "runs" / "sums"
 
 
 def test_its_report_has_its_numbers_its_curve_and_its_notebook(executed):
-    done = CliRunner().invoke(cli.app, ["report", str(executed)])
+    done = labkit("report", executed)
     assert done.exit_code == 0, done.output
     out = Path(done.stdout.strip())
     report = check(out.read_text())

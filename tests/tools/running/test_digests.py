@@ -41,12 +41,24 @@ def test_the_same_inputs_are_the_same(project):
         # What starts labs and shows what they left is none of their digests.
         ("labkit/tools/running/runner.py", []),
         ("labkit/tools/cli.py", []),
+        ("labkit/__pycache__/a.pyc", []),
+        ("labkit/.hidden", []),
     ],
 )
 def test_a_changed_file_is_of_its_kind(project, path, kinds):
     before = of(project, data="data")
+    (project / path).parent.mkdir(exist_ok=True)
     (project / path).write_text("22")
     assert digests.changed(before, of(project, data="data")) == kinds
+
+
+def test_bytes_count_with_the_name_of_their_file(project):
+    left, right = (project / "labkit/nets" / name for name in ("lenet.py", "resnet.py"))
+    right.write_text("2")
+    before = of(project)
+    left.write_text("2")
+    right.write_text("1")
+    assert digests.changed(before, of(project)) == ["labkit"]
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,11 @@ def test_what_has_no_inputs_is_moved_away(passed):
     assert read(folder.parent / "replaced" / f"{folder.name}-1") == WHOLE
 
 
-def test_what_stopped_a_lab_outside_its_notebook_is_in_its_results(tmp_path):
-    write(tmp_path, {"status": "running", "metrics": {"a": 1}, "seconds": None, "pid": 3})
+@pytest.mark.parametrize(("metrics", "kept"), [({"a": 1}, {"a": 1}), ([1], {})])
+def test_what_stopped_a_lab_outside_its_notebook_is_in_its_results(tmp_path, metrics, kept):
+    write(tmp_path, {"status": "running", "metrics": metrics, "seconds": None, "pid": 3})
     results = folders.stopped(tmp_path, InputError("no notebook any more"))
-    assert (results["status"], results["metrics"]) == ("failed", {"a": 1})
+    assert (results["status"], results["metrics"]) == ("failed", kept)
     error = results["error"]
     assert (error["name"], error["message"]) == ("InputError", "no notebook any more")
     assert (error["cause"], error["cell"]) == ("exception", None)
@@ -111,9 +112,15 @@ def test_what_a_run_has_written_is_read(tmp_path):
     assert folders.read_run(tmp_path) == RUN
 
 
+def test_a_folder_without_run_json_is_no_runs(tmp_path):
+    with pytest.raises(InputError, match="holds no readable run.json"):
+        folders.read_run(tmp_path)
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        '{"labs": 3}',
         json.dumps(RUN | {"labs": [1]}),
         json.dumps(RUN | {"labs": "01_x"}),
         json.dumps(RUN | {"preset": None}),

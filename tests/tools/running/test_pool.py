@@ -4,14 +4,14 @@ import os
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from labkit.errors import InputError
-from labkit.tools import cli
 from labkit.tools.running import pool, runner
-from tests.support.lab_projects import write_labs
+from tests.support.command import labkit
+from tests.support.lab_projects import execute_nothing, write_labs
 
 CORES = sorted(os.sched_getaffinity(0))
 several_cores = pytest.mark.skipif(len(CORES) < 2, reason="one core: one lab at a time")
@@ -33,7 +33,11 @@ def test_a_device_is_not_shared_by_itself(monkeypatch, tmp_path, device):
     monkeypatch.setattr(pool, "_ACCELERATORS", (str(tmp_path / device),))
     assert pool.shares_no_device("auto") and pool.shares_no_device("CPU")
     assert not pool.shares_no_device("GPU") and not pool.shares_no_device("Ascend")
+    monkeypatch.setattr(pool, "usable_cores", lambda: [1, 3, 4])
+    assert pool.jobs_of(None, 3, 1, "auto") == 3 and pool.jobs_of(None, 3, 1, "GPU") == 1
     (tmp_path / device).touch()
+    assert pool.jobs_of(None, 3, 1, "auto") == 1
+    assert pool.jobs_of(2, 3, 1, "auto") == 2 and pool.jobs_of(None, 3, 1, "CPU") == 3
     assert not pool.shares_no_device("auto") and pool.shares_no_device("CPU")
 
 
@@ -83,7 +87,7 @@ def called(tmp_path, monkeypatch):
             return runner.Outcome(lab, {}, folder, {"status": status, "error": error})
 
         monkeypatch.setattr(runner, "run_lab", run_lab)
-        return CliRunner().invoke(cli.app, ["run", "--preset", "smoke", *arguments])
+        return labkit("run", "--preset", "smoke", *arguments)
 
     return call
 
@@ -127,3 +131,27 @@ def test_ctrl_c_shows_what_has_ended(called):
     done = called(interrupt, "--jobs", "1", "--out", "out")
     assert done.exit_code == 130 and "go on with: labkit run --resume out" in done.stderr
     assert "01_first" in done.stdout and "03_third" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("how", "jobs"), [("--out", 1), ("--resume", 1), ("--resume", min(2, len(CORES)))]
+)
+def test_a_lab_that_cannot_begin_has_failed_and_the_others_go_on(tmp_path, monkeypatch, how, jobs):
+    """Of its notebook, deleted or damaged while others run; all stand in the closing table."""
+    write_labs(tmp_path / "project", dict.fromkeys(("01_first", "02_second", "03_third"), ()))
+    monkeypatch.chdir(tmp_path / "project")
+    monkeypatch.setattr(runner, "execute", execute_nothing)
+    if how == "--resume":
+        assert labkit("run", "--out", "out").exit_code == 0
+
+    def damage(*_):
+        Path("notebooks/01_first.ipynb").unlink()
+        Path("notebooks/02_second.ipynb").write_text("{")
+
+    monkeypatch.setattr(runner, "prepare_data", damage)
+    done = labkit("run", how, "out", "--jobs", jobs)
+    assert done.exit_code == 2 and Path("out/03_third/executed").read_text() == "x"
+    table = [line.split()[:2] for line in done.stdout.splitlines()[-3:]]
+    assert table == [["01_first", "failed"], ["02_second", "failed"], ["03_third", "passed"]]
+    for name in ("01_first", "02_second"):
+        assert f"labkit: {name}: cannot read the notebook " in done.stderr

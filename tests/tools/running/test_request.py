@@ -41,11 +41,11 @@ def test_values_are_typed_as_yaml(text, value):
 @pytest.mark.parametrize(
     ("texts", "said"),
     [
-        (["epochs"], "is not name=value"),
-        (["two words=3"], "is not name=value"),
-        (["x=[1"], "cannot be read as YAML"),
-        (["x=1", "x=2"], "given twice"),
-        (["preset=smoke"], "use --preset smoke"),
+        (["epochs"], "-p: expected NAME=VALUE, as in -p epochs=2, got 'epochs'"),
+        (["two words=3"], "expected NAME=VALUE"),
+        (["x=[1"], "-p: expected a value that can be read as YAML.* got 'x=.1'"),
+        (["x=1", "x=2"], "-p: expected each parameter once, got 'x' twice"),
+        (["preset=smoke"], "got 'preset=smoke'. Use --preset smoke"),
     ],
 )
 def test_unreadable_parameters_are_refused(texts, said):
@@ -113,9 +113,9 @@ def test_values_of_other_kinds_are_others():
     ("texts", "said"),
     [
         ([], "at least one parameter"),
-        (["seed="], "has no value"),
-        (["seed=1,2,1"], "the value 1 was given twice"),
-        (["seed=[1"], "cannot be read"),
+        (["seed="], "expected one value or several, as in -p seed=1,2, got 'seed='"),
+        (["seed=1,2,1"], "-p seed: expected each value once, got 1 twice"),
+        (["seed=[1"], "can be read as YAML"),
     ],
 )
 def test_what_is_no_grid_is_refused(texts, said):

@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from labkit.base.locks import locked
 from labkit.labs.run_files import read_results, status_of
-from labkit.tools import cli
 from labkit.tools.running import runner
+from tests.support.command import labkit
 from tests.support.lab_projects import ROOT, execute_nothing, write_labs
 from tests.support.living import MARK, marked, wait_until
 
@@ -44,12 +43,8 @@ print("updates", [row["update"] for row in records.rows])"""
 LABS = {"01_done": [COUNT], "02_trains": [COUNT, TRAIN, STOP]}
 
 
-def run(*more):
-    return CliRunner().invoke(cli.app, ["run", *more])
-
-
 def resume(out, *more):
-    return run("--resume", str(out), *more)
+    return labkit("run", "--resume", out, *more)
 
 
 def executed(out, lab):
@@ -106,7 +101,7 @@ def project(tmp_path, monkeypatch):
 
 def test_only_what_changed_is_executed_again_and_the_old_run_is_kept(project):
     out = project / "out"
-    assert run("--out", "out", "-p", "rate=0.5").exit_code == 0
+    assert labkit("run", "--out", "out", "-p", "rate=0.5").exit_code == 0
     path = project / "notebooks" / "02_second.ipynb"
     path.write_text(path.read_text().replace("rate = None", "rate = 1"))
     done = resume("out")
@@ -124,23 +119,11 @@ def test_only_what_changed_is_executed_again_and_the_old_run_is_kept(project):
     assert last.exit_code == 0 and last.stdout.count("passed before with the same inputs") == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "message"), [(None, "no readable run.json"), ('{"labs": 3}', "'labs'")]
-)
-def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
-    if text is not None:
-        (tmp_path / "run.json").write_text(text)
-    before = sorted(tmp_path.iterdir())
-    done = resume(tmp_path)
-    assert done.exit_code == 2 and message in done.stderr
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_a_run_that_is_going_on_is_refused(project):
     record = {"labs": ["01_first"], "preset": "lab", "device": "auto", "parameters": {}}
     with locked(project / "out", "a run"):
         (project / "out" / "run.json").write_text(json.dumps(record))
-        for done in (resume("out"), run("--preset", "lab", "--out", "out")):
+        for done in (resume("out"), labkit("run", "--preset", "lab", "--out", "out")):
             assert done.exit_code == 2
             assert f"/out is in use by a run, process {os.getpid()} on " in done.stderr
             names = sorted(path.name for path in (project / "out").iterdir())

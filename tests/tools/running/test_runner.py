@@ -210,7 +210,10 @@ OUT = {
     "out/deeper": (lambda out: out.parent.write_text(""), "is not a folder"),
     "gone": (lambda out: out.symlink_to("nowhere"), "is not a folder"),
     "/proc/labkit": (lambda out: None, "cannot write to"),
-    "used": (lambda out: (out / "01_data" / "checkpoint").mkdir(parents=True), "holds files"),
+    "used": (
+        lambda out: (out / "01_data" / "checkpoint").mkdir(parents=True),
+        "--out: expected a folder with no files in 01_data",
+    ),
 }
 
 

@@ -6,13 +6,12 @@ import os
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
 from labkit.base.locks import locked
 from labkit.errors import InputError
 from labkit.labs.run_files import write_json
-from labkit.tools import cli
 from labkit.tools.running import sweep, sweep_table
+from tests.support.command import labkit
 from tests.support.lab_projects import ROOT, execute_nothing, write_labs
 from tests.support.living import interrupted, is_alive
 
@@ -55,7 +54,7 @@ def here(project, monkeypatch):
 
 
 def call(*arguments):
-    return CliRunner().invoke(cli.app, ["sweep", "01", "--preset", "smoke", *arguments])
+    return labkit("sweep", "01", "--preset", "smoke", *arguments)
 
 
 def rows_of(folder):
@@ -113,8 +112,13 @@ def test_every_metric_has_a_figure(swept):
 
 
 def test_only_what_is_new_or_has_other_inputs_is_executed(tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep.runner, "execute", execute_nothing)
-    folder = tmp_path / "sweep"
+    folder, cores = tmp_path / "sweep", []
+
+    def execute(*arguments):
+        cores.append(len(os.sched_getaffinity(0)))
+        return execute_nothing(*arguments)
+
+    monkeypatch.setattr(sweep.runner, "execute", execute)
 
     def call_again(*arguments):
         return call(*arguments, "--out", str(folder))
@@ -138,10 +142,12 @@ def test_only_what_is_new_or_has_other_inputs_is_executed(tmp_path, monkeypatch)
     assert executed("rate=1,seed=4") == "x"
     assert executed("rate=1,seed=1") == "x"
     assert done.stdout.splitlines()[1].split()[:3] == ["rate", "seed", "status"]
-    # What was made from other inputs is kept.
+    # What was made from other inputs is kept; the only run has one core, as each of several has.
+    cores.clear()
     done = call_again("-p", "rate=1", "-p", "seed=1", "--device", "CPU")
     assert done.exit_code == 0 and "rate=1,seed=1: changed: parameters" in done.stdout
     assert executed("rate=1,seed=1") == executed("replaced/rate=1,seed=1-1") == "x"
+    assert cores == [1]
 
 
 def test_no_module_of_the_working_folder_was_executed(swept, project):
@@ -165,6 +171,25 @@ def test_a_run_that_cannot_begin_has_failed_and_the_others_go_on(project, tmp_pa
     assert all(line.endswith("InputError: no notebook any more") for line in lines)
 
 
+def test_a_stopped_run_whose_results_are_damaged_has_its_row(tmp_path, monkeypatch):
+    def broken(lab, request, folder, say, limits, stop):
+        folder.mkdir(parents=True)
+        write_json(folder / "results.json", {"metrics": [1], "headline": 3})
+        raise InputError("no notebook any more")
+
+    monkeypatch.setattr(sweep.runner, "run_lab", broken)
+    assert call("-p", "rate=1", "--out", tmp_path).exit_code == 1
+    assert [row["status"] for row in rows_of(tmp_path)] == ["failed"]
+
+
+def test_one_run_at_a_time_where_a_device_is_to_be_shared(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep.runner, "execute", execute_nothing)
+    monkeypatch.setattr(sweep.pool, "_ACCELERATORS", [__file__])
+    monkeypatch.setattr(sweep.pool, "usable_cores", lambda: range(8))
+    done = call("-p", "rate=1,2", "--out", tmp_path, "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout.splitlines()[0])["jobs"] == 1
+
+
 def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path, monkeypatch):
     waits = project / "notebooks" / "waits"
     arguments = ["sweep", "01", "--preset", "smoke", "--jobs", "1", "-p", "rate=1,5,2"]
@@ -186,19 +211,20 @@ def test_ctrl_c_ends_all_runs_and_the_same_command_goes_on(project, tmp_path, mo
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-p", "rat=1,2"], "Did you mean 'rate'?"),
-        (["-p", "rate=1", "--jobs", "999"], "--jobs: expected an integer >= 1 and <= "),
-        ([], "at least one parameter"),
-        (["02", "-p", "rate=1,2"], "unexpected extra argument"),
-        (["-p", "rate=1", "-q", "--json"], "at most one of"),
-        (["-p", "rate=1", "--out", "pyproject.toml"], "is not a folder"),
+        (["01", "-p", "rat=1,2"], "Did you mean 'rate'?"),
+        (["01", "-p", "rate=1", "--jobs", "999"], "--jobs: expected an integer >= 1 and <= "),
+        (["01"], "at least one parameter"),
+        (["01,02", "-p", "rate=1,2"], "LAB: expected one lab, got '01,02'"),
+        (["01", "02", "-p", "rate=1,2"], "unexpected extra argument"),
+        (["01", "-p", "rate=1", "-q", "--json"], "at most one of"),
+        (["01", "-p", "rate=1", "--out", "pyproject.toml"], "is not a folder"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(tmp_path, monkeypatch, arguments, said):
-    write_labs(tmp_path / "project", {"01_lab": [LAB]})
+    write_labs(tmp_path / "project", {"01_lab": [LAB], "02_lab": [LAB]})
     monkeypatch.chdir(tmp_path / "project")
     before = sorted(tmp_path.rglob("*"))
-    done = call(*arguments)
+    done = labkit("sweep", *arguments, "--preset", "smoke")
     assert done.exit_code == 2
     assert said in done.stderr
     assert sorted(tmp_path.rglob("*")) == before
@@ -208,15 +234,16 @@ def refused(folder, *command):
     """What `labkit sweep`, or another command, says that does not use ``folder``."""
     before = sorted(folder.rglob("*"))
     arguments = command or ("sweep", "01", "--preset", "smoke", "-p", "rate=1")
-    done = CliRunner().invoke(cli.app, [*arguments, "--out", str(folder)])
+    done = labkit(*arguments, "--out", folder)
     assert done.exit_code == 2 and sorted(folder.rglob("*")) == before
     return done.stderr
 
 
 def test_a_folder_of_another_lab_or_of_a_run_is_no_place_for_a_sweep(tmp_path):
     write_json(tmp_path / "sweep.json", {"lab": "02_other", "grid": {}})
-    assert "holds a sweep of lab 02_other, not of 01_lab" in refused(tmp_path)
-    assert "holds a sweep" in refused(tmp_path, "run", "01")
+    expected = f"--out: expected the folder of a sweep of 01_lab, got {tmp_path}, of 02_other"
+    assert expected in refused(tmp_path)
+    assert "--out: expected a folder that holds no sweep" in refused(tmp_path, "run", "01")
     (tmp_path / "sweep.json").unlink()
     for name in ("run.json", "results.json"):
         write_json(tmp_path / name, {})
@@ -233,6 +260,24 @@ def test_a_folder_with_other_files_is_no_place_for_a_sweep(tmp_path, name):
     assert f"holds {name.split('/')[0]}, and no sweep.json" in refused(tmp_path)
 
 
+def test_metrics_whose_names_differ_in_signs_alone_have_a_figure_each(tmp_path):
+    for metrics, names in (
+        ({"gap > 1": 1, "gap < 1": 2, "gap": 3}, ["gap", "gap___1", "gap___1_2"]),
+        ({"gap < 1": 2}, ["gap___1"]),
+    ):
+        results = {"status": "passed", "metrics": metrics}
+        row = sweep.Outcome(None, {"rate": 1}, tmp_path, results)
+        sweep_table.write([row], {"rate": [1]}, tmp_path)
+        assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == names
+
+
+def test_an_axis_has_the_unit_of_its_metric():
+    figure = sweep_table.figure("test accuracy", [({"batch_size": 8}, 0.5)], {"batch_size": [8]})
+    (axis,) = figure.axes
+    assert axis.get_ylabel() == "test accuracy (0 to 1)"
+    assert axis.get_xlabel() == "batch size (images)"
+
+
 def test_figures_that_the_table_no_longer_has_are_removed_and_other_files_stay(tmp_path):
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "mine.png").write_bytes(b"mine")
@@ -243,14 +288,6 @@ def test_figures_that_the_table_no_longer_has_are_removed_and_other_files_stay(t
         assert sorted(path.stem for path in (tmp_path / "figures").iterdir()) == names
 
 
-def test_two_labs_are_no_sweep(tmp_path, monkeypatch):
-    write_labs(tmp_path / "project", {"01_lab": [LAB], "02_lab": [LAB]})
-    monkeypatch.chdir(tmp_path / "project")
-    done = CliRunner().invoke(cli.app, ["sweep", "01,02", "-p", "rate=1,2"])
-    assert done.exit_code == 2 and "LAB: expected one lab, got '01,02'" in done.stderr
-    assert not (tmp_path / "project" / "runs").exists()
-
-
 def test_values_that_are_lists_have_a_line_each_in_a_figure():
     drawn = sweep_table.figure(
         "a", [({"rate": 1, "sizes": sizes}, 1.0) for sizes in ([1, 2], [3], True, 1)],
@@ -258,15 +295,3 @@ def test_values_that_are_lists_have_a_line_each_in_a_figure():
     )  # fmt: skip
     labels = [text.get_text() for text in drawn.axes[0].get_legend().get_texts()]
     assert labels == ["sizes [1, 2]", "sizes [3]", "sizes true", "sizes 1"]
-
-
-def test_the_only_run_of_a_sweep_has_one_core_as_every_other_has(tmp_path, monkeypatch):
-    cores = []
-
-    def execute(source, output, *_):
-        cores.append(len(os.sched_getaffinity(0)))
-        return execute_nothing(source, output, *_)
-
-    monkeypatch.setattr(sweep.runner, "execute", execute)
-    assert call("-p", "rate=1", "--out", str(tmp_path)).exit_code == 0
-    assert cores == [1]

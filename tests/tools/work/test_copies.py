@@ -4,11 +4,10 @@ import json
 
 import nbformat
 import pytest
-from typer.testing import CliRunner
 
-from labkit.tools import cli
 from labkit.tools.labs import find_labs
 from labkit.tools.work import copies
+from tests.support.command import labkit
 from tests.support.lab_projects import ROOT
 
 
@@ -129,21 +128,18 @@ def test_links_of_a_copy_hold_from_its_folder(project, folder):
 
 
 def test_the_command(project, change):
-    def call(*arguments):
-        return CliRunner().invoke(cli.app, ["work", *arguments])
-
-    assert call().stdout == "work/01_sums.ipynb: copied\n"
-    assert call("1").stdout == "work/01_sums.ipynb: there already\n"
+    assert labkit("work").stdout == "work/01_sums.ipynb: copied\n"
+    assert labkit("work", "1").stdout == "work/01_sums.ipynb: there already\n"
     change(n="import math")
-    assert call().stdout.splitlines()[-1].startswith("`labkit work --update` merges")
-    assert "updated" in call("--update").stdout
+    assert labkit("work").stdout.splitlines()[-1].startswith("`labkit work --update` merges")
+    assert "updated" in labkit("work", "--update").stdout
     (project / "file").touch()
     for arguments, said in [
         (["--folder", "notebooks"], "where the project writes"),
         (["--folder", "notebooks/mine"], "where the project writes"),
         (["--folder", "runs/notebooks"], "where the project writes"),
-        (["--folder", "file"], "is not a folder"),
+        (["--folder", "file"], "--folder: expected a folder, or a new name"),
         (["sum"], "Did you mean 'sums'?"),
     ]:
-        refused = call(*arguments)
+        refused = labkit("work", *arguments)
         assert refused.exit_code == 2 and said in refused.stderr

@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from typer.testing import CliRunner
 
 from labkit.errors import InputError
-from labkit.tools import cli, notebook_files
+from labkit.tools import notebook_files
 from labkit.tools.labs import find_labs
 from labkit.tools.work import answers, marks
+from tests.support.command import labkit
 from tests.support.lab_cells import CHECK, code, lab_cells, write
 from tests.support.lab_projects import ROOT
 from tests.support.living import MARK, interrupted, is_alive, marked
@@ -192,14 +192,11 @@ def test_every_answer_of_the_solutions_of_lab_01_passes():
     assert [(mark.state, mark.notes) for mark in result.marks] == [("passed", ())] * 7
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli.app, ["progress", *arguments])
-
-
 def test_the_command_shows_states_hints_and_counts(project):
-    assert "`labkit work` makes them" in call().stderr and call().exit_code == 2
+    done = labkit("progress")
+    assert done.exit_code == 2 and "`labkit work` makes them" in done.stderr
     write(project / "work" / "01_sums.ipynb", [*lab_cells()[:3], code("e", CHECK + RIGHT + ASKS)])
-    done = call()
+    done = labkit("progress")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [
         "01_sums: 1 of 2 passed",
@@ -208,7 +205,7 @@ def test_the_command_shows_states_hints_and_counts(project):
         "renamed or deleted?",
         "1 of 2 exercises passed",
     ]
-    record = json.loads(call("--json").stdout)
+    record = json.loads(labkit("progress", "--json").stdout)
     assert (record["lab"], record["passed"], record["count"]) == ("01_sums", 1, 2)
     assert record["exercises"][0] == {
         "name": "normalise", "state": "passed", "message": "2 of 2 public checks", "notes": [],
@@ -218,10 +215,10 @@ def test_the_command_shows_states_hints_and_counts(project):
 def test_a_lab_without_a_readable_copy_says_so_and_counts(project):
     (project / "work").mkdir()
     said = "01_sums: 0 of 2 passed (no copy yet)\n0 of 2 exercises passed\n"
-    assert call().stdout == said
+    assert labkit("progress").stdout == said
     (project / "work" / "01_sums.ipynb").write_text("{")
-    assert "cannot read the notebook" in call().stdout
-    assert json.loads(call("--json").stdout)["problem"].startswith("cannot read")
+    assert "cannot read the notebook" in labkit("progress").stdout
+    assert json.loads(labkit("progress", "--json").stdout)["problem"].startswith("cannot read")
 
 
 def test_ctrl_c_leaves_no_process(project, monkeypatch):
