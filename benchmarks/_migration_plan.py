@@ -7,6 +7,7 @@ timed      processes of each framework, rounds in each of them, updates in a rou
 """
 
 import math
+from collections.abc import Mapping
 
 from _trainings import at_end
 from _trainings import check as check_table
@@ -14,7 +15,7 @@ from _trainings import check as check_table
 from labkit.errors import InputError
 from labkit.labs.presets import choose
 from labkit.labs.results import Stored
-from labkit.labs.results.migration_race import AVX2, planned
+from labkit.labs.results.migration_race import AVX2, FRAMEWORKS, setting_of
 
 _LAB = choose("02_resnet50_migration", "lab")
 _TRAINING = {
@@ -51,6 +52,14 @@ CONTESTANTS = {
 }
 # Largest relative difference of the first loss: same weights and images, section 9's bound.
 _FIRST_LOSS = 1e-5
+
+
+def planned(plan: Mapping) -> list[tuple[str, dict[str, str], int]]:
+    """Return (stage, setting, seed) of every training of a plan, in order."""
+    race = [
+        ("race", setting_of(framework), seed) for seed in plan["seeds"] for framework in FRAMEWORKS
+    ]
+    return [*race, ("control", setting_of("PyTorch", "backwards"), plan["seeds"][0])]
 
 
 def updates_of(plan: dict) -> tuple[int, int]:

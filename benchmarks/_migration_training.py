@@ -20,6 +20,7 @@ import labkit
 from labkit import migration
 from labkit.base.cores import usable_cores
 from labkit.data import imagefolder, parity
+from labkit.data.imagefiles import class_names
 from labkit.nets.initialisers import initialise
 from labkit.nets.resnet import resnet
 from labkit.steps.schedules import cosine
@@ -120,7 +121,7 @@ class PyTorch:
     def read(folder: Path, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Return what ``MindSpore.read`` does, as torchvision would make it."""
         images, labels = [], []
-        for label, name in enumerate(imagefolder.classes(folder)):
+        for label, name in enumerate(class_names(folder)):
             for path in sorted((folder / name).iterdir()):
                 images.append(parity.pillow_preprocess(path, size, None))
                 labels.append(label)

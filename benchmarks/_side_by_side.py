@@ -8,12 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from labkit.base.command_line import Parser
 from labkit.base.files import write_json
+from labkit.labs.run import installed_version
 
 RESULTS = Path(__file__).resolve().parent.parent / "runs" / "bench"
 # Below this share of idle time before a measurement, other processes are at work.
@@ -152,7 +152,7 @@ def look_at_machine(seconds: float = 1.0) -> dict:
         "cores": os.cpu_count(),
         "processor": _processor(),
         "platform": platform.platform(),
-        "versions": {name: _version(name) for name in ("mindspore", "torch", "numpy")},
+        "versions": {name: installed_version(name) for name in ("mindspore", "torch", "numpy")},
         "time": time.ctime(),
         "idle_before": round(idle, 3),
         "load_average_before": os.getloadavg(),
@@ -163,13 +163,6 @@ def _processor() -> str:
     with open("/proc/cpuinfo") as file:
         names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
     return names[0] if names else platform.processor()
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _processor_times():

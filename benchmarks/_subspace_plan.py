@@ -151,12 +151,12 @@ def seconds_of(times: Mapping, row: Mapping) -> float | None:
 
 def from_curve(curve: list[Mapping], epoch: int, method: str) -> dict:
     """Return the fields of a row that follow from its curve; ``epoch``: updates in one epoch."""
-    after_one = {"accuracy": None, "loss": None}
+    first_epoch = {"accuracy": None, "loss": None}
     if method not in ("stage_one", "average"):
-        after_one = next((point for point in curve if point["update"] == epoch), after_one)
+        first_epoch = next((point for point in curve if point["update"] == epoch), first_epoch)
     first = {
-        "one_epoch_accuracy": after_one["accuracy"],
-        "one_epoch_loss": after_one["loss"],
+        "one_epoch_accuracy": first_epoch["accuracy"],
+        "one_epoch_loss": first_epoch["loss"],
     }
     return first | at_end(curve)
 

@@ -3,23 +3,28 @@ and that it is what its plan says.
 """
 
 import argparse
+import csv
 import hashlib
+import io
 import json
 import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
-from labkit.base.files import write_json
-from labkit.base.project import version
-from labkit.errors import InputError
-from labkit.labs.results import Stored
+from _side_by_side import RESULTS, look_at_machine
 
-RUNS = Path(__file__).resolve().parent.parent / "runs" / "bench"
+import labkit
+from labkit.base.command_line import Parser
+from labkit.base.files import write_json, write_text
+from labkit.base.project import version
+from labkit.errors import InputError, refuse_unknown
+from labkit.labs.results import Stored, load
+from labkit.labs.results.stored import CURVES, FOLDER
 
 
 def arguments(
@@ -37,9 +42,7 @@ def arguments(
         data: what the folder of ``--data`` holds
         figure: whether the program draws its race, with ``--figure``
     """
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     for option in options:
         what.add_argument(f"--{option}", dest="train", action="store_const", const=option)
@@ -49,6 +52,61 @@ def arguments(
     if figure:
         parser.add_argument("--figure", type=Path, help="also draw the race into this PNG file")
     return parser.parse_args()
+
+
+def train_and_show(
+    name: str,
+    options: argparse.Namespace,
+    train_all: Callable[[argparse.Namespace, Path, dict], Stored],
+    check: Callable[[Stored], None],
+    show: Callable[[Stored], None],
+    draw: Callable[[Stored, Path], None] | None = None,
+) -> None:
+    """Train a race and store it, if that is asked for; then print it, and draw it.
+
+    Only --all replaces the race that came with labkit.
+
+    Args:
+        name: of the stored race
+        options: of ``arguments``
+        train_all: (options, folder for finished trainings, machine) -> the race
+        check: refuses a race that is not what its plan says
+        show: prints it
+        draw: writes its figure
+    """
+    work = RESULTS / (name + ("_quick" if options.train == "quick" else ""))
+    out = options.out or (FOLDER if options.train in (None, "all") else work / "stored")
+    if options.train:
+        machine = look_at_machine()
+        labkit.start(device="CPU")
+        stored = train_all(options, work, machine)
+        check(stored)
+        write(name, stored, out)
+    stored = load(name, out)
+    show(stored)
+    if draw and options.figure:
+        import matplotlib
+
+        matplotlib.use("agg")
+        draw(stored, options.figure)
+
+
+def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
+    """Write the three files of ``name`` into ``folder``; each appears whole or not at all."""
+    refuse_unknown("stored result", name, CURVES)
+    folder, what = Path(folder), "the stored result"
+    points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
+    write_text(folder / f"{name}.csv", _as_csv(stored.rows, stored.rows[0]), what)
+    write_text(folder / f"{name}_curves.csv", _as_csv(points, CURVES[name]), what)
+    write_json(folder / f"{name}.json", stored.head, what)
+
+
+def _as_csv(rows: list[dict], names: Iterable[str]) -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(names), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue()
 
 
 class Trainings:
@@ -126,7 +184,7 @@ def check(
         updates_of: row -> how many updates were planned; None where it was stopped before
     """
     if len(stored.rows) != len(planned):
-        raise InputError(f"{len(stored.rows)} rows; {len(planned)} were planned")
+        raise InputError(f"rows: expected {len(planned)}, as planned, got {len(stored.rows)}")
     pairs = zip(stored.rows, planned, strict=True)
     for number, (row, (stage, setting, seed)) in enumerate(pairs, start=1):
         curve = stored.curves.get(number, [])

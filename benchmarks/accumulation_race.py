@@ -14,17 +14,18 @@ weights and the same images in the same order; they are judged by all test image
 --all and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
+import argparse
 from functools import partial
+from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from _race import Images, batches, images_for, run
-from _side_by_side import look_at_machine, print_table
-from _trainings import RUNS, Trainings, arguments, at_end, made_by, percents
+from _side_by_side import print_table
+from _trainings import Trainings, arguments, at_end, made_by, percents, train_and_show
 from _trainings import check as check_table
 from mindspore import nn
 
-import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import accumulation_race as race
@@ -66,27 +67,23 @@ PLANS = {
 def main():
     """Do what the command line asks for."""
     options = arguments(__doc__, ("all", "quick"))
-    out = options.out or results.stored.FOLDER
-    if options.train:
-        machine = look_at_machine()
-        labkit.start(device="CPU")
-        plan = PLANS[options.train]
-        work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
-        images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
-        trainings = Trainings(
-            plan, images, work, options.anew,
-            train=train, row_of=row_of, summary=lambda row: row["last_accuracy"],
-        )  # fmt: skip
-        limits = {name: plan[name] for name in ("epochs", "quoted")}
-        for stage, setting, seed in planned(plan):
-            part = "as published" if setting["bugs"] == "four" else "test"
-            trainings.add(stage, setting, seed, part, limits)
-        head = made_by(race.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
-        stored = results.Stored(head, trainings.rows, trainings.curves)
-        check(stored)
-        out = options.out or (work / "stored" if options.train == "quick" else out)
-        results.write(race.NAME, stored, out)
-    show(race.load(out))
+    train_and_show(race.NAME, options, train_all, check, show)
+
+
+def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
+    """Train everything that is planned, and return the race."""
+    plan = PLANS[options.train]
+    images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
+    trainings = Trainings(
+        plan, images, work, options.anew,
+        train=train, row_of=row_of, summary=lambda row: row["last_accuracy"],
+    )  # fmt: skip
+    limits = {name: plan[name] for name in ("epochs", "quoted")}
+    for stage, setting, seed in planned(plan):
+        part = "as published" if setting["bugs"] == "four" else "test"
+        trainings.add(stage, setting, seed, part, limits)
+    head = made_by(race.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
+    return results.Stored(head, trainings.rows, trainings.curves)
 
 
 def planned(plan: dict) -> list[tuple[str, dict, int]]:

@@ -16,15 +16,15 @@ its own. All workers together make two passes over the images.
 --all and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
+import argparse
 import statistics
 from functools import partial
 from pathlib import Path
 
 from _adasum_plan import PLANS, check, planned, single_rates, single_settings, tuned_rates
-from _side_by_side import look_at_machine, print_table, verdict
-from _trainings import RUNS, Trainings, arguments, at_end, made_by, percents
+from _side_by_side import print_table, verdict
+from _trainings import Trainings, arguments, at_end, made_by, percents, train_and_show
 
-import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import adasum_race as race
@@ -43,37 +43,19 @@ MEANING = {
 def main():
     """Do what the command line asks for."""
     options = arguments(__doc__, ("all", "quick"), figure=True)
-    out = options.out or results.stored.FOLDER
-    if options.train:
-        from _adasum_training import train
-        from _race import images_for
-
-        machine = look_at_machine()
-        labkit.start(device="CPU")
-        work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
-        data = options.data or prepare("mnist")
-        plan = PLANS[options.train]
-        trainings = Trainings(
-            plan, partial(images_for, data, **plan["images"]), work, options.anew,
-            train=train, row_of=row_of, summary=_summary,
-        )  # fmt: skip
-        single = train_all(trainings)
-        head = made_by(race.NAME, options.train, machine)
-        head |= {"meaning": MEANING, "plan": plan, "single": single}
-        head["tuned"] = tuned_rates(trainings.rows)
-        stored = results.Stored(head, trainings.rows, trainings.curves)
-        check(stored)
-        out = options.out or (work / "stored" if options.train == "quick" else out)
-        results.write(race.NAME, stored, out)
-    stored = race.load(out)
-    show(stored)
-    if options.figure:
-        draw(stored, options.figure)
+    train_and_show(race.NAME, options, train_all, check, show, draw)
 
 
-def train_all(trainings: Trainings) -> dict[str, float]:
-    """Train everything that is planned; return optimizer -> single-worker learning rate."""
-    plan = trainings.plan
+def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
+    """Train everything that is planned, and return the race."""
+    from _adasum_training import train
+    from _race import images_for
+
+    plan = PLANS[options.train]
+    images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
+    trainings = Trainings(
+        plan, images, work, options.anew, train=train, row_of=row_of, summary=_summary
+    )
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
     for optimizer in plan["single"]:
         for setting in single_settings(plan, optimizer):
@@ -82,7 +64,10 @@ def train_all(trainings: Trainings) -> dict[str, float]:
     for stage, setting, seed in planned(plan, single)[len(trainings.rows) :]:
         part = "test" if stage == "race" else "validation"
         trainings.add(stage, setting, seed, part, limits)
-    return single
+    head = made_by(race.NAME, options.train, machine)
+    head |= {"meaning": MEANING, "plan": plan, "single": single}
+    head["tuned"] = tuned_rates(trainings.rows)
+    return results.Stored(head, trainings.rows, trainings.curves)
 
 
 def row_of(run, stage, setting, seed, outcome) -> dict:
@@ -127,9 +112,6 @@ def _show_required(stored):
 
 def draw(stored: results.Stored, path: Path) -> None:
     """Write the figure: test error over the learning rate, and over the number of workers."""
-    import matplotlib
-
-    matplotlib.use("agg")
     from labkit.labs.figures import common as plots
 
     names = {"Adasum": "adasum", "mean": "mean", "sum": "sum"}

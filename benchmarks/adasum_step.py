@@ -15,7 +15,6 @@
 The contestants take turns in one process, or in one process a rank; medians over rounds.
 """
 
-import argparse
 import itertools
 import json
 import sys
@@ -32,6 +31,7 @@ from _side_by_side import (
     write_results,
 )
 
+from labkit.base.command_line import Parser
 from labkit.data.prepare import prepare
 
 # LeNet's parameters, as the step has them: conv1, conv2, then weight and bias of three dense ones.
@@ -47,7 +47,7 @@ PAIRS = {"step": ("AdasumStep", "PlainStep"), "combination alone": ("Adasum", "A
 
 def main():
     """Measure all and print three tables; or, as a child, measure one and leave JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4])
     parser.add_argument("--json", type=Path, help="also write what was measured to this file")

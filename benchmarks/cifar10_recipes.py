@@ -23,6 +23,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from labkit.base.command_line import Parser
 from labkit.base.cores import usable_cores
 from labkit.base.files import write_json
 
@@ -90,7 +91,7 @@ SEEDS = (1, 2, 3)
 
 def main(arguments=None) -> int:
     """Train what is not finished and print the table; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path, metavar="FOLDER")
     parser.add_argument("--cores", type=int, default=1, help="of each training (1)")
     parser.add_argument("--out", type=Path, default=Path("runs/bench/cifar10"))

@@ -9,7 +9,6 @@ called twice, since its second update is another graph; so is SubspaceStep, whic
 first update on, and AdasumStep, once for each of two workers.
 """
 
-import argparse
 import json
 import time
 
@@ -25,6 +24,8 @@ from _side_by_side import (
     write_results,
 )
 
+from labkit.base.command_line import Parser
+
 # At most so many times a bare cell's compilation.
 LIMITS = {
     "plain, no finite check": 1.2,
@@ -38,7 +39,7 @@ LIMITS = {
 
 def main():
     """Measure in children and print the table; or, as a child, measure and print JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--processes", type=int, default=5)
     parser.add_argument("--child", type=int, help="number of the process: where its order begins")

@@ -13,14 +13,14 @@ updates to the target; Adasum is also at the rate of a single worker, which is i
 --all and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
+import argparse
 from functools import partial
 from pathlib import Path
 
 from _critical_plan import PLANS, best_rates, check, planned
-from _side_by_side import look_at_machine, print_table
-from _trainings import RUNS, Trainings, arguments, at_end, made_by
+from _side_by_side import print_table
+from _trainings import Trainings, arguments, at_end, made_by, train_and_show
 
-import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import critical_batch as critical
@@ -37,32 +37,25 @@ MEANING = {
 def main():
     """Do what the command line asks for."""
     options = arguments(__doc__, ("all", "quick"), figure=True)
-    out = options.out or results.stored.FOLDER
-    if options.train:
-        from _critical_training import train
-        from _race import images_for
+    train_and_show(critical.NAME, options, train_all, check, show, draw)
 
-        machine = look_at_machine()
-        labkit.start(device="CPU")
-        work = RUNS / (critical.NAME + ("_quick" if options.train == "quick" else ""))
-        plan = PLANS[options.train]
-        images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
-        trainings = Trainings(
-            plan, images, work, options.anew, train=train, row_of=row_of, summary=_summary
-        )
-        for stage, setting, seed, most in planned(plan, trainings.rows):
-            limits = {"most": most, "target": plan["target"]}
-            trainings.add(stage, setting, seed, "validation", limits, **limits)
-        head = made_by(critical.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
-        head["tuned"] = best_rates(plan, trainings.rows)
-        stored = results.Stored(head, trainings.rows, trainings.curves)
-        check(stored)
-        out = options.out or (work / "stored" if options.train == "quick" else out)
-        results.write(critical.NAME, stored, out)
-    stored = critical.load(out)
-    show(stored)
-    if options.figure:
-        draw(stored, options.figure)
+
+def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
+    """Train everything that is planned, and return the measurement."""
+    from _critical_training import train
+    from _race import images_for
+
+    plan = PLANS[options.train]
+    images = partial(images_for, options.data or prepare("mnist"), **plan["images"])
+    trainings = Trainings(
+        plan, images, work, options.anew, train=train, row_of=row_of, summary=_summary
+    )
+    for stage, setting, seed, most in planned(plan, trainings.rows):
+        limits = {"most": most, "target": plan["target"]}
+        trainings.add(stage, setting, seed, "validation", limits, **limits)
+    head = made_by(critical.NAME, options.train, machine) | {"meaning": MEANING, "plan": plan}
+    head["tuned"] = best_rates(plan, trainings.rows)
+    return results.Stored(head, trainings.rows, trainings.curves)
 
 
 def row_of(run, stage, setting, seed, outcome, *, most, target) -> dict:
@@ -100,9 +93,6 @@ def show(stored: results.Stored) -> None:
 
 def draw(stored: results.Stored, path: Path) -> None:
     """Write the figure of lab 04."""
-    import matplotlib
-
-    matplotlib.use("agg")
     from labkit.labs.figures import adasum as adasum_plots
 
     updates = {method: critical.updates(stored, method) for method in critical.METHODS}

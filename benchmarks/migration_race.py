@@ -26,9 +26,17 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from _migration_plan import CONTESTANTS, PLANS, check
-from _side_by_side import in_child, in_processes, look_at_machine, medians, print_table, verdict
-from _trainings import RUNS, Trainings, arguments, at_end, made_by, percents
+from _migration_plan import CONTESTANTS, PLANS, check, planned
+from _side_by_side import (
+    RESULTS,
+    in_child,
+    in_processes,
+    look_at_machine,
+    medians,
+    print_table,
+    verdict,
+)
+from _trainings import Trainings, arguments, at_end, made_by, percents, write
 
 from labkit.base.cores import usable_cores
 from labkit.data.prepare import prepare
@@ -51,7 +59,7 @@ def main():
         if options.train == "time-only":
             stored = race.load(out)
         else:
-            work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
+            work = RESULTS / (race.NAME + ("_quick" if options.train == "quick" else ""))
             out = options.out or (work / "stored" if options.train == "quick" else out)
             stored = train_all(plan, data, work, options.anew)
             stored.head.update(made_by(race.NAME, options.train, machine, "torch"), plan=plan)
@@ -59,7 +67,7 @@ def main():
         stored.head["timed"] = {n: machine[n] for n in ("platform", "time", "idle_before")}
         stored.head["timed"]["threads"] = len(usable_cores())
         check(stored)
-        results.write(race.NAME, stored, out)
+        write(race.NAME, stored, out)
     show(race.load(out))
 
 
@@ -69,7 +77,7 @@ def train_all(plan: dict, data: str, work: Path, anew: bool) -> results.Stored:
         plan, lambda part: data, work, anew,
         train=partial(train, plan), row_of=row_of, summary=lambda row: row["last_accuracy"],
     )  # fmt: skip
-    for stage, setting, seed in race.planned(plan):
+    for stage, setting, seed in planned(plan):
         trainings.add(stage, setting, seed, "val", plan["training"])
     return results.Stored({}, trainings.rows, trainings.curves)
 

@@ -12,7 +12,6 @@ _lab_tolerances.py: one that does not cover all RUNs is refused, and so is a hea
 one. Entries of labs and presets that no RUN is of stay as they are.
 """
 
-import argparse
 import os
 import sys
 from datetime import date
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from _lab_tolerances import ANY_SEED, TOLERANCES
 
+from labkit.base.command_line import Parser
 from labkit.base.files import write_json
 from labkit.errors import InputError
 from labkit.tools.reports import reference
@@ -28,7 +28,7 @@ from labkit.tools.reports.read import LabRun, read_all
 
 def main(arguments=None) -> int:
     """Read the RUNs and write labs.json; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", nargs="*", metavar="RUN", type=Path)
     parser.add_argument("--out", type=Path, default=reference.FOLDER, help="folder of labs.json")
     options = parser.parse_args(arguments)

@@ -7,7 +7,6 @@ rounds are kept in runs/bench/smoke_runs.jsonl (with the revision they ran at), 
 that was stopped goes on; --anew forgets them. Exit code 1 where any notebook has failed.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -22,6 +21,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 
+from labkit.base.command_line import Parser
 from labkit.base.cores import usable_cores
 from labkit.labs.run import git_revision
 from labkit.tools import console
@@ -34,7 +34,7 @@ NBVAL += ["--nbval-sanitize-with", "notebooks/sanitize.cfg"]
 
 def main() -> int:
     """Run the rounds that are missing, print a table; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--jobs", type=int, default=1, help="rounds at once, each on one core")
     parser.add_argument("--anew", action="store_true", help="forget the finished rounds")
@@ -50,7 +50,7 @@ def main() -> int:
         free.put(core)
     lock = threading.Lock()
 
-    def one_round(number: int) -> None:
+    def run_round(number: int) -> None:
         core = free.get()
         try:
             row = {"revision": git_revision(ROOT), **run_notebooks(core)}
@@ -62,7 +62,7 @@ def main() -> int:
         console.line(f"round {number}: {row['seconds']:.0f} s, failed: {', '.join(failed) or 0}")
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(one_round, range(len(kept()) + 1, options.rounds + 1)))
+        list(pool.map(run_round, range(len(kept()) + 1, options.rounds + 1)))
     return show(kept())
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 from _side_by_side import Target, in_child, look_at_machine, print_table, write_results
 
+from labkit.base.command_line import Parser
 from labkit.base.cores import usable_cores
 
 SNAPSHOTS, COMPONENTS = 40, 32
@@ -29,7 +30,7 @@ READ, LOAD, BASIS = "reading by parts, one thread", "safetensors' load_file", "b
 
 def main():
     """Measure and print; or, as a child, do a part of it and print one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)

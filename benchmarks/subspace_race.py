@@ -20,16 +20,16 @@ only: "idle_before" of the stored race says whether they did.
 --all, --required and --quick take up what they have finished, from runs/bench; --anew does not.
 """
 
+import argparse
 import shutil
 import statistics
 from functools import partial
 from pathlib import Path
 
-from _side_by_side import look_at_machine, print_table, verdict
+from _side_by_side import print_table, verdict
 from _subspace_plan import PLANS, check, from_curve, planned, seconds_of
-from _trainings import RUNS, Trainings, arguments, made_by, percents
+from _trainings import Trainings, arguments, made_by, percents, train_and_show
 
-import labkit
 from labkit.data.prepare import prepare
 from labkit.labs import results
 from labkit.labs.results import subspace_race as race
@@ -43,32 +43,20 @@ _KEPT = ("seconds", "basis_seconds", "explained", *_SEARCHED)
 def main():
     """Do what the command line asks for."""
     options = arguments(__doc__, tuple(PLANS), figure=True)
-    out = options.out or results.stored.FOLDER
-    if options.train:
-        machine = look_at_machine()
-        labkit.start(device="CPU")
-        work = RUNS / (race.NAME + ("_quick" if options.train == "quick" else ""))
-        data = options.data or prepare("mnist")
-        stored = train_all(options.train, data, work, options.anew, machine)
-        check(stored)
-        out = options.out or (out if options.train == "all" else work / "stored")
-        results.write(race.NAME, stored, out)
-    stored = race.load(out)
-    show(stored)
-    if options.figure:
-        draw(stored, options.figure)
+    train_and_show(race.NAME, options, train_all, check, show, draw)
 
 
-def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) -> results.Stored:
+def train_all(options: argparse.Namespace, work: Path, machine: dict) -> results.Stored:
     """Train everything that is planned, take the times of updates, and return the race."""
     from _race import images_for
     from _subspace_training import kept_ms, train
 
-    plan, folder = PLANS[option], work / "stage_one"
-    if anew:
+    data = options.data or prepare("mnist")
+    plan, folder = PLANS[options.train], work / "stage_one"
+    if options.anew:
         shutil.rmtree(folder, ignore_errors=True)
     trainings = Trainings(
-        plan, partial(images_for, data, **plan["images"]), work, anew,
+        plan, partial(images_for, data, **plan["images"]), work, options.anew,
         train=partial(train, folder=folder), row_of=row_of, summary=_summary,
     )  # fmt: skip
     limits = {"epochs": plan["epochs"], "points": plan["points"]}
@@ -80,7 +68,7 @@ def train_all(option: str, data: Path, work: Path, anew: bool, machine: dict) ->
     for row in trainings.rows:
         if row["method"] != "average":
             row["seconds"] = seconds_of(times, row)
-    head = made_by(race.NAME, option, machine)
+    head = made_by(race.NAME, options.train, machine)
     head |= {"times": times, "plan": plan}
     return results.Stored(head, trainings.rows, trainings.curves)
 
@@ -138,9 +126,6 @@ def _gain(stored, method, **which):
 
 def draw(stored: results.Stored, path: Path) -> None:
     """Write the figure: test error after two epochs, of each method at the best of its rates."""
-    import matplotlib
-
-    matplotlib.use("agg")
     from labkit.labs.figures import subspace as subspace_plots
 
     panels = {}

@@ -6,16 +6,17 @@ It reads runs/bench/PROGRAM.json. FOLDER is the runs/bench of another state of t
 programs have run on the same machine: its figures go into a column of their own.
 """
 
-import argparse
 import json
 from pathlib import Path
 
 from _side_by_side import RESULTS, Target, verdict
 
+from labkit.base.command_line import Parser
+
 
 def main():
     """Print the machine and the table, if anything has a target."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--before", type=Path, metavar="FOLDER")
     parser.add_argument("programs", nargs="*", metavar="PROGRAM")
     options = parser.parse_args()

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from _race_plan import PLANS, TUNING_SEED, sweeps
 from _race_table import head_of, row_of, show, winner
-from _side_by_side import look_at_machine, write_results
-from _trainings import RUNS, Trainings, arguments
+from _side_by_side import RESULTS, look_at_machine, write_results
+from _trainings import Trainings, arguments, write
 
 import labkit
 from labkit.data.prepare import prepare
@@ -42,9 +42,9 @@ def main():
     labkit.start(device="CPU")
     data, out = options.data or prepare("mnist"), options.out or results.stored.FOLDER
     if options.train in PLANS:
-        plan, work = PLANS[options.train], RUNS / NAME
+        plan, work = PLANS[options.train], RESULTS / NAME
         if options.train == "quick":
-            work = RUNS / f"{NAME}_quick"
+            work = RESULTS / f"{NAME}_quick"
             out = options.out or work / "stored"
         stored = train_all(options.train, data, work, options.anew, machine)
     else:
@@ -53,7 +53,7 @@ def main():
     stored.head["times"] = times(stored.head["tuned"], plan, data)
     stored.head["times"]["idle_before"] = machine["idle_before"]
     if options.train:
-        results.write(NAME, stored, out)
+        write(NAME, stored, out)
         stored = results.load(NAME, out)
     show(stored)
     write_results(NAME, {"times": stored.head["times"]}, machine)

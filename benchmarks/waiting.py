@@ -6,7 +6,6 @@ The commands are started in turns, medians over rounds. A run of all labs takes 
 is made once for each preset.
 """
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 
 from _side_by_side import Target, look_at_machine, write_results
 
+from labkit.base.command_line import Parser
+
 LABKIT = [str(Path(sys.executable).parent / "labkit")]
 # Seconds to the first line of output, and of a run of all labs, at most.
 COMMANDS = {"labkit --help": (["--help"], 0.3), "labkit run": (["run", "--preset", "smoke"], 1.0)}
@@ -24,7 +25,7 @@ PRESETS = {"smoke": 100.0, "lab": 720.0}
 
 def main():
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--preset", choices=PRESETS, action="append", help="both by default")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", help="of labkit run: 1 for one lab after another")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
 # Stands around the measured column and nowhere else: notebooks/sanitize.cfg knows it by this.
@@ -39,13 +40,13 @@ def check(*claims: Claim) -> None:
     for name, measured, expected, mark in (head, *rows):
         parts = f"{name:{widths[0]}} {BAR} {measured:{widths[1]}} {BAR} {expected:{widths[2]}}"
         print(f"{parts} {mark}".rstrip())
-    wrong = [
+    failed = [
         f"{name}: {measured}, expected {expected}"
         for name, measured, expected, mark in rows
         if mark == NO
     ]
-    if wrong:
-        raise AssertionError("; ".join(wrong))
+    if failed:
+        raise AssertionError("; ".join(failed))
 
 
 def _row(name: str, measured: Any, expected: Any) -> tuple[str, str, str, str]:
@@ -71,7 +72,7 @@ def holds(measured: Any, expected: Any) -> bool:
             middle, width = _value(*match.group(1, 2)), _value(*match.group(3, 4))
             return bool(abs(_number(measured, expected) - middle) <= width)
         if re.match(r"[<>≤≥=]|.*±", expected):
-            raise InputError(f"expected a bound such as '< 1e-5', '> 5 %', '4 ± 0.1': {expected!r}")
+            raise wrong("expectation", expected, "a bound such as '< 1e-5', '> 5 %', '4 ± 0.1'")
     if isinstance(measured, list | tuple) and isinstance(expected, list | tuple):
         return list(measured) == list(expected)
     return bool(measured == expected)
@@ -85,7 +86,7 @@ def _number(measured: Any, expected: str) -> float:
     try:
         return float(measured)
     except (TypeError, ValueError):
-        raise InputError(f"{expected!r} is a bound on a number, got {measured!r}") from None
+        raise wrong("measured", measured, f"a number to compare with {expected!r}") from None
 
 
 def _value(digits: str, percent: str | None) -> float:

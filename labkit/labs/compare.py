@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.base.arguments import names_checked, wrong
+from labkit.errors import InputError
 
 if TYPE_CHECKING:
     from mindspore.nn import Cell
@@ -63,11 +64,17 @@ def restarted(step: Step, weights: Mapping[str, np.ndarray], rate: float | None 
         step: with ``nn.Momentum``, or ``nn.SGD`` without momentum.
         weights: an array by name of each Parameter that is trained.
         rate: the new learning rate; None leaves what it is.
+
+    Raises:
+        InputError: for a ``rate`` where the optimizer's is no constant.
     """
     import mindspore as ms
-    from mindspore import Tensor, ops
+    from mindspore import Parameter, Tensor, ops
 
     optimizer = step.optimizer
+    if rate is not None and not isinstance(optimizer.learning_rate, Parameter):
+        given = f"{type(optimizer).__name__} with {type(optimizer.learning_rate).__name__}"
+        raise InputError(f"rate: expected an optimizer with a constant learning rate, got {given}")
     for parameter in optimizer.parameters:
         ops.assign(parameter, Tensor(weights[parameter.name]))
     for moment in getattr(optimizer, "moments", ()):

@@ -26,6 +26,7 @@ _UPDATES = 3
 _DENSE_WIDTH, _DENSE_LAYERS = 2880, 3  # 24.9 million parameters
 
 
+@names_checked
 def peak_memory_mb(network: str, batch: int, micro_batch: int | None = None) -> float:
     """Return the peak anonymous memory (MB, 10^6 bytes) of a process that makes three updates.
 

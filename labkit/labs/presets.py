@@ -205,21 +205,21 @@ def _check_stages(settings: Settings) -> None:
     snapshots = max(settings["epochs"] - settings["start_epoch"] + 1, 0) * saves
     if snapshots <= components:
         raise InputError(
-            f"epochs {settings['epochs']}, start_epoch {settings['start_epoch']} and "
-            f"saves_per_epoch {saves} make {snapshots} snapshots; expected at least "
-            f"{components + 1} for {components} components"
+            f"epochs: expected at least {components + 1} snapshots for {components} components, "
+            f"got {snapshots} of epochs {settings['epochs']}, start_epoch "
+            f"{settings['start_epoch']} and saves_per_epoch {saves}"
         )
     _check_batch(settings, "second_batch_size")
     epochs, batch = settings["second_epochs"], settings["second_batch_size"]
     second = epochs * (settings["train_images"] // batch)
     if second < _SUBSPACE_UPDATES:
         raise InputError(
-            f"second_epochs {epochs} in batches of {batch} are {second} updates; "
-            f"expected {_SUBSPACE_UPDATES}"
+            f"second_epochs: expected at least {_SUBSPACE_UPDATES} updates, "
+            f"got {second} of {epochs} epochs in batches of {batch}"
         )
 
 
-def _one_of(values: tuple[float, ...], name: str, value: object) -> None:
+def _among(values: tuple[float, ...], name: str, value: object) -> None:
     whole = all(isinstance(each, int) for each in values)
     if not (is_integer if whole else is_number)(value) or value not in values:
         raise wrong(name, value, f"one of {', '.join(map(str, values))}")
@@ -250,8 +250,8 @@ _CHECKS: dict[str, Callable[[str, Any], object]] = {
     "components": partial(integer, at_least=2),  # two span the plane that a path is drawn in
     "warmup_epochs": partial(integer, at_least=0),
     "seed": lambda name, value: seed(value, name),
-    "width": partial(_one_of, (0.25, 0.5, 1, 2)),
-    "depth": partial(_one_of, (18, 34, 50, 101, 152)),
+    "width": partial(_among, (0.25, 0.5, 1, 2)),
+    "depth": partial(_among, (18, 34, 50, 101, 152)),
     "image_size": _image_size,
     "data": _text,  # a folder with train/ and val/; empty: the colour digits, made offline
 }

@@ -43,6 +43,7 @@ class Run:
     started: float
 
     @classmethod
+    @names_checked
     def open(
         cls, lab: str, *, preset: str, parameters: Mapping[str, Any], runtime: Any = None
     ) -> "Run":
@@ -71,6 +72,7 @@ class Run:
         _OPENED.add(folder.resolve())
         return cls(lab, preset, dict(parameters), runtime, folder, time.monotonic())
 
+    @names_checked
     def path(self, name: str) -> Path:
         """Return the place of a file in the run folder; its parent folder is made.
 
@@ -87,6 +89,7 @@ class Run:
         place.parent.mkdir(parents=True, exist_ok=True)
         return place
 
+    @names_checked
     def figure(self, figure: Any, name: str) -> Path:
         """Save a figure as ``figures/<name>.png`` and return its path.
 
@@ -99,6 +102,7 @@ class Run:
             figure.savefig(temporary, format="png", dpi=_FIGURE_DPI, bbox_inches="tight")
         return place
 
+    @names_checked
     def records(self, name: str) -> Records:
         """Return new records for a loop of one's own, written row by row to ``<name>/records.csv``.
 
@@ -112,6 +116,7 @@ class Run:
         records.remove_file()
         return records
 
+    @names_checked
     def finish(self, metrics: Mapping[str, Any], headline: Sequence[str] = ()) -> Path:
         """Write results.json with status "passed".
 

@@ -171,7 +171,8 @@ def plain(value: Any, name: str) -> Any:
         value = value.asnumpy()
     if hasattr(value, "tolist"):
         return plain(value.tolist(), name)
-    raise TypeError(f"{name} is a {type(value).__name__}; expected numbers, texts, lists, mappings")
+    expected = "numbers, texts, lists and mappings of them"
+    raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
 
 
 def now() -> str:

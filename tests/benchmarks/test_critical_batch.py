@@ -174,7 +174,7 @@ def test_what_is_printed_has_every_batch_and_the_critical_one(measured, capsys):
 def test_a_planted_tuning_is_refused(measured, change):
     row = next(r for r in measured.rows if r["stage"] == "tune" and r["workers"] > 1)
     row.update(change)
-    with pytest.raises(InputError, match="row |tuning|were planned"):
+    with pytest.raises(InputError, match="row |tuning|as planned"):
         check(measured)
 
 
@@ -192,11 +192,11 @@ def test_the_mean_of_workers_is_one_worker_with_a_large_batch(workers):
             for part in zip(np.split(x, turns), np.split(y, turns), strict=True):
                 step(*map(Tensor, part))
         ends.append(parameter_values(network))
-    for name, came in ends[0].items():
+    for name, end in ends[0].items():
         moved = np.abs(ends[1][name] - start[name]).max()
         # Weights of 0.02 to 0.2 are float32: they hold a move to 1e-8.
         assert moved > 1e-5
-        np.testing.assert_allclose(came, ends[1][name], rtol=0, atol=1e-3 * moved + 1e-8)
+        np.testing.assert_allclose(end, ends[1][name], rtol=0, atol=1e-3 * moved + 1e-8)
 
 
 @pytest.mark.long

@@ -100,7 +100,7 @@ def test_other_damage_is_refused(name):
     check = PLANNED[name].check
     damaged = copy.deepcopy(STORED[name])
     damaged.rows.pop()
-    with pytest.raises(InputError, match="were planned"):
+    with pytest.raises(InputError, match="rows: expected .*, as planned"):
         check(damaged)
     damaged = copy.deepcopy(STORED[name])
     row = damaged.rows[-1]
@@ -340,11 +340,7 @@ def test_the_tutorials_accuracy_is_exceeded_with_its_bugs_and_without():
     assert [row["updates"] for row in rows] == [3 * 468] * 3
 
 
-def test_both_frameworks_train_to_the_same_accuracy_and_mindspore_takes_twice_as_long():
-    gap, spread = migration_race.gap_and_spread(MIGRATION)
-    assert gap < 0.002 < spread
-    assert min(migration_race.accuracies(MIGRATION, "MindSpore")) > 0.96
-    assert all(row["images_differ"] == 0 for row in MIGRATION.rows)
+def test_mindspore_takes_twice_as_long_as_pytorch_on_one_core():
     times = MIGRATION.head["times"]
     for what, ratio, avx2 in (("training", 2.19, 1.42), ("inference", 2.40, 1.41)):
         own = times["PyTorch"][what]
@@ -373,8 +369,3 @@ def test_adasum_needs_no_new_rate_and_its_critical_batch_size_is_the_means():
     rates = CRITICAL.head["tuned"]
     assert rates["mean"]["1"] == 0.015 and rates["mean"]["32"] == 0.06
     assert {n: rate for n, rate in rates["adasum"].items() if rate != 0.015} == {"8": 0.03}
-
-
-def test_the_means_luckiest_rate_loses_two_of_three_seeds():
-    rows = CRITICAL.select(stage="race", reduction="mean", workers=8, learning_rate=0.12)
-    assert [row["to_target"] is None for row in rows] == [True, False, True]

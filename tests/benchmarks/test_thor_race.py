@@ -53,14 +53,7 @@ def test_the_resnet_of_the_race(runtime):
 
 @pytest.mark.long
 def test_the_quick_race_runs_and_resumes(programs, root, mnist, tmp_path):
-    # The second run has the times of the first one: they would be measured anew.
-    again = (
-        "import sys, pathlib, thor_race\n"
-        "stored = thor_race.results.load(thor_race.NAME, pathlib.Path(sys.argv.pop()))\n"
-        "thor_race.times = lambda *_: stored.head['times']\n"
-        "thor_race.main()"
-    )
-    printed, stored = quick_twice("thor_race", programs, root, mnist, tmp_path, ("-c", again))
+    printed, stored = quick_twice("thor_race", programs, root, mnist, tmp_path, timed=True)
     assert "LeNet, whole training set" in printed and "Sweeps" in printed
     stages = [row["stage"] for row in stored.rows]
     assert {stage: stages.count(stage) for stage in stages} == {"tune": 6, "race": 6, "sweep": 2}

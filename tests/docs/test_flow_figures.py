@@ -75,8 +75,8 @@ def luminance(color):
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def contrast(one, two):
-    low, high = sorted((luminance(one), luminance(two)))
+def contrast(color, other):
+    low, high = sorted((luminance(color), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -105,8 +105,8 @@ def test_text_is_inside_its_box(picture):
 
 
 def test_no_text_touches_another_text_a_line_or_the_edge_of_a_box(picture):
-    for one, other in itertools.combinations(picture.texts, 2):
-        assert not one.meets(other), (one, other)
+    for text, other in itertools.combinations(picture.texts, 2):
+        assert not text.meets(other), (text, other)
     for text in picture.texts:
         assert not [s for s in picture.segments if crosses(s, text)], text
         for box in picture.boxes:
@@ -178,14 +178,8 @@ def one_step(fault):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    path, why = chromium.find()
-    if path is None:
-        pytest.skip(why)
-    with playwright.sync_playwright() as started:
-        running = started.chromium.launch(executable_path=path, args=chromium.arguments())
+    with chromium.launched() as running:
         yield running
-        running.close()
 
 
 @pytest.mark.slow

@@ -74,10 +74,10 @@ def test_values_of_numpy_are_shown_as_pythons(capsys):
 @pytest.mark.parametrize(
     ("claim", "message"),
     [
-        (("x", 1, "<1e-x"), "expected a bound such as"),
+        (("x", 1, "<1e-x"), "expectation: expected a bound such as .*, got '<1e-x'"),
         (("x", 1, "= 3"), "expected a bound such as"),
         (("x", 1, "about ± 3"), "expected a bound such as"),
-        (("x", "text", "< 3"), "is a bound on a number, got 'text'"),
+        (("x", "text", "< 3"), "measured: expected a number to compare with '< 3', got 'text'"),
         (("x │ y", 1, 1), "expected one line without │"),
         (("x", "a\nb", "a\nb"), "expected one line"),
     ],

@@ -57,3 +57,24 @@ def test_a_restarted_step_trains_as_a_new_one():
         np.testing.assert_array_equal(again[name], value)
         np.testing.assert_array_equal(other[name], new[name])
         assert (other[name] != value).any()
+
+
+@pytest.mark.parametrize(
+    ("rate", "kind"),
+    [([0.1, 0.2, 0.3], "_IteratorLearningRate"), (None, "ExponentialDecayLR")],
+)
+def test_a_schedule_takes_no_other_rate_and_the_weights_stay(rate, kind):
+    from mindspore import nn
+
+    from labkit import LossNet, PlainStep
+    from labkit.labs.compare import parameter_values, restarted
+
+    network = nn.Dense(2, 1)
+    schedule = rate or nn.ExponentialDecayLR(0.1, 0.9, 4)
+    optimizer = nn.Momentum(network.trainable_params(), schedule, 0.9)
+    step = PlainStep(LossNet(network, nn.MSELoss()), optimizer)
+    before = parameter_values(network)
+    with pytest.raises(InputError, match=f"rate: expected .*, got Momentum with {kind}"):
+        restarted(step, {name: 0 * value for name, value in before.items()}, 0.02)
+    for name, value in parameter_values(network).items():
+        np.testing.assert_array_equal(value, before[name])

@@ -48,18 +48,6 @@ def test_values_and_claims_of_the_text_are_the_presets(opened, capsys):
         assert "✗" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"micro_steps": "four"}, "micro_steps: expected an integer"),
-        ({"preset": "labb"}, "unknown preset 'labb'.*Did you mean 'lab'"),
-    ],
-)
-def test_a_value_of_no_use_is_refused(opened, change, message):
-    with pytest.raises(InputError, match=message):
-        opened(**change)
-
-
 def test_a_name_that_the_cell_does_not_set_is_refused_with_the_nearest():
     cell = dict.fromkeys(choose(NAME, "lab")) | {"preset": "smoke", "device": "CPU"}
     cell["micro_step"] = cell.pop("micro_steps")
@@ -72,9 +60,7 @@ def test_a_name_that_the_cell_does_not_set_is_refused_with_the_nearest():
         labkit.open_lab("gradients", cell)
 
 
-def test_a_figure_is_kept_and_shown_sharp(opened, monkeypatch):
-    shown = []
-    monkeypatch.setattr("IPython.display.display", lambda data, **more: shown.append((data, more)))
+def test_a_figure_is_kept_and_shown_sharp(opened, shown):
     lab = opened()
     figure, _ = plots.axes(width=2.0, height=1.0)
     lab.show(figure, "empty", "an empty frame")
@@ -85,8 +71,8 @@ def test_a_figure_is_kept_and_shown_sharp(opened, monkeypatch):
 
 
 @pytest.mark.parametrize(("preset", "drawn"), [("smoke", [1, 2]), ("lab", [1, 2, 3])])
-def test_a_smoke_run_draws_two_stills(opened, monkeypatch, preset, drawn):
-    monkeypatch.setattr("IPython.display.display", lambda *_, **__: None)
+@pytest.mark.usefixtures("shown")
+def test_a_smoke_run_draws_two_stills(opened, preset, drawn):
     lab, seen = opened(preset=preset), []
     stills = [{"height": height} for height in (1, 2, 3)]
     height = Slider("height", 0, 3, 1, 1)

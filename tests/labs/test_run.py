@@ -3,9 +3,7 @@
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -84,7 +82,7 @@ def test_results_hold_what_was_run_and_what_came_out(opened):
 
 
 def test_what_cannot_be_written_leaves_what_was_there(opened, monkeypatch):
-    with pytest.raises(TypeError, match=r"metrics\['net'\] is a object"):
+    with pytest.raises(TypeError, match=r"metrics\['net'\]: expected .*, got object"):
         opened.finish({"net": object()})
     with pytest.raises(InputError, match="headline metric 'acuracy'.*Did you mean 'accuracy'"):
         opened.finish({"accuracy": 1.0}, headline=["acuracy"])
@@ -149,12 +147,6 @@ def test_the_revision_says_whether_the_checkout_was_changed(project, monkeypatch
     silent = lambda root, *words: None if words[0] == "status" else ask(root, *words)  # noqa: E731
     monkeypatch.setattr(run, "_git", silent)
     assert run.git_revision(project) == clean + "+"
-
-
-def test_the_module_does_not_import_mindspore():
-    code = "import sys, labkit.labs.run; sys.exit('mindspore' in sys.modules)"
-    root = Path(run.__file__).parents[2]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
 
 
 def test_records_of_a_loop_start_anew_in_a_folder_of_their_own(opened):

@@ -9,6 +9,7 @@ import pytest
 from labkit.tools import notebook_files as files
 from labkit.tools.labs import find_labs
 from scripts.notebooks import navigation
+from tests.support.texts import markdown
 
 ROOT = Path(__file__).parents[2]
 CELLS = files.read(ROOT / "notebooks" / "00_start_here.ipynb")["cells"]
@@ -75,9 +76,7 @@ def sections():
     for lab in find_labs(ROOT):
         notebook = files.read(lab.path)
         anchors = [name for _, name in navigation.anchor(notebook, lab.prefix)]
-        text = "\n".join(
-            cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "markdown"
-        )
+        text = "\n".join(markdown(notebook["cells"]))
         _, *parts = re.split("|".join(f'<a id="{name}"></a>' for name in anchors), text)
         texts |= {(lab.path.name, name): part for name, part in zip(anchors, parts, strict=True)}
     return texts

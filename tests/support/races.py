@@ -7,19 +7,29 @@ import sys
 
 from labkit.labs import results
 
+# The second run has the times of the first one: they would be measured anew.
+_WITH_ITS_TIMES = """
+import sys, pathlib, {race} as program
+from labkit.labs import results
+stored = results.load("{race}", pathlib.Path(sys.argv.pop()))
+program.times = lambda *_: stored.head["times"]
+program.main()
+"""
 
-def quick_twice(race, programs, root, data, folder, again=()):
+
+def quick_twice(race, programs, root, data, folder, *, timed=False):
     """Run benchmarks/RACE.py --quick twice in ``folder``; return (its output, the stored race).
 
-    Every training that is planned has its row, and the second run, which may be another command,
-    trains nothing again.
+    Every training that is planned has its row, and the second run trains nothing again; of a race
+    with times (``timed``) it measures none.
     """
     program = folder / "benchmarks"  # what it writes goes beside it
     shutil.copytree(programs, program)
     out = folder / "runs" / "bench" / f"{race}_quick"
     options = ["--quick", "--data", str(data)]
     commands = [[f"{race}.py", *options]]
-    commands.append([*again, *options, str(out / "stored")] if again else commands[0])
+    again = ["-c", _WITH_ITS_TIMES.format(race=race), *options, str(out / "stored")]
+    commands.append(again if timed else commands[0])
     finished = []
     for command in commands:
         done = subprocess.run(

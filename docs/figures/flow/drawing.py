@@ -35,14 +35,14 @@ _RUN = re.compile(r"([_^])\{([^}]*)\}")
 def mixed(color: str, other: str, share: float) -> str:
     """Return ``share`` of ``color`` and the rest of ``other``, both #rrggbb."""
     pairs = [(int(color[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(share * one + (1 - share) * two):02x}" for one, two in pairs)
+    return "#" + "".join(f"{round(share * a + (1 - share) * b):02x}" for a, b in pairs)
 
 
-def contrast(one: str, two: str) -> float:
+def contrast(color: str, other: str) -> float:
     """Return the contrast ratio of two colours as WCAG 2 defines it, 1 to 21."""
     light = []
-    for color in (one, two):
-        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    for each in (color, other):
+        parts = [int(each[i : i + 2], 16) / 255 for i in (1, 3, 5)]
         linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         light.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2])
     return (max(light) + 0.05) / (min(light) + 0.05)

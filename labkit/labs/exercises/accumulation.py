@@ -1,7 +1,7 @@
 """Exercises of lab 01, gradient accumulation: plain specifications, cases, learners' mistakes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -130,10 +130,6 @@ def _averaged(lenet: OnLeNet, sizes: list, weights: Sequence[float]) -> list[np.
     return [sum(w * g for w, g in zip(weights, own, strict=True)) for own in parts]
 
 
-def _weights(sizes: list) -> list[float]:
-    return [size / sum(sizes) for size in sizes]
-
-
 def _train(
     lenet: OnLeNet, sizes: list, updates: int, *, weights: list, cleared: bool = True
 ) -> list:
@@ -146,10 +142,6 @@ def _train(
         new = _averaged(lenet, sizes, weights)
         total = [t + g for t, g in zip(total, new, strict=True)]
         lenet.update([Tensor(t) for t in total])
-    return [parameter.asnumpy() for parameter in lenet.parameters]
-
-
-def _untrained(lenet: OnLeNet, sizes: list, updates: int) -> list:
     return [parameter.asnumpy() for parameter in lenet.parameters]
 
 
@@ -254,16 +246,14 @@ HINTS = {
             lenet, sizes, updates, weights=[1 / len(sizes)] * len(sizes)),
          "right only while all micro-batches have the same size"),
         (lambda lenet, sizes, updates: _train(
-            lenet, sizes, updates, weights=_weights(sizes), cleared=False),
+            lenet, sizes, updates, weights=[n / sum(sizes) for n in sizes], cleared=False),
          "an update after the first still holds the gradients of the one before"),
         (update_of_each, "it makes an update of every micro-batch: the weights must wait"),
-        (_untrained, "the parameters are as they were: was the optimizer called?"),
+        (lambda lenet, sizes, updates: lenet_training(lenet, sizes, 0),
+         "the parameters are as they were: was the optimizer called?"),
         (lambda lenet, sizes, updates: lenet_training(lenet, sizes, 1),
          "it stops after one update"),
     ),
 }  # fmt: skip
 
-
-def check(name: str, attempt: Callable) -> bool:
-    """Check ``attempt`` at the exercise ``name`` of lab 01; see ``check.check``."""
-    return checks.check(EXERCISES, name, attempt, HINTS)
+check = checks.checker(EXERCISES, HINTS)

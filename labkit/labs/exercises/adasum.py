@@ -10,7 +10,7 @@ from labkit import reference
 from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
-from labkit.labs.exercises.on_lenet import OnLeNet, each_gradient, update_of_each
+from labkit.labs.exercises.on_lenet import OnLeNet, by_parameter, each_gradient, update_of_each
 
 
 def two_orders(w: np.ndarray, x: np.ndarray, y: np.ndarray, rate: float) -> np.ndarray:
@@ -162,7 +162,7 @@ def _on_gradients(
     return w - rate * velocities.mean(axis=0), velocities
 
 
-def _one_velocity(
+def _shared_velocity(
     w: np.ndarray, gradients: np.ndarray, velocities: np.ndarray, rate: float, momentum: float
 ) -> tuple[np.ndarray, np.ndarray]:
     moved, velocities = adasum_update(w, gradients, velocities, rate, momentum)
@@ -183,7 +183,7 @@ def _of_rows(reduce: Callable) -> Combine:
     return partial(reduce, axis=0)
 
 
-def _one_after_the_other(vectors: Sequence[np.ndarray]) -> np.ndarray:
+def _in_turn(vectors: Sequence[np.ndarray]) -> np.ndarray:
     total = vectors[0]
     for vector in vectors[1:]:
         total = reference.adasum_pair(total, vector)
@@ -193,9 +193,7 @@ def _one_after_the_other(vectors: Sequence[np.ndarray]) -> np.ndarray:
 def _whole_network(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
     parts = each_gradient(lenet, sizes)
     whole = reference.adasum_tree([np.concatenate([p.ravel() for p in own]) for own in parts])
-    ends = np.cumsum([part.size for part in parts[0]])[:-1]
-    cut = zip(np.split(whole, ends), parts[0], strict=True)
-    return [vector.reshape(part.shape) for vector, part in cut]
+    return by_parameter(lenet, whole)
 
 
 def _row_by_row(lenet: OnLeNet, sizes: Sequence[int]) -> list[np.ndarray]:
@@ -264,14 +262,14 @@ HINTS = {
         (lambda w, g, v, rate, momentum: (
             w - rate * (momentum * v + g).sum(axis=0), momentum * v + g),
          "the moves were summed"),
-        (_one_velocity, "the workers share a velocity now: each has its own"),
+        (_shared_velocity, "the workers share a velocity now: each has its own"),
         (lambda w, g, v, rate, momentum: (adasum_update(w, g, v, rate, momentum)[0], v),
          "the velocities are still those of the update before"),
     ),
     "lenet_adasum_training": (
         (partial(_trained, combine=_of_rows(np.mean)), "the gradients were averaged"),
         (partial(_trained, combine=_of_rows(np.sum)), "the gradients were summed"),
-        (partial(_trained, combine=_one_after_the_other),
+        (partial(_trained, combine=_in_turn),
          "one after the other: then the last worker counts as much as all before"),
         (update_of_each, "it makes an update of every worker: the weights must wait"),
         (lambda lenet, sizes, updates: lenet_adasum_training(lenet, sizes, 1),
@@ -279,7 +277,4 @@ HINTS = {
     ),
 }  # fmt: skip
 
-
-def check(name: str, attempt: Callable) -> bool:
-    """Check ``attempt`` at the exercise ``name`` of lab 04; see ``check.check``."""
-    return checks.check(EXERCISES, name, attempt, HINTS)
+check = checks.checker(EXERCISES, HINTS)

@@ -108,6 +108,29 @@ def check(
     return False
 
 
+def checker(
+    exercises: Sequence[Exercise], hints: Mapping[str, Hints]
+) -> Callable[[str, Callable], bool]:
+    """Return ``check`` for the exercises and hints of one lab, as its notebook calls it."""
+
+    def check_exercise(name: str, attempt: Callable) -> bool:
+        """Try ``attempt`` at an exercise of this lab and print what was wrong, if anything.
+
+        Args:
+            name: of the exercise
+            attempt: the learner's function
+
+        Returns:
+            Whether all cases passed.
+
+        Raises:
+            InputError: when the exercise is unknown.
+        """
+        return check(exercises, name, attempt, hints)
+
+    return check_exercise
+
+
 def draw(seed: int, *shape: int) -> np.ndarray:
     """Return standard normal numbers for the cases of an exercise."""
     return np.random.default_rng(seed).normal(size=shape)

@@ -279,7 +279,4 @@ HINTS = {
     ),
 }  # fmt: skip
 
-
-def check(name: str, attempt: Callable) -> bool:
-    """Check ``attempt`` at the exercise ``name`` of lab 02; see ``check.check``."""
-    return checks.check(EXERCISES, name, attempt, HINTS)
+check = checks.checker(EXERCISES, HINTS)

@@ -120,3 +120,10 @@ def update_of_each(lenet: OnLeNet, sizes: Sequence[int], updates: int) -> list[n
         for batch in lenet.micro_batches(sizes):
             lenet.update(lenet.gradients(*batch))
     return [parameter.asnumpy() for parameter in lenet.parameters]
+
+
+def by_parameter(lenet: OnLeNet, vector: np.ndarray) -> list[np.ndarray]:
+    """Return a vector of all weights as an array for each parameter."""
+    ends = np.cumsum([parameter.size for parameter in lenet.parameters])[:-1]
+    parts = zip(lenet.parameters, np.split(vector, ends), strict=True)
+    return [part.reshape(parameter.shape) for parameter, part in parts]

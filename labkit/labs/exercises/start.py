@@ -1,7 +1,6 @@
 """Exercises of notebook 00, first steps: plain specifications, cases, learners' mistakes."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
@@ -92,7 +91,4 @@ HINTS: dict[str, checks.Hints] = {
     ),
 }  # fmt: skip
 
-
-def check(name: str, attempt: Callable) -> bool:
-    """Check ``attempt`` at the exercise ``name`` of notebook 00; see ``check.check``."""
-    return checks.check(EXERCISES, name, attempt, HINTS)
+check = checks.checker(EXERCISES, HINTS)

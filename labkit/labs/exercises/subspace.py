@@ -1,6 +1,5 @@
 """Exercises of lab 05, dimension reduction: cases, hints, learners' mistakes."""
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,25 +9,23 @@ from labkit.labs.exercises import check as checks
 from labkit.labs.exercises.advice import Advice
 from labkit.labs.exercises.check import Exercise, draw
 from labkit.labs.exercises.on_lenet import OnLeNet
-from labkit.labs.exercises.subspace_mistakes import (
+from labkit.labs.exercises.subspace_answers import (
     after,
+    averaged,
     bound_of_a_whole_step,
     davidon_fletcher_powell,
+    direction,
+    explained,
     forgetting,
+    lenet_average,
+    lenet_search,
+    line_search,
+    nearest_point,
     number_of_the_trial,
     of_the_first,
     searched,
     shares,
     singular,
-)
-from labkit.labs.exercises.subspace_specs import (
-    averaged,
-    direction,
-    explained,
-    lenet_average,
-    lenet_search,
-    line_search,
-    nearest_point,
     swa,
 )
 
@@ -216,7 +213,4 @@ HINTS = {
     ),
 }  # fmt: skip
 
-
-def check(name: str, attempt: Callable) -> bool:
-    """Check ``attempt`` at the exercise ``name`` of lab 05; see ``check.check``."""
-    return checks.check(EXERCISES, name, attempt, HINTS)
+check = checks.checker(EXERCISES, HINTS)

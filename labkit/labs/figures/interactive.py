@@ -8,7 +8,7 @@ from typing import Any
 
 from labkit.base.arguments import names_checked, wrong
 from labkit.base.progress import has_front_end
-from labkit.errors import InputError
+from labkit.errors import InputError, nearest
 from labkit.labs.figures import common as plots
 
 
@@ -77,6 +77,8 @@ def _check(stills: Sequence[Mapping[str, float]], sliders: Mapping[str, Slider])
     if not sliders:
         raise InputError("sliders: expected one for each argument of the figure, got none")
     for name, slider in sliders.items():
+        if not isinstance(slider, Slider):
+            raise wrong(name, slider, "a Slider", nearest(name, ("save", "size")))
         if not (slider.low < slider.high and slider.step > 0):
             raise wrong(f"slider {name}", slider, "low < high, step > 0")
     if not 2 <= len(stills) <= 4:

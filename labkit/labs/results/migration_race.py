@@ -19,7 +19,6 @@ and in ``inference``, the batch in memory; the contestants took turns, process b
 """
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from labkit.errors import refuse_unknown
@@ -42,14 +41,6 @@ def setting_of(framework: str, order: str = "given") -> dict[str, str]:
     refuse_unknown("framework", framework, FRAMEWORKS)
     refuse_unknown("order", order, ORDERS)
     return {"framework": framework, "order": order}
-
-
-def planned(plan: Mapping) -> list[tuple[str, dict[str, str], int]]:
-    """Return (stage, setting, seed) of every training of a plan, in order."""
-    race = [
-        ("race", setting_of(framework), seed) for seed in plan["seeds"] for framework in FRAMEWORKS
-    ]
-    return [*race, ("control", setting_of("PyTorch", "backwards"), plan["seeds"][0])]
 
 
 def rows_of(stored: Stored, framework: str, order: str = "given") -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ The programs prove that a table is what its plan says; here it is only read.
 """
 
 import csv
-import io
 import json
 import os
 from collections.abc import Iterable
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.base.files import write_json, write_text
 from labkit.errors import InputError, refuse_unknown
 
 FOLDER = Path(__file__).resolve().parent
@@ -101,24 +99,6 @@ def load(name: str, folder: str | os.PathLike | None = None) -> Stored:
     for point in points:
         curves.setdefault(point.pop("run"), []).append(point)
     return Stored(head, rows, curves)
-
-
-def write(name: str, stored: Stored, folder: str | os.PathLike) -> None:
-    """Write the three files of ``name`` into ``folder``; each appears whole or not at all."""
-    refuse_unknown("stored result", name, CURVES)
-    folder, what = Path(folder), "the stored result"
-    points = [{"run": run, **point} for run, points in stored.curves.items() for point in points]
-    write_text(folder / f"{name}.csv", _as_csv(stored.rows, stored.rows[0]), what)
-    write_text(folder / f"{name}_curves.csv", _as_csv(points, CURVES[name]), what)
-    write_json(folder / f"{name}.json", stored.head, what)
-
-
-def _as_csv(rows: list[dict], names: Iterable[str]) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(names), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()
 
 
 def _read_csv(path: Path) -> list[dict]:

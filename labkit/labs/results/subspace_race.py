@@ -40,7 +40,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from labkit.base.arguments import wrong
-from labkit.errors import InputError, refuse_unknown
+from labkit.errors import refuse_unknown
 from labkit.labs.results import stored as files
 from labkit.labs.results.stored import Stored, by_seed, rounded
 
@@ -100,9 +100,9 @@ def setting_of(
     if method == "projected_bfgs":
         fields |= {"learning_rate": 1.0} | SEARCH
     for name in changes:
-        refuse_unknown("field", name, ("setting", "noise", "more", *SWEPT))
+        refuse_unknown("field", name, SWEPT)
         if fields[name] is None:
-            raise InputError(f"{method} has no {name}")
+            raise wrong(name, changes[name], f"no value for {method}")
     return fields | changes
 
 
@@ -115,7 +115,15 @@ def rows_of(
     more: bool = False,
     **changes: Any,
 ) -> list[dict]:
-    """Return the rows of one setting, by seed; ``more``: those of further seeds as well.
+    """Return the rows of one setting, by seed.
+
+    Args:
+        stored: the race
+        method: one of ``METHODS``
+        setting: of stage one
+        noise: share of the training labels replaced at random
+        more: those of further seeds as well
+        **changes: as in ``setting_of``
 
     Raises:
         InputError: when the setting was not raced; else as ``setting_of``.
@@ -125,13 +133,23 @@ def rows_of(
     return by_seed(rows, wanted, NAME)
 
 
-def accuracies(stored: Stored, method: str, epochs: int = 2, **which: Any) -> list[float]:
+def accuracies(
+    stored: Stored,
+    method: str,
+    epochs: int = 2,
+    *,
+    setting: str = "batch 8",
+    noise: float = 0.0,
+    more: bool = False,
+    **changes: Any,
+) -> list[float]:
     """Return the test accuracies by seed, after one or two epochs of stage two.
 
     Stage one and the average have one accuracy, whatever ``epochs``; that of a training that was
-    stopped before is that of its last point. ``which`` as in ``rows_of``.
+    stopped before is that of its last point. All else as in ``rows_of``.
     """
-    return _accuracies(rows_of(stored, method, **which), epochs)
+    rows = rows_of(stored, method, setting=setting, noise=noise, more=more, **changes)
+    return _accuracies(rows, epochs)
 
 
 def _accuracies(rows: list[dict], epochs: int) -> list[float]:
@@ -144,11 +162,19 @@ def _accuracies(rows: list[dict], epochs: int) -> list[float]:
     return [b if a is None else a for a, b in zip(early, late, strict=True)]
 
 
-def gains(stored: Stored, method: str, epochs: int = 2, **which: Any) -> list[float]:
+def gains(
+    stored: Stored,
+    method: str,
+    epochs: int = 2,
+    *,
+    setting: str = "batch 8",
+    noise: float = 0.0,
+    more: bool = False,
+    **changes: Any,
+) -> list[float]:
     """Return ``accuracies`` less those at the end of stage one, by seed."""
-    reached = accuracies(stored, method, epochs, **which)
-    begin = {name: which[name] for name in ("setting", "noise", "more") if name in which}
-    ends = accuracies(stored, "stage_one", **begin)
+    reached = accuracies(stored, method, epochs, setting=setting, noise=noise, more=more, **changes)
+    ends = accuracies(stored, "stage_one", setting=setting, noise=noise, more=more)
     return [accuracy - end for accuracy, end in zip(reached, ends, strict=True)]
 
 
@@ -190,26 +216,43 @@ def best(stored: Stored, setting: str = "batch 8", noise: float = 0.0) -> dict[s
     return highest
 
 
-def by(stored: Stored, field: str, epochs: int = 2, **which: Any) -> dict[Any, list[float]]:
+def by(
+    stored: Stored,
+    field: str,
+    epochs: int = 2,
+    *,
+    setting: str = "batch 8",
+    noise: float = 0.0,
+    more: bool = False,
+    **changes: Any,
+) -> dict[Any, list[float]]:
     """Return value of ``field`` -> accuracies of ``projected_bfgs`` by seed, else as by default."""
     refuse_unknown("field", field, SWEPT)
-    wanted = setting_of(stored.head["plan"], "projected_bfgs", **which)
+    wanted = setting_of(stored.head["plan"], "projected_bfgs", setting, noise, **changes)
     del wanted[field]
     values = {row[field] for row in stored.select(**wanted)} - {None}
+    which: dict[str, Any] = {"setting": setting, "noise": noise, "more": more} | changes
     return {
         value: accuracies(stored, "projected_bfgs", epochs, **which, **{field: value})
         for value in sorted(values)
     }
 
 
-def searches(stored: Stored, **which: Any) -> dict[str, list[float]]:
-    """Return how the searches of ``projected_bfgs`` went, by seed; ``which`` as in ``rows_of``.
+def searches(
+    stored: Stored,
+    *,
+    setting: str = "batch 8",
+    noise: float = 0.0,
+    more: bool = False,
+    **changes: Any,
+) -> dict[str, list[float]]:
+    """Return how the searches of ``projected_bfgs`` went, by seed; arguments as in ``rows_of``.
 
     Returns:
         ``failed``: share of the searches that found no step; ``trials``: mean number of trials of
         a search.
     """
-    rows = rows_of(stored, "projected_bfgs", **which)
+    rows = rows_of(stored, "projected_bfgs", setting=setting, noise=noise, more=more, **changes)
     return {
         "failed": [row["failed_searches"] / row["searches"] for row in rows],
         "trials": [row["trials_made"] / row["searches"] for row in rows],

@@ -6,7 +6,7 @@ time of one, which ``benchmarks/thor_race.py`` has measured in turns, refreshes 
 
 from collections.abc import Iterable, Mapping
 
-from labkit.base.arguments import wrong
+from labkit.base.arguments import names_checked, wrong
 from labkit.errors import refuse_unknown
 from labkit.labs.results.stored import Stored
 
@@ -31,6 +31,7 @@ def mean_steps(steps: Iterable[int | None]) -> float | None:
     return sum(known) / len(known)
 
 
+@names_checked
 def compare(
     stored: Stored, net: str, target: float, epochs: Mapping[str, float] | None = None
 ) -> dict[str, dict]:

@@ -16,8 +16,8 @@ def weights(lenet):
     return [parameter.asnumpy().copy() for parameter in lenet.parameters]
 
 
-def same(one, other):
-    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+def same(weights, others):
+    return all(np.array_equal(a, b) for a, b in zip(weights, others, strict=True))
 
 
 def trained(lenet, updates):

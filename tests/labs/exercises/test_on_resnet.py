@@ -15,8 +15,8 @@ def values(network):
     return {parameter.name: parameter.asnumpy().copy() for parameter in network.get_parameters()}
 
 
-def same(one, other):
-    return all(np.array_equal(one[name], other[name]) for name in one | other)
+def same(values, others):
+    return all(np.array_equal(values[name], others[name]) for name in values | others)
 
 
 def modes(network):

@@ -25,16 +25,11 @@ def agg():
     assert not pyplot.get_fignums(), "a figure was left open: Jupyter would show it once more"
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """What is displayed, as (data, options), without a server and outside `labkit run`."""
-    displayed = []
-    monkeypatch.setattr(
-        "IPython.display.display", lambda data, **options: displayed.append((data, options))
-    )
+@pytest.fixture(autouse=True)
+def headless(monkeypatch):
+    """Without a server and outside `labkit run`."""
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     monkeypatch.delenv("LABKIT_RUN", raising=False)
-    return displayed
 
 
 @pytest.fixture
@@ -108,6 +103,7 @@ def test_stills_that_the_sliders_do_not_reach_are_refused(stills, message, draw_
         ({}, "sliders: expected one for each argument"),
         ({"height": Slider("h", 1, 1, 0.1, 1)}, "slider height: expected low < high"),
         ({"height": Slider("h", 0, 1, 0, 1)}, "step > 0"),
+        (SLIDERS | {"sise": (4, 3)}, r"sise: expected a Slider, got \(4, 3\). Did you mean 'size'"),
     ],
 )
 def test_sliders_that_cannot_be_moved_are_refused(sliders, message, draw_on):

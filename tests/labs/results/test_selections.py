@@ -78,6 +78,9 @@ def test_accuracies_of_two_stages_are_by_method_and_epoch():
     shares = [a / b for a, b in zip(failed, searches, strict=True)]
     assert subspace_race.searches(SUBSPACE)["failed"] == shares
     assert subspace_race.by(SUBSPACE, "trials")[20] == second
+    by_trials = subspace_race.by(SUBSPACE, "trials", 1, more=True)
+    assert {trials: len(seeds) for trials, seeds in by_trials.items()} == {1: 3, 2: 3, 5: 3, 20: 8}
+    assert by_trials[20] == subspace_race.accuracies(SUBSPACE, "projected_bfgs", 1, more=True)
     average = [subspace_race.accuracies(SUBSPACE, "average", epochs) for epochs in (1, 2)]
     assert average[0] == average[1]
 
@@ -88,7 +91,7 @@ def test_the_best_rate_of_each_method_is_taken_and_no_method_is_lost():
     for line in subspace_race.compared(SUBSPACE):
         means.setdefault(line["method"], []).append(statistics.mean(line["two_epochs"]))
     assert {method: statistics.mean(right) for method, right in best.items()} == {
-        method: max(found) for method, found in means.items()
+        method: max(by_rate) for method, by_rate in means.items()
     }
     assert len(means["large_batch"]) == len(means["projected_sgd"]) == 3
 
@@ -167,11 +170,14 @@ def test_sweeps_have_their_values():
          "unknown field 'trial'.*Did you mean 'trials'"),
         (lambda: subspace_race.accuracies(SUBSPACE, "tenth", setting="batch 9"),
          "unknown setting 'batch 9'"),
-        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2), "tenth has no trials"),
+        (lambda: subspace_race.accuracies(SUBSPACE, "tenth", trials=2),
+         "trials: expected no value for tenth, got 2"),
         (lambda: subspace_race.accuracies(SUBSPACE, "projected_bfgs", trials=7), "was not raced"),
         (lambda: subspace_race.accuracies(SUBSPACE, "tenth", 3), "epochs: expected 1 or 2, got 3"),
         (lambda: subspace_race.compared(SUBSPACE, "batch 32", 0.1), "noise 0.1: it was not raced"),
         (lambda: subspace_race.by(SUBSPACE, "moments"), "unknown field 'moments'"),
+        (lambda: subspace_race.setting_of(SUBSPACE.head["plan"], "tenth", more=True),
+         "unknown field 'more'"),
         (lambda: migration_race.accuracies(MIGRATION, "Pytorch"), "Did you mean 'PyTorch'"),
         (lambda: migration_race.accuracies(MIGRATION, "JAX"), "unknown framework 'JAX'"),
         (lambda: migration_race.loss_differences(MIGRATION, 7, "MindSpore"),
