@@ -68,7 +68,7 @@ class Request:
                     f"{names[-1]}.{nearest(wnid, names)}"
                 )
         if self.first is not None and self.first > len(names):
-            raise InputError(f"the first {self.first} classes; there are {len(names)}")
+            raise wrong("first", self.first, f"at most {len(names)}, the number of classes")
         return [wnid for wnid in names if not self.classes or wnid in self.classes][: self.first]
 
 
@@ -131,12 +131,12 @@ def _checked(
         refuse_unknown("split", only, SPLITS)
     for wnid in classes:
         if not ilsvrc.WNID.fullmatch(wnid):
-            raise InputError(f"class {wnid!r}; expected nXXXXXXXX, such as n01440764")
+            raise wrong("classes", wnid, "names nXXXXXXXX, such as n01440764")
     if first is not None and (classes or first < 1):
         raise wrong("first", first, "1 or more, and not together with classes")
     bad = [name for name in folders if not re.fullmatch(r"\w[\w.-]*", name) or name == MANIFEST]
     if bad or len(folders) != len(SPLITS) or folders[0] == folders[1]:
-        raise InputError(f"folders {' and '.join(map(repr, folders))}; expected two plain names")
+        raise wrong("folders", tuple(folders), "two plain names that differ")
     by_split = dict(zip(SPLITS, folders, strict=True))
     return Request(
         {split: by_split[split] for split in SPLITS if only in (None, split)},

@@ -42,26 +42,26 @@ def read_images(path: str | os.PathLike) -> np.ndarray:
     return _read(arguments.path("path", path), IMAGES_MAGIC)
 
 
-def read_labels(path: str | os.PathLike, classes: int = CLASSES) -> np.ndarray:
-    """Return the labels of an IDX file: uint8, (count,), each below ``classes``."""
+def read_labels(path: str | os.PathLike) -> np.ndarray:
+    """Return the labels of an IDX file: uint8, (count,), each below ``CLASSES``."""
     labels = _read(arguments.path("path", path), LABELS_MAGIC)
-    if labels.max() >= classes:
-        first, count = _wrong_labels(labels, classes)
+    if labels.max() >= CLASSES:
+        first, count = _wrong_labels(labels)
         raise InputError(
             f"{path}: label {labels[first]} at position {first} "
-            f"({count} such labels); expected 0 to {classes - 1}"
+            f"({count} such labels); expected 0 to {CLASSES - 1}"
         )
     return labels
 
 
-def _wrong_labels(labels: np.ndarray, classes: int) -> tuple[int, int]:
+def _wrong_labels(labels: np.ndarray) -> tuple[int, int]:
     """Return where the first label lies that is no class, and how many there are.
 
     Part by part: the positions of 261 kB of gzip, all wrong, took 2.6 GB.
     """
     first, count = -1, 0
     for start in range(0, labels.size, _PART):
-        above = labels[start : start + _PART] >= classes
+        above = labels[start : start + _PART] >= CLASSES
         if first < 0 and above.any():
             first = start + int(above.argmax())
         count += int(np.count_nonzero(above))
@@ -69,10 +69,10 @@ def _wrong_labels(labels: np.ndarray, classes: int) -> tuple[int, int]:
 
 
 def read_pair(
-    images_path: str | os.PathLike, labels_path: str | os.PathLike, classes: int = CLASSES
+    images_path: str | os.PathLike, labels_path: str | os.PathLike
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return images, uint8 (count, rows, columns), and labels, uint8 (count,), of one set."""
-    images, labels = read_images(images_path), read_labels(labels_path, classes)
+    images, labels = read_images(images_path), read_labels(labels_path)
     _same_length(images_path, len(images), labels_path, len(labels))
     return images, labels
 
@@ -80,7 +80,6 @@ def read_pair(
 def check_pair(
     images_path: str | os.PathLike,
     labels_path: str | os.PathLike,
-    classes: int = CLASSES,
     size: tuple[int, int] | None = None,
 ) -> tuple[int, int, int]:
     """Check two IDX files that belong together; return the images' (count, rows, columns).
@@ -99,7 +98,7 @@ def check_pair(
         raise InputError(
             f"{images_path}: images of {shape[1]} x {shape[2]}; expected {size[0]} x {size[1]}"
         )
-    _same_length(images_path, shape[0], labels_path, len(read_labels(labels_path, classes)))
+    _same_length(images_path, shape[0], labels_path, len(read_labels(labels_path)))
     count, rows, columns = shape
     return count, rows, columns
 

@@ -1,7 +1,7 @@
 """The ImageNet-style pipeline: a folder of classes becomes a MindSpore dataset.
 
 It yields images float32 (batch, 3, image_size, image_size) and labels int32 (batch,). The label
-is the index of the class folder's name among all, sorted (`classes`).
+is the index of the class folder's name among all, sorted (`imagefiles.class_names`).
 
 Training   RandomCropDecodeResize(image_size, scale (0.08, 1), ratio (3/4, 1.333)), flip 1/2,
            Normalize(255 mean, 255 std), HWC2CHW; shuffled, incomplete last batch dropped.
@@ -38,7 +38,6 @@ from labkit.data.imagefiles import (
     ImageFolder,
     check_image,
     check_same_classes,
-    class_names,
     read_folder,
 )
 from labkit.data.shards import choose_images
@@ -135,10 +134,8 @@ def create_dataset(
 def _check_backend(backend: str, do_train: bool, random: bool, cache: int | None) -> None:
     choice("backend", backend, BACKENDS)
     if random and backend == "pillow":
-        raise InputError(
-            'backend is "pillow" with augmentation, which no seed makes repeatable there; expected '
-            'augment=False, do_train=False or backend="mindspore"'
-        )
+        expected = "'mindspore' or augment=False: no seed makes Pillow's augmentation repeatable"
+        raise wrong("backend", backend, expected)
     if cache is not None and (do_train or backend == "pillow"):
         raise InputError(
             f"cache_session_id: expected do_train=False and backend='mindspore', MindSpore caches "
@@ -210,11 +207,6 @@ def create_datasets(
     return train_set, val_set, names
 
 
-def classes(dataset_path: str | os.PathLike) -> tuple[str, ...]:
-    """Return the names of the classes in order of their labels; raise ``InputError`` for none."""
-    return class_names(dataset_path)
-
-
 @names_checked
 def load_image(path: str | os.PathLike, image_size: int) -> np.ndarray:
     """Return one file as evaluation gives it to a network: (3, S, S) float32, S = image_size.
@@ -257,17 +249,18 @@ def plain_operations(
         operations.append(vision.Resize(resize, vision.Inter.LINEAR))
     operations.append(vision.CenterCrop(integer("image_size", image_size)))
     if pillow:
-        mean, std = _three("mean", mean), _three("std", std)
+        mean, std = three_numbers("mean", mean), three_numbers("std", std)
         return [*operations, vision.ToTensor(), vision.Normalize(mean, std, is_hwc=False)]
     return [*operations, _normalise(mean, std), vision.HWC2CHW()]
 
 
 def _normalise(mean: Sequence[float], std: Sequence[float]) -> vision.Normalize:
-    mean, std = _three("mean", mean), _three("std", std)
+    mean, std = three_numbers("mean", mean), three_numbers("std", std)
     return vision.Normalize(mean=[255 * value for value in mean], std=[255 * v for v in std])
 
 
-def _three(name: str, values: Sequence[float]) -> list[float]:
+def three_numbers(name: str, values: Sequence[float]) -> list[float]:
+    """Return the three numbers of "mean" or "std"; raise ``InputError`` for anything else."""
     lowest = 0.0 if name == "mean" else 1e-6
     try:
         red, green, blue = values

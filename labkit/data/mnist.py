@@ -20,7 +20,7 @@ import mindspore.dataset as ds
 import numpy as np
 from mindspore.dataset import transforms, vision
 
-from labkit.base.arguments import choice, fit_workers, flag, integer, names_checked
+from labkit.base.arguments import choice, fit_workers, flag, integer, names_checked, wrong
 from labkit.data import RESCALES, idx
 from labkit.data.imagefiles import existing_folder
 from labkit.data.shards import choose_images
@@ -94,7 +94,7 @@ def create_dataset(
     rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
     rows = count // rank_size if drop else count
     if batch_size > rows:
-        raise InputError(f"batch_size {batch_size} is larger than the data: {rows} images")
+        raise wrong("batch_size", batch_size, f"at most {rows}, the number of images")
     sampler = _sampler(count, shuffle)
     if rank_size > 1:
         if count < files.count:

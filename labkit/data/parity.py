@@ -15,14 +15,14 @@ Sources: torchvision 0.19 `transforms/functional.py`; Pillow `Resample.c`.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
 
-from labkit.base.arguments import integer, wrong
-from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length
+from labkit.base.arguments import integer, names_checked, wrong
+from labkit.data.imagefolder import MEAN, STD, plain_operations, resize_length, three_numbers
 from labkit.errors import InputError
 
 GREY, NORMALISED, PIXELS = "grey levels", "normalised", "pixels"
@@ -51,6 +51,7 @@ class Difference:
         return f"{self.stage:<42} {self.largest:9.3g}{limit:<20} mean {self.mean:8.3g}  {self.unit}"
 
 
+@names_checked
 def pillow_preprocess(
     path: str | os.PathLike,
     image_size: int = 224,
@@ -99,8 +100,9 @@ def centre_crop(pixels: np.ndarray, size: int) -> np.ndarray:
 
 def normalise(pixels: np.ndarray, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
     """Return ToTensor and Normalize of (H, W, 3) uint8: (3, H, W) float32, (x / 255 - m) / s."""
+    by_channel = three_numbers("mean", mean), three_numbers("std", std)
     scaled = pixels.transpose(2, 0, 1).astype(np.float32) / np.float32(255)
-    means, deviations = (np.asarray(value, np.float32)[:, None, None] for value in (mean, std))
+    means, deviations = (np.asarray(value, np.float32)[:, None, None] for value in by_channel)
     return (scaled - means) / deviations
 
 
@@ -126,6 +128,7 @@ def _triangles(size: int, to: int, antialias: bool) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+@names_checked
 def preprocessing_differences(
     paths: Sequence[str | os.PathLike],
     image_size: int = 224,
@@ -140,14 +143,16 @@ def preprocessing_differences(
         whole with backend "pillow".
 
     Raises:
-        InputError: when there are no paths, or a file holds no image.
+        InputError: when there are no paths, a file holds no image, or an argument does not fit.
     """
-    paths = list(paths)
-    if not paths:
-        raise wrong("paths", paths, "the paths of image files")
+    # A path by itself would be read letter by letter.
+    several = isinstance(paths, Iterable) and not isinstance(paths, str | bytes | os.PathLike)
+    files = list(paths) if several else []
+    if not files:
+        raise wrong("paths", paths, "the paths of image files, in a list")
     image_size, length = integer("image_size", image_size), resize_length(image_size, resize)
     by_stage: dict[str, list[np.ndarray]] = {}
-    for path in paths:
+    for path in files:
         for stage, difference in _one_image(path, image_size, length, mean, std).items():
             by_stage.setdefault(stage, []).append(np.abs(difference).ravel())
     differences = {stage: np.concatenate(images) for stage, images in by_stage.items()}

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import mindspore.dataset as ds
 
-from labkit.base.arguments import integer
-from labkit.errors import InputError
+from labkit.base.arguments import integer, wrong
 
 
 def choose_images(
@@ -24,14 +23,13 @@ def choose_images(
     """
     rank_size = integer("rank_size", rank_size)
     rank_id = integer("rank_id", rank_id, 0, rank_size - 1)
-    of = f" of {rank_size} ranks" if rank_size > 1 else ""
+    of = f" of each of {rank_size} ranks" if rank_size > 1 else ""
     share = count // rank_size
     if do_train and batch_size > share:
-        raise InputError(
-            f"batch_size {batch_size} is larger than the data: {share} images{of} in {path}"
-        )
+        images = f"the number of images{of} in {path}"
+        raise wrong("batch_size", batch_size, f"at most {share}, {images}")
     if share == 0:  # SequentialSampler would take 0 images for all
-        raise InputError(f"{count} images in {path} are fewer than {rank_size} ranks")
+        raise wrong("rank_size", rank_size, f"at most {count}, the number of images in {path}")
     if do_train and rank_size == 1:
         return ds.RandomSampler()
     if do_train:

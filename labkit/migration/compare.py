@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.base.arguments import names_checked
+from labkit.base.arguments import names_checked, number, wrong
 from labkit.errors import InputError, refuse_unknown
 from labkit.migration.fixtures import Digest
 from labkit.migration.trace import STAGES, Trace
@@ -68,18 +68,20 @@ def compare_step(
         tolerance: stage -> tolerance, for those that differ from ``STEP_TOLERANCE``.
 
     Raises:
-        InputError: when ``actual`` is a recorded step, a stage is unknown, or there is nothing to
-            compare.
+        InputError: when ``actual`` is a recorded step, a stage is unknown, a tolerance is no number
+            >= 0, or there is nothing to compare.
     """
     if any(isinstance(v, Digest) for values in actual.stages.values() for v in values.values()):
         raise InputError(
-            f"actual is a recorded step ({actual.origin}) and holds digests: "
-            "give it as the reference"
+            f"actual: expected a traced step, got a recorded one ({actual.origin}), which holds "
+            "digests: give it as the reference"
         )
-    tolerance = dict(tolerance or {})
-    for stage in tolerance:
+    if not isinstance(tolerance, Mapping | None):
+        raise wrong("tolerance", tolerance, "a tolerance by stage")
+    limits = dict(STEP_TOLERANCE)
+    for stage, limit in (tolerance or {}).items():
         refuse_unknown("stage", stage, STAGES)
-    limits = STEP_TOLERANCE | tolerance
+        limits[stage] = number(f"tolerance[{stage!r}]", limit, at_least=0)
     rows = [row for stage in STAGES for row in _stage(stage, actual, reference, limits[stage])]
     if not rows:
         raise InputError(f"nothing to compare between {actual.origin} and {reference.origin}")

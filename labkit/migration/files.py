@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from labkit.base import arguments
-from labkit.base.arguments import names_checked
+from labkit.base.arguments import names_checked, wrong
 from labkit.base.files import whole_file
 from labkit.errors import InputError, refuse_unknown
 
@@ -59,13 +59,15 @@ def read_torch(path: str | os.PathLike, *, entry: str | None = None, prefix: str
         known = ", ".join(_TORCH + _SAFETENSORS)
         raise InputError(f"{path}: expected a file ending in {known}, got {path.suffix!r}")
     if not os.path.isfile(path):
-        raise InputError(f"expected a file of PyTorch weights, got {path}, which is not there")
+        why = "no regular file" if os.path.exists(path) else "not there"
+        raise InputError(f"expected a file of PyTorch weights, got {path}, which is {why}")
     if path.suffix in _SAFETENSORS and entry is not None:
-        raise InputError(f"{path} has no entries, only tensors; entry={entry!r} was given")
+        raise wrong("entry", entry, f"None for {path}, which has no entries, only tensors")
     state = _read_safetensors(path) if path.suffix in _SAFETENSORS else _read_pickle(path, entry)
     others = [name for name in state if not name.startswith(prefix)]
     if others:
-        raise InputError(f"{path}: {others[0]} does not begin with the prefix {prefix!r}")
+        expected = f"what every name in {path} begins with"
+        raise wrong("prefix", prefix, expected, f" {others[0]} does not begin with it")
     return {name.removeprefix(prefix): value for name, value in state.items()}
 
 

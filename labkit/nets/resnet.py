@@ -15,7 +15,6 @@ from collections.abc import Collection, Sequence
 from mindspore import Tensor, nn
 
 from labkit.base.arguments import choice, names_checked, wrong
-from labkit.errors import InputError
 from labkit.nets.layers import GlobalAveragePool, PaddedConv2d
 
 # "same" pads the even inputs of a strided convolution on the right and below only.
@@ -35,10 +34,6 @@ def _conv(
 def _bn(channels: int) -> nn.Cell:
     # PyTorch's momentum 0.1 is the weight of the new value, MindSpore's 0.9 that of the old one.
     return nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)
-
-
-# The last BatchNorm of a block. torchvision's default starts it at one like the others.
-_bn_last = _bn
 
 
 def _maxpool(differences: Differences) -> nn.Cell:
@@ -69,7 +64,7 @@ class ResidualBlockBase(nn.Cell):
         self.conv1 = _conv(in_channel, out_channel, 3, stride, differences)
         self.bn1 = _bn(out_channel)
         self.conv2 = _conv(out_channel, out_channel, 3, 1, differences)
-        self.bn2 = _bn_last(out_channel)
+        self.bn2 = _bn(out_channel)
         self.relu = nn.ReLU()
         self.downsample = _downsample(in_channel, out_channel, stride, differences)
 
@@ -97,7 +92,7 @@ class ResidualBlock(nn.Cell):
         self.conv2 = _conv(channel, channel, 3, 1 if by_pool else stride, differences)
         self.bn2 = _bn(channel)
         self.conv3 = _conv(channel, out_channel, 1, 1, differences)
-        self.bn3 = _bn_last(out_channel)
+        self.bn3 = _bn(out_channel)
         self.relu = nn.ReLU()
         self.pool = nn.MaxPool2d(kernel_size=2, stride=2, pad_mode="same") if by_pool else None
         self.downsample = _downsample(in_channel, out_channel, stride, differences)
@@ -190,10 +185,8 @@ def _check(**lists: Sequence[int]) -> None:
             raise wrong(name, numbers, "4 entries")
     in_channels, out_channels = lists["in_channels"], lists["out_channels"]
     if list(in_channels[1:]) != list(out_channels[:3]):
-        raise InputError(
-            f"in_channels {in_channels} do not take up out_channels {out_channels}: each stage's "
-            "input is the output of the one before"
-        )
+        expected = f"{list(out_channels[:3])} from the second on, the out_channels before"
+        raise wrong("in_channels", in_channels, expected)
 
 
 def _check_differences(differences: Differences) -> None:
@@ -235,9 +228,8 @@ def resnet(
     layer_nums, (block, *channels) = _DEPTHS[depth]
     scaled = [[width * number for number in numbers] for numbers in channels]
     if any(number < 4 or number % 4 for numbers in scaled for number in numbers):
-        raise InputError(
-            f"width {width} makes channels {scaled[0]}; expected multiples of 4, as by 0.25, 0.5, 2"
-        )
+        expected = "a factor that makes channels multiples of 4, as 0.25, 0.5, 2"
+        raise wrong("width", width, expected, f" It makes {scaled[0]}")
     ins, outs = [[int(number) for number in numbers] for numbers in scaled]
     return ResNet(block, layer_nums, ins, outs, [1, 2, 2, 2], class_num, differences=differences)
 
@@ -290,9 +282,3 @@ def resnet152(class_num: int = 1000) -> ResNet:
         class_num: width of the logits.
     """
     return resnet(152, class_num)
-
-
-@names_checked
-def blog_resnet50(class_num: int = 10) -> ResNet:
-    """ResNet-50 as the blog post builds it: as many parameters, and another function."""
-    return resnet(50, class_num, differences=BLOG)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import choice
-from labkit.errors import InputError
+from labkit.base.arguments import choice, wrong
 
 Arrays = list[np.ndarray]
 
@@ -24,10 +23,8 @@ def weight(
 def weighted_mean(gradients: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     """Return sum_i w_i g_i / sum_i w_i for micro-batches i, each a list of arrays."""
     if not len(gradients) or len(gradients) != len(weights) or not sum(weights) > 0:
-        raise InputError(
-            f"{len(gradients)} gradients and weights {list(weights)}; expected as many weights as "
-            "gradients, at least one, with a sum > 0"
-        )
+        expected = f"one for each of {len(gradients)} gradients, at least one, with a sum > 0"
+        raise wrong("weights", list(weights), expected)
     leaves = zip(*gradients, strict=True)
     return [np.average(np.asarray(leaf, np.float64), axis=0, weights=weights) for leaf in leaves]
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from labkit.base.arguments import choice, wrong
+from labkit.base.arguments import choice, names_checked, wrong
 from labkit.errors import InputError
 
 Positions = int | tuple[int, int]
@@ -64,12 +64,13 @@ def columns_of(
         slopes = map_columns(derivatives, columns.shape[1])
     if (len(columns), columns.shape[3]) != (len(slopes), slopes.shape[3]) or not len(columns):
         raise InputError(
-            f"inputs {np.shape(inputs)} and derivatives {np.shape(derivatives)}; expected at least "
-            "one row, as many rows and as many positions in both"
+            "inputs, derivatives: expected at least one row, as many rows and as many positions in "
+            f"both, got shapes {np.shape(inputs)} and {np.shape(derivatives)}"
         )
     return (with_one(columns) if homogeneous else columns), slopes
 
 
+@names_checked
 def kronecker_factors(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> tuple[np.ndarray, np.ndarray, int]:
@@ -160,6 +161,7 @@ def damped_inverse(matrix: np.ndarray, damping: float) -> np.ndarray:
     return np.linalg.inv(matrix + damping * np.eye(len(matrix)))
 
 
+@names_checked
 def thor_direction(
     a_factor: np.ndarray,
     g_factor: np.ndarray,
@@ -169,15 +171,14 @@ def thor_direction(
     *,
     split: int | None = 128,
     damping_split: str = "equal",
-    cut: str = "equal",
 ) -> np.ndarray:
     """Return U (groups, out, in), one pair of diagonal blocks after the other."""
     a_damping, g_damping = damping_pair(a_factor, g_factor, positions, damping, damping_split)
     direction = np.zeros(gradient.shape)
     for group in range(len(gradient)):
-        for top, bottom in block_bounds(gradient.shape[1], split, cut):
+        for top, bottom in block_bounds(gradient.shape[1], split):
             g_inverse = damped_inverse(g_factor[group, top:bottom, top:bottom], g_damping)
-            for left, right in block_bounds(gradient.shape[2], split, cut):
+            for left, right in block_bounds(gradient.shape[2], split):
                 a_inverse = damped_inverse(a_factor[group, left:right, left:right], a_damping)
                 block = gradient[group, top:bottom, left:right]
                 direction[group, top:bottom, left:right] = g_inverse @ block @ a_inverse
@@ -206,6 +207,7 @@ def kronecker_solve(
     return direction
 
 
+@names_checked
 def per_sample_gradients(
     inputs: np.ndarray, derivatives: np.ndarray, *, homogeneous: bool, layout: str = "dense"
 ) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 from labkit.reference.kronecker import Positions
 
 
@@ -19,9 +19,8 @@ class TraceRule:
 
     def __post_init__(self) -> None:
         if not self.refresh >= self.freeze >= 0:
-            raise InputError(
-                f"refresh {self.refresh} and freeze {self.freeze}; expected refresh >= freeze >= 0"
-            )
+            given = (self.refresh, self.freeze)
+            raise wrong("refresh, freeze", given, "refresh >= freeze >= 0")
 
     def decide(self, trace: float, last: float) -> str:
         """Return "refresh", "skip" or "freeze" by |trace - last| / last, of tr(F + damping I)."""

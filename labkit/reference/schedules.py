@@ -17,19 +17,6 @@ def cosine_schedule(
     return rates
 
 
-def stairs_schedule(
-    lr: float, lr_end: float, epochs: int, steps_per_epoch: int, decay_epochs: int
-) -> list[float]:
-    """Return a list: a cosine down to ``lr_end`` in ``decay_epochs``, one rate per epoch."""
-    rates = []
-    for epoch in range(epochs):
-        rate = lr_end
-        if epoch < decay_epochs:
-            rate += 0.5 * (lr - lr_end) * (1 + math.cos(math.pi * epoch / decay_epochs))
-        rates += [rate] * steps_per_epoch
-    return rates
-
-
 def resnet_schedule(
     lr_init: float,
     lr_end: float,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from labkit.base.arguments import choice, integer
+from labkit.base.arguments import choice, integer, names_checked
 from labkit.errors import InputError
 from labkit.reference.accumulation import momentum_update
 from labkit.reference.convolution import Window, patches, same_padding
@@ -61,14 +61,14 @@ class Layer:
         )
 
 
+@names_checked
 @dataclass
 class Thor:
     """Whole updates: ``parameters = thor.update(parameters, gradients, layers)``.
 
     The fields are the options of ``labkit.algorithms.thor.ThorUpdate``. ``learning_rate`` and
     ``damping`` are a number, a sequence by update or a function of the update's number;
-    ``weight_decay`` a number, or one by parameter name (0 where it has none). ``cut`` is that of
-    ``block_bounds``.
+    ``weight_decay`` a number, or one by parameter name (0 where it has none).
 
     Attributes:
         updates: made so far.
@@ -92,7 +92,6 @@ class Thor:
     trace_rule: TraceRule | None = None
     kl_clip: float | None = None
     formulas: str = "thor"
-    cut: str = "equal"
     updates: int = 0
     factors: dict = field(default_factory=dict)
     refreshed: dict = field(default_factory=dict)
@@ -134,7 +133,6 @@ class Thor:
                 *(a_factor, g_factor, positions, before[layer.name], damping),
                 split=self.split,
                 damping_split=self.damping_split,
-                cut=self.cut,
             )
         rate, factor = _at(self.learning_rate, self.updates), 1.0
         if self.kl_clip is not None:

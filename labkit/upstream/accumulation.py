@@ -17,7 +17,7 @@ from mindspore.dataset import Dataset
 from mindspore.train import Callback, RunContext
 
 from labkit.base import arguments
-from labkit.base.arguments import choice, integer, names_checked
+from labkit.base.arguments import choice, integer, names_checked, wrong
 from labkit.base.files import make_folder
 from labkit.errors import InputError, warn
 from labkit.steps.accumulation import AccumulatedStep
@@ -250,15 +250,13 @@ def _weight_beside(grad_sum: ParameterTuple, reduction: str | None = None) -> Pa
     Their ``reduction`` must be one, too: what one cell adds by weight the other divides by it.
     """
     if not len(grad_sum):
-        raise InputError("grad_sum is empty; expected one Parameter per trainable parameter")
+        raise InputError("grad_sum: expected one Parameter per trainable parameter, got none")
     first = grad_sum[0]
     if not hasattr(first, "labkit_weight_sum"):
         name = f"{first.name}.weight_sum"
         first.labkit_weight_sum = Parameter(Tensor(0.0, ms.float32), name, requires_grad=False)
     shared = getattr(first, "labkit_reduction", None) or reduction
     if reduction not in (None, shared):
-        raise InputError(
-            f"reduction is {reduction!r}, and {shared!r} in the other cell on this grad_sum"
-        )
+        raise wrong("reduction", reduction, f"{shared!r}, the other cell's on this grad_sum")
     first.labkit_reduction = shared
     return first.labkit_weight_sum

@@ -7,7 +7,7 @@ from labkit.algorithms.subspace import basis_files
 from labkit.algorithms.subspace.basis import Basis, Parameters, basis_of
 from labkit.algorithms.subspace.snapshot_files import snapshot_paths
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
-from labkit.base.arguments import names_checked
+from labkit.base.arguments import names_checked, wrong
 from labkit.errors import InputError
 from labkit.ranks.cluster import gather, rank_and_size
 
@@ -57,10 +57,8 @@ def basis_from(
         )
     basis = Basis.load(path, parameters)
     if len(basis.matrix) != components:
-        raise InputError(
-            f"n_components is {components}, and the basis in {path} has {len(basis.matrix)}; "
-            "expected the same number"
-        )
+        rows = len(basis.matrix)
+        raise wrong("n_components", components, f"{rows}, the number in the basis in {path}")
     if rank_and_size()[0] == 0:
         others = _other_snapshots(basis, snapshots, parameters)
         if basis_files.is_bare(path):

@@ -118,8 +118,8 @@ def boost_step(
     check_optimizer(optimizer)
     boost = read_boost(boost_level, boost_config_dict, missing=missing)
     _refuse_options(boost, options)
-    if basis is not None and "dim_reduce" not in boost.on:
-        raise InputError("got a basis, and dim_reduce is not turned on; expected both or neither")
+    if basis is not None:
+        _check_basis(basis, boost, boost_config_dict)
     step, used = _build(boost, loss_net, optimizer, basis, options)
     notes = [*boost.notes, *_notes_on_optimizer(boost, optimizer, step)]
     if notes:
@@ -173,15 +173,26 @@ def _build(
     return step, used | frozen
 
 
+def _check_basis(basis: Basis, boost: Boost, dictionary: Any) -> None:
+    """Refuse a basis beside a dictionary that says something else."""
+    kind = type(basis).__name__
+    if "dim_reduce" not in boost.on:
+        raise InputError(f"basis: expected None where dim_reduce is off, got a {kind}")
+    for name in ("pca_mat_path", "weight_load_dir"):
+        if boost.values[name] is not None:
+            raise InputError(f"basis: expected None where {name} is said, got a {kind}")
+    # ``boost.values`` has MindSpore's default of 32 where the dictionary says no number.
+    said = {"n_components", "n_component"} & dict(dictionary.get("dim_reduce", {})).keys()
+    components, rows = boost.values["n_components"], len(basis.matrix)
+    if said and components != rows:
+        raise wrong("n_components", components, f"{rows}, the number in the basis")
+
+
 def _basis(boost: Boost, basis: Basis | None, optimizer: nn.Optimizer) -> Basis:
+    if basis is not None:
+        return basis
     path, folder = boost.values["pca_mat_path"], boost.values["weight_load_dir"]
-    if basis is None:
-        return basis_from(path, folder, optimizer.parameters, boost.values["n_components"])
-    if path is not None or folder is not None:
-        raise InputError(
-            "got a basis, and pca_mat_path or weight_load_dir as well; expected one of them"
-        )
-    return basis
+    return basis_from(path, folder, optimizer.parameters, boost.values["n_components"])
 
 
 def _node_size(boost: Boost) -> int:

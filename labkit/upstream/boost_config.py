@@ -169,10 +169,8 @@ def _refuse_contradictions(level: str, on: Collection[str]) -> None:
         if {other, "dim_reduce"} <= set(on):
             raise InputError(f"{other} and dim_reduce are both True; expected one of them: {why}")
     if on and level == "O0":
-        raise InputError(
-            f"boost_level is 'O0', which changes nothing, and the dictionary turns on {_and(on)}; "
-            "expected boost_level 'O1' or 'O2'"
-        )
+        expected = f"'O1' or 'O2' where the dictionary turns on {_and(on)}"
+        raise arguments.wrong("boost_level", level, expected)
 
 
 def _checked_sections(dictionary: object) -> dict[str, Mapping[str, Any]]:

@@ -76,10 +76,8 @@ def checked_split(net: nn.Cell, indices: Sequence[int] | None) -> tuple[int, ...
     cells = (cell for _, cell in net.cells_and_names() if isinstance(cell, nn.Dense | nn.Conv2d))
     layers = sum(cell.weight.requires_grad for cell in cells)
     if indices[-1] >= layers:
-        raise InputError(
-            f"split_indices ends with {indices[-1]}; the network has {layers} layers with factors, "
-            f"0 to {layers - 1}"
-        )
+        expected = f"integers below {layers}, the number of layers with factors"
+        raise wrong("split_indices", indices, expected)
     return tuple(map(int, indices))
 
 
@@ -112,8 +110,7 @@ def loss_scale_of(manager: object, of_thor: float) -> tuple[Scale, str]:
             f"got a {type(manager).__name__}"
         )
     if of_thor not in right:
-        raise InputError(
-            f"loss_scale is {of_thor} in thor, and {value} in the loss_scale_manager, a "
-            f"{type(manager).__name__}; expected {' or '.join(map(str, right))} in thor"
-        )
+        beside = "no manager" if manager is None else f"a {type(manager).__name__} of {value}"
+        expected = f"{' or '.join(map(str, right))} beside {beside}"
+        raise wrong("loss_scale of thor", of_thor, expected)
     return scale, nonfinite

@@ -9,11 +9,11 @@ import pytest
 from mindspore.dataset import vision
 from PIL import Image
 
+from labkit.data.imagefiles import class_names
 from labkit.data.imagefolder import (
     MEAN,
     STD,
     check_same_classes,
-    classes,
     create_dataset,
     create_datasets,
 )
@@ -254,7 +254,7 @@ def both(tmp_path):
 
 def test_both_sets_and_their_classes(both):
     train, val, names = create_datasets(both, 10, augment=False, repeat_size=3, **SMALL)
-    assert names == classes(both / "train") == ("ant", "bee", "cow")
+    assert names == class_names(both / "train") == ("ant", "bee", "cow")
     assert (train.get_dataset_size(), val.get_dataset_size()) == (6, 3)
     assert numbers(val) == [[*range(10)], [*range(10, 20)], [20, 21, 22]]
     assert flat(numbers(train)) != flat(numbers(val))
@@ -301,11 +301,11 @@ def test_different_classes_are_refused_with_their_names(both):
     ("arguments", "message"),
     [
         ({"batch_size": 0}, "batch_size: expected an integer >= 1, got 0"),
-        ({"batch_size": 24}, "batch_size 24 is larger than the data: 23 images in"),
-        ({"batch_size": 12, "rank_size": 2}, "larger than the data: 11 images of 2 ranks"),
+        ({"batch_size": 24}, "batch_size: expected at most 23, the number of images in .*, got 24"),
+        ({"batch_size": 12, "rank_size": 2}, "at most 11, .* of each of 2 ranks in"),
         ({"rank_size": 0}, "rank_size: expected"),
         ({"rank_size": 2, "rank_id": 2}, "rank_id: expected an integer >= 0 and <= 1, got 2"),
-        ({"rank_size": 24, "do_train": False}, "23 images in .* are fewer than 24 ranks"),
+        ({"rank_size": 24, "do_train": False}, "rank_size: expected at most 23, .* got 24"),
         ({"do_train": 1}, "do_train: expected True or False"),
         ({"augment": None}, "augment: expected True or False"),
         ({"check": "yes"}, "check: expected True or False"),
@@ -318,7 +318,7 @@ def test_different_classes_are_refused_with_their_names(both):
         ({"std": (0.2, 0.0, 0.2)}, "std: expected three numbers from 1e-06 to 1"),
         ({"std": 0.5, "do_train": False, "backend": "pillow"}, "std: expected three numbers"),
         ({"backend": "pilow"}, "backend: expected .*Did you mean 'pillow'?"),
-        ({"backend": "pillow"}, 'backend is "pillow" with augmentation.*augment=False'),
+        ({"backend": "pillow"}, "backend: expected 'mindspore' or augment=False.*got 'pillow'"),
         ({"repeat_size": 0}, "repeat_size: expected"),
         ({"num_parallel_workers": 0}, "num_parallel_workers: expected"),
         ({"cache_session_id": 1}, "cache_session_id: .*got do_train=True"),

@@ -180,7 +180,10 @@ def test_options_reach_both_sides(large):
 def test_what_cannot_be_compared_is_refused(tmp_path, large):
     store(tmp_path, {"text.jpg": b"text"})
     for paths, image_size, message in (
-        ([], 224, "paths: expected the paths of image files"),
+        ([], 224, r"paths: expected the paths of image files, in a list, got \[\]"),
+        ("one.jpg", 224, "paths: expected the paths of image files, in a list, got 'one.jpg'"),
+        (large[0], 224, "paths: expected the paths of image files, in a list, got PosixPath"),
+        (None, 224, "paths: expected the paths of image files, in a list, got None"),
         ([tmp_path / "text.jpg"], 224, "text.jpg cannot be read as an image"),
         ([tmp_path / "absent.jpg"], 224, "absent.jpg cannot be read as an image"),
         (large, 0, "image_size: expected"),
@@ -189,3 +192,17 @@ def test_what_cannot_be_compared_is_refused(tmp_path, large):
             preprocessing_differences(paths, image_size)
     with pytest.raises(InputError, match="resize: expected an integer >= "):
         pillow_preprocess(large[0], 32, 10)
+
+
+@pytest.mark.parametrize("name", ["mean", "std"])
+@pytest.mark.parametrize("values", [(0.5,), 0.5, (0.5,) * 4, "abc"])
+def test_a_mean_and_a_deviation_are_of_three_channels(large, name, values):
+    """NumPy would take one number for all three."""
+    named = {name: values}
+    message = f"{name}: expected three numbers from "
+    with pytest.raises(InputError, match=message):
+        parity.normalise(np.zeros((4, 4, 3), np.uint8), **({"mean": MEAN, "std": STD} | named))
+    with pytest.raises(InputError, match=message):
+        pillow_preprocess(large[0], **named)
+    with pytest.raises(InputError, match=message):
+        preprocessing_differences(large[:1], **named)

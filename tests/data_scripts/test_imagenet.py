@@ -122,7 +122,7 @@ def test_sources_that_do_not_hold_what_is_needed(archives, tmp_path):
     refused(archives, tmp_path / "out", "holds no ILSVRC2012_img_val.tar; expected a folder with")
 
 
-ONE = ("n00000001_0.JPEG", image(1))
+IMAGE = ("n00000001_0.JPEG", image(1))
 
 
 def inner(*members):
@@ -134,8 +134,8 @@ def inner(*members):
 # data/test_members.py and data/test_ilsvrc.py.
 HOSTILE = {
     "inner name": ("train", inner(("../x.JPEG", b"")), "n00000001.tar: .*leaves the folder"),
-    "no image": ("train", inner((ONE[0], b"<html>")), "'n00000001_0.JPEG' is no JPEG"),
-    "too few": ("train", inner(ONE), "n00000001 has 1 images in train; expected 2 to 4"),
+    "no image": ("train", inner((IMAGE[0], b"<html>")), "'n00000001_0.JPEG' is no JPEG"),
+    "too few": ("train", inner(IMAGE), "n00000001 has 1 images in train; expected 2 to 4"),
     "too many": (
         "train",
         inner(*((f"n00000001_{n}.JPEG", image(n)) for n in range(5))),
@@ -191,9 +191,9 @@ def test_a_kit_or_labels_that_do_not_fit_are_refused(archives, tmp_path, labels)
     [
         ({"only": "vall"}, "unknown split 'vall'.*Did you mean 'val'"),
         ({"classes": ["n00000004"]}, "unknown class 'n00000004'; expected one of 3, n00000001 to"),
-        ({"classes": ["cat"]}, "class 'cat'; expected nXXXXXXXX"),
+        ({"classes": ["cat"]}, "classes: expected names nXXXXXXXX, .*got 'cat'"),
         ({"first": 0}, "first: expected 1 or more, and not together with classes, got 0"),
-        ({"first": 4}, "the first 4 classes; there are 3"),
+        ({"first": 4}, "first: expected at most 3, the number of classes, got 4"),
         ({"first": 1, "classes": ["n00000001"]}, "not together with classes"),
         ({"folders": ("../x", "val")}, "expected two plain names"),
         ({"folders": ("x", "x")}, "expected two plain names"),

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from labkit.migration import recorded, rule  # noqa: E402
+from tests.support import texts  # noqa: E402
 from tests.support.data_archives import SCRIPTS, load  # noqa: E402
 
 # float64 sums in another order: 5e-15 measured with one thread instead of two.
@@ -55,8 +56,7 @@ def assert_same(today, shipped):
 
 def test_the_tiny_step_is_that_of_the_listing_in_the_lab(script, root, tmp_path, monkeypatch):
     """Its class stands in lab 02 to the letter, and its ten steps are what is shipped."""
-    notebook = json.loads((root / "notebooks" / "02_resnet50_migration.ipynb").read_text())
-    text = "\n\n".join("".join(cell["source"]) for cell in notebook["cells"])
+    text = texts.text_of(root / "notebooks" / "02_resnet50_migration.ipynb")
     listing = re.search(r"^class Tiny\(torch.*?^```", text, re.MULTILINE | re.DOTALL)[0]
     [shown] = ast.parse(listing[:-3]).body
     [used] = (

@@ -110,7 +110,8 @@ def test_an_empty_comparison_is_refused():
 
 
 def test_a_recorded_step_is_the_reference_and_nothing_else():
-    with pytest.raises(InputError, match="actual is a recorded step .*: give it as the reference"):
+    message = "actual: expected a traced step, got a recorded one .*: give it as the reference"
+    with pytest.raises(InputError, match=message):
         compare_step(digested(made()), made())
 
 
@@ -177,6 +178,12 @@ def test_tolerances_by_stage():
     assert {row.tolerance for row in rows if row.stage == "gradients"} == {1e-3}
     with pytest.raises(InputError, match="unknown stage 'gradient'.*Did you mean 'gradients'"):
         compare_step(actual, made(), {"gradient": 1.0})
+    for value in (None, -1e-5, float("nan"), "1e-5"):
+        message = f"tolerance\\['loss'\\]: expected a finite number >= 0, got {value!r}"
+        with pytest.raises(InputError, match=message):
+            compare_step(actual, made(), {"loss": value})
+    with pytest.raises(InputError, match="tolerance: expected a tolerance by stage, got 1e-05"):
+        compare_step(actual, made(), 1e-5)
     assert STEP_TOLERANCE["loss"] == 1e-5
 
 

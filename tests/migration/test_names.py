@@ -8,7 +8,6 @@ from mindspore import Parameter, Tensor, nn
 from labkit.errors import InputError
 from labkit.migration import load, match, pairs, state_dict
 from labkit.migration.names import renamed
-from labkit.nets.resnet import resnet
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -16,31 +15,6 @@ pytestmark = pytest.mark.usefixtures("runtime")
 def shapes(network, renames=None):
     """Arrays of the right shape by PyTorch name."""
     return {p.torch: np.zeros(p.torch_shape, np.float32) for p in pairs(network, renames)}
-
-
-def test_names_of_a_resnet_both_ways():
-    """For the other depths: tests/nets/test_resnet.py."""
-    pytest.importorskip("torch")
-    from labkit.nets import torch_resnet
-
-    network = resnet(18, 10)
-    theirs = {n: tuple(v.shape) for n, v in torch_resnet.resnet(18, 10).state_dict().items()}
-    paired = pairs(network)
-    ours = {p.torch: p.torch_shape for p in paired}
-    assert ours == {n: s for n, s in theirs.items() if not n.endswith("num_batches_tracked")}
-    own = {p.name: p.shape for p in network.get_parameters()}
-    assert {p.mindspore: p.shape for p in paired} == own and len(paired) == len(own)
-    assert {n: v.shape for n, v in state_dict(network).items()} == theirs
-    by_name = {p.torch: p.mindspore for p in paired}
-    for torch_name, name in {
-        "conv1.weight": "conv1.weight",
-        "bn1.weight": "bn1.gamma",
-        "bn1.bias": "bn1.beta",
-        "layer2.0.downsample.1.running_mean": "layer2.0.downsample.1.moving_mean",
-        "layer4.1.bn2.running_var": "layer4.1.bn2.moving_variance",
-        "fc.bias": "fc.bias",
-    }.items():
-        assert by_name[torch_name] == name
 
 
 # ---- a user's own network

@@ -294,6 +294,13 @@ def test_what_is_no_optimizer_is_refused(parts, optimizer):
         trace(network, loss, optimizer, *batch)
 
 
+def test_the_optimizer_of_some_parameters_alone_is_refused(parts):
+    network, loss, batch = parts
+    some = nn.SGD(network.trainable_params()[1:], 0.1)
+    with pytest.raises(InputError, match="optimizer: expected one of exactly network.trainable_p"):
+        trace(network, loss, some, *batch)
+
+
 def test_a_step_in_pynative_mode_is_that_of_graph_mode(parts):
     network, loss, batch = parts
     compiled = trace(network, loss, momentum(network, [0.1]), *batch)

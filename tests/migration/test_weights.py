@@ -3,9 +3,7 @@
 import os
 import pickle
 import random
-import subprocess
 import sys
-import textwrap
 
 import mindspore as ms
 import numpy as np
@@ -196,7 +194,7 @@ def test_the_prefix_of_data_parallel_is_pointed_out(tmp_path):
         load(network(), read_torch(path))
     load(network(), read_torch(path, prefix="module."))
     convert_file(path, tmp_path / "a.ckpt", network(), prefix="module.")
-    with pytest.raises(InputError, match="does not begin with the prefix 'net.'"):
+    with pytest.raises(InputError, match=r"prefix: expected .* got 'net.'. module\.\S+ does not"):
         read_torch(path, prefix="net.")
 
 
@@ -330,8 +328,10 @@ def test_empty_and_missing_files(tmp_path, suffix):
         read_torch(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(InputError, match="is not there"):
-        read_torch(path)
+    os.mkfifo(tmp_path / f"pipe{suffix}")
+    for other in (path, tmp_path / f"pipe{suffix}"):
+        with pytest.raises(InputError, match=f"got {other}, which is no regular file"):
+            read_torch(other)
 
 
 @pytest.mark.parametrize("name", ["a.ckpt", "a", "a.PTH", "a.npz"])
@@ -392,7 +392,7 @@ def test_safetensors_of_other_types_and_with_entries_are_refused(tmp_path):
     save_file({"w": torch.ones(2).to(torch.float8_e4m3fn)}, tmp_path / "a.safetensors")
     with pytest.raises(InputError, match="w: expected one of BF16, BOOL.* got F8_E4M3"):
         read_torch(tmp_path / "a.safetensors")
-    with pytest.raises(InputError, match="has no entries, only tensors; entry='model'"):
+    with pytest.raises(InputError, match="entry: expected None for .*, got 'model'"):
         read_torch(tmp_path / "a.safetensors", entry="model")
 
 
@@ -409,25 +409,6 @@ def test_without_pytorch_pth_files_are_refused_and_safetensors_are_not(tmp_path,
         write_torch(tmp_path / "new" / "b.pth", numbers())
     assert [path.name for path in tmp_path.iterdir()] == ["a.pth"]
     assert_bits(read_torch(write_torch(tmp_path / "a.safetensors", numbers())), numbers())
-
-
-def test_nothing_but_pth_files_needs_pytorch():
-    script = """
-        import sys
-        sys.modules["torch"] = None
-        import labkit
-        labkit.start("CPU")
-        from labkit.migration import recorded, rule, trace, write_torch
-        print(len(recorded.load("resnet18").stages))
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.getcwd()},
-        timeout=120,
-    )
-    assert done.stdout.splitlines()[-1:] == ["7"], done.stderr
 
 
 @pytest.mark.parametrize("version", ["2.5.1+cu124", "1.13.1", "unknown"])

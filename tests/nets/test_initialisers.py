@@ -296,11 +296,6 @@ def test_every_layer_of_mindspore_is_of_the_kind_its_name_says(module):
         assert issubclass(layer, DENSE) == (name in ("Dense", "Linear")), name
 
 
-def test_a_three_dimensional_batch_norm_is_found_by_what_it_holds():
-    cells = [cell for _, cell in nn.BatchNorm3d(4).cells_and_names()]
-    assert [isinstance(cell, NORMS) for cell in cells] == [False, True]
-
-
 def test_a_norm_that_is_none_is_refused():
     """It was a network without normalisation."""
     with pytest.raises(InputError, match="norm: expected one of 'batch', 'group', 'none'.*batch"):

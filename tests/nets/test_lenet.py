@@ -9,6 +9,7 @@ from labkit import LossNet
 from labkit.nets.lenet import LeNet5
 from tests.support.step_cells import digits, restore, snapshot
 from tests.support.tolerances import TOLERANCE
+from tests.support.torch_lenet import torch_lenet
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -39,7 +40,6 @@ def test_parameters_of_the_tutorial():
 @pytest.mark.parametrize("conv_bias", [False, True])
 def test_logits_are_those_of_pytorch(conv_bias):
     torch = pytest.importorskip("torch")
-    functional = torch.nn.functional
     random = np.random.default_rng(2)
     network = LeNet5(conv_bias=conv_bias)
     values = {
@@ -49,17 +49,10 @@ def test_logits_are_those_of_pytorch(conv_bias):
     restore(network, values)
     images, _ = digits(6)
     logits = network(Tensor(images))
-    w = {name: torch.from_numpy(value) for name, value in values.items()}
-    x = torch.from_numpy(images)
-    for layer in ("conv1", "conv2"):
-        x = functional.conv2d(x, w[f"{layer}.weight"], w.get(f"{layer}.bias"))
-        x = functional.max_pool2d(x.relu(), 2)
-    x = x.flatten(1)
-    for layer in ("fc1", "fc2", "fc3"):
-        x = functional.linear(x, w[f"{layer}.weight"], w[f"{layer}.bias"])
-        x = x if layer == "fc3" else x.relu()
-    assert logits.shape == (6, 10) and float(x.std()) > 0.1
-    np.testing.assert_allclose(logits.asnumpy(), x.numpy(), **TOLERANCE["logits against PyTorch"])
+    with torch.no_grad():
+        expected = torch_lenet(torch, values)(torch.from_numpy(images)).numpy()
+    assert logits.shape == (6, 10) and expected.std() > 0.1
+    np.testing.assert_allclose(logits.asnumpy(), expected, **TOLERANCE["logits against PyTorch"])
 
 
 class ReluFirst(LeNet5):

@@ -114,7 +114,7 @@ class TestNames:
 class TestCheckpoint:
     def test_of_the_documents_network_is_the_blogs_function(self, document):
         network, path = document
-        ours = resnet.blog_resnet50(10)
+        ours = resnet.resnet(50, 10, differences=resnet.BLOG)
         with pytest.warns(UserWarning, match=r"blocks pool behind a convolution \(layer2.0.e2.0"):
             load_network(ours, path)
         images = ms.Tensor(np.random.default_rng(1).normal(size=(2, 3, 64, 64)), ms.float32)

@@ -27,7 +27,7 @@ def test_weighted_mean_of_the_parts_is_the_whole(sizes):
 
 def test_weighted_mean_refuses_nothing_to_average():
     for gradients, weights in ([], []), ([[1.0]], [0.0]), ([[1.0]], [1.0, 2.0]):
-        with pytest.raises(InputError, match="expected as many weights"):
+        with pytest.raises(InputError, match="weights: expected one for each of"):
             reference.weighted_mean(gradients, weights)
 
 

@@ -5,26 +5,19 @@ import pytest
 
 from labkit import reference
 from labkit.errors import InputError
+from tests.support.torch_lenet import torch_lenet
 
 RANDOM = np.random.default_rng(0)
 IMAGES, LABELS = RANDOM.normal(size=(6, 1, 32, 32)), RANDOM.integers(0, 10, 6)
 
 
 def in_torch(torch, parameters, images, labels):
-    """Loss and gradients of the same network written with torch.nn.functional."""
-    f = torch.nn.functional
-    p = {n: torch.from_numpy(v.copy()).requires_grad_() for n, v in parameters.items()}
-    x = torch.from_numpy(images)
-    for name in ("conv1", "conv2"):
-        x = f.conv2d(x, p[f"{name}.weight"], p.get(f"{name}.bias"))
-        x = f.max_pool2d(f.relu(x), 2)
-    x = x.flatten(1)
-    for name in ("fc1", "fc2"):
-        x = f.relu(f.linear(x, p[f"{name}.weight"], p[f"{name}.bias"]))
-    x = f.linear(x, p["fc3.weight"], p["fc3.bias"])
-    loss = f.cross_entropy(x, torch.from_numpy(labels))
+    """Loss and gradients of the same network in PyTorch."""
+    network = torch_lenet(torch, parameters)
+    outputs = network(torch.from_numpy(images))
+    loss = torch.nn.functional.cross_entropy(outputs, torch.from_numpy(labels))
     loss.backward()
-    return loss.item(), {n: v.grad.numpy() for n, v in p.items()}
+    return loss.item(), {name: p.grad.numpy() for name, p in network.named_parameters()}
 
 
 @pytest.mark.parametrize("conv_bias", [False, True])

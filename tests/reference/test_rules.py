@@ -38,7 +38,7 @@ def test_the_trace_rule_at_its_thresholds(trace, decision):
 def test_a_trace_rule_whose_thresholds_cross_is_refused():
     assert TraceRule() == TraceRule(refresh=0.01, freeze=0.001)
     for refresh, freeze in ((0.001, 0.01), (0.1, -0.1), (math.nan, 0.1)):
-        with pytest.raises(InputError, match="expected refresh >= freeze"):
+        with pytest.raises(InputError, match="refresh, freeze: expected refresh >= freeze"):
             TraceRule(refresh, freeze)
 
 

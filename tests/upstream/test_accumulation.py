@@ -239,9 +239,9 @@ class TestRefused:
         optimizer = momentum(net)
         grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
         TrainForwardBackward(LossNet(net, loss_fn()), optimizer, grad_sum, reduction="sum")
-        with pytest.raises(InputError, match="reduction is 'mean', and 'sum' in the other cell"):
+        with pytest.raises(InputError, match="reduction: expected 'sum', .* got 'mean'"):
             TrainOptim(optimizer, grad_sum)
-        with pytest.raises(InputError, match="grad_sum is empty"):
+        with pytest.raises(InputError, match="grad_sum: expected one Parameter per .* got none"):
             TrainClear(ParameterTuple([]), ParameterTuple([]))
 
 
@@ -338,20 +338,3 @@ def test_every_name_of_the_tutorial_is_there():
     names = "_sum_op _clear_op _cumulative_grad _clear_grad_sum TrainForwardBackward TrainOptim"
     for name in f"{names} TrainClear GradientAccumulation".split():
         assert getattr(labkit, name) is getattr(accumulation, name)
-
-
-def test_the_two_operations_add_and_clear():
-    buffer = ms.Parameter(Tensor([1.0, 2.0]), name="buffer")
-    add, clear = labkit._sum_op, labkit._clear_op
-
-    class Both(nn.Cell):
-        def __init__(self):
-            super().__init__()
-            self.buffer = buffer
-
-        def construct(self, gradient, clears):
-            return clear(self.buffer, gradient) if clears else add(self.buffer, gradient)
-
-    for gradient, clears, expected in (([0.5, 0.25], False, [1.5, 2.25]), ([0.0, 0.0], True, 0)):
-        Both()(Tensor(gradient), clears)
-        np.testing.assert_array_equal(buffer.asnumpy(), expected)

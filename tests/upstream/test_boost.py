@@ -4,9 +4,6 @@ import copy
 import inspect
 import json
 import shutil
-import subprocess
-import sys
-import textwrap
 import warnings
 from dataclasses import fields
 
@@ -29,6 +26,7 @@ from labkit.steps.losses import LossNet
 from labkit.upstream import basis as basis_module
 from labkit.upstream import boost
 from tests.support.boost_words import ACCUMULATION, ADASUM, DIM_REDUCE, manual
+from tests.support.programs import run_code
 from tests.support.step_cells import (
     assert_bit_equal,
     momentum,
@@ -200,8 +198,19 @@ class TestDimReduce:
         _, loss_net, optimizer = parts()
         for name in ("pca_mat_path", "weight_load_dir"):
             words = manual("dim_reduce", dim_reduce={name: "somewhere"})
-            with pytest.raises(InputError, match="got a basis, and pca_mat_path or weight_load"):
+            with pytest.raises(InputError, match=f"basis: expected None where {name} is said, got"):
                 boost_step(loss_net, optimizer, "O1", words, basis=basis())
+
+    @pytest.mark.parametrize("name", ["n_components", "n_component"])
+    def test_the_dictionary_says_no_other_number_of_components(self, name):
+        _, loss_net, optimizer = parts()
+        words = manual("dim_reduce", dim_reduce={name: 5})
+        message = "n_components: expected 3, the number in the basis, got 5"
+        with pytest.raises(InputError, match=message):
+            boost_step(loss_net, optimizer, "O1", words, basis=basis())
+        words["dim_reduce"][name] = 3
+        step = boost_step(loss_net, optimizer, "O1", words, basis=basis())
+        assert step.settings["basis"] == basis().checksum
 
 
 @pytest.mark.filterwarnings("ignore:boost_step")
@@ -282,7 +291,7 @@ class TestTheBasisOfTheDictionary:
         self.step(weight_load_dir=folder)
         _, loss_net, optimizer = parts()
         words = manual("dim_reduce", dim_reduce={"pca_mat_path": folder / "pca_mat.npy"})
-        message = r"n_components is 32, and the basis in .*pca_mat\.npy has 3; expected the same"
+        message = r"n_components: expected 3, the number in the basis in .*pca_mat\.npy, got 32"
         with pytest.raises(InputError, match=message):
             boost_step(loss_net, optimizer, "O1", words)
         with pytest.raises(InputError, match="no folder of snapshots at"):
@@ -373,7 +382,7 @@ class TestRefused:
             (manual("grad_freeze"), {}, "expected parameters for 2 pieces of 3 and more"),
             (ADASUM, {}, "nothing to combine: 1 worker"),
             (ACCUMULATION, {"optimizer": "SGD"}, "optimizer: expected an nn.Optimizer, got a str"),
-            (ACCUMULATION, {"basis": object()}, "got a basis, and dim_reduce is not turned on"),
+            (ACCUMULATION, {"basis": object()}, "basis: expected None where dim_reduce is off"),
             (manual("dim_reduce"), {}, "weight_load_dir is None, and pca_mat_path None is no"),
         ],
     )
@@ -442,8 +451,7 @@ def test_mindspore_ignores_the_tutorials_keys_and_every_dictionary_but_the_first
     words = copy.deepcopy(DIM_REDUCE)
     words["common"]["device_num"], words["dim_reduce"]["n_component"] = 4, 5
     words["dim_reduce"]["rho"] = 0.3
-    command = [sys.executable, "-c", textwrap.dedent(UPSTREAM), json.dumps([words, ACCUMULATION])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_code(UPSTREAM, json.dumps([words, ACCUMULATION]))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     # The keys that the tutorial writes have no effect; the one whose name still stands has.

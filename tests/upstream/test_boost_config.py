@@ -209,7 +209,11 @@ REFUSED = [
     ("O1", manual("less_bn", "dim_reduce"), "less_bn and dim_reduce are both True"),
     ("O1", manual("grad_freeze", "dim_reduce"), "grad_freeze and dim_reduce are both True"),
     ("O1", manual("loss_scale_group"), "turns on loss_scale_group; labkit has no loss_scale_group"),
-    ("O0", DIM_REDUCE, "boost_level is 'O0', which changes nothing, and the dictionary turns on"),
+    (
+        "O0",
+        DIM_REDUCE,
+        "boost_level: expected 'O1' or 'O2' where the dictionary turns on dim_reduce",
+    ),
     ("O1", manual("adasum", "dim_reduce"), "adasum and dim_reduce are both True"),
     ("O0", {"boost": {"adasum": True}}, "adasum of boost is True, and mode 'auto' takes what boo"),
     ("O2", {"boost": {"less_bn": False}}, "less_bn of boost is False, and mode 'auto'"),

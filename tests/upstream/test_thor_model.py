@@ -354,10 +354,10 @@ class TestLossScale:
     @pytest.mark.parametrize(
         ("manager", "said", "message"),
         [
-            (None, 128, "loss_scale is 128.0 in thor, and 1.0 .*expected 1.0 in thor"),
-            (FIXED(128, drop_overflow_update=False), 1.0, "1.0 in thor, and 128.0 .*ted 128.0 in"),
-            (FIXED(128), 64, "64.0 in thor, and 128.0 .*expected 128.0 or 1.0 in thor"),
-            (amp.DynamicLossScaleManager(), 128, "a DynamicLossScaleManager; expected 1.0"),
+            (None, 128, "loss_scale of thor: expected 1.0 beside no manager, got 128.0"),
+            (FIXED(128, drop_overflow_update=False), 1.0, "expected 128.0 beside a Fixed.*got 1.0"),
+            (FIXED(128), 64, "expected 128.0 or 1.0 beside a FixedLossScaleManager.* got 64.0"),
+            (amp.DynamicLossScaleManager(), 128, "expected 1.0 beside a DynamicLossScaleManager"),
             (128, 128, "loss_scale_manager: expected FixedLossScaleManager.* got a int"),
             (DynamicLossScale(), 1.0, "loss_scale_manager: .* got a DynamicLossScale"),
         ],
