@@ -79,12 +79,6 @@ class WorkerFailed(RuntimeError):
 
     Args:
         message: what happened, and where.
-        ranks: as above, as are the others.
-        exit_code: of the process.
-        signal: that ended it.
-        tail: of its log.
-        logs: of all ranks.
-        output: of all ranks.
     """
 
     def __init__(
@@ -109,14 +103,4 @@ class WorkerFailed(RuntimeError):
 
 
 class WorkersTimedOut(WorkerFailed, TimeoutError):
-    """Ranks that had not ended when the time was up; ``tail`` ends with where each one was.
-
-    Args:
-        message: as in ``WorkerFailed``, as are the others.
-        ranks: that had not ended.
-        exit_code: None.
-        signal: None.
-        tail: of the logs.
-        logs: of all ranks.
-        output: of all ranks.
-    """
+    """Ranks that had not ended when the time was up; ``tail`` ends with where each one was."""

@@ -1,4 +1,4 @@
-# What all scripts of recipes share; each sets $usage, and uses what is set here.
+# What all scripts of recipes share. Each sets $usage, or calls what does.
 # shellcheck shell=sh disable=SC2034,SC2154
 unset CDPATH
 root=$(cd -- "$(dirname -- "$0")/../.." && pwd)
@@ -104,10 +104,19 @@ on_ranks() {
     labkit "$@"
 }
 
-# two_servers DATA [OPTION ...]: Adasum on the devices of server $SERVER_ID.
+# two_servers SERVER_ID DATA [OPTION ...]: Adasum on the devices of one of them. Its ranks are
+# SERVER_ID * DEVICE_NUM and those that follow.
 two_servers() {
-    data=$1
-    shift
+    usage="usage: $(basename "$0") DATA [OPTION ...]
+  DATA    folder with train/ and val/, or one folder a class
+  OPTION  of 'labkit train adasum', such as --batch_size 32
+From the environment: DEVICE_NUM, devices of each server (default 8), and MASTER, HOST:PORT of the
+first one; or RANK_TABLE_FILE, which says both. LOG_DIR (default RUN-log)"
+    [ $# -ge 2 ] || refuse "expected a folder"
+    data_folder "$2"
+    SERVER_ID=$1
+    data=$2
+    shift 2
     [ -z "${LOG_DIR-}" ] || set -- --log_dir "$LOG_DIR" "$@"
     if [ -n "${RANK_TABLE_FILE-}" ]; then
         [ -f "$RANK_TABLE_FILE" ] || refuse "RANK_TABLE_FILE is $RANK_TABLE_FILE, which is no file"
@@ -117,6 +126,25 @@ two_servers() {
         set -- --ranks "${DEVICE_NUM:-8}" --nodes 2 --master "$MASTER" "$@"
     fi
     labkit train adasum --node_rank "$SERVER_ID" --data_path "$data" "$@"
+}
+
+# evaluate_thor SETTINGS DATA CHECKPOINT [CONFIG] [OPTION ...]: SETTINGS by name, or "".
+evaluate_thor() {
+    usage="usage: $(basename "$0") DATA CHECKPOINT [CONFIG] [OPTION ...]
+  DATA        folder with ilsvrc/ and ilsvrc_eval/, or train/ and val/
+  CHECKPOINT  RUN/ckpt_0/resnet-EPOCH_STEP.ckpt or RUN/checkpoint/step-N.ckpt of a training
+  CONFIG      YAML file of settings, such as the models repository's
+  OPTION      of 'labkit eval thor', such as --batch_size 32"
+    settings=$1
+    shift
+    data_and_checkpoint "$@"
+    data=$1
+    checkpoint=$2
+    shift 2
+    if config_first "$@"; then set -- --config "$@"; fi
+    set -- --data_path "$data" --checkpoint_path "$checkpoint" "$@"
+    [ -z "$settings" ] || set -- --settings "$settings" "$@"
+    labkit eval thor "$@"
 }
 
 data_and_checkpoint() {

@@ -89,7 +89,7 @@ def agree(**values: object) -> None:
         others = [other for other in range(ranks) if (part[other] != part[0]).any()]
         if others:
             raise InputError(
-                f"rank {others[0]} has another {name} than rank 0 ({value} on this rank, {rank}); "
+                f"rank {others[0]} differs from rank 0 in {name} ({value} on this rank, {rank}); "
                 "expected the same on all ranks"
             )
 

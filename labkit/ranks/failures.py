@@ -170,7 +170,7 @@ def _cause(code: int | None, error: str | None, more: str = "") -> str:
         return cause
     if error is not None and _COLLECTIVE.search(error):
         # Its patience on CPU is 30 s, or MS_CPU_COMM_OP_TIMEOUT.
-        error += ": not every rank came in time; one has ended, or is behind"
+        error += ": not every rank arrived in time; one has ended, or is behind"
     return ("failed" + (f": {error}" if error else "")) + (f" (exit code {code})" if code else "")
 
 

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, AnyStr
+from typing import IO
 
 import psutil
 
@@ -56,7 +56,8 @@ def guarded(
         start_new_session=True,
         env=child_environment(),
     )
-    lifeline, output = pipes(guard)
+    lifeline, output = guard.stdin, guard.stdout
+    assert lifeline is not None and output is not None  # they are pipes
     lives = _is_ready(output)
     if not lives:
         _warn("did not start")
@@ -72,13 +73,6 @@ def guarded(
                 lifeline.close()
             output.close()
             guard.wait()
-
-
-def pipes(process: subprocess.Popen[AnyStr]) -> tuple[IO[AnyStr], IO[AnyStr]]:
-    """Return the standard input and output of a process that was started with a pipe for each."""
-    if process.stdin is None or process.stdout is None:
-        raise ValueError("a process without pipes; expected stdin=PIPE and stdout=PIPE")
-    return process.stdin, process.stdout
 
 
 def _is_ready(output: IO[bytes]) -> bool:

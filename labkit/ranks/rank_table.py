@@ -143,7 +143,7 @@ def write(table: Mapping[str, Any], path: str | os.PathLike) -> Path:
     check(table)
     path = arguments.path("path", path)
     if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: {path.parent} is no folder")
+        raise InputError(f"cannot write {path}: expected a folder, got {path.parent}")
     write_json(path, table, "the rank table", indent=4)
     return path
 

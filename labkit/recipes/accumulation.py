@@ -18,10 +18,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from labkit.recipes import accumulation_parts
+from labkit.recipes import lenet_parts, resnet50_parts
 from labkit.recipes.accumulation_config import NAMED, AccumulationConfig
 from labkit.recipes.recipe import Recipe
-from labkit.recipes.resnet50_parts import build_loss
 
 if TYPE_CHECKING:
     from mindspore import nn
@@ -39,7 +38,7 @@ def build_step(config: AccumulationConfig, network: nn.Cell, micro_batches: int)
 
     groups = decay_groups(network, config.weight_decay)
     return AccumulatedStep(
-        LossNet(network, build_loss(config)),
+        LossNet(network, resnet50_parts.build_loss(config)),
         nn.Momentum(groups, config.learning_rate, config.momentum),
         config.micro_steps,
         reduction=config.reduction,
@@ -59,7 +58,7 @@ RECIPE = Recipe(
     description=__doc__,
     named=NAMED,
     build_step=build_step,
-    parts=accumulation_parts,
+    parts=lambda config: resnet50_parts if config.network == "resnet" else lenet_parts,
     data="MNIST's train/ and test/; for a ResNet train/ and val/",
     updates=updates_in_epoch,
 )

@@ -10,7 +10,6 @@ from typing import Any
 from labkit.base.arguments import wrong
 from labkit.errors import InputError
 
-_SIZE = "image_size; training and evaluation have the same"
 _DEPTHS = {f"resnet{depth}": depth for depth in (18, 34, 50, 101, 152)}
 # conv_init, dense_init -> scheme of labkit.nets.initialisers.
 # HeUniform is the layers' own beginning, which train.py leaves.
@@ -70,7 +69,7 @@ def translated(content: Mapping[Any, Any], known: Container[str]) -> dict[Any, A
 def _image_size(rest: dict[Any, Any]) -> dict[str, Any]:
     sizes = [rest.pop(key) for key in ("train_image_size", "eval_image_size") if key in rest]
     if any(size != sizes[0] for size in sizes):
-        raise InputError(f"train_image_size and eval_image_size are {sizes}: {_SIZE}")
+        raise wrong("train_image_size and eval_image_size", sizes, "the same size twice")
     return {"image_size": sizes[0]} if sizes else {}
 
 
@@ -87,8 +86,8 @@ def _initialiser(rest: dict[Any, Any]) -> dict[str, Any]:
         return {}
     if named not in _SCHEMES:
         raise InputError(
-            f"conv_init and dense_init are {', '.join(named)}; expected XavierUniform "
-            "and TruncatedNormal, twice HeUniform, or the setting initialiser"
+            "conv_init and dense_init: expected XavierUniform and TruncatedNormal, twice "
+            f"HeUniform, or the setting initialiser, got {', '.join(named)}"
         )
     return {"initialiser": _SCHEMES[named]}
 

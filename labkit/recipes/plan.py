@@ -81,20 +81,21 @@ def make(
     if step_time is not None and measured is not None:
         raise InputError("got --step-time and --measured; expected one of them")
     runtime.start("CPU", config.seed)  # before MindSpore is imported
-    count, classes, source = recipe.parts.training_images(config, dataset_path)
+    parts = recipe.parts(config)
+    count, classes, source = parts.training_images(config, dataset_path)
     if images is not None:
         count, source = integer("images", images), "as given"
     if dataset_path is not None or config.class_num is None:
         config = with_classes(config, range(classes))
     steps = _steps(recipe, config, count, Path(dataset_path or "the plan"), devices)
-    network = recipe.parts.build_network(config)
+    network = parts.build_network(config)
     taken = costs_of(recipe, config, network, steps["in_an_epoch"], devices)
     return {
         "recipe": recipe.name,
         "settings": _settings(recipe, config, devices),
         "images": {"count": count, "source": source},
         "steps": steps,
-        "memory": _memory(taken, network, recipe.parts.image_shape(config), config.batch_size),
+        "memory": _memory(taken, network, parts.image_shape(config), config.batch_size),
         "network": _network(taken, devices),
         "files": taken.files,
         "hours": _hours(steps, step_time, measured, config),
@@ -129,11 +130,11 @@ def _hours(
 
 
 def _settings(recipe: Recipe, config: TrainingConfig, devices: int) -> dict[str, Any]:
-    node_size = getattr(config, "node_size", None)
+    node_size, parts = getattr(config, "node_size", None), recipe.parts(config)
     return {
-        "network": recipe.parts.network_name(config),
+        "network": parts.network_name(config),
         "classes": config.class_num,
-        "image_size": recipe.parts.image_shape(config)[-1],
+        "image_size": parts.image_shape(config)[-1],
         "batch_per_device": config.batch_size,
         "micro_steps": config.micro_steps,
         "devices": devices,

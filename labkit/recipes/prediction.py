@@ -86,10 +86,11 @@ def _probabilities(
 
     from labkit.recipes.resnet50_parts import load_network
 
-    network = recipe.parts.build_network(config)
+    parts = recipe.parts(config)
+    network = parts.build_network(config)
     load_network(network, checkpoint_path)
     network.set_train(False)
-    inputs = [recipe.parts.image(config, Path(image)) for image in images]
+    inputs = [parts.image(config, Path(image)) for image in images]
     logits = [
         network(Tensor(np.stack(inputs[begin : begin + _AT_ONCE]))).asnumpy()
         for begin in range(0, len(inputs), _AT_ONCE)

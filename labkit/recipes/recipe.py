@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from labkit import runtime
+from labkit.base.arguments import wrong
 from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.recipes import command, documents, out_of_memory, resnet50_parts, run_folder, settings
@@ -58,9 +60,9 @@ class Recipe:
         description: for ``--help``: the module's docstring.
         named: settings by name, the first of which are those without ``--settings``.
         build_step: (settings, network, micro-batches in an epoch) -> step cell.
-        parts: module of data and network: ``resnet50_parts``, or one that has its ``datasets``,
-            ``build_network``, ``network_name``, ``image``, ``image_shape``, ``training_images``
-            and ``build_evaluation_loss``.
+        parts: settings -> module of data and network: ``resnet50_parts``, or one that has its
+            ``datasets``, ``build_network``, ``network_name``, ``image``, ``image_shape`` and
+            ``training_images``.
         data: what is said of the folder of data.
         callbacks: (settings, network, micro-batches in an epoch, whether it resumes) -> what the
             first rank's training calls, and shows instead of the progress display; None: nothing.
@@ -77,7 +79,7 @@ class Recipe:
     description: str | None
     named: Mapping[str, TrainingConfig]
     build_step: Callable[[Any, nn.Cell, int], Step]
-    parts: Any = resnet50_parts
+    parts: Callable[[Any], ModuleType] = lambda config: resnet50_parts
     data: str = "train/ and val/ (or ilsvrc/ and ilsvrc_eval/), or one folder a class"
     callbacks: Callable[[Any, nn.Cell, int, bool], list[Callback]] | None = None
     evaluation: Callable[[Any, nn.Cell, Dataset, int], dict[str, float]] = evaluation
@@ -114,7 +116,7 @@ class Recipe:
                 and where ranks hold different weights, data or settings.
         """
         started = start(config, device, distribute, device_num)
-        train_set, val_set, classes = self.parts.datasets(
+        train_set, val_set, classes = self.parts(config).datasets(
             config, dataset_path, started.rank, started.ranks
         )
         config = resnet50_parts.with_classes(config, classes)
@@ -145,12 +147,12 @@ class Recipe:
             InputError: as ``train``, for a checkpoint of another network, and for other classes.
         """
         started = start(config, device, distribute, device_num)
-        _, val_set, classes = self.parts.datasets(
+        _, val_set, classes = self.parts(config).datasets(
             config, dataset_path, started.rank, started.ranks, only_evaluate=True
         )
         run_folder.check_classes(classes, run_folder.beside(checkpoint_path, run_folder.CLASSES))
         config = resnet50_parts.with_classes(config, classes)
-        network = self.parts.build_network(config)
+        network = self.parts(config).build_network(config)
         resnet50_parts.load_network(network, checkpoint_path)
         cluster.agree(config=config, classes=classes, weights=cluster.digest(network))
         with out_of_memory.advice(config.batch_size, config.micro_steps):
@@ -184,9 +186,14 @@ class _Training:
         return run / f"rank_{self.rank}" if self.recipe.folder_of_rank and self.ranks > 1 else run
 
     @property
+    def parts(self) -> ModuleType:
+        """The module of data and network."""
+        return self.recipe.parts(self.config)
+
+    @property
     def name(self) -> str:
         """The network's name."""
-        return self.recipe.parts.network_name(self.config)
+        return self.parts.network_name(self.config)
 
     @property
     def writes(self) -> bool:
@@ -200,7 +207,7 @@ class _Training:
             run_folder.check_resume(config, self.classes, self.folder)
         if recipe.check_classes is not None:
             recipe.check_classes(config, self.classes)
-        network = recipe.parts.build_network(config)
+        network = self.parts.build_network(config)
         micro_batches = train_set.get_dataset_size()
         step = recipe.build_step(config, network, micro_batches)
         cluster.agree(
@@ -220,7 +227,7 @@ class _Training:
             records = self._fit(step, train_set, callbacks)
             result = None
             if val_set is not None:
-                evaluated = resnet50_parts.in_float32(config, network, recipe.parts.build_network)
+                evaluated = resnet50_parts.in_float32(config, network, self.parts.build_network)
                 result = recipe.evaluation(config, evaluated, val_set, self.ranks)
             if self.rank == 0 and result is not None:
                 print(f"labkit: {summary(result)}", flush=True)
@@ -262,14 +269,13 @@ def start(
     """Call ``labkit.start`` and make sure that the ranks are as many as were asked for."""
     ranks = cluster.ranks_started()
     if not distribute and (ranks > 1 or (device_num or 1) > 1):
-        raise InputError(
-            f"{ranks} ranks were started and device_num is {device_num}, with run_distribute "
-            "False; expected --run_distribute True, or one rank"
+        raise wrong(
+            "run_distribute",
+            distribute,
+            f"True with {max(ranks, device_num or 1)} ranks, or one rank",
         )
     if device_num is not None and device_num != ranks:
-        raise InputError(
-            f"device_num is {device_num}, and {ranks} ranks were started; expected the same number"
-        )
+        raise wrong("device_num", device_num, f"{ranks}, the number of ranks started")
     check_ranks(config, ranks)
     started = runtime.start(device, config.seed, distribute=distribute)
     if started.ranks != ranks:

@@ -36,6 +36,7 @@ def datasets(
 ) -> tuple:
     """Return (training set or None, evaluation set or None, class names)."""
     from labkit.data import imagefolder
+    from labkit.data.imagefiles import class_names
 
     root, train_folder, val_folder = folders(dataset_path)
     share = (config.batch_size, ranks, rank)
@@ -46,10 +47,10 @@ def datasets(
     if only_evaluate:
         options["cache_session_id"] = config.cache_session_id
         val_set = imagefolder.create_dataset(val_folder, *share, do_train=False, **options)
-        return None, val_set, imagefolder.classes(val_folder)
+        return None, val_set, class_names(val_folder)
     if train_folder == root:
         train_set = imagefolder.create_dataset(root, *share, augment=config.augment, **options)
-        return train_set, None, imagefolder.classes(root)
+        return train_set, None, class_names(root)
     options |= {"train": train_folder.name, "val": val_folder.name, "augment": config.augment}
     options["cache_session_id"] = config.cache_session_id
     return imagefolder.create_datasets(root, *share, **options)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from labkit import runtime
-from labkit.base.arguments import integer
+from labkit.base.arguments import integer, wrong
 from labkit.base.files import make_folder
 from labkit.errors import InputError, WorkerFailed
 from labkit.ranks import msrun, plan, processes, rank_table
@@ -160,7 +160,7 @@ def _ranks_of(table: dict, node_rank: int, options: argparse.Namespace) -> int:
     ranks = counts.pop()
     for name, value in {"ranks": ranks, "nodes": len(servers)}.items():
         if (given := getattr(options, name)) not in (None, value):
-            raise InputError(f"--{name} is {given}, and the rank table has {value}")
+            raise wrong(f"--{name}", given, f"{value}, as in the rank table")
     first = node_rank * ranks
     for place, device in enumerate(servers[node_rank]["device"]):
         held, expected = (device["device_id"], device["rank_id"]), (str(place), str(first + place))

@@ -9,7 +9,7 @@ from mindspore.train import Callback, Model, RunContext
 
 from labkit.base.arguments import flag, integer, names_checked, wrong
 from labkit.base.progress import Progress
-from labkit.errors import InputError, nearest
+from labkit.errors import nearest
 from labkit.ranks import cluster
 from labkit.steps.step import Step
 from labkit.training import checkpoint, rank_state, sinking
@@ -256,7 +256,7 @@ class Checkpointer(Callback):
         # Not at an epoch's last micro-batch: the epoch's own checkpoint follows.
         if self._every and done % self._every == 0 and done % self._run.epoch_size:
             self._due = True
-        if self._due and self._run.step.can_be_saved:
+        if self._due and self._run.step.update.can_be_saved:
             self._save()
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
@@ -284,4 +284,4 @@ def _check_folder(
     if write not in (None, True, False):
         raise wrong("write", write, "None, True or False")
     if folder is None and (resume or every):
-        raise InputError("resume and checkpoint_every need a folder; folder is None")
+        raise wrong("folder", folder, "a path, for resume and checkpoint_every")

@@ -53,7 +53,7 @@ def _of_constants(then: dict[str, Any], step: Step) -> Differences:
     differ: Differences = {}
     for name in dict.fromkeys((*own, *theirs)):
         mine, other = own.get(name), theirs.get(name)
-        if isinstance(mine, dict) and numbers.is_one_each(other, mine):
+        if isinstance(mine, dict) and numbers.is_a_number_each(other, mine):
             other = dict(zip(mine, other, strict=True))  # noted without names, by their order
         if not _same(mine, other):
             differ |= _named(name, mine, other)

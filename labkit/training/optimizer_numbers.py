@@ -69,7 +69,7 @@ def constants(optimizer: nn.Optimizer) -> dict[str, Any]:
     names = [parameter.name for parameter in optimizer.parameters]
     for name, value, cell in _attributes(optimizer):
         if (numbers := _plain_numbers(value)) is not None:
-            if isinstance(cell, nn.Optimizer) and is_one_each(numbers, names):
+            if isinstance(cell, nn.Optimizer) and is_a_number_each(numbers, names):
                 numbers = dict(zip(names, numbers, strict=True))
             values[name] = numbers
     for place, cell in optimizer.cells_and_names():
@@ -180,7 +180,7 @@ def first_number(values: np.ndarray) -> float:
     return float(np.ravel(values)[0])
 
 
-def is_one_each(numbers: object, names: Iterable[str]) -> bool:
+def is_a_number_each(numbers: object, names: Iterable[str]) -> bool:
     """Return whether ``numbers`` is a list with a number for each of ``names``."""
     return isinstance(numbers, list) and len(numbers) == len(list(names))
 

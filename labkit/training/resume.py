@@ -1,7 +1,7 @@
 """Whether a checkpoint is this training's: what it shares with the step that goes on from it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,7 +36,7 @@ def refuse_others(own: Position, then: Position) -> None:
         if name == "settings":
             here, before = _differing_settings(own, then)
         if here != before:
-            raise InputError(f"cannot resume: {name} is {here}, the checkpoint's {before}")
+            raise InputError(f"cannot resume: {_expected(name, here, before)}")
 
 
 def _differing_settings(own: Position, then: Position) -> tuple[dict, dict]:
@@ -116,11 +116,11 @@ def settle_numbers(
     differ = differences(then, values, step)
     if differ and not take_new:
         raise InputError(
-            f"cannot resume: {_in_words(differ, 'the checkpoint has ')}; give the optimizer what "
+            f"cannot resume: {_in_words(differ, _expected)}; give the optimizer what "
             "it had, or resume='new settings' to go on with what it has now"
         )
     if differ and speaks:
-        print(f"labkit: new settings: {_in_words(differ, 'was ')}", flush=True)
+        print(f"labkit: new settings: {_in_words(differ, _changed)}", flush=True)
     if speaks and (names := not_compared(then, step)):
         print(
             f"labkit: not compared with the checkpoint's: {', '.join(names)}; resumed as if "
@@ -134,8 +134,16 @@ def settle_numbers(
             noted["parameters"][name] = begun[name]
 
 
-def _in_words(differ: Differences, before: str) -> str:
-    text = "; ".join(f"{name} is {own}, {before}{theirs}" for name, (own, theirs) in differ.items())
+def _expected(name: str, own: object, theirs: object) -> str:
+    return f"{name}: expected {theirs}, as in the checkpoint, got {own}"
+
+
+def _changed(name: str, own: object, theirs: object) -> str:
+    return f"{name} is {own}, was {theirs}"
+
+
+def _in_words(differ: Differences, say: Callable[[str, object, object], str]) -> str:
+    text = "; ".join(say(name, own, theirs) for name, (own, theirs) in differ.items())
     # Of a file that may be anybody's; in a terminal, and in one line.
     return printable(text).replace("\n", "\\n")
 

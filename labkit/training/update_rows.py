@@ -27,7 +27,7 @@ def row_of(step: Step, epoch: int, seconds: float) -> dict[str, Any]:
         "loss": last.loss,
         "gradient_norm": last.gradient_norm,
         **rates,
-        **step.more_to_record,
+        **step.update.more_to_record,
         "seconds": round(seconds, 3),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }

@@ -9,81 +9,20 @@ of them or the program that has started them is killed. A failure prints the see
 """
 
 import argparse
-import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
-import psutil
-
-from labkit.training.records import read_records
-from tests.support.killed_training import MOMENTS, RANKS, STEPS
-from tests.support.trainings import ROOT, comparable
+from tests.support.killed_training import MOMENTS, SECONDS, STEPS, Failed, Training
+from tests.support.living import ranks_of
 
 KINDS = [kind for kind in STEPS if kind != "wide"]
 OUTSIDE = ("at any time", "while it trains")
 _MOST = 6  # kills of one training
-SECONDS = 300  # for a process to begin, or to end
-LAUNCH = (
-    "import sys; from labkit import launch; launch('-m', 'tests.support.killed_training', "
-    "*sys.argv[2:], workers=int(sys.argv[1]), timeout=600)"
-)
-
-
-class Failed(AssertionError):
-    """A training did not end as it should have."""
-
-
-class Training:
-    """One training in a folder of its own, which may take many processes."""
-
-    def __init__(self, kind, folder):
-        self.kind, self.folder, self.run = kind, Path(folder), Path(folder) / "run"
-        self.ranks = RANKS.get(kind, 1)
-        self.folder.mkdir()
-
-    def started(self, *moment):
-        """Start a process that goes on with the training; at a moment it kills itself."""
-        command = ["-m", "tests.support.killed_training", self.kind, str(self.folder), *moment]
-        if self.ranks > 1:
-            command = ["-c", LAUNCH, str(self.ranks), *command[2:]]
-        log = (self.folder / "log").open("ab")
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        return subprocess.Popen(
-            [sys.executable, *command], cwd=ROOT, stdout=log, stderr=log, env=environment
-        )
-
-    def ended(self):
-        return all((self.folder / f"ended-{rank}").exists() for rank in range(self.ranks))
-
-    def result(self):
-        """Return the digests of all ranks and the records."""
-        digests = [(self.folder / f"ended-{n}").read_text() for n in range(self.ranks)]
-        left = [path.name for path in self.run.rglob(".*")]
-        if left:
-            raise Failed(f"{left} left in {self.run}")
-        return digests, comparable(read_records(self.run / "records.csv").rows)
-
-    def to_its_end(self):
-        """Let it train in peace; return how it ended."""
-        process = self.started()
-        if process.wait(SECONDS) or not self.ended():
-            raise Failed(f"exit code {process.returncode}:\n{self.last_lines()}")
-        return self.result()
-
-    def last_lines(self):
-        return (self.folder / "log").read_text(errors="replace")[-3000:]
-
-    def written(self):
-        """Return what changes with each checkpoint and each record."""
-        names = {path.name for path in (self.run / "checkpoint").glob("step-*")}
-        records = self.run / "records.csv"
-        return names, records.stat().st_size if records.exists() else 0
 
 
 def killed_once(training, moment, draw):
@@ -95,14 +34,11 @@ def killed_once(training, moment, draw):
             _wait(training, process, before, moment, draw)
             victims = [process]
             if training.ranks > 1 and draw.random() < 0.7:
-                victims = _ranks(process) or victims
+                victims = [*ranks_of(process.pid).values()] or victims
             if process.poll() is None:
                 draw.choice(victims).kill()
-        code = process.wait(SECONDS)
     finally:
-        if process.poll() is None:
-            process.kill()
-    _all_over(training)
+        code = training.exit_code(process)
     # A launch whose rank was killed raises; one that had just ended was not killed after all.
     if code not in (0, -signal.SIGKILL) and training.ranks == 1:
         raise Failed(f"exit code {code}:\n{training.last_lines()}")
@@ -118,39 +54,6 @@ def _wait(training, process, before, moment, draw):
         if not begun and training.written() != before:
             begun, until = True, time.monotonic() + draw.uniform(0, 0.7)
         time.sleep(0.0005)
-
-
-def _ranks(process):
-    """Return the processes of the ranks that a launch has started."""
-    ranks = []
-    try:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            own = "tests.support.killed_training" in child.cmdline()
-            if own and child.environ().get("MS_ROLE") == "MS_WORKER":
-                ranks.append(child)
-    except psutil.Error:  # one that has just ended
-        pass
-    return ranks
-
-
-def _all_over(training):
-    """Wait until no process of the training is left; labkit ends those of ranks."""
-    until = time.monotonic() + SECONDS
-    while time.monotonic() < until:
-        arguments = map(_arguments, psutil.process_iter())
-        if not any(str(training.folder) in own for own in arguments):
-            return
-        time.sleep(0.1)
-    raise Failed(f"processes of {training.folder} are left")
-
-
-def _arguments(process):
-    try:
-        if process.status() == psutil.STATUS_ZOMBIE or process.pid == os.getpid():
-            return ()
-        return process.cmdline()
-    except psutil.Error:
-        return ()
 
 
 def campaign(kinds, kills, minutes, seed, folder, say=print):
@@ -194,7 +97,7 @@ def main():
     with tempfile.TemporaryDirectory(prefix="labkit-kills-") as folder:
         try:
             campaign(asked.only or KINDS, asked.kills, asked.minutes, asked.seed, folder)
-        except Failed as failure:
+        except AssertionError as failure:
             print(f"failed: {failure}", file=sys.stderr)
             return 1
     return 0

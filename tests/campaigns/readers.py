@@ -115,9 +115,9 @@ class Campaign:
                 for number in numbers:
                     if time.monotonic() > until:
                         return
-                    self._one(number, base, place, child)
+                    self._read(number, base, place, child)
 
-    def _one(self, number: int, base: Path, place: Path, child: Child) -> None:
+    def _read(self, number: int, base: Path, place: Path, child: Child) -> None:
         tree = self._make(random.Random(f"{self.tally.reader} {number}"))
         folder, out = place / "input", place / "out"
         for path in (folder, out):

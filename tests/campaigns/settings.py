@@ -3,12 +3,15 @@
 # ruff: noqa: E501 (tables of odd values)
 
 import functools
+import importlib
 import json
 import random
 from pathlib import Path
 
+from labkit.recipes import RECIPES
 from tests.campaigns.mutate import ODD, Tree, dumps, json_file, json_like, text_damaged
 from tests.campaigns.reader import Reader, with_special
+from tests.support.yaml_texts import bomb
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,14 +54,6 @@ _VALUES = (
     "%YAML 9.9", "--- 1\n--- 2", "...", "a: b: c", "\t1", "@", "`", "\u2028", "x" * 5000, "é", "=", "<<", "yes", "on",
     "1_000", "0.1e+400", "1e400", "+1", "--1", "1 2", "[1, 2]", "{a: 1}", "!!str 1", "# x", "", " ", "\0", "\x1b[2J", "\ud800",
 )  # fmt: skip
-
-
-def bomb(levels: int, width: int = 9) -> str:
-    """Return YAML of a few hundred bytes whose aliases make ``width`` ** ``levels`` texts."""
-    lines = [f"a0: &a0 [{', '.join(['x'] * width)}]"]
-    for n in range(1, levels):
-        lines.append(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]")
-    return "\n".join(lines) + "\n"
 
 
 def _make_yaml(rule: random.Random) -> Tree:
@@ -118,27 +113,13 @@ def _addresses(folder: Path, _out: Path):
     return ranktable.make("10.1.1.1", list(result.values()), list(result))
 
 
-def _recipes():
-    from labkit.recipes import (
-        accumulation_config,
-        adasum_config,
-        resnet50_config,
-        subspace_config,
-        thor_config,
-    )
-
-    modules = (resnet50_config, accumulation_config, thor_config, adasum_config, subspace_config)
-    for module in modules:
-        for name, kind in vars(module).items():
-            if name.endswith("Config") and kind.__module__ == module.__name__:
-                yield kind
-
-
-def _settings(which: int):
+def _settings(module: str):
     def read(folder: Path, out: Path):
         from labkit.recipes import settings
 
-        result = settings.read(list(_recipes())[which], folder / "settings.yaml")
+        recipe = importlib.import_module(f"labkit.recipes.{module}").RECIPE
+        kind = type(next(iter(recipe.named.values())))
+        result = settings.read(kind, folder / "settings.yaml")
         settings.write(result, out / "config.json")
         return settings.lines(result)
 
@@ -186,6 +167,6 @@ def _grid(folder: Path, _out: Path):
 
 READERS = {
     "ranktable": Reader(_make_table, (_rank_table, _merge, _addresses)),
-    "yaml": Reader(_make_yaml, tuple(map(_settings, range(6)))),
+    "yaml": Reader(_make_yaml, tuple(map(_settings, RECIPES.values()))),
     "parameters": Reader(_make_values, (_parameters("01"), _parameters("02"), _assignments, _grid)),
 }

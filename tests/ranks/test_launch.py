@@ -26,7 +26,7 @@ from labkit.ranks import plan as launch_plan
 from labkit.ranks.failures import Failures, culprit
 from labkit.ranks.launch import launch
 from labkit.ranks.msrun import SCHEDULER, Job
-from tests.support.living import is_alive, wait_until
+from tests.support.living import is_alive, ranks_of, wait_until
 from tests.support.ports import free_port
 from tests.support.programs import run_code
 
@@ -256,13 +256,12 @@ class TestProcesses:
         options = {"workers": 2, "timeout": TIMEOUT, "log_dir": tmp_path / "log", "cwd": tmp_path}
         outcome = begun(program(JOINED, head=""), 100_000, **options)
         wait_until(lambda: text(log).count("sum 3.0 of rank 1") > 3)
-        pids = {environment(pid).get("RANK_ID"): pid for pid in about(tmp_path)}
-        for rank, share in zip("01", equal_shares(2), strict=True):
-            for task in psutil.Process(pids[rank]).threads():
+        ranks = ranks_of(os.getpid())
+        for rank, share in enumerate(equal_shares(2)):
+            for task in ranks[rank].threads():
                 assert os.sched_getaffinity(task.id) == share  # a rank keeps to its cores
-        victim = pids["1"]
         killed = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
+        ranks[1].kill()
         error = outcome.exception(60)
         seconds = time.monotonic() - killed
         print(f"{seconds:.1f} s from SIGKILL to the error")
@@ -443,7 +442,10 @@ REFUSED = {
     "no folder": ({"cwd": "nowhere"}, "cwd: expected a folder, got .*nowhere, which is not there"),
     "cwd a file": ({"cwd": __file__}, "cwd: expected a folder, got .*, which is a file"),
     "log_dir": ({"log_dir": 3}, "log_dir: expected a folder, got 3"),
-    "log_dir a file": ({"log_dir": __file__}, "log_dir: expected a folder, got .*, which is a file"),
+    "log_dir a file": (
+        {"log_dir": __file__},
+        "log_dir: expected a folder, got .*, which is a file",
+    ),
     "in a file": ({"log_dir": f"{__file__}/log"}, "cannot be written"),
     "silence": (
         {"nodes": 2, "node_rank": 1, "master": "127.0.0.1:8118", "env": {"MS_NODE_TIMEOUT": "no"}},
@@ -605,7 +607,7 @@ class TestOtherNodes:
         error = self.first_cause(0, 1, log=self.COLLECTIVE)
         assert str(error).startswith(
             "rank 0 of 2 failed: RuntimeError: Launch kernel failed: Default/AllReduce-op0: not "
-            "every rank came in time; one has ended, or is behind (exit code 1)\n"
+            "every rank arrived in time; one has ended, or is behind (exit code 1)\n"
         )
 
 
@@ -656,12 +658,3 @@ class TestLogs:
         assert culprit(["s", 1], {"s": self.OWN, 0: "", 1: self.OWN}, last="s") == 1
         assert culprit(["s"], {"s": self.OWN, 0: "", 1: ""}, last="s") == "s"
         assert culprit([1], {"s": "", 0: self.OWN, 1: ""}, last="s") == 1
-
-
-def environment(pid):
-    """Variables of a rank, not of the scheduler; nothing of a process that is gone."""
-    try:
-        result = psutil.Process(pid).environ()
-    except psutil.Error:
-        return {}
-    return result if result.get("MS_ROLE") == "MS_WORKER" else {}

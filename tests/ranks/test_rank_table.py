@@ -7,11 +7,10 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from labkit.errors import InputError
 from labkit.ranks import rank_table as ranktable
-from labkit.tools import cli
+from tests.support.command import labkit
 
 NODE_0 = [f"192.{card}.27.{block}" for block in (6, 7) for card in (1, 2, 3, 4)]
 NODE_1 = [f"192.{card}.27.{block}" for block in (8, 9) for card in (1, 2, 3, 4)]
@@ -310,23 +309,22 @@ class TestCommand:
         monkeypatch.chdir(tmp_path)
         return tmp_path
 
-    def call(self, *arguments):
-        return CliRunner().invoke(cli.app, ["ranktable", *map(str, arguments)])
-
     def test_two_servers_from_their_files_to_the_tutorials_table(self, folder):
         for node, addresses in enumerate((NODE_0, NODE_1)):
             lines = [f"address_{n}={address}\n" for n, address in enumerate(addresses)]
             (folder / f"hccn{node}.conf").write_text("".join(lines))
-            done = self.call("make", SERVERS[node], "--hccn", f"hccn{node}.conf")
+            done = labkit("ranktable", "make", SERVERS[node], "--hccn", f"hccn{node}.conf")
             name = f"hccl_8p_01234567_{SERVERS[node]}.json"
             assert done.stdout == f"{name}: 1 server, 8 devices, ranks 0 to 7\n"
         assert json.loads((folder / f"hccl_8p_01234567_{SERVERS[0]}.json").read_text()) == (
             json.loads(EIGHT)
         )
-        done = self.call("merge", *(f"hccl_8p_01234567_{server}.json" for server in SERVERS))
+        done = labkit(
+            "ranktable", "merge", *(f"hccl_8p_01234567_{server}.json" for server in SERVERS)
+        )
         assert done.stdout == "hccl_2s_16p.json: 2 servers, 16 devices, ranks 0 to 15\n"
         assert json.loads((folder / "hccl_2s_16p.json").read_text()) == sixteen(SERVERS)
-        done = self.call("check", "hccl_2s_16p.json")
+        done = labkit("ranktable", "check", "hccl_2s_16p.json")
         assert (done.exit_code, done.stdout) == (
             0,
             "hccl_2s_16p.json: 2 servers, 16 devices, ranks 0 to 15\n",
@@ -337,7 +335,7 @@ class TestCommand:
             "address_1=1.1.1.2\nnetmask_1=255.255.255.0\naddress_0 = 1.1.1.1\naddress_5=1.1.1.3"
         )
         assert list(ranktable.read_addresses("hccn.conf")) == [0, 1, 5]
-        done = self.call("make", "10.0.0.1", "--hccn", "hccn.conf", "--devices", "5,0-1")
+        done = labkit("ranktable", "make", "10.0.0.1", "--hccn", "hccn.conf", "--devices", "5,0-1")
         assert done.exit_code == 0, done.stderr
         table = ranktable.read("hccl_3p_501_10.0.0.1.json")
         assert [list(entry.values()) for entry in devices(table)] == [
@@ -345,18 +343,20 @@ class TestCommand:
             ["0", "1.1.1.1", "1"],
             ["1", "1.1.1.2", "2"],
         ]
-        done = self.call("make", "10.0.0.1", "1.1.1.1", "--devices", "3", "--out", "one.json")
+        done = labkit(
+            "ranktable", "make", "10.0.0.1", "1.1.1.1", "--devices", "3", "--out", "one.json"
+        )
         assert done.stdout == "one.json: 1 server, 1 device, ranks 0 to 0\n"
         assert devices(ranktable.read("one.json"))[0]["device_id"] == "3"
 
     def test_all_files_are_checked(self, folder):
         (folder / "right.json").write_text(EIGHT)
         (folder / "16.json").write_text(json.dumps(sixteen()))
-        done = self.call("check", "nowhere.json", "16.json", "right.json")
+        done = labkit("ranktable", "check", "nowhere.json", "16.json", "right.json")
         assert done.exit_code == 2 and "starred out" in done.stderr
         assert done.stdout == "right.json: 1 server, 8 devices, ranks 0 to 7\n"
         assert done.stderr.startswith("labkit: cannot read nowhere.json")
-        assert self.call("check", "--masked", "16.json").exit_code == 0
+        assert labkit("ranktable", "check", "--masked", "16.json").exit_code == 0
 
     @pytest.mark.parametrize(
         ("arguments", "said"),
@@ -378,7 +378,7 @@ class TestCommand:
         (folder / "right.json").write_text(EIGHT)
         (folder / "one.conf").write_text("address_0=1.1.1.1\n")
         before = sorted(folder.iterdir())
-        done = self.call(*arguments)
+        done = labkit("ranktable", *arguments)
         assert done.exit_code == 2
         assert said in done.stderr and "Traceback" not in done.stderr and done.stdout == ""
         assert sorted(folder.iterdir()) == before

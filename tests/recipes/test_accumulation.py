@@ -10,7 +10,7 @@ from labkit.data import idx
 from labkit.errors import InputError
 from labkit.recipes import accumulation
 from labkit.recipes.accumulation_config import AccumulationConfig
-from labkit.recipes.accumulation_parts import build_network, datasets
+from labkit.recipes.lenet_parts import build_network, datasets
 from labkit.recipes.prediction import predict
 from tests.support.idx_files import write_idx
 

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from labkit.recipes import plan, resnet50_parts
 from labkit.recipes.recipe import Recipe
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.training.records import read_records
+from tests.support.programs import run_code
 from tests.support.recipes import NAMES, SETTINGS, arrays, newest, rates_of, recipe, settings
 from tests.support.step_cells import assert_bit_equal
 
@@ -254,7 +253,7 @@ for name in {NAMES!r}:
     except KeyboardInterrupt:
         print("started")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = run_code(code)
     assert done.stdout.split() == ["started"] * len(NAMES), done.stderr
 
 
@@ -318,7 +317,10 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            (["--set", "batch_size=61", "--set", "depth=18"], "batch_size 61 is larger than"),
+            (
+                ["--set", "batch_size=61", "--set", "depth=18"],
+                "batch_size: expected at most 40, the number",
+            ),
             (["--set", "class_num=9"], "class_num is 9, and the data has 10 classes"),
             (["--device_target", "GPU"], "device GPU was asked for and is not here"),
             (["--config", "none.yaml"], "none.yaml cannot be read"),

@@ -1,12 +1,12 @@
 """scripts/configs: the settings of every recipe as YAML files, and none besides."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 from labkit.errors import InputError
 from labkit.recipes import RECIPES, adasum_config, settings, thor_config
+from tests.support import modules
 from tests.support.recipes import recipe
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "write_configs.py"
@@ -21,9 +21,7 @@ def test_a_file_is_the_named_settings(module, name):
 
 
 def test_the_files_are_those_that_the_program_writes():
-    spec = importlib.util.spec_from_file_location("write_configs", SCRIPT)
-    program = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = modules.load(SCRIPT, "write_configs")
     there = {path.name: path.read_text() for path in (SCRIPT.parent / "configs").iterdir()}
     assert there == program.texts()
 

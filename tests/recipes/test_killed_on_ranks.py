@@ -6,10 +6,9 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
-from tests.support.living import MARK, marked, wait_until
+from tests.support.living import MARK, marked, ranks_of, wait_until
 from tests.support.trainings import ROOT
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("runtime")]
@@ -48,7 +47,7 @@ def test_a_rank_that_is_ended_by_sigterm_is_named(data, tmp_path, name):
         saved = (tmp_path / "run").rglob
         wait_until(lambda: [*saved("checkpoint/step-*")] or process.poll() is not None, 300)
         assert process.poll() is None, (tmp_path / "log").read_text(errors="replace")
-        worker(process.pid, rank=1).send_signal(signal.SIGTERM)
+        ranks_of(process.pid)[1].send_signal(signal.SIGTERM)
         assert process.wait(60) == 1
     finally:
         process.kill()
@@ -59,15 +58,3 @@ def test_a_rank_that_is_ended_by_sigterm_is_named(data, tmp_path, name):
     assert f"{name}: rank 1 of 2 was ended by SIGTERM: from outside" in said
     assert re.search(r"log: \S*worker_1\.log", said)
     assert "top_1_accuracy" not in said
-
-
-def worker(pid, rank):
-    """The process of a rank that a command has started."""
-    for child in psutil.Process(pid).children(recursive=True):
-        try:
-            environment = child.environ()
-        except psutil.Error:  # one that has just ended
-            continue
-        if (environment.get("MS_ROLE"), environment.get("RANK_ID")) == ("MS_WORKER", str(rank)):
-            return child
-    raise AssertionError(f"{pid} has no rank {rank}")

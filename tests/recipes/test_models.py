@@ -90,8 +90,8 @@ REFUSED = {
     "optimizer: Momentum": "optimizer: expected Thor, this recipe's, got 'Momentum'",
     "optimizer: LARS": "expected Thor",
     "net_name: se-resnet50": "net_name: expected one of resnet18",
-    "train_image_size: 32\neval_image_size: 64": "training and evaluation have the same",
-    "conv_init: HeUniform\ndense_init: TruncatedNormal": "conv_init and dense_init are",
+    "train_image_size: 32\neval_image_size: 64": "expected the same size twice, got [32, 64]",
+    "conv_init: HeUniform\ndense_init: TruncatedNormal": "got HeUniform, TruncatedNormal",
     "enable_cache: True": "expected cache_session_id",
     "enable_cache: True\ncache_session_id: ''": "expected cache_session_id",
     "boost_mode: O1": "labkit.boost_step takes its levels. Expected 'O0'",
@@ -102,7 +102,7 @@ REFUSED = {
     "first_stride: 1": "first_stride is 1: stride of the first convolution. Expected 2",
     "optimizer: [Thor]": "optimizer: expected Thor, this recipe's, got ['Thor']",
     "net_name: [resnet50]": "got \"['resnet50']\"",
-    "conv_init: [a]\ndense_init: {b: 1}": "conv_init and dense_init are ['a'], {'b': 1}",
+    "conv_init: [a]\ndense_init: {b: 1}": "initialiser, got ['a'], {'b': 1}",
 }
 
 

@@ -10,10 +10,11 @@ import json
 import numpy as np
 import pytest
 
+from labkit.errors import WorkerFailed
 from labkit.nets import resnet
 from labkit.recipes import resnet50
 from tests.support import recipes_on_ranks
-from tests.support.msrun import msrun
+from tests.support.msrun import msrun, rank_results
 from tests.support.recipes import Kept, group_norm, newest, recipe, settings, shrink
 from tests.support.step_cells import assert_bit_equal, assert_close
 from tests.support.tolerances import TOLERANCE
@@ -36,10 +37,9 @@ def data(digits):
 def ranks(data, root, tmp_path_factory):
     """What both ranks said, their Parameters, and the folder they wrote to."""
     out = tmp_path_factory.mktemp("ranks")
-    code, logs = msrun(out, recipes_on_ranks.__file__, data, out, root=root)
-    assert code == 0, logs
+    arrays = rank_results(out, recipes_on_ranks.__file__, data, out, root=root)
     said = [json.loads((out / f"rank{rank}.json").read_text()) for rank in range(2)]
-    return said, [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)], out
+    return said, arrays, out
 
 
 def of(arrays, label):
@@ -66,8 +66,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(ranks, whole, resumed):
 def tiny(patch, norm=None):
     """``shrink``, until the patch is undone."""
     patch.setattr(resnet, "_DEPTHS", dict(resnet._DEPTHS))
-    for name in ("_bn", "_bn_last"):
-        patch.setattr(resnet, name, getattr(resnet, name))
+    patch.setattr(resnet, "_bn", resnet._bn)
     shrink(norm)
 
 
@@ -153,9 +152,9 @@ def test_the_search_has_taken_steps(ranks):
     ("which", "message"),
     [
         ("again", "holds an earlier training"),
-        ("disagree", "rank 1 has another number than rank 0"),
-        ("config", "rank 1 has another config than rank 0"),
-        ("weights", "rank 1 has another weights than rank 0"),
+        ("disagree", "rank 1 differs from rank 0 in number"),
+        ("config", "rank 1 differs from rank 0 in config"),
+        ("weights", "rank 1 differs from rank 0 in weights"),
         ("servers", "node_size is 8 and there are 2 ranks; expected a divisor"),
     ],
 )
@@ -172,8 +171,10 @@ def test_what_is_gathered_is_bit_exact(ranks):
 
 def test_what_does_not_fit_ends_all_ranks(root, data, tmp_path):
     """What else is refused before the ranks meet: test_resnet50.py."""
-    program = ("python", "-m", "labkit.recipes.resnet50", "train", "--dataset_path", data)
+    program = ("-m", "labkit.recipes.resnet50", "train", "--dataset_path", data)
     options = ("--run_distribute", "True", "--device_num", "3")
-    code, logs = msrun(tmp_path, *program, *options, root=root)
-    assert code != 0 and "device_num is 3, and 2 ranks were started" in logs
+    with pytest.raises(
+        WorkerFailed, match="device_num: expected 2, the number of ranks started, got 3"
+    ):
+        msrun(tmp_path, *program, *options, root=root)
     assert not (tmp_path / "runs").exists()

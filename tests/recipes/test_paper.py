@@ -27,7 +27,7 @@ LABS = {
         {"resnet50": ADASUM["one_device"]},
     ),
     "05_dimension_reduction_in_depth": (
-        {"one": StageOneConfig(), "STAGE_TWO": STAGE_TWO},
+        {"stage_one": StageOneConfig(), "STAGE_TWO": STAGE_TWO},
         {
             "stage_1": StageOneConfig(snapshot_start_epoch=31),
             "stage_2": STAGE_TWO["tutorial"],

@@ -1,8 +1,6 @@
 """A plan against what the training itself does: its loader, its step, its records."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +11,7 @@ from labkit.recipes import plan, run_folder
 from labkit.recipes import settings as rules
 from labkit.recipes.command import main
 from labkit.recipes.costs import activations_of
+from tests.support.programs import run_code
 from tests.support.recipes import NAMES, recipe, settings
 
 pytestmark = pytest.mark.usefixtures("runtime", "small")
@@ -37,7 +36,7 @@ def bytes_of(parameters):
 def real_step(name, config, micro_batches=4):
     """(network, step as the training builds it, bytes of its share of a basis)."""
     module = recipe(name)
-    network = module.RECIPE.parts.build_network(config)
+    network = module.RECIPE.parts(config).build_network(config)
     if name != "subspace_stage_2":
         return network, module.build_step(config, network, micro_batches), 0
     from labkit.algorithms.subspace import SubspaceStep
@@ -92,15 +91,16 @@ class TestSteps:
         planned = plan.make(module, config, ranks, dataset_path=data)
         assert planned["images"]["count"] == 40 and str(data) in planned["images"]["source"]
         for rank in range(ranks):
-            train_set, _, classes = module.parts.datasets(config, data, rank, ranks)
+            train_set, _, classes = module.parts(config).datasets(config, data, rank, ranks)
             assert train_set.get_dataset_size() == planned["steps"]["in_an_epoch"]
             assert (config.class_num or len(classes)) == planned["settings"]["classes"]
 
     @pytest.mark.parametrize("ranks", [1, 7])
     def test_are_those_of_mnists_loader(self, mnist, ranks, tmp_path):
         source = recipe("accumulation").RECIPE
-        train_set, _, classes = source.parts.datasets(source.named["lenet"], mnist, 0, ranks)
-        planned = plan.make(source, source.named["lenet"], ranks, dataset_path=mnist)
+        config = source.named["lenet"]
+        train_set, _, classes = source.parts(config).datasets(config, mnist, 0, ranks)
+        planned = plan.make(source, config, ranks, dataset_path=mnist)
         assert planned["steps"]["in_an_epoch"] == train_set.get_dataset_size()
         assert planned["settings"]["classes"] == len(classes) == 10
         assert planned["settings"]["image_size"] == next(iter(train_set))[0].shape[-1] == 32
@@ -202,7 +202,8 @@ class TestMemory:
 
     def test_in_float16_but_for_batch_norm(self, tmp_path):
         config = settings("subspace_stage_1", tmp_path)
-        weights = recipe("subspace_stage_1").RECIPE.parts.build_network(config).trainable_params()
+        parts = recipe("subspace_stage_1").RECIPE.parts(config)
+        weights = parts.build_network(config).trainable_params()
         total = sum(p.size for p in weights)
         norms = sum(p.size for p in weights if p.name.endswith(("gamma", "beta")))
         during = made("subspace_stage_1", tmp_path, precision="O2")["memory"]["during_an_update"]
@@ -231,7 +232,7 @@ class TestMemory:
         module = recipe(name).RECIPE
         network, step, _ = real_step(name, config)
         before = {p.name: p.asnumpy().copy() for p in step.get_parameters()}
-        shape = module.parts.image_shape(config)
+        shape = module.parts(config).image_shape(config)
         sizes = [activations_of(step, shape, batch) for batch in (1, 3, 1)]
         assert sizes[1] == 3 * sizes[0] == 3 * sizes[2] > 0
         for parameter in step.get_parameters():
@@ -270,7 +271,7 @@ class TestNetwork:
         planned = made("thor", tmp_path, 4, frequency=5)
         held, network = planned["memory"]["held"], planned["network"]
         config = settings("thor", tmp_path)
-        weights = recipe("thor").RECIPE.parts.build_network(config).trainable_params()
+        weights = recipe("thor").RECIPE.parts(config).build_network(config).trainable_params()
         layers = sum(p.ndim > 1 for p in weights)
         seldom = network["every"]["bytes"]
         assert network["every"]["updates"] == 5
@@ -335,7 +336,10 @@ class TestCommand:
             (["thor", "--set", "frequensy=8"], "Did you mean 'frequency'?"),
             (["thor", "--frequency", "0"], "frequency: expected"),
             (["thor", "--devices", "0"], "devices: expected an integer >= 1, got 0"),
-            (["thor", "--images", "100", "--devices", "8"], "batch_size 32 is larger than the"),
+            (
+                ["thor", "--images", "100", "--devices", "8"],
+                "batch_size: expected at most 12, the number of images of each of 8 ranks in",
+            ),
             (["thor", "--images", "0"], "images: expected an integer >= 1, got 0"),
             (["thor", "--step-time", "0"], "step-time"),
             (["thor", "--step-time", "nan"], "step-time"),
@@ -422,5 +426,5 @@ def test_help_needs_no_mindspore(words):
         f"try: app({words!r})\n"
         "except SystemExit as ended: print(ended.code, 'mindspore' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = run_code(code, check=True)
     assert done.stdout.splitlines()[-1] == "0 False" and "plan" in done.stdout

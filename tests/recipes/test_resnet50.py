@@ -249,11 +249,21 @@ class TestRanks:
     @pytest.mark.parametrize(
         ("started", "changed", "options", "message"),
         [
-            ("8", {}, {}, "8 ranks were started and device_num is None, with run_distribute False"),
-            ("1", {}, {"device_num": 2}, "1 ranks were started and device_num is 2"),
-            ("2", {}, {"device_num": 8, "distribute": True}, "device_num is 8, and 2 ranks were"),
-            ("1", {}, {"device_num": 8, "distribute": True}, "device_num is 8, and 1 ranks were"),
-            ("1", {}, {"device_num": 0}, "device_num is 0, and 1 ranks were"),
+            ("8", {}, {}, "run_distribute: expected True with 8 ranks, or one rank, got False"),
+            (
+                "1",
+                {},
+                {"device_num": 2},
+                "run_distribute: expected True with 2 ranks, or one rank, got False",
+            ),
+            ("2", {}, {"device_num": 8, "distribute": True}, "device_num: expected 2, "),
+            (
+                "1",
+                {},
+                {"device_num": 8, "distribute": True},
+                "device_num: expected 1, the number of ranks started, got 8",
+            ),
+            ("1", {}, {"device_num": 0}, "device_num: expected 1, "),
             ("", {}, {"distribute": True}, "was started alone"),
             (
                 "2",

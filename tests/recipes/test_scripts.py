@@ -26,7 +26,7 @@ from tests.support.shell_scripts import (
 )
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-STANDALONE, EVAL, DISTRIBUTE, ONE, TWO, THOR, THOR_GPU, THOR_EVAL, THOR_EVAL_GPU, *NODES = NAMES = (
+NAMES = (
     "resnet50/run_standalone_train.sh",
     "resnet50/run_eval.sh",
     "resnet50/run_distribute_train.sh",
@@ -39,6 +39,8 @@ STANDALONE, EVAL, DISTRIBUTE, ONE, TWO, THOR, THOR_GPU, THOR_EVAL, THOR_EVAL_GPU
     "adasum/run_node1.sh",
     "adasum/run_node2.sh",
 )
+STANDALONE, EVAL, DISTRIBUTE, STAGE_1, STAGE_2, *OTHERS = NAMES
+THOR, THOR_GPU, THOR_EVAL, THOR_EVAL_GPU, *NODES = OTHERS
 
 
 @pytest.fixture
@@ -103,24 +105,24 @@ CALLS = {
         {"MASTER_PORT": "9000", "LOG_DIR": "a log"},
         f"train resnet50{DATA} --ranks 2 --log_dir a log --master 127.0.0.1:9000",
     ),
-    "the tutorial's stage one": ((ONE, "my data"), {}, f"train subspace-1{DATA} --ranks 8"),
+    "the tutorial's stage one": ((STAGE_1, "my data"), {}, f"train subspace-1{DATA} --ranks 8"),
     "stage one on two": (
-        (ONE, "my data", "--resume"),
+        (STAGE_1, "my data", "--resume"),
         {"DEVICES": "2"},
         f"train subspace-1{DATA} --resume --ranks 2",
     ),
     "the tutorial's stage two": (
-        (TWO, "my data", "some.ckpt"),
+        (STAGE_2, "my data", "some.ckpt"),
         {},
         f"train subspace-2{DATA}{START} --ranks 8",
     ),
     "with a basis": (
-        (TWO, "my data", "some.ckpt", "pca mat.npy", "--trials", "2"),
+        (STAGE_2, "my data", "some.ckpt", "pca mat.npy", "--trials", "2"),
         {},
         f"train subspace-2{DATA}{START} --pca_mat_path pca mat.npy --trials 2 --ranks 8",
     ),
     "stage two alone": (
-        (TWO, "my data", "some.ckpt", "--seed", "2"),
+        (STAGE_2, "my data", "some.ckpt", "--seed", "2"),
         {"DEVICES": "1"},
         f"train subspace-2{DATA}{START} --seed 2",
     ),
@@ -253,13 +255,13 @@ WRONG = [
         (DISTRIBUTE, [devices, "my data"], {}, f"DEVICES is '{devices}'")
         for devices in ("0", "", "-1", "2x", "08", "my data")
     ),
-    (ONE, [], {}, "expected a folder"),
-    (ONE, ["none"], {}, "none is no folder"),
-    (TWO, ["my data"], {}, "expected a folder and a checkpoint"),
-    (TWO, ["none", "some.ckpt"], {}, "none is no folder"),
-    (TWO, ["my data", "none.ckpt"], {}, "none.ckpt is no file"),
-    (TWO, ["my data", "some.ckpt", "none.npy"], {}, "none.npy is no file"),
-    *((ONE, ["my data"], {"DEVICES": n}, f"DEVICES is '{n}'") for n in ("0", "", "two")),
+    (STAGE_1, [], {}, "expected a folder"),
+    (STAGE_1, ["none"], {}, "none is no folder"),
+    (STAGE_2, ["my data"], {}, "expected a folder and a checkpoint"),
+    (STAGE_2, ["none", "some.ckpt"], {}, "none is no folder"),
+    (STAGE_2, ["my data", "none.ckpt"], {}, "none.ckpt is no file"),
+    (STAGE_2, ["my data", "some.ckpt", "none.npy"], {}, "none.npy is no file"),
+    *((STAGE_1, ["my data"], {"DEVICES": n}, f"DEVICES is '{n}'") for n in ("0", "", "two")),
     (THOR, ["table.json"], {}, "expected a rank table and a folder"),
     (THOR, ["none.json", "my data"], {}, "none.json is no file"),
     (THOR, ["table.json", "my data", "none.yaml"], {}, "none.yaml is no file"),
@@ -284,7 +286,7 @@ def test_they_are_executable_and_posix(script):
     assert_executable_and_posix(SCRIPTS / script)
 
 
-@pytest.mark.parametrize("script", [EVAL, TWO])
+@pytest.mark.parametrize("script", [EVAL, STAGE_2])
 def test_bad_data_is_refused_by_the_real_program(tmp_path, script):
     (tmp_path / "bad.ckpt").write_text("no checkpoint")
     (tmp_path / "0").mkdir()
@@ -336,17 +338,17 @@ def test_two_ranks_train_both_stages(digits, tmp_path):
     """Stage two searches in directions of the four snapshots that stage one has kept."""
     data, epochs = digits(20, 10), ["--epoch_size", "2"]
     options = [*SMALL, *epochs, "--warmup_epochs", "0", "--lr_max", "0.02"]
-    trained(ONE, tmp_path, data, *options, "--snapshots_per_epoch", "2", DEVICES="2")
-    one, two = tmp_path / "runs" / "subspace" / "stage_1", tmp_path / "runs/subspace/stage_2"
-    assert_trained_on_two_ranks(one, epochs=2)
-    assert len(list((one / "checkpoint_pca").glob("step-*"))) == 4
-    start = one / "checkpoint" / "step-000000004.ckpt"
+    trained(STAGE_1, tmp_path, data, *options, "--snapshots_per_epoch", "2", DEVICES="2")
+    first, second = (tmp_path / "runs" / "subspace" / f"stage_{number}" for number in (1, 2))
+    assert_trained_on_two_ranks(first, epochs=2)
+    assert len(list((first / "checkpoint_pca").glob("step-*"))) == 4
+    start = first / "checkpoint" / "step-000000004.ckpt"
     options = [*SMALL, *epochs, "--n_components", "2"]
-    said = trained(TWO, tmp_path, data, start, *options, DEVICES="2")
+    said = trained(STAGE_2, tmp_path, data, start, *options, DEVICES="2")
     assert f"labkit: starts from {start}\n" in said
-    rows = assert_trained_on_two_ranks(two, epochs=2)
+    rows = assert_trained_on_two_ranks(second, epochs=2)
     assert all(int(row["trials"]) >= 1 for row in rows)
-    basis = np.load(one / "checkpoint_pca" / "pca_mat.npy").astype(np.float64)
+    basis = np.load(first / "checkpoint_pca" / "pca_mat.npy").astype(np.float64)
     assert basis.shape[0] == 2 and basis.shape[1] > 11_000_000  # ResNet-18's weights
     np.testing.assert_allclose(basis @ basis.T, np.eye(2), atol=1e-5)
 

@@ -118,7 +118,10 @@ WRONG = {
     "no number": (["--nodes", "2"], "expected --ranks N"),
     "both ways": (["--ranks", "2", "--run_distribute", "True"], "expected neither with --ranks"),
     "no master": (["--ranks", "2", "--nodes", "2"], "master: expected HOST:PORT"),
-    "more than the table has": (["--rank_table", "t.json", "--ranks", "3"], "the rank table has 2"),
+    "more than the table has": (
+        ["--rank_table", "t.json", "--ranks", "3"],
+        "--ranks: expected 2, as in the rank table, got 3",
+    ),
     "another server": (["--rank_table", "t.json", "--node_rank", "2"], ">= 0 and <= 1, got 2"),
     "no server": (["--rank_table", "t.json", "--node_rank", "-1"], ">= 0 and <= 1, got -1"),
     "unequal servers": (["--rank_table", "u.json"], "the servers have [1, 2] devices"),

@@ -33,7 +33,7 @@ SMALL = (
 ).split()
 LOST = "rank 1 of 2, on another node, stopped answering: "
 CUT_OFF = f"node 0 at {re.escape(MASTER)} cannot be reached [(][A-Z][a-z ]+[)]; rank 1 of 2 "
-GAVE_UP = ": not every rank came in time; one has ended, or is behind (exit code 1)\n"
+GAVE_UP = ": not every rank arrived in time; one has ended, or is behind (exit code 1)\n"
 ENDED = f"node 0 at {MASTER} has ended: the call there says why; rank 1 of 2 cannot go on"
 SECONDS = 90  # after which both have ended, whatever has happened to one
 TOGETHER = 600  # to start, compile and train an epoch: 35 to 60 s, above 300 where others compute

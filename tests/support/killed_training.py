@@ -1,18 +1,19 @@
 """The trainings that are killed: ``python -m tests.support.killed_training KIND FOLDER [MOMENT]``.
 
 Trains, or goes on, in FOLDER/run, and leaves in FOLDER/ended-RANK the SHA-256 of all Parameters. At
-MOMENT it sends SIGKILL to itself; without one that is left to others, or to nobody.
+MOMENT it sends SIGKILL to itself; without one that is left to others, or to nobody. ``Training`` is
+what starts it.
 """
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import nn
-from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback
 
 import labkit
@@ -24,12 +25,25 @@ from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
 from labkit.training.fit import fit
-from labkit.training.records import Records
+from labkit.training.records import Records, read_records
+from tests.support.living import MARK, marked, wait_until
 from tests.support.subspace_cells import basis_of
-from tests.support.trainings import dataset, digest, images_and_labels, loss_fn, make_step, network
+from tests.support.trainings import (
+    ROOT,
+    comparable,
+    dataset,
+    loss_fn,
+    make_step,
+    network,
+)
 
 EPOCHS, EVERY = 16, 3
 RANKS = {"two ranks": 2}
+SECONDS = 300  # for a process to begin, or to end
+LAUNCH = (
+    "import sys; from labkit import launch; launch('-m', 'tests.support.killed_training', "
+    "*sys.argv[2:], workers=int(sys.argv[1]), timeout=600)"
+)
 
 
 def loss_net(**options):
@@ -141,26 +155,83 @@ class Kill(Callback):
             die()
 
 
-def of_rank(rank, ranks):
-    """Shuffled batches of this rank's rows."""
-    ms.dataset.config.set_seed(1)
-    images, labels = images_and_labels(92)
-    images = (images - 128).transpose(0, 3, 1, 2) / 60
-    columns = ["images", "labels"]
-    shard = {"num_shards": ranks, "shard_id": rank}
-    return NumpySlicesDataset((images, labels), columns, shuffle=True, **shard).batch(4)
+class Failed(AssertionError):
+    """A training did not end as it should have."""
+
+
+class Training:
+    """One training in a folder of its own, which may take many processes."""
+
+    def __init__(self, kind, folder):
+        self.kind, self.folder, self.run = kind, Path(folder), Path(folder) / "run"
+        self.ranks = RANKS.get(kind, 1)
+        self.folder.mkdir()
+
+    def started(self, *moment):
+        """Start a process that goes on with the training; at a moment it kills itself."""
+        command = ["-m", "tests.support.killed_training", self.kind, str(self.folder), *moment]
+        if self.ranks > 1:
+            command = ["-c", LAUNCH, str(self.ranks), *command[2:]]
+        variables = os.environ | {"PYTHONPATH": str(ROOT), MARK: str(self.folder)}
+        with (self.folder / "log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, *command], cwd=ROOT, stdout=log, stderr=log, env=variables
+            )
+
+    def exit_code(self, process):
+        """Return how a process has ended, once none of the training is left; it ends here."""
+        try:
+            process.wait(SECONDS)
+        finally:
+            process.kill()
+            process.wait()
+        wait_until(lambda: not marked(self.folder), SECONDS)  # labkit ends those of ranks
+        return process.returncode
+
+    def ended(self):
+        return all((self.folder / f"ended-{rank}").exists() for rank in range(self.ranks))
+
+    def result(self):
+        """Return the digests of all ranks and the records."""
+        digests = [(self.folder / f"ended-{n}").read_text() for n in range(self.ranks)]
+        left = [path.name for path in self.run.rglob(".*")]
+        if left:
+            raise Failed(f"{left} left in {self.run}")
+        return digests, comparable(read_records(self.run / "records.csv").rows)
+
+    def to_its_end(self):
+        """Let it train in peace; return its result."""
+        code = self.exit_code(self.started())
+        if code or not self.ended():
+            raise Failed(f"exit code {code}:\n{self.last_lines()}")
+        return self.result()
+
+    def log(self):
+        """Return what all processes have printed, one after another."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def last_lines(self):
+        return self.log()[-3000:]
+
+    def written(self):
+        """Return what changes with each checkpoint and each record."""
+        names = {path.name for path in (self.run / "checkpoint").glob("step-*")}
+        records = self.run / "records.csv"
+        return names, records.stat().st_size if records.exists() else 0
 
 
 def main(kind, folder, moment=None):
     folder, ranks = Path(folder), RANKS.get(kind, 1)
     labkit.start("CPU", seed=1, distribute=ranks > 1)
     rank = cluster.rank_and_size()[0]
+    shard = {"num_shards": ranks, "shard_id": rank} if ranks > 1 else {}
+    data = dataset(46 * ranks, augment=ranks == 1, drop=kind != "wide" and ranks == 1, **shard)
     step = STEPS[kind]()
     if moment == "in_the_resume":
         MOMENTS[moment]()
     fit(
         step,
-        of_rank(rank, ranks) if ranks > 1 else dataset(augment=True, drop=kind != "wide"),
+        data,
         6 if kind == "wide" else EPOCHS,
         folder=folder / "run",
         resume=True,
@@ -168,7 +239,7 @@ def main(kind, folder, moment=None):
         progress=None,
         callbacks=[Kill(moment)],
     )
-    (folder / f"ended-{rank}").write_text(digest(step))
+    (folder / f"ended-{rank}").write_text(cluster.digest(step))
 
 
 if __name__ == "__main__":

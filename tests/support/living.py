@@ -42,11 +42,23 @@ def kill_marked(by):
                 os.kill(pid, signal.SIGKILL)
 
 
+def ranks_of(pid):
+    """Return {rank: its psutil.Process} of the living ranks that process ``pid`` has started."""
+    ranks = {}
+    with suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):  # a rank before its own children
+            with suppress(psutil.Error):  # one that has just ended
+                variables = child.environ()
+                if variables.get("MS_ROLE") == "MS_WORKER":
+                    ranks.setdefault(int(variables["RANK_ID"]), child)
+    return ranks
+
+
 def wait_until(condition, seconds=60):
     """Return once ``condition()`` is true; fail where it is not within so many seconds."""
     until = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < until
+        assert time.monotonic() < until, f"not within {seconds} s"
         time.sleep(0.02)
 
 

@@ -27,8 +27,8 @@ def refused(function):
     try:
         function()
     except InputError as error:
-        return np.array(str(error))
-    return np.array("nothing was refused")
+        return str(error)
+    return "nothing was refused"
 
 
 def operator_names(call, *arguments):

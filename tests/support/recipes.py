@@ -126,7 +126,7 @@ def shrink(norm=None):
     nums, *channels = LAYERS
     resnet._DEPTHS[18] = (nums, (_one_convolution(resnet), *channels))
     if norm is not None:
-        resnet._bn = resnet._bn_last = norm
+        resnet._bn = norm
 
 
 def _one_convolution(resnet):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.support.rank_programs import refused
 from tests.support.recipes import Kept, group_norm, newest, recipe, settings, shrink
 
 
@@ -32,12 +33,7 @@ class Trainings:
 
     def refused(self, label, call, *arguments, **options):
         """Note the message of the InputError that a call raises."""
-        from labkit.errors import InputError
-
-        try:
-            call(*arguments, **options)
-        except InputError as error:
-            self.said[label] = str(error)
+        self.said[label] = refused(lambda: call(*arguments, **options))
 
 
 def with_batch_norm(run, out):

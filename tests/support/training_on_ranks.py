@@ -11,9 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-import mindspore as ms
 import numpy as np
-from mindspore import nn
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback
 
@@ -21,28 +19,11 @@ EPOCHS = 3
 
 
 def data(rank, ranks, batch=4):
-    """Shuffled batches of this rank's part of 44 rows a rank; one row of rank 1 is not finite."""
-    from tests.support.trainings import images_and_labels
+    """Shuffled batches of this rank's part of 44 rows a rank; one row of all is not finite."""
+    from tests.support.trainings import dataset
 
-    ms.dataset.config.set_seed(1)
-    images, labels = images_and_labels(44 * ranks)
-    images = (images - 128).transpose(0, 3, 1, 2) / 60
-    images[1] = np.nan
-    columns = ["images", "labels"]
-    shard = {"num_shards": ranks, "shard_id": rank, "shuffle": False}
-    return NumpySlicesDataset((images, labels), columns, **shard).shuffle(20).batch(batch)
-
-
-def make_step():
-    """BatchNorm, a dynamic loss scale and groups: each rank holds what no other one does."""
-    from labkit import AccumulatedStep, LossNet
-    from labkit.steps.gradients import DynamicLossScale
-    from tests.support.trainings import loss_fn, network
-
-    net = network(norm=True)
-    optimizer = nn.Adam(net.trainable_params(), 0.02)
-    scale = DynamicLossScale(2.0**10, 2.0, 4)
-    return AccumulatedStep(LossNet(net, loss_fn()), optimizer, 4, loss_scale=scale)
+    shard = {"num_shards": ranks, "shard_id": rank}
+    return dataset(44 * ranks, batch, drop=False, spoiled_row=1, **shard)
 
 
 class Killed(Callback):
@@ -59,15 +40,11 @@ class Killed(Callback):
 def refusals(step, rank, ranks, out):
     """Return the errors of this rank where a rank, or all, cannot train."""
     from labkit import fit
-    from labkit.errors import InputError
+    from tests.support.rank_programs import refused
 
     def said(folder="run", rows=None, **options):
         options = {"epochs": EPOCHS, "resume": True, "progress": None} | options
-        try:
-            fit(step, rows or data(rank, ranks), folder=out / folder, **options)
-        except InputError as error:
-            return str(error)
-        return "trained"
+        return refused(lambda: fit(step, rows or data(rank, ranks), folder=out / folder, **options))
 
     return {
         "all insist": said(write=True),
@@ -86,18 +63,15 @@ def refusals(step, rank, ranks, out):
 def evaluation(step, rank):
     """Return what ``evaluate`` says over the ranks, where rank 1 holds a label of no class."""
     from labkit import evaluate
-    from labkit.errors import InputError
+    from tests.support.rank_programs import refused
     from tests.support.trainings import CLASSES, images_and_labels, loss_fn
 
     images, labels = images_and_labels(8)
     labels[5] = CLASSES if rank == 1 else 0
     arrays = images.transpose(0, 3, 1, 2), labels
     rows = NumpySlicesDataset(arrays, ["images", "labels"], shuffle=False).batch(4)
-    try:
-        evaluate(step.gradient.loss_net.network, loss_fn(), rows, over_ranks=True)
-    except InputError as error:
-        return str(error)
-    return "evaluated"
+    network = step.gradient.loss_net.network
+    return refused(lambda: evaluate(network, loss_fn(), rows, over_ranks=True))
 
 
 def other_rate(said, step):
@@ -115,11 +89,13 @@ def main(out, killed, refused):
     import labkit
     from labkit import fit
     from labkit.ranks import cluster
-    from tests.support.trainings import comparable, digest
+    from tests.support.killed_training import accumulation
+    from tests.support.trainings import comparable
 
     labkit.start("CPU", seed=1, distribute=True)
     rank, ranks = cluster.rank_and_size()
-    step = make_step()
+    # BatchNorm, a dynamic loss scale and groups: each rank holds what no other one does.
+    step = accumulation(norm=True)
     callbacks = [Killed(15)] if rank == killed else []
     records = fit(
         step,
@@ -130,7 +106,7 @@ def main(out, killed, refused):
         checkpoint_every=3,
         callbacks=callbacks,
     )
-    report = {"digest": digest(step), "records": comparable(records.rows)}
+    report = {"digest": cluster.digest(step), "records": comparable(records.rows)}
     own = ("moving_mean", "step.loss_scale", "step.dropped")
     parameters = step.get_parameters()
     report["own"] = {p.name: p.asnumpy().tolist() for p in parameters if p.name.endswith(own)}

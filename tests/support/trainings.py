@@ -3,10 +3,6 @@
 Distinct rows, shuffled anew in each epoch: a test of resume on repeated rows cannot see the order.
 """
 
-import hashlib
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import mindspore as ms
@@ -19,7 +15,6 @@ from labkit.steps.losses import LossNet
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES = 3
-SECONDS = 120  # after which ``python`` ends its process
 # What a resumed training cannot share with an uninterrupted one.
 OF_THE_PROCESS = ("seconds", "peak_memory_mb")
 
@@ -31,15 +26,20 @@ def images_and_labels(rows, dtype=np.float32):
     return images, random.integers(0, CLASSES, rows).astype(np.int32)
 
 
-def dataset(rows=46, batch=4, augment=False, workers=1, drop=True, spoiled_row=None, seed=1):
-    """Shuffled batches of images (B, 1, 4, 4) and labels; ``augment`` crops and flips at random."""
+def dataset(
+    rows=46, batch=4, augment=False, workers=1, drop=True, spoiled_row=None, seed=1, **shard
+):
+    """Shuffled batches of images (B, 1, 4, 4) and labels; ``augment`` crops and flips at random.
+
+    shard    num_shards and shard_id, of a rank's part
+    """
     ms.dataset.config.set_seed(seed)
     images, labels = images_and_labels(rows, np.uint8 if augment else np.float32)
     if spoiled_row is not None:
         images[spoiled_row] = np.nan
     scale = [vision.Rescale(1 / 60, -128 / 60), vision.HWC2CHW()]
     random = [vision.RandomCrop(4, padding=2), vision.RandomHorizontalFlip()] if augment else []
-    source = NumpySlicesDataset((images, labels), ["images", "labels"], shuffle=True)
+    source = NumpySlicesDataset((images, labels), ["images", "labels"], shuffle=True, **shard)
     source = source.map(random + scale, "images", num_parallel_workers=workers)
     source = source.map(transforms.TypeCast(ms.int32), "labels", num_parallel_workers=1)
     return source.shuffle(20).batch(batch, drop_remainder=drop)
@@ -75,29 +75,3 @@ def make_step(micro_steps=4, width=7, rate=0.02, **options):
 def comparable(rows):
     """Rows of records without what belongs to the process."""
     return [{k: v for k, v in row.items() if k not in OF_THE_PROCESS} for row in rows]
-
-
-def digest(cell):
-    """SHA-256 over names and bytes of every Parameter."""
-    sha = hashlib.sha256()
-    for parameter in sorted(cell.get_parameters(), key=lambda parameter: parameter.name):
-        sha.update(parameter.name.encode() + parameter.asnumpy().tobytes())
-    return sha.hexdigest()
-
-
-def python(code, *arguments, **environment):
-    """Run Python code in a new process that can import labkit and tests; None unsets a variable."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for name, value in environment.items():
-        variables.pop(name, None)
-        if value is not None:
-            variables[name] = value
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=variables,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )

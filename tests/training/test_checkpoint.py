@@ -232,6 +232,9 @@ def test_files_that_fit_is_not_the_writer_of(tmp_path, net):
         checkpoint.write(Net(), tmp_path / "a.ckpt", extra)
         with pytest.raises(InputError, match=words):
             checkpoint.load(net, tmp_path / "a.ckpt")
+    checkpoint.write(Net(), tmp_path / "step-000000001.ckpt")
+    with pytest.raises(InputError, match="got one without position"):
+        checkpoint.load_latest(net, tmp_path)
     with pytest.raises(InputError, match="no checkpoint at"):
         checkpoint.load(net, tmp_path / "none.ckpt")
     net.assert_untouched()

@@ -13,7 +13,7 @@ from labkit.errors import InputError
 from labkit.ranks import cluster
 from labkit.steps.losses import CrossEntropySmooth, LossNet
 from labkit.steps.plain import PlainStep
-from labkit.training.evaluation import MeanLoss, TopK, evaluate
+from labkit.training.evaluation import TopK, evaluate
 from tests.support.resuming import quiet_fit
 from tests.support.step_cells import assert_bit_equal, snapshot
 from tests.support.trainings import (
@@ -151,15 +151,6 @@ def test_counts_are_added_up_over_ranks_not_averaged(monkeypatch):
 def test_nothing_is_gathered_unless_asked_for(monkeypatch):
     monkeypatch.setattr(cluster, "gather", None)
     evaluate(network(), loss_fn(), dataset())
-
-
-def test_a_metric_can_be_cleared():
-    mean = MeanLoss()
-    mean.update(ms.Tensor(2.0), None, ms.Tensor([1, 2]))
-    assert mean.eval() == 2.0
-    mean.clear()
-    with pytest.raises(InputError, match="nothing to evaluate"):
-        mean.eval()
 
 
 @pytest.mark.parametrize("set_by_hand", [False, True])
@@ -305,4 +296,5 @@ def test_labels_of_any_type_of_integers(dtype):
         evaluate(nn.Identity(), nn.CrossEntropyLoss(), NumpySlicesDataset(columns).batch(6))
         for columns in ((logits, labels.astype(np.int32)), (logits, labels.astype(dtype)))
     ]
-    assert values[0] == values[1]
+    # To a bit of float32: MindSpore's own mean has another last one in 5 of 200 calls.
+    assert values[1] == pytest.approx(values[0], rel=2e-7)

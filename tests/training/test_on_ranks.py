@@ -68,15 +68,15 @@ def test_all_ranks_refuse_what_one_cannot_do(both):
     expected = {
         "all insist": "ranks 0 and 1 both have write=True for one folder",
         "one insists on what is none": "write: expected None, True or False, got 'yes'",
-        "other epochs": "rank 1 has another epochs than rank 0",
+        "other epochs": "rank 1 differs from rank 0 in epochs",
         "an earlier training": "holds an earlier training; give resume=True",
-        "one has no folder": "rank 1 has another number of micro-batches done than rank 0",
+        "one has no folder": "rank 1 differs from rank 0 in number of micro-batches done",
         "in use": "is in use by a test, process ",
-        "batches": "epoch_size is 22, the checkpoint's 11",
+        "batches": "epoch_size: expected 11, as in the checkpoint, got 22",
         "a label of no class": "label 3 at 1 is not of a class",
-        "one alone has other numbers": "learning_rate is 0.5, the checkpoint has 0.02",
+        "one alone has other numbers": "expected 0.02, as in the checkpoint, got 0.5",
     }
     for report in again:
         for what, words in expected.items():
             assert words in report["refused"][what], (what, report["refused"][what])
-        assert report["refused"]["resumed when ended"] == "trained"
+        assert report["refused"]["resumed when ended"] == "nothing was refused"

@@ -10,17 +10,15 @@ from mindspore import nn
 
 from labkit.algorithms.adasum import AdasumStep
 from labkit.algorithms.grad_freeze import FreezeSchedule, GradFreezeUpdate
-from labkit.algorithms.subspace import SubspaceStep
-from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor import ThorUpdate, TraceRule
 from labkit.steps.accumulation import AccumulatedStep
 from labkit.steps.gradients import DynamicLossScale
 from labkit.steps.losses import LossNet
 from labkit.steps.plain import PlainStep
 from labkit.training import checkpoint
 from labkit.training.records import read_records
-from tests.support.resuming import EPOCHS, Training, position_of
+from tests.support.resuming import EPOCHS, Training, position_of, subspace, thor
 from tests.support.step_cells import assert_bit_equal, restore, snapshot
-from tests.support.subspace_cells import basis_of
 from tests.support.trainings import comparable, dataset, loss_fn, make_step, network
 
 pytestmark = [
@@ -35,22 +33,6 @@ def plain():
     net = network()
     optimizer = nn.Momentum(net.trainable_params(), DECAYING(0.05, 0.9, 1), 0.9, 1e-3)
     return PlainStep(LossNet(net, loss_fn()), optimizer)
-
-
-def thor():
-    """Everything that has a state: rule, running average, schedules, batch norm."""
-    net = network(norm=True)
-    momentum = nn.Momentum(net.trainable_params(), DECAYING(0.05, 0.9, 1), 0.9, 1e-3)
-    return ThorStep(
-        LossNet(net, loss_fn()),
-        momentum,
-        0.3,
-        frequency=3,
-        factor_frequency=2,
-        factor_decay=0.7,
-        trace_rule=TraceRule(0.2, 0.02),
-        adapt_damping=LevenbergMarquardt(0.5),
-    )
 
 
 def accumulated_thor():
@@ -74,15 +56,6 @@ def freezing():
     groups = {parameter.name: place for place, parameter in enumerate(adam.parameters)}
     stage = GradFreezeUpdate(adam, FreezeSchedule(groups, np.array([0, 1, 0, 2, 3]), {}))
     return AccumulatedStep(LossNet(net, loss_fn()), adam, 2, update=stage)
-
-
-def subspace(**options):
-    """Everything that has a state: B, residual, Adam's moments, BatchNorm."""
-    net = network(norm=True)
-    parameters = net.trainable_params()
-    adam = nn.Adam(parameters, DECAYING(0.02, 0.9, 1))
-    basis = basis_of(parameters, 6, seed=0)
-    return SubspaceStep(LossNet(net, loss_fn()), adam, basis, alpha=0.5, **options)
 
 
 SCALE = DynamicLossScale(2.0**10, 2.0, 3)

@@ -1,7 +1,5 @@
 """Dataset sink mode: MindSpore's own, on CPU but for its queue (``tests/support/sinking.py``)."""
 
-import importlib.util
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from labkit.steps.options import DynamicLossScale
 from labkit.steps.plain import PlainStep
 from labkit.steps.update import UpdateStage
 from labkit.training.fit import EndOfEpoch
+from tests.support import modules
 from tests.support.resuming import EPOCHS, quiet_fit
 from tests.support.sinking import Queues
 from tests.support.step_cells import STEPS, assert_bit_equal, restore, snapshot
@@ -49,10 +48,7 @@ def queues(monkeypatch):
 def technique():
     """``Lookahead`` of examples/own_technique.py."""
     path = Path(__file__).parents[2] / "examples" / "own_technique.py"
-    spec = importlib.util.spec_from_file_location("own_technique_sunk", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # MindSpore looks there
-    spec.loader.exec_module(module)
-    return module.Lookahead
+    return modules.load(path, "own_technique_sunk").Lookahead
 
 
 def parts(norm=False, loss=None):
@@ -136,10 +132,10 @@ class TestSameNumbers:
         assert comparable(quiet_fit(step, data).rows) == comparable(records.rows)
 
     def test_a_data_set_serves_another_step_after_it(self, queues):
-        data, one, other = dataset(), plain(), accumulated()
-        for step in (one, other, one):
+        data, first, second = dataset(), plain(), accumulated()
+        for step in (first, second, first):
             quiet_fit(step, data, 1, dataset_sink_mode=True)
-        assert [step.last_update.number for step in (one, other)] == [2 * SIZE, 3]
+        assert [step.last_update.number for step in (first, second)] == [2 * SIZE, 3]
 
     def test_a_batch_that_is_not_finite_leaves_no_trace_and_is_said(self, monkeypatch, capsys):
         step = plain(norm=True)

@@ -1,4 +1,4 @@
-"""Data and network of ``labkit.recipes.accumulation``: LeNet-5 and MNIST, or those of the others.
+"""LeNet-5 and MNIST, for ``labkit.recipes.accumulation``; the others have ``resnet50_parts``.
 
 What needs MindSpore is imported when it is called, after ``labkit.start``.
 """
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from labkit.errors import InputError
-from labkit.recipes import resnet50_parts
 from labkit.recipes.accumulation_config import AccumulationConfig
 
 if TYPE_CHECKING:
@@ -29,10 +28,6 @@ def datasets(
     only_evaluate: bool = False,
 ) -> tuple:
     """Return (training set or None, evaluation set, class names)."""
-    if config.network == "resnet":
-        return resnet50_parts.datasets(
-            config, dataset_path, rank, ranks, only_evaluate=only_evaluate
-        )
     from labkit.data import mnist
 
     shared: dict[str, Any] = {
@@ -51,9 +46,7 @@ def datasets(
 def training_images(
     config: AccumulationConfig, dataset_path: str | Path | None
 ) -> tuple[int, int, str]:
-    """Return (images, classes, where that is from); for None those of MNIST, or ImageNet."""
-    if config.network == "resnet":
-        return resnet50_parts.training_images(config, dataset_path)
+    """Return (images, classes, where that is from); for None those of MNIST."""
     if dataset_path is None:
         return _MNIST, len(_DIGITS), "MNIST, since no data_path is given"
     from labkit.data import mnist
@@ -64,8 +57,6 @@ def training_images(
 
 def image_shape(config: AccumulationConfig) -> tuple[int, int, int]:
     """Return the shape of the network's input, without the batch."""
-    if config.network == "resnet":
-        return resnet50_parts.image_shape(config)
     from labkit.data.mnist import SIDE
 
     return 1, SIDE, SIDE
@@ -73,13 +64,11 @@ def image_shape(config: AccumulationConfig) -> tuple[int, int, int]:
 
 def network_name(config: AccumulationConfig) -> str:
     """Return what lines for people call the network."""
-    return resnet50_parts.network_name(config) if config.network == "resnet" else "LeNet-5"
+    return "LeNet-5"
 
 
 def build_network(config: AccumulationConfig) -> nn.Cell:
     """Return the network with its initial weights, the same on every rank right after ``start``."""
-    if config.network == "resnet":
-        return resnet50_parts.build_network(config)
     from labkit.nets.lenet import LeNet5
 
     assert config.class_num is not None  # see with_classes
@@ -87,12 +76,10 @@ def build_network(config: AccumulationConfig) -> nn.Cell:
 
 
 def image(config: AccumulationConfig, path: Path) -> np.ndarray:
-    """Return the network's input for a file of an image: (1, 32, 32) for LeNet.
+    """Return the network's input, (1, 32, 32), for a file of an image.
 
     MNIST's digits are white on black, 28 x 28.
     """
-    if config.network == "resnet":
-        return resnet50_parts.image(config, path)
     import numpy as np
     from PIL import Image
 
