@@ -50,7 +50,7 @@ def is_number(value: object) -> bool:
         return False
 
 
-def integer(name: str, value: object, at_least: int | None = 1, at_most: int | None = None) -> int:
+def integer(name: str, value: object, at_least: int = 1, at_most: int | None = None) -> int:
     """Return ``value`` as an int.
 
     Raises:

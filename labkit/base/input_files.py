@@ -87,9 +87,9 @@ def read_text(path: str | os.PathLike, limit: int = TEXT_BYTES) -> str:
         raise InputError(f"{path} is no UTF-8 text ({error.reason} at {error.start})") from error
 
 
-def read_json(path: str | os.PathLike, limit: int = TEXT_BYTES) -> Any:
+def read_json(path: str | os.PathLike) -> Any:
     """Return the value in a JSON file; errors as in ``read_text`` and ``parse_json``."""
-    return parse_json(read_text(path, limit))
+    return parse_json(read_text(path))
 
 
 def parse_json(text: str, object_pairs_hook: Callable | None = None) -> Any:

@@ -38,19 +38,18 @@ def is_headless() -> bool:
 
 
 class Progress:
-    """Progress through ``total`` steps; a context manager.
+    """Progress through ``total`` steps; a context manager. Where it is headless, plain lines.
 
     Args:
         name: what is under way
         total: number of steps
         done: steps done before this process (a resumed run)
-        headless: plain lines on standard output; by default as ``is_headless`` says
     """
 
-    def __init__(self, name: str, total: int, done: int = 0, headless: bool | None = None) -> None:
+    def __init__(self, name: str, total: int, done: int = 0) -> None:
         self.name, self.total, self.done = name, total, done
         self._bar = None
-        if not (is_headless() if headless is None else headless):
+        if not is_headless():
             from tqdm.auto import tqdm
 
             self._bar = tqdm(total=total, initial=done, desc=name)

@@ -1,8 +1,7 @@
 """What a step compiles: from a micro-batch to its gradients, from a group's sums to an update.
 
-Hazard: inside a compiled graph, MindSpore 2.10 drops the assignments of a method that returns None
-when it is called behind an ``if``. Every method here that assigns returns a value, and its caller
-uses it.
+Hazard: every method here that assigns returns a value, and its caller uses it; README.md beside
+this file says what MindSpore does otherwise.
 """
 
 import mindspore as ms

@@ -60,7 +60,7 @@ class Objective(nn.Cell):
         if self.over == "pair":
             self.over = "tokens"
         if reduction == "sum" and self.over == "tokens":
-            raise InputError("reduction='sum' adds mean losses; it cannot go with tokens")
+            raise wrong("reduction", reduction, "'mean' with tokens")
         self.normalise = "tokens" if self.over == "tokens" else normalise
         self.ignore_index = mean.ignore_index
         self.mean_of_labels = mean.over == "labels" and mean.class_weights is None

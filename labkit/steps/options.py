@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from labkit.base.arguments import choice, integer, is_integer, names_checked, number, wrong
-from labkit.errors import InputError
 
 TAILS = ("flush", "drop", "carry")
 REDUCTION = ("mean", "sum")
@@ -124,9 +123,8 @@ class GradientOptions:
         if not isinstance(self.loss_scale, DynamicLossScale):
             number("loss_scale", self.loss_scale, at_least=_SMALLEST, at_most=_LARGEST)
         elif self.nonfinite == "propagate":
-            raise InputError(
-                "a DynamicLossScale needs the finite check; nonfinite='propagate' turns it off"
-            )
+            expected = "'drop_micro' or 'drop_group' beside a DynamicLossScale"
+            raise wrong("nonfinite", self.nonfinite, expected)
 
     def settings(self, weighted: bool) -> dict[str, str]:
         """Return the options in force, as text, that a resumed training must share."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from mindspore import Parameter, nn
 
-from labkit.base.arguments import names_checked, number
+from labkit.base.arguments import names_checked, number, wrong
 from labkit.errors import InputError
 from labkit.nets.initialisers import NORMS
 
@@ -88,8 +88,6 @@ def _exempted(network: nn.Cell, exempt: Iterable[Parameter | nn.Cell]) -> set[in
         members = [part] if isinstance(part, Parameter) else part.get_parameters()
         for parameter in members:
             if id(parameter) not in known:
-                raise InputError(
-                    f"exempt names {parameter.name!r}, which is not a Parameter of the network"
-                )
+                raise wrong("exempt", parameter.name, "Parameters of the network")
             ids.add(id(parameter))
     return ids

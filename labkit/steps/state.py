@@ -1,8 +1,7 @@
 """The state of a step: named Parameters, and what is known of the updates that were made.
 
-Hazard: inside a compiled graph, MindSpore 2.10 drops the assignments of a method that returns None
-when it is called behind an ``if``. Every method here that assigns returns a value, and its caller
-uses it.
+Hazard: every method here that assigns returns a value, and its caller uses it; README.md beside
+this file says what MindSpore does otherwise.
 """
 
 from collections.abc import Sequence

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
 
-from labkit.errors import InputError
+from labkit.base.arguments import wrong
 from labkit.steps.forward_state import assigned, may_assign, running_statistics
 from labkit.steps.forward_state import trainable_batch_norms as trainable_batch_norms
 from labkit.steps.gradients import GradientStage
@@ -76,10 +76,8 @@ class Step(StepGraph):
         check_optimizer(optimizer)
         warn_of_float16(optimizer.parameters)
         if optimizer.loss_scale != 1:
-            raise InputError(
-                f"the optimizer has loss_scale={optimizer.loss_scale} and would unscale a second "
-                "time; give loss_scale to the step and leave the optimizer's at 1"
-            )
+            hint = " It would unscale a second time: give loss_scale to the step alone"
+            raise wrong("optimizer", optimizer.loss_scale, "loss_scale 1", hint)
         check_stage(update, self, optimizer, has_buffer, options.rank_group)
         if update.chooses_ranks:
             options = replace(options, rank_group=update.rank_group)
@@ -231,11 +229,6 @@ class Step(StepGraph):
         """The most recent update, read from the device."""
         return self.record.last_update()
 
-    @property
-    def more_to_record(self) -> dict[str, float]:
-        """What a record of the most recent update holds beside ``last_update``: name -> number."""
-        return self.update.more_to_record
-
     def updates_ahead(self, epochs: Iterable[int]) -> int:
         """Return the most updates that further epochs make from here.
 
@@ -268,8 +261,3 @@ class Step(StepGraph):
     def micro_batches(self) -> int:
         """How many of this rank's micro-batches make up an update."""
         return 1
-
-    @property
-    def can_be_saved(self) -> bool:
-        """Whether the Parameters are all that the step would have to go on from."""
-        return self.update.can_be_saved

@@ -1,19 +1,7 @@
 """The update stage: the part of a step that makes new weights of averaged gradients.
 
-A stage acts at two kinds of moments; README.md beside this file shows them in one picture.
-
-In a compiled graph, each method called once a group of micro-batches:
-
-    take(gradients, extras, summary)   what the group has averaged
-    take_nothing()                     a group without a finite micro-batch
-    close(done)                        after either, when the group's sums are cleared
-
-On the host, between graphs:
-
-    before(step, batch)                refuse a batch, settle an update that was interrupted
-    between(step, batch, loss)         go on from what the graph has left
-    end_epoch(step), reset()           the epoch is over; forget what was taken since the update
-
+Some of its methods run in compiled graphs, others on the host between them; README.md beside this
+file shows both in one picture, and which of them a technique needs.
 A technique that needs nothing but averaged gradients defines ``construct`` alone.
 """
 
@@ -218,12 +206,12 @@ class UpdateStage(nn.Cell):
 
     @property
     def can_be_saved(self) -> bool:
-        """Whether the Parameters are all that the stage would have to go on from."""
+        """Whether the Parameters are all that the step would have to go on from."""
         return True
 
     @property
     def more_to_record(self) -> dict[str, float]:
-        """What a record of the most recent update holds beside ``last_update``."""
+        """What a record of the most recent update holds beside ``last_update``: name -> number."""
         return {}
 
 

@@ -57,7 +57,7 @@ def test_a_pipeline_a_sweep_and_a_basis_do_without(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     assert arguments.fit_workers(8) == 2
     assert pool.jobs_of(None, 5, memory=1) == 2
-    assert components._Blocks(type("Snapshots", (list,), {"size": 3})(), None).threads == 2
+    assert components._Blocks(type("Snapshots", (list,), {"size": 3})()).threads == 2
 
 
 def test_nobody_asks_the_system_itself():

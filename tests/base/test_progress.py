@@ -26,8 +26,9 @@ def clock(monkeypatch):
     return Clock
 
 
-def test_headless_lines_come_at_most_every_five_seconds_and_at_the_end(clock, capsys):
-    with Progress("training", 100, headless=True) as display:
+def test_headless_lines_come_at_most_every_five_seconds_and_at_the_end(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "is_headless", lambda: True)
+    with Progress("training", 100) as display:
         for second in range(1, 101):
             clock.now = 100.0 + 0.9 * second
             display.advance(f"at {second}")
@@ -37,14 +38,15 @@ def test_headless_lines_come_at_most_every_five_seconds_and_at_the_end(clock, ca
     assert counts == [*range(6, 100, 6), 100]
     assert lines[-1] == "training 100/100 at 100 90 s"
     made = []  # the text of a line is made only when it is said
-    with Progress("training", 50, done=40, headless=True) as display:  # a resumed run
+    with Progress("training", 50, done=40) as display:  # a resumed run
         for _ in range(10):
             display.advance(lambda: made.append(1) or "done")
     assert capsys.readouterr().out == "training 50/50 done 0 s\n" and made == [1]
 
 
-def test_a_bar_stands_on_one_line_and_prints_nothing(clock, capsys):
-    with Progress("training", 4, done=1, headless=False) as display:
+def test_a_bar_stands_on_one_line_and_prints_nothing(clock, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "is_headless", lambda: False)
+    with Progress("training", 4, done=1) as display:
         for _ in range(3):
             clock.now += 1.0
             display.advance("loss 0.5")

@@ -7,7 +7,7 @@ from labkit.errors import InputError
 from labkit.recipes import settings
 from labkit.recipes.resnet50_config import Config
 from labkit.tools.running.request import parse_parameters
-from tests.campaigns.settings import bomb
+from tests.support.yaml_texts import bomb
 
 
 @pytest.mark.parametrize("text", [bomb(9), "&a [*a]", "&a {b: *a}", "{a: &a {b: 1}, <<: *a}"])

@@ -32,8 +32,10 @@ from tests.support.step_cells import (
     snapshot,
     split,
     tensors,
+    unchanged,
 )
 from tests.support.tolerances import TOLERANCE
+from tests.support.torch_lenet import torch_lenet
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -155,8 +157,7 @@ class TestTrainingOfLeNet:
             losses.append(np.mean(parts))
         assert len(losses) == UPDATES
         np.testing.assert_allclose(by_micro_batches[1], losses, rtol=1e-4)
-        theirs = (p.detach().numpy() for p in network.parameters())
-        expected = dict(zip(initial, theirs, strict=True))
+        expected = {name: p.detach().numpy() for name, p in network.named_parameters()}
         assert_close(by_micro_batches[0], expected, **TOLERANCE["against PyTorch, 50 updates"])
 
 
@@ -184,28 +185,6 @@ def test_fifty_updates_of_a_smooth_model_are_those_of_float64():
     expected = dict(zip(("weight", "bias"), weights, strict=True))
     off = largest_differences(parameter_values(network), expected)
     assert max(off.values()) <= 1e-5 and min(largest_differences(initial, expected).values()) > 0.1
-
-
-def torch_lenet(torch, values):
-    """The same LeNet in PyTorch, with given weights."""
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 6, 5, bias=False),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Conv2d(6, 16, 5, bias=False),
-        torch.nn.ReLU(),
-        torch.nn.MaxPool2d(2),
-        torch.nn.Flatten(),
-        torch.nn.Linear(400, 120),
-        torch.nn.ReLU(),
-        torch.nn.Linear(120, 84),
-        torch.nn.ReLU(),
-        torch.nn.Linear(84, 10),
-    )
-    with torch.no_grad():
-        for parameter, value in zip(network.parameters(), values.values(), strict=True):
-            parameter.copy_(torch.from_numpy(value))
-    return network
 
 
 class TestUnevenMicroBatches:
@@ -237,11 +216,10 @@ def test_a_micro_batch_of_padding_counts_for_nothing():
     network = NextToken()
     step = AccumulatedStep(TokenLossNet(network), momentum(network), 2, normalise="tokens")
     tokens = np.zeros((2, 4), np.int32)
-    before = parameter_values(network)
-    for _ in range(2):
-        assert float(step(*tensors(tokens, tokens - 100))) == 0
+    with unchanged(network):
+        for _ in range(2):
+            assert float(step(*tensors(tokens, tokens - 100))) == 0
     assert step.last_update.number == 0 and int(step.dropped.asnumpy()) == 0
-    assert_bit_equal(parameter_values(network), before)
 
 
 SIZES = (1, 4)
@@ -284,6 +262,8 @@ class Twin:
         assert last.number == int(step.updates.asnumpy()) == len(updates)
         assert int(step.dropped.asnumpy()) == self.group.dropped
         assert int(step.micro_step.asnumpy()) == self.group.micro_step
+        assert int(step.group_size.asnumpy()) == self.group.group_size
+        assert int(step.optimizer.global_step.asnumpy()[0]) == len(updates)
         if updates:
             np.testing.assert_allclose(last.loss, updates[-1].loss, **tolerance)
             np.testing.assert_allclose(last.gradient_norm, updates[-1].norm, **tolerance)
@@ -320,9 +300,42 @@ def build(cells):
     return build
 
 
+def follow(cells, build, events, micro_steps, tail="flush", nonfinite="drop_micro", how="mean"):
+    """Give step and twin the same events; compare them after every call, and return the step.
+
+    Parameters move at the end of a group and nowhere else: in between they keep their bits.
+    """
+    _, _, state, options = cells[nonfinite, how]
+    network, step = build(micro_steps, tail, nonfinite, how)
+    twin = Twin(state, 0.02, micro_steps=micro_steps, tail=tail, **options)
+    for call, event in enumerate(events):
+        before, updates = parameter_values(network), len(twin.group.updates)
+        if event == END:
+            step.end_epoch()
+            twin.end_epoch()
+        else:
+            size, fault = event
+            inputs, targets = rows(size, seed=call)
+            if fault != "finite":
+                # Which entries infinity turns into NaN is not the same in float32 and float64.
+                value = np.nan if nonfinite == "propagate" else FAULTS[fault]
+                targets = np.full_like(targets, value)
+            loss = step(*tensors(inputs, targets))
+            np.testing.assert_allclose(
+                float(loss), twin(inputs, targets), **TOLERANCE["float32, many updates"]
+            )
+        twin.assert_same(step, network)
+        if len(twin.group.updates) == updates:
+            assert_bit_equal(parameter_values(network), before)
+        else:
+            assert all((before[n] != now).any() for n, now in parameter_values(network).items())
+    return step
+
+
+END = "end of epoch"
 EVENTS = st.lists(
     st.one_of(
-        st.just("end of epoch"),
+        st.just(END),
         st.tuples(st.sampled_from(SIZES), st.sampled_from(["finite", "finite", "nan", "inf"])),
     ),
     min_size=1,
@@ -346,35 +359,42 @@ EVENTS = st.lists(
 def test_every_sequence_is_that_of_the_reference(
     cells, build, events, sizes, tail, nonfinite, reduction
 ):
-    """Parameters and counters after every call, for any sizes, faults, tails and schedules.
-
-    Parameters move at the end of a group and nowhere else: in between they keep their bits.
-    """
-    _, _, state, options = cells[nonfinite, reduction]
+    """For any sizes, faults, tails and schedules."""
     micro_steps = sizes[0] if len(sizes) == 1 else lambda updates: sizes[updates % len(sizes)]
-    network, step = build(micro_steps, tail, nonfinite, reduction)
-    twin = Twin(state, 0.02, micro_steps=micro_steps, tail=tail, **options)
-    for call, event in enumerate(events):
-        before, updates = parameter_values(network), len(twin.group.updates)
-        if event == "end of epoch":
-            step.end_epoch()
-            twin.end_epoch()
-        else:
-            size, fault = event
-            inputs, targets = rows(size, seed=call)
-            if fault != "finite":
-                # Which entries infinity turns into NaN is not the same in float32 and float64.
-                value = np.nan if nonfinite == "propagate" else FAULTS[fault]
-                targets = np.full_like(targets, value)
-            loss = step(*tensors(inputs, targets))
-            np.testing.assert_allclose(
-                float(loss), twin(inputs, targets), **TOLERANCE["float32, many updates"]
-            )
-        twin.assert_same(step, network)
-        if len(twin.group.updates) == updates:
-            assert_bit_equal(parameter_values(network), before)
-        else:
-            assert all((before[n] != now).any() for n, now in parameter_values(network).items())
+    follow(cells, build, events, micro_steps, tail, nonfinite, reduction)
+
+
+# Micro-batches of 4 rows, "n" is NaN, "|" ends the epoch; the sizes of the first groups, the last
+# of all others; what is expected: updates, images of the last one, micro-batches dropped.
+@pytest.mark.parametrize(
+    ("events", "sizes", "nonfinite", "expected"),
+    [
+        ("...", [3], "drop_micro", (1, 12, 0)),
+        ("n..", [3], "drop_micro", (1, 8, 1)),
+        ("..n", [3], "drop_micro", (1, 8, 1)),
+        ("n.n", [3], "drop_micro", (1, 4, 2)),
+        ("nnn", [3], "drop_micro", (0, 0, 3)),
+        ("...", [3], "drop_group", (1, 12, 0)),
+        ("n..", [3], "drop_group", (0, 0, 1)),
+        (".nn", [3], "drop_group", (0, 0, 2)),
+        (".n....", [3], "drop_group", (1, 12, 1)),  # the group after a dropped one is whole
+        ("nn..", [2, 1], "drop_micro", (1, 8, 2)),  # a dropped group counts for no update
+        ("nn...", [2, 1], "drop_micro", (2, 4, 2)),
+        (".|", [3, 1], "drop_micro", (1, 4, 0)),  # a flushed one does
+        (".|.", [3, 1], "drop_micro", (2, 4, 0)),
+        ("...|", [100], "drop_micro", (1, 12, 0)),
+    ],
+)
+def test_sequences_by_hand(cells, build, events, sizes, nonfinite, expected):
+    events = [{".": (4, "finite"), "n": (4, "nan"), "|": END}[event] for event in events]
+
+    def schedule(updates):
+        return sizes[min(updates, len(sizes) - 1)]
+
+    micro_steps = schedule if len(sizes) > 1 else sizes[0]
+    step = follow(cells, build, events, micro_steps, nonfinite=nonfinite)
+    last = step.last_update
+    assert (last.number, last.images, int(step.dropped.asnumpy())) == expected
 
 
 def new_step(micro_steps, **options):
@@ -406,23 +426,13 @@ class TestTails:
             twin.assert_same(step, network)
         assert images == expected
 
-    def test_more_micro_steps_than_an_epoch_has_make_one_flushed_update(self, build):
-        network, step = build(100)
-        before = parameter_values(network)
-        for call in range(3):
-            step(*tensors(*rows(4, seed=call)))
-        assert_bit_equal(parameter_values(network), before)
-        step.end_epoch()
-        assert (step.last_update.number, step.last_update.images) == (1, 12)
-
     def test_the_end_of_a_full_group_changes_nothing(self, build):
         for tail in ("flush", "drop", "carry"):
             _, step = build(2, tail)
             for call in range(2):
                 step(*tensors(*rows(4, seed=call)))
-            before = snapshot(step)
-            step.end_epoch()
-            assert_bit_equal(snapshot(step), before)
+            with unchanged(step):
+                step.end_epoch()
 
 
 class TestSchedule:
@@ -440,22 +450,6 @@ class TestSchedule:
             numbers.append(step.last_update.number)
         assert numbers == [1, 1, 2, 2, 2, 3, 3, 3, 3, 4]
         assert sorted(set(asked)) == [0, 1, 2, 3, 4]
-
-    def test_a_dropped_group_asks_for_the_same_update_again(self, build):
-        _, step = build(lambda updates: [2, 1][min(updates, 1)])
-        inputs, targets = rows(4)
-        for _ in range(2):
-            step(*tensors(inputs, targets * np.nan))
-        assert step.last_update.number == 0 and int(step.group_size.asnumpy()) == 2
-        for _ in range(2):
-            step(*tensors(inputs, targets))
-        assert step.last_update.number == 1 and int(step.group_size.asnumpy()) == 1
-
-    def test_a_flush_moves_it_on(self, build):
-        _, step = build(lambda updates: [3, 1][min(updates, 1)])
-        step(*tensors(*rows(4)))
-        step.end_epoch()
-        assert step.last_update.number == 1 and int(step.group_size.asnumpy()) == 1
 
 
 class TestReports:
@@ -479,12 +473,6 @@ class TestReports:
             assert (last.number, last.images) == (1, 32)
             assert_close(parameters, results[0][1], **TOLERANCE["float32, one update"])
 
-    def test_the_loss_of_an_update_is_not_the_last_micro_batch_s(self, build):
-        _, step = build(4)
-        losses = [float(step(*batch)) for batch in split(rows(16), [4] * 4)]
-        assert step.last_update.loss == pytest.approx(np.mean(losses), rel=1e-6)
-        assert abs(step.last_update.loss - losses[-1]) > 1e-2
-
 
 def test_clipping_comes_once_and_after_averaging():
     """Two gradients far above the limit whose mean is below it: nothing is clipped."""
@@ -499,40 +487,6 @@ def test_clipping_comes_once_and_after_averaging():
     for slope in (10.0, 8.0):
         step(*tensors(ones, slope * ones))
     assert float(network.slope.asnumpy()) == 0.5 and step.last_update.gradient_norm == 9
-
-
-class TestNonfinite:
-    def run(self, build, nonfinite, bad, groups=1):
-        network, step = build(3, nonfinite=nonfinite)
-        before = parameter_values(network)
-        inputs, targets = rows(4)
-        for call in range(3 * groups):
-            step(*tensors(inputs, targets * (np.nan if call in bad else 1.0)))
-        moved = any((before[n] != now).any() for n, now in parameter_values(network).items())
-        last = step.last_update
-        assert moved == (last.number > 0)
-        calls = int(step.optimizer.global_step.asnumpy()[0])
-        assert calls == last.number
-        return last.number, last.images, int(step.dropped.asnumpy())
-
-    @pytest.mark.parametrize(
-        ("nonfinite", "bad", "expected"),
-        [
-            ("drop_micro", [], (1, 12, 0)),
-            ("drop_micro", [0], (1, 8, 1)),
-            ("drop_micro", [2], (1, 8, 1)),
-            ("drop_micro", [0, 2], (1, 4, 2)),
-            ("drop_micro", [0, 1, 2], (0, 0, 3)),
-            ("drop_group", [], (1, 12, 0)),
-            ("drop_group", [0], (0, 0, 1)),
-            ("drop_group", [1, 2], (0, 0, 2)),
-        ],
-    )
-    def test_what_is_left_of_a_group(self, build, nonfinite, bad, expected):
-        assert self.run(build, nonfinite, bad) == expected
-
-    def test_the_group_after_a_dropped_one_is_whole(self, build):
-        assert self.run(build, "drop_group", [1], groups=2) == (1, 12, 1)
 
 
 class TestFloat16Parameters:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from labkit import reference
-from tests.support.msrun import msrun
-from tests.support.on_ranks import CASES, FUSED, INDICES, LEARNING_RATE, batch
+from tests.support.accumulation_on_ranks import CASES, FUSED, INDICES, LEARNING_RATE, batch
+from tests.support.msrun import rank_results
 from tests.support.step_cells import linear
 from tests.support.tolerances import TOLERANCE
 
@@ -19,9 +19,8 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 def ranks(root, tmp_path_factory):
     """The results of both ranks; fails where one of them fails, hangs or stays behind."""
     out = tmp_path_factory.mktemp("ranks")
-    code, logs = msrun(out, root / "tests" / "support" / "on_ranks.py", out, root=root)
-    assert code == 0, logs
-    return [dict(np.load(out / f"rank{rank}.npz")) for rank in range(2)]
+    program = root / "tests" / "support" / "accumulation_on_ranks.py"
+    return rank_results(out, program, out, root=root)
 
 
 def one_process(case):

@@ -8,8 +8,6 @@ from mindspore import Tensor, nn
 
 from labkit import AccumulatedStep, LossNet, PlainStep
 from labkit.errors import InputError
-from labkit.recipes.resnet50_config import Config
-from labkit.recipes.settings import read
 from labkit.steps.fusion import joined, message_ends, separated
 from labkit.steps.gradients import GradientStage
 from labkit.steps.options import GradientOptions
@@ -117,22 +115,3 @@ def test_an_index_of_no_gradient_is_refused_by_one_rank_too(step):
 def test_messages_are_none_of_the_settings_that_a_resume_must_share():
     fused = GradientOptions(all_reduce_fusion_config=[1])
     assert fused.settings(True) == GradientOptions().settings(True)
-
-
-@pytest.mark.parametrize("text", ["85,160", "[85, 160]", "(85, 160)"])
-def test_a_recipe_takes_numbers_with_commas(text):
-    config = read(Config, assignments=[f"all_reduce_fusion_config={text}"])
-    assert config.all_reduce_fusion_config == (85, 160)
-
-
-def test_a_recipe_takes_the_models_repositorys_list(tmp_path):
-    (tmp_path / "zoo.yaml").write_text("all_reduce_fusion_config:\n    - 85\n    - 160\n")
-    assert read(Config, tmp_path / "zoo.yaml").all_reduce_fusion_config == (85, 160)
-    none = read(Config, tmp_path / "zoo.yaml", ["all_reduce_fusion_config=None"])
-    assert none.all_reduce_fusion_config is None
-
-
-@pytest.mark.parametrize("text", ["85;160", "160,85", "85,", "", "x"])
-def test_a_recipe_refuses_other_texts(text):
-    with pytest.raises(InputError, match="all_reduce_fusion_config: expected integers >= 0"):
-        read(Config, assignments=[f"all_reduce_fusion_config={text}"])

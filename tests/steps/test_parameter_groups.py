@@ -279,5 +279,5 @@ def test_bad_networks_and_exemptions():
         decay_groups(network, 0.1, exempt="conv1")
     with pytest.raises(InputError, match="exempt: expected Parameters and Cells, got 'conv1'"):
         decay_groups(network, 0.1, exempt=["conv1"])
-    with pytest.raises(InputError, match="exempt names 'weight', which is not a Parameter of"):
+    with pytest.raises(InputError, match="exempt: expected Parameters of the network, got 'wei"):
         decay_groups(network, 0.1, exempt=[nn.Dense(2, 2)])

@@ -1,8 +1,5 @@
 """Learning rates: against loops in float64, against PyTorch, MindSpore and the sources' numbers."""
 
-import subprocess
-import sys
-
 import mindspore as ms
 import numpy as np
 import pytest
@@ -92,7 +89,6 @@ def test_the_warmup_rises_evenly_to_the_rate_and_the_cosine_falls():
 def test_the_blog_s_call_is_reproduced(lr, part, epochs, steps, data):
     warmup = data.draw(st.integers(1, epochs))
     rates = cosine_as_in_the_blog(lr, part * lr, epochs, steps, warmup)
-    assert_rates(rates, reference.stairs_schedule(lr, part * lr, epochs, steps, warmup))
     called = nn.dynamic_lr.cosine_decay_lr(part * lr, lr, epochs * steps, steps, warmup)
     assert_rates(rates, called)
 
@@ -272,8 +268,3 @@ def test_the_optimizer_uses_rate_i_in_update_i_and_stops_where_they_end():
     with pytest.raises(RuntimeError, match=r"'input_indices' should be in the range \[0, 6\)"):
         optimizer(gradient)
         ms.runtime.synchronize()
-
-
-def test_no_mindspore_is_imported():
-    check = "import labkit.steps.schedules, sys; assert 'mindspore' not in sys.modules"
-    subprocess.run([sys.executable, "-c", check], check=True)

@@ -3,12 +3,42 @@
 import json
 import shutil
 
+from mindspore import nn
+
+from labkit.algorithms.subspace import SubspaceStep
+from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, TraceRule
+from labkit.steps.losses import LossNet
 from labkit.training import checkpoint
 from labkit.training.fit import fit
 from tests.support.step_cells import snapshot
-from tests.support.trainings import comparable, dataset, make_step
+from tests.support.subspace_cells import basis_of
+from tests.support.trainings import comparable, dataset, loss_fn, make_step, network
 
 EPOCHS = 3
+
+
+def thor(**options):
+    """Everything that has a state: rule, running average, schedules, batch norm."""
+    net = network(norm=True)
+    rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
+    momentum = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
+    options = {
+        "frequency": 3,
+        "factor_frequency": 2,
+        "factor_decay": 0.7,
+        "trace_rule": TraceRule(0.2, 0.02),
+        "adapt_damping": LevenbergMarquardt(0.5),
+    } | options
+    return ThorStep(LossNet(net, loss_fn()), momentum, 0.3, **options)
+
+
+def subspace(seed=0, **options):
+    """Everything that has a state: B, residual, Adam's moments, BatchNorm."""
+    net = network(norm=True)
+    parameters = net.trainable_params()
+    adam = nn.Adam(parameters, nn.ExponentialDecayLR(0.02, 0.9, 1))
+    basis = basis_of(parameters, 6, seed=seed)
+    return SubspaceStep(LossNet(net, loss_fn()), adam, basis, alpha=0.5, **options)
 
 
 def quiet_fit(step, data, epochs=EPOCHS, **options):

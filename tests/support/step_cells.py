@@ -1,5 +1,7 @@
 """Small networks and batches that the tests of the step cells share. Distinct rows, fixed seeds."""
 
+from contextlib import contextmanager
+
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, ParameterTuple, Tensor, nn, ops
@@ -127,26 +129,12 @@ def assert_close(actual, expected, **tolerance):
         np.testing.assert_allclose(actual[name], expected[name], err_msg=name, **tolerance)
 
 
-class Offset(nn.Cell):
-    """Loss net whose loss is the mean squared error plus an offset given with the batch."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, inputs, targets, offset):
-        return ops.mean(ops.square(self.network(inputs) - targets)) + ops.mean(offset)
-
-
-class Distance(nn.Cell):
-    """Loss net whose loss is the Euclidean distance to the targets: no gradient at distance 0."""
-
-    def __init__(self, network):
-        super().__init__(auto_prefix=False)
-        self.network = network
-
-    def construct(self, inputs, targets):
-        return ops.sqrt(ops.reduce_sum(ops.square(self.network(inputs) - targets)))
+@contextmanager
+def unchanged(cell):
+    """A block that leaves every Parameter of a cell as it was, to the bit."""
+    before = snapshot(cell)
+    yield
+    assert_bit_equal(snapshot(cell), before)
 
 
 class Product(nn.Cell):

@@ -17,8 +17,8 @@ from typing import TypeVar
 import numpy as np
 
 from labkit.algorithms.subspace.snapshot_folder import SnapshotFolder
+from labkit.base.arguments import wrong
 from labkit.base.cores import usable_cores
-from labkit.errors import InputError
 
 # Columns that a thread reads at once (64 kB of a file: with 16 kB, reading took twice as long) and
 # those whose float64 copies stay in a core's cache.
@@ -34,15 +34,13 @@ T = TypeVar("T")
 
 
 def principal_components(
-    snapshots: SnapshotFolder, components: int, threads: int | None = None
+    snapshots: SnapshotFolder, components: int
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Return the first ``components`` components of an open ``SnapshotFolder``.
 
     Args:
         snapshots: N of M weights.
         components: K.
-        threads: that read and compute; None takes one per available core. The bits do not depend
-            on it.
 
     Returns:
         The matrix (K, M) float32 with orthonormal rows, the largest variance first; the variances
@@ -54,7 +52,7 @@ def principal_components(
             directions than ``components``, beside the rounding of their float32 numbers.
     """
     snapshots.need(components)
-    with _Blocks(snapshots, threads) as blocks:
+    with _Blocks(snapshots) as blocks:
         gram, size = blocks.gram()
         if not (np.isfinite(gram).all() and np.isfinite(size)):
             snapshots.refuse_nonfinite()
@@ -80,10 +78,9 @@ def _eigen(
     floor = max(rounding**2, _EPSILON * count * np.trace(gram))
     directions = int((values > floor).sum())
     if directions < components:
-        raise InputError(
-            f"the {count} snapshots in {snapshots.folder} span {directions} directions; "
-            f"{components} components need as many. Take fewer, or snapshots that differ more"
-        )
+        span = f"the directions that {count} snapshots in {snapshots.folder} span"
+        hint = " Take fewer, or snapshots that differ more"
+        raise wrong("components", components, f"at most {directions}, {span}", hint)
     vectors = vectors[:, :components].copy()
     for vector in vectors.T:
         ends = vector[np.abs(vector) > 1e-6]
@@ -100,14 +97,15 @@ def _centred(gram: np.ndarray) -> np.ndarray:
 class _Blocks:
     """A pool of threads over the columns of the snapshots, each with its own buffers.
 
+    There is one for each available core; the bits do not depend on their number.
     Rows are taken less the middle snapshot, in float64, instead of less their mean: as near in
     size, and one pass fewer. What is wanted of the mean follows in the small matrices.
     """
 
-    def __init__(self, snapshots: SnapshotFolder, threads: int | None):
+    def __init__(self, snapshots: SnapshotFolder):
         self.snapshots = snapshots
         self.count, self.size = len(snapshots), snapshots.size
-        self.threads = threads or len(usable_cores())
+        self.threads = len(usable_cores())
         self._own = threading.local()
 
     def __enter__(self) -> "_Blocks":

@@ -90,9 +90,9 @@ class SnapshotFolder:
     def read(self, start: int, part: np.ndarray) -> None:
         """Fill ``part``, (N, n) float32, with the numbers from ``start`` on of each snapshot."""
         for index in range(len(self)):
-            self.read_one(index, start, part[index])
+            self.read_snapshot(index, start, part[index])
 
-    def read_one(self, index: int, start: int, part: np.ndarray) -> None:
+    def read_snapshot(self, index: int, start: int, part: np.ndarray) -> None:
         """Fill ``part``, (n,) float32, with the numbers from ``start`` on of one snapshot."""
         parameter, done = bisect.bisect_right(self._starts, start) - 1, 0
         while done < part.size:
@@ -117,7 +117,7 @@ class SnapshotFolder:
         values = {}
         for name, shape, start in zip(self.names, self.shapes, self._starts[:-1], strict=True):
             flat = np.empty(math.prod(shape), np.float32)
-            self.read_one(index, start, flat)
+            self.read_snapshot(index, start, flat)
             bad = np.flatnonzero(~np.isfinite(flat))
             if bad.size:
                 raise InputError(
@@ -135,10 +135,8 @@ class SnapshotFolder:
     def need(self, components: int) -> None:
         """Raise ``InputError`` where there are fewer snapshots than ``components`` + 1."""
         if len(self) <= components:
-            raise InputError(
-                f"{self.folder} holds {len(self)} snapshots; {components} components need at least "
-                f"{components + 1}"
-            )
+            most = f"at most {len(self) - 1}, one less than the snapshots in {self.folder}"
+            raise wrong("components", components, most)
 
     def identities(self) -> list[dict]:
         """Return name, bytes and SHA-256 of each snapshot: which they are.

@@ -125,14 +125,14 @@ def test_a_resumed_training_is_the_uninterrupted_one(ranks):
 def test_a_rank_refuses_the_folder_of_another(ranks):
     """Its optimizer has that rank's moments."""
     for rank, written in enumerate(ranks(2)):
-        expected = f"settings is {{'rank': {rank}}}, the checkpoint's {{'rank': {1 - rank}}}"
-        assert str(written["exchanged"]) == f"cannot resume: {expected}"
+        expected = f"{{'rank': {1 - rank}}}, as in the checkpoint, got {{'rank': {rank}}}"
+        assert str(written["exchanged"]) == f"cannot resume: settings: expected {expected}"
 
 
 def test_ranks_refuse_to_resume_from_different_micro_batches(ranks):
     for written in ranks(2):
         message = str(written["resume/refused"])
-        assert message.startswith("rank 1 has another number of micro-batches done than rank 0")
+        assert message.startswith("rank 1 differs from rank 0 in number of micro-batches done")
 
 
 def test_node_sizes_that_cannot_be(ranks):

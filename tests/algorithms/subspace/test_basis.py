@@ -16,9 +16,9 @@ from labkit.algorithms.subspace.snapshots import write_snapshot
 from labkit.errors import InputError
 from labkit.reference import principal_components, reconstruct
 from labkit.upstream.basis import basis_from
+from tests.support.programs import run_code
 from tests.support.snapshots import SHAPES, size, split, with_spectrum, write
 from tests.support.tolerances import TOLERANCE
-from tests.support.trainings import python
 
 N, K = 10, 6
 SPECTRUM = 3.0 ** -np.arange(N - 1)
@@ -113,7 +113,7 @@ class TestMaking:
     @pytest.mark.parametrize(
         ("components", "words"),
         [
-            (N, "holds 10 snapshots; 10 components need at least 11"),
+            (N, "components: expected at most 9, one less than the snapshots in .*, got 10"),
             (0, "components: expected an integer >= 1, got 0"),
         ],
     )
@@ -123,7 +123,7 @@ class TestMaking:
 
     def test_refusals_of_what_the_snapshots_hold(self, folder, rows):
         write(folder, rows[[0, 1, 2, 3] + [3] * 6])
-        with pytest.raises(InputError, match="span 3 directions; 6 components need as many"):
+        with pytest.raises(InputError, match="components: expected at most 3, .* span, got 6"):
             Basis.of(folder, SHAPES.items(), K)
         rows[4, 20] = np.nan
         write(folder, rows)
@@ -312,7 +312,7 @@ def test_killed_while_it_saves_it_leaves_no_wrong_pair(saved, folder, tmp_path, 
         (tmp_path / moment).mkdir()
         for path in (saved, saved.with_suffix(".json")):
             shutil.copy(path, tmp_path / moment)
-    done = python(KILLED, tmp_path, *MOMENTS)
+    done = run_code(KILLED, tmp_path, *MOMENTS)
     assert done.returncode == 0, done.stderr
     for moment, left in MOMENTS.items():
         path = tmp_path / moment / "pca_mat.npy"
@@ -432,7 +432,7 @@ class TestBasisOf:
         assert (tmp_path / "pca_mat.npy").read_bytes() == before
 
     def test_refusals_leave_nothing(self, tmp_path, folder):
-        with pytest.raises(InputError, match="holds 10 snapshots"):
+        with pytest.raises(InputError, match="components: expected at most 9"):
             basis_of(tmp_path / "b.npy", folder, None, N)
         with pytest.raises(InputError, match="expected a .npy file"):
             basis_of(tmp_path / "b.bin", folder, None, K)
@@ -517,7 +517,8 @@ class TestBareMatrix:
             Basis.load(bare, SHAPES.items())
 
     def test_cut_or_of_another_number_of_components(self, bare):
-        with pytest.raises(InputError, match=f"n_components is {K - 1}, and the basis .* has {K}"):
+        message = f"n_components: expected {K}, the number in the basis .*, got {K - 1}"
+        with pytest.raises(InputError, match=message):
             basis_from(bare, None, SHAPES.items(), K - 1)
         bare.write_bytes(bare.read_bytes()[:-4])
         with pytest.raises(InputError, match="is damaged and cannot be read"):

@@ -1,6 +1,5 @@
 """SubspaceStep against float64, update by update; what a trial leaves, what is refused."""
 
-import warnings
 from dataclasses import replace
 
 import mindspore as ms
@@ -16,7 +15,7 @@ from labkit.steps.gradients import DynamicLossScale, set_state
 from labkit.steps.losses import LossNet, TokenLossNet
 from labkit.steps.plain import PlainStep
 from labkit.steps.step import running_statistics
-from tests.support.step_cells import assert_bit_equal, digits, momentum, snapshot, tensors
+from tests.support.step_cells import assert_bit_equal, digits, snapshot, tensors
 from tests.support.subspace_cells import QR, basis_of, flat, small, small_loss, small_rows
 from tests.support.subspace_twin import Twin
 from tests.support.tolerances import TOLERANCE
@@ -439,16 +438,6 @@ class TestComposes:
         losses = [float(step(*tensors(*small_rows(ROWS, seed=0)))) for _ in range(10)]
         assert {p.dtype for p in parameters} == {ms.float16}
         assert losses[-1] < 0.9 * losses[0] and np.isfinite(flat(network)).all()
-
-    def test_batch_norm_with_micro_batches_is_warned_of(self):
-        network = NormNet("batch")
-        loss_net = LossNet(network, nn.CrossEntropyLoss())
-        optimizer = momentum(network)
-        with pytest.warns(UserWarning, match="trainable BatchNorm"):
-            SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 3), micro_steps=2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            SubspaceStep(loss_net, optimizer, basis_of(optimizer.parameters, 3))
 
 
 class TestBasis:

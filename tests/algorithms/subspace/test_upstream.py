@@ -11,9 +11,9 @@ from mindspore import nn
 
 from labkit.algorithms.subspace import SubspaceStep
 from tests.support.boost_child import CONSTANTS
+from tests.support.programs import run_code
 from tests.support.step_cells import tensors
 from tests.support.subspace_cells import basis_of, parts_of, small, small_rows, small_weights
-from tests.support.trainings import python
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
@@ -45,7 +45,7 @@ def theirs(request, runtime, tmp_path_factory):
     (folder / "constants.json").write_text(json.dumps(constants))
     code = "import sys, pathlib; from tests.support.boost_child import main; "
     code += "main(pathlib.Path(sys.argv[1]))"
-    done = python(code, folder)
+    done = run_code(code, folder)
     assert done.returncode == 0, done.stderr
     return constants, dict(np.load(folder / "weights.npz"))
 

@@ -1,11 +1,11 @@
-"""A THOR step in a training: loops, NaN, interruptions, float16, resume; what its graphs hold."""
+"""A THOR step in a training: loops, NaN, interruptions, float16; what its graphs hold."""
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
 
-from labkit.algorithms.thor import LevenbergMarquardt, ThorStep, ThorUpdate, TraceRule
+from labkit.algorithms.thor import ThorStep, ThorUpdate
 from labkit.algorithms.thor.inverses import Inverses
 from labkit.runtime import pynative
 from labkit.steps.accumulation import AccumulatedStep
@@ -14,17 +14,16 @@ from labkit.steps.plain import PlainStep
 from labkit.steps.precision import DynamicLossScale
 from labkit.steps.state import set_state
 from labkit.training.evaluation import evaluate
-from labkit.training.resume import differing
 from tests.support.compiled import compiled_operators
 from tests.support.step_cells import (
     Once,
     assert_bit_equal,
     assert_close,
     momentum,
-    regression,
     rows,
     snapshot,
     tensors,
+    unchanged,
 )
 from tests.support.thor_cells import (
     DAMPING,
@@ -38,8 +37,6 @@ from tests.support.thor_cells import (
     values,
 )
 from tests.support.tolerances import TOLERANCE
-from tests.support.trainings import loss_fn
-from tests.support.trainings import network as images_network
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -63,10 +60,9 @@ class TestWithTheLoops:
             for update in range(5):
                 call(step, update)
                 if evaluated:
-                    before = snapshot(step)
-                    metrics = evaluate(network, nn.CrossEntropyLoss(), _classes())
+                    with unchanged(step):
+                        metrics = evaluate(network, nn.CrossEntropyLoss(), _classes())
                     assert np.isfinite(metrics["loss"])
-                    assert_bit_equal(snapshot(step), before)
                     assert network.training
             ends.append(snapshot(step))
         assert_bit_equal(*ends)
@@ -85,20 +81,6 @@ class TestWithTheLoops:
                 call(step, update)
             states.append(snapshot(step))
         assert_bit_equal(*states)
-
-    def test_release_gives_the_layers_back(self):
-        """Also of a network that is one layer, and that O2 has wrapped."""
-        for options in ({}, {"precision": "O2"}):
-            for network, loss_net in (mlp(), regression()):
-                layers = [c for _, c in loss_net.cells_and_names() if isinstance(c, nn.Dense)]
-                names = [p.name for p in loss_net.get_parameters()]
-                step = ThorStep(loss_net, optimizer(network), DAMPING, **options)
-                step.update.release()
-                step.update.release()
-                cells = [cell for _, cell in loss_net.cells_and_names()]
-                assert not any(hasattr(cell, "taps_thor") for cell in cells)
-                assert [cell for cell in cells if isinstance(cell, nn.Dense)] == layers
-                assert [p.name for p in loss_net.get_parameters()] == names
 
 
 NAN = np.float32(np.nan)
@@ -246,41 +228,32 @@ class TestInterrupted:
         assert {"0.weight", "moments.0.weight", "step.updates", "step.thor.refreshes"} <= names
         assert_bit_equal({n: after[n] for n in names}, {n: before[n] for n in names})
 
-    @pytest.mark.parametrize("at", [0, 2])
-    def test_the_batch_can_be_given_again(self, monkeypatch, at, build):
+    # Before which of four calls, and with which batches: the last of them is interrupted.
+    @pytest.mark.parametrize(
+        ("at", "batches"),
+        [
+            pytest.param(0, [0], id="the first given again"),
+            pytest.param(2, [2], id="the third given again"),
+            pytest.param(0, [99], id="left out"),
+            pytest.param(0, [98, 99], id="a group left out"),
+        ],
+    )
+    def test_what_was_held_is_not_applied_later(
+        self, at, batches, monkeypatch, build, once, request
+    ):
+        """The next batch or group starts anew."""
+        if len(batches) > 1:
+            request.getfixturevalue("eager")
         states = []
         for interrupted in (False, True):
-            _, step = build(frequency=2)
+            _, step = build(frequency=2) if len(batches) == 1 else once(_accumulated)
             for number in range(4):
                 if interrupted and number == at:
-                    self.interrupt(step, number, monkeypatch)
+                    for batch in batches[:-1]:
+                        call(step, batch)
+                    self.interrupt(step, batches[-1], monkeypatch)
                 call(step, number)
-            states.append(snapshot(step))
-        assert_bit_equal(*states)
-
-    def test_or_left_out(self, monkeypatch, build):
-        """What was held of it is not applied with a later one."""
-        states = []
-        for interrupted in (False, True):
-            _, step = build(frequency=2)
-            if interrupted:
-                self.interrupt(step, 99, monkeypatch)
-            for number in range(3):
-                call(step, number)
-            states.append(snapshot(step))
-        assert_bit_equal(*states)
-
-    def test_a_group_of_micro_batches_is_left_out(self, monkeypatch, once, eager):
-        """The next group starts anew, and is the only one that is applied."""
-        states = []
-        for interrupted in (False, True):
-            _, step = once(_accumulated)
-            if interrupted:
-                call(step, 98)
-                self.interrupt(step, 99, monkeypatch)
-            for number in range(4):
-                call(step, number)
-            assert step.last_update.number == 2
+            assert step.last_update.number == 4 // len(batches)
             states.append(snapshot(step))
         assert_bit_equal(*states)
 
@@ -440,42 +413,3 @@ def test_an_overflow_drops_the_batch_and_shrinks_the_scale(eager):
     assert step.last_update.number == 6 - int(step.dropped.asnumpy()) > 0
     assert all(np.isfinite(value).all() for value in snapshot(step).values())
     assert step.gradient.loss_scale.dtype == ms.float32
-
-
-def adapting(**options):
-    """THOR with everything that has a state: rule, running average, schedules, batch norm."""
-    net = images_network(norm=True)
-    rates = nn.ExponentialDecayLR(0.05, 0.9, 1)
-    sgd = nn.Momentum(net.trainable_params(), rates, 0.9, 1e-3)
-    options = {
-        "frequency": 3,
-        "factor_frequency": 2,
-        "factor_decay": 0.7,
-        "trace_rule": TraceRule(0.2, 0.02),
-        "adapt_damping": LevenbergMarquardt(0.5),
-    } | options
-    return ThorStep(LossNet(net, loss_fn()), sgd, 0.3, **options)
-
-
-DIFFERENT = {
-    "frequency": 4,
-    "factor_frequency": 3,
-    "factor_decay": 0.6,
-    "split": 64,
-    "bias": "plain",
-    "damping_split": "pi",
-    "trace_rule": TraceRule(0.2, 0.03),
-    "adapt_damping": LevenbergMarquardt(0.6),
-    "kl_clip": 1e-3,
-    "skip": ("4",),
-    "nan": "drop",
-}
-
-
-def test_other_options_are_not_resumed():
-    """Their settings differ, which ``fit`` compares before it touches anything."""
-    settings = adapting().settings
-    assert set(DIFFERENT) | {"damping", "formulas"} <= set(settings)
-    for name, value in DIFFERENT.items():
-        here, _ = differing(adapting(**{name: value}).settings, settings)
-        assert list(here) == [name]

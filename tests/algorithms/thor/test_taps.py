@@ -468,26 +468,36 @@ class TestConversion:
             update.release()
             np.testing.assert_array_equal(network(x).asnumpy(), outputs)
 
-    @pytest.mark.parametrize("name", NETWORKS)
-    def test_release_gives_the_layers_back(self, name):
-        network = NETWORKS[name][0]()
-        before = dict(network.cells_and_names())
+    @pytest.mark.parametrize("precision", ["O0", "O2"])
+    @pytest.mark.parametrize("name", [*NETWORKS, "one layer"])
+    def test_release_gives_the_layers_back(self, name, precision):
+        """Also of a network that O2 has wrapped, and of one that is nothing but a layer."""
+        network = NETWORKS[name][0]() if name in NETWORKS else nn.Dense(5, 4, activation="relu")
+        loss_net = LossNet(network, nn.MSELoss())
+
+        def cells():
+            # A wrapper of O2 is passed over: what it holds comes after it.
+            every = loss_net.cells_and_names()
+            return {path.replace("._backbone", ""): cell for path, cell in every}
+
+        before, names = cells(), [p.name for p in loss_net.get_parameters()]
         sequences = {
             path: list(cell.cell_list)
             for path, cell in before.items()
             if isinstance(cell, nn.SequentialCell)
         }
         flags = {p: getattr(cell, "activation_flag", None) for p, cell in before.items()}
-        update = convert(network)
-        assert dict(network.cells_and_names()) != before
+        update = ThorStep(loss_net, momentum(network), 0.1, precision=precision).update
+        assert cells() != before
         for _ in range(2):  # the second time it changes nothing
             update.release()
-            after = dict(network.cells_and_names())
+            after = cells()
             assert list(after) == list(before)
             assert all(after[path] is cell for path, cell in before.items())
             assert {p: getattr(c, "activation_flag", None) for p, c in after.items()} == flags
-            for path, cells in sequences.items():
-                assert all(a is b for a, b in zip(after[path].cell_list, cells, strict=True))
+            assert [p.name for p in loss_net.get_parameters()] == names
+            for path, cells_of in sequences.items():
+                assert all(a is b for a, b in zip(after[path].cell_list, cells_of, strict=True))
 
     def test_a_checkpoint_of_the_step_loads_into_the_bare_network(self, tmp_path):
         """Its Parameters are called as they were; the taps' are the step's own."""

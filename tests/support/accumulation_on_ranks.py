@@ -1,4 +1,4 @@
-"""What each rank runs in test_accumulation_on_ranks.py: ``msrun ... on_ranks.py OUT``.
+"""What each rank runs in test_accumulation_on_ranks.py: ``msrun ... accumulation_on_ranks.py OUT``.
 
 Writes OUT/rank<n>.npz: parameters, counters and reports after every call of every case; and
 weights after three updates by messages of several gradients, by step and indices.

@@ -1,0 +1,53 @@
+"""A training goes on with the options that it was begun with: others are another training."""
+
+import pytest
+
+from labkit.algorithms.thor import LevenbergMarquardt, TraceRule
+from labkit.training.resume import differing
+from tests.support.resuming import subspace, thor
+
+pytestmark = [
+    pytest.mark.usefixtures("runtime"),
+    pytest.mark.filterwarnings("ignore:the network holds a trainable BatchNorm"),
+]
+
+THOR = {
+    "frequency": 4,
+    "factor_frequency": 3,
+    "factor_decay": 0.6,
+    "split": 64,
+    "bias": "plain",
+    "damping_split": "pi",
+    "trace_rule": TraceRule(0.2, 0.03),
+    "adapt_damping": LevenbergMarquardt(0.6),
+    "kl_clip": 1e-3,
+    "skip": ("4",),
+    "nan": "drop",
+}
+SUBSPACE = {
+    "seed": 1,
+    "rho": 0.5,
+    "sigma": 0.3,
+    "trials": 2,
+    "gamma": 0.8,
+    "curvature": 0.1,
+    "start": "scaled",
+    "failure": "rollback",
+    "micro_steps": 2,
+    "tail": "drop",
+}
+NAMES = {"seed": "basis"}  # of settings that are not the option's
+
+
+@pytest.mark.parametrize(
+    ("make", "different", "others"),
+    [(thor, THOR, {"damping", "formulas"}), (subspace, SUBSPACE, set())],
+    ids=["thor", "subspace"],
+)
+def test_they_are_not_resumed(make, different, others):
+    """Their settings differ, which ``fit`` compares before it touches anything."""
+    settings = make().settings
+    assert {NAMES.get(name, name) for name in different} | others <= set(settings)
+    for name, value in different.items():
+        here, _ = differing(make(**{name: value}).settings, settings)
+        assert list(here) == [NAMES.get(name, name)]
