@@ -66,9 +66,9 @@ def main(folder, technique="accumulation"):
     step = make_step(technique, LossNet(network, loss_fn), optimizer)
     # Stopped at any moment, the same call continues where the last checkpoint was.
     fit(step, my_dataset(2000, seed=1), epochs=5, folder=folder, resume=True)
-    found = evaluate(network, loss_fn, my_dataset(1000, seed=2))
-    print(f"{technique}: accuracy on other points {found['accuracy']:.3f}")
-    return found["accuracy"]
+    metrics = evaluate(network, loss_fn, my_dataset(1000, seed=2))
+    print(f"{technique}: accuracy on other points {metrics['accuracy']:.3f}")
+    return metrics["accuracy"]
 
 
 if __name__ == "__main__":

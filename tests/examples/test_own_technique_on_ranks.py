@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.support import own_technique_on_ranks as program
-from tests.support.msrun import msrun
+from tests.support.msrun import rank_results
 from tests.support.tolerances import TOLERANCE
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
@@ -12,9 +12,8 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.slow]
 
 def test_two_ranks_are_one_process_with_all_rows(root, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(root / "examples")
-    code, logs = msrun(tmp_path, program.__file__, root / "examples", tmp_path, root=root)
-    assert code == 0, logs
-    first, second = (dict(np.load(tmp_path / f"rank{rank}.npz")) for rank in range(2))
+    arguments = program.__file__, root / "examples", tmp_path
+    first, second = rank_results(tmp_path, *arguments, root=root)
     whole = program.trained(root / "examples")
     assert int(whole.updates.asnumpy()) == 7
     weights = ("weight", "bias", "lookahead.slow.weight", "lookahead.slow.bias")

@@ -7,266 +7,242 @@ from dataclasses import dataclass
 class Mutant:
     """A wrong formula.
 
-    file      where it is
-    right     the text of the right one, which must stand there once
-    wrong     what takes its place
-    notebook  stem of the lab in which an assertion must fail at preset smoke
-    test      node id of a unit test that must fail
+    file   where it is
+    right  the text of the right one, which must stand there once
+    wrong  what takes its place
+    test   node id of a unit test that must fail
     """
 
     file: str
     right: str
     wrong: str
-    notebook: str
     test: str
 
 
+KRONECKER = "tests/reference/test_kronecker.py"
+TWENTY_UPDATES = (
+    "tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64"
+)
+
+# Stem of the lab in which an assertion must fail at preset smoke -> {what is wrong: its mutant}.
 MUTANTS = {
-    # A micro-batch's mean gradient that does not count its samples: the mean of means.
-    "accumulation, weighting": Mutant(
-        file="labkit/steps/gradients.py",
-        right="return loss * weight, loss, weight",
-        wrong="return loss, loss, weight",
-        notebook="01_gradient_accumulation",
-        test="tests/steps/test_accumulation.py::TestUnevenMicroBatches",
-    ),
-    # The tutorial's sum: k times the learning rate.
-    "accumulation, sum": Mutant(
-        file="labkit/steps/gradients.py",
-        right="if self.mean:",
-        wrong="if not self.mean:",
-        notebook="01_gradient_accumulation",
-        test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
-    ),
-    "accumulation, the last micro-batch alone": Mutant(
-        file="labkit/steps/accumulation.py",
-        right="self.map(ops.assign_add, sums, gradients)",
-        wrong="self.map(ops.assign, sums, gradients)",
-        notebook="01_gradient_accumulation",
-        test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
-    ),
-    # Every group holds the ones before it as well.
-    "accumulation, not cleared": Mutant(
-        file="labkit/steps/accumulation.py",
-        right="ops.assign(self.weight_sum, 0.0)",
-        wrong="ops.assign_add(self.weight_sum, 0.0)",
-        notebook="01_gradient_accumulation",
-        test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
-    ),
-    "accumulation, a micro-batch too many": Mutant(
-        file="labkit/steps/accumulation.py",
-        right="if self.micro_step >= self.group_size:",
-        wrong="if self.micro_step > self.group_size:",
-        notebook="01_gradient_accumulation",
-        test="tests/steps/test_accumulation.py::TestTails",
-    ),
-    "accumulation, the tail": Mutant(
-        file="labkit/steps/accumulation.py",
-        right='if self.tail == "carry":',
-        wrong='if self.tail == "drop":',
-        notebook="01_gradient_accumulation",
-        test="tests/steps/test_accumulation.py::TestTails",
-    ),
-    # PyTorch's number taken for MindSpore's, which says the opposite.
-    "migration, BatchNorm's momentum": Mutant(
-        file="labkit/nets/resnet.py",
-        right="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)",
-        wrong="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.1)",
-        notebook="02_resnet50_migration",
-        test="tests/nets/test_resnet.py::test_batch_norms_have_pytorchs_momentum_and_epsilon",
-    ),
-    "migration, map of names": Mutant(
-        file="labkit/migration/names.py",
-        right='{"gamma": "weight", "beta": "bias"}',
-        wrong='{"gamma": "bias", "beta": "weight"}',
-        notebook="02_resnet50_migration",
-        test="tests/migration/test_names.py::test_names_of_a_resnet_both_ways",
-    ),
-    # "same": the odd row comes after, where PyTorch pads both sides.
-    "migration, padding of the max-pool": Mutant(
-        file="labkit/nets/resnet.py",
-        right='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)',
-        wrong='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")',
-        notebook="02_resnet50_migration",
-        test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
-    ),
-    # The document's values for PyTorch's.
-    "migration, label smoothing": Mutant(
-        file="labkit/steps/losses.py",
-        right="smooth *= others / self.num_classes",
-        wrong="smooth *= 1",
-        notebook="02_resnet50_migration",
-        test="tests/steps/test_losses.py::test_the_pytorch_convention_is_pytorch_s",
-    ),
-    "migration, weight decay": Mutant(
-        file="labkit/steps/parameter_groups.py",
-        right="groups[weight_decay if decays else 0.0].append(parameter)",
-        wrong="groups[weight_decay].append(parameter)",
-        notebook="02_resnet50_migration",
-        test="tests/steps/test_parameter_groups.py",
-    ),
-    # The first update is lost: its rate is 0.
-    "migration, warm-up": Mutant(
-        file="labkit/steps/schedules.py",
-        right="rising = lr * np.arange(1, warmup + 1) / max(warmup, 1)",
-        wrong="rising = lr * np.arange(warmup) / max(warmup, 1)",
-        notebook="02_resnet50_migration",
-        test="tests/steps/test_schedules.py::test_cosine_is_the_reference",
-    ),
-    # (F - damping I)^-1 g for the natural gradient (F + damping I)^-1 g.
-    "THOR, natural gradient": Mutant(
-        file="labkit/algorithms/thor/curvature.py",
-        right="damped = factor + damping * identity",
-        wrong="damped = factor - damping * identity",
-        notebook="03_thor",
-        test="tests/algorithms/thor/test_curvature.py::test_directions_are_the_references",
-    ),
-    # Six in the float64 twin, which the notebooks compare with the step and with their own lines.
-    "THOR, A of the rows alone": Mutant(
-        file="labkit/reference/kronecker.py",
-        right="return a_factor / (rows * positions), ",
-        wrong="return a_factor / rows, ",
-        notebook="03_thor",
-        test=(
-            "tests/reference/test_kronecker.py"
-            "::test_a_constant_convolution_is_underestimated_by_its_number_of_positions"
+    "01_gradient_accumulation": {
+        # A micro-batch's mean gradient that does not count its samples: the mean of means.
+        "accumulation, weighting": Mutant(
+            file="labkit/steps/gradients.py",
+            right="return loss * weight, loss, weight",
+            wrong="return loss, loss, weight",
+            test="tests/steps/test_accumulation.py::TestUnevenMicroBatches",
         ),
-    ),
-    "THOR, G of the mean loss": Mutant(
-        file="labkit/reference/kronecker.py",
-        right="g_factor * rows / positions, positions",
-        wrong="g_factor / positions, positions",
-        notebook="03_thor",
-        test="tests/reference/test_kronecker.py::test_factors_by_hand",
-    ),
-    "THOR, inverse": Mutant(
-        file="labkit/reference/kronecker.py",
-        right="return np.linalg.inv(matrix + damping * np.eye(len(matrix)))",
-        wrong="return np.linalg.inv(matrix - damping * np.eye(len(matrix)))",
-        notebook="03_thor",
-        test="tests/reference/test_kronecker.py::test_direction_by_hand",
-    ),
-    # As MindSpore cuts: 128, 128, 128 and 17 inputs of LeNet's fc1 instead of 101, 101, 101 and 98.
-    "THOR, blocks with a rest": Mutant(
-        file="labkit/reference/kronecker.py",
-        right='size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))',
-        wrong="size = split",
-        notebook="03_thor",
-        test="tests/reference/test_kronecker.py::test_blocks_are_few_and_of_one_size_but_the_last",
-    ),
-    "THOR, positions": Mutant(
-        file="labkit/reference/kronecker.py",
-        right="return direction / _pair(positions)[0]",
-        wrong="return direction",
-        notebook="03_thor",
-        test=(
-            "tests/reference/test_kronecker.py"
-            "::test_direction_solves_the_whole_damped_kronecker_system"
+        # The tutorial's sum: k times the learning rate.
+        "accumulation, sum": Mutant(
+            file="labkit/steps/gradients.py",
+            right="if self.mean:",
+            wrong="if not self.mean:",
+            test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
         ),
-    ),
-    # A (x) G is for vectors that stack a matrix's columns.
-    "THOR, Kronecker product of columns": Mutant(
-        file="labkit/reference/kronecker.py",
-        right="positions * np.kron(g, a)",
-        wrong="positions * np.kron(a, g)",
-        notebook="03_thor_in_depth",
-        test=(
-            "tests/reference/test_kronecker.py"
-            "::test_a_linear_network_with_derivatives_independent_of_inputs_has_kronecker_blocks"
+        "accumulation, the last micro-batch alone": Mutant(
+            file="labkit/steps/accumulation.py",
+            right="self.map(ops.assign_add, sums, gradients)",
+            wrong="self.map(ops.assign, sums, gradients)",
+            test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
         ),
-    ),
-    # 1 + <a, b> / 2 |a|^2 for 1 - <a, b> / 2 |a|^2.
-    "Adasum, coefficient": Mutant(
-        file="labkit/algorithms/adasum/gram.py",
-        right="factors = 1 - products / (squares + TINY)",
-        wrong="factors = 1 + products / (squares + TINY)",
-        notebook="04_adasum",
-        test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
-    ),
-    # Parallel vectors cancel: the whole overlap is subtracted from both.
-    "Adasum, the overlap not halved": Mutant(
-        file="labkit/algorithms/adasum/gram.py",
-        right="return i, j, m / (m + n), n / (m + n)",
-        wrong="return i, j, 1.0, 1.0",
-        notebook="04_adasum",
-        test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
-    ),
-    # The overlap is divided by the other vector's length: right for vectors of one length.
-    "Adasum, lengths exchanged": Mutant(
-        file="labkit/algorithms/adasum/gram.py",
-        right="pick[first, first, 0, every] = pick[second, second, 1, every] = 1",
-        wrong="pick[second, second, 0, every] = pick[first, first, 1, every] = 1",
-        notebook="04_adasum",
-        test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
-    ),
-    "Adasum, vector by vector": Mutant(
-        file="labkit/algorithms/adasum/tree.py",
-        right="combined = (length_a - self.of_first * cosine * length_b) * unit_a",
-        wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
-        notebook="04_adasum",
-        test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
-        "::test_every_kind_of_vector[7-tree]",
-    ),
-    "Adasum, one angle for all layers": Mutant(
-        file="labkit/algorithms/adasum/update.py",
-        right='layers = self.sizes if scope == "layer" else (self.numbers,)',
-        wrong="layers = (self.numbers,)",
-        notebook="04_adasum",
-        test="tests/algorithms/adasum/test_step.py::TestTwin",
-    ),
-    # Every worker goes on with the first one's momentum.
-    "Adasum, one momentum for all workers": Mutant(
-        file="labkit/algorithms/adasum/update.py",
-        right="index = ops.reshape(self.side * self.workers + self.worker, (1,))",
-        wrong="index = ops.reshape(self.side * self.workers, (1,))",
-        notebook="04_adasum",
-        test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
-    ),
-    # (I + s y^T / y.s) B (I + y s^T / y.s) + s s^T / y.s
-    "subspace, BFGS": Mutant(
-        file="labkit/algorithms/subspace/search.py",
-        right="left = np.eye(len(s)) - np.outer(s, y) / product",
-        wrong="left = np.eye(len(s)) + np.outer(s, y) / product",
-        notebook="05_dimension_reduction",
-        test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
-    ),
-    # -g for -B g: gradient descent in the subspace.
-    "subspace, direction": Mutant(
-        file="labkit/algorithms/subspace/search.py",
-        right="direction = (-inverse @ gradient).astype(np.float32)",
-        wrong="direction = (-gradient).astype(np.float32)",
-        notebook="05_dimension_reduction",
-        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
-    ),
-    # A bound above the loss: any whole step is taken.
-    "subspace, Armijo's bound": Mutant(
-        file="labkit/algorithms/subspace/search.py",
-        right="loss + constants.sigma * size * slope",
-        wrong="loss - constants.sigma * size * slope",
-        notebook="05_dimension_reduction",
-        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
-    ),
-    # The part in the subspace is in the residual as well.
-    "subspace, residual inside": Mutant(
-        file="labkit/algorithms/subspace/graphs.py",
-        right="self.gamma * self.residual + (gradient - inside)",
-        wrong="self.gamma * self.residual + gradient",
-        notebook="05_dimension_reduction",
-        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
-    ),
-    "subspace, residual without a past": Mutant(
-        file="labkit/algorithms/subspace/graphs.py",
-        right="residual = self.gamma * self.residual +",
-        wrong="residual = 0.0 * self.residual +",
-        notebook="05_dimension_reduction",
-        test="tests/algorithms/subspace/test_step.py::TestTwin::test_twenty_updates_equal_float64",
-    ),
-    # Directions from the middle snapshot, not from the mean of all.
-    "subspace, mean of the snapshots": Mutant(
-        file="labkit/algorithms/subspace/components.py",
-        right="np.linalg.eigh(_centred(gram))",
-        wrong="np.linalg.eigh(gram)",
-        notebook="05_dimension_reduction",
-        test="tests/algorithms/subspace/test_components.py::test_around_weights_that_are_larger_than_their_moves",
-    ),
+        # Every group holds the ones before it as well.
+        "accumulation, not cleared": Mutant(
+            file="labkit/steps/accumulation.py",
+            right="ops.assign(self.weight_sum, 0.0)",
+            wrong="ops.assign_add(self.weight_sum, 0.0)",
+            test="tests/steps/test_accumulation.py::TestTrainingOfLeNet",
+        ),
+        "accumulation, a micro-batch too many": Mutant(
+            file="labkit/steps/accumulation.py",
+            right="if self.micro_step >= self.group_size:",
+            wrong="if self.micro_step > self.group_size:",
+            test="tests/steps/test_accumulation.py::TestTails",
+        ),
+        "accumulation, the tail": Mutant(
+            file="labkit/steps/accumulation.py",
+            right='if self.tail == "carry":',
+            wrong='if self.tail == "drop":',
+            test="tests/steps/test_accumulation.py::TestTails",
+        ),
+    },
+    "02_resnet50_migration": {
+        # PyTorch's number taken for MindSpore's, which says the opposite.
+        "migration, BatchNorm's momentum": Mutant(
+            file="labkit/nets/resnet.py",
+            right="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.9)",
+            wrong="nn.BatchNorm2d(channels, eps=1e-5, momentum=0.1)",
+            test="tests/nets/test_resnet.py::test_batch_norms_have_pytorchs_momentum_and_epsilon",
+        ),
+        "migration, map of names": Mutant(
+            file="labkit/migration/names.py",
+            right='{"gamma": "weight", "beta": "bias"}',
+            wrong='{"gamma": "bias", "beta": "weight"}',
+            test="tests/migration/test_names.py::test_attributes_of_a_users_own_cell_keep_their_names",
+        ),
+        # "same": the odd row comes after, where PyTorch pads both sides.
+        "migration, padding of the max-pool": Mutant(
+            file="labkit/nets/resnet.py",
+            right='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="pad", padding=1)',
+            wrong='return nn.MaxPool2d(kernel_size=3, stride=2, pad_mode="same")',
+            test="tests/nets/test_resnet.py::test_logits_parameters_and_names_are_those_of_pytorch",
+        ),
+        # The document's values for PyTorch's.
+        "migration, label smoothing": Mutant(
+            file="labkit/steps/losses.py",
+            right="smooth *= others / self.num_classes",
+            wrong="smooth *= 1",
+            test="tests/steps/test_losses.py::test_the_pytorch_convention_is_pytorch_s",
+        ),
+        "migration, weight decay": Mutant(
+            file="labkit/steps/parameter_groups.py",
+            right="groups[weight_decay if decays else 0.0].append(parameter)",
+            wrong="groups[weight_decay].append(parameter)",
+            test="tests/steps/test_parameter_groups.py",
+        ),
+        # The first update is lost: its rate is 0.
+        "migration, warm-up": Mutant(
+            file="labkit/steps/schedules.py",
+            right="rising = lr * np.arange(1, warmup + 1) / max(warmup, 1)",
+            wrong="rising = lr * np.arange(warmup) / max(warmup, 1)",
+            test="tests/steps/test_schedules.py::test_cosine_is_the_reference",
+        ),
+    },
+    "03_thor": {
+        # (F - damping I)^-1 g for the natural gradient (F + damping I)^-1 g.
+        "THOR, natural gradient": Mutant(
+            file="labkit/algorithms/thor/curvature.py",
+            right="damped = factor + damping * identity",
+            wrong="damped = factor - damping * identity",
+            test="tests/algorithms/thor/test_curvature.py::test_directions_are_the_references",
+        ),
+        # Six in the float64 twin, which the notebooks compare with the step and their own lines.
+        "THOR, A of the rows alone": Mutant(
+            file="labkit/reference/kronecker.py",
+            right="return a_factor / (rows * positions), ",
+            wrong="return a_factor / rows, ",
+            test=f"{KRONECKER}::test_a_constant_convolution_is_underestimated_by_its_number_of_positions",
+        ),
+        "THOR, G of the mean loss": Mutant(
+            file="labkit/reference/kronecker.py",
+            right="g_factor * rows / positions, positions",
+            wrong="g_factor / positions, positions",
+            test=f"{KRONECKER}::test_factors_by_hand",
+        ),
+        "THOR, inverse": Mutant(
+            file="labkit/reference/kronecker.py",
+            right="return np.linalg.inv(matrix + damping * np.eye(len(matrix)))",
+            wrong="return np.linalg.inv(matrix - damping * np.eye(len(matrix)))",
+            test=f"{KRONECKER}::test_direction_by_hand",
+        ),
+        # As MindSpore cuts: 128, 128, 128 and 17 inputs of LeNet's fc1, not 101, 101, 101 and 98.
+        "THOR, blocks with a rest": Mutant(
+            file="labkit/reference/kronecker.py",
+            right='size = split if cut == "fixed" else math.ceil(n / math.ceil(n / split))',
+            wrong="size = split",
+            test=f"{KRONECKER}::test_blocks_are_few_and_of_one_size_but_the_last",
+        ),
+        "THOR, positions": Mutant(
+            file="labkit/reference/kronecker.py",
+            right="return direction / _pair(positions)[0]",
+            wrong="return direction",
+            test=f"{KRONECKER}::test_direction_solves_the_whole_damped_kronecker_system",
+        ),
+    },
+    "03_thor_in_depth": {
+        # A (x) G is for vectors that stack a matrix's columns.
+        "THOR, Kronecker product of columns": Mutant(
+            file="labkit/reference/kronecker.py",
+            right="positions * np.kron(g, a)",
+            wrong="positions * np.kron(a, g)",
+            test=f"{KRONECKER}::test_a_linear_network_with_derivatives_independent_of_inputs_has_kronecker_blocks",
+        ),
+    },
+    "04_adasum": {
+        # 1 + <a, b> / 2 |a|^2 for 1 - <a, b> / 2 |a|^2.
+        "Adasum, coefficient": Mutant(
+            file="labkit/algorithms/adasum/gram.py",
+            right="factors = 1 - products / (squares + TINY)",
+            wrong="factors = 1 + products / (squares + TINY)",
+            test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
+        ),
+        # Parallel vectors cancel: the whole overlap is subtracted from both.
+        "Adasum, the overlap not halved": Mutant(
+            file="labkit/algorithms/adasum/gram.py",
+            right="return i, j, m / (m + n), n / (m + n)",
+            wrong="return i, j, 1.0, 1.0",
+            test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
+        ),
+        # The overlap is divided by the other vector's length: right for vectors of one length.
+        "Adasum, lengths exchanged": Mutant(
+            file="labkit/algorithms/adasum/gram.py",
+            right="pick[first, first, 0, every] = pick[second, second, 1, every] = 1",
+            wrong="pick[second, second, 0, every] = pick[first, first, 1, every] = 1",
+            test="tests/algorithms/adasum/test_gram.py::test_equals_the_float64_tree[2]",
+        ),
+        "Adasum, vector by vector": Mutant(
+            file="labkit/algorithms/adasum/tree.py",
+            right="combined = (length_a - self.of_first * cosine * length_b) * unit_a",
+            wrong="combined = (length_a - self.of_first * cosine * length_a) * unit_a",
+            test="tests/algorithms/adasum/test_combination.py::TestAgainstFloat64"
+            "::test_every_kind_of_vector[7-tree]",
+        ),
+        "Adasum, one angle for all layers": Mutant(
+            file="labkit/algorithms/adasum/update.py",
+            right='layers = self.sizes if scope == "layer" else (self.numbers,)',
+            wrong="layers = (self.numbers,)",
+            test="tests/algorithms/adasum/test_step.py::TestTwin",
+        ),
+        # Every worker goes on with the first one's momentum.
+        "Adasum, one momentum for all workers": Mutant(
+            file="labkit/algorithms/adasum/update.py",
+            right="index = ops.reshape(self.side * self.workers + self.worker, (1,))",
+            wrong="index = ops.reshape(self.side * self.workers, (1,))",
+            test="tests/algorithms/adasum/test_step.py::test_each_worker_has_an_optimizer_of_its_own",
+        ),
+    },
+    "05_dimension_reduction": {
+        # (I + s y^T / y.s) B (I + y s^T / y.s) + s s^T / y.s
+        "subspace, BFGS": Mutant(
+            file="labkit/algorithms/subspace/search.py",
+            right="left = np.eye(len(s)) - np.outer(s, y) / product",
+            wrong="left = np.eye(len(s)) + np.outer(s, y) / product",
+            test="tests/reference/test_subspace.py::test_the_steps_own_inverse_is_the_twins",
+        ),
+        # -g for -B g: gradient descent in the subspace.
+        "subspace, direction": Mutant(
+            file="labkit/algorithms/subspace/search.py",
+            right="direction = (-inverse @ gradient).astype(np.float32)",
+            wrong="direction = (-gradient).astype(np.float32)",
+            test=TWENTY_UPDATES,
+        ),
+        # A bound above the loss: any whole step is taken.
+        "subspace, Armijo's bound": Mutant(
+            file="labkit/algorithms/subspace/search.py",
+            right="loss + constants.sigma * size * slope",
+            wrong="loss - constants.sigma * size * slope",
+            test=TWENTY_UPDATES,
+        ),
+        # The part in the subspace is in the residual as well.
+        "subspace, residual inside": Mutant(
+            file="labkit/algorithms/subspace/graphs.py",
+            right="self.gamma * self.residual + (gradient - inside)",
+            wrong="self.gamma * self.residual + gradient",
+            test=TWENTY_UPDATES,
+        ),
+        "subspace, residual without a past": Mutant(
+            file="labkit/algorithms/subspace/graphs.py",
+            right="residual = self.gamma * self.residual +",
+            wrong="residual = 0.0 * self.residual +",
+            test=TWENTY_UPDATES,
+        ),
+        # Directions from the middle snapshot, not from the mean of all.
+        "subspace, mean of the snapshots": Mutant(
+            file="labkit/algorithms/subspace/components.py",
+            right="np.linalg.eigh(_centred(gram))",
+            wrong="np.linalg.eigh(gram)",
+            test="tests/algorithms/subspace/test_components.py::test_around_weights_that_are_larger_than_their_moves",
+        ),
+    },
 }

@@ -21,7 +21,12 @@ from tests.mutations.mutants import MUTANTS
 COPIED = ("labkit", "tests", "notebooks", "data_scripts", "pyproject.toml", "constraints.txt")
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "rank_[0-9]*", "kernel_meta", ".ipynb_checkpoints")
 
-each_mutant = pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
+CASES = [
+    pytest.param(notebook, mutant, id=name)
+    for notebook, mutants in MUTANTS.items()
+    for name, mutant in mutants.items()
+]
+each_mutant = pytest.mark.parametrize(("notebook", "mutant"), CASES)
 
 
 def copy_of(root, folder):
@@ -83,8 +88,9 @@ def _raised(cell):
 
 
 @each_mutant
-def test_the_right_formula_stands_there_once(mutant, root):
+def test_the_right_formula_stands_there_once(notebook, mutant, root):
     """One that has moved or changed its form would be mutated no more."""
+    assert (root / "notebooks" / f"{notebook}.ipynb").is_file()
     assert (root / mutant.file).read_text().count(mutant.right) == 1
     assert mutant.wrong != mutant.right
 
@@ -92,20 +98,22 @@ def test_the_right_formula_stands_there_once(mutant, root):
 @pytest.mark.long
 def test_right_formulas_pass(root, tmp_path):
     project = copy_of(root, tmp_path / "project")
-    tests = start_tests(project, *(mutant.test for mutant in MUTANTS.values()))
+    tests = start_tests(
+        project, *(mutant.test for mutants in MUTANTS.values() for mutant in mutants.values())
+    )
     printed, _ = tests.communicate()
     assert tests.returncode == 0 and " passed" in printed, printed
 
 
 @pytest.mark.long
 @each_mutant
-def test_a_wrong_formula_fails_a_notebook_and_a_unit_test(mutant, root, tmp_path):
+def test_a_wrong_formula_fails_a_notebook_and_a_unit_test(notebook, mutant, root, tmp_path):
     project = copy_of(root, tmp_path / "project")
     file = project / mutant.file
     file.write_text(file.read_text().replace(mutant.right, mutant.wrong))
     tests = start_tests(project, mutant.test)
     try:
-        failed = first_failure(project / "notebooks" / f"{mutant.notebook}.ipynb", project)
+        failed = first_failure(project / "notebooks" / f"{notebook}.ipynb", project)
     finally:
         printed, _ = tests.communicate()
     # 1 is a test that failed; 2 to 5 are ends of other kinds, an import that failed among them.

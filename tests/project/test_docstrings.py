@@ -65,9 +65,13 @@ def methods(owner):
 def documented(owner, name, function):
     """Return entry -> its text of all that is said of the arguments of a function or method.
 
-    What one method of a class says of an argument holds for the others.
+    What one method of a class says of an argument holds for the others, and what a class says of
+    one for the classes that are derived from it.
     """
     texts = [function.__doc__]
+    if inspect.isclass(function):
+        bases = inspect.getmro(function)
+        texts += [base.__doc__ for base in bases if base.__module__.startswith("labkit.")]
     if owner is not None:
         texts += [m.__doc__ for n in methods(owner) for m in overridden(owner, n) if n != name]
         texts += [method.__doc__ for method in overridden(owner, name)]
@@ -118,11 +122,15 @@ OF_ROOMS = {
     "data.dataset2": ("create_dataset2",),
     "data.imagefolder": ("create_dataset", "create_datasets", "load_image"),
     "data.mnist": ("create_dataset", "create_eval_dataset", "load_arrays"),
+    "data.parity": ("pillow_preprocess", "preprocessing_differences"),
     "data.prepare": ("prepare",),
     "labs.compare": ("restarted",),
     "labs.figures.interactive": ("Slider",),
     "labs.lab": ("OpenLab.compare_guess", "OpenLab.finish", "OpenLab.show", "OpenLab.value"),
-    "labs.memory": ("sweep",),
+    "labs.memory": ("peak_memory_mb", "sweep"),
+    "labs.profiling": ("calls_per_second", "operator_times"),
+    "labs.results": ("compare",),
+    "labs.run": ("Run.figure", "Run.finish", "Run.open", "Run.path", "Run.records"),
     "migration": (
         *("compare_step", "convert_back", "convert_file", "load", "match", "pairs"),
         *("read_torch", "state_dict", "trace", "write_torch"),
@@ -136,6 +144,7 @@ OF_ROOMS = {
     "recipes.resnet50_config": ("Config",),
     "recipes.subspace_config": ("StageOneConfig", "StageTwoConfig"),
     "recipes.thor_config": ("ThorConfig",),
+    "reference": ("Thor", "kronecker_factors", "per_sample_gradients", "thor_direction"),
     "steps.options": ("GradientOptions",),
     "steps.schedules": ("cosine", "get_lr"),
     "training.checkpoint": ("load", "load_latest", "save"),

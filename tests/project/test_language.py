@@ -1,10 +1,14 @@
-"""What the project does not write: words and turns that a textbook in English would not have."""
+"""What the project does not write: words no textbook would have, and names that say nothing."""
 
-import json
+import ast
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+from labkit.tools import notebook_files
+from tests.support import identifiers, texts
 
 ROOT = Path(__file__).parents[2]
 FILES = [
@@ -41,27 +45,25 @@ INSTEAD = {
     r"say the same": "agree",
     r"about different things": "point in different directions",
 }
-_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _NO_PROSE = re.compile(r"`[^`\n]*`|\$\$.+?\$\$|\$[^$\n]+\$|\]\([^)]*\)|<[^>\n]*>", re.DOTALL)
 _NOT_WRITTEN = {re.compile(rf"\b(?:{words})\b", re.IGNORECASE): INSTEAD[words] for words in INSTEAD}
 
 
 def prose(path: Path) -> str:
     """The text that a reader reads: no code, formulas, addresses or HTML."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix == ".ipynb":
-        cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
-        own = (cell for cell in cells if "navigation" not in cell["metadata"].get("tags", []))
-        text = "\n\n".join("".join(cell["source"]) for cell in own)
-    return re.sub(r"\s+", " ", _NO_PROSE.sub(" ", _FENCE.sub("", text)))
+    return _in_a_line(_NO_PROSE.sub(" ", texts.without_fences(texts.text_of(path))))
+
+
+def _in_a_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text)
 
 
 def faults(text: str) -> list[str]:
     """Each place where ``text`` has what is not written, and what to write."""
     return [
-        f"...{text[max(found.start() - 30, 0) : found.end() + 20]}...: write {instead}"
+        f"...{text[max(match.start() - 30, 0) : match.end() + 20]}...: write {instead}"
         for pattern, instead in _NOT_WRITTEN.items()
-        for found in pattern.finditer(text)
+        for match in pattern.finditer(text)
     ]
 
 
@@ -83,7 +85,7 @@ def test_the_language_is_plain(name):
     ],
 )
 def test_what_is_not_written_is_found(text):
-    faulty = faults(re.sub(r"\s+", " ", text))
+    faulty = faults(_in_a_line(text))
     assert len(faulty) == 1 and ": write " in faulty[0]
 
 
@@ -93,3 +95,104 @@ def test_what_is_not_written_is_found(text):
 )
 def test_plain_words_are_no_fault(text):
     assert faults(text) == []
+
+
+# Words that stand for a thing and do not say which: `_pick_one`, `found`.
+PLACEHOLDERS = {"one", "found", "came", "told"}
+# Parts of names in which "one" is the number, or part of a term.
+NUMBERS = {
+    "one_hot": "a vector of zeros and a one",
+    "with_one": "a 1 is put below each column",
+    "at_one": "at a loss scale of 1",
+    "stage_one": "the first of the two stages that the documents number",
+    "one_by_one": "each after the other",
+    "one_of": "a choice, as JSON Schema calls it",
+    "one_(convolution|dimensional|image|line|process|product|step)": "a count: not two",
+}
+_NUMBER = re.compile(rf"(?<![^_])({'|'.join(NUMBERS)})(?![^_])")
+# Keys of the JSON that `labkit doctor` prints.
+KEYS = {("labkit/tools/doctor/__init__.py", "found"), ("labkit/tools/doctor/check.py", "found")}
+FOLDERS = "labkit scripts benchmarks examples data_scripts docs tests notebooks".split()
+
+
+def says_nothing(name: str) -> bool:
+    """Whether a word of an identifier is a placeholder."""
+    # The name of a test is a sentence.
+    if name.startswith("test_"):
+        return False
+    return not PLACEHOLDERS.isdisjoint(_NUMBER.sub("", name.lower()).split("_"))
+
+
+def empty_names(path: Path) -> list[str]:
+    """Return the places where a file of Python or a notebook gives a name that says nothing."""
+    place = path.relative_to(ROOT).as_posix()
+    if path.suffix == ".py":
+        trees = [(place, ast.parse(path.read_text(encoding="utf-8")))]
+    else:
+        cells = enumerate(notebook_files.read(path)["cells"])
+        code = ((number, cell) for number, cell in cells if cell["cell_type"] == "code")
+        trees = [(f"{place}, cell {number}", texts.tree_of(cell)) for number, cell in code]
+    return [
+        f"{where}:{line}: {name}"
+        for where, tree in trees
+        for line, name in identifiers.given_in(tree)
+        if says_nothing(name) and (place, name) not in KEYS
+    ]
+
+
+def files_by_room() -> dict[str, list[Path]]:
+    """Return the files of Python and the notebooks, by folder and its folder."""
+    rooms = defaultdict(list)
+    for path in sorted(texts.committed_files(ROOT)):
+        parts = path.relative_to(ROOT).parts
+        if path.suffix in (".py", ".ipynb") and parts[0] in FOLDERS:
+            rooms["/".join(parts[:-1][:2])].append(path)
+    return rooms
+
+
+ROOMS = files_by_room()
+
+
+def test_all_folders_have_names():
+    assert {room.partition("/")[0] for room in ROOMS} == set(FOLDERS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_name_says_what_it_names(room):
+    faulty = [fault for path in ROOMS[room] for fault in empty_names(path)]
+    assert not faulty, "\n".join(faulty)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "one = 1",
+        "ONE, TWO = 1, 2",
+        "for found in x: pass",
+        "[came for came in x]",
+        "if (found := f()): pass",
+        "def one_lab(): pass",
+        "def f(told): pass",
+        "lambda *, found: 0",
+        "class A:\n    def _pick_one(self): pass",
+        "class A:\n    found: str",
+        "self.one_found = 1",
+        "import x as one",
+        "with x as found: pass",
+        "try: pass\nexcept E as came: pass",
+        "match x:\n    case [found, *_]: pass",
+        "stage_one_found = one_hot_one = 1",
+    ],
+)
+def test_a_name_that_says_nothing_is_found(code):
+    names = [name for _, name in identifiers.given_in(ast.parse(code)) if says_nothing(name)]
+    assert names
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ones", "one_hot", "_one_step", "train_stage_one", "_ONE_DIMENSIONAL", "foundation"]
+    + ["test_a_name_that_says_nothing_is_found", "money", "none", "with_one"],
+)
+def test_a_name_with_the_number_one_says_something(name):
+    assert not says_nothing(name)

@@ -1,13 +1,12 @@
 """No link in the notebooks, README or docs is dead; asked without a network."""
 
-import subprocess
 from pathlib import Path, PurePosixPath
 
 import nbformat
 import pytest
 from nbformat.v4 import new_markdown_cell, new_notebook
 
-from tests.support import links
+from tests.support import links, texts
 
 ROOT = Path(__file__).parents[2]
 PATTERNS = ("*.md", "docs/*.md", "labkit/**/*.md", "notebooks/*.ipynb")
@@ -16,12 +15,7 @@ PAGES = [page for pattern in PATTERNS for page in sorted(ROOT.glob(pattern))]
 
 @pytest.fixture(scope="module")
 def committed():
-    """What git has, or would have with the next commit of all that is there."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip("no git checkout: what is committed cannot be asked")
-    return {name for name in done.stdout.splitlines() if (ROOT / name).exists()}
+    return {path.relative_to(ROOT).as_posix() for path in texts.committed_files(ROOT)}
 
 
 def test_the_pages_are_there():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.support import trainings
+from tests.support import programs
 from tests.support.living import MARK, interrupted, marked
 from tests.support.shell_scripts import assert_nothing_stays
 
@@ -43,8 +43,8 @@ def test_what_a_script_leaves_behind_is_killed(tmp_path):
     assert marked(tmp_path) == []
 
 
-def test_python_that_hangs_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainings, "SECONDS", 1)
+def test_code_that_hangs_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(programs, "SECONDS", 1)
     with pytest.raises(subprocess.TimeoutExpired):
-        trainings.python(f"import time; time.sleep({LONG})", **{MARK: str(tmp_path)})
+        programs.run_code(f"import time; time.sleep({LONG})", env={MARK: str(tmp_path)})
     assert marked(tmp_path) == []

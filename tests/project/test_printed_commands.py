@@ -1,7 +1,6 @@
 """Every command that README, documents and notebooks print is one that the programs take."""
 
 import importlib.util
-import json
 import re
 import shlex
 from pathlib import Path
@@ -11,6 +10,7 @@ import typer
 
 from labkit.recipes import RECIPES, command
 from labkit.tools.cli import app
+from tests.support.texts import text_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [
@@ -24,13 +24,6 @@ FENCED = re.compile(r"^```(?:bash|sh|console|)\n(.*?)^```", re.DOTALL | re.MULTI
 INLINE = re.compile(rf"(?<!`)`((?:{'|'.join(PROGRAMS)}) [^`\n]+)`(?!`)")
 # Words of prose for what a reader puts there.
 NUMBERS = {"N": "2", "K": "0"}
-
-
-def text_of(path):
-    if path.suffix == ".md":
-        return path.read_text()
-    cells = json.loads(path.read_text())["cells"]
-    return "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
 
 
 def commands():

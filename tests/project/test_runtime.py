@@ -3,8 +3,6 @@
 import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
@@ -16,7 +14,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 from labkit import runtime
 from labkit.errors import InputError
 from labkit.runtime import available_devices, needs_onednn_workaround, start
-from tests.support.trainings import ROOT, python
+from tests.support.programs import run_code
+from tests.support.trainings import ROOT
 
 LINE = r"labkit: CPU \(.+\), MindSpore 2\.10\.0, graph mode, seed (\d+), oneDNN up to (\w+)"
 AVX512 = {"avx", "avx2", "avx512f"}
@@ -34,7 +33,7 @@ def mindspore(runtime):
 class TestInAProcessOfItsOwn:
     def test_one_line_and_nothing_else(self):
         code = "import labkit; r = labkit.start(seed=5); assert r.device == 'CPU'"
-        done = python(code, ONEDNN_MAX_CPU_ISA=None, GLOG_v=None)
+        done = run_code(code, env={"ONEDNN_MAX_CPU_ISA": None, "GLOG_v": None})
         assert (done.returncode, done.stderr) == (0, "")
         assert done.stdout.count("\n") == 1
         seed, onednn = re.fullmatch(LINE, done.stdout.strip()).groups()
@@ -49,8 +48,15 @@ class TestInAProcessOfItsOwn:
             "assert 'mindspore' not in sys.modules and 'numpy' not in sys.modules\n"
             "assert dict(os.environ) == before"
         )
-        done = python(code)
+        done = run_code(code)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+    @pytest.mark.parametrize("module", ["steps.schedules", "labs.run", "reference"])
+    def test_a_module_that_needs_no_mindspore_imports_none(self, module):
+        """Nor PyTorch or SciPy, which must not be needed either."""
+        heavy = "{'mindspore', 'torch', 'scipy'}"
+        done = run_code(f"import sys, labkit.{module}; print(*{heavy} & set(sys.modules))")
+        assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
 
     def test_what_the_user_has_set_is_respected(self):
         code = (
@@ -58,7 +64,7 @@ class TestInAProcessOfItsOwn:
             "assert os.environ['ONEDNN_MAX_CPU_ISA'] == r.onednn == 'SSE41'\n"
             "assert os.environ['GLOG_v'] == '2'"
         )
-        done = python(code, ONEDNN_MAX_CPU_ISA="SSE41", GLOG_v="2")
+        done = run_code(code, env={"ONEDNN_MAX_CPU_ISA": "SSE41", "GLOG_v": "2"})
         assert done.returncode == 0, done.stderr
         assert "oneDNN up to SSE41" in done.stdout
 
@@ -226,5 +232,5 @@ print(first > 50_000, gc.get_freeze_count() <= first)
 
 
 def test_garbage_collection_passes_over_what_was_there_at_the_first_start_alone():
-    run = subprocess.run([sys.executable, "-c", FROZEN], capture_output=True, text=True, check=True)
+    run = run_code(FROZEN, check=True)
     assert run.stdout.splitlines()[-1] == "True True"

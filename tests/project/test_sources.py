@@ -1,13 +1,14 @@
 """docs/sources.md: a row for each thing that the source documents say; every name in it exists."""
 
 import ast
-import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.support.texts import own_cells
 
 ROWS_OF_DOCUMENT = {"000": 22, "001": 22, "002": 14, "003": 15, "004": 17}
 STATE = re.compile(r"met|(differs|not reproduced here): \S.*")
@@ -32,7 +33,7 @@ class Row(NamedTuple):
         return re.findall("`([^`]+)`", self.shown_by)
 
 
-ROWS = [Row(*found.groups()) for found in map(ROW.fullmatch, TEXT.splitlines()) if found]
+ROWS = [Row(*row.groups()) for row in map(ROW.fullmatch, TEXT.splitlines()) if row]
 
 
 @cache
@@ -53,30 +54,28 @@ def names_in(path: Path) -> frozenset[str]:
 
 @cache
 def cells_of(path: Path) -> list[str]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    # The contents, which a program writes, repeat the headings.
-    written = (cell for cell in cells if "navigation" not in cell["metadata"].get("tags", ()))
-    return ["".join(cell["source"]) for cell in written]
+    """The contents, which a program writes, repeat the headings: without them."""
+    return [cell["source"] for cell in own_cells(path)]
 
 
 def fault(item: str) -> str:
     """Return what is wrong with an entry of "shown by", or ""."""
     for form in (TEST, CELL, NAME):
-        if found := form.fullmatch(item):
+        if match := form.fullmatch(item):
             break
     else:
         return f"{item} is no test, cell or name of labkit"
-    path, name = ROOT / found[1], found[2]
+    path, name = ROOT / match[1], match[2]
     if not path.is_file():
-        return f"{found[1]} is not there"
+        return f"{match[1]} is not there"
     if form is CELL:
         count = sum(name in cell for cell in cells_of(path))
-        return "" if count == 1 else f"{count} cells of {found[1]} hold {name!r}"
+        return "" if count == 1 else f"{count} cells of {match[1]} hold {name!r}"
     name = name.removeprefix("::").replace("::", ".")
     if name not in names_in(path):
-        return f"{found[1]} has no {name}"
+        return f"{match[1]} has no {name}"
     if form is TEST and not name.rpartition(".")[2].lower().startswith("test"):
-        return f"{name} of {found[1]} is no test"
+        return f"{name} of {match[1]} is no test"
     return ""
 
 
@@ -95,7 +94,7 @@ def test_every_document_has_its_rows_in_order():
 def test_a_row_has_a_state_and_what_it_names_exists(row):
     assert STATE.fullmatch(row.state), row.state
     assert SHOWN_BY.fullmatch(row.shown_by), row.shown_by
-    assert [found for found in map(fault, row.items) if found] == []
+    assert list(filter(None, map(fault, row.items))) == []
     # A name of the package alone shows nothing.
     assert any(TEST.fullmatch(item) or CELL.fullmatch(item) for item in row.items)
 

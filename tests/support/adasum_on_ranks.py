@@ -109,7 +109,7 @@ def planted_difference(rank):
     return at_the_end, refused(lambda: AdasumStep(loss_net, sgd))
 
 
-def one_is_unsure(rank):
+def second_is_unsure(rank):
     """Train the case "not finite" with a second rank that is never sure of its Gram form."""
     from unittest import mock
 
@@ -175,7 +175,7 @@ def main(out):
         _, step = build("lenet", {})
         images, labels = tensors(*batch("lenet", 0, 0, 0, 0))
         written["operators"] = operator_names(step, images, labels)
-        unsure = one_is_unsure(rank).items()
+        unsure = second_is_unsure(rank).items()
         written |= {f"one is unsure/{name}": value for name, value in unsure}
         written["planted/end"], written["planted/built"] = planted_difference(rank)
         written |= resumed(out, rank)

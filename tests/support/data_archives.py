@@ -1,7 +1,6 @@
 """Small archives for the tests of the data scripts, made as the official ones are made."""
 
 import hashlib
-import importlib.util
 import io
 import os
 import re
@@ -21,6 +20,7 @@ import scipy.io
 from PIL import Image
 
 from labkit.data.sources.download import Published
+from tests.support import modules
 
 # Ids 1, 2, 3 in the order of a development kit: not the alphabetical one. Then its labels.
 WNIDS = ("n00000003", "n00000001", "n00000002")
@@ -30,10 +30,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "data_scripts"
 
 def load(name):
     """Import a script of `data_scripts` anew."""
-    spec = importlib.util.spec_from_file_location(f"{name}_script", SCRIPTS / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules.load(SCRIPTS / f"{name}.py", f"{name}_script")
 
 
 def tar(files, mode="w") -> bytes:

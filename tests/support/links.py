@@ -6,15 +6,15 @@ Places on a page are spelled as GitHub spells its headings.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
 from posixpath import normpath
-from typing import Any
 from urllib.parse import urlsplit
 
 from labkit.tools import notebook_files
 from scripts.notebooks import navigation
 from scripts.notebooks.rules import github_anchor
+from tests.support.texts import markdown, without_code, without_fences
 
 # Public, and of the thing itself: papers, documentation, code, licences, publishers of data.
 HOSTS = frozenset(
@@ -29,8 +29,6 @@ HOSTS = frozenset(
 
 _HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\">")
-_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(
     r"\]\(\s*<?([^)\s>]+)>?[^)]*\)|\b(?:href|src)=[\"']([^\"']+)[\"']"
     r"|^\[[^\]\n]+\]: (\S+)|<(https?://[^>\s]+)>",
@@ -47,29 +45,24 @@ def faults(place: PurePosixPath, root: Path, committed: Collection[str]) -> list
     root       folder of the project
     committed  paths of what is committed, as `git ls-files` prints them
     """
-    found = []
+    dead = []
     for number, text in enumerate(_texts(root / place)):
         for link in _links(text):
             if fault := _fault(link, place, root, committed):
-                found.append(f"{place}, part {number}: link {link} {fault}")
-    return found
+                dead.append(f"{place}, part {number}: link {link} {fault}")
+    return dead
 
 
 def _texts(path: Path) -> list[str]:
     """Return the markdown of a notebook's cells (code: nothing), or a page as one text."""
     if path.suffix != ".ipynb":
         return [path.read_text(encoding="utf-8")]
-    return _markdown(notebook_files.read(path))
-
-
-def _markdown(notebook: Mapping[str, Any]) -> list[str]:
-    cells = notebook["cells"]
-    return [cell["source"] if cell["cell_type"] == "markdown" else "" for cell in cells]
+    return markdown(notebook_files.read(path)["cells"])
 
 
 def _links(source: str) -> Iterator[str]:
-    for found in _LINK.findall(_CODE.sub("", _FENCE.sub("", source))):
-        yield next(filter(None, found))
+    for groups in _LINK.findall(without_code(source)):
+        yield next(filter(None, groups))
 
 
 def _fault(link: str, place: PurePosixPath, root: Path, committed: Collection[str]) -> str:
@@ -107,11 +100,11 @@ def _anchors(path: Path) -> set[str]:
         notebook = notebook_files.read(path)
         depth = "-in-depth" if path.stem.endswith("_in_depth") else ""
         navigation.anchor(notebook, path.stem[:2] + depth)
-        texts = _markdown(notebook)
+        texts = markdown(notebook["cells"])
     text = "\n\n".join(texts)
     if path.suffix not in (".md", ".ipynb"):
         return {f"L{number}" for number in range(1, len(text.splitlines()) + 1)}
-    text = _FENCE.sub("", text)
+    text = without_fences(text)
     anchors = set(_ANCHOR.findall(text))
     if path.suffix == ".md":
         anchors |= {github_anchor(heading) for heading in _HEADING.findall(text)}

@@ -60,8 +60,8 @@ def _join(names):
     for name in names:
         _ip("netns", "add", name)
         _ip("netns", "exec", name, "true")
-    one, other = ("name", _CABLE, "netns", names[0]), ("name", _CABLE, "netns", names[1])
-    _ip("link", "add", *one, "type", "veth", "peer", *other)
+    end, peer = (("name", _CABLE, "netns", name) for name in names)
+    _ip("link", "add", *end, "type", "veth", "peer", *peer)
     for name, address in zip(names, ADDRESSES, strict=True):
         _ip("-n", name, "address", "add", f"{address}/24", "dev", _CABLE)
         for interface in ("lo", _CABLE):

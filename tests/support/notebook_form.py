@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from labkit.tools.notebook_files import tags
 from labkit.tools.running.digests import ANCHOR, NAVIGATION
 from scripts.notebooks.rules import COMPARED, NO_ALT, PATH, compared_text
+from tests.support.texts import tree_of, without_code, without_fences
 
 CARD = ("You will be able to", "You need to know", "Takes", "Data")
 SECTIONS = (
@@ -48,8 +49,6 @@ BY_SUBJECT = {
 PROVEN = ("With labkit", "Compare")  # the sections in which something must be asserted
 
 _SECTION = re.compile(r"^## (\d+) · (.+?)\s*$", re.MULTILINE)
-_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"`[^`\n]*`")
 _MATHS = re.compile(r"\$\$.+?\$\$|\$[^$\n]+\$", re.DOTALL)
 _TRUTH = re.compile(r"(?:: | {2})(?:True|False)$", re.MULTILINE)
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:[ ,]\d{3})*(?:\.\d+)?(?:e-?\d+)?)(\s*%)?(?![\w])")
@@ -109,7 +108,7 @@ def _sections(cells: Sequence[Mapping]) -> list[_Section]:
         if NAVIGATION in tags(cell):
             continue
         if cell["cell_type"] == "markdown":
-            for number, name in _SECTION.findall(_without_code(cell["source"])):
+            for number, name in _SECTION.findall(without_fences(cell["source"])):
                 inside = []
                 sections.append(_Section(int(number), name, inside))
         inside.append(cell)
@@ -139,18 +138,12 @@ def _asserts(cell: Mapping) -> list[ast.Assert | ast.Call]:
     """Return the assertions and the tables of claims, ``lab.check(...)``, of a cell."""
     if cell["cell_type"] != "code":
         return []
-    return [node for node in ast.walk(_tree(cell)) if _is_assertion(node)]
+    return [node for node in ast.walk(tree_of(cell)) if _is_assertion(node)]
 
 
 def _is_assertion(node: ast.AST) -> bool:
     table = isinstance(node, ast.Call) and ast.unparse(node.func) == "lab.check"
     return table or isinstance(node, ast.Assert)
-
-
-def _tree(cell: Mapping) -> ast.AST:
-    lines = cell["source"].splitlines()
-    # IPython's own lines are no Python: %matplotlib, !ls.
-    return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", line) else line for line in lines))
 
 
 def _proof_faults(cell: Mapping, cells: Sequence[Mapping]) -> Iterator[str]:
@@ -163,7 +156,7 @@ def _proof_faults(cell: Mapping, cells: Sequence[Mapping]) -> Iterator[str]:
             continue
         if isinstance(node.test, ast.Constant | ast.Tuple | ast.List | ast.JoinedStr):
             yield f"this assertion cannot fail: {ast.unparse(node)[:60]}"
-    for function in ast.walk(_tree(cell)):
+    for function in ast.walk(tree_of(cell)):
         if isinstance(function, ast.FunctionDef) and not _called(function.name, cells):
             if any(map(_is_assertion, ast.walk(function))):
                 yield f"{function.name} asserts something, and nothing calls it"
@@ -178,7 +171,7 @@ def _proof_faults(cell: Mapping, cells: Sequence[Mapping]) -> Iterator[str]:
 
 
 def _called(name: str, cells: Sequence[Mapping]) -> bool:
-    nodes = (n for cell in cells if cell["cell_type"] == "code" for n in ast.walk(_tree(cell)))
+    nodes = (n for cell in cells if cell["cell_type"] == "code" for n in ast.walk(tree_of(cell)))
     return any(isinstance(node, ast.Name) and node.id == name for node in nodes)
 
 
@@ -192,14 +185,14 @@ def _unproven_numbers(section: Sequence[Mapping], cells: Sequence[Mapping]) -> I
     proven: set[float] = set()
     for cell in cells:
         if _asserts(cell):
-            constants = (n.value for n in ast.walk(_tree(cell)) if isinstance(n, ast.Constant))
+            constants = (n.value for n in ast.walk(tree_of(cell)) if isinstance(n, ast.Constant))
             proven |= {float(n) for n in constants if isinstance(n, int | float)}
         if cell["cell_type"] == "code" and COMPARED in tags(cell):
             proven |= {value for _, value in _numbers(compared_text(cell))}
     for cell in section:
         if cell["cell_type"] == "markdown":
-            text = _MATHS.sub("", _SECTION.sub("", _without_code(ANCHOR.sub("", cell["source"]))))
-            for written, value in _numbers(_CODE.sub("", text)):
+            text = _MATHS.sub("", _SECTION.sub("", without_fences(ANCHOR.sub("", cell["source"]))))
+            for written, value in _numbers(without_code(text)):
                 if not any(abs(value - number) <= 1e-9 * abs(value) for number in proven):
                     yield f"'What we learned' says {written}; no assertion or compared line does"
 
@@ -208,7 +201,3 @@ def _numbers(text: str) -> Iterator[tuple[str, float]]:
     for match in _NUMBER.finditer(text):
         value = float(re.sub("[ ,]", "", match[1]))
         yield match[0], value / 100 if match[2] else value
-
-
-def _without_code(source: str) -> str:
-    return _FENCE.sub("", source)

@@ -36,7 +36,6 @@ KEPT = {
     "tests/steps/test_step.py::TestEveryStep",
     "tests/steps/test_step.py::TestNonfinite",
     "tests/tools/running/test_failing_labs.py::test_what_a_kernel_says_when_it_is_ended_is_not_why",
-    "tests/tools/running/test_resume.py::test_a_folder_that_is_no_run_is_refused",
     "tests/tools/running/test_resume.py::test_a_run_that_is_going_on_is_refused",
     "tests/tools/running/test_resume.py::test_only_what_changed_is_executed_again_and_the_old_run_is_kept",
     "tests/tools/running/test_resume.py::test_resume_and_out_do_not_go_together",

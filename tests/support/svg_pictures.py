@@ -87,13 +87,13 @@ class Picture:
     def colours(self, dark: bool) -> dict[tuple[str, ...], dict[str, str]]:
         """Return selector's classes -> {property: #rrggbb} of one theme; ("text",) is all text."""
         light, _, rest = self.style.partition("@media (prefers-color-scheme:dark)")
-        found: dict[tuple[str, ...], dict[str, str]] = {}
+        colours: dict[tuple[str, ...], dict[str, str]] = {}
         for part in (light, rest) if dark else (light,):
             for selector, body in re.findall(r"([\w. ]+)\{([^{}]*)\}", part):
                 values = dict(re.findall(r"(fill|stroke):(#[0-9a-f]{6})", body))
                 key = tuple(sorted(selector.strip(". ").split(".")))
-                found.setdefault(key, {}).update(values)
-        return found
+                colours.setdefault(key, {}).update(values)
+        return colours
 
 
 def _rect(element: ElementTree.Element) -> Rect:

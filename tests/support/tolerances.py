@@ -1,6 +1,6 @@
 """Every tolerance that a test or a notebook compares with, and why it is what it is.
 
-Use them by name: ``assert_allclose(came, expected, **TOLERANCE["one float32 gradient"])``.
+Use them by name: ``assert_allclose(actual, expected, **TOLERANCE["one float32 gradient"])``.
 Each is the bound of a requirement, or set by the rounding that its comment names. None was opened
 to let a test pass.
 """

@@ -1,0 +1,60 @@
+"""Which files the project has, and what its pages and notebooks say."""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from labkit.tools import notebook_files
+from labkit.tools.running.digests import NAVIGATION
+
+_FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]*`")
+
+
+def committed_files(root: Path) -> list[Path]:
+    """Return the files that git knows or would add; outside a checkout, those not in .venv."""
+    command = ["git", "-C", str(root), "ls-files", "-z", "-co", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        paths = (root / name for name in done.stdout.rstrip("\0").split("\0"))
+    else:
+        paths = (path for path in root.rglob("*") if ".venv" not in path.parts)
+    return [path for path in paths if path.is_file()]
+
+
+def own_cells(path: Path) -> list[dict[str, Any]]:
+    """Return the cells of a notebook that a person writes: not the contents, a program's."""
+    cells = notebook_files.read(path)["cells"]
+    return [cell for cell in cells if NAVIGATION not in notebook_files.tags(cell)]
+
+
+def markdown(cells: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the markdown of each cell; of a cell of code nothing, so that places are kept."""
+    return [cell["source"] if cell["cell_type"] == "markdown" else "" for cell in cells]
+
+
+def tree_of(cell: Mapping[str, Any]) -> ast.AST:
+    """Return the Python of a cell of code, parsed."""
+    lines = cell["source"].splitlines()
+    # IPython's own lines are no Python: %matplotlib, !ls.
+    return ast.parse("\n".join("pass" if re.match(r"\s*[%!]", line) else line for line in lines))
+
+
+def text_of(path: Path) -> str:
+    """Return a page, or the markdown of a notebook's own cells, as one text."""
+    if path.suffix == ".ipynb":
+        return "\n\n".join(markdown(own_cells(path)))
+    return path.read_text(encoding="utf-8")
+
+
+def without_fences(text: str) -> str:
+    """Return markdown without its blocks of code."""
+    return _FENCE.sub("", text)
+
+
+def without_code(text: str) -> str:
+    """Return markdown without its blocks and words of code."""
+    return _CODE.sub("", without_fences(text))
