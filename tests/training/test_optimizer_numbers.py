@@ -412,7 +412,7 @@ class TestFunctionsOfTheUpdates:
 
     def test_another_schedule_of_micro_steps_is_refused_or_taken(self, tmp_path, capsys):
         quiet_fit(self.accumulating(constant(2)), tmp_path, 1)
-        with pytest.raises(InputError, match="cannot resume: micro_steps is .*SHA-256"):
+        with pytest.raises(InputError, match="cannot resume: micro_steps: expected .*SHA-256"):
             quiet_fit(self.accumulating(constant(4)), tmp_path)
         quiet_fit(self.accumulating(constant(2)), tmp_path, 1)
         assert "not compared" not in capsys.readouterr().out

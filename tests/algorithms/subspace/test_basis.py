@@ -111,15 +111,16 @@ class TestMaking:
         assert_same(Basis.of(folder, None, K), Basis.of(SnapshotFolder(folder), None, K))
 
     @pytest.mark.parametrize(
-        ("components", "words"),
+        ("options", "words"),
         [
-            (N, "components: expected at most 9, one less than the snapshots in .*, got 10"),
-            (0, "components: expected an integer >= 1, got 0"),
+            ({}, "components: expected at most 9, one less than the snapshots in .*, got 32"),
+            ({"components": N}, "components: expected at most 9, .*, got 10"),
+            ({"components": 0}, "components: expected an integer >= 1, got 0"),
         ],
     )
-    def test_refusals(self, folder, components, words):
+    def test_refusals(self, folder, options, words):
         with pytest.raises(InputError, match=words):
-            Basis.of(folder, SHAPES.items(), components)
+            Basis.of(folder, SHAPES.items(), **options)
 
     def test_refusals_of_what_the_snapshots_hold(self, folder, rows):
         write(folder, rows[[0, 1, 2, 3] + [3] * 6])
