@@ -242,7 +242,7 @@ def sweep(
         label_ticks(axis, values, "x")
         label_ticks(axis, (1, 2, 5, 10, 20, 50))
         if failed:
-            axis.legend(loc="center", frameon=False)  # not beside the crosses
+            axis.legend(loc="center", frameon=True)  # its cross is no training
     return figure
 
 
