@@ -103,6 +103,14 @@ class TestMake:
         assert "damping 1e+05, 1e+06 times what was asked for" in said
         np.testing.assert_array_equal(several[1].a_inverse.asnumpy()[0], np.eye(5))
 
+    def test_the_damping_that_the_refusal_names_is_tried(self, monkeypatch):
+        """It is the seventh: a million times what was asked for."""
+        inverses = Inverses(layers(ONES), "equal")
+        residual = {True: 0.0, False: np.inf}
+        invert = lambda group, damping: [residual[damping > 0.99e5]] * len(group)  # noqa: E731
+        monkeypatch.setattr(inverses, "_invert", invert)
+        assert inverses.make([0], 0.1) == {0: 6}
+
     def test_nothing_due(self):
         assert Inverses(layers(ONES), "equal").make([], 0.1) == {}
 
