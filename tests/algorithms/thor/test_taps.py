@@ -61,7 +61,8 @@ CONVOLUTIONS = {
         group=2,
         has_bias=True,
     ),
-    "depthwise": conv(4, 4, 3, pad_mode="same", group=4, has_bias=True),
+    # Of its padding the columns' two sides differ, the rows' do not.
+    "depthwise": conv(4, 4, (3, 4), pad_mode="same", group=4, has_bias=True),
     "one position": conv(3, 4, (6, 7), pad_mode="valid", has_bias=True),
     "subclass": (lambda: OwnConv(3, 4, 3, pad_mode="valid", has_bias=True), (6, 7)),
     "padded, by nn.Conv2d": (lambda: PaddedConv2d(3, 4, 3, 2), (6, 7)),
