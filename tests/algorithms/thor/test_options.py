@@ -61,15 +61,6 @@ def test_a_refused_step_leaves_it_too(options):
     assert dict(loss_net.cells_and_names()) == cells
 
 
-def test_defaults():
-    options = Options()
-    assert (options.frequency, options.factor_frequency, options.split) == (100, None, 128)
-    words = (options.bias, options.damping_split, options.formulas, options.loss, options.nan)
-    assert words == ("homogeneous", "equal", "thor", "known", "stop")
-    assert (options.factor_decay, options.kl_clip, options.trace_rule) == (0.0, None, None)
-    assert (options.adapt_damping, options.skip) == (None, ())
-
-
 def test_what_is_right_is_taken():
     right = dict(split=None, factor_decay=0, kl_clip=1, skip=["fc", nn.Dense(1, 1)], nan="drop")
     right |= dict(trace_rule=TraceRule(), adapt_damping=LevenbergMarquardt())
