@@ -555,7 +555,10 @@ class TestALayerThatSeesNoRows:
 
 
 def test_rows_whose_label_is_ignored_are_none(eager):
-    """The same rows once more, ignored: loss, gradient, factors and update stay what they are."""
+    """The same rows once more, ignored: gradient, factors and update stay what they are.
+
+    So they do where the labels are probabilities: the mean is over all rows.
+    """
     random = np.random.default_rng(4)
     inputs, labels = random.normal(size=(4, 3)).astype(np.float32), np.int32([0, 1, 2, 1])
 
@@ -571,5 +574,7 @@ def test_rows_whose_label_is_ignored_are_none(eager):
 
     expected = trained(inputs, labels)
     ignored = trained(np.tile(inputs, (2, 1)), np.append(labels, np.full(4, -100, np.int32)))
-    for value, right in zip(ignored, expected, strict=True):
-        np.testing.assert_allclose(value, right, rtol=1e-4, atol=1e-6)
+    probabilities = trained(inputs, np.eye(3, dtype=np.float32)[labels])
+    for values in (ignored, probabilities):
+        for value, right in zip(values, expected, strict=True):
+            np.testing.assert_allclose(value, right, rtol=1e-4, atol=1e-6)
