@@ -135,7 +135,7 @@ def _check_optimizer(network: nn.Cell, optimizer: nn.Optimizer) -> None:
         raise InputError(f"optimizer: expected an nn.Optimizer, got a {type(optimizer).__name__}")
     if {id(p) for p in optimizer.parameters} != {id(p) for p in network.trainable_params()}:
         raise InputError(
-            "optimizer: expected one of exactly network.trainable_params(), got one of others"
+            "optimizer: expected exactly the parameters network.trainable_params(), got others"
         )
 
 

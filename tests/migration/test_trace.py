@@ -297,7 +297,7 @@ def test_what_is_no_optimizer_is_refused(parts, optimizer):
 def test_the_optimizer_of_some_parameters_alone_is_refused(parts):
     network, loss, batch = parts
     some = nn.SGD(network.trainable_params()[1:], 0.1)
-    with pytest.raises(InputError, match="optimizer: expected one of exactly network.trainable_p"):
+    with pytest.raises(InputError, match="optimizer: expected exactly the parameters network.tr"):
         trace(network, loss, some, *batch)
 
 

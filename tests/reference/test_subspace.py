@@ -79,7 +79,7 @@ def test_line_search_takes_the_first_that_is_low_enough():
     # 1 - 0.4e-17 is 1: a loss that does not fall is not low enough.
     assert line_search(lambda rate: 1.0, 1.0, -1e-17, constants) == (8, 0.0)
     assert line_search(None, 1.0, 0.0, constants) == (0, 0.0)
-    # The source's number of trials is the default.
+    # The default is that of the paper's code.
     assert line_search(lambda rate: np.inf, 1.0, -1.0, Constants()) == (20, 0.0)
 
 

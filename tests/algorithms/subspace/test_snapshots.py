@@ -102,14 +102,13 @@ class TestSaving:
     def test_the_sources_advice_makes_60(self, tmp_path):
         """50 epochs, from epoch 21 on, twice an epoch; without the training."""
         net = nn.Dense(2, 2)
-        folder = tmp_path / "advice"
-        callback = Snapshots(net, folder, start_epoch=21, saves_per_epoch=2, keep=None)
+        callback = Snapshots(net, tmp_path, start_epoch=21, saves_per_epoch=2, keep=None)
         pretend(callback, epochs=50, size=4)
-        assert len(names(folder)) == 60 and numbers(folder)[:2] == [82, 84]
-        # Without a word: the newest 40, as many as the source's stage one keeps.
-        folder = tmp_path / "default"
-        pretend(Snapshots(net, folder), epochs=50, size=4)
-        assert numbers(folder) == list(range(44, 201, 4))
+        assert len(names(tmp_path)) == 60 and numbers(tmp_path)[:2] == [82, 84]
+
+    def test_the_newest_40_stay_by_default(self, tmp_path):
+        pretend(Snapshots(nn.Dense(2, 2), tmp_path), epochs=50, size=4)
+        assert numbers(tmp_path) == list(range(44, 201, 4))
 
     def test_under_model_train_with_a_step_and_without(self, built, tmp_path):
         net, step = built()
