@@ -108,9 +108,8 @@ def error_axis(axis: Axes, ticks: Iterable[float]) -> None:
 
 def smooth(values: Sequence[float], window: int = 25) -> np.ndarray:
     """Return the running mean over ``window`` values, shorter at the ends."""
-    row = np.asarray(values, dtype=float)
-    kernel = np.ones(min(window, len(row)))
-    return np.convolve(row, kernel, "same") / np.convolve(np.ones_like(row), kernel, "same")
+    kernel = np.ones(min(window, len(values)))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def training_curve(records: Records, title: str = "Training") -> Figure:
@@ -127,6 +126,8 @@ def training_curve(records: Records, title: str = "Training") -> Figure:
     axis.plot(images, smooth(records.column("loss")), color=BLUE, label="running mean of 25")
     axis.set(xlabel="images seen", ylabel="training loss (nats)", title=title, yscale="log")
     axis.yaxis.set_minor_formatter(Plain(labelOnlyBase=False))
+    if np.divide(*axis.get_ylim()[::-1]) < 100:
+        axis.yaxis.set_major_formatter(Plain())
     axis.legend(frameon=False)
     return figure
 
@@ -139,8 +140,7 @@ def images_grid(images: np.ndarray, labels: Sequence, columns: int = 10) -> Figu
         labels: N of them
         columns: of the grid
     """
-    rows = -(-len(images) // columns)
-    figure, grid = axes(rows, columns, width=0.8, height=0.95)
+    figure, grid = axes(-(-len(images) // columns), columns, width=0.8, height=0.95)
     cells = np.atleast_1d(grid).ravel()
     for axis in cells:
         axis.set_axis_off()
