@@ -11,7 +11,7 @@ from mindspore import Tensor, nn, ops
 from labkit import reference
 from labkit.errors import InputError
 from labkit.nets.small import NextToken
-from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet
+from labkit.steps.losses import CrossEntropySmooth, LossNet, TokenLossNet, class_axis
 from tests.support.step_cells import linear, plain, rows, tensors, unchanged
 from tests.support.tolerances import TOLERANCE
 
@@ -76,6 +76,40 @@ def test_the_last_of_the_batch_is_the_labels():
     first, second = rows(3)
     loss = LossNet(Sum(), nn.MSELoss())(*tensors(first[:, :2], second, second))
     assert float(loss) == pytest.approx(np.mean((first[:, :2] + second) ** 2), rel=1e-6)
+
+
+class Own(nn.CrossEntropyLoss):
+    """A loss of one's own, whose logits might be of any shape."""
+
+    def construct(self, logits, labels):
+        return ops.mean(logits) + ops.mean(labels)
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "axis"),
+    [
+        (ops.cross_entropy, 1),
+        (ops.nll_loss, 1),
+        (nn.CrossEntropyLoss(), 1),
+        (ms.mint.nn.NLLLoss(), 1),
+        (nn.SoftmaxCrossEntropyWithLogits(sparse=True), -1),
+        (CrossEntropySmooth(num_classes=3), -1),
+        (nn.SoftmaxCrossEntropyWithLogits(), None),
+        (CrossEntropySmooth(sparse=False, num_classes=3), None),
+        (Own(), None),
+        (nn.MSELoss(), None),
+        (absolute_error, None),
+        (ops.mse_loss, None),
+    ],
+)
+def test_which_axis_of_the_logits_holds_the_classes(loss_fn, axis):
+    assert class_axis(loss_fn) == axis
+
+
+def test_labels_reach_a_loss_of_ones_own_as_they_are():
+    """A loss over classes has them as int32, where 2**40 would be 2**31 - 1."""
+    logits, labels = Tensor(np.zeros((2, 3), np.float32)), Tensor(np.full((2, 3), 2**40))
+    assert float(LossNet(Same(), absolute_error)(logits, labels)) == 2.0**40
 
 
 def test_the_loss_is_in_float32_whatever_the_network_computes_in():

@@ -97,11 +97,9 @@ class SnapshotFolder:
         parameter, done = bisect.bisect_right(self._starts, start) - 1, 0
         while done < part.size:
             inside = start + done - self._starts[parameter]
-            count = min(part.size - done, self._starts[parameter + 1] - start - done)
-            place = self._places[index][parameter] + 4 * inside
-            self._fill(index, place, part[done : done + count])
-            done += count
-            parameter += 1
+            end = self._starts[parameter + 1] - start
+            self._fill(index, self._places[index][parameter] + 4 * inside, part[done:end])
+            done, parameter = end, parameter + 1
 
     def _fill(self, index: int, place: int, part: np.ndarray) -> None:
         """Read a part at its place in a file, in as many goes as the system takes (2 GB each)."""
