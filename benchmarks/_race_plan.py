@@ -77,7 +77,7 @@ PLANS = {
         "rounds": 5,
         "turn": 50,  # updates; a multiple of the frequency, so that refreshes count
     },
-    # To see the program run: a minute, and no meaning. Most of it is compilation, anew for every
+    # To see the program run: a minute, and no meaning. Most of it is compilation, again for every
     # training: LeNet is trained once where a dense layer can show the same, and the graph between
     # refreshes is compiled by the last of the timed contestants alone.
     "quick": {

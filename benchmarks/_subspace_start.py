@@ -14,7 +14,7 @@ _NOISE_SEED = 0  # wrong labels are of the data: every training with them sees t
 
 
 def with_noise(data: Images, noise: float) -> np.ndarray:
-    """Return the labels, a share ``noise`` of the training images' drawn anew from all classes."""
+    """Return the labels, a share ``noise`` of the training images' redrawn from all classes."""
     random = np.random.default_rng(_NOISE_SEED)
     rows = random.permutation(data.rows)[: round(noise * len(data.rows))]
     labels = data.labels.copy()

@@ -127,7 +127,7 @@ def train(setting: dict, data: Images, seed: int, *, epochs: int, quoted: int) -
 
     def after(number):
         nonlocal of_update
-        # The group begins anew with every epoch: 1875 micro-batches are no multiple of 4.
+        # The group begins again with every epoch: 1875 micro-batches are no multiple of 4.
         if ((number - 1) % in_epoch + 1) % MICRO_STEPS == 0:
             of_update = returned
         if number % in_epoch == 0:

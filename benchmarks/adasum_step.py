@@ -7,9 +7,9 @@
    compiled pair that is called N - 1 times, and one graph that takes all pairs of a level at once.
 2. A training step of LeNet, batch 32 a rank, on real ranks of this machine: ``AdasumStep`` against
    ``PlainStep``, which averages gradients by AllReduce; the same optimizer, each on batches of
-   MNIST that it has not seen: on a batch learnt by heart, the workers' moves cancel as they do in
-   no training. And the combination alone: AllGather and Adasum against one AllReduce of as many
-   numbers.
+   MNIST that it has not seen: on a batch that it has memorised, the workers' moves cancel as
+   they do in no training. And the combination alone: AllGather and Adasum against one AllReduce of
+   as many numbers.
 3. Bytes that a rank sends, and receives, for an update, where the collectives run in rings.
 
 The contestants take turns in one process, or in one process a rank; medians over rounds.

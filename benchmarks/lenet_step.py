@@ -32,7 +32,7 @@ NAMES = {
     "plain, checked": "PlainStep, finite check",
     "bare, if": "bare cell with a data-dependent if",
     "bare": "bare cell",
-    "TrainOneStepCell": "nn.TrainOneStepCell, oneDNN mended",
+    "TrainOneStepCell": "nn.TrainOneStepCell, oneDNN repaired",
     "TrainOneStepCell as installed": "nn.TrainOneStepCell, as installed",
     "ms.jit as installed": "ms.jit function, as installed",
     "torch": "PyTorch eager",

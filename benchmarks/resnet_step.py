@@ -29,7 +29,7 @@ AS_INSTALLED = {"ONEDNN_MAX_CPU_ISA": None}
 NAMES = {
     "plain": "PlainStep, no finite check",
     "plain, checked": "PlainStep, finite check",
-    "TrainOneStepCell": "nn.TrainOneStepCell, oneDNN mended",
+    "TrainOneStepCell": "nn.TrainOneStepCell, oneDNN repaired",
     "torch": "PyTorch eager",
     "installed": "nn.TrainOneStepCell, nn.Conv2d, as installed",
 }

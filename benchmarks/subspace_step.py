@@ -4,7 +4,7 @@
 
 LeNet, the same network, batch and SGD for both, in turns in one process; the median over rounds and
 processes. The basis is random, its rows orthonormal, which costs what any other one does. The batch
-is the same at every call, and before each round the search starts anew, so that the first trial is
+is the same at every call, and before each round the search starts again, so that the first trial is
 accepted: the program says so where it is not. Beside it, each compiled graph of an update by
 itself; their sum is what an update takes but for what happens between them.
 """

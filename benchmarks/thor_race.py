@@ -2,7 +2,7 @@
 
     python benchmarks/thor_race.py               step times in turns, and the stored race
     python benchmarks/thor_race.py --time-only   the same, and stores the times: on a quiet machine
-    python benchmarks/thor_race.py --all         everything anew (1.5 hours), and stores it
+    python benchmarks/thor_race.py --all         everything again (1.5 hours), and stores it
     python benchmarks/thor_race.py --quick       everything on few images, into runs/bench
 
 Tuning: training on 50 000 of MNIST's 60 000 training images, judged by the other 10 000; the test

@@ -5,7 +5,7 @@
 
 Same network, batch, optimizer behind THOR (momentum) and number of threads. Within a process the
 contestants take turns, 50 steps each: whole cycles of frequency 10 and 50. Medians over rounds,
-then over processes. --kfac-jax adds rows for kfac-jax and for the momentum that it is held against,
+then over processes. --kfac-jax adds rows for kfac-jax and the momentum that it is compared with,
 measured by an interpreter that has the package kfac-jax 0.0.8 installed.
 """
 

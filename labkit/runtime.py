@@ -102,7 +102,7 @@ def start(device: str = "auto", seed: int = 1, *, distribute: bool = False) -> R
 
     Args:
         device: ``auto`` takes the first of Ascend, GPU, CPU that is there; a device named is used
-            or refused, never replaced by another one.
+            or refused, never replaced by a different device.
         seed: of the framework, of NumPy, of Python and of the data pipeline; 0 .. 2**32 - 1.
         distribute: join the other ranks that msrun, mpirun or a script with a rank table has
             started. The parallel mode stays MindSpore's stand-alone one: the gradient stage of a

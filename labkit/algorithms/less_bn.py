@@ -20,7 +20,7 @@ Departures:
   ResNets here; inverted residuals (MobileNetV2) and dense blocks, which it knows, stay whole here;
 - Cells are exchanged in place, so that the network is the same function in every mode and where it
   is evaluated; names and the Parameter of the weight stay as they are. A checkpoint of it is for
-  networks that went through ``less_bn``: another one takes ``fc.weight`` without a word;
+  networks that went through ``less_bn``: any other network takes ``fc.weight`` without an error;
 - gradients are not centralised (``gc_flag``): MindSpore does it for weights whose second axis is a
   multiple of 16, by an operator that the CPU has not.
 """

@@ -15,7 +15,7 @@ LONGEST = 1 << 16
 # For each token PyYAML looks at all brackets that are open. Where MindSpore has raised the limit of
 # recursion to 10 000, 60 kB of "[" take it 5 s.
 _DEEPEST = 100
-# Besides its own errors PyYAML lets through what a value happens to lead to: 2024-13-45 ValueError,
+# Besides its own errors PyYAML passes on what a value happens to raise: 2024-13-45 ValueError,
 # !!bool x KeyError, !!timestamp x AttributeError, brackets some hundred times RecursionError.
 _FAULTS = (
     yaml.YAMLError,

@@ -4,7 +4,7 @@ The layout is ImageNet's: FOLDER/CLASS/FILE, one folder a class. MindSpore's own
 entry of a class folder for an image, hidden folders for classes, and fails in the middle of an
 epoch on the first that is not one. So everything is looked at before a pipeline is built:
 
-- JPEG and PNG, told by content, not by name. Grayscale, palette, CMYK, YCCK, 16-bit files and
+- JPEG and PNG, known by content, not by name. Grayscale, palette, CMYK, YCCK, 16-bit files and
   files with an alpha channel become three channels of 8 bits (`labkit.data.imagefolder` says how).
 - Refused, by name: a file that is empty, cut short or no JPEG or PNG (.txt and .DS_Store as well),
   a CMYK JPEG without Adobe's marker, an empty class folder, a folder in a class folder, a hidden
@@ -96,7 +96,7 @@ def read_folder(
 
 
 def existing_folder(name: str, path: object, content: str) -> Path:
-    """Return the folder that argument ``name`` names; raise ``InputError`` for what is none."""
+    """Return the folder that argument ``name`` names; raise ``InputError`` for anything else."""
     folder = arguments.path(name, path, "the path of a folder")
     if not os.path.isdir(folder):
         state = "a file" if os.path.exists(folder) else "not there"

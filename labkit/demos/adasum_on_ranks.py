@@ -2,7 +2,7 @@
 
     python -m labkit.demos.adasum_on_ranks FOLDER [--updates N] [--seed N]      under msrun
 
-Micro-batch n is that of worker n mod N, whoever that worker is: N virtual ones in one process, or
+Micro-batch n is that of worker n mod N, in whichever process: N virtual ones in one, or
 N ranks with one each. Rank r writes FOLDER/rank_<r>.npz: the weights after training with Adasum,
 and the milliseconds of an update for each reduction.
 """

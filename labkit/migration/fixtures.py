@@ -5,7 +5,7 @@ random signs. What the digest cannot see is an error in few numbers of a large t
 the kept ones and is small beside sqrt(size) times the tolerance.
 
 Weights and batch are those of ``labkit.migration.synthetic``; ``data_scripts/record_steps.py``
-made the files, in float64, so that they say the same on every machine.
+made the files, in float64, so that they agree on every machine.
 """
 
 import json

@@ -13,8 +13,8 @@ A tensor's numbers follow from its name and shape alone: PCG64 seeded by the SHA
 
 Why BatchNorm's bias: a ReLU whose input is near zero opens in one float32 computation and stays
 shut in another. With biases near 0, PyTorch's own float32 gradients of ResNet-50 are 1 to 2 % off
-float64 in half of the tensors (batch 32 at 64x64), and no two implementations can be held against
-each other more closely. With these, 3e-5 in the worst of them. Channels are open or shut, and both
+float64 in half of the tensors (batch 32 at 64x64), and no two implementations can be compared more
+closely. With these, 3e-5 in the worst of them. Channels are open or shut, and both
 kinds of ReLU are there.
 """
 

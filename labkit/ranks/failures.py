@@ -44,7 +44,7 @@ class Failures:
         self._job, self._plan, self._kept = job, plan, kept
 
     def somebody_is_absent(self) -> bool:
-        """Return whether who failed first did so because another one did not join in time."""
+        """Return whether who failed first did so because a different rank did not join in time."""
         failed = self._job.failed()
         return bool(failed) and is_alone(self._job.log(failed[0]))
 
@@ -229,7 +229,7 @@ def lost_ranks(scheduler: str) -> list[int]:
 def culprit(ended: Sequence[Who], logs: Mapping[Who, str], last: Who) -> Who:
     """Return who failed by itself, of those that ended badly.
 
-    Usually the first to end; where its error speaks of another one being gone, the first with an
+    Usually the first to end; where its error says that a different rank is gone, the first with an
     error that does not. A rank may take seconds from its error to its end, in which the others
     may fail, and end, before it.
 

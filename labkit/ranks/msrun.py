@@ -32,7 +32,7 @@ _FAILED = re.compile(r"Worker process (\d+) exit with exception\. Error code: (-
 
 
 class Job:
-    """msrun and what it has started on this machine, and node 0 where this is another one.
+    """msrun and what it has started on this machine, and node 0 where that is another machine.
 
     Attributes:
         process: msrun.

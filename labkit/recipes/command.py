@@ -120,7 +120,7 @@ def _plan(recipe: Recipe, options: argparse.Namespace, arguments: list[str]) -> 
 
     base = recipe.named[options.settings]
     config = settings.read(type(base), options.config, options.set, base)
-    # What a step says of itself when it is built is none of the answer.
+    # What a step prints when it is built does not belong to the answer.
     with contextlib.redirect_stdout(sys.stderr):
         made = plan.make(
             recipe,

@@ -174,6 +174,6 @@ def refuse_sink(config: TrainingConfig, reason: str) -> None:
 
 
 def at_most(name: str, value: int, other: str, most: int) -> None:
-    """Raise ``InputError`` unless a setting is at most another one."""
+    """Raise ``InputError`` unless a setting is at most a second setting."""
     if value > most:
         raise InputError(f"{name} is {value} and {other} {most}; expected at most as many epochs")

@@ -181,7 +181,7 @@ class _Training:
 
     @property
     def folder(self) -> Path:
-        """Where this rank's records and checkpoints are, whoever writes them."""
+        """Where this rank's records and checkpoints are, whichever rank writes them."""
         run = Path(self.config.save_checkpoint_path)
         return run / f"rank_{self.rank}" if self.recipe.folder_of_rank and self.ranks > 1 else run
 

@@ -222,7 +222,7 @@ class _Assign(argparse.Action):
 
 
 def _default(each: Field, named: Mapping[str, Any]) -> str:
-    """The default, where other named settings have another one, and what is expected."""
+    """The default, the settings whose default differs, and what is expected."""
     base = next(iter(named.values()))
     default = getattr(base, each.name)
     text = str(default)
@@ -250,7 +250,7 @@ def _kind(each: Field) -> type:
 
 
 def _from_text(each: Field, text: str) -> Any:
-    """A text as the type of its field; the text itself where it is none, for ``check`` to name."""
+    """A text as the type of its field; unchanged where it is not, for ``check`` to name."""
     kind = _kind(each)
     if _is_optional(each) and text.lower() in ("none", "null"):
         return None

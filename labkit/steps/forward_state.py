@@ -160,7 +160,7 @@ def _graphs(network: nn.Cell, batch: tuple) -> list:
 def _assigned_names(graphs: list, names: set[str]) -> set[str]:
     """Return which of ``names`` any of the graphs might assign.
 
-    A tensor is called GRAPH:NAME. What a graph hands on to another one keeps its name in there.
+    A tensor is called GRAPH:NAME. What a graph passes to a second graph keeps its name there.
     """
     inputs = {graph.name: [tensor.name for tensor in graph.input] for graph in graphs}
     assigned_names = set()

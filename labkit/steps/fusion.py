@@ -69,7 +69,7 @@ def summed_in_order(all_reduce: Callable, values: tuple) -> tuple:
     """Return each value's sum over ranks, one after the other.
 
     The order must be the same on all ranks, and a graph promises none to nodes that do not depend
-    on each other: of four ranks on two cores, one added its loss to another one's factor.
+    on each other: of four ranks on two cores, one added its loss to a second one's factor.
     """
     sums: tuple = ()
     last = values[0]

@@ -143,7 +143,7 @@ class GradientStage(nn.Cell):
         counted = rows
         if self.objective.mean_of_labels and batch[-1].dtype in INTEGERS and batch[-1].ndim == 1:
             if self.objective.batch_axis is None and not self.objective.flattened:
-                # A row whose label is ignored has no loss, and is none that the mean is over.
+                # A row whose label is ignored has no loss, and the mean does not count it.
                 counted = self.objective.counted(batch[-1])
         # A row's own loss has ``counted`` times the derivative that the mean has. Where the loss is
         # not scaled, the weight was in what was differentiated, and is in a square twice.

@@ -129,6 +129,6 @@ class GradientOptions:
     def settings(self, weighted: bool) -> dict[str, str]:
         """Return the options in force, as text, that a resumed training must share."""
         texts = {name: repr(value) for name, value in vars(self).items()}
-        # In which messages the sums are made is none: on other machines others are faster.
+        # In which messages the sums are made is not one of them: it differs between machines.
         del texts["all_reduce_fusion_config"]
         return texts | {"weighted": repr(weighted), "nonfinite": self.nonfinite}

@@ -14,7 +14,7 @@ from labkit.steps.options import DynamicLossScale as DynamicLossScale
 
 # What LossNet and MindSpore's WithLossCell call their loss: it stays in float32.
 LOSS_NAMES = ("loss_fn", "_loss_fn")
-# What they, and whoever wants to be explicit, call the network.
+# What they, and anyone who wants to be explicit, call the network.
 NETWORK_NAMES = ("network", "_backbone")
 _LOSS_WORDS = ("loss", "losses", "criterion")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")

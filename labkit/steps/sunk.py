@@ -1,4 +1,4 @@
-"""What becomes of a step's work on the host where its graph is a part of another one.
+"""What becomes of a step's work on the host where its graph is a part of a larger graph.
 
 In dataset sink mode MindSpore puts the data set and the step into one graph, and one call from the
 host runs as many micro-batches as are sunk. ``Step.__call__`` is then not called, nor is it where

@@ -74,7 +74,7 @@ class UpdateStage(nn.Cell):
             step: the step; its parts but the stage are complete.
 
         Raises:
-            InputError: where the stage cannot work with it, or works for another one.
+            InputError: where the stage cannot work with it, or already works for a different step.
         """
         if hasattr(self, "record"):
             name = type(self).__name__
@@ -236,7 +236,7 @@ def check_stage(
         raise InputError(f"update of {kind}: expected an UpdateStage, got {update!r}")
     name = type(update).__name__
     if update.optimizer is not optimizer:
-        raise InputError(f"{name}: expected the optimizer of the {kind}, got another one")
+        raise InputError(f"{name}: expected the optimizer of the {kind}, got a different one")
     if update.needs_buffer and not has_buffer:
         raise InputError(f"{name} holds groups of micro-batches: expected an AccumulatedStep")
     if update.chooses_ranks and rank_group is not None:

@@ -140,7 +140,7 @@ def read(
 
     Args:
         path: The file.
-        cell: Large tensors that are none of its Parameters are ``Unread``. None: all are read.
+        cell: Large tensors other than its Parameters are ``Unread``. None: all are read.
         rename: Name in the file -> name of the value.
     """
     expected = None

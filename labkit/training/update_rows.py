@@ -1,4 +1,4 @@
-"""The rows that a training writes, one for each update, and what of them can be read again."""
+"""The rows that a training writes, one for each update, and which of them can be read again."""
 
 import shutil
 import sys

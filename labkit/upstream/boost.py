@@ -8,7 +8,7 @@
 
 Source: as ``labkit.upstream.boost_config``. Departures, beside those listed there:
 - the optimizer stays the caller's (for dim_reduce MindSpore silently puts an SGD of rate 1 without
-  weight decay in its place), but for less_bn, which changes what there is to train: another one is
+  weight decay in its place), but for less_bn, which changes what there is to train: a second one is
   made for that, with the same arguments, and is ``step.optimizer``;
 - grad_freeze groups what less_bn has left (there also BatchNorms that are not in the graph);
 - the same schedule of grad_freeze in every training with one seed, that of ``labkit.start``;

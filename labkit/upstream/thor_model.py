@@ -79,7 +79,7 @@ class ConvertModelUtils:
         if metrics is not None:
             cell = nn.WithEvalCell(network, loss_fn, amp_level != "O0")
             evaluation = {"metrics": metrics, "eval_network": cell, "eval_indexes": [0, 1, 2]}
-        # Metrics that are none raise here, before anything of the network has changed.
+        # Whatever is not a metric raises here, before anything of the network has changed.
         Model(network, **evaluation)
         if amp_level == "O2" and not keep_batchnorm_fp32:
             amp_level = "O3"
@@ -165,7 +165,7 @@ class ThorModel(Model):
         self, *predict_data: Any, backend: str | None = None, config: dict | None = None
     ) -> Any:
         """Return the network's outputs; see ``mindspore.train.Model.predict``."""
-        # A Model sets the mode once and then believes in it, whatever another one has set since.
+        # A Model sets the mode once and then believes in it, whatever a second Model has set since.
         network = self.step.gradient.loss_net.network
         kept, phase = modes(network), network.phase
         network.set_train(False)

@@ -174,7 +174,7 @@ def _execute(project: Path, lab: Lab, say: Callable[[str], None]) -> runner.Outc
 def _take_outputs(notebook: nbformat.NotebookNode, executed: nbformat.NotebookNode) -> None:
     """Copy outputs cell by cell; nothing else that papermill adds comes along.
 
-    Cells are counted anew: the cell with injected parameters has taken a number.
+    Cells are counted again: the cell with injected parameters has taken a number.
     """
     sources = {cell.get("id"): cell for cell in executed.cells if cell.cell_type == "code"}
     count = 0

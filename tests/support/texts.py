@@ -1,8 +1,10 @@
 """Which files the project has, and what its pages and notebooks say."""
 
 import ast
+import io
 import re
 import subprocess
+import tokenize
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,10 +46,18 @@ def tree_of(cell: Mapping[str, Any]) -> ast.AST:
 
 
 def text_of(path: Path) -> str:
-    """Return a page, or the markdown of a notebook's own cells, as one text."""
+    """Return a page, the markdown of a notebook's own cells, or a program's words as one text."""
     if path.suffix == ".ipynb":
         return "\n\n".join(markdown(own_cells(path)))
-    return path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    return "\n\n".join(words_of(text)) if path.suffix == ".py" else text
+
+
+def words_of(code: str) -> list[str]:
+    """Return the comments and strings of Python: what it says to people, and its keys."""
+    kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", None)}
+    tokens = tokenize.generate_tokens(io.StringIO(code).readline)
+    return [token.string for token in tokens if token.type in kinds]
 
 
 def without_fences(text: str) -> str:

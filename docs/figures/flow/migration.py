@@ -33,7 +33,7 @@ def migration() -> Drawing:
     """One training step with a planted fault, each stage and layer green or red."""
     made = Drawing(
         "A planted fault, seen stage by stage",
-        "One training step, held against the original's tensor by tensor",
+        "One training step, compared with the original's tensor by tensor",
         _SHOWN,
         592,
     )

@@ -12,7 +12,7 @@ from labkit.algorithms.words import SEARCH_FAILURES, SEARCH_STARTS
 from labkit.base.arguments import choice, integer, names_checked, number
 from labkit.errors import InputError
 
-# A direction longer than this is none: its squares leave the range of float32.
+# A longer direction is refused: its squares leave the range of float32.
 _LONGEST = 1e18
 
 

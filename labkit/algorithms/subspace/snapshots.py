@@ -55,7 +55,7 @@ class Snapshots(Callback):
 
     Raises:
         InputError: For bad counts and for parameters that are not float32; when the training
-            begins, for a folder that holds snapshots of another one, for more saves than
+            begins, for a folder that holds those of another training, for more saves than
             micro-batches in an epoch, and for saves within an epoch in dataset sink mode, which
             runs a whole one (MindSpore calls each sink an epoch) in a call.
     """

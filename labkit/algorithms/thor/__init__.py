@@ -1,4 +1,4 @@
-r"""THOR: natural gradient by Kronecker factors, in blocks, refreshed now and then.
+r"""THOR: natural gradient by Kronecker factors, in blocks, refreshed every few updates.
 
     w <- optimizer(w, U),      U = (F + damping I)^-1 grad L(w),
     F ~ T A (x) G by layer,    A = E[p p^T],   G = E[d d^T]

@@ -62,7 +62,7 @@ _DAMAGED = (
     zipfile.BadZipFile,
     tarfile.TarError,
     RuntimeError,  # zipfile: encrypted, or a compression it does not know
-    # What zipfile and tarfile let through of numbers and names that make no sense.
+    # What zipfile and tarfile raise for numbers and names that make no sense.
     IndexError,
     OverflowError,
     ValueError,

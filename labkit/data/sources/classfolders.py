@@ -45,7 +45,7 @@ class ClassFolders:
 
     Args:
         out: the image folder.
-        title: of the data set; another one in ``out`` is refused.
+        title: of the data set; a different one in ``out`` is refused.
         splits: the folders that belong to the data set, such as train and val.
         official: whether the images are the published ones; the two kinds are not mixed.
 

@@ -61,7 +61,7 @@ def is_address(text: str | os.PathLike) -> bool:
     """Whether ``text`` is the http(s) address of something and not a path.
 
     Raises:
-        InputError: when it begins as an address and is none.
+        InputError: when it begins as an address but is not a valid one.
     """
     text = str(text)
     if not text.startswith(("http://", "https://")):
@@ -173,7 +173,7 @@ def verify(path: Path, published: Published, say: Say = print) -> None:
 
 
 def _opened(part: Path) -> BinaryIO:
-    """Open a file for appending that is no link, which leads elsewhere, and no pipe."""
+    """Open a file for appending: a regular file, not a link, which leads elsewhere, or a pipe."""
     try:
         return open(part, "ab", opener=no_link)
     except OSError as error:

@@ -69,7 +69,7 @@ def load(folder: str | os.PathLike | None = None) -> Stored:
 def setting_of(
     plan: Mapping, method: str, setting: str = "batch 8", noise: float = 0.0, **changes: Any
 ) -> dict[str, Any]:
-    """Return what one training is made with; what its method has not is None.
+    """Return what one training is made with; what its method does not have is None.
 
     Args:
         plan: as ``head["plan"]``

@@ -57,7 +57,7 @@ def attach(
 
 def compare(
     left: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run or of a lab.")],
-    right: Annotated[Path, typer.Argument(metavar="RUN", help="Another one.")],
+    right: Annotated[Path, typer.Argument(metavar="RUN", help="The other one.")],
     json: Annotated[bool, typer.Option("--json", help="One JSON object instead.")] = False,
 ) -> None:
     """Print what differs between two runs; exit code 0 if nothing does, 1 otherwise.

@@ -1,4 +1,4 @@
-"""`labkit doctor`: what bites people on a new machine, each with the remedy."""
+"""`labkit doctor`: common problems on a new machine, each with the remedy."""
 
 import functools
 from collections.abc import Callable, Sequence

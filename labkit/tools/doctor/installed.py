@@ -82,7 +82,7 @@ def checkout(root: Path) -> Finding:
 
 
 def _old_name() -> str | None:
-    """Return the version of an installed distribution labkit; a build's leftovers are none."""
+    """Return the version of an installed distribution labkit; a build's leftovers do not count."""
     for distribution in metadata.distributions(name="labkit"):
         place = Path(str(distribution.locate_file(""))).resolve()
         if place != Path(labkit.__file__).resolve().parents[1]:
@@ -158,7 +158,7 @@ def msrun(root: Path) -> Finding:
 
 
 def kernel(root: Path) -> Finding:
-    """Check that the notebooks' kernel ``python3`` starts this Python and not another one."""
+    """Check that the notebooks' kernel ``python3`` starts this Python and not a different one."""
     missing = [name for name in ("ipykernel", "jupyter_client") if util.find_spec(name) is None]
     if missing:
         return Finding(False, f"{' and '.join(missing)} cannot be imported")

@@ -88,7 +88,7 @@ def temporary(root: Path) -> Finding:
             continue
         reason = refusal(place) or ("" if Path(place).is_dir() else "no such folder")
         if reason:
-            # Python goes on to the next place without a word; compilers and shells do not.
+            # Python goes on to the next place silently; compilers and shells do not.
             remedy = f"unset {variable}, or set it to a folder that can be written to"
             return Finding(False, f"{variable}={place}: {reason}", remedy)
     try:

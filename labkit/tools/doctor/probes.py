@@ -83,7 +83,7 @@ def convolution(started: bool = True) -> dict[str, Any]:
 def _seconds(compute: Callable[[], Any], repeat: int = 5) -> float:
     """Return the fastest of ``repeat`` calls after a first one, of fewer after a second in all.
 
-    The slow kernel takes 1 to 4 s. On a busy machine the fast one took 0.25 s now and then:
+    The slow kernel takes 1 to 4 s. On a busy machine the fast one rarely took 0.25 s:
     measured once, that was a ratio of 15.
     """
     import numpy as np

@@ -130,7 +130,7 @@ def _exporter_class() -> type:
 
 @cache  # compiling its templates takes a tenth of a second
 def _exporter() -> Any:
-    # What it warns of, pictures without a text, the page mends.
+    # What it warns of, pictures without a text, the page corrects.
     log = logging.getLogger(f"{__name__}.nbconvert")
     log.setLevel(logging.CRITICAL)
     return _exporter_class()(
@@ -251,7 +251,7 @@ def _drop_attributes(tag: "Tag") -> None:
 
 
 def _point(link: "Tag", folder: Path) -> None:
-    """Make a relative link absolute; drop one that leads nowhere, or is no link to a page."""
+    """Make a relative link absolute; drop one that leads nowhere or not to a page."""
     target = str(link.get("href", ""))
     if target.startswith(("http://", "https://", "#")) or not target:
         return

@@ -167,7 +167,7 @@ def _attempt(answer: dict) -> object:
 def _checked(answer: dict, attempt: object, out: "_Tail") -> tuple[str, str]:
     try:
         passed = importlib.import_module(answer["module"]).check(answer["name"], attempt)
-    except BaseException as error:  # SystemExit, say, which the check lets through
+    except BaseException as error:  # SystemExit, say, which the check passes on
         return "error", _raised(error)
     # What the answer itself prints may stand before and behind.
     head = f"{answer['name']}: "
