@@ -1,4 +1,4 @@
-"""What a step asks of its batches on the host, before they reach a compiled graph."""
+"""A step's checks of its batches on the host, before they reach a compiled graph."""
 
 from collections.abc import Callable, Sequence
 
@@ -21,7 +21,7 @@ Shapes = Sequence[tuple[int, ...]]
 
 
 def check_flat(batch: Sequence) -> None:
-    """Raise ``InputError`` for a batch whose parts are not tensors: tuples, lists or dicts."""
+    """Raise ``InputError`` if the batch is empty or has a tuple, list, dict or array as a part."""
     for number, part in enumerate(batch):
         if isinstance(part, tuple | list | dict):
             kind = f"a {type(part).__name__} of {len(part)}"
@@ -38,17 +38,17 @@ def check_flat(batch: Sequence) -> None:
 
 
 class BatchCheck:
-    """What a step asks of its batches before they reach a compiled graph.
+    """Checks that a step makes of its batches before they reach a compiled graph.
 
     Args:
-        loss_net: as of ``GradientStage``.
-        derived: whether the weight is derived from the loss and counts for anything.
-        batch_axis: as of ``batch_rows``.
+        loss_net: as in ``GradientStage``.
+        derived: whether the weight is derived from the loss and has an effect.
+        batch_axis: as ``axis`` in ``batch_rows``.
 
     Attributes:
         mean: what the loss is a mean over.
-        elements_per_row: of the first batch, for a mean over elements: the unit of their weights.
-        differs: whether a weight was not the number of rows so far.
+        elements_per_row: that of the first batch, for a mean over elements: the unit of weights.
+        differs: whether any weight so far was not the number of rows.
     """
 
     def __init__(self, loss_net: nn.Cell, derived: bool, batch_axis: int | None = None):
@@ -57,12 +57,12 @@ class BatchCheck:
         self.elements_per_row: float | None = None
         self.differs = derived and self.mean.class_weights is not None
         self.flattened = False
-        self._flattened: dict[tuple, bool] = {}  # of the signatures that were looked at
-        self._asked = False  # what V is
+        self._flattened: dict[tuple, bool] = {}  # by signature of a batch
+        self._asked = False  # whether V has been looked up
         self._classes: int | None = None
 
     def shapes(self, batch: tuple) -> None:
-        """Raise ``InputError`` for shapes no weight can be derived of; costs nothing if seen."""
+        """Raise ``InputError`` if the shapes give no weight; shapes seen before cost nothing."""
         signature = tuple((type(part), getattr(part, "shape", None)) for part in batch)
         if signature in self._flattened:
             self.flattened = self._flattened[signature]
@@ -70,7 +70,7 @@ class BatchCheck:
         check_flat(batch)
         shapes = [tuple(part.shape) for part in batch if getattr(part, "shape", ())]
         self.flattened = self.batch_axis is None and is_flattened(shapes)
-        if self.batch_axis is not None:
+        if self.batch_axis is not None or not shapes:
             batch_rows(batch, self.batch_axis)
         if (self.derived or self.batch_axis is None) and not isinstance(batch[-1], Tensor):
             raise wrong("the batch's last part", batch[-1], "a tensor of labels")
@@ -80,7 +80,7 @@ class BatchCheck:
         self._flattened[signature] = self.flattened
 
     def _compare_with_rows(self, batch: tuple, shapes: Shapes) -> None:
-        """Note whether weights are others than the number of rows, as far as shapes show it."""
+        """Note whether weights differ from the number of rows, as far as the shapes show it."""
         labels = batch[-1]
         self.differs |= self.flattened
         if self.mean.over == "elements":
@@ -94,7 +94,7 @@ class BatchCheck:
             self.differs |= labels.ndim != 1
 
     def sinkable(self, batch: tuple) -> None:
-        """Raise ``InputError`` unless the graph itself does what labels are looked at for."""
+        """Raise ``InputError`` unless the graph itself can replace the host's check of labels."""
         if self.mean.classes and not hasattr(self.loss_net, "label_key"):
             raise InputError(
                 "dataset sink mode: no label is looked at on the host, and the loss of a "
@@ -112,12 +112,12 @@ class BatchCheck:
 
         Args:
             batch: inputs and labels.
-            compiled: function that compiles the graph of the batch, which says what V is. Where
-                there is none (PyNative mode, nn.WithLossCell), the network is run once. None: V is
-                asked of the loss alone.
+            compiled: function that compiles the graph of the batch, from which V is known. Where
+                there is no such graph (PyNative mode, nn.WithLossCell), the network is run once.
+                None: V is taken from the loss alone.
 
         Raises:
-            InputError: for labels that are wrong, or that an unknown loss may ignore.
+            InputError: if a label is invalid, or an unknown loss may ignore it.
         """
         labels = batch[-1]
         if not isinstance(labels, Tensor) or not (self.mean.classes or self._may_ignore(labels)):
@@ -131,7 +131,7 @@ class BatchCheck:
         check_integers(array)
         if self.classes is None and compiled is not None and not self._asked:
             self._asked = True
-            # The mode of this call: a graph that nobody runs takes seconds for a ResNet.
+            # Not in PyNative mode: the graph would not be run, and takes seconds for a ResNet.
             if ms.get_context("mode") == ms.GRAPH_MODE and hasattr(self.loss_net, "label_key"):
                 compiled()
             else:
@@ -161,14 +161,14 @@ class BatchCheck:
 
     @property
     def classes(self) -> int | None:
-        """V, the number of classes; None where nothing was compiled yet."""
+        """V, the number of classes; None while it is unknown, before anything is compiled."""
         loss_fn = getattr(self.loss_net, "loss_fn", None)
         loss_fn = loss_fn or getattr(self.loss_net, "_loss_fn", None)
         known = self._classes or getattr(loss_fn, "num_classes", None)
         return known or classes_of(self.loss_net)
 
     def _classes_of_outputs(self, batch: tuple) -> int | None:
-        """Return V by a run of the network in evaluation mode, which draws no random number."""
+        """Return V from a run of the network in evaluation mode, which draws no random numbers."""
         if isinstance(self.loss_net, nn.WithLossCell):
             network, axis = self.loss_net.backbone_network, class_axis(self.loss_net._loss_fn)
         else:
@@ -184,7 +184,7 @@ class BatchCheck:
 
 
 def check_derivable(mean: Mean, batch: tuple, batch_axis: int | None = None) -> None:
-    """Raise ``InputError`` where no weight can be derived from a batch's loss and shapes."""
+    """Raise ``InputError`` if no weight can be derived from a batch's loss and shapes."""
     if mean.over == "pair":
         return
     if mean.why_not:
@@ -200,7 +200,7 @@ def check_derivable(mean: Mean, batch: tuple, batch_axis: int | None = None) -> 
     if known and batch_axis is None and is_flattened(shapes):
         return
     if mean.over in ("labels", "rows"):
-        # What lies between need not have an axis of rows: a causal mask (T, T), a graph's edges.
+        # Tensors in between need not have an axis of rows: a causal mask (T, T), a graph's edges.
         batch = (*[part for part in batch[:-1] if getattr(part, "shape", ())][:1], batch[-1])
     try:
         rows = batch_rows(batch, batch_axis)
@@ -214,20 +214,20 @@ def check_derivable(mean: Mean, batch: tuple, batch_axis: int | None = None) -> 
 
 
 def batch_rows(batch: object, axis: int | None = None) -> int:
-    """Return the number of rows of a batch: inputs, labels last.
+    """Return the number of rows of a batch of inputs, with the labels last.
 
     Args:
-        batch: tensors or arrays, in tuples, lists or dicts of any depth; anything without axes (a
-            number, a scalar tensor) does not count.
-        axis: None: axis 0 counts rows, and must be of one size in every tensor; so labels (B,)
-            beside time-major inputs (T, B, D) are refused, and not taken for T rows. A number: that
-            axis of the first tensor counts rows, whatever the tensors in between look like.
+        batch: tensors or arrays, nested to any depth in tuples, lists or dicts; anything without
+            axes (a number, a scalar tensor) is ignored.
+        axis: None: axis 0 indexes the rows and must have the same size in every tensor, so that
+            labels (B,) with time-major inputs (T, B, D) are refused, not taken for T rows. A
+            number: that axis of the first tensor indexes the rows, whatever the shapes in between.
 
     Raises:
-        InputError: naming the shapes, where the tensors disagree, for a batch without a tensor that
-            has an axis, for an axis that the first tensor has not, and where the labels do not fit
-            the axis: they have one axis that is no multiple of the rows (k labels a row,
-            flattened), or several of which neither ``axis`` nor axis 0 counts the rows.
+        InputError: if the tensors disagree (the message gives their shapes), no tensor has an
+            axis, the first tensor does not have the given axis, or the labels do not fit it: they
+            have one axis, not a multiple of the number of rows (k labels per row, flattened), or
+            several, of which neither ``axis`` nor axis 0 has that size.
     """
     shapes = [tuple(leaf.shape) for leaf in leaves(batch) if getattr(leaf, "shape", ())]
     text = ", ".join(map(str, shapes))
@@ -262,7 +262,7 @@ def batch_rows(batch: object, axis: int | None = None) -> int:
 
 
 def leaves(batch: object) -> list:
-    """Return what is in tuples, lists and dicts of any depth, in order."""
+    """Return the leaves of tuples, lists and dicts nested to any depth, in order."""
     if isinstance(batch, dict):
         batch = tuple(batch.values())
     if not isinstance(batch, tuple | list):
@@ -271,7 +271,7 @@ def leaves(batch: object) -> list:
 
 
 def is_flattened(shapes: Shapes) -> bool:
-    """Return whether labels (B T,) are those of inputs (B, T, ...), with the axes in one."""
+    """Return whether labels (B T,) belong to inputs (B, T, ...), these axes flattened into one."""
     if not shapes or len(shapes[-1]) != 1 or len(shapes[0]) < 2:
         return False
     return shapes[-1] != shapes[0][:1] and shapes[-1][0] in np.cumprod(shapes[0])[1:]

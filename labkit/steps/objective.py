@@ -1,4 +1,4 @@
-"""The loss of a micro-batch and what it counts for: what a gradient stage differentiates.
+"""The loss of a micro-batch and its weight: what a gradient stage differentiates.
 
 L_i, w_i of micro-batch i           (``labkit.steps.weights`` says what w_i is)
 """
@@ -16,22 +16,22 @@ from labkit.steps.options import NORMALISE
 
 
 class Objective(nn.Cell):
-    """Batch, labels last -> (mean loss, weight).
+    """Maps a batch, labels last, to (mean loss, weight).
 
     Args:
-        loss_net: as of ``GradientStage``.
-        normalise: of ``GradientOptions``, as the others.
-        batch_axis: axis of the batch's first tensor that counts rows.
+        loss_net: as in ``GradientStage``.
+        normalise: as in ``GradientOptions``, like the next two.
+        batch_axis: axis of the batch's first tensor that indexes its rows.
         reduction: ``mean`` or ``sum``.
-        weighted: whether the weight counts for anything.
+        weighted: whether the weight has an effect.
 
     Attributes:
         over: what the weight counts.
-        may_be_undefined: whether the loss of a batch may be 0 / 0, which has weight 0 here.
+        may_be_undefined: whether a batch's loss may be 0 / 0; the batch then has weight 0 here.
 
     Raises:
-        InputError: for what is no Cell, a reduction that does not go with the loss, and for a layer
-            whose gradient is sparse.
+        InputError: if ``loss_net`` is not a Cell, the reduction does not suit the loss, or a
+            layer's gradient is sparse.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Objective(nn.Cell):
         self._set_weight(normalise, reduction)
 
     def _set_weight(self, normalise: str | None, reduction: str) -> None:
-        """Keep, as plain values, what w_i is: a compiled graph reads no other ones."""
+        """Store what w_i is as plain values, the only ones that a compiled graph reads."""
         mean = self.check.mean
         self.over = mean.over if normalise is None else normalise
         if self.over == "pair":
@@ -66,7 +66,7 @@ class Objective(nn.Cell):
         self.mean_of_labels = mean.over == "labels" and mean.class_weights is None
         weights = mean.class_weights
         self.class_weights = None if weights is None else Tensor(weights, ms.float32)
-        # Stands in for the labels of a batch that has none to count, whose mean would be 0 / 0.
+        # Replaces the labels of a batch in which no label counts: its mean would be 0 / 0.
         self.may_be_undefined = mean.undefined
         self.stand_in = int(self.ignore_index == 0)
         if weights is not None:
@@ -78,7 +78,7 @@ class Objective(nn.Cell):
         self._ask_loss_net(sunk=False)
 
     def _ask_loss_net(self, sunk: bool) -> None:
-        """Say to a ``LossNet``, which several steps may share, what this step wants of it."""
+        """Set on a ``LossNet``, which several steps may share, what this step needs from it."""
         mean = self.check.mean
         wanted = {
             "same_shape": self.check.derived and self.over == "elements",
@@ -91,16 +91,16 @@ class Objective(nn.Cell):
                     setattr(self.check.loss_net, name, value)
 
     def look_at(self, batch: tuple, compiled: Callable[[], None] | None) -> None:
-        """Look at a batch on the host, before it runs.
+        """Check a batch on the host, before it runs.
 
         Args:
             batch: its tensors.
-            compiled: function that compiles the graph of the batch, but does not run it. None: the
-                batch is the first one of a data set whose others nobody will look at.
+            compiled: function that compiles the graph of the batch without running it. None: the
+                batch is the first of a data set whose other batches are not checked.
 
         Raises:
-            InputError: for parts that are no tensors; shapes of which no weight or number of rows
-                can be derived; labels that are of no class and not ignored, of a known loss.
+            InputError: if a part is not a tensor, if the shapes give no weight or number of rows,
+                or if a label of a known loss is neither of a class nor ignored.
         """
         self._ask_loss_net(sunk=compiled is None)
         self.check.shapes(batch)
@@ -111,7 +111,7 @@ class Objective(nn.Cell):
         self.check.labels(batch, compiled)
 
     def settings(self) -> dict[str, str]:
-        """Return what a resumed training must share with the interrupted one, by name."""
+        """Return the settings that a resumed training must share with the interrupted one."""
         normalise = "samples"
         if self.over in NORMALISE:
             normalise = self.over
@@ -127,8 +127,8 @@ class Objective(nn.Cell):
     def construct(self, *batch: Tensor) -> tuple[Tensor, Tensor]:
         """Return (L_i, w_i) of a micro-batch, float32 ().
 
-        A batch without a label that counts has loss 0 and weight 0 where MindSpore's mean is 0 / 0.
-        Its loss is taken of other labels, so that a fault of the network is still seen.
+        A batch in which no label counts has loss 0 and weight 0 where MindSpore's mean is 0 / 0.
+        Its loss is computed with other labels, so that a fault of the network still shows.
         """
         defined = None
         if self.may_be_undefined and batch[-1].dtype in INTEGERS:
@@ -164,11 +164,10 @@ class Objective(nn.Cell):
 
     def rows(self, batch: tuple) -> int:
         """Return the number of rows of a batch, inside a graph: an integer."""
-        if self.batch_axis is not None:
-            return batch[0].shape[self.batch_axis]
-        if batch[-1].ndim == 1 and not self.flattened:
+        if self.batch_axis is None and batch[-1].ndim == 1 and not self.flattened:
             return batch[-1].shape[0]
-        return batch[0].shape[0]
+        shapes = [part.shape for part in batch if part.ndim > 0]
+        return shapes[0][self.batch_axis or 0]
 
     def _weight(self, batch: tuple) -> Tensor:
         """Return w_i of a batch with a scalar mean loss, float32."""
@@ -195,10 +194,11 @@ class Objective(nn.Cell):
 
 
 def _refuse_sparse(loss_net: nn.Cell) -> None:
-    """Refuse a lookup whose gradient is the rows that it has read, no tensor of the table's shape.
+    """Refuse a lookup whose gradient is the rows it has read, not a tensor of the table's shape.
 
-    Made dense, it would train, but not as ``nn.LazyAdam`` and its like do: they leave the moments
-    of all other rows alone. Not trained, it still hides all other gradients' types from MindSpore.
+    Made dense, it would train, but not as ``nn.LazyAdam`` and similar optimizers do: they leave the
+    moments of all other rows unchanged. Even if not trained, it hides the types of all other
+    gradients from MindSpore.
     """
     for path, cell in loss_net.cells_and_names():
         names = {primitive.name for primitive in cell._primitives.values()}

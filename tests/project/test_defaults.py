@@ -1,8 +1,10 @@
-"""The defaults of the steps and algorithms: an argument left out has the value it always had.
+"""The defaults of the steps and algorithms: an argument left out has the value it always had,
+and options that are frozen stay so.
 
 After a default was changed on purpose, which CHANGELOG says: python -m tests.project.test_defaults
 """
 
+import dataclasses
 import importlib
 import inspect
 import pkgutil
@@ -46,6 +48,9 @@ def defaults() -> list[str]:
                 if own.default is not own.empty
             }
             place = f"{module.__name__}.{value.__qualname__}"
+            if dataclasses.is_dataclass(value):
+                # One that can change after it was checked would pass its checks by.
+                given["frozen"] = repr(value.__dataclass_params__.frozen)
             lines |= {f"{place}: {name}={default}" for name, default in given.items()}
     return sorted(lines)
 

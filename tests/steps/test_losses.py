@@ -61,10 +61,10 @@ def test_a_loss_is_a_cell_or_a_function():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LossNet(3, nn.MSELoss()), "network: expected a Cell that is no loss, got 3"),
-        (lambda: LossNet(nn.MSELoss(), Same()), "network: expected a Cell that is no loss"),
+        (lambda: LossNet(3, nn.MSELoss()), "network: expected a Cell that is not a loss, got 3"),
+        (lambda: LossNet(nn.MSELoss(), Same()), "network: expected a Cell that is not a loss"),
         (lambda: LossNet(Same(), "mse"), "loss_fn: expected a function or Cell .*, got 'mse'"),
-        (lambda: TokenLossNet("lstm"), "network: expected a Cell that is no loss, got 'lstm'"),
+        (lambda: TokenLossNet("lstm"), "network: expected a Cell that is not a loss, got 'lstm'"),
     ],
 )
 def test_what_is_no_network_or_loss_is_refused(make, message):
@@ -351,15 +351,29 @@ def test_a_label_out_of_range_is_nan_and_not_free(factor):
         assert float(nn.SoftmaxCrossEntropyWithLogits()(Tensor(logits), one_hot)[2]) == 0
 
 
-def test_a_step_refuses_a_wrong_label():
-    network = nn.Dense(3, 4)
+class Masked(nn.Cell):
+    """A dense layer of inputs that masks, if any, have been multiplied into."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 4)
+
+    def construct(self, inputs, *masks):
+        for mask in masks:
+            inputs = inputs * mask
+        return self.dense(inputs)
+
+
+@pytest.mark.parametrize("masks", [(), (np.ones((5, 1), np.int32),)], ids=["pair", "mask between"])
+def test_a_step_refuses_a_wrong_label(masks):
+    network = Masked()
     loss_net = LossNet(network, CrossEntropySmooth(smooth_factor=0.1, num_classes=4))
     step = plain(loss_net, nn.Momentum(network.trainable_params(), 0.1, 0.9))
     words = r"label 4 at 4 .*expected 0 <= label < V = 4, or -100"
     with unchanged(network), pytest.raises(InputError, match=words):
-        step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 4])))
+        step(*tensors(rows(5)[0], *masks, np.int32([0, 1, 2, 3, 4])))
     assert int(step.dropped.asnumpy()) == 0 and int(step.updates.asnumpy()) == 0
-    step(*tensors(rows(5)[0], np.int32([0, 1, 2, 3, 3])))
+    step(*tensors(rows(5)[0], *masks, np.int32([0, 1, 2, 3, 3])))
     assert int(step.updates.asnumpy()) == 1
 
 

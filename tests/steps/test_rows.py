@@ -2,14 +2,37 @@
 
 import numpy as np
 import pytest
-from mindspore import Tensor
+from mindspore import Tensor, nn, ops
 
+from labkit import reference
 from labkit.errors import InputError
 from labkit.steps.batch_check import batch_rows
+from labkit.steps.losses import LossNet
+from labkit.steps.objective import Objective
+from tests.support.step_cells import linear, momentum, plain, rows, tensors
+
+pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def batch(*shapes):
     return tuple(np.zeros(shape, np.float32) for shape in shapes)
+
+
+def objective(axis=None, flattened=False):
+    made = Objective(LossNet(linear(), nn.MSELoss()), "samples", axis, "mean", True)
+    made.flattened = flattened
+    return made
+
+
+class Tempered(nn.Cell):
+    """The mean square of a network's errors, with all outputs and targets over a temperature."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def construct(self, temperature, inputs, targets):
+        return ops.mean(ops.square((self.network(inputs) - targets) / temperature))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +53,28 @@ def batch(*shapes):
 def test_rows(shapes, axis, expected):
     arrays = batch(*shapes)
     assert batch_rows(arrays, axis) == expected
-    assert batch_rows(tuple(Tensor(array) for array in arrays), axis) == expected
+    assert batch_rows(tuple(map(Tensor, arrays)), axis) == expected
+    assert objective(axis).rows(tuple(map(Tensor, arrays))) == expected
+
+
+def test_rows_of_a_step_that_needs_no_weights():
+    """Their number is only recorded, so that time-major inputs are no reason to refuse a batch."""
+    assert objective().rows(batch((9, 4, 3), (4,))) == 4
+    assert objective(flattened=True).rows(batch((4, 9, 3), (36,))) == 4
+
+
+def test_a_scalar_before_the_inputs():
+    network = linear()
+    step = plain(Tempered(network), momentum(network))
+    inputs, targets = rows(5)
+    loss, _ = reference.linear_regression(
+        network.weight.asnumpy(), network.bias.asnumpy(), inputs, 2 * targets
+    )
+    moved = step(Tensor(2.0), *tensors(inputs, 2 * targets))
+    assert float(moved) == pytest.approx(loss / 4, rel=1e-6)
+    assert int(step.record.last_images.asnumpy()) == 5
+    with pytest.raises(InputError, match="the batch holds no tensor with an axis"):
+        step(Tensor(2.0), Tensor(3.0))
 
 
 def test_nested_batches():
